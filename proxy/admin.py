@@ -1,0 +1,170 @@
+"""The operator's API under /admin: workers, sessions, receipts and weights. Every route needs the admin key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
+from quart import Blueprint, Response, request
+
+from .auth import check_admin, lowered
+from .config import ProxyConfig, convert, parse_worker
+from .errors import NotFound, RequestError
+from .registry import WorkerView
+from .workers import Source
+
+if TYPE_CHECKING:
+    from .app import Proxy
+
+T = TypeVar("T")
+CHANGEABLE = ("mode", "x", "w_ttft", "w_tpot", "uncovered", "table")
+
+
+class WorkerCall(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /admin/workers: a worker in the config's own notation."""
+
+    worker: str
+
+
+class DrainCall(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of PATCH /admin/workers/{id}."""
+
+    draining: bool
+
+
+def admin_routes(proxy: Proxy) -> Blueprint:
+    routes = Blueprint("admin", __name__, url_prefix="/admin")
+
+    @routes.before_request
+    async def authenticate() -> None:
+        check_admin(lowered(request.headers), proxy.settings.config.admin_key)
+
+    _worker_routes(routes, proxy)
+    _record_routes(routes, proxy)
+
+    @routes.get("/weights")
+    async def weights() -> Response:
+        return _json(_weights(proxy.settings.config))
+
+    @routes.put("/weights")
+    async def change_weights() -> Response:
+        changes = await _body(dict[str, object])
+        for name in changes:
+            if name not in CHANGEABLE:
+                raise RequestError(f"{name}: can't be changed; {', '.join(CHANGEABLE)} can", param=name)
+        proxy.settings.change(**{name: convert(name, value) for name, value in changes.items()})
+        proxy.router.rules = proxy.settings.rules()
+        return _json(_weights(proxy.settings.config))
+
+    return routes
+
+
+def _worker_routes(routes: Blueprint, proxy: Proxy) -> None:
+    registry = proxy.state.registry
+
+    @routes.get("/workers")
+    async def workers() -> Response:
+        now_s = proxy.state.now()
+        return _json({"workers": [_worker(view, now_s) for view in registry.views()]})
+
+    @routes.post("/workers")
+    async def add() -> Response:
+        worker = parse_worker((await _body(WorkerCall)).worker)
+        proxy.settings.added.add(worker.id)
+        registry.add_static(worker, proxy.state.now())
+        return _json({"id": worker.id}, 201)
+
+    @routes.patch("/workers/<worker_id>")
+    async def drain(worker_id: str) -> Response:
+        view = _known(worker_id)
+        registry.drain(view.id, (await _body(DrainCall)).draining)
+        return _json(_worker(_known(worker_id), proxy.state.now()))
+
+    @routes.delete("/workers/<worker_id>")
+    async def remove(worker_id: str) -> Response:
+        view = _known(worker_id)
+        if view.worker.source is not Source.STATIC:
+            raise RequestError("this worker announces itself: stop its agent, or drain it", param="worker_id")
+        proxy.settings.added.discard(view.id)
+        registry.remove(view.id)
+        return _json({"id": view.id})
+
+    def _known(worker_id: str) -> WorkerView:
+        for view in registry.views():
+            if worker_id in (view.id, view.name):
+                return view
+        raise NotFound(f"no worker {worker_id!r}", param="worker_id")
+
+
+def _record_routes(routes: Blueprint, proxy: Proxy) -> None:
+    @routes.get("/sessions")
+    async def sessions() -> Response:
+        return _json({"count": len(proxy.state.sessions), "newest": proxy.state.sessions.recent(_limit())})
+
+    @routes.get("/sessions/<session_id>")
+    async def session(session_id: str) -> Response:
+        found = proxy.state.sessions.summary(session_id)
+        if found is None:
+            raise NotFound(f"no session {session_id!r}", param="session_id")
+        return _json(found)
+
+    @routes.delete("/sessions/<session_id>")
+    async def forget(session_id: str) -> Response:
+        proxy.state.sessions.drop(session_id)
+        return _json({"id": session_id})
+
+    @routes.get("/requests")
+    async def receipts() -> Response:
+        return _json({"newest": proxy.state.receipts.newest(_limit())})
+
+    @routes.get("/requests/<request_id>")
+    async def receipt(request_id: str) -> Response:
+        found = proxy.state.receipts.find(request_id)
+        if found is None:
+            raise NotFound(f"no receipt for request {request_id!r}: only the newest are kept", param="request_id")
+        return _json(found)
+
+
+def _limit() -> int:
+    text = request.args.get("limit", "50")
+    if not (text.isdecimal() and 1 <= int(text) <= 1000):
+        raise RequestError(f"limit = {text!r}: must be a whole number from 1 to 1000", param="limit")
+    return int(text)
+
+
+async def _body(kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(await request.get_data(), type=kind)
+    except msgspec.DecodeError as exc:
+        raise RequestError(f"body: {exc}") from exc
+
+
+def _weights(config: ProxyConfig) -> dict[str, object]:
+    return {name: getattr(config, name) for name in CHANGEABLE}
+
+
+def _worker(view: WorkerView, now_s: float) -> dict[str, object]:
+    worker, load = view.worker, view.load
+    return {
+        "id": view.id,
+        "name": view.name,
+        "role": worker.role,
+        "state": view.state,
+        "models": worker.models,
+        "engine": worker.engine,
+        "engine_version": worker.engine_version,
+        "connector": worker.connector,
+        "source": worker.source,
+        "incarnation": view.incarnation,
+        "silent_s": round(now_s - view.heard_s, 1) if worker.source is not Source.STATIC else None,
+        "running": load.running,
+        "waiting": load.waiting,
+        "kv_usage": load.kv_usage,
+        "kv_capacity_tokens": load.kv_capacity_tokens,
+        "inflight": view.inflight,
+        "queued_prefill_tokens": view.queued_prefill_tokens,
+    }
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, content_type="application/json")

@@ -1,0 +1,185 @@
+"""The JSON of a worker's answers, typed: only the members that the proxy reads, all of them optional.
+
+OpenAI's and Anthropic's shapes as vLLM fills them. One struct serves an endpoint's chunks and its whole body where
+their members do not collide.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+
+class Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """`usage` under the names of chat and completions, of Responses, and of Messages."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: Details | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: Details | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """A `usage` under one set of names; None for what it does not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+def usage_of(usage: Usage | None) -> TokenCounts:
+    """In Messages `input_tokens` leaves out what was read from or written to a cache, so the prompt is their sum."""
+    if usage is None:
+        return TokenCounts()
+    details = usage.prompt_tokens_details or usage.input_tokens_details
+    prompt = usage.prompt_tokens
+    if prompt is None and usage.input_tokens is not None:
+        prompt = usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    return TokenCounts(
+        prompt,
+        usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens,
+        details.cached_tokens if details is not None else usage.cache_read_input_tokens,
+    )
+
+
+class UsageOnly(msgspec.Struct):
+    usage: Usage | None = None
+
+
+def body_usage(body: bytes) -> TokenCounts:
+    """The token counts of any endpoint's whole answer, none of them where it cannot be read."""
+    try:
+        return usage_of(msgspec.json.decode(body, type=UsageOnly).usage)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return TokenCounts()
+
+
+class Error(msgspec.Struct):
+    message: str | None = None
+    type: str | None = None
+    param: str | None = None
+    code: int | str | None = None
+
+
+class Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCall(msgspec.Struct):
+    index: int | None = None
+    id: str | None = None
+    function: Function | None = None
+
+
+class Message(msgspec.Struct):
+    content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+
+
+class Choice(msgspec.Struct):
+    index: int = 0
+    delta: Message | None = None
+    message: Message | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class Chunk(msgspec.Struct):
+    """A chunk or a body of chat and completions."""
+
+    id: str | None = None
+    object: str | None = None
+    choices: list[Choice] | None = None
+    usage: Usage | None = None
+    error: Any = None
+
+
+class Part(msgspec.Struct):
+    type: str | None = None
+    text: str | None = None
+
+
+class Item(msgspec.Struct):
+    type: str | None = None
+    call_id: str | None = None
+    id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    content: list[Part] | None = None
+
+
+class Incomplete(msgspec.Struct):
+    reason: str | None = None
+
+
+class Response(msgspec.Struct):
+    """Responses' body, and what its first and last events hold."""
+
+    id: str | None = None
+    status: str | None = None
+    output: list[Item] | None = None
+    usage: Usage | None = None
+    error: Error | None = None
+    incomplete_details: Incomplete | None = None
+
+
+class ResponsesEvent(msgspec.Struct):
+    type: str | None = None
+    delta: str | None = None
+    output_index: int = 0
+    item: Item | None = None
+    response: Response | None = None
+    message: str | None = None
+    code: int | str | None = None
+    error: Any = None
+
+
+class Block(msgspec.Struct):
+    type: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: msgspec.Raw = msgspec.Raw()  # verbatim: the text of the call's arguments
+
+
+class BlockDelta(msgspec.Struct):
+    type: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    partial_json: str | None = None
+    stop_reason: str | None = None
+
+
+class AnthropicMessage(msgspec.Struct):
+    id: str | None = None
+    type: str | None = None
+    content: list[Block] | None = None
+    stop_reason: str | None = None
+    usage: Usage | None = None
+    error: Any = None
+
+
+class MessagesEvent(msgspec.Struct):
+    type: str | None = None
+    index: int = 0
+    message: AnthropicMessage | None = None
+    content_block: Block | None = None
+    delta: BlockDelta | None = None
+    usage: Usage | None = None
+    error: Any = None

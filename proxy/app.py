@@ -1,0 +1,272 @@
+"""The Quart application: the one place that assembles the proxy, its routes, and the life of its background tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from prometheus_client.core import Metric
+from quart import Quart, Response, request
+from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+
+from .admin import admin_routes
+from .auth import leg_headers, lowered, tenant_of
+from .background import Background
+from .chain import Hasher
+from .dispatch import Dispatcher
+from .errors import BodyTooLarge, NotFound, PPDError, RequestError, WorkerRefused, error_body
+from .handoffs import Ledger
+from .learning import Learner
+from .listener import Listener
+from .metrics import Metrics, fleet_gauges, gauge
+from .passthrough import ENDPOINTS, Passthrough
+from .prober import Prober
+from .receipts import Receipt, ReceiptLog, Receipts
+from .registry import Registry, ways_to_serve
+from .router import Router, decision_headers
+from .sessions import SessionTable
+from .settings import Settings
+from .state import State
+from .tokens import TokenEstimator
+from .turns import Endpoint, parse_request
+from .upstream import Upstream
+from .workers import Source
+
+log = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """Everything that one proxy process holds."""
+
+    settings: Settings
+    state: State
+    upstream: Upstream
+    router: Router
+    passthrough: Passthrough
+    receipt_log: ReceiptLog | None
+
+
+def assemble(settings: Settings, now: Callable[[], float] = time.monotonic) -> Proxy:
+    """The objects of a proxy, wired; nothing is opened yet. ConfigError where a setting names what can't be used."""
+    config = settings.config
+    state = State(
+        registry=Registry(),
+        sessions=SessionTable(ttl_s=config.session_ttl_s, capacity=config.session_limit),
+        tokens=TokenEstimator(),
+        ledger=Ledger(),
+        receipts=Receipts(config.receipts_kept),
+        metrics=Metrics(),
+        hasher=Hasher(secrets.token_bytes(32)),
+        now=now,
+    )
+    upstream = Upstream(keepalive_s=config.keepalive_s)
+    receipt_log = ReceiptLog(Path(config.receipt_log)) if config.receipt_log else None
+    learner = Learner(state, receipt_log.write if receipt_log else None)
+    router = Router(config, settings.rules(), state, Dispatcher(config, state, upstream), learner)
+    passthrough = Passthrough(config, state.registry, upstream)
+    state.metrics.watch(lambda: _gauges(state))
+    return Proxy(settings, state, upstream, router, passthrough, receipt_log)
+
+
+def _gauges(state: State) -> Iterator[Metric]:
+    yield from fleet_gauges(state.registry.views())
+    yield from state.ledger.gauges(state.now())
+    yield gauge("ppd_sessions", "Sessions known", len(state.sessions))
+
+
+def create_app(proxy: Proxy) -> Quart:
+    app = Quart("ppd", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = proxy.settings.config.body_limit_bytes
+    app.config["BODY_TIMEOUT"] = proxy.settings.config.idle_timeout_s
+    app.config["RESPONSE_TIMEOUT"] = None  # a stream may last; each read of it has its own time-out
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
+    _turn_routes(app, proxy)
+    _passthrough_routes(app, proxy)
+    _operator_routes(app, proxy)
+    app.register_blueprint(admin_routes(proxy))
+    _error_handlers(app)
+
+    @app.while_serving
+    async def lifespan() -> AsyncGenerator[None, None]:
+        background = await _start(proxy)
+        yield
+        await background.close()
+        await proxy.upstream.close()
+
+    return app
+
+
+async def _start(proxy: Proxy) -> Background:
+    """Opens sockets, then starts the tasks that use them."""
+    config, background = proxy.settings.config, Background()
+    listener = Listener(config, proxy.state.registry, proxy.state.metrics, proxy.state.now)
+    sockets = listener.open()
+    await proxy.upstream.open()
+    prober = Prober(config, proxy.state.registry, proxy.upstream, proxy.state.now)
+    for socket, encrypted in sockets:
+        background.start("heartbeats", listener.run(socket, encrypted))
+    background.start("listener", _until_closed(listener))
+    background.start("prober", prober.run())
+    background.start("expiry", _expire(proxy))
+    background.start("settings", proxy.settings.watch(lambda: _apply(proxy)))
+    if proxy.receipt_log is not None:
+        background.start("receipt log", proxy.receipt_log.run())
+    _apply(proxy)
+    return background
+
+
+async def _until_closed(listener: Listener) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        listener.close()
+
+
+async def _expire(proxy: Proxy) -> None:
+    while True:
+        await asyncio.sleep(1.0)
+        proxy.state.registry.expire(proxy.state.now(), proxy.settings.config.worker_ttl_s)
+
+
+def _apply(proxy: Proxy) -> None:
+    """Makes the current settings' live keys effective: rules, and the static workers of the config."""
+    proxy.router.rules = proxy.settings.rules()
+    wanted = {worker.id: worker for worker in proxy.settings.config.static_workers}
+    for view in proxy.state.registry.views():
+        if view.worker.source is Source.STATIC and view.id not in wanted and view.id not in proxy.settings.added:
+            proxy.state.registry.remove(view.id)
+    for worker in wanted.values():
+        proxy.state.registry.add_static(worker, proxy.state.now())
+
+
+def _turn_routes(app: Quart, proxy: Proxy) -> None:
+    async def turn() -> Response:
+        body = await _body()
+        headers = lowered(request.headers)
+        endpoint = Endpoint(request.path)
+        receipt = _new_receipt(endpoint)
+        try:
+            parsed = parse_request(
+                endpoint,
+                body,
+                headers,
+                tenant=tenant_of(headers),
+                hasher=proxy.state.hasher,
+                session_key=proxy.settings.config.session_key,
+            )
+            receipt.model, receipt.stream = parsed.model, parsed.stream
+            legs = leg_headers(headers, proxy.settings.config.worker_api_key)
+            reply = await proxy.router.answer(parsed, receipt, legs)
+        except PPDError as exc:
+            response = _error(exc)
+            response.headers.update(decision_headers(receipt))
+            return response
+        return Response(reply.body, 200, reply.headers, content_type=reply.content_type)
+
+    for endpoint in Endpoint:
+        app.add_url_rule(endpoint.value, f"turn_{endpoint.name}", turn, methods=["POST"])
+
+
+async def _body() -> bytes:
+    data = await request.get_data(cache=False)
+    assert isinstance(data, bytes), "asked for as bytes"
+    return data
+
+
+def _new_receipt(endpoint: Endpoint) -> Receipt:
+    """The client's own request id is kept where it is harmless, so that its logs and ours can be joined."""
+    given = request.headers.get("X-Request-Id", "")
+    return Receipt(
+        id=given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex,
+        at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        endpoint=endpoint.value,
+        model="",
+        stream=False,
+        session="",
+        turn=0,
+        kind="",
+    )
+
+
+def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
+    async def forward(path: str = "") -> Response:
+        body = await _body()
+        target = request.path + ("?" + request.query_string.decode("latin1") if request.query_string else "")
+        headers = leg_headers(lowered(request.headers), proxy.settings.config.worker_api_key)
+        answer = await proxy.passthrough.forward(request.method, target, body, headers)
+        proxy.state.metrics.passed_through.labels(_series(request.path), str(answer.status)).inc()
+        return Response(answer.chunks, answer.status, content_type=answer.content_type)
+
+    for endpoint in ENDPOINTS:
+        app.add_url_rule(endpoint, f"forward_{endpoint}", forward, methods=["POST"])
+    app.add_url_rule("/v1/audio/<path:path>", "forward_audio", forward, methods=["GET", "POST"])
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        headers = leg_headers(lowered(request.headers), proxy.settings.config.worker_api_key)
+        return Response(await proxy.passthrough.models(headers), content_type=JSON)
+
+
+def _series(path: str) -> str:
+    return "/v1/audio" if path.startswith("/v1/audio/") else path
+
+
+def _operator_routes(app: Quart, proxy: Proxy) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        return Response("", 200)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        ways = ways_to_serve(proxy.state.registry.views())
+        return Response(msgspec.json.encode(ways), 200 if any(ways.values()) else 503, content_type=JSON)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(proxy.state.metrics.render(), content_type=CONTENT_TYPE_LATEST)
+
+
+def _error_handlers(app: Quart) -> None:
+    @app.errorhandler(PPDError)
+    async def ours(exc: PPDError) -> Response:
+        return _error(exc)
+
+    @app.errorhandler(RequestEntityTooLarge)
+    async def too_large(_: RequestEntityTooLarge) -> Response:
+        return _error(BodyTooLarge(f"the body is larger than {app.config['MAX_CONTENT_LENGTH']} bytes"))
+
+    @app.errorhandler(HTTPException)
+    async def http(exc: HTTPException) -> Response:
+        if exc.code == 404:
+            return _error(NotFound(f"no such path: {request.path}"))
+        error = RequestError(exc.description or exc.name)
+        error.status = exc.code or 400
+        return _error(error)
+
+    @app.errorhandler(Exception)
+    async def unexpected(exc: Exception) -> Response:
+        # Its text may hold addresses: the client gets none of it.
+        log.error("request failed", exc_info=exc)
+        return _error(PPDError("internal error"))
+
+
+def _error(exc: PPDError) -> Response:
+    if isinstance(exc, WorkerRefused):
+        return Response(exc.body, exc.status, content_type=exc.content_type)
+    response = Response(error_body(exc.message, exc.kind, exc.code or exc.status, exc.param), exc.status)
+    response.content_type = JSON
+    return response

@@ -1,0 +1,54 @@
+"""Who is asking: the tenant that a client's key stands for, and the operator's admin key.
+
+Headers come as a mapping with names in lower case.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from hashlib import blake2b
+
+from werkzeug.datastructures import Headers
+
+from .errors import NotFound, Unauthorized
+
+# What a worker may see of a client's headers. Everything else stays here: a header must not steer an engine
+# (X-data-parallel-rank, X-Vllm-Priority) nor another proxy.
+FORWARDED = ("accept", "content-type", "traceparent", "tracestate", "anthropic-version", "x-session-id")
+
+
+def lowered(headers: Headers) -> dict[str, str]:
+    """A request's headers by lower-case name; of a repeated one the first."""
+    return {name.lower(): value for name, value in reversed(list(headers.items()))}
+
+
+def client_key(headers: Mapping[str, str]) -> str:
+    """The API key that the client sent, in OpenAI's or Anthropic's header; empty if none."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+def tenant_of(headers: Mapping[str, str]) -> str:
+    """A name for the holder of a key that does not reveal the key; one name for all who send none."""
+    key = client_key(headers)
+    return blake2b(key.encode(), digest_size=8).hexdigest() if key else ""
+
+
+def leg_headers(headers: Mapping[str, str], worker_api_key: str) -> dict[str, str]:
+    """What every leg of a client's request carries."""
+    kept = {name: headers[name] for name in FORWARDED if name in headers}
+    if worker_api_key:
+        kept["authorization"] = f"Bearer {worker_api_key}"
+    elif "authorization" in headers:
+        kept["authorization"] = headers["authorization"]
+    return kept
+
+
+def check_admin(headers: Mapping[str, str], admin_key: str) -> None:
+    """Unauthorized unless the request carries the admin key; without one in the config there is no admin API."""
+    if not admin_key:
+        raise NotFound("the admin API is off: set admin_key")
+    given = headers.get("x-admin-key") or client_key(headers)
+    if not hmac.compare_digest(given.encode(), admin_key.encode()):
+        raise Unauthorized("the admin key is missing or wrong")

@@ -1,0 +1,223 @@
+"""The proxy's settings: one frozen dataclass, checked once, built from a TOML file and flags.
+
+Every field is a key of the file and a flag of `ppd serve` (`w_ttft` is `--w-ttft`). Seconds and bytes throughout.
+`LIVE` names the keys that take effect while the proxy runs, when the file changes or through the admin API.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, fields, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError, FormatError
+from .heartbeats import check_address
+from .workers import Role, Source, Worker
+
+MIB = 1024 * 1024
+
+
+class Mode(StrEnum):
+    """How follow-up turns are routed; turn 1 is SPLIT in every mode but `replica`."""
+
+    TABLE = "table"  # by the decision table
+    ALWAYS_LOCAL = "always_local"  # x = 1
+    ALWAYS_SPLIT = "always_split"  # x = 0
+    FRACTION = "fraction"  # the share `x` of sessions
+    REPLICA = "replica"  # every turn on a replica
+
+
+class SessionKey(StrEnum):
+    """What makes two requests one session."""
+
+    PREFIX = "prefix"  # the messages themselves, and explicit ids
+    FIRST_USER_MESSAGE = "first_user_message"  # the paper's rule: MD5 of the first user message
+
+
+class Uncovered(StrEnum):
+    """What a follow-up turn does where the table has no evidence."""
+
+    LOCAL = "local"
+    SPLIT = "split"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyConfig:
+    """All settings of one proxy; ConfigError names the key, the value and what is allowed."""
+
+    # where it listens
+    host: str = "127.0.0.1"
+    port: int = 10001
+    admin_key: str = ""  # empty: the admin API is off
+    body_limit_bytes: int = 64 * MIB
+    shutdown_timeout_s: float = 30.0  # streams get this long to end after SIGTERM
+
+    # workers
+    heartbeat_host: str = "127.0.0.1"  # where agents' and engines' ZeroMQ messages arrive
+    heartbeat_port: int = 30001  # 0: no listener
+    heartbeat_allow: tuple[str, ...] = ()  # address ranges that may register; empty: any that reaches the port
+    curve_port: int = 0  # 0: off; else agents register here, encrypted, with a known key
+    curve_server_key_file: str = ""  # ZeroMQ certificate of the proxy, secret part
+    curve_clients_dir: str = ""  # folder of the agents' public certificates
+    worker_ttl_s: float = 30.0  # a silent worker is dropped after this long
+    workers: tuple[str, ...] = ()  # static workers: "P=host:port", with ",connector=…,key=value" after it
+    probe_interval_s: float = 5.0  # health and load of workers without an agent
+    worker_api_key: str = ""  # sent to workers in place of the client's own Authorization
+
+    # sessions
+    session_key: SessionKey = SessionKey.PREFIX
+    session_ttl_s: float = 3600.0
+    session_limit: int = 200_000
+
+    # decisions
+    mode: Mode = Mode.TABLE
+    x: float = 0.5  # the share of sessions kept LOCAL in mode `fraction`
+    table: str = "h100-llama-3.1-8b-2P_2D"  # a bundled table's name, or a path
+    w_ttft: float = 1.0
+    w_tpot: float = 1.0
+    uncovered: Uncovered = Uncovered.LOCAL
+    qps_window_s: float = 30.0
+
+    # legs
+    connect_timeout_s: float = 3.0
+    prefill_timeout_s: float = 120.0  # a whole prefill leg
+    first_event_timeout_s: float = 120.0  # from asking D or R to its first event
+    idle_timeout_s: float = 120.0  # between two reads of an answer
+    keepalive_s: float = 4.0  # idle upstream connections are dropped before vLLM's 5 s limit does it
+    attempts: int = 3  # tries of one turn before its first byte, the first one included
+
+    # records
+    receipts_kept: int = 10_000
+    receipt_log: str = ""  # JSON lines; empty: none
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @property
+    def static_workers(self) -> tuple[Worker, ...]:
+        return tuple(parse_worker(text) for text in self.workers)
+
+
+LIVE = frozenset({"mode", "x", "table", "w_ttft", "w_tpot", "uncovered", "workers"})
+SECRET = frozenset({"admin_key", "worker_api_key"})
+
+_POSITIVE = (
+    "body_limit_bytes worker_ttl_s probe_interval_s session_ttl_s session_limit qps_window_s connect_timeout_s "
+    "prefill_timeout_s first_event_timeout_s idle_timeout_s keepalive_s attempts receipts_kept"
+).split()
+_PORTS = ("port", "heartbeat_port", "curve_port")
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def _check(config: ProxyConfig) -> None:
+    for name in _POSITIVE:
+        value = getattr(config, name)
+        if not (math.isfinite(value) and value > 0):
+            raise _refused(name, value, "a number above 0")
+    for name in _PORTS:
+        if not 0 <= getattr(config, name) <= 65535:
+            raise _refused(name, getattr(config, name), "a port from 0 to 65535")
+    for name in ("w_ttft", "w_tpot", "shutdown_timeout_s"):
+        value = getattr(config, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise _refused(name, value, "a number of at least 0")
+    if not 0.0 <= config.x <= 1.0:
+        raise _refused("x", config.x, "a share from 0 to 1")
+    if config.log_level not in _LOG_LEVELS:
+        raise _refused("log_level", config.log_level, ", ".join(_LOG_LEVELS))
+    for text in config.heartbeat_allow:
+        try:
+            ipaddress.ip_network(text)
+        except ValueError:
+            raise _refused("heartbeat_allow", text, "address ranges such as 10.0.0.0/8") from None
+    if config.curve_port and not (config.curve_server_key_file and config.curve_clients_dir):
+        raise _refused("curve_port", config.curve_port, "0, or both curve_server_key_file and curve_clients_dir set")
+    _ = config.static_workers
+
+
+def parse_worker(text: str) -> Worker:
+    """A static worker from "ROLE=host:port", then ",name=value": connector, model, engine_version, or coordinates."""
+    allowed = 'ROLE=host:port with ROLE P, D or R, then ",connector=NAME", ",model=NAME" or a coordinate'
+    first, *rest = text.split(",")
+    role, _, address = first.partition("=")
+    try:
+        check_address(address, "workers")
+        options = dict(part.split("=", 1) for part in rest)
+        connector, model = options.pop("connector", "nixl"), options.pop("model", "")
+        return Worker(
+            role=Role(role),
+            address=address,
+            models=(model,) if model else (),
+            connector=connector,
+            engine_version=options.pop("engine_version", ""),
+            coordinates=options,
+            source=Source.STATIC,
+        )
+    except (ValueError, FormatError):
+        raise _refused("workers", text, allowed) from None
+
+
+def _refused(key: str, value: object, allowed: str) -> ConfigError:
+    shown = "(hidden)" if key in SECRET else repr(value)
+    return ConfigError(f"{key} = {shown}: must be {allowed}", param=key)
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """The keys that a TOML file sets, converted; ConfigError for an unreadable file or an unknown key."""
+    try:
+        with path.open("rb") as file:
+            raw = tomllib.load(file)
+    except OSError as exc:
+        raise ConfigError(f"config = {str(path)!r}: must be a readable file ({exc.strerror})", param="config") from exc
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"config = {str(path)!r}: must be TOML ({exc})", param="config") from exc
+    return {name: convert(name, value) for name, value in raw.items()}
+
+
+def convert(name: str, value: object) -> Any:
+    """A setting's value in the field's own type, from TOML or a flag."""
+    field = {f.name: f for f in fields(ProxyConfig)}.get(name)
+    if field is None:
+        known = ", ".join(f.name for f in fields(ProxyConfig))
+        raise ConfigError(f"{name} = {value!r}: no such key; known keys are {known}", param=name)
+    default = _default(field)
+    if isinstance(default, StrEnum):
+        try:
+            return type(default)(value)  # type: ignore[arg-type]
+        except ValueError:
+            raise _refused(name, value, "one of " + ", ".join(type(default))) from None
+    if isinstance(default, tuple):
+        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+            raise _refused(name, value, "a list of strings")
+        return tuple(value)
+    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not type(default):
+        raise _refused(name, value, {int: "a whole number", float: "a number", str: "a string"}[type(default)])
+    return value
+
+
+def _default(field: Field[Any]) -> Any:
+    assert field.default is not MISSING, "every setting has a default"
+    return field.default
+
+
+def build(path: Path | None, flags: Mapping[str, object]) -> ProxyConfig:
+    """File first, flags on top."""
+    settings = read_file(path) if path else {}
+    settings |= {name: convert(name, value) for name, value in flags.items()}
+    return ProxyConfig(**settings)
+
+
+def reloaded(running: ProxyConfig, path: Path, flags: Mapping[str, object]) -> tuple[ProxyConfig, tuple[str, ...]]:
+    """The running config with the file's live keys, and the changed keys that would need a restart."""
+    wanted = build(path, flags)
+    changed = [f.name for f in fields(ProxyConfig) if getattr(wanted, f.name) != getattr(running, f.name)]
+    live = {name: getattr(wanted, name) for name in changed if name in LIVE}
+    return replace(running, **live), tuple(name for name in changed if name not in LIVE)

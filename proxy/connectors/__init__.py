@@ -1,0 +1,48 @@
+"""The rules of each KV transfer protocol: what the legs of a SPLIT carry, one file a protocol, by name in `CONNECTORS`.
+
+A connector is pure. The caller runs the prefill leg, shows its answer to `handoff`, and runs the decode leg with what
+that returned, or with None where it refused. LOCAL and REPLICA have no connector: `plain_leg`.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Protocol
+
+from ppd.proxy.legs import Handoff, LegRequest, NoHandoff, Pair, plain_leg
+from ppd.proxy.turns import Endpoint, Fields
+
+from .nixl import Nixl
+from .none import NoConnector
+from .p2p_nccl import P2pNccl
+
+__all__ = ["CONNECTORS", "Connector", "plain_leg"]
+
+
+class Connector(Protocol):
+    """`leg_id` is new for every leg and attempt, and becomes its X-Request-Id."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def needs_handoff(self) -> bool:
+        """Whether D can use what P computed only with parameters from P's answer."""
+
+    @property
+    def shares_request_id(self) -> bool:
+        """Whether both legs must carry one id: the decode leg's `leg_id` is then the prefill leg's X-Request-Id."""
+
+    def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest: ...
+
+    def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
+        """What the body of P's 200 is worth; never raises."""
+
+    def decode_leg(
+        self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str, handoff: Handoff | None
+    ) -> LegRequest: ...
+
+
+CONNECTORS: MappingProxyType[str, Connector] = MappingProxyType(
+    {connector.name: connector for connector in (Nixl(), P2pNccl(), NoConnector())}
+)

@@ -1,0 +1,28 @@
+"""No transfer of our own: P and D share a KV store, or their connector finds KV by content. P, then D, as they are."""
+
+from __future__ import annotations
+
+from ppd.proxy.answer_shapes import body_usage
+from ppd.proxy.legs import Handoff, LegRequest, NoHandoff, Pair, leg, plain_leg
+from ppd.proxy.turns import Endpoint, Fields
+
+from .prefill import engine_version, prefill_fields
+
+
+class NoConnector:
+    name = "none"
+    needs_handoff = False
+    shares_request_id = False
+
+    def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
+        return leg(endpoint, prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version)), leg_id)
+
+    def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
+        """Always a handoff, without parameters: D looks for the KV by itself."""
+        usage = body_usage(answer)
+        return Handoff({}, usage.prompt_tokens or 0, usage.cached_tokens, pair.prefill.id)
+
+    def decode_leg(
+        self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str, handoff: Handoff | None
+    ) -> LegRequest:
+        return plain_leg(endpoint, fields, leg_id)

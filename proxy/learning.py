@@ -1,0 +1,104 @@
+"""What a finished turn teaches: token counts, residency, times; to sessions, estimator, metrics and the receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .dispatch import Opened, Running
+from .policy import Route
+from .receipts import Receipt
+from .sessions import Outcome, Place
+from .state import State
+
+# A LOCAL turn that found less than this share of what was believed to lie there is a residency miss: blocks are
+# whole, so the last few tokens never count, but half of a prefix does not get lost by rounding.
+MISS_SHARE = 0.5
+
+
+class Learner:
+    """Closes receipts; only a completed turn changes what is believed about its session."""
+
+    def __init__(self, state: State, log: Callable[[Receipt], None] | None) -> None:
+        self._sessions = state.sessions
+        self._tokens = state.tokens
+        self._registry = state.registry
+        self._metrics = state.metrics
+        self._log = log
+
+    def completed(
+        self,
+        place: Place,
+        running: Running,
+        opened: Opened,
+        now_s: float,
+        token_times_s: tuple[float, float] | None = None,
+    ) -> None:
+        """`token_times_s`: when the first and the last token came; None for an answer that came whole."""
+        receipt, route, summary = running.receipt, running.decision.route, opened.observer.summary
+        receipt.status = 200
+        receipt.finish_reason = summary.finish_reason
+        if token_times_s is not None:
+            self._note_times(receipt, route, running.started_s, token_times_s, summary.completion_tokens)
+        if summary.prompt_tokens is not None:
+            self._note_usage(place, running, opened, now_s)
+        self._close(receipt, "completed", now_s - running.started_s)
+
+    def failed(self, receipt: Receipt, ended_s: float) -> None:
+        self._close(receipt, "failed", ended_s)
+
+    def cancelled(self, receipt: Receipt, ended_s: float) -> None:
+        receipt.status = 499
+        self._close(receipt, "cancelled", ended_s)
+
+    def broken(self, receipt: Receipt, ended_s: float) -> None:
+        receipt.status = 200
+        self._close(receipt, "broken", ended_s)
+
+    def _close(self, receipt: Receipt, outcome: str, ended_s: float) -> None:
+        receipt.outcome, receipt.ended_s = outcome, ended_s
+        self._metrics.outcomes.labels(receipt.route, outcome).inc()
+        if self._log is not None:
+            self._log(receipt)
+
+    def _note_times(
+        self,
+        receipt: Receipt,
+        route: Route,
+        started_s: float,
+        token_times_s: tuple[float, float],
+        completion_tokens: int | None,
+    ) -> None:
+        first_s, last_s = token_times_s
+        receipt.ttft_s = first_s - started_s
+        self._metrics.ttft.labels(route).observe(receipt.ttft_s)
+        if completion_tokens is not None and completion_tokens > 1:
+            receipt.tpot_s = (last_s - first_s) / (completion_tokens - 1)
+            self._metrics.tpot.labels(route).observe(receipt.tpot_s)
+
+    def _note_usage(self, place: Place, running: Running, opened: Opened, now_s: float) -> None:
+        request, decision, receipt = running.request, running.decision, running.receipt
+        summary = opened.observer.summary
+        prompt, completion = summary.prompt_tokens or 0, summary.completion_tokens or 0
+        # After a remote prefill D counts all that it pulled as cached; what was really cached, P's answer said.
+        cached = opened.handoff.cached_tokens if opened.handoff else summary.cached_tokens
+        receipt.prompt_tokens, receipt.completion_tokens, receipt.cached_tokens = prompt, completion, cached
+        self._metrics.prompt_tokens.labels(decision.route).inc(prompt)
+        self._metrics.cached_tokens.labels(decision.route).inc(cached or 0)
+        self._metrics.completion_tokens.labels(decision.route).inc(completion)
+        if decision.route is Route.LOCAL and cached is not None and cached < decision.cached_tokens * MISS_SHARE:
+            self._metrics.residency_misses.inc()
+        self._tokens.learn(request.model, request.prompt_bytes, prompt, completion)
+        self._registry.wrote(decision.decode.id, prompt - min(decision.cached_tokens, prompt) + completion)
+        if decision.prefill is not None:
+            self._registry.wrote(decision.prefill.id, prompt - min(cached or 0, prompt))
+        residency = self._registry.residency
+        outcome = Outcome(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            reply_key=running.reply.key(),
+            response_id=summary.response_id,
+            reasoned=running.reply.reasoned,
+            decode=residency(decision.decode.id, prompt + completion),
+            prefill=residency(decision.prefill.id, prompt) if decision.prefill else place.prefill,
+        )
+        self._sessions.finish(place, request, outcome, now_s)

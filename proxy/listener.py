@@ -1,0 +1,128 @@
+"""Heartbeats in: the ZeroMQ ROUTER sockets on which agents and engines announce themselves.
+
+The plain port takes vLLM's pings, which cannot encrypt, and the project's heartbeats; `heartbeat_allow` limits who may
+register, by the sender's address and by the address it claims. With `curve_port` set, agents register there with keys,
+and the plain port no longer takes their messages. A message that can't be read changes nothing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+import zmq.auth
+from zmq.auth.asyncio import AsyncioAuthenticator
+
+from .config import ProxyConfig
+from .errors import ConfigError, FormatError
+from .heartbeats import Announcement, decode
+from .metrics import Metrics
+from .registry import Registry
+from .workers import Source
+
+log = logging.getLogger(__name__)
+
+MESSAGE_LIMIT_BYTES = 64 * 1024
+COMPLAIN_EVERY_S = 60.0
+
+
+class Listener:
+    """Owns the sockets; `run` reads one until it is cancelled."""
+
+    def __init__(self, config: ProxyConfig, registry: Registry, metrics: Metrics, now: Callable[[], float]) -> None:
+        self._config = config
+        self._registry = registry
+        self._metrics = metrics
+        self._now = now
+        self._allowed = [ipaddress.ip_network(text) for text in config.heartbeat_allow]
+        self._context = zmq.asyncio.Context()
+        self._authenticator: AsyncioAuthenticator | None = None
+        self._complained_s = -COMPLAIN_EVERY_S
+        self._dropped = 0
+
+    def open(self) -> list[tuple[zmq.asyncio.Socket, bool]]:
+        """Bound sockets, each with whether it is the encrypted one; ConfigError where one can't be bound."""
+        sockets = []
+        if self._config.heartbeat_port:
+            sockets.append((self._bind("heartbeat_port", self._config.heartbeat_port, curve=False), False))
+        if self._config.curve_port:
+            sockets.append((self._bind("curve_port", self._config.curve_port, curve=True), True))
+        return sockets
+
+    def close(self) -> None:
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self._context.destroy(linger=0)
+
+    async def run(self, socket: zmq.asyncio.Socket, encrypted: bool) -> None:
+        while True:
+            frames = await socket.recv_multipart(copy=False)
+            self._take(bytes(frames[-1].buffer), frames[-1].get("Peer-Address"), encrypted, len(frames))
+
+    def _take(self, payload: bytes, sender: object, encrypted: bool, frames: int) -> None:
+        try:
+            if frames != 2:
+                raise FormatError("heartbeat: must be one frame")
+            said = decode(payload)
+            self._check(said, str(sender), encrypted)
+        except FormatError as exc:
+            self._drop(str(exc), str(sender))
+            return
+        self._metrics.heartbeats.labels("taken").inc()
+        self._registry.hear(said, self._now())
+
+    def _check(self, said: Announcement, sender: str, encrypted: bool) -> None:
+        if self._config.curve_port and not encrypted and said.worker.source is Source.AGENT:
+            raise FormatError("heartbeat: agents must use curve_port")
+        if not self._allowed:
+            return
+        for what, host in (("sender", sender), ("http_address", said.worker.address.rpartition(":")[0].strip("[]"))):
+            try:
+                address = ipaddress.ip_address(host)
+            except ValueError:
+                raise FormatError(f"{what}: must be an IP address while heartbeat_allow is set") from None
+            if not any(address in network for network in self._allowed):
+                raise FormatError(f"{what}: not in heartbeat_allow")
+
+    def _drop(self, why: str, sender: str) -> None:
+        """Counted each time, logged once a minute: a stranger must not be able to fill the log."""
+        self._metrics.heartbeats.labels("dropped").inc()
+        self._dropped += 1
+        if self._now() - self._complained_s >= COMPLAIN_EVERY_S:
+            log.warning("dropped %d heartbeat messages, the last from %s: %s", self._dropped, sender, why[:200])
+            self._complained_s, self._dropped = self._now(), 0
+
+    def _bind(self, key: str, port: int, *, curve: bool) -> zmq.asyncio.Socket:
+        socket = self._context.socket(zmq.ROUTER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_LIMIT_BYTES)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a restarted engine comes back under its old identity
+        if curve:
+            self._require_keys(socket)
+        try:
+            socket.bind(f"tcp://{self._config.heartbeat_host}:{port}")
+        except zmq.ZMQError as exc:
+            socket.close()
+            raise ConfigError(f"{key} = {port}: must be a free port ({exc.strerror})", param=key) from exc
+        return socket
+
+    def _require_keys(self, socket: zmq.asyncio.Socket) -> None:
+        try:
+            public, secret = zmq.auth.load_certificate(self._config.curve_server_key_file)
+        except (OSError, ValueError) as exc:
+            raise ConfigError(
+                f"curve_server_key_file = {self._config.curve_server_key_file!r}: must be a ZeroMQ certificate",
+                param="curve_server_key_file",
+            ) from exc
+        if not Path(self._config.curve_clients_dir).is_dir():
+            raise ConfigError(
+                f"curve_clients_dir = {self._config.curve_clients_dir!r}: must be a folder", param="curve_clients_dir"
+            )
+        self._authenticator = AsyncioAuthenticator(self._context)
+        self._authenticator.start()
+        self._authenticator.configure_curve(domain="*", location=self._config.curve_clients_dir)
+        socket.curve_publickey, socket.curve_secretkey, socket.curve_server = public, secret, True

@@ -1,0 +1,9 @@
+"""Where a turn is computed, as a pure function of the turn, the fleet's views and the rules.
+
+The live proxy, the simulator in virtual time and the replay of a recorded log call the same `decide`.
+"""
+
+from .decide import decide
+from .values import Decision, Route, Rules, Turn
+
+__all__ = ["Decision", "Route", "Rules", "Turn", "decide"]

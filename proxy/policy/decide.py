@@ -1,0 +1,165 @@
+"""The paper's Algorithm 1 around what a live fleet allows.
+
+1. The fleet has no D, or the mode is `replica`: REPLICA.
+2. The request needs one engine for all of it, or lies stored in one: LOCAL or REPLICA, whatever the table says.
+3. Turn 1: SPLIT, there is nothing to append to.
+4. Later turns: what the mode asks for; in mode `table`, LOCAL where the cell's score is above 0.
+5. LOCAL stands only where the session's D is there and believed to hold the prefix; each obstacle is a named veto.
+6. SPLIT stands only where a P can hand over to a D; else the turn is computed where it can be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ..config import Mode, Uncovered
+from ..errors import NoWorkerError
+from ..registry import WorkerView
+from ..residency import standing
+from ..tables import Verdict, Workload
+from ..workers import Role, WorkerId
+from .placement import held_on, pick_decode, pick_prefill
+from .values import Decision, Route, Rules, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    """The workers that may take this turn, by role."""
+
+    prefills: Sequence[WorkerView]
+    decodes: Sequence[WorkerView]
+    replicas: Sequence[WorkerView]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """What mode and table ask for."""
+
+    route: Route
+    reason: str
+    verdict: Verdict | None = None
+
+
+def decide(
+    turn: Turn,
+    views: Iterable[WorkerView],
+    rules: Rules,
+    *,
+    qps: float,
+    now_s: float,
+    avoid: Collection[WorkerId] = (),
+) -> Decision:
+    """The decision for one turn; `avoid` holds workers that already failed it. NoWorkerError if nobody can take it."""
+    views = tuple(views)
+    fleet = _able(turn, views, now_s, avoid)
+    if not fleet.decodes and not fleet.replicas:
+        raise NoWorkerError(f"no decode or replica worker can serve model {turn.model!r} now")
+    wish = _wish(turn, fleet, rules, qps)
+    known = next((view for view in views if turn.decode is not None and view.id == turn.decode.worker), None)
+    decision = _carry_out(turn, wish, fleet, known)
+    held = held_on(turn.decode, decision.decode, turn.held_tokens)
+    return replace(decision, verdict=wish.verdict, qps=qps, cached_tokens=held)
+
+
+def _able(turn: Turn, views: Iterable[WorkerView], now_s: float, avoid: Collection[WorkerId]) -> _Fleet:
+    able = [view for view in views if view.id not in avoid and view.takes_turns(turn.model)]
+
+    def of(role: Role) -> Sequence[WorkerView]:
+        members = [view for view in able if view.role is role]
+        # A worker that just refused a connection is asked again only when there is no other of its role.
+        return [view for view in members if view.suspect_until_s <= now_s] or members
+
+    return _Fleet(of(Role.PREFILL), of(Role.DECODE), of(Role.REPLICA))
+
+
+def _wish(turn: Turn, fleet: _Fleet, rules: Rules, qps: float) -> _Wish:
+    if rules.mode is Mode.REPLICA and fleet.replicas:
+        return _Wish(Route.REPLICA, "mode_replica")
+    if not fleet.decodes:
+        return _Wish(Route.REPLICA, "no_decode_worker")
+    if turn.stored_response:
+        return _Wish(Route.LOCAL, "stored_response")
+    if turn.single_engine is not None:
+        return _Wish(Route.LOCAL, "single_engine")
+    if turn.number == 1:
+        return _Wish(Route.SPLIT, "first_turn")
+    match rules.mode:
+        case Mode.ALWAYS_LOCAL:
+            return _Wish(Route.LOCAL, "mode_always_local")
+        case Mode.ALWAYS_SPLIT:
+            return _Wish(Route.SPLIT, "mode_always_split")
+        case Mode.FRACTION:
+            local = session_share(turn.session_id) < rules.x
+            return _Wish(Route.LOCAL if local else Route.SPLIT, "fraction_local" if local else "fraction_split")
+        case _:
+            return _by_table(turn, rules, qps)
+
+
+def _by_table(turn: Turn, rules: Rules, qps: float) -> _Wish:
+    uncovered = Route.LOCAL if rules.uncovered is Uncovered.LOCAL else Route.SPLIT
+    if rules.scored is None:
+        return _Wish(uncovered, "no_table")
+    verdict = rules.scored.lookup(Workload(turn.new_tokens, turn.held_tokens, turn.output_tokens, qps))
+    if verdict.local is None:
+        return _Wish(uncovered, "no_evidence", verdict)
+    return _Wish(Route.LOCAL, "table_local", verdict) if verdict.local else _Wish(Route.SPLIT, "table_split", verdict)
+
+
+def _carry_out(turn: Turn, wish: _Wish, fleet: _Fleet, known: WorkerView | None) -> Decision:
+    if wish.route is Route.REPLICA:
+        return _on_replica(turn, wish, fleet, wish.reason, ())
+    vetoes: tuple[str, ...] = ()
+    if wish.route is Route.LOCAL:
+        veto = _local_veto(turn, fleet, known)
+        if veto is None:
+            own = next(view for view in fleet.decodes if turn.decode is not None and view.id == turn.decode.worker)
+            return Decision(route=Route.LOCAL, reason=wish.reason, decode=own, wanted=wish.route)
+        vetoes = (veto,)
+        if turn.stored_response or turn.single_engine is not None:
+            return _on_one_engine(turn, wish, fleet, wish.reason, vetoes)
+    decode = pick_decode(turn, fleet.decodes)
+    assert decode is not None, "the caller saw a decode worker"
+    prefill = pick_prefill(turn, decode, fleet.prefills)
+    if prefill is None:
+        return _on_one_engine(turn, wish, fleet, "no_prefill_worker", (*vetoes, "no_prefill_worker"))
+    reason = vetoes[0] if vetoes else wish.reason
+    return Decision(route=Route.SPLIT, reason=reason, decode=decode, prefill=prefill, wanted=wish.route, vetoes=vetoes)
+
+
+def _local_veto(turn: Turn, fleet: _Fleet, known: WorkerView | None) -> str | None:
+    """Why the turn can't be appended on the session's D, or None."""
+    if turn.decode is None or (turn.held_tokens == 0 and not turn.stored_response):
+        return "not_resident"
+    if known is None:
+        return "decode_gone"
+    if known.role is not Role.DECODE:
+        return "not_resident"
+    if not known.up:
+        return "decode_down"
+    if known.draining:
+        return "decode_draining"
+    if all(view.id != known.id for view in fleet.decodes):
+        return "decode_failed"
+    return standing(turn.decode, known)
+
+
+def _on_one_engine(turn: Turn, wish: _Wish, fleet: _Fleet, reason: str, vetoes: tuple[str, ...]) -> Decision:
+    """Without a hand-over: the engine that holds the prefix, else a replica, else a D that computes it all."""
+    own = next((view for view in fleet.decodes if held_on(turn.decode, view, max(1, turn.held_tokens))), None)
+    if own is None and fleet.replicas:
+        return _on_replica(turn, wish, fleet, reason, vetoes)
+    decode = own or pick_decode(turn, fleet.decodes)
+    assert decode is not None, "the caller saw a decode worker"
+    return Decision(route=Route.LOCAL, reason=reason, decode=decode, wanted=wish.route, vetoes=vetoes)
+
+
+def _on_replica(turn: Turn, wish: _Wish, fleet: _Fleet, reason: str, vetoes: tuple[str, ...]) -> Decision:
+    replica = pick_decode(turn, fleet.replicas)
+    assert replica is not None, "the caller saw a replica"
+    return Decision(route=Route.REPLICA, reason=reason, decode=replica, wanted=wish.route, vetoes=vetoes)
+
+
+def session_share(session_id: str) -> float:
+    """A session's fixed place in [0, 1), for mode `fraction`; session ids are hex digests."""
+    return int(session_id[:8], 16) / 2**32

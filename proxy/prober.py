@@ -1,0 +1,50 @@
+"""Asks the workers that have no agent: static ones for health and load, pinging engines for their models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from .config import ProxyConfig
+from .probes import probe
+from .registry import Registry, WorkerView
+from .upstream import Upstream
+from .workers import Source
+
+
+class Prober:
+    """Probes every such worker each interval, side by side, so that one that hangs delays nobody."""
+
+    def __init__(self, config: ProxyConfig, registry: Registry, upstream: Upstream, now: Callable[[], float]) -> None:
+        self._interval_s = config.probe_interval_s
+        self._key = config.worker_api_key
+        self._registry = registry
+        self._upstream = upstream
+        self._now = now
+
+    async def run(self) -> None:
+        while True:
+            await self.probe_all()
+            await asyncio.sleep(min(self._interval_s, 1.0) if self._anyone_new() else self._interval_s)
+
+    async def probe_all(self) -> None:
+        views = [view for view in self._registry.views() if view.worker.source is not Source.AGENT]
+        await asyncio.gather(*(self._probe(view) for view in views))
+
+    def _anyone_new(self) -> bool:
+        """A static worker that is not up yet may be starting: look more often."""
+        return any(not view.up for view in self._registry.views())
+
+    async def _probe(self, view: WorkerView) -> None:
+        status = await probe(self._upstream.session, f"http://{view.worker.address}", api_key=self._key)
+        if not status.healthy:
+            self._registry.probe_failed(view.id)
+            return
+        found = replace(
+            view.worker,
+            models=status.models,
+            engine_version=status.version,
+            incarnation=status.metrics.incarnation,
+        )
+        self._registry.probed(view.id, found, status.metrics.load, self._now())

@@ -1,0 +1,35 @@
+"""Arrival rates over a sliding window."""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class RateMeter:
+    """Events per second over the last `window_s`; a young meter divides by its age, never by less than 1 s."""
+
+    BUCKETS = 30
+
+    def __init__(self, window_s: float, now_s: float) -> None:
+        self._window_s = window_s
+        self._bucket_s = window_s / self.BUCKETS
+        self._started_s = now_s
+        self._counts: deque[tuple[int, int]] = deque()  # (bucket number, events), oldest first
+        self._total = 0
+
+    def count(self, now_s: float) -> None:
+        bucket = int(now_s / self._bucket_s)
+        self._forget(bucket)
+        if self._counts and self._counts[-1][0] == bucket:
+            self._counts[-1] = (bucket, self._counts[-1][1] + 1)
+        else:
+            self._counts.append((bucket, 1))
+        self._total += 1
+
+    def rate_rps(self, now_s: float) -> float:
+        self._forget(int(now_s / self._bucket_s))
+        return self._total / max(1.0, min(self._window_s, now_s - self._started_s))
+
+    def _forget(self, bucket: int) -> None:
+        while self._counts and self._counts[0][0] <= bucket - self.BUCKETS:
+            self._total -= self._counts.popleft()[1]

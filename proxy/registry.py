@@ -1,0 +1,213 @@
+"""The live set of workers: who is there, how loaded, what this proxy has in flight on each.
+
+Synchronous and without a clock: callers pass `now_s` from a monotonic clock. Every change makes a new frozen
+`WorkerView`, so reading the whole fleet for a decision costs no copying.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from .heartbeats import Announcement
+from .residency import Residency
+from .workers import Load, Role, Source, Worker, WorkerId
+
+SUSPECT_S = 5.0  # a worker that refused a connection is passed over for this long if there is another
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One worker as a decision sees it."""
+
+    worker: Worker
+    name: str  # "D2": what clients and metrics see in place of the address
+    incarnation: str
+    load: Load = field(default_factory=Load)
+    inflight: int = 0  # legs of this proxy that run there now
+    queued_prefill_tokens: int = 0  # prompt tokens that this proxy's legs still have to compute there
+    written_tokens: int = 0  # tokens of KV that this proxy had written there so far
+    heard_s: float = 0.0
+    up: bool = True  # False: a static worker whose probe fails
+    draining: bool = False
+    suspect_until_s: float = 0.0
+
+    @property
+    def id(self) -> WorkerId:
+        return self.worker.id
+
+    @property
+    def role(self) -> Role:
+        return self.worker.role
+
+    @property
+    def state(self) -> str:
+        return "down" if not self.up else "draining" if self.draining else "up"
+
+    @property
+    def requests(self) -> int:
+        """Requests on the engine: its own count where it is the larger, as other proxies may use it too."""
+        return max(self.inflight, self.load.running + self.load.waiting)
+
+    def takes_turns(self, model: str) -> bool:
+        return self.up and not self.draining and (not self.worker.models or model in self.worker.models)
+
+
+class Registry:
+    """Workers by id. Agents' and engines' messages expire; static workers go up and down by probes."""
+
+    def __init__(self) -> None:
+        self._views: dict[WorkerId, WorkerView] = {}
+        self._names: dict[tuple[Role, WorkerId], str] = {}
+        self._joined = 0
+
+    def views(self) -> tuple[WorkerView, ...]:
+        return tuple(self._views.values())
+
+    def view(self, worker_id: WorkerId) -> WorkerView | None:
+        return self._views.get(worker_id)
+
+    # -- who is there
+
+    def hear(self, said: Announcement, now_s: float) -> None:
+        """A message arrived. The config's word on a static worker stands; the message adds load and draining."""
+        known = self._views.get(said.worker.id)
+        if said.leaving:
+            if known is not None and known.worker.source is not Source.STATIC:
+                self.remove(said.worker.id)
+            return
+        worker = said.worker
+        if known is not None:
+            if known.worker.source is Source.STATIC:
+                worker = replace(known.worker, models=worker.models or known.worker.models)
+            elif known.worker.source is Source.AGENT and worker.source is Source.PING:
+                return  # the agent beside this engine knows more
+        self._admit(worker, said.worker.incarnation, now_s)
+        changes: dict[str, object] = {"draining": said.draining}
+        if said.load is not None:
+            changes["load"] = said.load
+        self._change(worker.id, **changes)
+
+    def add_static(self, worker: Worker, now_s: float) -> None:
+        """Known from now on, used once a probe has found it healthy."""
+        if worker.id not in self._views or self._views[worker.id].worker != worker:
+            self._admit(worker, worker.incarnation, now_s)
+            self._change(worker.id, up=False)
+
+    def probed(self, worker_id: WorkerId, found: Worker, load: Load, now_s: float) -> None:
+        """A healthy answer to a probe: models, version and incarnation as the engine tells them."""
+        view = self._views.get(worker_id)
+        if view is None:
+            return
+        worker = replace(
+            view.worker,
+            models=found.models or view.worker.models,
+            engine_version=found.engine_version or view.worker.engine_version,
+        )
+        heard_s = now_s if view.worker.source is Source.STATIC else view.heard_s
+        self._admit(worker, found.incarnation, heard_s)
+        self._change(worker_id, load=load, up=True, suspect_until_s=0.0)
+
+    def probe_failed(self, worker_id: WorkerId) -> None:
+        view = self._views.get(worker_id)
+        if view is not None and view.worker.source is Source.STATIC:
+            self._change(worker_id, up=False)
+
+    def drain(self, worker_id: WorkerId, draining: bool) -> None:
+        self._change(worker_id, draining=draining)
+
+    def remove(self, worker_id: WorkerId) -> None:
+        self._views.pop(worker_id, None)
+
+    def expire(self, now_s: float, ttl_s: float) -> tuple[WorkerView, ...]:
+        """Drop and return the workers that were silent for longer than `ttl_s`."""
+        silent = tuple(
+            view
+            for view in self._views.values()
+            if view.worker.source is not Source.STATIC and now_s - view.heard_s > ttl_s
+        )
+        for view in silent:
+            self.remove(view.id)
+        return silent
+
+    # -- what this proxy does there
+
+    def reserve(self, worker_id: WorkerId, prefill_tokens: int) -> None:
+        self._add(worker_id, 1, prefill_tokens)
+
+    def prefilled(self, worker_id: WorkerId, prefill_tokens: int) -> None:
+        """The leg's prompt is computed: its tokens no longer queue."""
+        self._add(worker_id, 0, -prefill_tokens)
+
+    def release(self, worker_id: WorkerId) -> None:
+        self._add(worker_id, -1, 0)
+
+    def wrote(self, worker_id: WorkerId, tokens: int) -> None:
+        view = self._views.get(worker_id)
+        if view is not None:
+            self._change(worker_id, written_tokens=view.written_tokens + tokens)
+
+    def suspect(self, worker_id: WorkerId, now_s: float) -> None:
+        self._change(worker_id, suspect_until_s=now_s + SUSPECT_S)
+
+    def residency(self, worker_id: WorkerId, tokens: int) -> Residency | None:
+        """A record that this worker holds `tokens` of a prefix as of now."""
+        view = self._views.get(worker_id)
+        return None if view is None else Residency(worker_id, view.incarnation, tokens, view.written_tokens)
+
+    # -- inside
+
+    def _admit(self, worker: Worker, incarnation: str, now_s: float) -> None:
+        old = self._views.get(worker.id)
+        if old is not None and (not incarnation or incarnation == old.incarnation) and old.role is worker.role:
+            self._views[worker.id] = replace(old, worker=worker, heard_s=now_s)
+            return
+        self._joined += 1
+        # Engines that do not tell their incarnation get a new one whenever they (re)join.
+        self._views[worker.id] = WorkerView(
+            worker=worker,
+            name=self._name(worker),
+            incarnation=incarnation or f"join-{self._joined}",
+            heard_s=now_s,
+            inflight=old.inflight if old else 0,
+            queued_prefill_tokens=old.queued_prefill_tokens if old else 0,
+        )
+
+    def _name(self, worker: Worker) -> str:
+        key = (worker.role, worker.id)
+        if key not in self._names:
+            self._names[key] = f"{worker.role}{1 + sum(role is worker.role for role, _ in self._names)}"
+        return self._names[key]
+
+    def _add(self, worker_id: WorkerId, inflight: int, tokens: int) -> None:
+        view = self._views.get(worker_id)
+        if view is not None:  # it may have left meanwhile, and its counts with it
+            self._change(
+                worker_id,
+                inflight=max(0, view.inflight + inflight),
+                queued_prefill_tokens=max(0, view.queued_prefill_tokens + tokens),
+            )
+
+    def _change(self, worker_id: WorkerId, **changes: object) -> None:
+        view = self._views.get(worker_id)
+        if view is not None:
+            self._views[worker_id] = replace(view, **changes)  # type: ignore[arg-type]
+
+
+def ways_to_serve(views: Iterable[WorkerView]) -> dict[str, bool]:
+    """Which routes the fleet could take now: what `/ready` answers."""
+    able = [view for view in views if view.up and not view.draining]
+    decodes = [view for view in able if view.role is Role.DECODE]
+    prefills = [view for view in able if view.role is Role.PREFILL]
+    return {
+        "split": any(can_pair(p.worker, d.worker) for p in prefills for d in decodes),
+        "local": bool(decodes),
+        "replica": any(view.role is Role.REPLICA for view in able),
+    }
+
+
+def can_pair(prefill: Worker, decode: Worker) -> bool:
+    """KV moves only between engines with one connector and, where both are known, one version and a shared model."""
+    versions = {prefill.engine_version, decode.engine_version} - {""}
+    models = not prefill.models or not decode.models or bool(set(prefill.models) & set(decode.models))
+    return prefill.connector == decode.connector and prefill.engine == decode.engine and len(versions) < 2 and models

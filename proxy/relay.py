@@ -1,0 +1,109 @@
+"""The answer's way to the client: bytes as they come, whole events, edited only where they must be.
+
+Pure: the caller reads the worker and writes the client. An event is looked into once, for the observer and for the
+edits; what cannot be read goes through untouched.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .answers import DONE, AnswerObserver
+from .edits import Dropped, Edits, edited_event
+from .errors import error_body
+from .sse import EventSplitter, Fragment, event_data, with_data
+from .turns import Endpoint
+
+__all__ = ["Edits", "StreamRelay"]
+
+BROKE_OFF = "the worker's answer broke off before its end"
+_KIND = "upstream_error"
+_BAD_GATEWAY = 502
+
+
+class _ErrorBody(msgspec.Struct):
+    error: msgspec.Raw
+
+
+class StreamRelay:
+    """One streamed answer. `observer` sees every event as the worker wrote it, before the edits."""
+
+    def __init__(self, endpoint: Endpoint, edits: Edits, observer: AnswerObserver) -> None:
+        self._endpoint = endpoint
+        self._edits = edits
+        self._markers = edits.markers()
+        self._observer = observer
+        self._splitter = EventSplitter()
+        self._is_finished = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What goes to the client now; b"" while an event is not whole."""
+        return b"".join([self._relay(event) for event in self._splitter.feed(chunk)])
+
+    def finish(self) -> bytes:
+        """What goes to the client at the worker's end of file: an error event unless the answer had ended."""
+        if self._is_finished:
+            return b""
+        self._is_finished = True
+        tail = self._tail()
+        summary = self._observer.summary
+        if summary.ended or summary.error is not None:
+            return tail
+        return tail + broken_off(self._endpoint)
+
+    def _tail(self) -> bytes:
+        """The last event where only its blank line is missing; half an event would spoil what follows it."""
+        is_cut = self._splitter.in_fragment
+        tail = self._splitter.rest()
+        if is_cut:
+            return tail + b"\n\n"
+        data = event_data(tail)
+        if data is None:
+            return b"" if tail.strip(b"\r\n") else tail
+        if data != DONE and not _is_json(data):
+            return b""
+        event = self._relay(tail)
+        return event if not event or event.endswith((b"\n\n", b"\r\r", b"\n\r")) else event + b"\n\n"
+
+    def _relay(self, event: bytes) -> bytes:
+        if type(event) is Fragment:
+            return event
+        data = event_data(event)
+        if data is None:
+            return event
+        self._observer.observe(data)
+        for marker in self._markers:
+            if marker in data:
+                return self._edit(event, data)
+        return event
+
+    def _edit(self, event: bytes, data: bytes) -> bytes:
+        new = edited_event(self._endpoint, data, self._edits)
+        if new is None:
+            return event
+        return b"" if isinstance(new, Dropped) else with_data(event, new)
+
+
+def broken_off(endpoint: Endpoint) -> bytes:
+    """The event that tells a client that its answer is not whole: each endpoint's clients raise on theirs.
+
+    No terminator follows, so that nobody takes what came for the whole answer.
+    """
+    if endpoint is Endpoint.MESSAGES:
+        error = {"type": "error", "error": {"type": "api_error", "message": BROKE_OFF}}
+        return b"event: error\ndata: " + msgspec.json.encode(error) + b"\n\n"
+    body = error_body(BROKE_OFF, _KIND, _BAD_GATEWAY)
+    if endpoint is not Endpoint.RESPONSES:
+        return b"data: " + body + b"\n\n"
+    # Responses has an event of its own, which OpenAI's client yields; it raises on the `error` member.
+    inner = msgspec.json.decode(body, type=_ErrorBody).error
+    own = {"type": "error", "message": BROKE_OFF, "code": str(_BAD_GATEWAY), "param": None, "sequence_number": 0}
+    return b"event: error\ndata: " + msgspec.json.encode({**own, "error": inner}) + b"\n\n"
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,89 @@
+"""The settings in force: the config, changed while the proxy runs by its file or by the admin API."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .config import Mode, ProxyConfig, reloaded
+from .errors import PPDError
+from .policy import Rules
+from .tables import DecisionTable, Weights, find
+from .workers import WorkerId
+
+log = logging.getLogger(__name__)
+
+WATCH_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSource:
+    """Where a config came from, to read it again; flags stay on top of the file."""
+
+    path: Path
+    flags: Mapping[str, object]
+
+
+class Settings:
+    """The one holder of the config. A change is checked whole before it is taken; a bad file changes nothing."""
+
+    def __init__(self, config: ProxyConfig, source: ConfigSource | None = None) -> None:
+        self.config = config
+        self.added: set[WorkerId] = set()  # static workers of the admin API, not of the file
+        self._source = source
+        self._rules = _rules(config)
+
+    def rules(self) -> Rules:
+        return self._rules
+
+    def change(self, **live: object) -> None:
+        """Takes live keys; ConfigError, and nothing changed, if one is not allowed."""
+        self._take(replace(self.config, **live))  # type: ignore[arg-type]
+
+    async def watch(self, apply: Callable[[], None], record: Callable[[str], None] = lambda _: None) -> None:
+        """Rereads the file when it changes, until cancelled."""
+        if self._source is None:
+            return
+        seen = _stamp(self._source.path)
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            stamp = _stamp(self._source.path)
+            if stamp != seen and stamp is not None:
+                record("taken" if self.reload() else "refused")
+                apply()
+            seen = stamp
+
+    def reload(self) -> bool:
+        """The file's live keys; False, logged and nothing changed, where it can't be used."""
+        assert self._source is not None, "only a file is watched"
+        try:
+            config, waiting = reloaded(self.config, self._source.path, self._source.flags)
+            self._take(config)
+        except PPDError as exc:
+            log.error("the changed config is not used: %s", exc)
+            return False
+        if waiting:
+            log.warning("these keys take effect at the next start: %s", ", ".join(waiting))
+        return True
+
+    def _take(self, config: ProxyConfig) -> None:
+        rules = _rules(config)
+        self.config, self._rules = config, rules
+
+
+def _rules(config: ProxyConfig) -> Rules:
+    scored = None
+    if config.mode is Mode.TABLE:
+        scored = DecisionTable.load(find(config.table)).scored(Weights(config.w_ttft, config.w_tpot))
+    return Rules(mode=config.mode, scored=scored, uncovered=config.uncovered, x=config.x)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size

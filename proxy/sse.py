@@ -1,0 +1,124 @@
+"""Server-sent events as bytes: where one ends, what data it carries, and the same event with other data.
+
+An event ends at a blank line; a line ends with \\r\\n, \\n or \\r, also mixed. Nothing is decoded as text, so a split
+inside a UTF-8 sequence does not matter. Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+from __future__ import annotations
+
+import re
+
+LIMIT_BYTES = 4 * 1024 * 1024
+
+# Atomic, as \r\n is one line end: without it the pattern would go back and take \r and \n as two.
+_BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+_LONGEST_END = 4  # bytes of \r\n\r\n
+
+
+class Fragment(bytes):
+    """Bytes of an event above the limit: not an event, to be passed on as they are."""
+
+
+class EventSplitter:
+    """Cuts a stream into whole events with their line ends; the parts joined are the stream, byte for byte.
+
+    At most `limit_bytes` of an unfinished event are held: a longer one comes as `Fragment`s.
+    """
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._held = bytearray()
+        self._in_fragment = False
+
+    @property
+    def in_fragment(self) -> bool:
+        """Whether an event above the limit has begun and not ended."""
+        return self._in_fragment
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The events, or fragments, that `chunk` completes."""
+        if not self._held and chunk.endswith(b"\n\n") and b"\r" not in chunk and not self._in_fragment:
+            return self._whole(chunk)
+        return self._mixed(chunk)
+
+    def rest(self) -> bytes:
+        """What is held of an event that has not ended; the splitter is empty after it."""
+        held, self._held = bytes(self._held), bytearray()
+        return held
+
+    def _whole(self, chunk: bytes) -> list[bytes]:
+        """The common chunk, of whole events only and with plain line ends."""
+        if len(chunk) <= self._limit_bytes and chunk.find(b"\n\n") == len(chunk) - 2:
+            return [chunk]
+        parts: list[bytes] = []
+        start = 0
+        while start < len(chunk):
+            end = chunk.find(b"\n\n", start) + 2
+            if end == 1:  # an odd number of line ends closes the chunk: the last may begin a blank line
+                self._held += chunk[start:]
+                break
+            parts.append(self._event(chunk[start:end]))
+            start = end
+        return parts
+
+    def _mixed(self, chunk: bytes) -> list[bytes]:
+        held = self._held
+        scan = max(0, len(held) - _LONGEST_END)
+        held += chunk
+        parts: list[bytes] = []
+        start = 0
+        while (match := _BLANK_LINE.search(held, scan)) is not None:
+            end = match.end()
+            if end == len(held) and held[-1:] == b"\r":
+                break  # the next byte may be the \n that belongs to it
+            parts.append(self._event(bytes(held[start:end])))
+            start = scan = end
+        del held[:start]
+        if self._in_fragment or len(held) > self._limit_bytes:
+            parts.extend(self._flush())
+        return parts
+
+    def _event(self, event: bytes) -> bytes:
+        if self._in_fragment or len(event) > self._limit_bytes:
+            self._in_fragment = False
+            return Fragment(event)
+        return event
+
+    def _flush(self) -> list[bytes]:
+        """All that is held but the line ends with which the event may be about to end."""
+        kept = len(self._held.rstrip(b"\r\n"))
+        self._in_fragment = True
+        if not kept:
+            return []
+        fragment = Fragment(self._held[:kept])
+        del self._held[:kept]
+        return [fragment]
+
+
+def event_data(event: bytes) -> bytes | None:
+    """The event's data lines joined with \\n; None for a comment or an event without data."""
+    if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
+        return event[6:-2]
+    lines = [_value(line) for line in event.splitlines() if _is_data(line)]
+    return b"\n".join(lines) if lines else None
+
+
+def with_data(event: bytes, data: bytes) -> bytes:
+    """The event with one data line in place of its own; other lines and line ends stay. `data` holds no line end."""
+    lines: list[bytes] = []
+    is_written = False
+    for line in event.splitlines(keepends=True):
+        if not _is_data(line):
+            lines.append(line)
+        elif not is_written:
+            is_written = True
+            lines.append(b"data: " + data + line[len(line.rstrip(b"\r\n")) :])
+    return b"".join(lines)
+
+
+def _is_data(line: bytes) -> bool:
+    return line.startswith(b"data:") or line.rstrip(b"\r\n") == b"data"
+
+
+def _value(line: bytes) -> bytes:
+    return line[5:].removeprefix(b" ")

@@ -1,0 +1,5 @@
+"""`python -m ppd.servers` is `ppd`: what starts another part of the project needs no script on the PATH."""
+
+from .cli import main
+
+main()

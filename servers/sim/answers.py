@@ -1,0 +1,81 @@
+"""The text of an answer: a deterministic function of every token whose KV the engine holds.
+
+A lost, foreign or stale block changes the chain, so it shows in the text. The words are pronounceable gibberish.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterable
+
+from .tokens import encode
+
+_VOWELS = frozenset(encode("aeiou"))
+_OPEN = encode("aeiou")
+_CLOSED = encode("bdfgklmnprstvz")
+_SPACE = ord(" ")
+_SHORTEST, _SPREAD = 24, 72  # natural lengths: 24 to 95 tokens, end-of-answer included
+
+
+class AnswerChain:
+    """The state that the next token is drawn from. `key` stands for the weights: the same key, the same answers."""
+
+    def __init__(self, key: bytes, tokens: Iterable[int]) -> None:
+        held = array("I", tokens)
+        self._digest = hashlib.blake2b(held.tobytes(), digest_size=8, key=key)
+        self._last = held[-1] if held else 0
+
+    def append(self, token: int) -> None:
+        self._digest.update(array("I", (token,)).tobytes())
+        self._last = token
+
+    def natural_length(self) -> int:
+        """Tokens that the answer to what is held now would have."""
+        return _SHORTEST + (self._draw() >> 32) % _SPREAD
+
+    def next_token(self) -> int:
+        """After a vowel a consonant or, three times in eight, the word ends; after a consonant a vowel."""
+        draw = self._draw()
+        if self._last in _VOWELS:
+            if draw % 8 < 3:
+                return _SPACE
+            return _CLOSED[(draw >> 8) % len(_CLOSED)]
+        if self._last in _CLOSED:
+            return _OPEN[(draw >> 8) % len(_OPEN)]
+        letters = _CLOSED + _OPEN
+        return letters[(draw >> 8) % len(letters)]
+
+    def _draw(self) -> int:
+        return int.from_bytes(self._digest.copy().digest())
+
+
+class StopText:
+    """Text on its way to the client: what may yet turn out to be a stop string is held back."""
+
+    def __init__(self, stop: tuple[str, ...], *, include_stop: bool = False) -> None:
+        self._stop = stop
+        self._include_stop = include_stop
+        self._hold = max((len(text) for text in stop), default=1) - 1
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """What may be sent now; once `matched` is set, the text is complete."""
+        self._held += text
+        if not may_stop:
+            return self.flush()
+        if text:
+            found = [(self._held.find(stop), stop) for stop in self._stop if stop in self._held]
+            if found:
+                at, self.matched = min(found)
+                end = at + (len(self.matched) if self._include_stop else 0)
+                self._held = self._held[:end]
+                return self.flush()
+        split = max(0, len(self._held) - self._hold)
+        sent, self._held = self._held[:split], self._held[split:]
+        return sent
+
+    def flush(self) -> str:
+        sent, self._held = self._held, ""
+        return sent

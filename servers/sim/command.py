@@ -1,0 +1,69 @@
+"""`ppd sim`, also `python -m ppd.servers.sim`: one simulated engine in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import replace
+from typing import Any
+
+import click
+from ppd.proxy.errors import ConfigError
+from ppd.proxy.workers import Role
+
+from ..timing import EngineProfile
+from .config import LoadFailurePolicy, SimConfig
+from .running import running_engine
+
+_DEFAULT = SimConfig()
+
+
+@click.command("sim")
+@click.option("--role", type=click.Choice([role.value for role in Role]), default="R", help="P, D or R.")
+@click.option("--host", default=_DEFAULT.host, show_default=True)
+@click.option("--port", default=8000, show_default=True, help="0: a free one.")
+@click.option("--model", default=_DEFAULT.model, show_default=True, help="Name to serve.")
+@click.option("--lora", "loras", multiple=True, help="A further name to serve; repeatable.")
+@click.option("--block-size", default=_DEFAULT.block_size, show_default=True, help="Tokens per KV block.")
+@click.option("--num-blocks", default=_DEFAULT.num_blocks, show_default=True, help="KV blocks.")
+@click.option("--max-model-len", default=_DEFAULT.max_model_len, show_default=True, help="Tokens of context.")
+@click.option("--max-num-seqs", default=_DEFAULT.max_num_seqs, show_default=True, help="Requests in the batch.")
+@click.option("--max-num-batched-tokens", default=EngineProfile().max_batched_tokens, show_default=True)
+@click.option("--side-channel-port", default=0, show_default="a free one", help="Where peers pull KV.")
+@click.option("--kv-events-endpoint", default="", help="ZeroMQ endpoint, such as tcp://*:5557.")
+@click.option("--kv-events-topic", default="")
+@click.option("--time-scale", default=1.0, show_default=True, help="1: as slow as an H100; 0: as fast as possible.")
+@click.option("--lease-s", default=_DEFAULT.lease_s, show_default=True, help="How long P keeps a finished prefill.")
+@click.option(
+    "--kv-load-failure-policy",
+    "load_failure_policy",
+    type=click.Choice([policy.value for policy in LoadFailurePolicy]),
+    default=_DEFAULT.load_failure_policy.value,
+    show_default=True,
+)
+@click.option("--engine-id", default="", show_default="random")
+@click.option("--api-key", default="", help="Asked of clients under /v1.")
+@click.option("--seed", default=0, show_default=True, help="Engines of one model and seed answer alike.")
+@click.option("--allow-faults", is_flag=True, help="POST /faults makes the engine misbehave; for tests.")
+def command(role: str, load_failure_policy: str, max_num_batched_tokens: int, **options: Any) -> None:
+    """Run a simulated vLLM engine until SIGTERM or SIGINT; what is in flight then ends as aborted."""
+    try:
+        config = SimConfig(
+            role=Role(role),
+            load_failure_policy=LoadFailurePolicy(load_failure_policy),
+            profile=replace(EngineProfile(), max_batched_tokens=max_num_batched_tokens),
+            **options,
+        )
+    except ConfigError as exc:
+        raise click.UsageError(exc.message) from exc
+    asyncio.run(_run(config))
+
+
+async def _run(config: SimConfig) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    async with running_engine(config) as engine:
+        click.echo(f"simulated engine {config.role} {config.model} on http://{engine.address}")
+        await stopped.wait()

@@ -1,0 +1,45 @@
+"""What one engine has counted since it started; `metrics` shows it under vLLM's names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Trap(StrEnum):
+    """Misuse of a KV handoff that a real engine does not survive, or answers wrongly, and says little about."""
+
+    NO_REMOTE_BLOCKS = "no_remote_blocks"  # D: do_remote_prefill without block ids; the engine dies
+    TOO_FEW_BLOCKS = "too_few_blocks"  # D: fewer remote blocks than the prompt needs; the engine dies
+    NO_REMOTE_ADDRESS = "no_remote_address"  # D: host, port, engine or request id is missing; the request hangs
+    WRONG_ENGINE = "wrong_engine"  # P: the pull names another engine; the load fails
+    FOREIGN_BLOCKS = "foreign_blocks"  # P: block ids that are not the handoff's; wrong KV
+    UNKNOWN_HANDOFF = "unknown_handoff"  # P: no such request; wrong KV
+    EXPIRED_HANDOFF = "expired_handoff"  # P: pulled after the lease; wrong KV
+    USED_HANDOFF = "used_handoff"  # P: pulled again after it was freed; wrong KV
+
+
+@dataclass(slots=True)
+class Counters:
+    """Only the engine writes here. Tokens unless the name says otherwise."""
+
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    local_compute_tokens: int = 0
+    local_cache_hit_tokens: int = 0
+    external_kv_tokens: int = 0  # pulled from another engine
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    external_queries: int = 0
+    external_hits: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    pulled_blocks: int = 0
+    handoffs: int = 0  # finished prefills pinned for a peer
+    expired_handoffs: int = 0
+    notifications_after_expiry: int = 0
+    failed_transfers: int = 0
+    failed_notifications: int = 0
+    finished: Counter[str] = field(default_factory=Counter)  # requests by finish reason
+    traps: Counter[Trap] = field(default_factory=Counter)

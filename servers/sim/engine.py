@@ -1,0 +1,347 @@
+"""The asyncio shell of one engine: the step loop, KV pulls, and the way from a request to its tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ..timing import request_time_s, transfer_time_s
+from .blocks import BlockPool
+from .config import LoadFailurePolicy, SimConfig
+from .counters import Counters
+from .errors import EngineFailure
+from .faults import Faults
+from .handoffs import HandoffLedger, RemotePrefill, Transfer, read_transfer
+from .kv_events import KvEventPublisher
+from .metrics import EngineMetrics
+from .replies import Delta
+from .requests import Generation
+from .scheduler import EngineDied, HandedOver, Output, Pull, Scheduler
+from .sequences import Finish, Sequence
+from .side_channel import PeerError, Peers
+
+_log = logging.getLogger(__name__)
+_CATCH_UP_S = 0.05  # how much of a late step the next ones may make up for
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One generation request as it arrived, kept for tests."""
+
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+
+class Answers:
+    """The deltas of one request's choices, as they come; ends when every choice has."""
+
+    def __init__(self, choices: int) -> None:
+        self._open = choices
+        self._inbox: asyncio.Queue[Delta | EngineFailure] = asyncio.Queue()
+
+    def put(self, item: Delta | EngineFailure) -> None:
+        self._inbox.put_nowait(item)
+
+    def __aiter__(self) -> Answers:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._open == 0:
+            raise StopAsyncIteration
+        item = await self._inbox.get()
+        if isinstance(item, EngineFailure):
+            raise item
+        self._open -= item.finish is not None
+        return item
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """Where a sequence's tokens go, and when its last one came, for the latencies."""
+
+    answers: Answers
+    choice: int
+    arrived_at: float
+    last_at: float | None = None
+
+
+class SimEngine:
+    """One engine's state and its tasks. The pure parts are public, for tests to look at.
+
+    address: host:port of the HTTP server; side_address: host and port where peers pull. Both are set by the server.
+    """
+
+    def __init__(
+        self,
+        config: SimConfig,
+        peers: Peers,
+        *,
+        events: KvEventPublisher | None = None,
+        now: Callable[[], float] = time.monotonic,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+    ) -> None:
+        self.config = config
+        self.engine_id = config.engine_id or new_id()
+        self.address = ""
+        self.side_address: tuple[str, int] = (config.host, config.side_channel_port)
+        self.started_at = time.time()
+        self.counters = Counters()
+        self.faults = Faults()
+        self.received: deque[Received] = deque(maxlen=config.keep_requests)
+        self.pool = BlockPool(config.num_blocks, config.block_size, records_events=events is not None)
+        self.handoffs = HandoffLedger(self.pool, self.counters, lease_s=config.lease_s, now=now)
+        self.scheduler = Scheduler(
+            self.pool, self.handoffs, self.counters, config.profile, max_num_seqs=config.max_num_seqs
+        )
+        self.metrics = EngineMetrics(self)
+        self.is_dead = False
+        self.is_stopping = False
+        self._peers = peers
+        self._events = events
+        self._now = now
+        self._new_id = new_id
+        self._tickets: dict[str, _Ticket] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+
+    @property
+    def pinned(self) -> int:
+        """Handoffs that wait for their reader."""
+        return len(self.handoffs)
+
+    def new_id(self) -> str:
+        return self._new_id()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def start(self) -> None:
+        self._spawn(self._run())
+        if self.config.transfers_kv:
+            self._spawn(self._heartbeat())
+
+    def stop(self) -> None:
+        """End everything in flight with finish reason abort; what arrives from now on ends at once."""
+        self.is_stopping = True
+        for sequence in self.scheduler.sequences:
+            self.scheduler.abort(sequence)
+        for ticket in self._tickets.values():
+            ticket.answers.put(Delta(ticket.choice, "", None, Finish.ABORT))
+        self._tickets.clear()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @asynccontextmanager
+    async def generate(self, generation: Generation, request_id: str) -> AsyncIterator[Answers]:
+        """The answers to a request; leaving early aborts it. EngineFailure if the engine is, or falls, dead."""
+        transfer = self._transfer(generation.transfer_params)
+        sequences = self._sequences(generation, request_id, transfer)
+        answers = Answers(len(sequences))
+        arrived_at = self._now()
+        try:
+            prompt_tokens = sum(map(len, generation.prompts))
+            pulled = transfer.remote is not None
+            await self._pause(request_time_s(self.config.profile, prompt_tokens, pulled=pulled))
+            self._submit(sequences, answers, arrived_at)
+            yield answers
+        finally:
+            for sequence in sequences:
+                self._abandon(sequence)
+
+    def decline(self, params: Any) -> None:
+        """A D leg was turned away before the engine saw it: tell P that its blocks are free."""
+        remote = self._transfer(params).remote if isinstance(params, dict) else None
+        if remote is not None:
+            self._spawn(self._notify(remote))
+
+    def _transfer(self, params: dict[str, Any] | None) -> Transfer:
+        return read_transfer(params) if self.config.transfers_kv else Transfer()
+
+    def _sequences(self, generation: Generation, request_id: str, transfer: Transfer) -> list[Sequence]:
+        key = hashlib.sha256(f"{generation.model}:{self.config.seed}".encode()).digest()
+        return [
+            Sequence(
+                id=f"{request_id}-{self._new_id()[:8]}",
+                prompt=prompt,
+                sampling=generation.sampling,
+                namespace=generation.namespace,
+                answer_key=key,
+                transfer=transfer,
+            )
+            for prompt in generation.prompts
+            for _ in range(generation.choices)
+        ]
+
+    def _submit(self, sequences: list[Sequence], answers: Answers, arrived_at: float) -> None:
+        if self.is_dead:
+            raise EngineFailure("EngineCore encountered an issue.")
+        for choice, sequence in enumerate(sequences):
+            if self.is_stopping:
+                answers.put(Delta(choice, "", None, Finish.ABORT))
+                continue
+            self._tickets[sequence.id] = _Ticket(answers, choice, arrived_at)
+            self.scheduler.add(sequence)
+        self.wake()
+
+    def _abandon(self, sequence: Sequence) -> None:
+        """The client has left, or has all it wanted."""
+        if self._tickets.pop(sequence.id, None) is None or self.is_dead:
+            return
+        remote = sequence.transfer.remote
+        if sequence.wants_pull and remote is not None:
+            self._spawn(self._notify(remote))
+        self.scheduler.abort(sequence)
+        self.wake()
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        ends_at = clock()
+        try:
+            while True:
+                self._wake.clear()
+                self.handoffs.expire()
+                step = self.scheduler.plan()
+                for pull in step.pulls:
+                    self._spawn(self._pull(pull))
+                if not step.chunks:
+                    self._publish()
+                    await self._idle()
+                    ends_at = clock()
+                    continue
+                # Counted from the last step's end, so that this process's own work does not lengthen the steps.
+                ends_at = max(ends_at, clock() - _CATCH_UP_S) + step.duration_s * self.config.time_scale
+                await asyncio.sleep(max(0.0, ends_at - clock()))
+                for output in self.scheduler.complete(step):
+                    self._deliver(output)
+                self._publish()
+        except EngineDied as death:
+            _log.error("engine died: %s", death)
+            self._die()
+        except Exception:
+            _log.exception("engine died")
+            self._die()
+
+    def _die(self) -> None:
+        self.is_dead = True
+        for ticket in self._tickets.values():
+            ticket.answers.put(EngineFailure("EngineCore encountered an issue."))
+        self._tickets.clear()
+
+    async def _idle(self) -> None:
+        """Until there is news, or a lease ends and its blocks come free."""
+        deadline = self.handoffs.next_deadline
+        timeout = None if deadline is None else max(0.0, deadline - self._now())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), timeout)
+
+    async def _pull(self, pull: Pull) -> None:
+        profile, latencies = self.config.profile, self.metrics.latencies
+        begun = self._now()
+        try:
+            contents = await self._peers.read(pull.remote, pull.remote_ids)
+        except PeerError as failure:
+            _log.warning("KV load failed: %s", failure)
+            self.counters.failed_transfers += 1
+            recompute = self.config.load_failure_policy is LoadFailurePolicy.RECOMPUTE
+            output = self.scheduler.pull_failed(pull, recompute=recompute)
+            if output is not None:
+                self._deliver(output)
+        else:
+            await self._pause(transfer_time_s(profile, pull.tokens))
+            await self._notify(pull.remote)
+            latencies.transfer_s.observe(self._now() - begun)
+            latencies.transfer_bytes.observe(pull.tokens * profile.kv_bytes_per_token)
+            self.scheduler.pull_arrived(pull, contents)
+        self.wake()
+
+    async def _notify(self, remote: RemotePrefill) -> None:
+        try:
+            await self._peers.close(remote)
+        except PeerError:
+            self.counters.failed_notifications += 1
+
+    async def _heartbeat(self) -> None:
+        """Keep the leases of prompts that are queued here for a pull, six times per lease."""
+        while True:
+            await asyncio.sleep(self.config.lease_s / 6)
+            for sequence in self.scheduler.sequences:
+                remote = sequence.transfer.remote
+                if sequence.wants_pull and remote is not None and remote.has_heartbeat:
+                    with suppress(PeerError):
+                        await self._peers.extend(remote)
+
+    def _deliver(self, output: Output) -> None:
+        sequence, now = output.sequence, self._now()
+        ticket = self._tickets.get(sequence.id)
+        if ticket is None:
+            return
+        latencies = self.metrics.latencies
+        if output.token is not None:
+            if ticket.last_at is None:
+                latencies.first_token_s.observe(now - ticket.arrived_at)
+            else:
+                latencies.between_tokens_s.observe(now - ticket.last_at)
+            ticket.last_at = now
+        if output.finish is not None:
+            latencies.request_s.observe(now - ticket.arrived_at)
+            del self._tickets[sequence.id]
+        if output.finish is Finish.ERROR:
+            ticket.answers.put(EngineFailure("Internal server error"))
+            return
+        ticket.answers.put(
+            Delta(
+                ticket.choice,
+                output.text,
+                output.token,
+                output.finish,
+                stop_reason=sequence.stop_reason if output.finish else None,
+                cached_tokens=sequence.cached_tokens,
+                transfer_params=self._handoff_params(output.handed_over) if output.handed_over else None,
+            )
+        )
+
+    def _handoff_params(self, handed_over: HandedOver) -> dict[str, Any]:
+        """P's kv_transfer_params, ready for D, with every field that vLLM 0.33 sends."""
+        host, port = self.side_address
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(handed_over.block_ids)],
+            "remote_engine_id": self.engine_id,
+            "remote_request_id": handed_over.request_id,
+            "remote_host": host,
+            "remote_port": port,
+            "tp_size": 1,
+            "dcp_size": 1,
+            "pp_size": 1,
+            "remote_num_tokens": handed_over.tokens,
+            "remote_blocks_expiry_time": None,
+            "remote_registration_generation": 0,
+            "transfer_mode": "pull",
+            "remote_prefill_cached_tokens": handed_over.cached_tokens,
+        }
+
+    def _publish(self) -> None:
+        if self._events is not None:
+            self._events.publish(self.pool.events)
+
+    async def _pause(self, duration_s: float) -> None:
+        """A duration of the profile; at time scale 0 only the other tasks get their turn."""
+        await asyncio.sleep(duration_s * self.config.time_scale)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

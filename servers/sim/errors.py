@@ -1,0 +1,33 @@
+"""What the simulated engine answers when it does not answer, in vLLM's words.
+
+SimError
+  BadRequest      400  BadRequestError
+  UnknownName     404  NotFoundError: a model or a response that is not here
+  EngineFailure   500  InternalServerError: a KV load that failed under policy `fail`, or a dead engine
+"""
+
+from __future__ import annotations
+
+
+class SimError(Exception):
+    status = 500
+    kind = "InternalServerError"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class BadRequest(SimError):
+    status = 400
+    kind = "BadRequestError"
+
+
+class UnknownName(SimError):
+    status = 404
+    kind = "NotFoundError"
+
+
+class EngineFailure(SimError):
+    pass

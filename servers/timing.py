@@ -1,0 +1,88 @@
+"""How long an engine takes: a step, a request's host work, a KV transfer. Pure; sleeping is the caller's.
+
+One law serves the simulated engine, which waits it out, and the simulator in virtual time, which only adds it up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ppd.proxy.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineProfile:
+    """What work costs on one engine, in seconds and bytes; the defaults are an H100 with Llama-3.1-8B.
+
+    The defaults decompose the laws fitted to the published PPD measurements (4 x H100, vLLM 0.13, P2pNccl over NVLink;
+    m new and c cached prompt tokens, B decoding sequences with C thousand tokens of context each; milliseconds):
+
+    * TPOT 8.1 + 0.11 B + 0.027 B C: `step_s`, `decode_sequence_s` and `context_token_s`;
+    * TTFT of an append on D, 31.3 + 0.031 m + 0.017 c: one step and the request's host work. The slope in c is paid
+      per prompt token on the host (render, hash, look up), so it delays the request and nobody else; what is left of
+      the slope in m is `prefill_token_s`, which every decoding neighbour waits for. With it an append of 1,024 tokens
+      at the published rates lengthens TPOT by 30 to 50 %, and one of 128 tokens by less than 5 %, as measured;
+    * TTFT through P, 92.2 + 0.045 m + 0.0245 c: the same on P, then D's fixed request cost, one transfer, one step.
+
+    `attention_pair_s` is not in those laws (its share is 2 ms at m = 1,024, c = 2,048); it is the attention's
+    arithmetic, 0.5 MFLOP for each pair of a new token and an earlier one, and matters from 30,000 tokens of context on.
+    """
+
+    step_s: float = 8.1e-3  # any step, however little it computes
+    decode_sequence_s: float = 0.11e-3
+    context_token_s: float = 27e-9  # per token of context that a decoding sequence reads
+    prefill_token_s: float = 14e-6
+    attention_pair_s: float = 1e-9  # per (prompt token, earlier token)
+    request_s: float = 23.2e-3  # host work before a request can be scheduled
+    request_token_s: float = 17e-6  # the same per prompt token, where the prompt is not pulled from elsewhere
+    transfer_s: float = 29.6e-3  # any KV transfer, however small
+    transfer_bytes_per_s: float = 16e9
+    kv_bytes_per_token: int = 131_072
+    max_batched_tokens: int = 8192  # tokens that one step may compute
+
+    def __post_init__(self) -> None:
+        costs = {name: getattr(self, name) for name in self.__slots__}
+        for name, value in costs.items():
+            if value < 0:
+                raise ConfigError(f"{name} must not be negative, got {value}", param=name)
+        for name in ("transfer_bytes_per_s", "kv_bytes_per_token", "max_batched_tokens"):
+            if costs[name] == 0:
+                raise ConfigError(f"{name} must be positive, got 0", param=name)
+
+
+def attention_pairs(chunk_tokens: int, context_tokens: int) -> int:
+    """Pairs of a token and one at or before it, for a prefill chunk of `chunk_tokens` after `context_tokens`."""
+    return chunk_tokens * context_tokens + chunk_tokens * (chunk_tokens + 1) // 2
+
+
+def step_time_s(
+    profile: EngineProfile,
+    decode_sequences: int,
+    decode_context_tokens: int,
+    prefill_tokens: int,
+    prefill_attention_pairs: int,
+) -> float:
+    """Duration of one engine step.
+
+    decode_context_tokens: summed over the decoding sequences; prefill_tokens and prefill_attention_pairs (see
+    `attention_pairs`): summed over the step's prefill chunks.
+    """
+    return (
+        profile.step_s
+        + profile.decode_sequence_s * decode_sequences
+        + profile.context_token_s * decode_context_tokens
+        + profile.prefill_token_s * prefill_tokens
+        + profile.attention_pair_s * prefill_attention_pairs
+    )
+
+
+def request_time_s(profile: EngineProfile, prompt_tokens: int, *, pulled: bool) -> float:
+    """Host work between a request's arrival and the scheduler; `pulled`: the prompt's KV comes from another engine."""
+    return profile.request_s + (0.0 if pulled else profile.request_token_s * prompt_tokens)
+
+
+def transfer_time_s(profile: EngineProfile, tokens: int) -> float:
+    """Duration of moving the KV of `tokens` tokens between two engines; nothing to move takes no time."""
+    if tokens == 0:
+        return 0.0
+    return profile.transfer_s + tokens * profile.kv_bytes_per_token / profile.transfer_bytes_per_s

@@ -1,0 +1,42 @@
+"""Workers for the connectors' tests, and P's answer to a prefill leg as vLLM 0.33 writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from ppd.proxy.legs import Pair
+from ppd.proxy.turns import Fields
+from ppd.proxy.workers import Role, Worker
+
+
+@pytest.fixture
+def make_pair() -> Callable[..., Pair]:
+    def make(address: str = "10.0.0.5:8100", version: str = "0.33.0", connector: str = "nixl") -> Pair:
+        prefill = Worker(
+            role=Role.PREFILL,
+            address=address,
+            connector=connector,
+            coordinates={"zmq_address": "10.0.0.5:21001"},
+            engine_version=version,
+        )
+        decode = Worker(
+            role=Role.DECODE,
+            address="10.0.0.9:8200",
+            connector=connector,
+            coordinates={"zmq_address": "10.0.0.9:22001"},
+            engine_version=version,
+        )
+        return Pair(prefill, decode)
+
+    return make
+
+
+@pytest.fixture
+def fields_of() -> Callable[[dict[str, Any]], Fields]:
+    def fields_of(body: dict[str, Any]) -> Fields:
+        return msgspec.json.decode(msgspec.json.encode(body), type=Fields)
+
+    return fields_of

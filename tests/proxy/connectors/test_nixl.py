@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ppd.proxy.connectors import CONNECTORS
+from ppd.proxy.connectors.nixl import Nixl
+from ppd.proxy.legs import Handoff, NoHandoff, Pair
+from ppd.proxy.turns import Endpoint, Fields
+from ppd.proxy.workers import Role, Worker, WorkerId
+
+FieldsOf = Callable[[dict[str, Any]], Fields]
+MakePair = Callable[..., Pair]
+
+PARAMS: dict[str, Any] = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_block_ids": [[17, 18, 19]],
+    "remote_engine_id": "6f2e",
+    "remote_request_id": "chatcmpl-abc-1a2b3c4d",
+    "remote_host": "10.0.0.5",
+    "remote_port": 5600,
+    "tp_size": 2,
+    "dcp_size": 1,
+    "pp_size": 1,
+    "remote_num_tokens": 734,
+    "remote_blocks_expiry_time": None,
+    "remote_registration_generation": 0,
+    "transfer_mode": "pull",
+    "remote_prefill_cached_tokens": 512,
+}
+USAGE = {"prompt_tokens": 734, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 500}}
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def answer(params: object = PARAMS, **members: Any) -> bytes:
+    return msgspec.json.encode({"id": "chatcmpl-1", "choices": [], "usage": USAGE, "kv_transfer_params": params})
+
+
+def without(name: str) -> dict[str, Any]:
+    return {key: value for key, value in PARAMS.items() if key != name}
+
+
+def body_of(body: bytes) -> dict[str, Any]:
+    decoded: dict[str, Any] = msgspec.json.decode(body)
+    return decoded
+
+
+def test_the_prefill_leg_asks_p_to_keep_the_blocks(fields_of: FieldsOf, make_pair: MakePair) -> None:
+    fields = fields_of({**CHAT, "stream": True, "kv_transfer_params": {"remote_host": "evil"}})
+    leg = Nixl().prefill_leg(Endpoint.CHAT, fields, make_pair(), "leg-1")
+    assert leg.path == "/v1/chat/completions"
+    assert leg.headers == {"X-Request-Id": "leg-1"}
+    assert body_of(leg.body) == {
+        **CHAT,
+        "stream": False,
+        "max_tokens": 1,
+        "ignore_eos": True,
+        "kv_transfer_params": {
+            "do_remote_decode": True,
+            "do_remote_prefill": False,
+            "remote_engine_id": None,
+            "remote_block_ids": None,
+            "remote_host": None,
+            "remote_port": None,
+        },
+    }
+
+
+def test_the_prefill_leg_is_cut_for_the_version_of_p(fields_of: FieldsOf, make_pair: MakePair) -> None:
+    fields = fields_of({**CHAT, "tool_choice": "required"})
+    old = Nixl().prefill_leg(Endpoint.CHAT, fields, make_pair(version="0.18.0"), "leg-1")
+    new = Nixl().prefill_leg(Endpoint.CHAT, fields, make_pair(version="0.33.0"), "leg-1")
+    assert "tool_choice" not in body_of(old.body)
+    assert body_of(new.body)["tool_choice"] == "required"
+
+
+def test_the_decode_leg_is_the_clients_body_with_ps_parameters_as_they_came(
+    fields_of: FieldsOf, make_pair: MakePair
+) -> None:
+    connector, pair = Nixl(), make_pair()
+    handoff = connector.handoff(answer(), pair)
+    assert isinstance(handoff, Handoff)
+    fields = fields_of({**CHAT, "max_tokens": 64, "kv_transfer_params": {"remote_host": "evil"}})
+    leg = connector.decode_leg(Endpoint.CHAT, fields, pair, "leg-2", handoff)
+    assert leg.headers == {"X-Request-Id": "leg-2"}
+    assert body_of(leg.body) == {**CHAT, "max_tokens": 64, "kv_transfer_params": PARAMS}
+    plain = connector.decode_leg(Endpoint.CHAT, fields, pair, "leg-2", None)
+    assert body_of(plain.body) == {**CHAT, "max_tokens": 64}
+
+
+def test_a_handoff_says_what_it_covers(make_pair: MakePair) -> None:
+    handoff = Nixl().handoff(answer(), make_pair())
+    assert isinstance(handoff, Handoff)
+    assert (handoff.tokens, handoff.cached_tokens) == (734, 512)
+    assert handoff.prefill_worker == WorkerId("10.0.0.5:8100")
+
+
+@pytest.mark.parametrize(
+    ("params", "tokens", "cached_tokens"),
+    [
+        (without("remote_num_tokens"), 0, 512),
+        (without("remote_prefill_cached_tokens"), 734, 500),
+        ({**PARAMS, "remote_prefill_cached_tokens": None, "remote_num_tokens": "734"}, 0, 500),
+        ({**PARAMS, "remote_prefill_cached_tokens": 0}, 734, 0),
+    ],
+)
+def test_older_engines_leave_counts_out(
+    params: dict[str, Any], tokens: int, cached_tokens: int, make_pair: MakePair
+) -> None:
+    handoff = Nixl().handoff(answer(params), make_pair())
+    assert isinstance(handoff, Handoff)
+    assert (handoff.tokens, handoff.cached_tokens) == (tokens, cached_tokens)
+
+
+@pytest.mark.parametrize("blocks", [[[1]], [[], [4, 5]], [7, 8]])
+def test_blocks_come_in_groups_or_flat(blocks: object, make_pair: MakePair) -> None:
+    assert isinstance(Nixl().handoff(answer({**PARAMS, "remote_block_ids": blocks}), make_pair()), Handoff)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"", "answer_undecodable"),
+        (b"<html>", "answer_undecodable"),
+        (b"[1]", "answer_undecodable"),
+        (b"\xff\xfe", "answer_undecodable"),
+        (b"[" * 100_000, "answer_undecodable"),
+        (b'{"kv_transfer_params": "x"}', "answer_undecodable"),
+        (b"{}", "params_missing"),
+        (answer(None), "params_missing"),
+        (answer({}), "params_missing"),
+        (answer(without("do_remote_prefill")), "not_a_remote_prefill"),
+        (answer({**PARAMS, "do_remote_prefill": False}), "not_a_remote_prefill"),
+        (answer({**PARAMS, "do_remote_prefill": 1}), "not_a_remote_prefill"),
+        (answer({**PARAMS, "transfer_mode": "push"}), "transfer_mode_not_pull"),
+        (answer(without("remote_block_ids")), "remote_block_ids_empty"),
+        (answer({**PARAMS, "remote_block_ids": None}), "remote_block_ids_empty"),
+        (answer({**PARAMS, "remote_block_ids": []}), "remote_block_ids_empty"),
+        (answer({**PARAMS, "remote_block_ids": [[], []]}), "remote_block_ids_empty"),
+        (answer({**PARAMS, "remote_block_ids": ["17"]}), "remote_block_ids_empty"),
+        (answer(without("remote_engine_id")), "remote_engine_id_missing"),
+        (answer({**PARAMS, "remote_engine_id": ""}), "remote_engine_id_missing"),
+        (answer(without("remote_request_id")), "remote_request_id_missing"),
+        (answer(without("remote_host")), "remote_host_missing"),
+        (answer({**PARAMS, "remote_host": None}), "remote_host_missing"),
+        (answer({**PARAMS, "remote_host": 5}), "remote_host_invalid"),
+        (answer(without("remote_port")), "remote_port_missing"),
+        (answer({**PARAMS, "remote_port": "5600"}), "remote_port_invalid"),
+        (answer({**PARAMS, "remote_port": True}), "remote_port_invalid"),
+        (answer(without("tp_size")), "tp_size_missing"),
+        (answer({**PARAMS, "tp_size": 1.5}), "tp_size_invalid"),
+    ],
+)
+def test_an_incomplete_answer_is_no_handoff_and_says_why(body: bytes, reason: str, make_pair: MakePair) -> None:
+    assert Nixl().handoff(body, make_pair()) == NoHandoff(reason)
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "expected"),
+    [
+        ("10.0.0.5:8100", "localhost", "10.0.0.5"),
+        ("10.0.0.5:8100", "127.0.0.1", "10.0.0.5"),
+        ("gpu-1.lan:8100", "0.0.0.0", "gpu-1.lan"),
+        ("[fd00::5]:8100", "::1", "fd00::5"),
+        ("10.0.0.5:8100", "10.1.0.5", "10.1.0.5"),
+        ("127.0.0.1:8100", "localhost", "localhost"),
+        ("localhost:8100", "127.0.0.1", "127.0.0.1"),
+        ("127.0.0.2:8100", "localhost", "localhost"),
+    ],
+)
+def test_a_host_that_only_p_can_reach_is_replaced(
+    address: str, host: str, expected: str, make_pair: MakePair, fields_of: FieldsOf
+) -> None:
+    connector, pair = Nixl(), make_pair(address)
+    handoff = connector.handoff(answer({**PARAMS, "remote_host": host}), pair)
+    assert isinstance(handoff, Handoff)
+    body = body_of(connector.decode_leg(Endpoint.CHAT, fields_of(CHAT), pair, "l", handoff).body)
+    assert body["kv_transfer_params"] == {**PARAMS, "remote_host": expected}
+
+
+def test_unknown_parameters_go_through_byte_for_byte(make_pair: MakePair, fields_of: FieldsOf) -> None:
+    connector, pair = Nixl(), make_pair()
+    own = b'"new_in_2030": {"x": 1.50, "big": 123456789012345678901234567890}'
+    handoff = connector.handoff(answer()[:-2] + b"," + own + b"}}", pair)
+    assert isinstance(handoff, Handoff)
+    body = connector.decode_leg(Endpoint.CHAT, fields_of(CHAT), pair, "l", handoff).body
+    assert b'"new_in_2030":{"x": 1.50, "big": 123456789012345678901234567890}' in body
+
+
+@given(st.binary() | st.binary().map(lambda junk: answer()[:-1] + junk))
+def test_garbage_never_raises(body: bytes) -> None:
+    worker = Worker(role=Role.PREFILL, address="10.0.0.5:8100")
+    assert isinstance(Nixl().handoff(body, Pair(worker, worker)), Handoff | NoHandoff)
+
+
+def test_connectors_are_found_by_name() -> None:
+    assert {name: type(connector).__name__ for name, connector in CONNECTORS.items()} == {
+        "nixl": "Nixl",
+        "p2p_nccl": "P2pNccl",
+        "none": "NoConnector",
+    }

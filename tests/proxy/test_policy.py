@@ -1,0 +1,237 @@
+"""The decision, rule by rule: given a turn and a fleet, which route, which workers, and which reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ppd.proxy.config import Mode, Uncovered
+from ppd.proxy.errors import NoWorkerError
+from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
+from ppd.proxy.policy.decide import session_share
+from ppd.proxy.registry import WorkerView
+from ppd.proxy.residency import Residency
+from ppd.proxy.tables import DecisionTable, Weights, find
+from ppd.proxy.workers import Load, Role, Worker, WorkerId
+
+
+def view(role: str, number: int, **changes: Any) -> WorkerView:
+    worker = Worker(role=Role(role), address=f"{role.lower()}{number}:80", models=("m",))
+    return replace(WorkerView(worker=worker, name=f"{role}{number}", incarnation="i"), **changes)
+
+
+P1, P2, D1, D2, R1 = view("P", 1), view("P", 2), view("D", 1), view("D", 2), view("R", 1)
+FLEET = (P1, P2, D1, D2, R1)
+TABLE = DecisionTable.load(find("h100-llama-3.1-8b-2P_2D"))
+
+
+def held(worker: WorkerView, tokens: int = 1000, incarnation: str = "i", stamp: int = 0) -> Residency:
+    return Residency(worker.id, incarnation, tokens, stamp)
+
+
+FIRST = Turn(model="m", session_id="0" * 16, number=1, prompt_tokens=100, held_tokens=0, output_tokens=50)
+NEXT = Turn(
+    model="m",
+    session_id="0" * 16,
+    number=2,
+    prompt_tokens=1040,
+    held_tokens=1000,
+    output_tokens=50,
+    decode=held(D2),
+    prefill=held(P2, 900),
+)
+
+
+def rules(mode: Mode = Mode.ALWAYS_LOCAL, **changes: Any) -> Rules:
+    return replace(Rules(mode=mode), **changes)
+
+
+def by_table(w_ttft: float, w_tpot: float) -> Rules:
+    return Rules(mode=Mode.TABLE, scored=TABLE.scored(Weights(w_ttft, w_tpot)))
+
+
+def run(turn: Turn, fleet: tuple[WorkerView, ...] = FLEET, by: Rules | None = None, avoid: tuple[Any, ...] = ()) -> Decision:
+    return decide(turn, fleet, by or rules(), qps=2.0, now_s=100.0, avoid=avoid)
+
+
+@pytest.mark.parametrize(
+    ("by", "route", "reason"),
+    [
+        (rules(Mode.ALWAYS_LOCAL), Route.LOCAL, "mode_always_local"),
+        (rules(Mode.ALWAYS_SPLIT), Route.SPLIT, "mode_always_split"),
+        (rules(Mode.FRACTION, x=1.0), Route.LOCAL, "fraction_local"),
+        (rules(Mode.FRACTION, x=0.0), Route.SPLIT, "fraction_split"),
+        (rules(Mode.REPLICA), Route.REPLICA, "mode_replica"),
+        (by_table(1, 1), Route.LOCAL, "table_local"),
+        (by_table(0, 1), Route.SPLIT, "table_split"),
+        (rules(Mode.TABLE), Route.LOCAL, "no_table"),
+        (rules(Mode.TABLE, uncovered=Uncovered.SPLIT), Route.SPLIT, "no_table"),
+    ],
+)
+def test_a_follow_up_turn_goes_where_the_mode_says(by: Rules, route: Route, reason: str) -> None:
+    decision = run(NEXT, by=by)
+    assert (decision.route, decision.reason) == (route, reason)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.REPLICA])
+def test_the_first_turn_is_split_in_every_mode(mode: Mode) -> None:
+    decision = run(FIRST, by=rules(mode, x=1.0))
+    assert (decision.route, decision.reason) == (Route.SPLIT, "first_turn")
+
+
+def test_a_local_turn_runs_on_the_worker_that_holds_the_prefix() -> None:
+    decision = run(NEXT)
+    assert decision.decode is D2
+    assert decision.prefill is None
+    assert decision.cached_tokens == 1000
+
+
+@pytest.mark.parametrize(
+    ("turn", "fleet", "veto"),
+    [
+        (replace(NEXT, decode=None), FLEET, "not_resident"),
+        (replace(NEXT, held_tokens=0), FLEET, "not_resident"),
+        (replace(NEXT, decode=held(R1)), FLEET, "not_resident"),
+        (NEXT, (P1, D1, R1), "decode_gone"),
+        (NEXT, (P1, D1, replace(D2, up=False)), "decode_down"),
+        (NEXT, (P1, D1, replace(D2, draining=True)), "decode_draining"),
+        (NEXT, (P1, D1, replace(D2, suspect_until_s=101.0)), "decode_failed"),
+        (NEXT, (P1, D1, replace(D2, incarnation="j")), "decode_restarted"),
+        (NEXT, (P1, D1, replace(D2, load=Load(kv_capacity_tokens=5000), written_tokens=4001)), "evicted"),
+    ],
+)
+def test_what_stands_against_local_makes_it_a_split_with_the_reason_named(
+    turn: Turn, fleet: tuple[WorkerView, ...], veto: str
+) -> None:
+    decision = run(turn, fleet)
+    assert (decision.route, decision.reason, decision.vetoes) == (Route.SPLIT, veto, (veto,))
+    assert decision.wanted is Route.LOCAL
+
+
+def test_a_prefix_stays_believed_until_the_cache_was_written_over() -> None:
+    fleet = (P1, D1, replace(D2, load=Load(kv_capacity_tokens=5000), written_tokens=4000))
+    assert run(NEXT, fleet).route is Route.LOCAL
+
+
+def test_a_split_follow_up_returns_to_the_worker_that_lacks_only_the_new_blocks() -> None:
+    busy = replace(D2, inflight=9)
+    assert run(NEXT, (P1, D1, busy), rules(Mode.ALWAYS_SPLIT)).decode is busy
+
+
+@pytest.mark.parametrize(
+    ("fleet", "chosen"),
+    [
+        ((P1, replace(D1, inflight=2), replace(D2, inflight=1)), "D2"),
+        ((P1, replace(D1, load=Load(running=3)), replace(D2, inflight=2)), "D2"),
+        ((P1, replace(D1, load=Load(kv_usage=0.5)), replace(D2, load=Load(kv_usage=0.2))), "D2"),
+        ((P1, replace(D1, load=Load(kv_usage=0.97)), replace(D2, inflight=5)), "D2"),
+        ((P1, replace(D1, draining=True), replace(D2, inflight=5)), "D2"),
+        ((P1, replace(D1, suspect_until_s=200.0), replace(D2, inflight=5)), "D2"),
+    ],
+)
+def test_a_new_session_goes_to_the_decode_worker_with_least_load_and_most_room(
+    fleet: tuple[WorkerView, ...], chosen: str
+) -> None:
+    assert run(FIRST, fleet).decode.name == chosen
+
+
+@pytest.mark.parametrize(
+    ("turn", "fleet", "chosen"),
+    [
+        (FIRST, (replace(P1, queued_prefill_tokens=500), replace(P2, queued_prefill_tokens=400), D1), "P2"),
+        (NEXT, (replace(P1, queued_prefill_tokens=0), replace(P2, queued_prefill_tokens=800), D2), "P2"),
+        (NEXT, (replace(P1, queued_prefill_tokens=0), replace(P2, queued_prefill_tokens=950), D2), "P1"),
+    ],
+)
+def test_the_prefill_worker_is_the_one_with_fewest_tokens_to_compute_first(
+    turn: Turn, fleet: tuple[WorkerView, ...], chosen: str
+) -> None:
+    decision = run(turn, fleet, rules(Mode.ALWAYS_SPLIT))
+    assert decision.prefill is not None
+    assert decision.prefill.name == chosen
+
+
+def test_new_sessions_spread_over_idle_workers() -> None:
+    names = [run(replace(FIRST, session_id=f"{n:016x}")).decode.name for n in range(200)]
+    assert 60 < names.count("D1") < 140
+
+
+@pytest.mark.parametrize(
+    ("turn", "fleet", "route", "reason"),
+    [
+        (FIRST, (R1,), Route.REPLICA, "no_decode_worker"),
+        (FIRST, (P1, R1), Route.REPLICA, "no_decode_worker"),
+        (FIRST, (D1, R1), Route.REPLICA, "no_prefill_worker"),
+        (FIRST, (D1,), Route.LOCAL, "no_prefill_worker"),
+        (NEXT, (D2, R1), Route.LOCAL, "no_prefill_worker"),
+        (NEXT, (D1, R1), Route.REPLICA, "no_prefill_worker"),
+    ],
+)
+def test_a_fleet_without_a_role_still_answers(
+    turn: Turn, fleet: tuple[WorkerView, ...], route: Route, reason: str
+) -> None:
+    decision = run(turn, fleet, rules(Mode.ALWAYS_SPLIT))
+    assert (decision.route, decision.reason) == (route, reason)
+
+
+def test_kv_never_moves_between_engines_of_different_versions_or_connectors() -> None:
+    old = replace(P1, worker=replace(P1.worker, engine_version="0.32.0"))
+    other = replace(P2, worker=replace(P2.worker, connector="p2p_nccl"))
+    new_d = replace(D1, worker=replace(D1.worker, engine_version="0.33.0"))
+    assert run(FIRST, (old, other, new_d)).reason == "no_prefill_worker"
+
+
+def test_a_worker_that_failed_this_turn_is_not_asked_again() -> None:
+    assert run(FIRST, avoid=(P1.id, D1.id)).prefill is P2
+    assert run(FIRST, avoid=(P1.id, D1.id)).decode is D2
+    assert run(NEXT, avoid=(D2.id,)).reason == "decode_failed"
+
+
+def test_a_suspect_worker_is_asked_when_it_is_the_only_one() -> None:
+    alone = replace(D1, suspect_until_s=200.0)
+    assert run(FIRST, (P1, alone)).decode is alone
+
+
+@pytest.mark.parametrize("fleet", [(), (P1,), (replace(D1, up=False),), (replace(D1, draining=True),)])
+def test_a_fleet_that_cannot_serve_is_an_error(fleet: tuple[WorkerView, ...]) -> None:
+    with pytest.raises(NoWorkerError, match="'m'"):
+        run(FIRST, fleet)
+
+
+def test_workers_of_another_model_are_not_asked() -> None:
+    with pytest.raises(NoWorkerError):
+        run(replace(FIRST, model="other"))
+
+
+@pytest.mark.parametrize(
+    ("turn", "fleet", "route", "name"),
+    [
+        (replace(NEXT, single_engine="n"), FLEET, Route.LOCAL, "D2"),
+        (replace(FIRST, single_engine="n"), FLEET, Route.REPLICA, "R1"),
+        (replace(FIRST, single_engine="n"), (P1, D1), Route.LOCAL, "D1"),
+        (replace(NEXT, stored_response=True, held_tokens=0), FLEET, Route.LOCAL, "D2"),
+    ],
+)
+def test_what_needs_one_engine_is_never_split(
+    turn: Turn, fleet: tuple[WorkerView, ...], route: Route, name: str
+) -> None:
+    decision = run(turn, fleet, rules(Mode.ALWAYS_SPLIT))
+    assert (decision.route, decision.decode.name) == (route, name)
+
+
+def test_a_decision_carries_the_numbers_it_used() -> None:
+    decision = run(NEXT, by=by_table(1, 1))
+    assert decision.verdict is not None
+    assert decision.verdict.score is not None and decision.verdict.score > 0
+    assert decision.qps == 2.0
+
+
+def test_sessions_share_out_evenly_for_a_fraction() -> None:
+    shares = [session_share(f"{n * 2654435761 % 2**32:08x}") for n in range(1000)]
+    assert 300 < sum(share < 1 / 3 for share in shares) < 367
+
+
+def test_the_same_session_always_gets_the_same_worker() -> None:
+    assert {run(FIRST).decode.id for _ in range(5)} == {WorkerId(run(FIRST).decode.worker.address)}

@@ -1,0 +1,155 @@
+"""Joining, staying, leaving: the registry's rules for each source of workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ppd.proxy.heartbeats import Announcement
+from ppd.proxy.registry import Registry, WorkerView, can_pair, ways_to_serve
+from ppd.proxy.workers import Load, Role, Source, Worker, WorkerId
+
+D = Worker(role=Role.DECODE, address="d:1", models=("m",), incarnation="a", source=Source.AGENT)
+PING = Worker(role=Role.PREFILL, address="p:1", connector="p2p_nccl", source=Source.PING)
+STATIC = Worker(role=Role.DECODE, address="s:1")
+
+
+def heard(*announcements: Announcement, now_s: float = 0.0) -> Registry:
+    registry = Registry()
+    for said in announcements:
+        registry.hear(said, now_s)
+    return registry
+
+
+def only(registry: Registry) -> WorkerView:
+    (view,) = registry.views()
+    return view
+
+
+def test_a_heartbeat_brings_a_worker_and_its_load() -> None:
+    view = only(heard(Announcement(D, Load(3, 1, 0.5, 4096))))
+    assert (view.name, view.incarnation, view.load.running, view.state) == ("D1", "a", 3, "up")
+
+
+def test_silent_workers_are_dropped_after_their_time() -> None:
+    registry = heard(Announcement(D))
+    assert registry.expire(30.0, ttl_s=30.0) == ()
+    assert [view.id for view in registry.expire(30.1, ttl_s=30.0)] == ["d:1"]
+    assert registry.views() == ()
+
+
+def test_static_workers_do_not_expire_but_go_down_and_up_by_probes() -> None:
+    registry = Registry()
+    registry.add_static(STATIC, 0.0)
+    assert only(registry).state == "down"
+    registry.probed(STATIC.id, replace(STATIC, models=("m",), incarnation="7"), Load(), 1.0)
+    assert (only(registry).state, only(registry).worker.models) == ("up", ("m",))
+    assert registry.expire(10_000.0, ttl_s=30.0) == ()
+    registry.probe_failed(STATIC.id)
+    assert only(registry).state == "down"
+
+
+def test_a_new_incarnation_is_seen_and_the_counts_of_its_cache_start_over() -> None:
+    registry = heard(Announcement(D))
+    registry.wrote(D.id, 500)
+    registry.reserve(D.id, 0)
+    before = registry.residency(D.id, 100)
+    registry.hear(Announcement(replace(D, incarnation="b")), 1.0)
+    view = only(registry)
+    assert (view.incarnation, view.written_tokens, view.inflight) == ("b", 0, 1)
+    assert before is not None and before.incarnation != view.incarnation
+
+
+def test_an_engine_that_tells_no_incarnation_gets_a_new_one_when_it_rejoins() -> None:
+    registry = heard(Announcement(PING))
+    first = only(registry).incarnation
+    registry.hear(Announcement(PING), 3.0)
+    assert only(registry).incarnation == first
+    registry.expire(100.0, ttl_s=30.0)
+    registry.hear(Announcement(PING), 101.0)
+    assert only(registry).incarnation != first
+
+
+def test_an_agents_word_stands_over_its_engines_own_pings() -> None:
+    agent = replace(PING, role=Role.REPLICA, source=Source.AGENT, connector="nixl", incarnation="x")
+    registry = heard(Announcement(agent), Announcement(PING))
+    assert (only(registry).role, only(registry).worker.connector) == (Role.REPLICA, "nixl")
+
+
+def test_the_configs_word_on_a_static_worker_stands_over_messages() -> None:
+    registry = Registry()
+    registry.add_static(STATIC, 0.0)
+    registry.hear(Announcement(replace(D, address="s:1", role=Role.PREFILL), Load(5)), 1.0)
+    assert (only(registry).role, only(registry).load.running) == (Role.DECODE, 5)
+    registry.hear(Announcement(replace(D, address="s:1"), leaving=True), 2.0)
+    assert len(registry.views()) == 1
+
+
+def test_a_re_roled_worker_changes_its_name_and_keeps_what_runs_there() -> None:
+    registry = heard(Announcement(D))
+    registry.reserve(D.id, 70)
+    registry.hear(Announcement(replace(D, role=Role.PREFILL)), 1.0)
+    assert (only(registry).name, only(registry).inflight, only(registry).queued_prefill_tokens) == ("P1", 1, 70)
+
+
+@pytest.mark.parametrize("field", ["draining", "leaving"])
+def test_a_draining_worker_takes_no_turns_and_a_leaving_one_is_forgotten(field: str) -> None:
+    said: Any = {field: True}
+    registry = heard(Announcement(D), Announcement(D, **said))
+    assert not any(view.takes_turns("m") for view in registry.views())
+    assert len(registry.views()) == (1 if field == "draining" else 0)
+
+
+def test_counts_return_to_zero_and_never_below() -> None:
+    registry = heard(Announcement(D))
+    registry.reserve(D.id, 100)
+    registry.prefilled(D.id, 100)
+    registry.release(D.id)
+    registry.release(D.id)
+    assert (only(registry).inflight, only(registry).queued_prefill_tokens) == (0, 0)
+
+
+def test_what_happens_on_a_worker_that_left_is_ignored() -> None:
+    registry = Registry()
+    registry.reserve(WorkerId("gone:1"), 5)
+    registry.release(WorkerId("gone:1"))
+    registry.wrote(WorkerId("gone:1"), 5)
+    assert registry.views() == ()
+    assert registry.residency(WorkerId("gone:1"), 5) is None
+
+
+@pytest.mark.parametrize(
+    ("roles", "ways"),
+    [
+        ("", (False, False, False)),
+        ("P", (False, False, False)),
+        ("D", (False, True, False)),
+        ("PD", (True, True, False)),
+        ("R", (False, False, True)),
+        ("PDR", (True, True, True)),
+    ],
+)
+def test_ways_to_serve(roles: str, ways: tuple[bool, bool, bool]) -> None:
+    registry = Registry()
+    for role in roles:
+        registry.hear(Announcement(replace(D, role=Role(role), address=f"{role.lower()}:1")), 0.0)
+    assert tuple(ways_to_serve(registry.views()).values()) == ways
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"engine_version": ""}, True),
+        ({"engine_version": "0.31.0"}, False),
+        ({"connector": "none"}, False),
+        ({"engine": "sim"}, False),
+        ({"models": ("other",)}, False),
+        ({"models": ()}, True),
+    ],
+)
+def test_which_p_and_d_can_pair(changes: dict[str, Any], expected: bool) -> None:
+    d = replace(D, engine_version="0.33.0")
+    assert can_pair(replace(d, role=Role.PREFILL, **changes), d) is expected

@@ -1,0 +1,60 @@
+"""Changing settings while the proxy runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ppd.proxy.config import Mode, build
+from ppd.proxy.errors import ConfigError, PPDError
+from ppd.proxy.settings import ConfigSource, Settings
+
+
+def settings(tmp_path: Path, text: str) -> tuple[Settings, Path]:
+    file = tmp_path / "ppd.toml"
+    file.write_text(text)
+    return Settings(build(file, {}), ConfigSource(file, {})), file
+
+
+def test_new_weights_in_the_file_make_new_rules(tmp_path: Path) -> None:
+    held, file = settings(tmp_path, "w_tpot = 1\n")
+    file.write_text("w_tpot = 6\n")
+    assert held.reload()
+    scored = held.rules().scored
+    assert scored is not None
+    assert scored.weights.tpot == 6.0
+
+
+@pytest.mark.parametrize("text", ["w_tpot = -1\n", "w_tpot = ", 'table = "none"\n', "nonsense = 1\n"])
+def test_a_bad_file_changes_nothing(tmp_path: Path, text: str) -> None:
+    held, file = settings(tmp_path, "w_tpot = 2\n")
+    before = held.rules()
+    file.write_text(text)
+    assert not held.reload()
+    assert held.rules() is before
+    assert held.config.w_tpot == 2.0
+
+
+def test_a_deleted_file_changes_nothing(tmp_path: Path) -> None:
+    held, file = settings(tmp_path, "w_tpot = 2\n")
+    file.unlink()
+    assert not held.reload()
+    assert held.config.w_tpot == 2.0
+
+
+def test_a_refused_change_leaves_the_config_as_it_was(tmp_path: Path) -> None:
+    held, _ = settings(tmp_path, "")
+    with pytest.raises(ConfigError, match="w_ttft"):
+        held.change(w_ttft=-1.0)
+    with pytest.raises(PPDError):
+        held.change(table="none")
+    assert (held.config.w_ttft, held.config.table) == (1.0, build(None, {}).table)
+
+
+def test_only_mode_table_needs_a_table(tmp_path: Path) -> None:
+    held, _ = settings(tmp_path, 'mode = "always_split"\ntable = "none"\n')
+    assert held.rules().scored is None
+    with pytest.raises(PPDError, match="none"):
+        held.change(mode=Mode.TABLE)
+    assert held.config.mode is Mode.ALWAYS_SPLIT

@@ -1,17 +1,33 @@
-"""The prefixes by which a session is found again, and which of them it keeps."""
+"""One session as the table keeps it, and the prefixes by which it is found again.
+
+Numbers are packed into bytes: an idle session has 1 KiB, and a `Residency` or an `Anchor` as an object takes four
+times what it is made of.
+"""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from .chain import Mark
+from .chain import KEY_BITS, Mark
+from .residency import Residency
+from .workers import WorkerId
 
-OLDER_ANCHORS = 2
-"""Kept beside the newest turn's: the one it grew from, and the oldest known. Each costs about 100 bytes."""
+_ANCHOR = struct.Struct("<QIIII?")
+_HEAD = struct.Struct("<ddQQQQ")  # times and lengths: see `_Head`
 
-_PACKED = struct.Struct("<QIIII?")  # as objects they would take five times the room
+
+class _Head(NamedTuple):
+    """The packed numbers before the anchors."""
+
+    seen_s: float = 0.0
+    output_tokens: float = 0.0  # 0: no turn has ended yet
+    decode_tokens: int = 0
+    decode_stamp: int = 0
+    prefill_tokens: int = 0
+    prefill_stamp: int = 0
 
 
 class Anchor(NamedTuple):
@@ -33,22 +49,82 @@ class Anchor(NamedTuple):
         return Mark(self.key, self.tail, self.check)
 
 
-def pack(anchors: Iterable[Anchor]) -> bytes:
-    return b"".join(_PACKED.pack(*anchor) for anchor in anchors)
+@dataclass(slots=True, eq=False)
+class Session:
+    """One history; `label` is the key of its name where the client gave one."""
+
+    strand: int
+    label: int | None
+    turn: int = 0
+    _packed: bytes = _HEAD.pack(*_Head())
+    _decode: WorkerId | None = None
+    _decode_incarnation: str = ""
+    _prefill: WorkerId | None = None
+    _prefill_incarnation: str = ""
+
+    @property
+    def id(self) -> str:
+        return hexadecimal(self.strand if self.label is None else self.label)
+
+    @property
+    def seen_s(self) -> float:
+        """When it was last used."""
+        return self._head().seen_s
+
+    @seen_s.setter
+    def seen_s(self, value: float) -> None:
+        self._change(self._head()._replace(seen_s=value))
+
+    @property
+    def output_tokens(self) -> float | None:
+        """Mean length of its answers."""
+        return self._head().output_tokens or None
+
+    @output_tokens.setter
+    def output_tokens(self, value: float | None) -> None:
+        self._change(self._head()._replace(output_tokens=value or 0.0))
+
+    def residencies(self) -> tuple[Residency | None, Residency | None]:
+        """What the decode and the prefill worker were left holding."""
+        head = self._head()
+        decode = prefill = None
+        if self._decode is not None:
+            decode = Residency(self._decode, self._decode_incarnation, head.decode_tokens, head.decode_stamp)
+        if self._prefill is not None:
+            prefill = Residency(self._prefill, self._prefill_incarnation, head.prefill_tokens, head.prefill_stamp)
+        return decode, prefill
+
+    def hold(self, decode: Residency | None, prefill: Residency | None) -> None:
+        """New residencies; None leaves what was known."""
+        head = self._head()
+        if decode is not None:
+            self._decode, self._decode_incarnation = decode.worker, decode.incarnation
+            head = head._replace(decode_tokens=decode.tokens, decode_stamp=decode.stamp)
+        if prefill is not None:
+            self._prefill, self._prefill_incarnation = prefill.worker, prefill.incarnation
+            head = head._replace(prefill_tokens=prefill.tokens, prefill_stamp=prefill.stamp)
+        self._change(head)
+
+    def anchors(self) -> list[Anchor]:
+        """Oldest first."""
+        return [Anchor(*values) for values in _ANCHOR.iter_unpack(self._packed[_HEAD.size :])]
+
+    def remember(self, anchors: Iterable[Anchor]) -> None:
+        self._packed = self._packed[: _HEAD.size] + b"".join(_ANCHOR.pack(*anchor) for anchor in anchors)
+
+    def _head(self) -> _Head:
+        return _Head(*_HEAD.unpack_from(self._packed))
+
+    def _change(self, head: _Head) -> None:
+        self._packed = _HEAD.pack(*head) + self._packed[_HEAD.size :]
 
 
-def unpack(packed: bytes) -> list[Anchor]:
-    return [Anchor(*values) for values in _PACKED.iter_unpack(packed)]
+def parent_anchor(anchors: Iterable[Anchor], turn: int, key: int | None) -> list[Anchor]:
+    """Of a session's anchors the one to keep when `turn` is its newest: that which the turn grew from, if known."""
+    earlier = [anchor for anchor in anchors if anchor.turn < turn]
+    return [anchor for anchor in earlier if key in (None, anchor.key)][-1:]
 
 
-def older(anchors: Sequence[Anchor], turn: int, parent: int | None) -> tuple[list[Anchor], list[Anchor]]:
-    """What stays and what goes of a session's anchors, oldest first, now that `turn` is its newest.
-
-    parent: the key that the turn grew from; of the turn before only that one stays.
-    """
-    earlier = [anchor for anchor in anchors if anchor.turn < turn - 1]
-    parents = [anchor for anchor in anchors if anchor.turn == turn - 1 and parent in (None, anchor.key)]
-    kept = earlier + parents[-1:]
-    if len(kept) > OLDER_ANCHORS:
-        kept = [kept[0], *kept[1 - OLDER_ANCHORS :]]
-    return kept, [anchor for anchor in anchors if anchor not in kept]
+def hexadecimal(key: int) -> str:
+    """A key as clients and operators see it; its first digits are as random as its last."""
+    return f"{key:0{KEY_BITS // 4}x}"

@@ -89,7 +89,7 @@ def _gauges(state: State) -> Iterator[Metric]:
 
 
 def create_app(proxy: Proxy) -> Quart:
-    app = Quart("ppd", static_folder=None)
+    app = Quart(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = proxy.settings.config.body_limit_bytes
     app.config["BODY_TIMEOUT"] = proxy.settings.config.idle_timeout_s
     app.config["RESPONSE_TIMEOUT"] = None  # a stream may last; each read of it has its own time-out

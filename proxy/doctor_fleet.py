@@ -48,7 +48,7 @@ def _troubles(check: str, fact: WorkerFact) -> Iterator[Finding]:
         remedy = "Read the end of the engine's log: it answers, but its /health does not say 200, so it starts or died."
         yield Finding(Level.FAIL, check, f"{who} is not healthy", remedy)
     elif fact.state == "draining":
-        remedy = "If nobody is stopping it, PATCH /admin/workers/{id} with draining false."
+        remedy = f'If nobody is stopping it: PATCH /admin/workers/{fact.name} with {{"draining": false}}.'
         yield Finding(Level.WARN, check, f"{who} is draining and takes no new turns", remedy)
 
 
@@ -121,7 +121,7 @@ def connectors_are_known(facts: Facts) -> Iterator[Finding]:
             remedy = f"The proxy speaks {', '.join(CONNECTORS)}."
             yield Finding(Level.FAIL, check, f"{fact.name} uses {worker.connector!r}, which is not known", remedy)
         elif worker.connector == "p2p_nccl":
-            if not worker.coordinates.get(ADDRESS):
+            if facts.config is not None and not worker.coordinates.get(ADDRESS):  # a proxy does not tell them
                 remedy = f"Add {ADDRESS}=host:port to the worker, or let its engine ping the proxy."
                 yield Finding(Level.FAIL, check, f"{fact.name} does not say where its KV transfer listens", remedy)
             if (engine_version(worker.engine_version) or (0, 0)) >= P2P_NCCL_ENDED:

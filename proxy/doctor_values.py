@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
@@ -83,6 +84,14 @@ class Counts:
         if any(value is not None and value < 0 for value in growth.values()):
             return None
         return Counts(**growth)
+
+    @staticmethod
+    def total(parts: Iterable[Counts]) -> Counts:
+        """The sum; None stays where no part holds a number."""
+        parts = tuple(parts)
+        values = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Counts)}
+        known = {name: [value for value in held if value is not None] for name, held in values.items()}
+        return Counts(**{name: sum(held) if held else None for name, held in known.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,7 +129,7 @@ def system_of(hasher: Hasher, seed: int, size: int, raw: msgspec.Raw | None, nam
     if not content:
         return seed, size
     unit = UnitHash(hasher, seed, "system")
-    _add_content(hasher, unit, content)
+    _add_content(hasher, unit, content, system=True)
     return unit.key(), size + unit.size
 
 
@@ -144,7 +144,7 @@ def chat(hasher: Hasher, seed: int, size: int, raw: msgspec.Raw, *, prefills: bo
     units = _Units(hasher, seed, size)
     for message in messages:
         unit = units.begin(message.role, message.name, message.tool_call_id)
-        _add_content(hasher, unit, message.content)
+        _add_content(hasher, unit, message.content, system=message.role == "system")
         for call in message.tool_calls or ():
             _add_call(hasher, unit, call.id, call.function or call.custom)
         if message.function_call is not None:
@@ -225,26 +225,25 @@ def _prompt_bytes(prompt: object) -> tuple[str, bytes]:
     raise RequestError("prompt: must be text, token ids, or a list of either, and not empty", param="prompt")
 
 
-def _add_content(hasher: Hasher, unit: UnitHash, content: Content) -> None:
+def _add_content(hasher: Hasher, unit: UnitHash, content: Content, *, system: bool = False) -> None:
     for part in (content,) if isinstance(content, str) else content or ():
         unit.begin_text()
         if (text := _part_text(part)) is not None:
-            unit.add_text(text)
+            if not (system and text.startswith(_BILLING)):
+                unit.add_text(text)
         elif not isinstance(part, str):
             _add_part(hasher, unit, part)
 
 
 def _part_text(part: str | Members) -> str | None:
     """The text of a text part, "" for one that is not read; None for any other part."""
-    text: str | None
     if isinstance(part, str):
         return part
     kind = _string(part, "type")
     if kind in _REASONING:
         return ""
     if kind in _TEXT or (kind is None and "text" in part):
-        text = _string(part, "text") or ""
-        return "" if text.startswith(_BILLING) else text
+        return _string(part, "text") or ""
     return None
 
 

@@ -173,9 +173,7 @@ class Router:
             number=place.turn,
             prompt_tokens=place.held_tokens + new_tokens,
             held_tokens=place.held_tokens,
-            output_tokens=tokens.expected_output(
-                request.model, place.output_tokens, request.max_output_tokens
-            ),
+            output_tokens=tokens.expected_output(request.model, place.output_tokens, request.max_output_tokens),
             decode=place.decode,
             prefill=place.prefill,
             single_engine=request.single_engine,

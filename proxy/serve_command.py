@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import socket
 from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import click
-from hypercorn.asyncio import serve
-from hypercorn.config import Config
 
-from .app import assemble, create_app
+from .app import assemble
 from .config import SECRET, ProxyConfig, build
-from .errors import ConfigError, PPDError
+from .errors import PPDError
+from .serving import listen, serve
 from .settings import ConfigSource, Settings
-
-BACKLOG = 4096  # a burst of clients must not be refused by the kernel
 
 
 def _option(name: str, default: Any) -> click.Option:
@@ -45,43 +41,19 @@ def _run(config_path: Path | None, **flags: object) -> None:
         raise click.ClickException(str(exc)) from exc
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        asyncio.run(run_proxy(settings))
+        asyncio.run(_serve(settings))
     except PPDError as exc:
         raise click.ClickException(str(exc)) from exc
 
 
-async def run_proxy(settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT; open streams get `shutdown_timeout_s` to end."""
-    config = settings.config
+async def _serve(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    with _listen(config) as listening:
-        server = Config()
-        server.bind = [f"fd://{listening.fileno()}"]
-        server.backlog = BACKLOG
-        server.keep_alive_timeout = 75.0
-        server.graceful_timeout = config.shutdown_timeout_s
-        server.shutdown_timeout = config.shutdown_timeout_s
-        server.include_server_header = False
-        app = create_app(assemble(settings))
-        await serve(app, server, shutdown_trigger=stop.wait)
-
-
-def _listen(config: ProxyConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((config.host, config.port))
-        listening.listen(BACKLOG)
-    except OSError as exc:
-        listening.close()
-        raise ConfigError(
-            f"port = {config.port}: must be a free port on {config.host} ({exc.strerror})", param="port"
-        ) from exc
-    return listening
+    with listen(settings.config) as listening:
+        await serve(assemble(settings), listening, stop)
 
 
 command = click.Command(

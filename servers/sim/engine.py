@@ -8,7 +8,7 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +37,7 @@ class Received:
     """One generation request as it arrived, kept for tests."""
 
     path: str
-    headers: dict[str, str]
+    headers: Mapping[str, str]  # names in any case
     body: bytes
 
 

@@ -95,7 +95,7 @@ class _Server:
 
         async def handle(request: web.Request) -> web.StreamResponse:
             raw = await request.read()
-            self._engine.received.append(Received(request.path, dict(request.headers), raw))
+            self._engine.received.append(Received(request.path, request.headers, raw))
             try:
                 fault = self._engine.faults.take()
                 if fault in (Fault.REFUSE, Fault.HANG, Fault.GARBAGE):

@@ -1,0 +1,77 @@
+"""One look at an engine over HTTP: alive, which models, which version, how loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import aiohttp
+import msgspec
+
+from .scrape import EngineMetrics, parse_metrics
+
+TIMEOUT_S = 5.0
+_TEXT_LIMIT_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What an engine told; where it did not answer a question the field is empty."""
+
+    healthy: bool
+    models: tuple[str, ...] = ()
+    version: str = ""
+    metrics: EngineMetrics = field(default_factory=EngineMetrics)
+
+
+class _Card(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card]
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+async def probe(
+    session: aiohttp.ClientSession, base_url: str, *, api_key: str = "", timeout_s: float = TIMEOUT_S
+) -> EngineStatus:
+    """Never raises for an engine's sake: one that can't be reached, or is dead, is not healthy."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+    async def ask(path: str) -> bytes | None:
+        try:
+            async with asyncio.timeout(timeout_s), session.get(base_url + path, headers=headers) as response:
+                data = await response.content.read(_TEXT_LIMIT_BYTES)
+                while chunk := await response.content.read(_TEXT_LIMIT_BYTES - len(data)):
+                    data += chunk
+                return data if response.status == 200 else None
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return None
+
+    if await ask("/health") is None:
+        return EngineStatus(healthy=False)
+    models, version, metrics = await asyncio.gather(ask("/v1/models"), ask("/version"), ask("/metrics"))
+    return EngineStatus(
+        healthy=True,
+        models=_model_names(models),
+        version=_version(version),
+        metrics=parse_metrics((metrics or b"").decode("utf-8", "replace")),
+    )
+
+
+def _model_names(body: bytes | None) -> tuple[str, ...]:
+    try:
+        return tuple(card.id for card in msgspec.json.decode(body or b"", type=_Models).data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ()
+
+
+def _version(body: bytes | None) -> str:
+    try:
+        return msgspec.json.decode(body or b"", type=_Version).version
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""

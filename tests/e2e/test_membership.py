@@ -1,0 +1,193 @@
+"""Workers that join, leave, drain and change their role while the proxy runs, over real ZeroMQ sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+import zmq.auth
+from ppd.proxy.config import Mode
+from ppd.proxy.heartbeats import Heartbeat
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Sender:
+    """A DEALER that announces workers."""
+
+    def __init__(self, port: int, **curve: bytes) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        for name, value in curve.items():
+            setattr(self._socket, name, value)
+        self._socket.connect(f"tcp://127.0.0.1:{port}")
+
+    async def send(self, payload: bytes) -> None:
+        await self._socket.send(payload)
+
+    async def beat(self, address: str, role: str = "D", **changes: Any) -> None:
+        beat = Heartbeat(**{"version": 1, "role": role, "http_address": address, "models": ["sim"], **changes})
+        await self.send(beat.encode())
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def sender(port: int) -> Iterator[Sender]:
+    made = Sender(port)
+    yield made
+    made.close()
+
+
+def states(fleet: Any) -> dict[str, str]:
+    return {view.name: view.state for view in fleet.proxy.state.registry.views()}
+
+
+async def test_workers_join_drain_and_leave_by_heartbeat(start_fleet: Any, port: int, sender: Sender) -> None:
+    async with start_fleet("", heartbeat_port=port) as fleet:
+        await sender.beat("10.0.0.1:80")
+        await fleet.until(lambda: states(fleet) == {"D1": "up"})
+        await sender.beat("10.0.0.1:80", draining=True)
+        await fleet.until(lambda: states(fleet) == {"D1": "draining"})
+        await sender.beat("10.0.0.1:80", leaving=True)
+        await fleet.until(lambda: states(fleet) == {})
+
+
+async def test_a_silent_worker_is_dropped(start_fleet: Any, port: int, sender: Sender) -> None:
+    async with start_fleet("", heartbeat_port=port, worker_ttl_s=0.2) as fleet:
+        await sender.beat("10.0.0.1:80")
+        await fleet.until(lambda: states(fleet) == {"D1": "up"})
+        await fleet.until(lambda: states(fleet) == {})
+
+
+async def test_a_worker_changes_its_role_without_a_restart(start_fleet: Any, port: int, sender: Sender) -> None:
+    async with start_fleet("", heartbeat_port=port) as fleet:
+        await sender.beat("10.0.0.1:80", role="D")
+        await fleet.until(lambda: states(fleet) == {"D1": "up"})
+        await sender.beat("10.0.0.1:80", role="P")
+        await fleet.until(lambda: states(fleet) == {"P1": "up"})
+
+
+async def test_pings_of_vllm_register_engines(start_fleet: Any, port: int, sender: Sender) -> None:
+    async with start_fleet("", heartbeat_port=port) as fleet:
+        ping = {"type": "P", "http_address": "10.0.0.1:80", "zmq_address": "10.0.0.1:21001"}
+        await sender.send(msgspec.msgpack.encode(ping))
+        await fleet.until(lambda: states(fleet) == {"P1": "up"})
+        (view,) = fleet.proxy.state.registry.views()
+        assert view.worker.connector == "p2p_nccl"
+
+
+async def test_hostile_messages_are_counted_and_change_nothing(start_fleet: Any, port: int, sender: Sender) -> None:
+    async with start_fleet("", heartbeat_port=port) as fleet:
+        for payload in (b"", b"\xff", b"x" * 1000, msgspec.msgpack.encode({"version": 9}), msgspec.msgpack.encode([])):
+            await sender.send(payload)
+        await sender.beat("evil host:80")
+        await sender.beat("10.0.0.1:80")
+        await fleet.until(lambda: states(fleet) == {"D1": "up"})
+        assert await fleet.metric('ppd_heartbeats_total{result="dropped"}') == 6
+
+
+async def test_only_allowed_addresses_may_register(start_fleet: Any, port: int, sender: Sender) -> None:
+    async with start_fleet("", heartbeat_port=port, heartbeat_allow=("127.0.0.0/8",)) as fleet:
+        await sender.beat("10.0.0.1:80")
+        await sender.beat("not-an-address:80")
+        await sender.beat("127.0.0.9:80")
+        await fleet.until(lambda: states(fleet) == {"D1": "up"})
+        assert await fleet.metric('ppd_heartbeats_total{result="dropped"}') == 2
+
+
+async def test_with_curve_only_known_agents_register(start_fleet: Any, port: int, tmp_path: Path) -> None:
+    (tmp_path / "known").mkdir()
+    zmq.auth.create_certificates(tmp_path, "proxy")
+    zmq.auth.create_certificates(tmp_path, "stranger")
+    zmq.auth.create_certificates(tmp_path / "known", "agent")
+    server, _ = zmq.auth.load_certificate(tmp_path / "proxy.key")
+
+    def keys(path: Path) -> dict[str, bytes]:
+        public, secret = zmq.auth.load_certificate(path)
+        assert secret is not None
+        return {"curve_publickey": public, "curve_secretkey": secret, "curve_serverkey": server}
+
+    curve = free_port()
+    plain = Sender(port)
+    agent = Sender(curve, **keys(tmp_path / "known" / "agent.key_secret"))
+    stranger = Sender(curve, **keys(tmp_path / "stranger.key_secret"))
+    try:
+        async with start_fleet(
+            "",
+            heartbeat_port=port,
+            curve_port=curve,
+            curve_server_key_file=str(tmp_path / "proxy.key_secret"),
+            curve_clients_dir=str(tmp_path / "known"),
+        ) as fleet:
+            await stranger.beat("10.0.0.1:80")
+            await plain.beat("10.0.0.2:80")
+            await agent.beat("10.0.0.3:80")
+            await fleet.until(lambda: bool(states(fleet)))
+            await fleet.until(lambda: plain_was_refused(fleet))
+            (view,) = fleet.proxy.state.registry.views()
+            assert view.id == "10.0.0.3:80"
+    finally:
+        for sender in (plain, agent, stranger):
+            sender.close()
+
+
+def plain_was_refused(fleet: Any) -> bool:
+    return b'ppd_heartbeats_total{result="dropped"} 1.0' in fleet.proxy.state.metrics.render()
+
+
+async def test_workers_of_the_config_come_and_go_with_the_file(start_fleet: Any) -> None:
+    async with start_fleet("P1 D1", mode=Mode.ALWAYS_SPLIT) as fleet:
+        chat = fleet.conversation()
+        assert (await chat.say("one")).route == "SPLIT"
+        p = fleet.engines["P1"].address
+        assert (await fleet.admin("DELETE", f"/workers/{p}"))[0] == 200
+        assert (await chat.say("two")).reason == "no_prefill_worker"
+        await fleet.add("P2")
+        assert (await chat.say("three")).route == "SPLIT"
+
+
+async def test_a_draining_worker_finishes_its_own_and_gets_no_new_turns(start_fleet: Any) -> None:
+    async with start_fleet("P1 D1 D2", engine={"time_scale": 1.0}) as fleet:
+        body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "ignore_eos": True}
+        running = asyncio.create_task(fleet.post("/v1/chat/completions", body))
+        await fleet.until(
+            lambda: any(e.counters.generation_tokens > 1 for n, e in fleet.engines.items() if n[0] == "D")
+        )
+        busy = next(n for n, e in fleet.engines.items() if n[0] == "D" and e.counters.generation_tokens > 1)
+        address = fleet.engines[busy].address
+        assert (await fleet.admin("PATCH", f"/workers/{address}", {"draining": True}))[0] == 200
+        other = await fleet.conversation().say("hello", max_tokens=2)
+        finished = await running
+        assert finished.status == 200
+        assert finished.body["usage"]["completion_tokens"] == 60
+        assert other.headers["X-PPD-Decode"] != finished.headers["X-PPD-Decode"]
+
+
+async def test_a_static_worker_that_dies_goes_down_and_comes_back(start_fleet: Any) -> None:
+    async with start_fleet("P1 D1") as fleet:
+        fleet.engines["P1"].is_dead = True
+        await fleet.until(lambda: fleet.state("P1") == "down")
+        assert (await fleet.conversation().say("hi")).reason == "no_prefill_worker"
+        fleet.engines["P1"].is_dead = False
+        await fleet.until(lambda: fleet.state("P1") == "up")
+        assert (await fleet.conversation().say("ho")).route == "SPLIT"

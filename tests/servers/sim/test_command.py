@@ -1,0 +1,80 @@
+"""The engine as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from ppd.servers.sim.command import command
+
+HI = [{"role": "user", "content": "hi from another process"}]
+
+
+class Remote:
+    def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
+        self.process = process
+        self.address = address
+
+
+@asynccontextmanager
+async def process(*flags: str) -> AsyncIterator[Remote]:
+    argv = [sys.executable, "-m", "ppd.servers.sim", "--port", "0", *flags]
+    started = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert started.stdout is not None
+        line = (await started.stdout.readline()).decode()
+        found = re.search(r"http://(\S+)", line)
+        assert found, line
+        yield Remote(started, found.group(1))
+    finally:
+        if started.returncode is None:
+            started.terminate()
+        await started.communicate()
+
+
+async def test_kv_moves_between_processes_and_sigterm_ends_them(lab: Any) -> None:
+    flags = ("--time-scale", "0", "--model", "m", "--seed", "7")
+    async with process("--role", "P", *flags) as p, process("--role", "D", *flags) as d:
+        replica = await lab.start(model="m", seed=7)
+        expected = (await lab.chat(replica, HI)).text
+        answer = await lab.split(p, d, HI)
+        assert answer.text == expected
+        metrics = (await lab.fetch(d, "/metrics")).body.decode()
+        assert re.search(r'vllm:prompt_tokens_by_source_total\{[^}]*external_kv_transfer"\} [1-9]', metrics)
+        for engine in (p, d):
+            engine.process.send_signal(signal.SIGTERM)
+            assert await engine.process.wait() == 0
+
+
+async def test_sigterm_ends_a_stream_as_aborted(lab: Any) -> None:
+    async with process("--time-scale", "1") as r:
+        body = {"messages": HI, "stream": True, "max_tokens": 5000, "ignore_eos": True}
+        async with lab.session.post(f"http://{r.address}/v1/chat/completions", json=body) as answer:
+            await answer.content.readline()
+            r.process.send_signal(signal.SIGTERM)
+            rest = (await answer.read()).decode()
+        assert '"finish_reason":"abort"' in rest
+        assert rest.endswith("data: [DONE]\n\n")
+        assert await r.process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--block-size", "0"], "block_size must be positive"),
+        (["--num-blocks", "1"], "max_model_len must fit"),
+        (["--role", "X"], "--role"),
+        (["--max-num-batched-tokens", "0"], "max_batched_tokens"),
+    ],
+)
+def test_impossible_settings_are_refused(flags: list[str], said: str) -> None:
+    result = CliRunner().invoke(command, flags)
+    assert result.exit_code == 2
+    assert said in result.output

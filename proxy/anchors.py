@@ -15,7 +15,10 @@ from .chain import KEY_BITS, Mark
 from .residency import Residency
 from .workers import WorkerId
 
-_ANCHOR = struct.Struct("<QIIII?")
+EARLIER_TURNS = 5
+"""Turns before the newest that a session remembers, its first among them: 25 bytes each."""
+
+_ANCHOR = struct.Struct("<QIIII??")
 _HEAD = struct.Struct("<ddQQQQ")  # times and lengths: see `_Head`
 
 
@@ -38,11 +41,12 @@ class Anchor(NamedTuple):
     check: int
     turn: int
     tokens: int  # by the worker's own usage
-    is_prompt: bool  # a whole prompt, without its reply
+    is_prompt: bool = False  # a whole prompt, without its reply
+    is_stored: bool = False  # a response kept by the engine: prompts that name it hold nothing of what was before
 
     @classmethod
-    def at(cls, mark: Mark, turn: int, tokens: int, *, is_prompt: bool = False) -> Anchor:
-        return cls(mark.key, mark.tail, mark.check, turn, tokens, is_prompt)
+    def at(cls, mark: Mark, turn: int, tokens: int, *, is_prompt: bool = False, is_stored: bool = False) -> Anchor:
+        return cls(mark.key, mark.tail, mark.check, turn, tokens, is_prompt, is_stored)
 
     @property
     def mark(self) -> Mark:
@@ -119,10 +123,26 @@ class Session:
         self._packed = _HEAD.pack(*head) + self._packed[_HEAD.size :]
 
 
-def parent_anchor(anchors: Iterable[Anchor], turn: int, key: int | None) -> list[Anchor]:
-    """Of a session's anchors the one to keep when `turn` is its newest: that which the turn grew from, if known."""
+def kept(anchors: Iterable[Anchor], turn: int, parent: int | None) -> list[Anchor]:
+    """Of a session's anchors those of earlier turns that stay when `turn` is its newest, oldest first.
+
+    parent: the key that the turn grew from; of the turn before only that one stays. Of stored responses none earlier
+    than that stays, as each has a place in the index.
+    """
     earlier = [anchor for anchor in anchors if anchor.turn < turn]
-    return [anchor for anchor in earlier if key in (None, anchor.key)][-1:]
+    before = [anchor for anchor in earlier if anchor.turn == turn - 1]
+    grown = [anchor for anchor in before if anchor.key == parent] or before[-1:]
+    stay = [anchor for anchor in earlier if anchor.turn < turn - 1 and not anchor.is_stored] + grown
+    return stay if len(stay) <= EARLIER_TURNS else [stay[0], *stay[1 - EARLIER_TURNS :]]
+
+
+def indexed(anchors: list[Anchor], turn: int) -> set[int]:
+    """The keys that must lead to the session: the oldest, stored responses, and the newest turn with its reply.
+
+    Whatever begins with an anchor in between begins with the oldest too, so the session is found by that one.
+    """
+    newest = [anchor for anchor in anchors if anchor.is_stored or (anchor.turn == turn and not anchor.is_prompt)]
+    return {anchor.key for anchor in anchors[:1] + newest}
 
 
 def hexadecimal(key: int) -> str:

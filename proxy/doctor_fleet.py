@@ -17,6 +17,8 @@ P2P_NCCL_ENDED = (0, 24)  # the vLLM version that no longer has this connector
 
 def workers_answer(facts: Facts) -> Iterator[Finding]:
     check = "workers"
+    if facts.config is None and (facts.proxy is None or facts.proxy.error):
+        return
     if not facts.workers:
         yield _no_workers(check, facts)
         return

@@ -19,7 +19,7 @@ import msgspec
 import zmq.auth
 
 from .config import Mode, ProxyConfig, build
-from .doctor_values import ConfigFact, Facts, PortFact, ProxyFact, WorkerFact
+from .doctor_values import ConfigFact, Counts, Facts, PortFact, ProxyFact, WorkerFact
 from .errors import PPDError
 from .probes import EngineStatus, probe
 from .table_view import Counts as Cells

@@ -35,9 +35,15 @@ class PPDError(Exception):
 class ConfigError(PPDError):
     """A setting that cannot be used; `param` is the key."""
 
+    status = 400  # where it comes by the admin API
+    kind = "invalid_request_error"
+
 
 class FormatError(PPDError):
     """A document or message that does not have the shape its version promises."""
+
+    status = 400
+    kind = "invalid_request_error"
 
 
 class RequestError(PPDError):

@@ -6,6 +6,7 @@ data-parallel ranks (label `engine`) are summed, but for the KV use, of which th
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 
@@ -35,7 +36,7 @@ _WANTED = (_RUNNING, _WAITING, *_KV_USAGE, _CACHE, _BORN, BY_SOURCE, *COUNTERS)
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """`counters` holds `COUNTERS` by name and `BY_SOURCE` as `local_compute`, `local_cache_hit`, ...; absent ones not."""
+    """`counters`: `COUNTERS` by name, `BY_SOURCE` by its label (`local_compute`, ...); none that the engine lacks."""
 
     load: Load = field(default_factory=Load)
     incarnation: str = ""  # the process's start time; empty where it is not told
@@ -61,6 +62,8 @@ def parse_metrics(text: str) -> EngineMetrics:
         try:
             value = float(value_text)
         except ValueError:
+            continue
+        if not math.isfinite(value):
             continue
         if name in _KV_USAGE:
             kv_usage = max(kv_usage, min(1.0, max(0.0, value)))

@@ -13,9 +13,9 @@ An id pins its conversation's name, not its content: prefixes alone say what is 
 (an agent's helpers, an edit, a key that an application shares among its users) are *strands* of one session, each
 found by its prefix.
 
-A session remembers its newest turn (the prompt, and the prompt with the reply) and the prefix that this turn grew
-from: what an idle session of 1 KiB has room for. So a retry, another reply and an edit of the last message are placed
-exactly; an edit further back, or a return to an older branch, counts as a new conversation.
+A session remembers its newest turn (the prompt, and the prompt with the reply) and, of the turns before, the last four
+and the first, each by the prefix that its next turn grew from: what an idle session of 1 KiB has room for. An edit
+before those counts as one of the second turn, as all that is still known to be held is the first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from .anchors import Anchor, Session, hexadecimal, parent_anchor
+from .anchors import Anchor, Session, hexadecimal, indexed, kept
 from .chain import KEY_BITS, Mark
 from .errors import ConfigError
 from .residency import Residency
@@ -125,15 +125,15 @@ class SessionTable:
         """Learns from a turn that completed; one that failed or was cancelled is simply not told."""
         known = self._sessions.get(place.strand)
         session = known if known and _still_there(known, place, request, outcome) else self._add(place, request, now_s)
-        kept = parent_anchor(session.anchors(), place.turn, place.parent)
-        anchors = kept + _new_anchors(place, request, outcome)
-        self._unlink(session, [anchor for anchor in session.anchors() if anchor not in kept])
+        before = indexed(session.anchors(), session.turn)
+        anchors = kept(session.anchors(), place.turn, place.parent) + _new_anchors(place, request, outcome)
+        after = indexed(anchors, place.turn)
+        self._unlink(session, before - after)
+        self._index.update(dict.fromkeys(after - before, session))
         session.remember(anchors)
         session.turn = place.turn
         session.hold(outcome.decode, outcome.prefill)
         session.output_tokens = decayed_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
-        for anchor in anchors[len(kept) :]:
-            self._index[anchor.key] = session
         self._name(session, request.label)
         self._touch(session, now_s)
         self._expire(now_s)
@@ -202,17 +202,18 @@ class SessionTable:
         return _placed(kind, session, turn, request, _Match(session, parent, covered))
 
     def _matches(self, request: Request, named: Session | None) -> Iterator[_Match]:
-        """Known prefixes of the request, the longest first. The named session's own keys come before others'."""
+        """Known prefixes of the request, the longest first; of equal ones the named session's comes first."""
         chain = request.chain
-        own = {anchor.key for anchor in named.anchors()} if named else set()
-        for position in range(len(chain.keys) - 1, -1, -1):
-            key = chain.keys[position]
-            candidates = (named if key in own else None, self._index.get(key))
-            for session in dict.fromkeys(candidates):
-                for anchor in reversed(session.anchors()) if session else ():
-                    covered = chain.reach(position, anchor.tail, anchor.check) if anchor.key == key else None
-                    if session is not None and covered is not None:
-                        yield _Match(session, anchor, covered)
+        places = {key: place for place, key in enumerate(chain.keys)}
+        hits = (self._index.get(key) for key in reversed(chain.keys))
+        matches = []
+        for session in dict.fromkeys((named, *hits)):
+            for anchor in session.anchors() if session is not None else ():
+                place = places.get(anchor.key)
+                covered = None if place is None else chain.reach(place, anchor.tail, anchor.check)
+                if session is not None and covered is not None:
+                    matches.append(_Match(session, anchor, covered))
+        return iter(sorted(matches, key=lambda match: match.covered, reverse=True))
 
     # -- keeping
 
@@ -255,14 +256,14 @@ class SessionTable:
 
     def _forget(self, session: Session) -> None:
         del self._sessions[session.strand]
-        self._unlink(session, session.anchors())
+        self._unlink(session, indexed(session.anchors(), session.turn))
         if session.label is not None and self._named.get(session.label) is session:
             del self._named[session.label]
 
-    def _unlink(self, session: Session, anchors: list[Anchor]) -> None:
-        for anchor in anchors:
-            if self._index.get(anchor.key) is session:
-                del self._index[anchor.key]
+    def _unlink(self, session: Session, keys: set[int]) -> None:
+        for key in keys:
+            if self._index.get(key) is session:
+                del self._index[key]
 
 
 def _may_grow(match: _Match, request: Request, named: Session | None) -> bool:
@@ -302,7 +303,7 @@ def _new_anchors(place: Place, request: Request, outcome: Outcome) -> list[Ancho
     if outcome.reply_key is not None:
         anchors.append(Anchor.at(outcome.reply_key, place.turn, prompt if outcome.reasoned else both))
     if outcome.response_id is not None and request.stores_responses:
-        anchors.append(Anchor.at(Mark(request.response_key(outcome.response_id)), place.turn, both))
+        anchors.append(Anchor.at(Mark(request.response_key(outcome.response_id)), place.turn, both, is_stored=True))
     return anchors
 
 

@@ -58,40 +58,36 @@ def sender(port: int) -> Iterator[Sender]:
     made.close()
 
 
-def states(fleet: Any) -> dict[str, str]:
-    return {view.name: view.state for view in fleet.proxy.state.registry.views()}
-
-
 async def test_workers_join_drain_and_leave_by_heartbeat(start_fleet: Any, port: int, sender: Sender) -> None:
     async with start_fleet("", heartbeat_port=port) as fleet:
         await sender.beat("10.0.0.1:80")
-        await fleet.until(lambda: states(fleet) == {"D1": "up"})
+        await fleet.until(lambda: fleet.states() == {"D1": "up"})
         await sender.beat("10.0.0.1:80", draining=True)
-        await fleet.until(lambda: states(fleet) == {"D1": "draining"})
+        await fleet.until(lambda: fleet.states() == {"D1": "draining"})
         await sender.beat("10.0.0.1:80", leaving=True)
-        await fleet.until(lambda: states(fleet) == {})
+        await fleet.until(lambda: fleet.states() == {})
 
 
 async def test_a_silent_worker_is_dropped(start_fleet: Any, port: int, sender: Sender) -> None:
     async with start_fleet("", heartbeat_port=port, worker_ttl_s=0.2) as fleet:
         await sender.beat("10.0.0.1:80")
-        await fleet.until(lambda: states(fleet) == {"D1": "up"})
-        await fleet.until(lambda: states(fleet) == {})
+        await fleet.until(lambda: fleet.states() == {"D1": "up"})
+        await fleet.until(lambda: fleet.states() == {})
 
 
 async def test_a_worker_changes_its_role_without_a_restart(start_fleet: Any, port: int, sender: Sender) -> None:
     async with start_fleet("", heartbeat_port=port) as fleet:
         await sender.beat("10.0.0.1:80", role="D")
-        await fleet.until(lambda: states(fleet) == {"D1": "up"})
+        await fleet.until(lambda: fleet.states() == {"D1": "up"})
         await sender.beat("10.0.0.1:80", role="P")
-        await fleet.until(lambda: states(fleet) == {"P1": "up"})
+        await fleet.until(lambda: fleet.states() == {"P1": "up"})
 
 
 async def test_pings_of_vllm_register_engines(start_fleet: Any, port: int, sender: Sender) -> None:
     async with start_fleet("", heartbeat_port=port) as fleet:
         ping = {"type": "P", "http_address": "10.0.0.1:80", "zmq_address": "10.0.0.1:21001"}
         await sender.send(msgspec.msgpack.encode(ping))
-        await fleet.until(lambda: states(fleet) == {"P1": "up"})
+        await fleet.until(lambda: fleet.states() == {"P1": "up"})
         (view,) = fleet.proxy.state.registry.views()
         assert view.worker.connector == "p2p_nccl"
 
@@ -102,7 +98,7 @@ async def test_hostile_messages_are_counted_and_change_nothing(start_fleet: Any,
             await sender.send(payload)
         await sender.beat("evil host:80")
         await sender.beat("10.0.0.1:80")
-        await fleet.until(lambda: states(fleet) == {"D1": "up"})
+        await fleet.until(lambda: fleet.states() == {"D1": "up"})
         assert await fleet.metric('ppd_heartbeats_total{result="dropped"}') == 6
 
 
@@ -111,7 +107,7 @@ async def test_only_allowed_addresses_may_register(start_fleet: Any, port: int, 
         await sender.beat("10.0.0.1:80")
         await sender.beat("not-an-address:80")
         await sender.beat("127.0.0.9:80")
-        await fleet.until(lambda: states(fleet) == {"D1": "up"})
+        await fleet.until(lambda: fleet.states() == {"D1": "up"})
         assert await fleet.metric('ppd_heartbeats_total{result="dropped"}') == 2
 
 
@@ -142,7 +138,7 @@ async def test_with_curve_only_known_agents_register(start_fleet: Any, port: int
             await stranger.beat("10.0.0.1:80")
             await plain.beat("10.0.0.2:80")
             await agent.beat("10.0.0.3:80")
-            await fleet.until(lambda: bool(states(fleet)))
+            await fleet.until(lambda: bool(fleet.states()))
             await fleet.until(lambda: plain_was_refused(fleet))
             (view,) = fleet.proxy.state.registry.views()
             assert view.id == "10.0.0.3:80"

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ppd.proxy.chain import Hasher
 from ppd.proxy.config import SessionKey
-from ppd.proxy.errors import ConfigError
 from ppd.proxy.replies import ReplyKey
 from ppd.proxy.residency import Residency
 from ppd.proxy.sessions import Kind, Outcome, Place, SessionTable
@@ -201,13 +196,19 @@ def test_an_edit_of_the_first_message_is_a_new_conversation(client: Client) -> N
     assert edited.session_id != first.session_id
 
 
-def test_an_edit_further_back_than_is_remembered_is_a_new_conversation(client: Client) -> None:
+@pytest.mark.parametrize("edited", range(2, 10))
+def test_an_edit_is_placed_at_its_turn_or_at_the_nearest_before_it_that_is_remembered(
+    client: Client, edited: int
+) -> None:
     history = [HI]
-    for number in range(4):
+    for number in range(2, 10):
         client.turn(*history)
-        history += [assistant("yo"), user(f"more {number}")]
-    edited = client.find(HI, assistant("yo"), user("something else"))
-    assert (edited.kind, edited.held_tokens) == (Kind.FIRST, 0)
+        history += [assistant("yo"), user(f"question {number}")]
+    client.turn(*history)
+    place = client.find(*history[: 2 * edited - 2], user("something else"))
+    remembered = edited if edited in (2, 6, 7, 8, 9) else 2
+    assert (place.kind, place.turn, place.decode) == (Kind.BRANCH, remembered, D1)
+    assert place.held_tokens == tokens_of(*history[: 2 * remembered - 2])
 
 
 def test_of_two_turns_at_once_after_one_parent_the_second_becomes_a_session_of_its_own(client: Client) -> None:
@@ -316,108 +317,6 @@ def test_users_who_share_one_key_keep_their_own_workers(client: Client) -> None:
         assert place.held_tokens == tokens_of(user(name), assistant("yo"))
 
 
-def test_a_named_session_that_another_name_claimed_meanwhile_is_left_alone(table: SessionTable) -> None:
-    nameless, ann, bob = Client(table), Client(table, x_session_id="ann"), Client(table, x_session_id="bob")
-    nameless.turn(HI)
-    request = ann.request(HI, assistant("yo"), user("more"))
-    place = table.find(request, 0.0)
-    bob.turn(HI)  # a retry that completes first and gives the session its name
-    ann.finish(place, request, assistant("ok"), 30)
-    check(table)
-    assert ann.find(HI, assistant("yo"), user("more"), assistant("ok"), user("on")).turn == 3
-
-
-# -- Responses and completions
-
-
-def respond(table: SessionTable, prompt: Any, response_id: str | None, text: str = "yo", **members: Any) -> Place:
-    body = json.dumps({"model": "m", "input": prompt, **members}).encode()
-    request = parse_request(Endpoint.RESPONSES, body, {}, tenant="t", hasher=HASHER, session_key=SessionKey.PREFIX)
-    place = table.find(request, 0.0)
-    key = ReplyKey(request)
-    key.add_text(text)
-    prompt_tokens = place.held_tokens + 10
-    outcome = Outcome(
-        prompt_tokens=prompt_tokens, completion_tokens=5, reply_key=key.key(), response_id=response_id, decode=D1
-    )
-    table.finish(place, request, outcome, 0.0)
-    return place
-
-
-def test_a_stored_response_finds_its_session(table: SessionTable) -> None:
-    first = respond(table, "hi", "resp_1")
-    second = respond(table, "more", "resp_2", previous_response_id="resp_1")
-    third = respond(table, "on", "resp_3", previous_response_id="resp_2")
-    assert [(place.kind, place.turn, place.held_tokens) for place in (second, third)] == [
-        (Kind.NEXT, 2, 15),
-        (Kind.NEXT, 3, 30),
-    ]
-    assert first.session_id == second.session_id == third.session_id
-    assert third.decode == D1
-    retry = respond(table, "on", "resp_4", previous_response_id="resp_2")
-    assert (retry.kind, retry.turn) == (Kind.RETRY, 3)
-    branch = respond(table, "other", "resp_5", previous_response_id="resp_2")
-    assert (branch.kind, branch.turn, branch.held_tokens) == (Kind.BRANCH, 3, 30)
-
-
-def test_a_response_that_nobody_knows_is_lost(table: SessionTable) -> None:
-    place = respond(table, "more", "resp_2", previous_response_id="resp_0")
-    assert (place.kind, place.turn, place.held_tokens) == (Kind.LOST, 1, 0)
-
-
-def test_a_responses_client_may_send_the_history_instead(table: SessionTable) -> None:
-    respond(table, "hi", "resp_1")
-    place = respond(table, [user("hi"), assistant("yo"), user("more")], "resp_2")
-    assert (place.kind, place.turn, place.held_tokens) == (Kind.NEXT, 2, 15)
-
-
-def complete(table: SessionTable, prompt: Any, text: str, decode: Residency = D1) -> Place:
-    body = json.dumps({"model": "m", "prompt": prompt}).encode()
-    request = parse_request(Endpoint.COMPLETIONS, body, {}, tenant="t", hasher=HASHER, session_key=SessionKey.PREFIX)
-    place = table.find(request, 0.0)
-    key = ReplyKey(request)
-    key.add_text(text)
-    outcome = Outcome(prompt_tokens=len(prompt), completion_tokens=len(text), reply_key=key.key(), decode=decode)
-    table.finish(place, request, outcome, 0.0)
-    return place
-
-
-def test_a_raw_prompt_continues_what_it_begins_with(table: SessionTable) -> None:
-    history, places = "User: hi\nAssistant:", []
-    for _ in range(4):
-        places.append(complete(table, history, " yo, and so on"))
-        history += " yo, and so on\nUser: more\nAssistant:"
-    assert [place.turn for place in places] == [1, 2, 3, 4]
-    assert [place.kind for place in places[1:]] == [Kind.NEXT] * 3
-    assert places[3].held_tokens == len(history) - 2 * len("\nUser: more\nAssistant:") - len(" yo, and so on")
-    assert places[3].new_bytes == len("\nUser: more\nAssistant:")
-    assert complete(table, "User: hi\nAssistant: no", "x").turn == 1
-
-
-def test_prompts_that_share_only_a_header_are_apart(table: SessionTable) -> None:
-    header = "Answer the question.\n" * 50
-    first = complete(table, header + "What is a cat?", " an animal", D1)
-    second = complete(table, header + "Where is Rome?", " in Italy", D2)
-    assert second.turn == 1
-    assert first.session_id != second.session_id
-    for question, answer, held_by in (("What is a cat?", " an animal", D1), ("Where is Rome?", " in Italy", D2)):
-        place = complete(table, f"{header}{question}{answer} And why?", "x")
-        assert (place.turn, place.decode) == (2, held_by)
-
-
-def test_a_raw_prompt_sent_again_is_a_retry_and_its_continuation_is_not(table: SessionTable) -> None:
-    complete(table, "Once upon a time there was", " a king")
-    assert complete(table, "Once upon a time there was", " a king").kind is Kind.RETRY
-    on = complete(table, "Once upon a time there was a king", " who")
-    assert (on.kind, on.turn, on.new_bytes) == (Kind.NEXT, 2, 0)
-
-
-def test_token_ids_continue_from_the_prompt(table: SessionTable) -> None:
-    complete(table, list(range(100)), "text says nothing of ids")
-    place = complete(table, list(range(150)), "")
-    assert (place.turn, place.held_tokens, place.new_bytes) == (2, 100, 200)
-
-
 # -- the paper's key
 
 
@@ -441,140 +340,6 @@ def test_the_papers_key_tells_new_bytes_by_the_prefix_or_the_last_message(client
     client.turn(HI, reply="y" * 500, session_key=key)
     assert 50 <= client.find(HI, assistant("y" * 500), user("z" * 50), session_key=key).new_bytes < 100
     assert 50 <= client.find(SYSTEM, HI, assistant("y" * 500), user("z" * 50), session_key=key).new_bytes < 100
-
-
-# -- keeping
-
-
-def check(table: SessionTable) -> None:
-    """Every key leads to a session that is there and remembers it."""
-    live = set(map(id, table._sessions.values()))
-    for key, session in table._index.items():
-        assert id(session) in live
-        assert key in {anchor.key for anchor in session.anchors()}
-    for label, session in table._named.items():
-        assert id(session) in live
-        assert session.label == label
-    for strand, session in table._sessions.items():
-        assert session.strand == strand
-    seen = [session.seen_s for session in table._sessions.values()]
-    assert all(earlier <= later for earlier, later in pairwise(seen))
-
-
-def test_a_session_is_forgotten_after_its_time_without_use(client: Client) -> None:
-    client.turn(HI)
-    client.now_s = 3600.0
-    assert client.find(HI, assistant("yo"), user("more")).turn == 2  # a use, though it may fail
-    client.now_s = 7200.0
-    assert client.find(HI, assistant("yo"), user("more")).turn == 2
-    client.now_s = 10_801.0
-    assert client.find(HI, assistant("yo"), user("more")).turn == 1
-    assert len(client.table) == 0
-    check(client.table)
-
-
-def test_the_session_unused_for_longest_makes_room() -> None:
-    client = Client(SessionTable(ttl_s=10.0, capacity=2))
-    for text in ("a", "b"):
-        client.turn(user(text))
-    client.find(user("a"), assistant("yo"), user("more"))
-    client.turn(user("c"))
-    kinds = {text: client.find(user(text), assistant("yo"), user("more")).kind for text in "abc"}
-    assert kinds == {"a": Kind.NEXT, "b": Kind.FIRST, "c": Kind.NEXT}
-    check(client.table)
-
-
-def test_a_session_forgotten_during_its_turn_is_learnt_anew() -> None:
-    client = Client(SessionTable(ttl_s=10.0, capacity=5))
-    client.turn(HI)
-    request = client.request(HI, assistant("yo"), user("more"))
-    place = client.table.find(request, 5.0)
-    client.now_s = 100.0
-    client.finish(place, request, assistant("ok"), 40, D2)
-    following = client.find(HI, assistant("yo"), user("more"), assistant("ok"), user("on"))
-    assert (following.turn, following.decode, following.session_id) == (3, D2, place.session_id)
-
-
-def test_a_dropped_session_is_gone_with_all_its_strands(table: SessionTable) -> None:
-    client = Client(table, x_session_id="1")
-    first = client.turn(HI)
-    client.turn(user("another beginning"))
-    assert len(table) == 2
-    assert table.drop(first.session_id)
-    assert not table.drop(first.session_id)
-    assert (len(table), table.summary(first.session_id)) == (0, None)
-    check(table)
-
-
-def test_an_operator_sees_the_newest_sessions_first(client: Client) -> None:
-    first, second = client.turn(user("a")), client.turn(user("b"), decode=D2)
-    client.now_s = 7.0
-    client.turn(user("a"), assistant("yo"), user("more"))
-    assert [one.session_id for one in client.table.recent(5)] == [first.session_id, second.session_id]
-    assert len(client.table.recent(1)) == 1
-    summary = client.table.summary(first.session_id)
-    assert summary is not None
-    assert (summary.turn, summary.decode, summary.prefill, summary.seen_s) == (2, D1.worker, P1.worker, 7.0)
-    assert summary.held_tokens == tokens_of(user("a"), assistant("yo"), user("more"), assistant("yo"))
-
-
-@pytest.mark.parametrize(("ttl_s", "capacity"), [(0.0, 1), (1.0, 0)])
-def test_a_table_must_be_able_to_hold_something(ttl_s: float, capacity: int) -> None:
-    with pytest.raises(ConfigError):
-        SessionTable(ttl_s=ttl_s, capacity=capacity)
-
-
-class Talk(RuleBasedStateMachine):
-    """Any order of finds, finishes and passing time, with few texts and names so that all of them collide."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = SessionTable(ttl_s=50.0, capacity=4)
-        self.now_s = 0.0
-        self.running: list[tuple[Place, Request]] = []
-
-    @rule(
-        texts=st.lists(st.sampled_from("ab"), min_size=1, max_size=5),
-        id=st.sampled_from(["", "", "1", "2"]),
-        key=st.sampled_from(SessionKey),
-    )
-    def find(self, texts: list[str], id: str, key: SessionKey) -> None:
-        client = Client(self.table, x_session_id=id)
-        messages = [user(text) if at % 2 == 0 else assistant(text) for at, text in enumerate(texts)]
-        request = client.request(*messages, session_key=key)
-        place = self.table.find(request, self.now_s)
-        assert place.turn >= 1
-        assert 0 <= place.new_bytes <= request.prompt_bytes
-        assert (place.held_tokens == 0) or place.parent is not None
-        self.running.append((place, request))
-
-    @precondition(lambda self: self.running)
-    @rule(data=st.data(), reply=st.sampled_from(["", "a", "b"]))
-    def finish(self, data: st.DataObject, reply: str) -> None:
-        place, request = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-        client = Client(self.table)
-        client.now_s = self.now_s
-        client.finish(place, request, assistant(reply), 20)
-        summary = self.table.summary(place.session_id)
-        assert summary is None or summary.turn >= 1
-
-    @precondition(lambda self: len(self.table) > 0)
-    @rule(data=st.data())
-    def drop(self, data: st.DataObject) -> None:
-        sessions = self.table.recent(10)
-        assert self.table.drop(data.draw(st.sampled_from(sessions)).session_id)
-
-    @rule(seconds=st.sampled_from([1.0, 30.0]))
-    def wait(self, seconds: float) -> None:
-        self.now_s += seconds
-
-    @invariant()
-    def holds_together(self) -> None:
-        assert len(self.table) <= 4
-        check(self.table)
-
-
-TestTalk = Talk.TestCase
 
 
 # -- real conversations
@@ -623,51 +388,3 @@ def test_every_path_of_real_message_trees_is_placed_by_its_own_history(client: C
     for prompt, reply in turns:
         place = play(client, prompt, reply)
         assert (place.turn, place.held_tokens) == expected(prompt)
-        check(client.table)
-
-
-# -- memory
-
-
-def test_an_idle_session_takes_at_most_one_kibibyte() -> None:
-    """Ten turns, a name, and two workers that hold its prefix; the same is measured by benchmarks/session_memory.py."""
-    count, turns = 5000, 10
-    workers = [(WorkerId(f"10.0.0.{number}:8000"), f"incarnation {number}") for number in range(8)]
-    table = SessionTable(ttl_s=60.0, capacity=count)
-    base = Client(table, x_session_id="x").request(HI)
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        for number in range(count):
-            _ten_turns(table, base, number, turns, workers)
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert len(table) == count
-    assert {summary.turn for summary in table.recent(1000)} == {turns}
-    assert (after - before) / count <= 1024
-
-
-def _ten_turns(
-    table: SessionTable, base: Request, number: int, turns: int, workers: list[tuple[WorkerId, str]]
-) -> None:
-    """Turns whose keys are made directly: parsing 50,000 bodies is another test's business."""
-    keys: tuple[int, ...] = ()
-    label = HASHER.key(b"I", str(number))
-    for turn in range(turns):
-        keys += (HASHER.key(b"T", f"{number} {turn} prompt"),)
-        chain = replace(base.chain, keys=keys, ends=tuple(range(20, 20 * len(keys) + 20, 20)))
-        request = replace(base, chain=chain, label=label)
-        place = table.find(request, 0.0)
-        assert place.turn == turn + 1
-        reply = HASHER.key(b"T", f"{number} {turn} reply")
-        keys += (reply,)
-        held = Residency(*workers[number % 8], 1000 * (turn + 1) + number, 10**9 + number)
-        outcome = Outcome(
-            prompt_tokens=1000 * (turn + 1),
-            completion_tokens=300 + number,
-            reply_key=replace(chain.end(), key=reply),
-            decode=held,
-            prefill=replace(held, worker=workers[(number + 1) % 8][0]),
-        )
-        table.finish(place, request, outcome, 0.0)

@@ -72,6 +72,7 @@ def _worker_routes(routes: Blueprint, proxy: Proxy) -> None:
         worker = parse_worker((await _body(WorkerCall)).worker)
         proxy.settings.added.add(worker.id)
         registry.add_static(worker, proxy.state.now())
+        proxy.prober.nudge()
         return _json({"id": worker.id}, 201)
 
     @routes.patch("/workers/<worker_id>")

@@ -57,6 +57,7 @@ class Proxy:
     upstream: Upstream
     router: Router
     passthrough: Passthrough
+    prober: Prober
     receipt_log: ReceiptLog | None
 
 
@@ -79,7 +80,8 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic) -> P
     router = Router(config, settings.rules(), state, Dispatcher(config, state, upstream), learner)
     passthrough = Passthrough(config, state.registry, upstream)
     state.metrics.watch(lambda: _gauges(state))
-    return Proxy(settings, state, upstream, router, passthrough, receipt_log)
+    prober = Prober(config, state.registry, upstream, now)
+    return Proxy(settings, state, upstream, router, passthrough, prober, receipt_log)
 
 
 def _gauges(state: State) -> Iterator[Metric]:
@@ -116,11 +118,10 @@ async def _start(proxy: Proxy) -> Background:
     listener = Listener(config, proxy.state.registry, proxy.state.metrics, proxy.state.now)
     sockets = listener.open()
     await proxy.upstream.open()
-    prober = Prober(config, proxy.state.registry, proxy.upstream, proxy.state.now)
     for socket, encrypted in sockets:
         background.start("heartbeats", listener.run(socket, encrypted))
     background.start("listener", _until_closed(listener))
-    background.start("prober", prober.run())
+    background.start("prober", proxy.prober.run())
     background.start("expiry", _expire(proxy))
     background.start("settings", proxy.settings.watch(lambda: _apply(proxy)))
     if proxy.receipt_log is not None:
@@ -151,6 +152,7 @@ def _apply(proxy: Proxy) -> None:
             proxy.state.registry.remove(view.id)
     for worker in wanted.values():
         proxy.state.registry.add_static(worker, proxy.state.now())
+    proxy.prober.nudge()
 
 
 def _turn_routes(app: Quart, proxy: Proxy) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,11 +23,19 @@ class Prober:
         self._registry = registry
         self._upstream = upstream
         self._now = now
+        self._nudged = asyncio.Event()
+
+    def nudge(self) -> None:
+        """Look now: a worker was added."""
+        self._nudged.set()
 
     async def run(self) -> None:
         while True:
+            self._nudged.clear()
             await self.probe_all()
-            await asyncio.sleep(min(self._interval_s, 1.0) if self._anyone_new() else self._interval_s)
+            pause_s = min(self._interval_s, 1.0) if self._anyone_new() else self._interval_s
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._nudged.wait(), pause_s)
 
     async def probe_all(self) -> None:
         views = [view for view in self._registry.views() if view.worker.source is not Source.AGENT]

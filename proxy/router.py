@@ -138,26 +138,37 @@ class Router:
         """The answer's bytes as they come; a stream that breaks ends with an error event in OpenAI's shape."""
         answer, relay, summary = running.answer, opened.relay, opened.observer.summary
         assert answer is not None and relay is not None, "a stream is open"
-        first_token_s = last_token_s = self._now()
-        saw_token = summary.first_token_seen
+        first_token_s: float | None = None
+        out = opened.first
         try:
-            yield opened.first
-            while data := await answer.chunk():
-                if out := relay.feed(data):
+            while True:
+                now_s = self._now()
+                if first_token_s is None and summary.first_token_seen:
+                    first_token_s = now_s
+                # Learnt before the client sees the end: its next turn may come at once.
+                self._learn_once(place, running, opened, first_token_s)
+                if out:
                     yield out
-                last_token_s = self._now()
-                if not saw_token and summary.first_token_seen:
-                    saw_token, first_token_s = True, last_token_s
+                data = await answer.chunk()
+                if not data:
+                    break
+                out = relay.feed(data)
         except LegError as exc:
             running.receipt.error = type(exc).__name__
-        if tail := relay.finish():
+        tail = relay.finish()
+        self._learn_once(place, running, opened, first_token_s)
+        if tail:
             yield tail
-        if summary.completed:
-            times = (first_token_s, last_token_s) if saw_token else None
-            self._learner.completed(place, running, opened, self._now(), token_times_s=times)
-        else:
+        if running.receipt.outcome == "running":
             self._learner.broken(running.receipt, self._now() - running.started_s)
         running.close()
+
+    def _learn_once(self, place: Place, running: Running, opened: Opened, first_token_s: float | None) -> None:
+        """Learns from a stream as soon as it is all there."""
+        if opened.observer.summary.completed and running.receipt.outcome == "running":
+            now_s = self._now()
+            times_s = None if first_token_s is None else (first_token_s, now_s)
+            self._learner.completed(place, running, opened, now_s, token_times_s=times_s)
 
     def _abandon(self, running: Running) -> None:
         if running.receipt.outcome == "running":

@@ -9,7 +9,8 @@ import click
 COMMANDS = {
     "serve": ("ppd.proxy.serve_command", "Run the proxy."),
     "up": ("ppd.servers.up_command", "Run a fleet on this machine: workers by role, and the proxy."),
-    "agent": ("ppd.servers.agent", "Announce one engine to the proxy; launch it, or attach to a running one."),
+    "agent": ("ppd.servers.agent_command", "Announce one engine to the proxy; launch it, or attach to a running one."),
+    "sim": ("ppd.servers.sim.command", "Run one simulated engine."),
     "demo": ("ppd.servers.demo", "Run a fleet and play a real conversation through it."),
     "table": ("ppd.proxy.table_command", "Show, import and score decision tables."),
     "doctor": ("ppd.proxy.doctor_command", "Check a config or a running proxy, down to a real handoff."),

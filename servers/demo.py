@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ import aiohttp
 import click
 from ppd.proxy.workers import Role
 from rich.console import Console
-from rich.table import Table
 
 from .fleet import Fleet, FleetSpec
 from .up_command import READY_S, guarded, make_spec, show, until_signal
@@ -26,31 +25,28 @@ ANSWER_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class TurnShown:
-    """One line of the demo: the turn as the proxy's receipt tells it, and its answer."""
+    """One line of the demo: the turn as the proxy's receipt tells it."""
 
     number: int
     receipt: dict[str, Any]
-    text: str
 
-    def cells(self) -> Iterator[str]:
+    def line(self) -> str:
         r = self.receipt
-        yield str(self.number)
-        yield r["route"]
-        yield r["reason"]
-        yield f"{r['prefill']} → {r['decode']}" if r["prefill"] else r["decode"]
+        workers = f"{r['prefill']}->{r['decode']}" if r["prefill"] else r["decode"]
         cached = r["cached_tokens"] or 0
-        yield f"{cached}/{r['prompt_tokens'] - cached}"
-        yield f"{r['ttft_s'] * 1000:.0f} ms"
-        yield f"{r['tpot_s'] * 1000:.1f} ms" if r["tpot_s"] is not None else "-"
-        yield repr(self.text[:32])
+        ttft, tpot = f"{r['ttft_s'] * 1000:.0f} ms", "-" if r["tpot_s"] is None else f"{r['tpot_s'] * 1000:.1f} ms"
+        tokens = f"{cached}/{r['prompt_tokens'] - cached}"
+        return f"{self.number:<6}{r['route']:<9}{r['reason']:<19}{workers:<9}{tokens:<13}{ttft:<9}{tpot:<9}"
 
 
-async def play(base_url: str) -> list[TurnShown]:
+HEADING = f"{'turn':<6}{'route':<9}{'reason':<19}{'workers':<9}{'cached/new':<13}{'TTFT':<9}{'TPOT':<9}"
+
+
+async def play(base_url: str) -> AsyncIterator[TurnShown]:
     """The conversation's turns, streamed; each turn's request carries what was answered before it."""
-    from openai import AsyncOpenAI
+    from openai import AsyncOpenAI, AsyncStream
 
     user_turns = json.loads(CONVERSATION.read_text())["user_turns"]
-    shown: list[TurnShown] = []
     messages: list[dict[str, str]] = []
     async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key="demo", max_retries=0) as client:
         model = (await client.models.list()).data[0].id
@@ -63,11 +59,12 @@ async def play(base_url: str) -> list[TurnShown]:
                 temperature=0,
                 stream=True,
             )
-            parts = [chunk.choices[0].delta.content or "" async for chunk in raw.parse() if chunk.choices]
+            stream = raw.parse()
+            assert isinstance(stream, AsyncStream), "asked for as a stream"
+            parts = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
             answer = "".join(parts)
             messages.append({"role": "assistant", "content": answer})
-            shown.append(TurnShown(number, await _receipt(base_url, raw.headers["X-Request-Id"]), answer))
-    return shown
+            yield TurnShown(number, await _receipt(base_url, raw.headers["X-Request-Id"]))
 
 
 async def _receipt(base_url: str, request_id: str) -> dict[str, Any]:
@@ -80,15 +77,6 @@ async def _receipt(base_url: str, request_id: str) -> dict[str, Any]:
         return receipt
 
 
-def turns_table(turns: list[TurnShown]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("turn", "route", "reason", "workers", "cached/new", "TTFT", "TPOT", "answer"):
-        table.add_column(column, no_wrap=True)
-    for turn in turns:
-        table.add_row(*turn.cells())
-    return table
-
-
 async def _demo(console: Console, spec: FleetSpec, once: bool) -> None:
     started = time.monotonic()
     async with Fleet(spec) as fleet:
@@ -96,12 +84,14 @@ async def _demo(console: Console, spec: FleetSpec, once: bool) -> None:
             await fleet.wait_ready(READY_S[spec.engine])
         show(console, fleet, spec)
         console.print(f"ready after {time.monotonic() - started:.1f} s\n")
-        console.print(turns_table(await play(fleet.url)))
+        click.echo(HEADING)
+        async for turn in play(fleet.url):
+            click.echo(turn.line())
         if once:
             return
         console.print("\nThe fleet stays up: Ctrl-C ends it. Ask it something:")
         body = json.dumps({"model": spec.model or "sim", "messages": [{"role": "user", "content": "hi"}]})
-        console.print(f"  curl {fleet.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
+        click.echo(f"  curl {fleet.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
         await until_signal(fleet)
 
 

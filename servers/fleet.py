@@ -146,7 +146,7 @@ class Fleet:
     async def _ready(self) -> None:
         wanted = sum(self._spec.workers.values())
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
-            while await self._known_workers(session) < wanted:  # noqa: ASYNC110 - another process's state
+            while await self._known_workers(session) < wanted:
                 await asyncio.sleep(0.1)
 
     async def _known_workers(self, session: aiohttp.ClientSession) -> int:

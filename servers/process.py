@@ -1,4 +1,4 @@
-"""Starts an engine (or the proxy) as a process of its own, waits until it is healthy, and stops it with all its children.
+"""Starts an engine (or the proxy) as a process of its own, waits until it is healthy, and stops it with its children.
 
 The program runs below `guard`, so it ends when this process does, even by SIGKILL. Its output goes to a file, whose
 last lines explain every failure.
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import aiohttp
-
 from ppd.proxy.errors import PPDError
 
 from .vllm import Launch
@@ -29,7 +28,7 @@ class EngineFailed(PPDError):
 
 
 class EngineProcess:
-    """One program: `start`, `wait_healthy`, then `stop` or `kill`; usable as `async with`, which starts and stops it."""
+    """One program: `start`, `wait_healthy`, then `stop` or `kill`; `async with` starts and stops it."""
 
     def __init__(self, launch: Launch, log_path: Path, *, name: str = "engine") -> None:
         self.name = name

@@ -37,12 +37,16 @@ class Shape:
     vocabulary: int = 320  # 5 special tokens, 256 bytes, padding
     hidden: int = 128
     intermediate: int = 256
-    layers: int = 2
+    layers: int = 6
     heads: int = 4
     kv_heads: int = 2
     head: int = 32
     context: int = 32768
-    spread: float = 0.2  # standard deviation of the weights; ten times the usual, so that tokens differ clearly
+    # Standard deviations of the weights, ten times the usual: attention picks few tokens sharply, and over the layers a
+    # small difference grows. With 2 layers one changed character in 3,000 went unnoticed, with 6 it shows in 83% of 24
+    # cases (in 92% for 1,000), in 32 greedy tokens; float32 and float64 still agreed on every token.
+    spread: float = 0.2
+    attention_spread: float = 0.25
     seed: int = 20
 
 
@@ -155,8 +159,8 @@ def tensors(shape: Shape) -> Iterator[tuple[str, int, int, array[float]]]:
     """
     rng = random.Random(shape.seed)
 
-    def matrix(rows: int, columns: int) -> array[float]:
-        return array("f", (rng.gauss(0.0, shape.spread) for _ in range(rows * columns)))
+    def matrix(rows: int, columns: int, spread: float = shape.spread) -> array[float]:
+        return array("f", (rng.gauss(0.0, spread) for _ in range(rows * columns)))
 
     def without_feature_0(values: array[float], columns: int) -> array[float]:
         values[:columns] = array("f", bytes(4 * columns))
@@ -173,13 +177,18 @@ def tensors(shape: Shape) -> Iterator[tuple[str, int, int, array[float]]]:
         name = f"model.layers.{layer}"
         yield f"{name}.input_layernorm.weight", 1, shape.hidden, ones
         yield f"{name}.post_attention_layernorm.weight", 1, shape.hidden, ones
-        yield f"{name}.self_attn.q_proj.weight", queries, shape.hidden, matrix(queries, shape.hidden)
-        yield f"{name}.self_attn.k_proj.weight", keys, shape.hidden, matrix(keys, shape.hidden)
-        yield f"{name}.self_attn.v_proj.weight", keys, shape.hidden, matrix(keys, shape.hidden)
-        output = without_feature_0(matrix(shape.hidden, queries), queries)
+        for projection, rows in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
+            weights = matrix(rows, shape.hidden, shape.attention_spread)
+            yield f"{name}.self_attn.{projection}.weight", rows, shape.hidden, weights
+        output = without_feature_0(matrix(shape.hidden, queries, shape.attention_spread), queries)
         yield f"{name}.self_attn.o_proj.weight", shape.hidden, queries, output
         for gate in ("gate_proj", "up_proj"):
-            yield f"{name}.mlp.{gate}.weight", shape.intermediate, shape.hidden, matrix(shape.intermediate, shape.hidden)
+            yield (
+                f"{name}.mlp.{gate}.weight",
+                shape.intermediate,
+                shape.hidden,
+                matrix(shape.intermediate, shape.hidden),
+            )
         down = without_feature_0(matrix(shape.hidden, shape.intermediate), shape.intermediate)
         yield f"{name}.mlp.down_proj.weight", shape.hidden, shape.intermediate, down
     yield "model.norm.weight", 1, shape.hidden, ones

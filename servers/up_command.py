@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from ppd.proxy.errors import PPDError
@@ -76,10 +77,11 @@ def make_spec(
     engine: str,
     model: str,
     workers: dict[Role, int],
-    **rest: object,
+    engine_args: tuple[str, ...] = (),
+    **rest: Any,
 ) -> FleetSpec:
     """The fleet's spec with what the engine needs prepared: for vLLM on CPU its environment and a tiny model."""
-    python, device, args = "", "cpu", tuple(rest.pop("engine_args", ()))  # type: ignore[call-overload]
+    python, device = "", "cpu"
     if engine == "vllm":
         device = "cuda" if HAS_GPU else "cpu"
         if device == "cuda":
@@ -87,15 +89,15 @@ def make_spec(
                 raise click.UsageError("--model is needed: the name or folder of the model to serve")
             python = sys.executable
         else:
-            python, model, args = _prepare_cpu(console, model, args)
+            python, model, engine_args = _prepare_cpu(console, model, engine_args)
     return FleetSpec(
         engine=engine,
         workers=workers,
         model=model,
         device=device,
         python=python,
-        engine_args=args,
-        **rest,  # type: ignore[arg-type]
+        engine_args=engine_args,
+        **rest,
     )
 
 
@@ -127,7 +129,7 @@ def _prepare_cpu(console: Console, model: str, args: tuple[str, ...]) -> tuple[s
 @click.option("--log-dir", type=click.Path(path_type=Path), default=Path("ppd-logs"), show_default=True)
 @click.argument("engine_args", nargs=-1, type=click.UNPROCESSED)
 def command(
-    prefill: int, decode: int, replica: int, config_path: Path | None, engine: str, model: str, **rest: object
+    prefill: int, decode: int, replica: int, config_path: Path | None, engine: str, model: str, **rest: Any
 ) -> None:
     """Run workers by role and the proxy on this machine; ENGINE_ARGS after -- go to every engine."""
     console = Console()

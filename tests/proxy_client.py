@@ -112,7 +112,7 @@ class ProxyClient:
 @asynccontextmanager
 async def running_proxy(**settings: Any) -> AsyncIterator[tuple[Proxy, str, aiohttp.ClientSession]]:
     """A proxy on a free port, its base URL, and a client session."""
-    defaults = {"port": 0, "heartbeat_port": 0, "admin_key": ADMIN_KEY, "shutdown_timeout_s": 1.0}
+    defaults: dict[str, Any] = {"port": 0, "heartbeat_port": 0, "admin_key": ADMIN_KEY, "shutdown_timeout_s": 1.0}
     config = ProxyConfig(**(defaults | settings))
     proxy = assemble(Settings(config))
     listening = listen(config)

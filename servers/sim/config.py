@@ -35,6 +35,7 @@ class SimConfig:
     profile: EngineProfile = field(default_factory=EngineProfile)
     time_scale: float = 0.0  # 1: as slow as the profile says; 0: as fast as it goes
     engine_id: str = ""  # empty: a random one per process
+    side_channel_host: str = ""  # the name peers are given to pull from; empty: `host`
     side_channel_port: int = 0  # where peers pull KV; 0: a free one
     lease_s: float = 30.0  # how long P keeps a finished prefill for D
     peer_timeout_s: float = 5.0

@@ -77,7 +77,8 @@ class _Ticket:
 class SimEngine:
     """One engine's state and its tasks. The pure parts are public, for tests to look at.
 
-    address: host:port of the HTTP server; side_address: host and port where peers pull. Both are set by the server.
+    address: host:port of the HTTP server; side_address: host and port that peers are told to pull from. Whoever
+    serves the engine sets both.
     """
 
     def __init__(

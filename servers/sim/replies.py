@@ -45,6 +45,7 @@ class Reply:
     generation: Generation
     choices: list[Choice] = field(default_factory=list)
     cached_tokens: int = 0
+    events: int = 0  # streamed so far, where an API numbers them
 
     def __post_init__(self) -> None:
         self.choices = [Choice() for _ in range(len(self.generation.prompts) * self.generation.choices)]

@@ -42,25 +42,26 @@ class Responses:
     def opening(self, reply: Reply) -> Iterable[bytes]:
         started = _head(reply, "in_progress") | {"output": [], "usage": None}
         item = _item(reply, "in_progress") | {"content": []}
-        yield named_event({"type": "response.created", "response": started})
-        yield named_event({"type": "response.in_progress", "response": started})
-        yield named_event({"type": "response.output_item.added", "output_index": 0, "item": item})
-        yield named_event({"type": "response.content_part.added", **_place(reply), "part": _part("")})
+        yield _event(reply, {"type": "response.created", "response": started})
+        yield _event(reply, {"type": "response.in_progress", "response": started})
+        yield _event(reply, {"type": "response.output_item.added", "output_index": 0, "item": item})
+        yield _event(reply, {"type": "response.content_part.added", **_place(reply), "part": _part("")})
 
     def delta(self, reply: Reply, delta: Delta) -> Iterable[bytes]:
         if delta.text:
             event = {"type": "response.output_text.delta", **_place(reply), "delta": delta.text, "logprobs": []}
-            yield named_event(event)
+            yield _event(reply, event)
 
     def closing(self, reply: Reply) -> Iterable[bytes]:
         text = reply.choices[0].text
         response = self.whole(reply) | {"kv_transfer_params": None}
-        yield named_event({"type": "response.output_text.done", **_place(reply), "text": text, "logprobs": []})
-        yield named_event({"type": "response.content_part.done", **_place(reply), "part": _part(text)})
-        yield named_event(
+        yield _event(reply, {"type": "response.output_text.done", **_place(reply), "text": text, "logprobs": []})
+        yield _event(reply, {"type": "response.content_part.done", **_place(reply), "part": _part(text)})
+        yield _event(
+            reply,
             {"type": "response.output_item.done", "output_index": 0, "item": _item(reply, "completed")},
         )
-        yield named_event({"type": f"response.{response['status']}", "response": response})
+        yield _event(reply, {"type": f"response.{response['status']}", "response": response})
 
     def failure(self, error: SimError) -> Iterable[bytes]:
         return [data_event(openai_error(error))]
@@ -86,6 +87,12 @@ def _head(reply: Reply, status: str) -> dict[str, Any]:
         "tool_choice": "auto",
         "tools": [],
     }
+
+
+def _event(reply: Reply, payload: dict[str, Any]) -> bytes:
+    """Events are numbered from 0 in each stream."""
+    number, reply.events = reply.events, reply.events + 1
+    return named_event(payload | {"sequence_number": number})
 
 
 def _item(reply: Reply, status: str) -> dict[str, Any]:

@@ -44,7 +44,7 @@ async def running_engine(config: SimConfig, *, now: Callable[[], float] = time.m
                 wake=engine.wake,
             )
             runner = await _serve(stack, side_channel.app(), config, config.side_channel_port)
-            engine.side_address = (config.host, _port(runner))
+            engine.side_address = (config.side_channel_host or config.host, _port(runner))
         runner = await _serve(stack, create_app(engine), config, config.port)
         engine.address = f"{config.host}:{_port(runner)}"
         engine.start()

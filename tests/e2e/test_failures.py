@@ -124,7 +124,7 @@ async def test_a_client_that_leaves_while_d_answers_ends_the_leg(
 
 
 async def test_a_client_that_leaves_during_prefill_ends_that_leg_and_starts_no_other(start_fleet: Any) -> None:
-    async with start_fleet("P1 D1", engine={"time_scale": 200.0}) as fleet:
+    async with start_fleet("P1 D1", engine={"time_scale": 40.0}) as fleet:
         p = fleet.engines["P1"]
         asking = asyncio.create_task(fleet.conversation().say(LONG))
         await fleet.until(lambda: bool(list(p.scheduler.sequences)))

@@ -1,4 +1,4 @@
-"""Turns through P and D, on D alone and on R, over real sockets: the same text everywhere, and counters that say how."""
+"""Turns through P and D, on D alone and on R, over real sockets: one text everywhere, and counters that say how."""
 
 from __future__ import annotations
 
@@ -179,6 +179,13 @@ async def test_p_hands_over_every_field_that_d_needs(lab: Any) -> None:
         "transfer_mode": "pull",
         "remote_prefill_cached_tokens": 0,
     }
+
+
+async def test_peers_are_told_the_name_that_reaches_p(lab: Any) -> None:
+    p, d, r = await lab.start("P", side_channel_host="localhost"), await lab.start("D"), await lab.start("R")
+    params = await lab.prefill(p, FIRST)
+    assert params["remote_host"] == "localhost"
+    assert (await lab.chat(d, FIRST, kv_transfer_params=params)).text == (await lab.chat(r, FIRST)).text
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/responses", "/v1/messages"])

@@ -31,7 +31,7 @@ async def test_garbage(lab: Any) -> None:
     r.faults = Faults(garbage=1)
     answer = await lab.chat(r, HI)
     assert answer.status == 200
-    with pytest.raises(ValueError, match="JSON|utf|Expecting"):
+    with pytest.raises(ValueError, match=r"utf|Expecting"):
         json.loads(answer.body)
 
 

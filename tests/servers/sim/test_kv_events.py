@@ -7,7 +7,7 @@ import pytest
 import zmq
 import zmq.asyncio
 from ppd.servers.sim.blocks import BlockRemoved, BlockStored, CacheEvent, Namespace
-from ppd.servers.sim.kv_events import encode_batch
+from ppd.servers.sim.kv_events import KvEventPublisher, encode_batch
 
 HERE, SALTED = Namespace("m"), Namespace("m", lora="l", cache_salt="s")
 
@@ -64,23 +64,35 @@ def subscriber() -> Any:
 
 async def test_events_reach_a_subscriber(lab: Any, subscriber: Any) -> None:
     endpoint = subscriber.getsockopt_string(zmq.LAST_ENDPOINT)
-    monitor = subscriber.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-    r = await lab.start(
-        num_blocks=8, block_size=4, max_model_len=32, kv_events_endpoint=endpoint, kv_events_topic="kv@R"
-    )
-    await monitor.recv_multipart()
-    subscriber.disable_monitor()
-    messages = []
-    while not any(event["type"] == "BlockRemoved" for _, _, event in messages):
-        prompt = chr(97 + len(messages)) * 12
-        await lab.post(r, "/v1/completions", {"prompt": prompt, "max_tokens": 1})
-        topic, sequence, payload = await subscriber.recv_multipart()
-        assert topic == b"kv@R"
-        _, events, _ = msgspec.msgpack.decode(payload)
-        messages += [(int.from_bytes(sequence), prompt, event) for event in events]
-    assert sorted({number for number, _, _ in messages})[0] == 0
-    number, prompt, first = messages[0]
-    assert (number, first["type"], first["token_ids"]) == (0, "BlockStored", [ord(prompt[0])] * 12)
-    assert len(first["block_hashes"]) == 3
-    removed = next(event for _, _, event in messages if event["type"] == "BlockRemoved")
-    assert removed["block_hashes"][0] in first["block_hashes"]
+    settings = {"num_blocks": 8, "block_size": 4, "max_model_len": 32}
+    r = await lab.start(**settings, kv_events_endpoint=endpoint, kv_events_topic="kv@R")
+    batches: list[tuple[int, list[Any]]] = []
+    for number in range(200):  # the first ones may be sent before the subscription is known
+        await lab.post(r, "/v1/completions", {"prompt": chr(97 + number) * 12, "max_tokens": 1})
+        if await subscriber.poll(100):
+            topic, sequence, payload = await subscriber.recv_multipart()
+            assert topic == b"kv@R"
+            batches.append((int.from_bytes(sequence), msgspec.msgpack.decode(payload)[1]))
+        if len(batches) == 4:
+            break
+    first, *later = [number for number, _ in batches]
+    assert later == [first + 1, first + 2, first + 3]
+    stored_hashes = set()
+    for _, events in batches:
+        added = events[-1]
+        assert added["type"] == "BlockStored"
+        assert len(added["token_ids"]) == 12
+        assert len(set(added["token_ids"])) == 1
+        stored_hashes.update(added["block_hashes"])
+    removed = {name for _, events in batches for event in events[:-1] for name in event["block_hashes"]}
+    assert removed & stored_hashes
+
+
+def test_a_wildcard_endpoint_is_bound() -> None:
+    publisher = KvEventPublisher("tcp://127.0.0.1:*", "", 2)
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        try:
+            with pytest.raises(zmq.ZMQError, match="in use"):
+                socket.bind(publisher.endpoint)
+        finally:
+            publisher.close()

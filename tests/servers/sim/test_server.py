@@ -116,6 +116,7 @@ async def test_responses_stream_named_events(lab: Any) -> None:
         "response.incomplete",
     ]
     assert [event["type"] for event in stream.chunks] == events(stream.body)
+    assert [event["sequence_number"] for event in stream.chunks] == list(range(11))
     assert b"[DONE]" not in stream.body
     text = whole["output"][0]["content"][0]["text"]
     assert "".join(event["delta"] for event in stream.chunks[4:7]) == text

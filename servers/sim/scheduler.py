@@ -132,7 +132,7 @@ class Scheduler:
         chunks, preempted = self._continue_running(budget)
         budget -= sum(chunk.tokens for chunk in chunks)
         pulls: list[Pull] = []
-        if not preempted:
+        if not preempted or not chunks:  # the batch may be empty now, and a pulled prompt at hand
             chunks += self._admit(budget, pulls)
         return Step(tuple(chunks), tuple(pulls), self._duration_s(chunks) if chunks else 0.0)
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from proxy_client import ProxyClient, running_proxy
 
 from ppd.proxy.config import Mode
 from ppd.proxy.workers import Role
 from ppd.servers.sim.config import SimConfig
 from ppd.servers.sim.engine import SimEngine
 from ppd.servers.sim.running import running_engine
+from proxy_client import ProxyClient, running_proxy
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from ppd.proxy.config import Mode, SessionKey
 
 THREE = (

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
+
 from ppd.proxy.config import Mode
 from ppd.proxy.doctor_command import command
 from ppd.proxy.workers import Role

@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+
 from ppd.proxy.config import Mode
 from ppd.servers.sim.faults import Faults
 

@@ -13,6 +13,7 @@ import pytest
 import zmq
 import zmq.asyncio
 import zmq.auth
+
 from ppd.proxy.config import Mode
 from ppd.proxy.heartbeats import Heartbeat
 

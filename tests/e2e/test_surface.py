@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+
 from ppd.proxy.config import Mode
 
 
@@ -42,8 +43,9 @@ async def test_multipart_bodies_arrive_as_they_were_sent(start_fleet: Any) -> No
 
 async def test_a_model_nobody_serves_is_told_so(start_fleet: Any) -> None:
     async with start_fleet("P1 D1") as fleet:
+        body = {"model": "other", "input": "x", "messages": [{"role": "user", "content": "x"}]}
         for path in ("/v1/embeddings", "/v1/chat/completions"):
-            turn = await fleet.post(path, {"model": "other", "input": "x", "messages": [{"role": "user", "content": "x"}]})
+            turn = await fleet.post(path, body)
             assert turn.status == 503
             assert "other" in turn.body["error"]["message"]
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from ppd.proxy import doctor, doctor_conversation, doctor_fleet
 from ppd.proxy.doctor import (
     CHECKS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from ppd.proxy.doctor import Check
 from ppd.proxy.doctor_conversation import (
     follow_ups_hit_the_cache,

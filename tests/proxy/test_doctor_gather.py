@@ -8,6 +8,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 import zmq.auth
+
 from ppd.proxy.doctor_gather import ProxyClient, Said, counts_of, facts_of_config, facts_of_proxy, seen
 from ppd.proxy.doctor_values import ConfigFact, Counts, Facts, WorkerFact
 from ppd.proxy.probes import EngineStatus

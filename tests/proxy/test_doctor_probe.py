@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from ppd.proxy.doctor_gather import Said
 from ppd.proxy.doctor_probe import FIRST_CHARS, MAX_TOKENS, NEXT_CHARS, choose_model, probe_text, turn_fact
 from ppd.proxy.doctor_values import Facts, TurnFact, WorkerFact

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from ppd.proxy.answers import AnswerObserver
 from ppd.proxy.edits import edited_body
 from ppd.proxy.relay import Edits, StreamRelay

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from ppd.proxy.legs import client_wants_usage, plain_leg
 from ppd.proxy.turns import Endpoint, Fields
 

@@ -52,7 +52,9 @@ def by_table(w_ttft: float, w_tpot: float) -> Rules:
     return Rules(mode=Mode.TABLE, scored=TABLE.scored(Weights(w_ttft, w_tpot)))
 
 
-def run(turn: Turn, fleet: tuple[WorkerView, ...] = FLEET, by: Rules | None = None, avoid: tuple[Any, ...] = ()) -> Decision:
+def run(
+    turn: Turn, fleet: tuple[WorkerView, ...] = FLEET, by: Rules | None = None, avoid: tuple[Any, ...] = ()
+) -> Decision:
     return decide(turn, fleet, by or rules(), qps=2.0, now_s=100.0, avoid=avoid)
 
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from ppd.proxy.answers import AnswerObserver, AnswerSummary
 from ppd.proxy.relay import Edits, StreamRelay, broken_off
 from ppd.proxy.sse import LIMIT_BYTES

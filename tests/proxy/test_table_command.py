@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+
 from ppd.proxy.table_command import command
 from ppd.proxy.tables import DecisionTable, bundled
 

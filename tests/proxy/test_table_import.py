@@ -4,6 +4,7 @@ import gzip
 from pathlib import Path
 
 import pytest
+
 from ppd.proxy.errors import FormatError
 from ppd.proxy.measurements import Arm, Failed, Tpot, Ttft
 from ppd.proxy.table_import import GridDescription, build_table, pair_of, read_rows

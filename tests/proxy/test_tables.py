@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from ppd.proxy.errors import ConfigError, FormatError
 from ppd.proxy.measurements import Arm, Axes, Cell, ContextClass, Failed, Provenance, Tpot, Ttft, WorkloadType
 from ppd.proxy.tables import (

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from ppd.proxy.legs import Pair
 from ppd.proxy.turns import Fields
 from ppd.proxy.workers import Role, Worker

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from ppd.proxy.connectors import CONNECTORS
 from ppd.proxy.connectors.nixl import Nixl
 from ppd.proxy.legs import Handoff, NoHandoff, Pair

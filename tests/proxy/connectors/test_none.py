@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+
 from ppd.proxy.connectors.none import NoConnector
 from ppd.proxy.legs import Handoff, Pair, plain_leg
 from ppd.proxy.turns import Endpoint, Fields

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+
 from ppd.proxy.connectors.p2p_nccl import P2pNccl
 from ppd.proxy.errors import NoWorkerError
 from ppd.proxy.legs import Handoff, Pair

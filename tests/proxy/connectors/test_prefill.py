@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from ppd.proxy.connectors.prefill import RULES, Version, engine_version, prefill_fields
 from ppd.proxy.turns import Endpoint, Fields
 

@@ -345,6 +345,19 @@ def test_a_pull_waits_for_blocks_like_anything_else() -> None:
     assert len(d.step().pulls) == 1
 
 
+def test_a_pulled_prompt_takes_the_place_of_one_that_found_no_block() -> None:
+    p, ids = prefilled("pulled ok")
+    d = Engine(blocks=5, seqs=1)
+    d.add_sequence("b", "pulled ok", LONG, pulls("leg", ids))
+    (pull,) = d.step().pulls
+    d.add("a", "x" * 8)
+    assert shape(d.step()) == [("a", 8)]
+    d.scheduler.pull_arrived(pull, p.handoffs.read("leg", pull.remote_ids))
+    assert shape(d.step()) == [("b", 1)]
+    d.run()
+    assert d.texts == {"a": alone("x" * 8), "b": alone("pulled ok")}
+
+
 @pytest.mark.parametrize(
     ("transfer", "trap"),
     [

@@ -58,6 +58,7 @@ class Proxy:
     router: Router
     passthrough: Passthrough
     prober: Prober
+    listener: Listener
     receipt_log: ReceiptLog | None
 
 
@@ -81,7 +82,8 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic) -> P
     passthrough = Passthrough(config, state.registry, upstream)
     state.metrics.watch(lambda: _gauges(state))
     prober = Prober(config, state.registry, upstream, now)
-    return Proxy(settings, state, upstream, router, passthrough, prober, receipt_log)
+    listener = Listener(config, state.registry, state.metrics, now)
+    return Proxy(settings, state, upstream, router, passthrough, prober, listener, receipt_log)
 
 
 def _gauges(state: State) -> Iterator[Metric]:
@@ -107,20 +109,18 @@ def create_app(proxy: Proxy) -> Quart:
         background = await _start(proxy)
         yield
         await background.close()
+        proxy.listener.close()
         await proxy.upstream.close()
 
     return app
 
 
 async def _start(proxy: Proxy) -> Background:
-    """Opens sockets, then starts the tasks that use them."""
-    config, background = proxy.settings.config, Background()
-    listener = Listener(config, proxy.state.registry, proxy.state.metrics, proxy.state.now)
-    sockets = listener.open()
+    """Starts the tasks; the listener's sockets are open already, as a port in use must end the start in one line."""
+    background = Background()
     await proxy.upstream.open()
-    for socket, encrypted in sockets:
-        background.start("heartbeats", listener.run(socket, encrypted))
-    background.start("listener", _until_closed(listener))
+    for socket, encrypted in proxy.listener.sockets:
+        background.start("heartbeats", proxy.listener.run(socket, encrypted))
     background.start("prober", proxy.prober.run())
     background.start("expiry", _expire(proxy))
     background.start("settings", proxy.settings.watch(lambda: _apply(proxy)))
@@ -128,13 +128,6 @@ async def _start(proxy: Proxy) -> Background:
         background.start("receipt log", proxy.receipt_log.run())
     _apply(proxy)
     return background
-
-
-async def _until_closed(listener: Listener) -> None:
-    try:
-        await asyncio.Event().wait()
-    finally:
-        listener.close()
 
 
 async def _expire(proxy: Proxy) -> None:

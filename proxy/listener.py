@@ -31,7 +31,7 @@ COMPLAIN_EVERY_S = 60.0
 
 
 class Listener:
-    """Owns the sockets; `run` reads one until it is cancelled."""
+    """Owns the sockets: `open` binds them, `run` reads one until it is cancelled."""
 
     def __init__(self, config: ProxyConfig, registry: Registry, metrics: Metrics, now: Callable[[], float]) -> None:
         self._config = config
@@ -43,15 +43,14 @@ class Listener:
         self._authenticator: AsyncioAuthenticator | None = None
         self._complained_s = -COMPLAIN_EVERY_S
         self._dropped = 0
+        self.sockets: list[tuple[zmq.asyncio.Socket, bool]] = []  # each with whether it is the encrypted one
 
-    def open(self) -> list[tuple[zmq.asyncio.Socket, bool]]:
-        """Bound sockets, each with whether it is the encrypted one; ConfigError where one can't be bound."""
-        sockets = []
+    def open(self) -> None:
+        """ConfigError where a port can't be bound or a key can't be read; called before anything is served."""
         if self._config.heartbeat_port:
-            sockets.append((self._bind("heartbeat_port", self._config.heartbeat_port, curve=False), False))
+            self.sockets.append((self._bind("heartbeat_port", self._config.heartbeat_port, curve=False), False))
         if self._config.curve_port:
-            sockets.append((self._bind("curve_port", self._config.curve_port, curve=True), True))
-        return sockets
+            self.sockets.append((self._bind("curve_port", self._config.curve_port, curve=True), True))
 
     def close(self) -> None:
         if self._authenticator is not None:

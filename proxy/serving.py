@@ -32,8 +32,9 @@ def listen(config: ProxyConfig) -> socket.socket:
 
 
 async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> None:
-    """Serves until `stop` is set; open streams then get `shutdown_timeout_s` to end."""
+    """Serves until `stop` is set; open streams then get `shutdown_timeout_s` to end. ConfigError if a port is taken."""
     config = proxy.settings.config
+    proxy.listener.open()
     server = Config()
     server.bind = [f"fd://{listening.detach()}"]  # Hypercorn closes it
     server.backlog = BACKLOG

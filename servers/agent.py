@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import zmq
 import zmq.asyncio
+
 from ppd.proxy.heartbeats import VERSION, Heartbeat
 from ppd.proxy.probes import EngineStatus, probe
 from ppd.proxy.workers import Role

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import click
 import zmq.auth
+
 from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.heartbeats import check_address
 from ppd.proxy.workers import Role

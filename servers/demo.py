@@ -12,11 +12,10 @@ from typing import Any
 
 import aiohttp
 import click
-from ppd.proxy.workers import Role
 from rich.console import Console
 
 from .fleet import Fleet, FleetSpec
-from .up_command import READY_S, guarded, make_spec, show, until_signal
+from .up_command import READY_S, fleet_options, fleet_spec, run, show, until_signal
 
 CONVERSATION = Path(__file__).with_name("demo_conversation.json")
 ADMIN_KEY = "demo"
@@ -42,14 +41,13 @@ class TurnShown:
 HEADING = f"{'turn':<6}{'route':<9}{'reason':<19}{'workers':<9}{'cached/new':<13}{'TTFT':<9}{'TPOT':<9}"
 
 
-async def play(base_url: str) -> AsyncIterator[TurnShown]:
+async def play(base_url: str, model: str) -> AsyncIterator[TurnShown]:
     """The conversation's turns, streamed; each turn's request carries what was answered before it."""
     from openai import AsyncOpenAI, AsyncStream
 
     user_turns = json.loads(CONVERSATION.read_text())["user_turns"]
     messages: list[dict[str, str]] = []
     async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key="demo", max_retries=0) as client:
-        model = (await client.models.list()).data[0].id
         for number, text in enumerate(user_turns, 1):
             messages.append({"role": "user", "content": text})
             raw = await client.chat.completions.with_raw_response.create(
@@ -82,28 +80,28 @@ async def _demo(console: Console, spec: FleetSpec, once: bool) -> None:
     async with Fleet(spec) as fleet:
         with console.status(f"starting {sum(spec.workers.values())} workers on the {spec.engine} engine"):
             await fleet.wait_ready(READY_S[spec.engine])
-        show(console, fleet, spec)
-        console.print(f"ready after {time.monotonic() - started:.1f} s\n")
+        show(fleet)
+        click.echo(f"ready after {time.monotonic() - started:.1f} s\n")
         click.echo(HEADING)
-        async for turn in play(fleet.url):
+        async for turn in play(fleet.url, spec.prepared.name):
             click.echo(turn.line())
         if once:
             return
-        console.print("\nThe fleet stays up: Ctrl-C ends it. Ask it something:")
-        body = json.dumps({"model": spec.model or "sim", "messages": [{"role": "user", "content": "hi"}]})
+        body = json.dumps({"model": spec.prepared.name, "messages": [{"role": "user", "content": "hi"}]})
+        click.echo("\nThe fleet stays up: Ctrl-C ends it. Ask it something:")
         click.echo(f"  curl {fleet.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
         await until_signal(fleet)
 
 
 @click.command("demo")
-@click.option("--engine", type=click.Choice(["sim", "vllm"]), default="sim", show_default=True)
-@click.option("--model", default="", help="folder or name; default: a tiny model made here, on CPUs")
+@fleet_options
 @click.option("--once", is_flag=True, help="end after the conversation")
-def command(engine: str, model: str, once: bool) -> None:
-    """Start 1 P, 2 D, 1 R and the proxy, and play a three-turn conversation through them."""
-    console = Console()
-    workers = {Role.PREFILL: 1, Role.DECODE: 2, Role.REPLICA: 1}
-    spec = make_spec(
-        console, engine, model, workers, admin_key=ADMIN_KEY, log_dir=Path(tempfile.mkdtemp(prefix="ppd-demo-"))
-    )
-    guarded(_demo(console, spec, once))
+def command(once: bool, **flags: Any) -> None:
+    """Start a fleet (1 P, 2 D, 1 R) and the proxy, and play a three-turn conversation through them."""
+
+    async def demo() -> None:
+        console = Console()
+        log_dir = Path(tempfile.mkdtemp(prefix="ppd-demo-"))
+        await _demo(console, fleet_spec(console, admin_key=ADMIN_KEY, log_dir=log_dir, **flags), once)
+
+    run(demo)

@@ -7,14 +7,17 @@ worker, and stops them all.
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
+
 from ppd.proxy.workers import Role
 
+from .prepare import Prepared
 from .process import EngineFailed, EngineProcess
 from .vllm import Launch
 
@@ -25,15 +28,12 @@ FIRST_SIDE_CHANNEL = 5600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSpec:
-    """What to run. `engine_args` go to every engine as they are."""
+    """What to run."""
 
     engine: str  # sim or vllm
     workers: Mapping[Role, int]
-    model: str = ""
-    device: str = "cpu"  # of vLLM
+    prepared: Prepared
     tensor_parallel: int = 1
-    python: str = ""  # the interpreter that has vLLM
-    engine_args: tuple[str, ...] = ()
     port: int = 10001
     heartbeat_port: int = 30001
     port_offset: int = 0  # added to every worker's port, so that two fleets fit on one machine
@@ -49,10 +49,11 @@ class Member:
     name: str  # "P1", or "proxy"
     address: str
     launch: Launch
+    log: Path
 
 
 def plan(spec: FleetSpec) -> tuple[Member, ...]:
-    """The proxy first, then the workers; GPUs are given out in order, `tensor_parallel` to each."""
+    """The proxy first, then the workers."""
     members = [_proxy(spec)]
     ordinal = 0
     for role in Role:
@@ -65,7 +66,7 @@ def plan(spec: FleetSpec) -> tuple[Member, ...]:
 def _proxy(spec: FleetSpec) -> Member:
     flags = ["--port", str(spec.port), "--heartbeat-port", str(spec.heartbeat_port), *spec.proxy_args]
     env = {"PPD_ADMIN_KEY": spec.admin_key} if spec.admin_key else {}
-    return Member("proxy", f"{HOST}:{spec.port}", Launch((*_ppd("serve"), *flags), env))
+    return Member("proxy", f"{HOST}:{spec.port}", Launch((*_ppd("serve"), *flags), env), spec.log_dir / "proxy.log")
 
 
 def _worker(spec: FleetSpec, role: Role, index: int, ordinal: int) -> Member:
@@ -73,17 +74,30 @@ def _worker(spec: FleetSpec, role: Role, index: int, ordinal: int) -> Member:
     argv = [*_ppd("agent"), "--role", role, "--engine", spec.engine, "--port", str(port)]
     argv += ["--proxy", f"{HOST}:{spec.heartbeat_port}"]
     argv += ["--side-channel-port", str(FIRST_SIDE_CHANNEL + spec.port_offset + ordinal)]
-    if spec.model:
-        argv += ["--model", spec.model]
+    name, engine = f"{role}{index + 1}", spec.prepared
+    engine_log = spec.log_dir / f"{name}-engine.log"
+    argv += ["--log", str(engine_log)]
+    if engine.model:
+        argv += ["--model", engine.model]
     if spec.engine == "vllm":
-        argv += ["--device", spec.device, "--tensor-parallel", str(spec.tensor_parallel)]
-        if spec.python:
-            argv += ["--python", spec.python]
-        if spec.device == "cuda":
-            first = ordinal * spec.tensor_parallel
-            argv += ["--gpus", ",".join(str(first + n) for n in range(spec.tensor_parallel))]
-    argv += ["--log", str(spec.log_dir / f"{role}{index + 1}-engine.log")]
-    return Member(f"{role}{index + 1}", f"{HOST}:{port}", Launch((*argv, "--", *spec.engine_args)))
+        argv += ["--device", engine.device, "--tensor-parallel", str(spec.tensor_parallel), "--python", engine.python]
+    args = engine.engine_args
+    if engine.device == "cuda":
+        gpus, share = share_of_gpus(spec, ordinal)
+        argv += ["--gpus", ",".join(map(str, gpus))]
+        args = (*(("--gpu-memory-utilization", f"{share:.2f}") if share < 1 else ()), *args)
+    return Member(name, f"{HOST}:{port}", Launch((*argv, "--", *args)), engine_log)
+
+
+def share_of_gpus(spec: FleetSpec, ordinal: int) -> tuple[tuple[int, ...], float]:
+    """A worker's GPUs, and its share of each one's memory: 1 where it has them to itself.
+
+    GPUs are given out in order; where there are fewer than the fleet needs, workers share them evenly.
+    """
+    count, wanted = spec.prepared.gpu_count, sum(spec.workers.values()) * spec.tensor_parallel
+    first = ordinal * spec.tensor_parallel
+    gpus = tuple((first + n) % count for n in range(spec.tensor_parallel))
+    return gpus, 1.0 if wanted <= count else 0.9 / math.ceil(wanted / count)
 
 
 def _ppd(command: str) -> list[str]:

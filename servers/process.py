@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import aiohttp
+
 from ppd.proxy.errors import PPDError
 
 from .vllm import Launch

@@ -66,9 +66,7 @@ class ProxyClient:
             data = await response.read()
             return Turn(response.status, response.headers, await response.json(content_type=None) if data else None, "")
 
-    async def chat(
-        self, messages: list[dict[str, Any]], headers: Mapping[str, str] | None = None, **body: Any
-    ) -> Turn:
+    async def chat(self, messages: list[dict[str, Any]], headers: Mapping[str, str] | None = None, **body: Any) -> Turn:
         body = {"model": self.model, "messages": messages, "max_tokens": 24, "temperature": 0, **body}
         turn = await self.post("/v1/chat/completions", body, headers)
         if turn.status == 200:
@@ -105,7 +103,7 @@ class ProxyClient:
     async def until(self, holds: Callable[[], bool], limit_s: float = 20) -> None:
         """Waits for something that another task brings about."""
         async with asyncio.timeout(limit_s):
-            while not holds():  # noqa: ASYNC110 - the state of other tasks
+            while not holds():
                 await asyncio.sleep(0.005)
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Protocol
 
-from ppd.proxy.legs import Handoff, LegRequest, NoHandoff, Pair, plain_leg
-from ppd.proxy.turns import Endpoint, Fields
-
+from ..legs import Handoff, LegRequest, NoHandoff, Pair, plain_leg
+from ..turns import Endpoint, Fields
 from .nixl import Nixl
 from .none import NoConnector
 from .p2p_nccl import P2pNccl

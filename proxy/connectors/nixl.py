@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from ppd.proxy.answer_shapes import Usage, usage_of
-from ppd.proxy.legs import Handoff, LegRequest, NoHandoff, Pair, answering_fields, decoded, encoded, leg
-from ppd.proxy.turns import Endpoint, Fields
 
+from ..answer_shapes import Usage, usage_of
+from ..legs import Handoff, LegRequest, NoHandoff, Pair, answering_fields, decoded, encoded, leg
+from ..turns import Endpoint, Fields
 from .prefill import engine_version, prefill_fields
 
 PARAMS = "kv_transfer_params"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ppd.proxy.answer_shapes import body_usage
-from ppd.proxy.legs import Handoff, LegRequest, NoHandoff, Pair, leg, plain_leg
-from ppd.proxy.turns import Endpoint, Fields
-
+from ..answer_shapes import body_usage
+from ..legs import Handoff, LegRequest, NoHandoff, Pair, leg, plain_leg
+from ..turns import Endpoint, Fields
 from .prefill import engine_version, prefill_fields
 
 

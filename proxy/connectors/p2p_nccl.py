@@ -13,12 +13,11 @@ from __future__ import annotations
 import hashlib
 import re
 
-from ppd.proxy.answer_shapes import body_usage
-from ppd.proxy.errors import NoWorkerError
-from ppd.proxy.legs import Handoff, LegRequest, NoHandoff, Pair, answering_fields, leg
-from ppd.proxy.turns import Endpoint, Fields
-from ppd.proxy.workers import Worker
-
+from ..answer_shapes import body_usage
+from ..errors import NoWorkerError
+from ..legs import Handoff, LegRequest, NoHandoff, Pair, answering_fields, leg
+from ..turns import Endpoint, Fields
+from ..workers import Worker
 from .prefill import Version, engine_version, prefill_fields
 
 ADDRESS = "zmq_address"  # the worker's coordinate: host:port of its rank 0

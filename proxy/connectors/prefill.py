@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from ppd.proxy.legs import decoded, public_fields
-from ppd.proxy.turns import Endpoint, Fields
+
+from ..legs import decoded, public_fields
+from ..turns import Endpoint, Fields
 
 Version = tuple[int, int]
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import click
+
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.workers import Role
 

@@ -55,6 +55,18 @@ def test_a_stored_response_finds_its_session(table: SessionTable) -> None:
     assert (branch.kind, branch.turn, branch.held_tokens) == (Kind.BRANCH, 3, 30)
 
 
+def test_a_retry_of_a_turn_that_named_a_stored_response_is_found_in_a_session_with_a_longer_history(
+    table: SessionTable,
+) -> None:
+    respond(table, "hi", "resp_1")
+    history = (("user", "hi"), ("assistant", "yo"), ("user", "more"))
+    respond(table, [{"role": role, "content": text} for role, text in history], "resp_2")
+    third = respond(table, "on", "resp_3", previous_response_id="resp_2")
+    retry = respond(table, "on", "resp_4", previous_response_id="resp_2")
+    assert (third.turn, retry.turn, retry.kind) == (3, 3, Kind.RETRY)
+    assert retry.held_tokens == third.held_tokens == 30
+
+
 def test_a_response_that_nobody_knows_is_lost(table: SessionTable) -> None:
     place = respond(table, "more", "resp_2", previous_response_id="resp_0")
     assert (place.kind, place.turn, place.held_tokens) == (Kind.LOST, 1, 0)

@@ -94,13 +94,13 @@ async def test_a_healthy_engine_is_waited_for_and_stopped(tmp_path: Path, free_p
 async def test_an_engine_that_ends_early_fails_at_once_with_its_last_words(tmp_path: Path) -> None:
     engine = process(python("import os, sys; print('no GPU for', os.environ['WHOM']); sys.exit(3)", WHOM="P"), tmp_path)
     await engine.start()
-    with pytest.raises(EngineFailed, match="P1 ended with 3 before it was healthy(.|\n)*no GPU for P"):
+    with pytest.raises(EngineFailed, match=r"P1 ended with 3 before it was healthy(.|\n)*no GPU for P"):
         await engine.wait_healthy("http://127.0.0.1:1", timeout_s=600)
 
 
 async def test_an_engine_that_never_answers_fails_after_the_limit(tmp_path: Path) -> None:
     async with process(python(WAIT), tmp_path) as engine:
-        with pytest.raises(EngineFailed, match="not healthy after 0.05 s"):
+        with pytest.raises(EngineFailed, match=r"not healthy after 0\.05 s"):
             await engine.wait_healthy("http://127.0.0.1:1", timeout_s=0.05)
         assert engine.is_running, "a failed wait leaves the decision to the caller"
 
@@ -108,7 +108,7 @@ async def test_an_engine_that_never_answers_fails_after_the_limit(tmp_path: Path
 async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     engine = process(Launch(("/no/such/python",)), tmp_path)
     await engine.start()
-    with pytest.raises(EngineFailed, match="ended with 127(.|\n)*cannot start /no/such/python"):
+    with pytest.raises(EngineFailed, match=r"ended with 127(.|\n)*cannot start /no/such/python"):
         await engine.wait_healthy("http://127.0.0.1:1", timeout_s=600)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from ppd.proxy.errors import ConfigError
 from ppd.servers.timing import EngineProfile, attention_pairs, request_time_s, step_time_s, transfer_time_s
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+
 from ppd.proxy.workers import Role
 from ppd.servers.sim.config import SimConfig
 from ppd.servers.sim.engine import SimEngine

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from ppd.servers.sim.answers import AnswerChain, StopText
 from ppd.servers.sim.tokens import decode, encode
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from ppd.servers.sim.blocks import Block, BlockPool, BlockRemoved, BlockStored, Namespace, chain_hash
 
 HERE = Namespace("m")

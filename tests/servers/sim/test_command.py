@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+
 from ppd.servers.sim.command import command
 
 HI = [{"role": "user", "content": "hi from another process"}]

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+
 from ppd.servers.sim.counters import Trap
 
 SYSTEM = {"role": "system", "content": "You are a patient teacher of arithmetic and of the history of numbers."}

@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+
 from ppd.servers.sim.faults import Fault, Faults
 
 HI = [{"role": "user", "content": "hi"}]

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from ppd.servers.sim.blocks import Block, BlockPool
 from ppd.servers.sim.counters import Counters, Trap
 from ppd.servers.sim.handoffs import HandoffLedger, RemotePrefill, Transfer, read_transfer

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+
 from ppd.servers.sim.blocks import BlockRemoved, BlockStored, CacheEvent, Namespace
 from ppd.servers.sim.kv_events import KvEventPublisher, encode_batch
 

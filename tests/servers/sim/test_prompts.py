@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from ppd.servers.sim.errors import BadRequest
 from ppd.servers.sim.prompts import chat_prompt, messages_prompt, responses_prompt
 from ppd.servers.sim.requests import Body

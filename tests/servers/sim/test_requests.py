@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from ppd.proxy.errors import ConfigError
 from ppd.servers.sim.completions import ChatCompletions, Completions
 from ppd.servers.sim.config import SimConfig

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from ppd.servers.sim.blocks import BlockPool, Namespace
 from ppd.servers.sim.counters import Counters, Trap
 from ppd.servers.sim.handoffs import HandoffLedger, RemotePrefill, Transfer

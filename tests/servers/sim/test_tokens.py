@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from ppd.servers.sim.tokens import TURN_END, TURN_START, VOCABULARY_SIZE, decode, encode, media_tokens
 
 PIECES = st.text(st.characters(exclude_categories=["Cs"])) | st.sampled_from(["<|im_start|>", "<|im_end|>", "<|im_"])

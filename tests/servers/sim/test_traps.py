@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+
 from ppd.servers.sim.config import LoadFailurePolicy
 from ppd.servers.sim.counters import Trap
 

@@ -1,0 +1,33 @@
+"""The wheel holds everything: built, installed elsewhere, and run from there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.wheel
+
+
+def run(*argv: str, cwd: Path) -> str:
+    done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_wheel_installs_elsewhere_and_runs(tmp_path: Path) -> None:
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT), cwd=tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    venv.create(tmp_path / "elsewhere", with_pip=True)
+    bin_folder = tmp_path / "elsewhere" / "bin"
+    run(str(bin_folder / "pip"), "install", "--quiet", str(wheel), cwd=tmp_path)
+    installed = run(str(bin_folder / "pip"), "list", cwd=tmp_path).lower()
+    assert not any(heavy in installed for heavy in ("torch", "vllm", "numpy"))
+    assert "serve" in run(str(bin_folder / "ppd"), "--help", cwd=tmp_path)
+    for command in ("serve", "up", "agent", "sim", "demo", "table", "doctor"):
+        assert "Usage" in run(str(bin_folder / "ppd"), command, "--help", cwd=tmp_path)
+    assert "2P_2D" in run(str(bin_folder / "ppd"), "table", "list", cwd=tmp_path)

@@ -35,9 +35,7 @@ def prepare(engine: str, model: str, engine_args: tuple[str, ...], progress: Cal
     gpu_count = count_gpus()
     if gpu_count:
         if not model:
-            raise ConfigError(
-                "model = '': must name the model to serve on GPUs", param="model"
-            )
+            raise ConfigError("model = '': must name the model to serve on GPUs", param="model")
         return Prepared(
             model=model,
             name=model,
@@ -72,9 +70,7 @@ def python_with_vllm() -> str:
     for python in _interpreters():
         if subprocess.run([python, "-c", HAS_VLLM], capture_output=True, check=False).returncode == 0:
             return python
-    raise ConfigError(
-        "python: no interpreter here has vLLM; pip install 'ppd-router[gpu]'", param="python"
-    )
+    raise ConfigError("python: no interpreter here has vLLM; pip install 'ppd-router[gpu]'", param="python")
 
 
 def _interpreters() -> Iterator[str]:

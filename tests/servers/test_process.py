@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+
 from ppd.servers.process import EngineFailed, EngineProcess
 from ppd.servers.vllm import Launch
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.workers import Role
 from ppd.servers.vllm import TINY_ARGS, EngineSpec, command

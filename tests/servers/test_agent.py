@@ -1,0 +1,250 @@
+"""The agent beside an engine: what it says, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from ppd.proxy.errors import ConfigError
+from ppd.proxy.heartbeats import Announcement, decode
+from ppd.proxy.probes import EngineStatus
+from ppd.proxy.scrape import EngineMetrics
+from ppd.proxy.workers import Load, Role
+from ppd.servers.agent import Agent, Announcer, Identity, Phase, beat
+from ppd.servers.agent_command import AgentOptions, address_of, curve_keys, identity_of, launch_of
+from ppd.servers.process import EngineFailed, EngineProcess
+from ppd.servers.vllm import Launch
+
+IDENTITY = Identity(role=Role.DECODE, address="10.0.0.1:8200", coordinates={}, launch_id="launch")
+
+
+@pytest.mark.parametrize(
+    ("phase", "draining", "leaving"),
+    [(Phase.SERVING, False, False), (Phase.DRAINING, True, False), (Phase.LEAVING, False, True)],
+)
+def test_a_beat_says_what_was_seen_and_where_the_agent_stands(phase: Phase, draining: bool, leaving: bool) -> None:
+    metrics = EngineMetrics(load=Load(2, 1, 0.5, 4096), incarnation="17")
+    said = decode(beat(IDENTITY, EngineStatus(True, ("m",), "0.33.0", metrics), phase).encode())
+    assert (said.draining, said.leaving) == (draining, leaving)
+    assert said.load == Load(2, 1, 0.5, 4096)
+    assert (said.worker.incarnation, said.worker.models, said.worker.role) == ("17", ("m",), Role.DECODE)
+
+
+def test_an_engine_that_does_not_tell_its_start_is_known_by_its_launch() -> None:
+    assert beat(IDENTITY, EngineStatus(True), Phase.SERVING).incarnation == "launch"
+
+
+class Engine:
+    """A fake engine whose load and health a test sets."""
+
+    def __init__(self) -> None:
+        self.health = 200
+        self.running = 0
+        self.app = web.Application()
+        self.app.router.add_get("/health", self._health)
+        self.app.router.add_get("/metrics", self._metrics)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=self.health)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=f"vllm:num_requests_running {self.running}\n")
+
+
+class Ears:
+    """A ROUTER that hears what agents say."""
+
+    def __init__(self) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+
+    async def hear(self) -> Announcement:
+        frames = await asyncio.wait_for(self._socket.recv_multipart(), 20)
+        return decode(frames[-1])
+
+    async def hear_until(self, **wanted: bool) -> Announcement:
+        while True:
+            said = await self.hear()
+            if all(getattr(said, name) == value for name, value in wanted.items()):
+                return said
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+def ears() -> Any:
+    made = Ears()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[tuple[Engine, str]]:
+    fake = Engine()
+    async with TestServer(fake.app) as server:
+        yield fake, str(server.make_url("")).rstrip("/")
+
+
+def agent(ears: Ears, base_url: str, process: EngineProcess | None = None, **changes: Any) -> tuple[Agent, Announcer]:
+    announcer = Announcer([f"127.0.0.1:{ears.port}"])
+    options: dict[str, Any] = {"base_url": base_url, "interval_s": 0.05, "drain_timeout_s": 10.0, **changes}
+    return Agent(IDENTITY, announcer, process, **options), announcer
+
+
+async def test_an_attached_engine_is_announced_drained_and_let_go(ears: Ears, engine: tuple[Engine, str]) -> None:
+    fake, url = engine
+    fake.running = 3
+    made, announcer = agent(ears, url)
+    stop = asyncio.Event()
+    running = asyncio.create_task(made.run(stop))
+    said = await ears.hear()
+    assert said.load is not None
+    assert (said.load.running, said.draining) == (3, False)
+    stop.set()
+    await ears.hear_until(draining=True)
+    fake.running = 0
+    await ears.hear_until(leaving=True)
+    await asyncio.wait_for(running, 20)
+    announcer.close()
+
+
+async def test_draining_ends_at_its_limit(ears: Ears, engine: tuple[Engine, str]) -> None:
+    fake, url = engine
+    fake.running = 1
+    made, announcer = agent(ears, url, drain_timeout_s=0.0)
+    stop = asyncio.Event()
+    running = asyncio.create_task(made.run(stop))
+    await ears.hear()
+    stop.set()
+    await asyncio.wait_for(running, 20)
+    await ears.hear_until(leaving=True)
+    announcer.close()
+
+
+async def test_an_engine_that_dies_is_taken_back_and_announced_again_when_it_returns(
+    ears: Ears, engine: tuple[Engine, str]
+) -> None:
+    fake, url = engine
+    made, announcer = agent(ears, url)
+    stop = asyncio.Event()
+    running = asyncio.create_task(made.run(stop))
+    await ears.hear_until(leaving=False)
+    fake.health = 503
+    await ears.hear_until(leaving=True)
+    fake.health = 200
+    await ears.hear_until(leaving=False)
+    stop.set()
+    await asyncio.wait_for(running, 20)
+    announcer.close()
+
+
+async def test_a_launched_engine_that_ends_by_itself_is_said_to_leave_with_the_tail_of_its_log(
+    ears: Ears, engine: tuple[Engine, str], tmp_path: Path
+) -> None:
+    _, url = engine
+    code = "import sys; print('out of memory', flush=True); sys.stdin.read(); import time; time.sleep(2); sys.exit(3)"
+    process = EngineProcess(Launch((sys.executable, "-c", code)), tmp_path / "engine.log")
+    made, announcer = agent(ears, url, process)
+    running = asyncio.create_task(made.run(asyncio.Event()))
+    await ears.hear_until(leaving=True)
+    with pytest.raises(EngineFailed, match="ended with 3") as caught:
+        await asyncio.wait_for(running, 20)
+    assert "out of memory" in str(caught.value)
+    announcer.close()
+
+
+async def test_a_proxy_that_is_away_does_not_hold_the_agent_up(engine: tuple[Engine, str]) -> None:
+    _, url = engine
+    announcer = Announcer(["127.0.0.1:1"])
+    for _ in range(50):
+        await announcer.say(beat(IDENTITY, EngineStatus(True), Phase.SERVING))
+    announcer.close()
+    assert url
+
+
+def options(**changes: Any) -> AgentOptions:
+    defaults: dict[str, Any] = {
+        "role": Role.DECODE,
+        "proxies": ("127.0.0.1:30001",),
+        "attach": "",
+        "engine": "sim",
+        "model": "",
+        "host": "127.0.0.1",
+        "port": 8200,
+        "side_channel_host": "",
+        "side_channel_port": 5600,
+        "kv_events_port": None,
+        "device": "cuda",
+        "gpus": "",
+        "tensor_parallel": 1,
+        "python": "py",
+        "advertise": "",
+        "connector": "nixl",
+        "coordinates": (),
+        "interval": 10.0,
+        "drain_timeout": 60.0,
+        "api_key": "",
+        "curve_key": None,
+        "curve_server_key": None,
+        "log_path": Path("x.log"),
+        "engine_args": (),
+    }
+    return AgentOptions(**(defaults | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"engine": "sim", "model": "m", "engine_args": ("--seed", "3")}, "--role D --host 127.0.0.1 --port 8200"),
+        ({"engine": "sim", "engine_args": ("--seed", "3")}, "--seed 3"),
+        ({"engine": "vllm", "model": "m", "gpus": "0,1", "tensor_parallel": 2}, "--tensor-parallel-size 2"),
+    ],
+)
+def test_the_launched_engine_is_the_one_asked_for(changes: dict[str, Any], wanted: str) -> None:
+    assert wanted in " ".join(launch_of(options(**changes)).argv)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"engine": "vllm"}, "model"), ({"engine": "vllm", "model": "m", "gpus": "a"}, "gpus")],
+)
+def test_what_cannot_be_launched_is_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        launch_of(options(**changes))
+
+
+def test_an_identity_may_advertise_another_address_and_coordinates() -> None:
+    made = identity_of(options(advertise="10.0.0.9:80", coordinates=("zmq_address=10.0.0.9:21001",)), "127.0.0.1:1")
+    assert (made.address, made.coordinates) == ("10.0.0.9:80", {"zmq_address": "10.0.0.9:21001"})
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        identity_of(options(coordinates=("zmq_address",)), "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(("url", "address"), [("http://a:1", "a:1"), ("a:1", "a:1"), ("http://a:1/", "a:1")])
+def test_an_engine_is_attached_by_its_url(url: str, address: str) -> None:
+    assert address_of(url) == address
+
+
+@pytest.mark.parametrize("url", ["a", "http://a", "http://:1", ""])
+def test_a_url_without_host_or_port_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="attach"):
+        address_of(url)
+
+
+def test_curve_keys_come_as_a_pair(tmp_path: Path) -> None:
+    assert curve_keys(None, None) is None
+    with pytest.raises(ConfigError, match="together"):
+        curve_keys(tmp_path / "a", None)
+    with pytest.raises(ConfigError, match="certificates"):
+        curve_keys(tmp_path / "a", tmp_path / "b")

@@ -200,9 +200,13 @@ def _opener(endpoint: Endpoint, fields: Fields) -> str | None:
 
 
 def _single_engine(endpoint: Endpoint, fields: Fields, choices: int, prompt_count: int) -> str | None:
+    if endpoint is Endpoint.RESPONSES and _given(fields, "truncation") and _string(fields, "truncation") != "disabled":
+        return "truncation"
     if endpoint not in (Endpoint.CHAT, Endpoint.COMPLETIONS):
         return None
     reasons = {
+        # -1 fits the prompt to what the output's cap leaves, and P's cap is 1: P and D would see two prompts.
+        "truncation": bytes(fields.get("truncate_prompt_tokens", b"")) == b"-1",
         "many_prompts": prompt_count > 1,
         "n": choices > prompt_count,
         "best_of": _count(fields, "best_of", True) > 1,

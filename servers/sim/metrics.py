@@ -76,9 +76,11 @@ class EngineMetrics:
         yield reasons
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, pinned ones included.", pool.usage)
         info = GaugeMetricFamily(
-            "vllm:cache_config_info", "Size of the KV cache.", labels=("block_size", "num_gpu_blocks", "engine")
+            "vllm:cache_config_info",
+            "The KV cache.",
+            labels=("block_size", "num_gpu_blocks", "enable_prefix_caching", "engine"),
         )
-        info.add_metric((str(config.block_size), str(config.num_blocks), "0"), 1)
+        info.add_metric((str(config.block_size), str(config.num_blocks), "True", "0"), 1)
         yield info
         started = GaugeMetricFamily("process_start_time_seconds", "Start time of the process, Unix seconds.")
         started.add_metric((), self._source.started_at)

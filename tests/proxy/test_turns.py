@@ -110,6 +110,10 @@ def test_who_wants_usage(endpoint: Endpoint, members: dict[str, Any], expected: 
         (COMPLETIONS, {"prompt": ["a"]}, None, 1),
         (COMPLETIONS, {"prompt": [[1, 2]]}, None, 1),
         (COMPLETIONS, {"prompt": None, "prompt_embeds": "AAAA"}, "prompt_embeds", 1),
+        (CHAT, {"truncate_prompt_tokens": -1}, "truncation", 1),
+        (CHAT, {"truncate_prompt_tokens": 100}, None, 1),
+        (RESPONSES, {"truncation": "auto"}, "truncation", 1),
+        (RESPONSES, {"truncation": "disabled"}, None, 1),
         (RESPONSES, {"n": 3}, None, 1),
     ],
 )

@@ -58,7 +58,7 @@ async def test_load_and_capacity(lab: Any) -> None:
     assert busy["vllm:num_requests_running"] == 1
     assert busy["vllm:num_requests_waiting"] == busy["vllm:num_requests_waiting_by_reason[capacity]"] == 2
     assert 0 < busy["vllm:kv_cache_usage_perc"] <= 1
-    assert busy["vllm:cache_config_info[16][32]"] == 1
+    assert busy["vllm:cache_config_info[16][True][32]"] == 1
     assert busy["process_start_time_seconds"] > 0
     for leg in legs:
         leg.cancel()

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 from quart import Blueprint, Response, request
 
+from .assembly import Proxy
 from .auth import check_admin, lowered
 from .config import ProxyConfig, convert, parse_worker
 from .errors import NotFound, RequestError
-from .registry import WorkerView
+from .views import WorkerView
 from .workers import Source
-
-if TYPE_CHECKING:
-    from .app import Proxy
 
 T = TypeVar("T")
 CHANGEABLE = ("mode", "x", "w_ttft", "w_tpot", "uncovered", "table")

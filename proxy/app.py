@@ -1,95 +1,35 @@
-"""The Quart application: the one place that assembles the proxy, its routes, and the life of its background tasks."""
+"""The Quart application: the routes, the errors, and the life of the background tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
-import secrets
-import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
-from pathlib import Path
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
-from prometheus_client.core import Metric
 from quart import Quart, Response, request
 from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from .admin import admin_routes
+from .assembly import Proxy
 from .auth import leg_headers, lowered, tenant_of
 from .background import Background
-from .chain import Hasher
-from .dispatch import Dispatcher
 from .errors import BodyTooLarge, NotFound, PPDError, RequestError, WorkerRefused, error_body
-from .handoffs import Ledger
-from .learning import Learner
-from .listener import Listener
-from .metrics import Metrics, fleet_gauges, gauge
-from .passthrough import ENDPOINTS, Passthrough
-from .prober import Prober
-from .receipts import Receipt, ReceiptLog, Receipts
-from .registry import Registry, ways_to_serve
-from .router import Router, decision_headers
-from .sessions import SessionTable
-from .settings import Settings
-from .state import State
-from .tokens import TokenEstimator
+from .passthrough import ENDPOINTS
+from .receipts import Receipt
+from .router import decision_headers
 from .turns import Endpoint, parse_request
-from .upstream import Upstream
+from .views import ways_to_serve
 from .workers import Source
 
 log = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 JSON = "application/json"
-
-
-@dataclass(frozen=True, slots=True)
-class Proxy:
-    """Everything that one proxy process holds."""
-
-    settings: Settings
-    state: State
-    upstream: Upstream
-    router: Router
-    passthrough: Passthrough
-    prober: Prober
-    listener: Listener
-    receipt_log: ReceiptLog | None
-
-
-def assemble(settings: Settings, now: Callable[[], float] = time.monotonic) -> Proxy:
-    """The objects of a proxy, wired; nothing is opened yet. ConfigError where a setting names what can't be used."""
-    config = settings.config
-    state = State(
-        registry=Registry(),
-        sessions=SessionTable(ttl_s=config.session_ttl_s, capacity=config.session_limit),
-        tokens=TokenEstimator(),
-        ledger=Ledger(),
-        receipts=Receipts(config.receipts_kept),
-        metrics=Metrics(),
-        hasher=Hasher(secrets.token_bytes(32)),
-        now=now,
-    )
-    upstream = Upstream(keepalive_s=config.keepalive_s)
-    receipt_log = ReceiptLog(Path(config.receipt_log)) if config.receipt_log else None
-    learner = Learner(state, receipt_log.write if receipt_log else None)
-    router = Router(config, settings.rules(), state, Dispatcher(config, state, upstream), learner)
-    passthrough = Passthrough(config, state.registry, upstream)
-    state.metrics.watch(lambda: _gauges(state))
-    prober = Prober(config, state.registry, upstream, now)
-    listener = Listener(config, state.registry, state.metrics, now)
-    return Proxy(settings, state, upstream, router, passthrough, prober, listener, receipt_log)
-
-
-def _gauges(state: State) -> Iterator[Metric]:
-    yield from fleet_gauges(state.registry.views())
-    yield from state.ledger.gauges(state.now())
-    yield gauge("ppd_sessions", "Sessions known", len(state.sessions))
 
 
 def create_app(proxy: Proxy) -> Quart:

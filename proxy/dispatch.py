@@ -20,12 +20,12 @@ from .errors import LegError, WorkerRefused, WorkerTimeout, WorkerUnreachable
 from .legs import REQUEST_ID, Handoff, LegRequest, NoHandoff, Pair
 from .policy import Decision, Route
 from .receipts import LegRecord, Receipt
-from .registry import WorkerView
 from .relay import Edits, StreamRelay
 from .replies import ReplyKey
 from .state import State
 from .turns import Endpoint, Request
 from .upstream import Answer, Timeouts, Upstream
+from .views import WorkerView
 
 
 @dataclass(slots=True, kw_only=True)

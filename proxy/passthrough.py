@@ -15,8 +15,9 @@ import msgspec
 
 from .config import ProxyConfig
 from .errors import LegError, NoWorkerError, WorkerUnreachable
-from .registry import Registry, WorkerView
+from .registry import Registry
 from .upstream import Answer, Timeouts, Upstream
+from .views import WorkerView
 from .workers import Role
 
 ENDPOINTS = (

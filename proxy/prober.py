@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from .config import ProxyConfig
 from .probes import probe
-from .registry import Registry, WorkerView
+from .registry import Registry
 from .upstream import Upstream
+from .views import WorkerView
 from .workers import Source
 
 

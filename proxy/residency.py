@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from .views import WorkerView
 from .workers import WorkerId
-
-if TYPE_CHECKING:
-    from .registry import WorkerView
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from .app import assemble
+from .assembly import assemble
 from .config import SECRET, ProxyConfig, build
 from .errors import PPDError
 from .serving import listen, serve

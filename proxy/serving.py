@@ -8,7 +8,8 @@ import socket
 from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config
 
-from .app import Proxy, create_app
+from .app import create_app
+from .assembly import Proxy
 from .config import ProxyConfig
 from .errors import ConfigError
 

@@ -13,7 +13,7 @@ COMMANDS = {
     "sim": ("ppd.servers.sim.command", "Run one simulated engine."),
     "demo": ("ppd.servers.demo", "Run a fleet and play a real conversation through it."),
     "table": ("ppd.proxy.table_command", "Show, import and score decision tables."),
-    "doctor": ("ppd.proxy.doctor_command", "Check a config or a running proxy, down to a real handoff."),
+    "doctor": ("ppd.proxy.doctor.command", "Check a config or a running proxy, down to a real handoff."),
 }
 
 

@@ -143,7 +143,7 @@ def install_vllm(folder: Path, progress: Progress) -> list[str]:
     """Make the environment in `folder`, which must not exist; returns what was asked of the installer."""
     progress(f"installing vLLM {VERSION} for CPUs (a third-party build, about 2.5 GB) into {folder}")
     uv = find_uv()
-    _run([*uv, "venv", "--quiet", "--python", sys.executable, str(folder)], progress)
+    run_step([*uv, "venv", "--quiet", "--python", sys.executable, str(folder)], progress)
     # A copy, because building leaves files beside the source, which may be read-only or someone's clone.
     plugin = folder / "lowcpu-source"
     plugin.mkdir()
@@ -156,10 +156,10 @@ def install_vllm(folder: Path, progress: Progress) -> list[str]:
     for link in find_links(os.environ, _pip_setting("global.find-links")):
         pip_install += ["--find-links", link]
     torch = torch_requirement(pip_install)
-    _run([*pip_install, "--override", str(excluded), *torch, *ENGINE, str(plugin)], progress)
-    _run([*pip_install, "--no-deps", *WITHOUT_DEPENDENCIES], progress)
+    run_step([*pip_install, "--override", str(excluded), *torch, *ENGINE, str(plugin)], progress)
+    run_step([*pip_install, "--no-deps", *WITHOUT_DEPENDENCIES], progress)
     progress("checking that vLLM and NIXL import, and compiling what they import")
-    _run([str(folder / "bin" / "python"), "-c", FIRST_USE], progress)
+    run_step([str(folder / "bin" / "python"), "-c", FIRST_USE], progress)
     progress("vLLM is installed")
     return [*torch, *ENGINE, *WITHOUT_DEPENDENCIES]
 
@@ -197,7 +197,7 @@ def _installer_environment() -> dict[str, str]:
     return {"UV_HTTP_TIMEOUT": "300"} | os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
-def _run(command: Sequence[str], progress: Progress) -> None:
+def run_step(command: Sequence[str], progress: Progress) -> None:
     """Run a step and pass its output on line by line; InstallError carries the last lines if it fails."""
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     with subprocess.Popen(

@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from ppd.proxy.app import Proxy, assemble
+from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.serving import listen, serve
 from ppd.proxy.settings import Settings

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 from ..config import Mode, Uncovered
 from ..errors import NoWorkerError
-from ..registry import WorkerView
 from ..residency import standing
 from ..tables import Verdict, Workload
+from ..views import WorkerView
 from ..workers import Role, WorkerId
 from .placement import held_on, pick_decode, pick_prefill
 from .values import Decision, Route, Rules, Turn

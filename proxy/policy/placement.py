@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 from ..connectors import CONNECTORS
-from ..registry import WorkerView, can_pair
 from ..residency import Residency, standing
+from ..views import WorkerView, can_pair
 from .values import Turn
 
 KV_FULL = 0.95  # at this share of KV blocks in use, a new session would evict or preempt others

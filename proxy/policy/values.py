@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ..config import Mode, Uncovered
-from ..registry import WorkerView
 from ..residency import Residency
 from ..tables import ScoredTable, Verdict
+from ..views import WorkerView
 
 
 class Route(StrEnum):

@@ -16,7 +16,7 @@ from aiohttp import web
 from click.testing import CliRunner, Result
 
 from ppd.proxy.config import Mode
-from ppd.proxy.doctor_command import command
+from ppd.proxy.doctor.command import command
 from ppd.proxy.workers import Role
 from ppd.servers.sim.config import SimConfig
 from ppd.servers.sim.running import running_engine

@@ -11,9 +11,9 @@ from ppd.proxy.config import Mode, Uncovered
 from ppd.proxy.errors import NoWorkerError
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
 from ppd.proxy.policy.decide import session_share
-from ppd.proxy.registry import WorkerView
 from ppd.proxy.residency import Residency
 from ppd.proxy.tables import DecisionTable, Weights, find
+from ppd.proxy.views import WorkerView
 from ppd.proxy.workers import Load, Role, Worker, WorkerId
 
 

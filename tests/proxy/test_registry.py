@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ppd.proxy.heartbeats import Announcement
-from ppd.proxy.registry import Registry, WorkerView, can_pair, ways_to_serve
+from ppd.proxy.registry import Registry
+from ppd.proxy.views import WorkerView, can_pair, ways_to_serve
 from ppd.proxy.workers import Load, Role, Source, Worker, WorkerId
 
 D = Worker(role=Role.DECODE, address="d:1", models=("m",), incarnation="a", source=Source.AGENT)

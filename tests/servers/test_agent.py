@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import zmq
 import zmq.asyncio
+import zmq.auth
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -19,7 +20,7 @@ from ppd.proxy.heartbeats import Announcement, decode
 from ppd.proxy.probes import EngineStatus
 from ppd.proxy.scrape import EngineMetrics
 from ppd.proxy.workers import Load, Role
-from ppd.servers.agent import Agent, Announcer, Identity, Phase, beat
+from ppd.servers.agent import MISSES, Agent, Announcer, Identity, Phase, Watch, beat
 from ppd.servers.agent_command import AgentOptions, address_of, curve_keys, identity_of, launch_of
 from ppd.servers.process import EngineFailed, EngineProcess
 from ppd.servers.vllm import Launch
@@ -41,6 +42,28 @@ def test_a_beat_says_what_was_seen_and_where_the_agent_stands(phase: Phase, drai
 
 def test_an_engine_that_does_not_tell_its_start_is_known_by_its_launch() -> None:
     assert beat(IDENTITY, EngineStatus(True), Phase.SERVING).incarnation == "launch"
+
+
+@pytest.mark.parametrize(
+    ("looks", "said"),
+    [
+        ([False, False, False, False], [None, None, None, None]),  # nothing to take back
+        ([True, True], [Phase.SERVING, Phase.SERVING]),
+        ([True, False, False, True], [Phase.SERVING, None, None, Phase.SERVING]),  # a busy engine may miss a look
+        ([True, False, False, False, False], [Phase.SERVING, None, None, Phase.LEAVING, None]),
+        ([True, False, False, True, False, False], [Phase.SERVING, None, None, Phase.SERVING, None, None]),
+        ([True, False, False, False, True], [Phase.SERVING, None, None, Phase.LEAVING, Phase.SERVING]),
+    ],
+)
+def test_an_engine_is_taken_back_after_looks_in_a_row_without_an_answer(
+    looks: list[bool], said: list[Phase | None]
+) -> None:
+    assert MISSES == 3
+    watch, heard = Watch(), []
+    for is_healthy in looks:
+        watch, phase = watch.after(is_healthy)
+        heard.append(phase)
+    assert heard == said
 
 
 class Engine:
@@ -153,24 +176,67 @@ async def test_a_launched_engine_that_ends_by_itself_is_said_to_leave_with_the_t
     ears: Ears, engine: tuple[Engine, str], tmp_path: Path
 ) -> None:
     _, url = engine
-    code = "import sys; print('out of memory', flush=True); sys.stdin.read(); import time; time.sleep(2); sys.exit(3)"
+    code = "import signal; print('out of memory', flush=True); signal.pause()"
     process = EngineProcess(Launch((sys.executable, "-c", code)), tmp_path / "engine.log")
     made, announcer = agent(ears, url, process)
     running = asyncio.create_task(made.run(asyncio.Event()))
+    await ears.hear_until(leaving=False)
+    while "out of memory" not in process.log_tail():
+        await ears.hear()
+    await process.kill()
     await ears.hear_until(leaving=True)
-    with pytest.raises(EngineFailed, match="ended with 3") as caught:
+    with pytest.raises(EngineFailed, match="ended with 137") as caught:
         await asyncio.wait_for(running, 20)
     assert "out of memory" in str(caught.value)
     announcer.close()
 
 
-async def test_a_proxy_that_is_away_does_not_hold_the_agent_up(engine: tuple[Engine, str]) -> None:
-    _, url = engine
-    announcer = Announcer(["127.0.0.1:1"])
-    for _ in range(50):
-        await announcer.say(beat(IDENTITY, EngineStatus(True), Phase.SERVING))
+async def test_a_proxy_that_was_away_hears_the_last_message_only() -> None:
+    context = zmq.asyncio.Context()
+    with context.socket(zmq.ROUTER) as reserved:
+        port = reserved.bind_to_random_port("tcp://127.0.0.1")
+    announcer = Announcer([f"127.0.0.1:{port}"])
+    for running in range(50):
+        status = EngineStatus(True, metrics=EngineMetrics(load=Load(running=running)))
+        await announcer.say(beat(IDENTITY, status, Phase.SERVING))
+    with context.socket(zmq.ROUTER) as router:
+        router.bind(f"tcp://127.0.0.1:{port}")
+        frames = await asyncio.wait_for(router.recv_multipart(), 20)
+        assert decode(frames[-1]).load == Load(running=49)
     announcer.close()
-    assert url
+    context.destroy(linger=0)
+
+
+async def test_every_proxy_hears_of_the_engine(engine: tuple[Engine, str]) -> None:
+    _, url = engine
+    both = [Ears(), Ears()]
+    announcer = Announcer([f"127.0.0.1:{one.port}" for one in both])
+    stop = asyncio.Event()
+    made = Agent(IDENTITY, announcer, None, base_url=url, interval_s=0.05, drain_timeout_s=10.0)
+    running = asyncio.create_task(made.run(stop))
+    for one in both:
+        assert (await one.hear()).worker.address == IDENTITY.address
+    stop.set()
+    await asyncio.wait_for(running, 20)
+    announcer.close()
+    for one in both:
+        one.close()
+
+
+async def test_an_agent_with_keys_reaches_a_proxy_that_wants_them(tmp_path: Path) -> None:
+    server_public, server_secret = zmq.auth.create_certificates(tmp_path, "proxy")
+    _, agent_secret = zmq.auth.create_certificates(tmp_path, "agent")
+    context = zmq.asyncio.Context()
+    router = context.socket(zmq.ROUTER)
+    router.curve_publickey, router.curve_secretkey = zmq.auth.load_certificate(server_secret)
+    router.curve_server = True
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    announcer = Announcer([f"127.0.0.1:{port}"], curve_keys(Path(agent_secret), Path(server_public)))
+    await announcer.say(beat(IDENTITY, EngineStatus(True), Phase.SERVING))
+    frames = await asyncio.wait_for(router.recv_multipart(), 20)
+    assert decode(frames[-1]).worker.address == IDENTITY.address
+    announcer.close()
+    context.destroy(linger=0)
 
 
 def options(**changes: Any) -> AgentOptions:
@@ -184,7 +250,7 @@ def options(**changes: Any) -> AgentOptions:
         "port": 8200,
         "side_channel_host": "",
         "side_channel_port": 5600,
-        "kv_events_port": None,
+        "kv_events_port": 0,
         "device": "cuda",
         "gpus": "",
         "tensor_parallel": 1,
@@ -229,6 +295,25 @@ def test_an_identity_may_advertise_another_address_and_coordinates() -> None:
     assert (made.address, made.coordinates) == ("10.0.0.9:80", {"zmq_address": "10.0.0.9:21001"})
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         identity_of(options(coordinates=("zmq_address",)), "127.0.0.1:1")
+
+
+def test_an_engine_that_listens_everywhere_must_say_where_it_is_reached() -> None:
+    with pytest.raises(ConfigError, match="advertise"):
+        identity_of(options(host="0.0.0.0"), "0.0.0.0:8200")
+    assert identity_of(options(host="0.0.0.0", advertise="10.0.0.9:80"), "0.0.0.0:8200").address == "10.0.0.9:80"
+
+
+@pytest.mark.parametrize(
+    ("changes", "host"),
+    [
+        ({}, "127.0.0.1"),
+        ({"host": "0.0.0.0", "advertise": "10.0.0.9:80"}, "10.0.0.9"),
+        ({"advertise": "10.0.0.9:80", "side_channel_host": "10.1.0.9"}, "10.1.0.9"),
+    ],
+)
+def test_other_engines_reach_nixl_where_proxies_reach_http_unless_told(changes: dict[str, Any], host: str) -> None:
+    launch = launch_of(options(engine="vllm", model="m", **changes))
+    assert launch.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == host
 
 
 @pytest.mark.parametrize(("url", "address"), [("http://a:1", "a:1"), ("a:1", "a:1"), ("http://a:1/", "a:1")])

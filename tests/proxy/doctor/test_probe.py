@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from ppd.proxy.doctor_gather import Said
-from ppd.proxy.doctor_probe import FIRST_CHARS, MAX_TOKENS, NEXT_CHARS, choose_model, probe_text, turn_fact
-from ppd.proxy.doctor_values import Facts, TurnFact, WorkerFact
+from ppd.proxy.doctor.gather import Said
+from ppd.proxy.doctor.probe import FIRST_CHARS, MAX_TOKENS, NEXT_CHARS, choose_model, probe_text, turn_fact
+from ppd.proxy.doctor.values import Facts, TurnFact, WorkerFact
 from ppd.proxy.receipts import LegRecord, Receipt
 from ppd.proxy.workers import Role, Worker
 

@@ -11,12 +11,12 @@ import aiohttp
 import click
 from rich.console import Console
 
-from .doctor import examine, exit_code
-from .doctor_gather import ProxyClient, facts_of_config, facts_of_proxy
-from .doctor_probe import converse
-from .doctor_report import as_json, caption, lines, verdict, workers_table
-from .doctor_values import Facts
-from .errors import PPDError
+from ..errors import PPDError
+from .checks import examine, exit_code
+from .gather import ProxyClient, facts_of_config, facts_of_proxy
+from .probe import converse
+from .report import as_json, caption, lines, verdict, workers_table
+from .values import Facts
 
 
 @click.command("doctor")

@@ -14,10 +14,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from .doctor_gather import ProxyClient, Said, look_at
-from .doctor_values import Conversation, Counts, Facts, TurnFact, WorkerFact
-from .receipts import Receipt
-from .workers import Role
+from ..receipts import Receipt
+from ..workers import Role
+from .gather import ProxyClient, Said, look_at
+from .values import Conversation, Counts, Facts, TurnFact, WorkerFact
 
 TURN_S = 120.0
 FIRST_CHARS, NEXT_CHARS = 1400, 700

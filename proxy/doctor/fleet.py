@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from .config import Mode
-from .connectors import CONNECTORS
-from .connectors.p2p_nccl import ADDRESS
-from .connectors.prefill import engine_version
-from .doctor_values import Facts, Finding, Level, WorkerFact
-from .registry import can_pair
-from .workers import Role
+from ..config import Mode
+from ..connectors import CONNECTORS
+from ..connectors.p2p_nccl import ADDRESS
+from ..connectors.prefill import engine_version
+from ..views import can_pair
+from ..workers import Role
+from .values import Facts, Finding, Level, WorkerFact
 
 P2P_NCCL_ENDED = (0, 24)  # the vLLM version that no longer has this connector
 

@@ -1,6 +1,6 @@
 """`ppd doctor`'s checks: pure functions from what was found out to findings. `examine` runs them all, in order.
 
-The facts are in `doctor_values`; the checks of a fleet and of the probe conversation have files of their own.
+The facts are in `values`; the checks of a fleet and of the probe conversation have files of their own.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from .config import Mode
-from .doctor_conversation import (
+from ..config import Mode
+from .conversation import (
     follow_ups_hit_the_cache,
     handoff_works,
     nothing_is_lost,
     prefill_computes,
     turns_are_answered,
 )
-from .doctor_fleet import (
+from .fleet import (
     connectors_agree,
     connectors_are_known,
     models_are_shared,
@@ -26,7 +26,7 @@ from .doctor_fleet import (
     ways_to_serve,
     workers_answer,
 )
-from .doctor_values import Facts, Finding, Level, PortFact
+from .values import Facts, Finding, Level, PortFact
 
 
 def config_is_valid(facts: Facts) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-from .workers import Load, Role, Worker
+from ..workers import Load, Role, Worker
 
 
 class Level(StrEnum):

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from ppd.proxy import doctor, doctor_conversation, doctor_fleet
-from ppd.proxy.doctor import (
+from ppd.proxy.doctor import checks, conversation
+from ppd.proxy.doctor import fleet as fleet_checks
+from ppd.proxy.doctor.checks import (
     CHECKS,
     Check,
     admin_api_is_on,
@@ -21,7 +22,7 @@ from ppd.proxy.doctor import (
     proxy_answers,
     table_can_be_used,
 )
-from ppd.proxy.doctor_fleet import (
+from ppd.proxy.doctor.fleet import (
     connectors_agree,
     connectors_are_known,
     models_are_shared,
@@ -30,7 +31,7 @@ from ppd.proxy.doctor_fleet import (
     ways_to_serve,
     workers_answer,
 )
-from ppd.proxy.doctor_values import (
+from ppd.proxy.doctor.values import (
     ConfigFact,
     Conversation,
     Counts,
@@ -346,10 +347,10 @@ def test_only_a_failure_is_an_error(level: Level, code: int) -> None:
 def test_every_check_is_run_once() -> None:
     public = {
         check
-        for module in (doctor, doctor_fleet, doctor_conversation)
+        for module in (checks, fleet_checks, conversation)
         for name, check in vars(module).items()
         if getattr(check, "__module__", "") == module.__name__ and not name.startswith("_")
     }
-    others = {doctor.examine, doctor.exit_code, doctor.is_loopback}
+    others = {checks.examine, checks.exit_code, checks.is_loopback}
     assert set(CHECKS) == public - others
     assert len(CHECKS) == len(set(CHECKS))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from ppd.proxy.doctor_report import as_json, caption, lines, verdict, workers_table
-from ppd.proxy.doctor_values import Conversation, Counts, Facts, Finding, Level, TurnFact, WorkerFact
+from ppd.proxy.doctor.report import as_json, caption, lines, verdict, workers_table
+from ppd.proxy.doctor.values import Conversation, Counts, Facts, Finding, Level, TurnFact, WorkerFact
 from ppd.proxy.workers import Load, Role, Worker
 
 FINDINGS = (

@@ -18,13 +18,13 @@ import aiohttp
 import msgspec
 import zmq.auth
 
-from .config import Mode, ProxyConfig, build
-from .doctor_values import ConfigFact, Counts, Facts, PortFact, ProxyFact, WorkerFact
-from .errors import PPDError
-from .probes import EngineStatus, probe
-from .table_view import Counts as Cells
-from .tables import DecisionTable, Weights, find
-from .workers import Role, Worker
+from ..config import Mode, ProxyConfig, build
+from ..errors import PPDError
+from ..probes import EngineStatus, probe
+from ..table_view import Counts as Cells
+from ..tables import DecisionTable, Weights, find
+from ..workers import Role, Worker
+from .values import ConfigFact, Counts, Facts, PortFact, ProxyFact, WorkerFact
 
 ASK_S = 5.0  # for one small answer
 

@@ -8,8 +8,8 @@ from dataclasses import fields
 import msgspec
 from rich.text import Text
 
-from .doctor_values import Counts, Facts, Finding, Level, WorkerFact
-from .table_view import MUTED, columns
+from ..table_view import MUTED, columns
+from .values import Counts, Facts, Finding, Level, WorkerFact
 
 SYMBOLS = {Level.OK: "✓", Level.WARN: "!", Level.FAIL: "✗", Level.SKIP: "-"}
 ASCII_SYMBOLS = {Level.OK: "+", Level.WARN: "!", Level.FAIL: "x", Level.SKIP: "-"}

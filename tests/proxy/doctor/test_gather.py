@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 import zmq.auth
 
-from ppd.proxy.doctor_gather import ProxyClient, Said, counts_of, facts_of_config, facts_of_proxy, seen
-from ppd.proxy.doctor_values import ConfigFact, Counts, Facts, WorkerFact
+from ppd.proxy.doctor.gather import ProxyClient, Said, counts_of, facts_of_config, facts_of_proxy, seen
+from ppd.proxy.doctor.values import ConfigFact, Counts, Facts, WorkerFact
 from ppd.proxy.probes import EngineStatus
 from ppd.proxy.scrape import EngineMetrics
 from ppd.proxy.workers import Load, Role, Worker

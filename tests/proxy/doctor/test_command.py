@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from ppd.proxy.doctor_command import command, proxy_origin
+from ppd.proxy.doctor.command import command, proxy_origin
 
 GOOD = "port = 0\nheartbeat_port = 0\nadmin_key = 's3cret'\n"
 

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from ppd.proxy.doctor import Check
-from ppd.proxy.doctor_conversation import (
+from ppd.proxy.doctor.checks import Check
+from ppd.proxy.doctor.conversation import (
     follow_ups_hit_the_cache,
     handoff_works,
     nothing_is_lost,
     prefill_computes,
     turns_are_answered,
 )
-from ppd.proxy.doctor_values import ConfigFact, Conversation, Counts, Facts, Level, ProxyFact, TurnFact, WorkerFact
+from ppd.proxy.doctor.values import ConfigFact, Conversation, Counts, Facts, Level, ProxyFact, TurnFact, WorkerFact
 from ppd.proxy.workers import Role, Worker
 
 OK, WARN, FAIL, SKIP = Level

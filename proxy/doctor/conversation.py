@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .doctor_values import Conversation, Counts, Facts, Finding, Level, TurnFact
-from .policy import Route
-from .workers import Role
+from ..policy import Route
+from ..workers import Role
+from .values import Conversation, Counts, Facts, Finding, Level, TurnFact
 
 ENOUGH = 0.5  # this share of the tokens in question is evidence
 FEW_TOKENS = 64  # less than this may be what blocks, always whole, leave over

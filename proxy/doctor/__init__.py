@@ -1,0 +1,1 @@
+"""`ppd doctor`: facts are gathered (`gather`, `probe`), pure `checks` turn them into findings, `report` prints them."""

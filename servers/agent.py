@@ -20,7 +20,7 @@ import zmq.asyncio
 
 from ppd.proxy.heartbeats import VERSION, Heartbeat
 from ppd.proxy.probes import EngineStatus, probe
-from ppd.proxy.workers import Role
+from ppd.proxy.workers import Load, Role
 
 from .process import EngineFailed, EngineProcess
 
@@ -65,6 +65,11 @@ class Identity:
     connector: str = "nixl"
     coordinates: dict[str, str]
     launch_id: str  # stands in for the incarnation where the engine does not tell when it started
+
+
+def is_idle(role: Role, load: Load) -> bool:
+    """Nothing runs or waits, and P holds nothing: blocks in use beside no request are handoffs that D has yet to pull."""
+    return load.running + load.waiting == 0 and (role is not Role.PREFILL or load.kv_usage == 0)
 
 
 def beat(identity: Identity, status: EngineStatus, phase: Phase) -> Heartbeat:
@@ -177,8 +182,7 @@ class Agent:
         while True:
             await self._say(Phase.DRAINING)
             status = await self._look(session)
-            load = status.metrics.load
-            idle_looks = idle_looks + 1 if load.running + load.waiting == 0 else 0
+            idle_looks = idle_looks + 1 if is_idle(self._identity.role, status.metrics.load) else 0
             if not status.healthy or idle_looks == 2 or asyncio.get_running_loop().time() >= deadline:
                 break
             await asyncio.sleep(DRAIN_POLL_S)

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -244,9 +243,11 @@ def ensure_model(environment: Environment) -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             unfinished = Path(scratch) / "model"
             write_model(unfinished)
-            # Two callers may both get here; the one that comes second finds the same files in place.
-            with contextlib.suppress(FileExistsError, OSError):
+            try:
                 unfinished.rename(folder)
+            except OSError:  # two callers may both get here; the second finds the same files in place
+                if not folder.is_dir():
+                    raise
     return folder
 
 

@@ -67,6 +67,7 @@ async def test_workers_join_drain_and_leave_by_heartbeat(start_fleet: Any, port:
         await fleet.until(lambda: fleet.states() == {"D1": "draining"})
         await sender.beat("10.0.0.1:80", leaving=True)
         await fleet.until(lambda: fleet.states() == {})
+        assert await fleet.metric('ppd_heartbeats_total{result="taken"}') == 3
 
 
 async def test_a_silent_worker_is_dropped(start_fleet: Any, port: int, sender: Sender) -> None:
@@ -74,6 +75,7 @@ async def test_a_silent_worker_is_dropped(start_fleet: Any, port: int, sender: S
         await sender.beat("10.0.0.1:80")
         await fleet.until(lambda: fleet.states() == {"D1": "up"})
         await fleet.until(lambda: fleet.states() == {})
+        assert (await fleet.conversation().say("hi")).status == 503
 
 
 async def test_a_worker_changes_its_role_without_a_restart(start_fleet: Any, port: int, sender: Sender) -> None:
@@ -82,6 +84,7 @@ async def test_a_worker_changes_its_role_without_a_restart(start_fleet: Any, por
         await fleet.until(lambda: fleet.states() == {"D1": "up"})
         await sender.beat("10.0.0.1:80", role="P")
         await fleet.until(lambda: fleet.states() == {"P1": "up"})
+        assert await fleet.metric('ppd_workers{role="D",state="up"}') == 0
 
 
 async def test_pings_of_vllm_register_engines(start_fleet: Any, port: int, sender: Sender) -> None:

@@ -20,7 +20,7 @@ from ppd.proxy.heartbeats import Announcement, decode
 from ppd.proxy.probes import EngineStatus
 from ppd.proxy.scrape import EngineMetrics
 from ppd.proxy.workers import Load, Role
-from ppd.servers.agent import MISSES, Agent, Announcer, Identity, Phase, Watch, beat
+from ppd.servers.agent import MISSES, Agent, Announcer, Identity, Phase, Watch, beat, is_idle
 from ppd.servers.agent_command import AgentOptions, address_of, curve_keys, identity_of, launch_of
 from ppd.servers.process import EngineFailed, EngineProcess
 from ppd.servers.vllm import Launch
@@ -42,6 +42,21 @@ def test_a_beat_says_what_was_seen_and_where_the_agent_stands(phase: Phase, drai
 
 def test_an_engine_that_does_not_tell_its_start_is_known_by_its_launch() -> None:
     assert beat(IDENTITY, EngineStatus(True), Phase.SERVING).incarnation == "launch"
+
+
+@pytest.mark.parametrize(
+    ("role", "load", "idle"),
+    [
+        (Role.DECODE, Load(), True),
+        (Role.DECODE, Load(running=1), False),
+        (Role.REPLICA, Load(waiting=1), False),
+        (Role.DECODE, Load(kv_usage=0.1), True),
+        (Role.PREFILL, Load(), True),
+        (Role.PREFILL, Load(kv_usage=0.1), False),  # a handoff that D has yet to pull
+    ],
+)
+def test_an_engine_is_idle_when_nobody_needs_it_any_more(role: Role, load: Load, idle: bool) -> None:
+    assert is_idle(role, load) is idle
 
 
 @pytest.mark.parametrize(
@@ -151,7 +166,7 @@ async def test_draining_ends_at_its_limit(ears: Ears, engine: tuple[Engine, str]
     await ears.hear()
     stop.set()
     await asyncio.wait_for(running, 20)
-    await ears.hear_until(leaving=True)
+    assert (await ears.hear_until(leaving=True)).worker.id == IDENTITY.address
     announcer.close()
 
 
@@ -166,7 +181,7 @@ async def test_an_engine_that_dies_is_taken_back_and_announced_again_when_it_ret
     fake.health = 503
     await ears.hear_until(leaving=True)
     fake.health = 200
-    await ears.hear_until(leaving=False)
+    assert not (await ears.hear_until(leaving=False)).draining
     stop.set()
     await asyncio.wait_for(running, 20)
     announcer.close()

@@ -164,6 +164,7 @@ async def test_a_queued_decode_leg_that_leaves_frees_ps_blocks(lab: Any) -> None
     await until(lambda: d.scheduler.waiting == 1)
     leg.cancel()
     await until(lambda: p.pinned == 0)
+    assert d.counters.external_kv_tokens == 0, "it never reached the engine's batch"
     busy.cancel()
     for task in (leg, busy):
         with suppress(asyncio.CancelledError):
@@ -180,6 +181,7 @@ async def test_heartbeats_keep_a_queued_prompts_lease(lab: Any, clock: Any) -> N
     clock.advance(25)
     begun = clock()
     await until(lambda: p.handoffs.next_deadline == begun + 20)
+    assert p.pinned == 1
     for task in (leg, busy):
         task.cancel()
         with suppress(asyncio.CancelledError):

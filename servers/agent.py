@@ -68,7 +68,7 @@ class Identity:
 
 
 def is_idle(role: Role, load: Load) -> bool:
-    """Nothing runs or waits, and P holds nothing: blocks in use beside no request are handoffs that D has yet to pull."""
+    """Nothing runs or waits. P also holds nothing: blocks in use beside no request are handoffs for D to pull."""
     return load.running + load.waiting == 0 and (role is not Role.PREFILL or load.kv_usage == 0)
 
 

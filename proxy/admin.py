@@ -11,6 +11,7 @@ from .assembly import Proxy
 from .auth import check_admin, lowered
 from .config import ProxyConfig, convert, parse_worker
 from .errors import NotFound, RequestError
+from .sessions import Summary
 from .views import WorkerView
 from .workers import Source
 
@@ -76,7 +77,7 @@ def _worker_routes(routes: Blueprint, proxy: Proxy) -> None:
     @routes.patch("/workers/<worker_id>")
     async def drain(worker_id: str) -> Response:
         view = _known(worker_id)
-        registry.drain(view.id, (await _body(DrainCall)).draining)
+        registry.hold_back(view.id, (await _body(DrainCall)).draining)
         return _json(_worker(_known(worker_id), proxy.state.now()))
 
     @routes.delete("/workers/<worker_id>")
@@ -98,14 +99,15 @@ def _worker_routes(routes: Blueprint, proxy: Proxy) -> None:
 def _record_routes(routes: Blueprint, proxy: Proxy) -> None:
     @routes.get("/sessions")
     async def sessions() -> Response:
-        return _json({"count": len(proxy.state.sessions), "newest": proxy.state.sessions.recent(_limit())})
+        newest = [_session(summary, proxy.state.now()) for summary in proxy.state.sessions.recent(_limit())]
+        return _json({"count": len(proxy.state.sessions), "newest": newest})
 
     @routes.get("/sessions/<session_id>")
     async def session(session_id: str) -> Response:
         found = proxy.state.sessions.summary(session_id)
         if found is None:
             raise NotFound(f"no session {session_id!r}", param="session_id")
-        return _json(found)
+        return _json(_session(found, proxy.state.now()))
 
     @routes.delete("/sessions/<session_id>")
     async def forget(session_id: str) -> Response:
@@ -140,6 +142,17 @@ async def _body(kind: type[T]) -> T:
 
 def _weights(config: ProxyConfig) -> dict[str, object]:
     return {name: getattr(config, name) for name in CHANGEABLE}
+
+
+def _session(summary: Summary, now_s: float) -> dict[str, object]:
+    return {
+        "session_id": summary.session_id,
+        "turn": summary.turn,
+        "held_tokens": summary.held_tokens,
+        "decode": summary.decode,
+        "prefill": summary.prefill,
+        "idle_s": round(now_s - summary.seen_s, 1),
+    }
 
 
 def _worker(view: WorkerView, now_s: float) -> dict[str, object]:

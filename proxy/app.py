@@ -8,6 +8,7 @@ import re
 import uuid
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
+from functools import partial
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -19,7 +20,7 @@ from .assembly import Proxy
 from .auth import leg_headers, lowered, tenant_of
 from .background import Background
 from .errors import BodyTooLarge, NotFound, PPDError, RequestError, WorkerRefused, error_body
-from .passthrough import ENDPOINTS
+from .passthrough import AUDIO, ENDPOINTS
 from .receipts import Receipt
 from .router import decision_headers
 from .turns import Endpoint, parse_request
@@ -60,20 +61,34 @@ async def _start(proxy: Proxy) -> Background:
     background = Background()
     await proxy.upstream.open()
     for socket, encrypted in proxy.listener.sockets:
-        background.start("heartbeats", proxy.listener.run(socket, encrypted))
-    background.start("prober", proxy.prober.run())
-    background.start("expiry", _expire(proxy))
-    background.start("settings", proxy.settings.watch(lambda: _apply(proxy)))
+        background.start("heartbeats", partial(proxy.listener.run, socket, encrypted))
+    background.start("prober", proxy.prober.run)
+    background.start("expiry", partial(_expire, proxy))
+    background.start("settings", partial(proxy.settings.watch, partial(_reloaded, proxy)))
     if proxy.receipt_log is not None:
-        background.start("receipt log", proxy.receipt_log.run())
+        background.start("receipt log", proxy.receipt_log.run)
     _apply(proxy)
     return background
 
 
 async def _expire(proxy: Proxy) -> None:
+    """Drops silent workers, and logs whatever has changed in the fleet since the last look."""
+    registry, known = proxy.state.registry, dict[str, str]()
     while True:
         await asyncio.sleep(1.0)
-        proxy.state.registry.expire(proxy.state.now(), proxy.settings.config.worker_ttl_s)
+        registry.expire(proxy.state.now(), proxy.settings.config.worker_ttl_s)
+        states = {f"{view.name} {view.id}": view.state for view in registry.views()}
+        for worker in known.keys() | states.keys():
+            before, after = known.get(worker, "absent"), states.get(worker, "gone")
+            if before != after:
+                log.info("worker %s: %s", worker, after)
+        known = states
+
+
+def _reloaded(proxy: Proxy, taken: bool) -> None:
+    proxy.state.metrics.config_reloads.labels("taken" if taken else "refused").inc()
+    if taken:
+        _apply(proxy)
 
 
 def _apply(proxy: Proxy) -> None:
@@ -105,6 +120,7 @@ def _turn_routes(app: Quart, proxy: Proxy) -> None:
             )
             receipt.model, receipt.stream = parsed.model, parsed.stream
             legs = leg_headers(headers, proxy.settings.config.worker_api_key)
+            legs["content-type"] = JSON  # it was read as JSON, whatever the client called it
             reply = await proxy.router.answer(parsed, receipt, legs)
         except PPDError as exc:
             response = _error(exc)
@@ -138,26 +154,23 @@ def _new_receipt(endpoint: Endpoint) -> Receipt:
 
 
 def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
-    async def forward(path: str = "") -> Response:
+    async def forward() -> Response:
         body = await _body()
         target = request.path + ("?" + request.query_string.decode("latin1") if request.query_string else "")
         headers = leg_headers(lowered(request.headers), proxy.settings.config.worker_api_key)
         answer = await proxy.passthrough.forward(request.method, target, body, headers)
-        proxy.state.metrics.passed_through.labels(_series(request.path), str(answer.status)).inc()
-        return Response(answer.chunks, answer.status, content_type=answer.content_type)
+        proxy.state.metrics.passed_through.labels(request.path, str(answer.status)).inc()
+        return Response(answer.chunks, answer.status, answer.headers)
 
     for endpoint in ENDPOINTS:
         app.add_url_rule(endpoint, f"forward_{endpoint}", forward, methods=["POST"])
-    app.add_url_rule("/v1/audio/<path:path>", "forward_audio", forward, methods=["GET", "POST"])
+    for name in AUDIO:
+        app.add_url_rule(f"/v1/audio/{name}", f"forward_audio_{name}", forward, methods=["GET", "POST"])
 
     @app.get("/v1/models")
     async def models() -> Response:
         headers = leg_headers(lowered(request.headers), proxy.settings.config.worker_api_key)
         return Response(await proxy.passthrough.models(headers), content_type=JSON)
-
-
-def _series(path: str) -> str:
-    return "/v1/audio" if path.startswith("/v1/audio/") else path
 
 
 def _operator_routes(app: Quart, proxy: Proxy) -> None:
@@ -200,8 +213,8 @@ def _error_handlers(app: Quart) -> None:
 
 
 def _error(exc: PPDError) -> Response:
-    if isinstance(exc, WorkerRefused):
-        return Response(exc.body, exc.status, content_type=exc.content_type)
+    if isinstance(exc, WorkerRefused) and exc.is_openai_error:
+        return Response(exc.body, exc.status, content_type=JSON)
     response = Response(error_body(exc.message, exc.kind, exc.code or exc.status, exc.param), exc.status)
     response.content_type = JSON
     return response

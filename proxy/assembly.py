@@ -12,6 +12,7 @@ from prometheus_client.core import Metric
 
 from .chain import Hasher
 from .dispatch import Dispatcher
+from .errors import ConfigError
 from .handoffs import Ledger
 from .learning import Learner
 from .listener import Listener
@@ -56,7 +57,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic) -> P
         now=now,
     )
     upstream = Upstream(keepalive_s=config.keepalive_s)
-    receipt_log = ReceiptLog(Path(config.receipt_log)) if config.receipt_log else None
+    receipt_log = open_log(config.receipt_log) if config.receipt_log else None
     learner = Learner(state, receipt_log.write if receipt_log else None)
     router = Router(config, settings.rules(), state, Dispatcher(config, state, upstream), learner)
     passthrough = Passthrough(config, state.registry, upstream)
@@ -64,6 +65,17 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic) -> P
     prober = Prober(config, state.registry, upstream, now)
     listener = Listener(config, state.registry, state.metrics, now)
     return Proxy(settings, state, upstream, router, passthrough, prober, listener, receipt_log)
+
+
+def open_log(path: str) -> ReceiptLog:
+    """ConfigError at the start, rather than receipts that are lost one by one."""
+    try:
+        Path(path).open("ab").close()
+    except OSError as exc:
+        raise ConfigError(
+            f"receipt_log = {path!r}: must be a file that can be written ({exc.strerror})", param="receipt_log"
+        ) from exc
+    return ReceiptLog(Path(path))
 
 
 def _gauges(state: State) -> Iterator[Metric]:

@@ -31,7 +31,7 @@ def client_key(headers: Mapping[str, str]) -> str:
 
 def tenant_of(headers: Mapping[str, str]) -> str:
     """A name for the holder of a key that does not reveal the key; one name for all who send none."""
-    key = client_key(headers)
+    key = headers.get("authorization") or headers.get("x-api-key", "")
     return blake2b(key.encode(), digest_size=8).hexdigest() if key else ""
 
 
@@ -42,6 +42,8 @@ def leg_headers(headers: Mapping[str, str], worker_api_key: str) -> dict[str, st
         kept["authorization"] = f"Bearer {worker_api_key}"
     elif "authorization" in headers:
         kept["authorization"] = headers["authorization"]
+    elif "x-api-key" in headers:  # Anthropic's clients; vLLM reads the other header only
+        kept["authorization"] = f"Bearer {headers['x-api-key']}"
     return kept
 
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 log = logging.getLogger(__name__)
 
+RESTART_S = 1.0
+
 
 class Background:
-    """Tasks that run as long as the app does."""
+    """Tasks that run as long as the app does; one that raises is logged and started again."""
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks.append(asyncio.create_task(_logged(name, work), name=name))
+    def start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._tasks.append(asyncio.create_task(_kept_up(name, work), name=name))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -25,8 +27,12 @@ class Background:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def _logged(name: str, work: Coroutine[Any, Any, None]) -> None:
-    try:
-        await work
-    except Exception:
-        log.exception("background task %s ended", name)
+async def _kept_up(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("background task %s failed and is started again", name)
+        else:
+            return
+        await asyncio.sleep(RESTART_S)

@@ -17,7 +17,7 @@ from typing import Any
 
 from .errors import ConfigError, FormatError
 from .heartbeats import check_address
-from .workers import Role, Source, Worker
+from .workers import TRANSFERS, Role, Source, Worker
 
 MIB = 1024 * 1024
 
@@ -87,7 +87,8 @@ class ProxyConfig:
     connect_timeout_s: float = 3.0
     prefill_timeout_s: float = 120.0  # a whole prefill leg
     first_event_timeout_s: float = 120.0  # from asking D or R to its first event
-    idle_timeout_s: float = 120.0  # between two reads of an answer
+    answer_timeout_s: float = 1800.0  # a whole answer that is not streamed
+    idle_timeout_s: float = 120.0  # between two reads of an answer, and for a client to take what it is sent
     keepalive_s: float = 4.0  # idle upstream connections are dropped before vLLM's 5 s limit does it
     attempts: int = 3  # tries of one turn before its first byte, the first one included
 
@@ -104,12 +105,14 @@ class ProxyConfig:
         return tuple(parse_worker(text) for text in self.workers)
 
 
+WORKER_OPTIONS = '",connector=nixl|p2p_nccl|none", ",model=NAME", ",engine_version=V", ",zmq_address=host:port"'
+COORDINATES = frozenset({"zmq_address"})  # what a connector may need to know of a static worker
 LIVE = frozenset({"mode", "x", "table", "w_ttft", "w_tpot", "uncovered", "workers"})
 SECRET = frozenset({"admin_key", "worker_api_key"})
 
 _POSITIVE = (
     "body_limit_bytes worker_ttl_s probe_interval_s session_ttl_s session_limit qps_window_s connect_timeout_s "
-    "prefill_timeout_s first_event_timeout_s idle_timeout_s keepalive_s attempts receipts_kept"
+    "prefill_timeout_s first_event_timeout_s answer_timeout_s idle_timeout_s keepalive_s attempts receipts_kept"
 ).split()
 _PORTS = ("port", "heartbeat_port", "curve_port")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -138,24 +141,34 @@ def _check(config: ProxyConfig) -> None:
             raise _refused("heartbeat_allow", text, "address ranges such as 10.0.0.0/8") from None
     if config.curve_port and not (config.curve_server_key_file and config.curve_clients_dir):
         raise _refused("curve_port", config.curve_port, "0, or both curve_server_key_file and curve_clients_dir set")
-    _ = config.static_workers
+    _check_workers(config)
+
+
+def _check_workers(config: ProxyConfig) -> None:
+    addresses = [worker.address for worker in config.static_workers]
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise _refused("workers", address, "named once")
 
 
 def parse_worker(text: str) -> Worker:
     """A static worker from "ROLE=host:port", then ",name=value": connector, model, engine_version, or coordinates."""
-    allowed = 'ROLE=host:port with ROLE P, D or R, then ",connector=NAME", ",model=NAME" or a coordinate'
+    allowed = "ROLE=host:port with ROLE P, D or R, then any of " + WORKER_OPTIONS
     first, *rest = text.split(",")
     role, _, address = first.partition("=")
     try:
         check_address(address, "workers")
         options = dict(part.split("=", 1) for part in rest)
         connector, model = options.pop("connector", "nixl"), options.pop("model", "")
+        version = options.pop("engine_version", "")
+        if connector not in TRANSFERS or options.keys() - COORDINATES:
+            raise ValueError(text)
         return Worker(
             role=Role(role),
             address=address,
             models=(model,) if model else (),
             connector=connector,
-            engine_version=options.pop("engine_version", ""),
+            engine_version=version,
             coordinates=options,
             source=Source.STATIC,
         )
@@ -175,7 +188,7 @@ def read_file(path: Path) -> dict[str, Any]:
             raw = tomllib.load(file)
     except OSError as exc:
         raise ConfigError(f"config = {str(path)!r}: must be a readable file ({exc.strerror})", param="config") from exc
-    except tomllib.TOMLDecodeError as exc:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise ConfigError(f"config = {str(path)!r}: must be TOML ({exc})", param="config") from exc
     return {name: convert(name, value) for name, value in raw.items()}
 
@@ -196,6 +209,8 @@ def convert(name: str, value: object) -> Any:
         if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
             raise _refused(name, value, "a list of strings")
         return tuple(value)
+    if isinstance(value, int) and abs(value) > 2**53:
+        raise _refused(name, value, "a number of at most 2^53")
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not type(default):
@@ -208,6 +223,12 @@ def _default(field: Field[Any]) -> Any:
     return field.default
 
 
+def secrets_in(environ: Mapping[str, str]) -> dict[str, object]:
+    """The keys that the environment sets, as flags: a key on a command line is seen by all."""
+    names = {name: f"PPD_{name.upper()}" for name in SECRET}
+    return {name: environ[variable] for name, variable in names.items() if environ.get(variable)}
+
+
 def build(path: Path | None, flags: Mapping[str, object]) -> ProxyConfig:
     """File first, flags on top."""
     settings = read_file(path) if path else {}
@@ -215,9 +236,8 @@ def build(path: Path | None, flags: Mapping[str, object]) -> ProxyConfig:
     return ProxyConfig(**settings)
 
 
-def reloaded(running: ProxyConfig, path: Path, flags: Mapping[str, object]) -> tuple[ProxyConfig, tuple[str, ...]]:
-    """The running config with the file's live keys, and the changed keys that would need a restart."""
-    wanted = build(path, flags)
-    changed = [f.name for f in fields(ProxyConfig) if getattr(wanted, f.name) != getattr(running, f.name)]
+def with_changes(running: ProxyConfig, before: ProxyConfig, wanted: ProxyConfig) -> tuple[ProxyConfig, tuple[str, ...]]:
+    """The running config with the live keys in which `wanted` differs from `before`, and those that need a restart."""
+    changed = [f.name for f in fields(ProxyConfig) if getattr(wanted, f.name) != getattr(before, f.name)]
     live = {name: getattr(wanted, name) for name in changed if name in LIVE}
     return replace(running, **live), tuple(name for name in changed if name not in LIVE)

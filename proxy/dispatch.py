@@ -7,6 +7,7 @@ is at hand; when it raises, whatever it had asked for is closed and may be tried
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from .answers import AnswerObserver
 from .config import ProxyConfig
 from .connectors import CONNECTORS, Connector, plain_leg
 from .edits import edited_body
-from .errors import LegError, WorkerRefused, WorkerTimeout, WorkerUnreachable
+from .errors import AnswerTimeout, LegError, WorkerRefused, WorkerTimeout, WorkerUnreachable
 from .legs import REQUEST_ID, Handoff, LegRequest, NoHandoff, Pair
 from .policy import Decision, Route
 from .receipts import LegRecord, Receipt
@@ -26,6 +27,8 @@ from .state import State
 from .turns import Endpoint, Request
 from .upstream import Answer, Timeouts, Upstream
 from .views import WorkerView
+
+ABORTED = "abort"  # the finish reason of an engine that gave up
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class Running:
     reply: ReplyKey
     started_s: float
     number: int  # of the attempt
+    leg_base: str = field(default_factory=lambda: uuid.uuid4().hex)
     answer: Answer | None = None
     releases: list[Callable[[], None]] = field(default_factory=list)
 
@@ -50,7 +54,8 @@ class Running:
             self.releases.pop()()
 
     def leg_id(self, kind: str) -> str:
-        return f"{self.receipt.id}-{kind}{self.number}"
+        """Unique, whatever ids clients send: engines and P2pNccl tell requests apart by it."""
+        return f"{self.leg_base}-{kind}{self.number}"
 
 
 @dataclass(slots=True)
@@ -75,7 +80,9 @@ class Dispatcher:
         self._now = state.now
         self._upstream = upstream
         self._prefill_timeouts = Timeouts(config.connect_timeout_s, config.prefill_timeout_s, config.idle_timeout_s)
-        self._decode_timeouts = Timeouts(config.connect_timeout_s, config.first_event_timeout_s, config.idle_timeout_s)
+        self._stream_timeouts = Timeouts(config.connect_timeout_s, config.first_event_timeout_s, config.idle_timeout_s)
+        # The head of an answer that is not streamed comes when all of it is there.
+        self._answer_timeouts = Timeouts(config.connect_timeout_s, config.answer_timeout_s, config.idle_timeout_s)
 
     async def open(self, running: Running) -> Opened:
         """The decision's answer at its first event; LegError, with everything closed, where a leg fails."""
@@ -122,10 +129,9 @@ class Dispatcher:
             self._metrics.handoffs_missing.labels(found.reason).inc()
             return None
         if connector.needs_handoff:
-            # P pins blocks for it until D has pulled them.
-            leg_id = running.leg_id("p")
-            self._ledger.open(leg_id, self._now())
-            running.releases.append(lambda: self._ledger.close(leg_id))
+            self._ledger.open(running.leg_id("p"), self._now())
+        if found is not None:
+            self._registry.wrote(view.id, max(0, tokens - (found.cached_tokens or 0)))
         return found
 
     async def _whole_answer(self, view: WorkerView, leg: LegRequest, headers: Mapping[str, str]) -> bytes:
@@ -143,7 +149,7 @@ class Dispatcher:
             ):
                 body = await answer.body()
                 if answer.status != 200:
-                    raise WorkerRefused(answer.status, body, worker=view.id, content_type=answer.content_type)
+                    raise WorkerRefused(answer.status, body, worker=view.id)
                 return body
         except TimeoutError as exc:
             raise WorkerTimeout("the prompt was not computed in time", worker=view.id) from exc
@@ -156,26 +162,31 @@ class Dispatcher:
         self._registry.reserve(view.id, tokens)
         running.releases.append(lambda: self._end_leg(running, record))
         running.releases.append(lambda: self._registry.release(view.id))
+        was_asked = True
         try:
             running.answer = await self._upstream.ask(
                 view.worker.address,
                 leg.path,
                 body=leg.body,
                 headers={**running.headers, **leg.headers},
-                timeouts=self._decode_timeouts,
+                timeouts=self._stream_timeouts if running.request.stream else self._answer_timeouts,
             )
             record.status = running.answer.status
             if running.answer.status != 200:
-                body = await running.answer.body()
-                raise WorkerRefused(
-                    running.answer.status, body, worker=view.id, content_type=running.answer.content_type
-                )
-            return await self._first_event(running, running.answer, record, handoff)
+                raise WorkerRefused(running.answer.status, await running.answer.body(), worker=view.id)
+            opened = await self._first_event(running, running.answer, record, handoff)
         except LegError as exc:
             self._fail_leg(record, exc)
-            raise
+            was_asked = not isinstance(exc, WorkerUnreachable)
+            raise _blamed(exc, running, handoff) from exc
         finally:
             self._registry.prefilled(view.id, tokens)
+            if was_asked:
+                # A D that was asked has P free the blocks, also when it refuses or is told to stop.
+                self._ledger.close(running.leg_id("p"))
+        # The prompt's KV is on the worker from here on, whatever becomes of its answer.
+        self._registry.wrote(view.id, running.receipt.estimated_new_tokens)
+        return opened
 
     async def _first_event(
         self, running: Running, answer: Answer, record: LegRecord, handoff: Handoff | None
@@ -187,16 +198,35 @@ class Dispatcher:
         if not answer.is_event_stream:
             body = await answer.body()
             observer.observe_body(body)
+            _check_whole(observer, running.decision.decode)
             record.first_event_s = self._now() - running.started_s
             first, relay = edited_body(body, edits), None
         else:
             relay = StreamRelay(request.endpoint, edits, observer)
-            first = await _until_first_event(answer, relay, observer, running.decision.decode)
+            first = await self._until_first_event(answer, relay, observer, running)
             record.first_event_s = self._now() - running.started_s
-        if handoff is not None:
-            # D has begun to answer, so it has pulled the KV, and P has freed it.
-            self._ledger.close(running.leg_id("p"))
         return Opened(answer.content_type, first, observer, relay, handoff, record)
+
+    async def _until_first_event(
+        self, answer: Answer, relay: StreamRelay, observer: AnswerObserver, running: Running
+    ) -> bytes:
+        """What the client gets first; an error in its place is raised while a retry is still possible."""
+        view, summary, parts = running.decision.decode, observer.summary, list[bytes]()
+        try:
+            # One limit for all of it: a worker that only sends comments has not answered.
+            async with asyncio.timeout(self._stream_timeouts.first_s):
+                while not _has_begun(running.request.endpoint, observer):
+                    chunk = await answer.chunk()
+                    if not chunk:
+                        raise WorkerUnreachable("the worker ended its answer before it began", worker=view.id)
+                    parts.append(relay.feed(chunk))
+        except TimeoutError as exc:
+            raise WorkerTimeout("the worker did not begin its answer in time", worker=view.id) from exc
+        if summary.error is not None and not summary.first_token_seen:
+            raise WorkerRefused(_error_status(summary.error), summary.error, worker=view.id)
+        if summary.finish_reason == ABORTED and not summary.first_token_seen:
+            raise WorkerUnreachable("the worker gave up before it answered", worker=view.id)
+        return b"".join(parts)
 
     def _start_leg(self, running: Running, kind: str, view: WorkerView) -> LegRecord:
         record = LegRecord(
@@ -215,19 +245,33 @@ class Dispatcher:
             record.status = exc.status
 
 
-async def _until_first_event(answer: Answer, relay: StreamRelay, observer: AnswerObserver, view: WorkerView) -> bytes:
-    """What the client gets with the first event; an error in its place is raised while a retry is still possible."""
-    parts: list[bytes] = []
-    while not observer.summary.events:
-        chunk = await answer.chunk()
-        if not chunk:
-            raise WorkerUnreachable("the worker ended its answer before the first event", worker=view.id)
-        parts.append(relay.feed(chunk))
-    error = observer.summary.error
-    if error is not None and observer.summary.events == 1:
-        status = _error_status(error)
-        raise WorkerRefused(status, error, worker=view.id)
-    return b"".join(parts)
+def _check_whole(observer: AnswerObserver, view: WorkerView) -> None:
+    """WorkerUnreachable for a 200 that is no answer: garbage, or an abort before the first token."""
+    summary = observer.summary
+    if summary.undecodable or (summary.finish_reason == ABORTED and not summary.first_token_seen):
+        raise WorkerUnreachable("the worker gave up before it answered", worker=view.id)
+
+
+def _has_begun(endpoint: Endpoint, observer: AnswerObserver) -> bool:
+    """Whether the answer can no longer fail unseen: Responses and Messages open with events that promise nothing."""
+    summary = observer.summary
+    if endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS):
+        return summary.events > 0
+    return summary.first_token_seen or summary.ended or summary.error is not None
+
+
+def _blamed(exc: LegError, running: Running, handoff: Handoff | None) -> LegError:
+    """The failure with the worker that is to be avoided next.
+
+    A D that answers 500 to a handoff could not load the KV (vLLM's policy `fail`), and can still compute the prompt:
+    the P is avoided. A whole answer that took too long is not tried again at all.
+    """
+    prefill = running.decision.prefill
+    if isinstance(exc, WorkerRefused) and exc.status == 500 and handoff is not None and prefill is not None:
+        return WorkerRefused(exc.status, exc.body, worker=prefill.id)
+    if isinstance(exc, WorkerTimeout) and not running.request.stream:
+        return AnswerTimeout(exc.message, worker=exc.worker)
+    return exc
 
 
 def _error_status(body: bytes) -> int:

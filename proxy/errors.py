@@ -9,6 +9,7 @@ PPDError
   LegError                 an upstream request failed
     WorkerUnreachable      502: refused, reset, or gone before it answered
     WorkerTimeout          504
+      AnswerTimeout        a whole answer took too long: not tried again
     WorkerRefused          the worker's own error answer: status and body
 
 Messages are written for the client: they never hold a worker's address, a key, or text of a prompt.
@@ -89,14 +90,25 @@ class WorkerTimeout(LegError):
     status = 504
 
 
+class AnswerTimeout(WorkerTimeout):
+    """A whole answer that was not there in time: computing it once more elsewhere would take as long."""
+
+
 class WorkerRefused(LegError):
     """The worker answered with an error; status and body are its own."""
 
-    def __init__(self, status: int, body: bytes, *, worker: str, content_type: str = "application/json") -> None:
+    def __init__(self, status: int, body: bytes, *, worker: str) -> None:
         super().__init__(f"the worker answered {status}", worker=worker)
-        self.status = status
+        self.status = status if 400 <= status < 600 else 502
         self.body = body
-        self.content_type = content_type
+
+    @property
+    def is_openai_error(self) -> bool:
+        """Whether the body may go to the client: an engine's own words, not those of a proxy before it."""
+        try:
+            return "error" in msgspec.json.decode(self.body, type=dict[str, msgspec.Raw])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return False
 
 
 def error_body(message: str, kind: str, code: str | int | None, param: str | None = None) -> bytes:

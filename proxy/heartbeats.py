@@ -18,7 +18,8 @@ from .errors import FormatError
 from .workers import Load, Role, Source, Worker
 
 VERSION = 1
-_ADDRESS = re.compile(r"(?:[A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):(\d{1,5})")
+_NAME = r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63}){0,20}"
+_ADDRESS = re.compile(rf"(?:{_NAME}|\[[0-9A-Fa-f:.]{{2,45}}\]):(\d{{1,5}})")
 
 
 class Heartbeat(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=False):
@@ -57,7 +58,7 @@ def decode(payload: bytes) -> Announcement:
     """The announcement in a frame; FormatError names the field that is missing or wrong."""
     try:
         message: Any = msgspec.msgpack.decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise FormatError("heartbeat: not msgpack") from exc
     if not isinstance(message, dict):
         raise FormatError("heartbeat: not a map")

@@ -56,7 +56,8 @@ class Learner:
 
     def _close(self, receipt: Receipt, outcome: str, ended_s: float) -> None:
         receipt.outcome, receipt.ended_s = outcome, ended_s
-        self._metrics.outcomes.labels(receipt.route, outcome).inc()
+        self._metrics.turns.labels(receipt.route or "none", receipt.reason or "none").inc()
+        self._metrics.outcomes.labels(receipt.route or "none", outcome).inc()
         if self._log is not None:
             self._log(receipt)
 
@@ -88,9 +89,7 @@ class Learner:
         if decision.route is Route.LOCAL and cached is not None and cached < decision.cached_tokens * MISS_SHARE:
             self._metrics.residency_misses.inc()
         self._tokens.learn(request.model, request.prompt_bytes, prompt, completion)
-        self._registry.wrote(decision.decode.id, prompt - min(decision.cached_tokens, prompt) + completion)
-        if decision.prefill is not None:
-            self._registry.wrote(decision.prefill.id, prompt - min(cached or 0, prompt))
+        self._registry.wrote(decision.decode.id, completion)  # its prompt was counted when it began to answer
         residency = self._registry.residency
         outcome = Outcome(
             prompt_tokens=prompt,

@@ -60,7 +60,11 @@ class Listener:
     async def run(self, socket: zmq.asyncio.Socket, encrypted: bool) -> None:
         while True:
             frames = await socket.recv_multipart(copy=False)
-            self._take(bytes(frames[-1].buffer), frames[-1].get("Peer-Address"), encrypted, len(frames))
+            sender = frames[-1].get("Peer-Address")
+            try:
+                self._take(bytes(frames[-1].buffer), sender, encrypted, len(frames))
+            except Exception as exc:  # whatever a stranger sends, the next message is read
+                self._drop(type(exc).__name__, str(sender))
 
     def _take(self, payload: bytes, sender: object, encrypted: bool, frames: int) -> None:
         try:

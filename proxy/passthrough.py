@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import msgspec
 
 from .config import ProxyConfig
-from .errors import LegError, NoWorkerError, WorkerUnreachable
+from .errors import LegError, NoWorkerError, RequestError, WorkerUnreachable
 from .registry import Registry
+from .turns import MODEL_LIMIT
 from .upstream import Answer, Timeouts, Upstream
-from .views import WorkerView
+from .views import WorkerView, check_model
 from .workers import Role
 
 ENDPOINTS = (
@@ -33,6 +34,8 @@ ENDPOINTS = (
     "/pooling",
 )
 
+AUDIO = ("transcriptions", "translations", "speech", "voices")
+
 _FORM_MODEL = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 # Engines that do everything come first; a P is asked last, as its queue is the fleet's TTFT.
 _PREFERENCE = {Role.REPLICA: 0, Role.DECODE: 1, Role.PREFILL: 2}
@@ -43,14 +46,18 @@ class _ModelOnly(msgspec.Struct):
 
 
 def model_of(content_type: str, body: bytes) -> str:
-    """The model that a body names, or "" where it names none."""
+    """The model that a body names, or "" where it names none; RequestError for a name that is none."""
     if content_type.startswith("multipart/form-data"):
         found = _FORM_MODEL.search(body)
-        return found.group(1).decode("utf-8", "replace") if found else ""
-    try:
-        return msgspec.json.decode(body, type=_ModelOnly).model
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ""
+        model = found.group(1).decode("utf-8", "replace") if found else ""
+    else:
+        try:
+            model = msgspec.json.decode(body, type=_ModelOnly).model
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            model = ""
+    if len(model) > MODEL_LIMIT:
+        raise RequestError(f"model: must be a name of at most {MODEL_LIMIT} characters", param="model")
+    return model
 
 
 @dataclass(slots=True)
@@ -58,7 +65,7 @@ class Forwarded:
     """A worker's answer on its way: status and type are the worker's own."""
 
     status: int
-    content_type: str
+    headers: dict[str, str]
     chunks: AsyncIterator[bytes]
 
 
@@ -68,7 +75,7 @@ class Passthrough:
     def __init__(self, config: ProxyConfig, registry: Registry, upstream: Upstream) -> None:
         self._registry = registry
         self._upstream = upstream
-        self._timeouts = Timeouts(config.connect_timeout_s, config.first_event_timeout_s, config.idle_timeout_s)
+        self._timeouts = Timeouts(config.connect_timeout_s, config.answer_timeout_s, config.idle_timeout_s)
         self._attempts = config.attempts
 
     async def forward(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Forwarded:
@@ -76,13 +83,15 @@ class Passthrough:
         model = model_of(headers.get("content-type", ""), body)
         workers = self._candidates(model)
         if not workers:
+            if model:
+                check_model(model, self._registry.views())
             raise NoWorkerError(f"no worker can serve model {model!r} now")
-        for view in workers[: self._attempts - 1]:
+        for view in workers[: self._attempts]:
             try:
                 return await self._ask(view, method, path, body, headers)
-            except WorkerUnreachable:
-                continue
-        return await self._ask(workers[min(self._attempts, len(workers)) - 1], method, path, body, headers)
+            except WorkerUnreachable as exc:
+                failure = exc
+        raise failure
 
     async def models(self, headers: Mapping[str, str]) -> bytes:
         """`/v1/models` of the fleet: each served model once, as one of its workers describes it."""
@@ -108,24 +117,32 @@ class Passthrough:
     async def _ask(
         self, view: WorkerView, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> Forwarded:
-        answer = await self._upstream.ask(
-            view.worker.address, path, method=method, body=body or None, headers=headers, timeouts=self._timeouts
-        )
-        self._registry.reserve(view.id, 0)
+        held: list[Answer] = []
         released = False
 
-        def release() -> None:
+        def release(_: object = None) -> None:
             nonlocal released
             if not released:
                 released = True
-                answer.close()
                 self._registry.release(view.id)
+                for answer in held:
+                    answer.close()
 
+        self._registry.reserve(view.id, 0)
+        try:
+            answer = await self._upstream.ask(
+                view.worker.address, path, method=method, body=body or None, headers=headers, timeouts=self._timeouts
+            )
+        except BaseException:
+            release()
+            raise
+        held.append(answer)
         task = asyncio.current_task()
         assert task is not None, "runs in the request's task"
         # The client may leave before the first chunk is asked for, when a generator's `finally` would never run.
-        task.add_done_callback(lambda _: release())
-        return Forwarded(answer.status, answer.content_type, _chunks(answer))
+        task.add_done_callback(release)
+        kept = {"Content-Type": answer.content_type, "Content-Encoding": answer.content_encoding}
+        return Forwarded(answer.status, {name: value for name, value in kept.items() if value}, _chunks(answer))
 
     def _candidates(self, model: str) -> list[WorkerView]:
         able = [view for view in self._registry.views() if view.takes_turns(model) or (not model and view.up)]

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from .config import ProxyConfig
 from .probes import probe
 from .registry import Registry
 from .upstream import Upstream
 from .views import WorkerView
-from .workers import Source
+from .workers import Source, WorkerId
+
+log = logging.getLogger(__name__)
 
 
 class Prober:
-    """Probes every such worker each interval, side by side, so that one that hangs delays nobody."""
+    """Probes every such worker each interval, each by itself, so that one that hangs delays nobody."""
 
     def __init__(self, config: ProxyConfig, registry: Registry, upstream: Upstream, now: Callable[[], float]) -> None:
         self._interval_s = config.probe_interval_s
@@ -25,22 +29,35 @@ class Prober:
         self._upstream = upstream
         self._now = now
         self._nudged = asyncio.Event()
+        self._probing: dict[WorkerId, asyncio.Task[None]] = {}
 
     def nudge(self) -> None:
         """Look now: a worker was added."""
         self._nudged.set()
 
     async def run(self) -> None:
-        while True:
-            self._nudged.clear()
-            await self.probe_all()
-            pause_s = min(self._interval_s, 1.0) if self._anyone_new() else self._interval_s
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._nudged.wait(), pause_s)
+        try:
+            while True:
+                self._nudged.clear()
+                self._look_around()
+                pause_s = min(self._interval_s, 1.0) if self._anyone_new() else self._interval_s
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._nudged.wait(), pause_s)
+        finally:
+            for task in self._probing.values():
+                task.cancel()
 
-    async def probe_all(self) -> None:
-        views = [view for view in self._registry.views() if view.worker.source is not Source.AGENT]
-        await asyncio.gather(*(self._probe(view) for view in views))
+    def _look_around(self) -> None:
+        for view in self._registry.views():
+            if view.worker.source is not Source.AGENT and view.id not in self._probing:
+                task = asyncio.create_task(self._probe(view))
+                self._probing[view.id] = task
+                task.add_done_callback(partial(self._probed, view.id))
+
+    def _probed(self, worker_id: WorkerId, task: asyncio.Task[None]) -> None:
+        del self._probing[worker_id]
+        if not task.cancelled() and task.exception() is not None:
+            log.error("the probe of a worker failed", exc_info=task.exception())
 
     def _anyone_new(self) -> bool:
         """A static worker that is not up yet may be starting: look more often."""
@@ -57,4 +74,5 @@ class Prober:
             engine_version=status.version,
             incarnation=status.metrics.incarnation,
         )
-        self._registry.probed(view.id, found, status.metrics.load, self._now())
+        load = status.metrics.load if status.scraped else None
+        self._registry.probed(view.id, found, load, self._now())

@@ -22,6 +22,7 @@ class EngineStatus:
     models: tuple[str, ...] = ()
     version: str = ""
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
+    scraped: bool = False  # whether /metrics answered: without, `metrics` says nothing
 
 
 class _Card(msgspec.Struct):
@@ -49,7 +50,7 @@ async def probe(
                 while chunk := await response.content.read(_TEXT_LIMIT_BYTES - len(data)):
                     data += chunk
                 return data if response.status == 200 else None
-        except (aiohttp.ClientError, OSError, TimeoutError):
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):  # ValueError: a host that is no host name
             return None
 
     if await ask("/health") is None:
@@ -60,6 +61,7 @@ async def probe(
         models=_model_names(models),
         version=_version(version),
         metrics=parse_metrics((metrics or b"").decode("utf-8", "replace")),
+        scraped=metrics is not None,
     )
 
 

@@ -6,6 +6,7 @@ Synchronous and without a clock: callers pass `now_s` from a monotonic clock. Ev
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from dataclasses import replace
 
 from .heartbeats import Announcement
@@ -13,6 +14,7 @@ from .residency import Residency
 from .views import WorkerView
 from .workers import Load, Role, Source, Worker, WorkerId
 
+NAMES_KEPT = 10_000
 SUSPECT_S = 5.0  # a worker that refused a connection is passed over for this long if there is another
 
 
@@ -21,8 +23,10 @@ class Registry:
 
     def __init__(self) -> None:
         self._views: dict[WorkerId, WorkerView] = {}
-        self._names: dict[tuple[Role, WorkerId], str] = {}
+        self._names: OrderedDict[tuple[Role, WorkerId], str] = OrderedDict()
+        self._numbers: Counter[Role] = Counter()
         self._joined = 0
+        self._written_total = 0  # of all workers: where the count of one that joins begins
 
     def views(self) -> tuple[WorkerView, ...]:
         return tuple(self._views.values())
@@ -42,9 +46,11 @@ class Registry:
         worker = said.worker
         if known is not None:
             if known.worker.source is Source.STATIC:
-                worker = replace(known.worker, models=worker.models or known.worker.models)
+                worker = known.worker
             elif known.worker.source is Source.AGENT and worker.source is Source.PING:
                 return  # the agent beside this engine knows more
+        if known is not None and not said.worker.models:  # it could not ask its engine just now
+            worker = replace(worker, models=known.worker.models)
         self._admit(worker, said.worker.incarnation, now_s)
         changes: dict[str, object] = {"draining": said.draining}
         if said.load is not None:
@@ -53,12 +59,16 @@ class Registry:
 
     def add_static(self, worker: Worker, now_s: float) -> None:
         """Known from now on, used once a probe has found it healthy."""
-        if worker.id not in self._views or self._views[worker.id].worker != worker:
-            self._admit(worker, worker.incarnation, now_s)
-            self._change(worker.id, up=False)
+        known = self._views.get(worker.id)
+        if known is not None and known.configured == worker:
+            return
+        self._admit(worker, worker.incarnation, now_s)
+        # One that serves in this role already goes on serving.
+        serves = known is not None and known.up and known.role is worker.role
+        self._change(worker.id, up=serves, configured=worker)
 
-    def probed(self, worker_id: WorkerId, found: Worker, load: Load, now_s: float) -> None:
-        """A healthy answer to a probe: models, version and incarnation as the engine tells them."""
+    def probed(self, worker_id: WorkerId, found: Worker, load: Load | None, now_s: float) -> None:
+        """A healthy answer to a probe: models, version and incarnation as far as the engine told them."""
         view = self._views.get(worker_id)
         if view is None:
             return
@@ -69,15 +79,16 @@ class Registry:
         )
         heard_s = now_s if view.worker.source is Source.STATIC else view.heard_s
         self._admit(worker, found.incarnation, heard_s)
-        self._change(worker_id, load=load, up=True, suspect_until_s=0.0)
+        self._change(worker_id, load=load or view.load, up=True, suspect_until_s=0.0)
 
     def probe_failed(self, worker_id: WorkerId) -> None:
         view = self._views.get(worker_id)
         if view is not None and view.worker.source is Source.STATIC:
             self._change(worker_id, up=False)
 
-    def drain(self, worker_id: WorkerId, draining: bool) -> None:
-        self._change(worker_id, draining=draining)
+    def hold_back(self, worker_id: WorkerId, held_back: bool) -> None:
+        """The operator's draining, which no message of the worker's ends."""
+        self._change(worker_id, held_back=held_back)
 
     def remove(self, worker_id: WorkerId) -> None:
         self._views.pop(worker_id, None)
@@ -107,8 +118,9 @@ class Registry:
 
     def wrote(self, worker_id: WorkerId, tokens: int) -> None:
         view = self._views.get(worker_id)
+        self._written_total += max(0, tokens)
         if view is not None:
-            self._change(worker_id, written_tokens=view.written_tokens + tokens)
+            self._change(worker_id, written_tokens=view.written_tokens + max(0, tokens))
 
     def suspect(self, worker_id: WorkerId, now_s: float) -> None:
         self._change(worker_id, suspect_until_s=now_s + SUSPECT_S)
@@ -126,20 +138,34 @@ class Registry:
             self._views[worker.id] = replace(old, worker=worker, heard_s=now_s)
             return
         self._joined += 1
-        # Engines that do not tell their incarnation get a new one whenever they (re)join.
-        self._views[worker.id] = WorkerView(
+        fresh = WorkerView(
             worker=worker,
             name=self._name(worker),
+            # Engines that do not tell their incarnation get a new one whenever they (re)join.
             incarnation=incarnation or f"join-{self._joined}",
             heard_s=now_s,
-            inflight=old.inflight if old else 0,
-            queued_prefill_tokens=old.queued_prefill_tokens if old else 0,
+            written_tokens=self._written_total,
         )
+        if old is not None:  # its cache is gone or its role another; what is asked of it and in flight there is not
+            fresh = replace(
+                fresh,
+                inflight=old.inflight,
+                queued_prefill_tokens=old.queued_prefill_tokens,
+                up=old.up,
+                held_back=old.held_back,
+                configured=old.configured,
+            )
+        self._views[worker.id] = fresh
 
     def _name(self, worker: Worker) -> str:
+        """The same name whenever a worker returns; strangers that come once do not pile up."""
         key = (worker.role, worker.id)
         if key not in self._names:
-            self._names[key] = f"{worker.role}{1 + sum(role is worker.role for role, _ in self._names)}"
+            self._numbers[worker.role] += 1
+            self._names[key] = f"{worker.role}{self._numbers[worker.role]}"
+            if len(self._names) > NAMES_KEPT:
+                self._names.popitem(last=False)
+        self._names.move_to_end(key)
         return self._names[key]
 
     def _add(self, worker_id: WorkerId, inflight: int, tokens: int) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .config import ProxyConfig
-from .dispatch import Dispatcher, Opened, Running
-from .errors import LegError, NoWorkerError, PPDError, WorkerRefused, WorkerUnreachable
+from .dispatch import ABORTED, Dispatcher, Opened, Running
+from .errors import AnswerTimeout, LegError, NoWorkerError, PPDError, WorkerRefused, WorkerUnreachable
 from .learning import Learner
 from .policy import Decision, Route, Rules, Turn, decide
 from .rates import RateMeter
@@ -22,6 +22,7 @@ from .replies import ReplyKey
 from .sessions import Place
 from .state import State
 from .turns import Request
+from .workers import Role
 
 log = logging.getLogger(__name__)
 
@@ -72,16 +73,18 @@ class Router:
         except asyncio.CancelledError:
             self._learner.cancelled(receipt, self._now() - started_s)
             raise
-        if opened.relay is None:
-            self._learner.completed(place, running, opened, self._now())
-            running.close()
-            return Reply(opened.content_type, decision_headers(receipt), opened.first)
-        stream = self._stream(place, running, opened)
         task = asyncio.current_task()
         assert task is not None, "runs in the request's task"
-        # The client may leave before the stream is first read, when a generator's `finally` would never run.
+        # The client may leave before a stream is first read, when a generator's `finally` would never run.
         task.add_done_callback(lambda _: self._abandon(running))
-        return Reply(opened.content_type, decision_headers(receipt), stream)
+        if opened.relay is not None:
+            return Reply(opened.content_type, decision_headers(receipt), self._stream(place, running, opened))
+        if opened.observer.summary.completed:
+            self._learner.completed(place, running, opened, self._now())
+        else:
+            self._learner.broken(receipt, self._now() - started_s)
+        running.close()
+        return Reply(opened.content_type, decision_headers(receipt), opened.first)
 
     async def _first_success(
         self,
@@ -94,9 +97,13 @@ class Router:
     ) -> tuple[Running, Opened]:
         """Attempts until one has an answer, each without the workers that failed before it."""
         failed: dict[str, LegError] = {}
-        for number in range(self._attempts):
+        answering = prefilling = 0  # failures so far
+        while True:
+            avoid = [*failed]
+            if prefilling >= self._attempts:  # enough of them: the turn is computed without a hand-over
+                avoid += [view.id for view in self._state.registry.views() if view.role is Role.PREFILL]
             try:
-                decision = self._decide(turn, receipt, tuple(failed))
+                decision = self._decide(turn, receipt, avoid)
             except NoWorkerError:
                 if not failed:
                     raise
@@ -108,7 +115,7 @@ class Router:
                 headers=headers,
                 reply=ReplyKey(request),
                 started_s=started_s,
-                number=number,
+                number=answering + prefilling,
             )
             try:
                 return running, await self._dispatcher.open(running)
@@ -117,15 +124,20 @@ class Router:
                     raise
                 self._give_up_on(exc)
                 failed[exc.worker] = exc
+                if decision.prefill is not None and exc.worker == decision.prefill.id:
+                    prefilling += 1
+                else:
+                    answering += 1
+                if answering >= self._attempts:
+                    break
         raise next(reversed(failed.values()))
 
-    def _decide(self, turn: Turn, receipt: Receipt, avoid: tuple[str, ...]) -> Decision:
+    def _decide(self, turn: Turn, receipt: Receipt, avoid: Sequence[str]) -> Decision:
         now_s, rules = self._now(), self.rules
         counts_turns = rules.scored is not None and rules.scored.table.axes.qps_counts == "turns"
         qps = (self._turns if counts_turns else self._conversations).rate_rps(now_s)
         decision = decide(turn, self._state.registry.views(), rules, qps=qps, now_s=now_s, avoid=avoid)  # type: ignore[arg-type]
         _note_decision(receipt, turn, decision, rules)
-        self._state.metrics.turns.labels(decision.route, decision.reason).inc()
         return decision
 
     def _give_up_on(self, exc: LegError) -> None:
@@ -165,7 +177,8 @@ class Router:
 
     def _learn_once(self, place: Place, running: Running, opened: Opened, first_token_s: float | None) -> None:
         """Learns from a stream as soon as it is all there."""
-        if opened.observer.summary.completed and running.receipt.outcome == "running":
+        summary = opened.observer.summary
+        if summary.completed and summary.finish_reason != ABORTED and running.receipt.outcome == "running":
             now_s = self._now()
             times_s = None if first_token_s is None else (first_token_s, now_s)
             self._learner.completed(place, running, opened, now_s, token_times_s=times_s)
@@ -199,6 +212,8 @@ class Router:
 
 def may_retry(exc: LegError) -> bool:
     """A worker's 4xx is the request's own fault and the same everywhere; overload (429) and 5xx are not."""
+    if isinstance(exc, AnswerTimeout):
+        return False
     return not (isinstance(exc, WorkerRefused) and 400 <= exc.status < 500 and exc.status != 429)
 
 

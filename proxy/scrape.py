@@ -81,7 +81,7 @@ def parse_metrics(text: str) -> EngineMetrics:
 
 def _integer(labels: dict[str, str], name: str) -> int:
     text = labels.get(name, "")
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) < 16 else 0
 
 
 def _flag(text: str | None) -> bool | None:

@@ -7,6 +7,7 @@ import logging
 import signal
 from dataclasses import fields
 from enum import StrEnum
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from .config import SECRET, ProxyConfig, build
 from .errors import PPDError
 from .serving import listen, serve
 from .settings import ConfigSource, Settings
+
+log = logging.getLogger(__name__)
 
 
 def _option(name: str, default: Any) -> click.Option:
@@ -46,12 +49,24 @@ def _run(config_path: Path | None, **flags: object) -> None:
         raise click.ClickException(str(exc)) from exc
 
 
+def describe(settings: Settings) -> str:
+    """One line for the log that tells how this proxy runs."""
+    config = settings.config
+    table = ""
+    if settings.rules().scored is not None:
+        table = f", table {config.table}, w_ttft {config.w_ttft:g}, w_tpot {config.w_tpot:g}"
+    beats = f"{config.heartbeat_host}:{config.heartbeat_port}" if config.heartbeat_port else "off"
+    admin = "on" if config.admin_key else "off"
+    return f"ppd {version('ppd-router')}: mode {config.mode}{table}; heartbeats {beats}; admin API {admin}"
+
+
 async def _serve(settings: Settings) -> None:
     """Until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    log.info("%s", describe(settings))
     with listen(settings.config) as listening:
         await serve(assemble(settings), listening, stop)
 

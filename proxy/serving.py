@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 
 from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.config import Config
+from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 
 from .app import create_app
 from .assembly import Proxy
@@ -43,5 +45,22 @@ async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> 
     server.graceful_timeout = config.shutdown_timeout_s
     server.shutdown_timeout = config.shutdown_timeout_s
     server.include_server_header = False
+    server.errorlog = logging.getLogger("hypercorn")  # its own would print every line twice
     server.h11_max_incomplete_size = 64 * 1024  # of a request's head
-    await hypercorn_serve(create_app(proxy), server, shutdown_trigger=stop.wait)
+    app = PatientSend(create_app(proxy), config.idle_timeout_s)
+    await hypercorn_serve(app, server, shutdown_trigger=stop.wait)
+
+
+class PatientSend:
+    """An app whose every write to a client has a time-out: one that stops reading must not hold a worker for ever."""
+
+    def __init__(self, app: ASGIFramework, limit_s: float) -> None:
+        self._app = app
+        self._limit_s = limit_s
+
+    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+        async def send_in_time(event: ASGISendEvent) -> None:
+            async with asyncio.timeout(self._limit_s):
+                await send(event)
+
+        await self._app(scope, receive, send_in_time)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .config import Mode, ProxyConfig, reloaded
+from .config import LIVE, Mode, ProxyConfig, build, with_changes
 from .errors import PPDError
 from .policy import Rules
 from .tables import DecisionTable, Weights, find
@@ -34,6 +34,7 @@ class Settings:
         self.config = config
         self.added: set[WorkerId] = set()  # static workers of the admin API, not of the file
         self._source = source
+        self._in_file = config  # as the file said last: only what it changes is taken over what the admin API set
         self._rules = _rules(config)
 
     def rules(self) -> Rules:
@@ -43,8 +44,8 @@ class Settings:
         """Takes live keys; ConfigError, and nothing changed, if one is not allowed."""
         self._take(replace(self.config, **live))  # type: ignore[arg-type]
 
-    async def watch(self, apply: Callable[[], None], record: Callable[[str], None] = lambda _: None) -> None:
-        """Rereads the file when it changes, until cancelled."""
+    async def watch(self, reloaded: Callable[[bool], None]) -> None:
+        """Rereads the file when it changes, until cancelled, and says whether it could be taken."""
         if self._source is None:
             return
         seen = _stamp(self._source.path)
@@ -52,16 +53,17 @@ class Settings:
             await asyncio.sleep(WATCH_EVERY_S)
             stamp = _stamp(self._source.path)
             if stamp != seen and stamp is not None:
-                record("taken" if self.reload() else "refused")
-                apply()
+                reloaded(self.reload())
             seen = stamp
 
     def reload(self) -> bool:
         """The file's live keys; False, logged and nothing changed, where it can't be used."""
         assert self._source is not None, "only a file is watched"
         try:
-            config, waiting = reloaded(self.config, self._source.path, self._source.flags)
+            wanted = build(self._source.path, self._source.flags)
+            config, waiting = with_changes(self.config, self._in_file, wanted)
             self._take(config)
+            self._in_file = wanted
         except PPDError as exc:
             log.error("the changed config is not used: %s", exc)
             return False
@@ -71,6 +73,9 @@ class Settings:
 
     def _take(self, config: ProxyConfig) -> None:
         rules = _rules(config)
+        changed = [name for name in sorted(LIVE) if getattr(config, name) != getattr(self.config, name)]
+        if changed:
+            log.info("changed: %s", ", ".join(f"{name} = {getattr(config, name)!r}" for name in changed))
         self.config, self._rules = config, rules
 
 

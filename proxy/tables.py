@@ -209,7 +209,7 @@ def find(name: str) -> Path:
         return known[name]
     if (path := Path(name)).is_file():
         return path
-    raise ConfigError(f"no table {name!r}; known are {', '.join(known) or 'none'}; or give the path of a file")
+    raise ConfigError(f"table = {name!r}: must be {', '.join(known) or 'none'}, or the path of a file", param="table")
 
 
 class _Header(msgspec.Struct):

@@ -26,6 +26,8 @@ from .prompts import read
 
 Fields = dict[str, msgspec.Raw]
 
+MODEL_LIMIT = 256  # characters; a name is kept in receipts and repeated in errors
+
 
 class Endpoint(Enum):
     CHAT = "/v1/chat/completions"
@@ -155,6 +157,8 @@ def _model(fields: Fields) -> str:
     model = _string(fields, "model")
     if not model:
         raise RequestError("model: is missing", param="model")
+    if len(model) > MODEL_LIMIT:
+        raise RequestError(f"model: must be a name of at most {MODEL_LIMIT} characters", param="model")
     return model
 
 

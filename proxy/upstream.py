@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import aiohttp
+import yarl
 
 from .errors import LegError, WorkerTimeout, WorkerUnreachable
 
@@ -43,6 +44,12 @@ class Answer:
     @property
     def content_type(self) -> str:
         return self._response.headers.get("Content-Type", "application/json")
+
+    @property
+    def content_encoding(self) -> str:
+        """Empty unless the worker encoded its answer although it was asked not to."""
+        encoding = self._response.headers.get("Content-Encoding", "")
+        return "" if encoding == "identity" else encoding
 
     @property
     def is_event_stream(self) -> bool:
@@ -84,6 +91,7 @@ class Upstream:
         self._session = aiohttp.ClientSession(
             connector=connector,
             auto_decompress=False,
+            headers={"Accept-Encoding": "identity"},  # bodies are read and relayed as they are
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None),
             read_bufsize=READ_BYTES,
@@ -114,7 +122,8 @@ class Upstream:
             async with asyncio.timeout(timeouts.connect_s + timeouts.first_s):
                 response = await self.session.request(
                     method,
-                    f"http://{address}{path}",
+                    # As it is: a path must not become another one on its way, say by its dots.
+                    yarl.URL(f"http://{address}{path}", encoded=True),
                     data=body,
                     headers=headers,
                     timeout=timeout,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .workers import Load, Role, Worker, WorkerId
+from .errors import NotFound
+from .workers import TRANSFERS, Load, Role, Worker, WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +19,12 @@ class WorkerView:
     load: Load = field(default_factory=Load)
     inflight: int = 0  # legs of this proxy that run there now
     queued_prefill_tokens: int = 0  # prompt tokens that this proxy's legs still have to compute there
-    written_tokens: int = 0  # tokens of KV that this proxy had written there so far
+    written_tokens: int = 0  # grows by the tokens of KV that this proxy has written there; never starts over
     heard_s: float = 0.0
     up: bool = True  # False: a static worker whose probe fails
-    draining: bool = False
+    draining: bool = False  # the worker says so
+    held_back: bool = False  # the operator says so
+    configured: Worker | None = None  # as the config or the admin API named it, before anything was probed
     suspect_until_s: float = 0.0
 
     @property
@@ -34,7 +37,7 @@ class WorkerView:
 
     @property
     def state(self) -> str:
-        return "down" if not self.up else "draining" if self.draining else "up"
+        return "down" if not self.up else "draining" if self.draining or self.held_back else "up"
 
     @property
     def requests(self) -> int:
@@ -42,12 +45,12 @@ class WorkerView:
         return max(self.inflight, self.load.running + self.load.waiting)
 
     def takes_turns(self, model: str) -> bool:
-        return self.up and not self.draining and (not self.worker.models or model in self.worker.models)
+        return self.state == "up" and (not self.worker.models or model in self.worker.models)
 
 
 def ways_to_serve(views: Iterable[WorkerView]) -> dict[str, bool]:
     """Which routes the fleet could take now: what `/ready` answers."""
-    able = [view for view in views if view.up and not view.draining]
+    able = [view for view in views if view.state == "up"]
     decodes = [view for view in able if view.role is Role.DECODE]
     prefills = [view for view in able if view.role is Role.PREFILL]
     return {
@@ -57,8 +60,17 @@ def ways_to_serve(views: Iterable[WorkerView]) -> dict[str, bool]:
     }
 
 
+def check_model(model: str, views: Iterable[WorkerView]) -> None:
+    """NotFound where workers are known, up or not, and none of them serves the model."""
+    served = [view.worker.models for view in views]
+    if served and not any(not models or model in models for models in served):
+        raise NotFound(f"model {model!r} is not served here", param="model", code="model_not_found")
+
+
 def can_pair(prefill: Worker, decode: Worker) -> bool:
     """KV moves only between engines with one connector and, where both are known, one version and a shared model."""
     versions = {prefill.engine_version, decode.engine_version} - {""}
     models = not prefill.models or not decode.models or bool(set(prefill.models) & set(decode.models))
+    if prefill.connector not in TRANSFERS:
+        return False
     return prefill.connector == decode.connector and prefill.engine == decode.engine and len(versions) < 2 and models

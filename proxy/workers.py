@@ -20,6 +20,10 @@ class Role(StrEnum):
     REPLICA = "R"
 
 
+TRANSFERS = frozenset({"nixl", "p2p_nccl", "none"})
+"""Connectors by which a P can hand over to a D; engines with another one are known, and serve LOCAL turns only."""
+
+
 class Source(StrEnum):
     """Who told us about a worker; decides how it expires."""
 

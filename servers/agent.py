@@ -8,9 +8,10 @@ An engine that stops answering is taken back too, and announced again when it an
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -23,6 +24,8 @@ from ppd.proxy.probes import EngineStatus, probe
 from ppd.proxy.workers import Load, Role
 
 from .process import EngineFailed, EngineProcess
+
+log = logging.getLogger(__name__)
 
 PROBE_S = 5.0  # one look at the engine; a busy one may be slow to answer
 LOOK_AGAIN_S = 1.0  # where the engine did not answer
@@ -100,7 +103,7 @@ class Announcer:
     def __init__(self, proxies: Sequence[str], curve: tuple[bytes, bytes, bytes] | None = None) -> None:
         """`curve`: the agent's public and secret key, and the proxy's public one."""
         self._context = zmq.asyncio.Context()
-        self._sockets = [self._connect(address, curve) for address in proxies]
+        self._sockets = {address: self._connect(address, curve) for address in proxies}
 
     def _connect(self, address: str, curve: tuple[bytes, bytes, bytes] | None) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.DEALER)
@@ -113,8 +116,12 @@ class Announcer:
 
     async def say(self, message: Heartbeat) -> None:
         payload = message.encode()
-        for socket in self._sockets:
-            await socket.send(payload)
+        for address, socket in self._sockets.items():
+            try:
+                # A proxy that refuses this agent's key takes nothing: waiting for it would silence the others too.
+                await socket.send(payload, flags=zmq.DONTWAIT)
+            except zmq.Again:
+                log.warning("proxy %s takes no heartbeats: it refuses this agent's key, or none is there", address)
 
     def close(self) -> None:
         self._context.destroy(linger=500)
@@ -142,6 +149,7 @@ class Agent:
         self._drain_timeout_s = drain_timeout_s
         self._api_key = api_key
         self._watch = Watch()
+        self._said: Phase | None = None
         self._last = EngineStatus(healthy=False)  # the last look that was answered
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -190,11 +198,17 @@ class Agent:
 
     async def _look(self, session: aiohttp.ClientSession) -> EngineStatus:
         status = await probe(session, self._base_url, api_key=self._api_key, timeout_s=PROBE_S)
+        if status.healthy and not status.scraped and self._last.healthy:
+            # A busy engine may be late with its metrics: what it said last is nearer the truth than nothing.
+            status = replace(status, metrics=self._last.metrics, models=status.models or self._last.models)
         if status.healthy:
             self._last = status
         return status
 
     async def _say(self, phase: Phase) -> None:
+        if phase is not self._said:
+            log.info("%s %s: %s", self._identity.role, self._identity.address, phase.value)
+            self._said = phase
         await self._announcer.say(beat(self._identity, self._last, phase))
 
     async def _ended_within(self, pause_s: float, stop: asyncio.Event) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import socket
 import sys
 import uuid
 from dataclasses import dataclass
@@ -77,6 +79,13 @@ def launch_of(options: AgentOptions) -> Launch:
         extra_args=options.engine_args,
     )
     return vllm_command(spec)
+
+
+def check_free(host: str, port: int) -> None:
+    """ConfigError where somebody listens already, whose health would be taken for the launched engine's."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as attempt:
+        if attempt.connect_ex(("127.0.0.1" if host == "0.0.0.0" else host, port)) == 0:
+            raise ConfigError(f"port = {port}: must be a free port on {host} (in use)", param="port")
 
 
 def identity_of(options: AgentOptions, address: str) -> Identity:
@@ -154,7 +163,10 @@ def address_of(url: str) -> str:
 def command(role: str, **flags: Any) -> None:
     """Announce one engine to the proxy. ENGINE_ARGS after -- go to the engine that is launched."""
     options = AgentOptions(role=Role(role), **flags)
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     try:
+        for proxy in options.proxies:
+            check_address(proxy, "proxy")
         with contextlib.suppress(asyncio.CancelledError):
             asyncio.run(_run(options))
     except PPDError as exc:
@@ -163,6 +175,8 @@ def command(role: str, **flags: Any) -> None:
 
 async def _run(options: AgentOptions) -> None:
     address = address_of(options.attach) if options.attach else f"{options.host}:{options.port}"
+    if not options.attach:
+        check_free(options.host, options.port)
     process = None if options.attach else EngineProcess(launch_of(options), options.log_path)
     identity = identity_of(options, address)
     announcer = Announcer(options.proxies, curve_keys(options.curve_key, options.curve_server_key))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from random import Random, SystemRandom
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ import aiohttp
 import click
 from rich.console import Console
 
+from ..config import secrets_in
 from ..errors import PPDError
 from .checks import examine, exit_code
 from .gather import ProxyClient, facts_of_config, facts_of_proxy
@@ -83,7 +85,7 @@ def proxy_origin(text: str) -> str:
 
 async def check_config(path: Path) -> Facts:
     async with aiohttp.ClientSession() as session:
-        return await facts_of_config(session, path)
+        return await facts_of_config(session, path, secrets_in(os.environ))
 
 
 async def check_proxy(url: str, *, admin_key: str, client_key: str, model: str, random: Random) -> Facts:

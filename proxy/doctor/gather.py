@@ -93,9 +93,9 @@ def _reason(exc: Exception) -> str:
 # -- a config
 
 
-async def facts_of_config(session: aiohttp.ClientSession, path: Path) -> Facts:
+async def facts_of_config(session: aiohttp.ClientSession, path: Path, flags: Mapping[str, object]) -> Facts:
     try:
-        config = build(path, {})
+        config = build(path, flags)
     except PPDError as exc:
         return Facts(config_error=str(exc))
     named = _named(config.static_workers)

@@ -17,7 +17,7 @@ from ..config import Mode, Uncovered
 from ..errors import NoWorkerError
 from ..residency import standing
 from ..tables import Verdict, Workload
-from ..views import WorkerView
+from ..views import WorkerView, can_pair, check_model
 from ..workers import Role, WorkerId
 from .placement import held_on, pick_decode, pick_prefill
 from .values import Decision, Route, Rules, Turn
@@ -54,6 +54,7 @@ def decide(
     views = tuple(views)
     fleet = _able(turn, views, now_s, avoid)
     if not fleet.decodes and not fleet.replicas:
+        check_model(turn.model, views)
         raise NoWorkerError(f"no decode or replica worker can serve model {turn.model!r} now")
     wish = _wish(turn, fleet, rules, qps)
     known = next((view for view in views if turn.decode is not None and view.id == turn.decode.worker), None)
@@ -118,7 +119,9 @@ def _carry_out(turn: Turn, wish: _Wish, fleet: _Fleet, known: WorkerView | None)
         vetoes = (veto,)
         if turn.stored_response or turn.single_engine is not None:
             return _on_one_engine(turn, wish, fleet, wish.reason, vetoes)
-    decode = pick_decode(turn, fleet.decodes)
+    # In a fleet of several versions or connectors, a D that some P can hand over to comes before others.
+    pairable = [d for d in fleet.decodes if any(can_pair(p.worker, d.worker) for p in fleet.prefills)]
+    decode = pick_decode(turn, pairable or fleet.decodes)
     assert decode is not None, "the caller saw a decode worker"
     prefill = pick_prefill(turn, decode, fleet.prefills)
     if prefill is None:
@@ -137,7 +140,7 @@ def _local_veto(turn: Turn, fleet: _Fleet, known: WorkerView | None) -> str | No
         return "not_resident"
     if not known.up:
         return "decode_down"
-    if known.draining:
+    if known.state == "draining":
         return "decode_draining"
     if all(view.id != known.id for view in fleet.decodes):
         return "decode_failed"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
-from ..connectors import CONNECTORS
 from ..residency import Residency, standing
 from ..views import WorkerView, can_pair
 from .values import Turn
@@ -23,7 +22,7 @@ def pick_decode(turn: Turn, candidates: Sequence[WorkerView]) -> WorkerView | No
 
 def pick_prefill(turn: Turn, decode: WorkerView, candidates: Iterable[WorkerView]) -> WorkerView | None:
     """The P that will have computed this prompt soonest: queued prefill tokens plus those it must compute itself."""
-    able = [view for view in candidates if view.worker.connector in CONNECTORS and can_pair(view.worker, decode.worker)]
+    able = [view for view in candidates if can_pair(view.worker, decode.worker)]
 
     def tokens_until_done(view: WorkerView) -> tuple[int, int, str]:
         held = held_on(turn.prefill, view, turn.held_tokens)

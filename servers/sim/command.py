@@ -58,7 +58,12 @@ def command(role: str, load_failure_policy: str, max_num_batched_tokens: int, **
         )
     except ConfigError as exc:
         raise click.UsageError(exc.message) from exc
-    asyncio.run(_run(config))
+    try:
+        asyncio.run(_run(config))
+    except OSError as exc:
+        raise click.ClickException(
+            f"port = {config.port}: must be a free port on {config.host} ({exc.strerror})"
+        ) from exc
 
 
 async def _run(config: SimConfig) -> None:

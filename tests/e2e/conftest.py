@@ -50,7 +50,7 @@ class Fleet(ProxyClient):
         busy = any(view.inflight or view.queued_prefill_tokens for view in views)
         pinned = any(engine.pinned for engine in self.engines.values())
         running = any(list(engine.scheduler.sequences) for engine in self.engines.values())
-        return not (busy or pinned or running or len(self.proxy.state.ledger))
+        return not (busy or pinned or running or self.proxy.state.ledger.outstanding(self.proxy.state.now()))
 
 
 @pytest.fixture

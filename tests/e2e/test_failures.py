@@ -21,7 +21,7 @@ async def test_a_failing_p_is_replaced_by_another(start_fleet: Any) -> None:
             fleet.engines[name].faults = Faults(refuse=1, refuse_status=500)
         fleet.engines["P2"].faults = Faults()
         fleet.engines["P1"].faults = Faults(refuse=100, refuse_status=500)
-        turns = [await fleet.conversation().say(f"{n} {LONG}") for n in range(4)]
+        turns = [await fleet.conversation().say(f"{n} {LONG}") for n in range(16)]
         assert {turn.status for turn in turns} == {200}
         assert {turn.headers["X-PPD-Prefill"] for turn in turns} == {"P2"}
         assert fleet.engines["P1"].received, "it was asked first at least once"

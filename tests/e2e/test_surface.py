@@ -46,7 +46,7 @@ async def test_a_model_nobody_serves_is_told_so(start_fleet: Any) -> None:
         body = {"model": "other", "input": "x", "messages": [{"role": "user", "content": "x"}]}
         for path in ("/v1/embeddings", "/v1/chat/completions"):
             turn = await fleet.post(path, body)
-            assert turn.status == 503
+            assert (turn.status, turn.body["error"]["code"]) == (404, "model_not_found")
             assert "other" in turn.body["error"]["message"]
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
-from ppd.proxy.config import Mode, ProxyConfig, build, convert, parse_worker, read_file, reloaded
+from ppd.proxy.config import Mode, ProxyConfig, build, convert, parse_worker, read_file, with_changes
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.workers import Role
 
@@ -49,6 +49,11 @@ def test_a_whole_number_may_stand_for_a_float(tmp_path: Path) -> None:
         ('workers = ["X=a:1"]', "workers", "ROLE=host:port"),
         ('workers = ["P=a"]', "workers", "ROLE=host:port"),
         ('workers = ["P=a:1,speed"]', "workers", "ROLE=host:port"),
+        ('workers = ["P=a:1,connector=bogus"]', "workers", "nixl|p2p_nccl|none"),
+        ('workers = ["P=a:1", "D=a:1"]', "workers", "named once"),
+        ('workers = ["P=a:1,conector=none"]', "workers", ",connector="),
+        ('workers = ["P=a..b:1"]', "workers", "ROLE=host:port"),
+        ("w_ttft = 1" + "0" * 400, "w_ttft", "2^53"),
         ('heartbeat_allow = ["10.0.0.0/99"]', "heartbeat_allow", "10.0.0.0/8"),
         ("curve_port = 30002", "curve_port", "curve_clients_dir"),
         ('log_level = "loud"', "log_level", "debug, info"),
@@ -66,6 +71,12 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(tmp_path: Path, text: str
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml"):
         read_file(tmp_path / "none.toml")
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ppd.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="TOML"):
+        read_file(tmp_path / "ppd.toml")
 
 
 def test_an_error_never_shows_a_key() -> None:
@@ -91,7 +102,16 @@ def test_a_static_worker_may_name_connector_model_and_coordinates() -> None:
 
 
 def test_a_changed_file_takes_live_keys_and_names_those_that_wait_for_a_restart(tmp_path: Path) -> None:
-    running = build(write(tmp_path, ""), {"x": 0.25})
-    config, waiting = reloaded(running, write(tmp_path, "w_tpot = 3\nport = 9000\nx = 0.75\n"), {"x": 0.25})
+    before = build(write(tmp_path, ""), {"x": 0.25})
+    wanted = build(write(tmp_path, "w_tpot = 3\nport = 9000\nx = 0.75\n"), {"x": 0.25})
+    config, waiting = with_changes(before, before, wanted)
     assert (config.w_tpot, config.port, config.x) == (3.0, 10001, 0.25)
     assert waiting == ("port",)
+
+
+def test_what_the_admin_api_set_stands_until_the_file_says_otherwise(tmp_path: Path) -> None:
+    before = build(write(tmp_path, "w_tpot = 1\n"), {})
+    running = replace(before, w_tpot=6.0)
+    other_key = build(write(tmp_path, "w_tpot = 1\nw_ttft = 2\n"), {})
+    assert with_changes(running, before, other_key)[0].w_tpot == 6.0
+    assert with_changes(running, other_key, build(write(tmp_path, "w_tpot = 2\nw_ttft = 2\n"), {}))[0].w_tpot == 2.0

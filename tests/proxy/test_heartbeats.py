@@ -74,6 +74,8 @@ def test_fields_of_a_later_agent_are_ignored() -> None:
         ({**OURS, "http_address": "evil/../x:80"}, "http_address"),
         ({**OURS, "http_address": "host:99999"}, "http_address"),
         ({**OURS, "http_address": "user@host:80"}, "http_address"),
+        ({**OURS, "http_address": "a..b:80"}, "http_address"),
+        ({**OURS, "http_address": "x" * 64 + ":80"}, "http_address"),
         ({**OURS, "kv_usage": 2.0}, "kv_usage"),
         ({**OURS, "running": -1}, "running"),
         ({k: v for k, v in OURS.items() if k != "models"}, "models"),
@@ -88,6 +90,11 @@ def test_fields_of_a_later_agent_are_ignored() -> None:
 def test_a_malformed_message_is_refused_with_the_field_named(message: object, named: str) -> None:
     with pytest.raises(FormatError, match=named):
         decode(pack(message))
+
+
+def test_a_message_nested_too_deeply_is_refused() -> None:
+    with pytest.raises(FormatError):
+        decode(b"\x91" * 60_000)
 
 
 @given(st.binary(max_size=200))

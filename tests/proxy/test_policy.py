@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ppd.proxy.config import Mode, Uncovered
-from ppd.proxy.errors import NoWorkerError
+from ppd.proxy.errors import NotFound, NoWorkerError
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
 from ppd.proxy.policy.decide import session_share
 from ppd.proxy.residency import Residency
@@ -203,8 +203,10 @@ def test_a_fleet_that_cannot_serve_is_an_error(fleet: tuple[WorkerView, ...]) ->
 
 
 def test_workers_of_another_model_are_not_asked() -> None:
-    with pytest.raises(NoWorkerError):
+    with pytest.raises(NotFound, match="other"):
         run(replace(FIRST, model="other"))
+    with pytest.raises(NoWorkerError):
+        run(FIRST, tuple(replace(view, up=False) for view in FLEET))
 
 
 @pytest.mark.parametrize(

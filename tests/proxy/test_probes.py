@@ -49,7 +49,7 @@ async def test_a_healthy_engine_tells_all(session: aiohttp.ClientSession) -> Non
 @pytest.mark.parametrize("body", ["{", "[]", '{"data": 3}', '{"data": [{}]}', "\x00"])
 async def test_answers_that_cannot_be_read_leave_a_gap(session: aiohttp.ClientSession, body: str) -> None:
     status = await look(session, {"/health": 200, "/v1/models": body, "/version": body, "/metrics": body})
-    assert status == EngineStatus(healthy=True)
+    assert status == EngineStatus(healthy=True, scraped=True)
 
 
 @pytest.mark.parametrize("health", [503, 404, 500])
@@ -59,3 +59,11 @@ async def test_an_engine_that_is_not_well_is_not_asked_further(session: aiohttp.
 
 async def test_nobody_there_is_not_healthy(session: aiohttp.ClientSession) -> None:
     assert not (await probe(session, "http://127.0.0.1:1")).healthy
+    assert not (await probe(session, "http://a..b:80")).healthy
+
+
+async def test_metrics_that_did_not_come_are_told_from_an_idle_engines(
+    session: aiohttp.ClientSession,
+) -> None:
+    assert not (await look(session, {"/health": 200, "/metrics": 500})).scraped
+    assert (await look(session, {"/health": 200, "/metrics": ""})).scraped

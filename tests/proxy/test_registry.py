@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ppd.proxy.heartbeats import Announcement
-from ppd.proxy.registry import Registry
+from ppd.proxy.registry import NAMES_KEPT, Registry
+from ppd.proxy.residency import standing
 from ppd.proxy.views import WorkerView, can_pair, ways_to_serve
 from ppd.proxy.workers import Load, Role, Source, Worker, WorkerId
 
@@ -52,14 +53,14 @@ def test_static_workers_do_not_expire_but_go_down_and_up_by_probes() -> None:
     assert only(registry).state == "down"
 
 
-def test_a_new_incarnation_is_seen_and_the_counts_of_its_cache_start_over() -> None:
+def test_a_new_incarnation_is_seen_and_what_is_in_flight_there_stays_counted() -> None:
     registry = heard(Announcement(D))
     registry.wrote(D.id, 500)
     registry.reserve(D.id, 0)
     before = registry.residency(D.id, 100)
     registry.hear(Announcement(replace(D, incarnation="b")), 1.0)
     view = only(registry)
-    assert (view.incarnation, view.written_tokens, view.inflight) == ("b", 0, 1)
+    assert (view.incarnation, view.inflight) == ("b", 1)
     assert before is not None and before.incarnation != view.incarnation
 
 
@@ -86,6 +87,61 @@ def test_the_configs_word_on_a_static_worker_stands_over_messages() -> None:
     assert (only(registry).role, only(registry).load.running) == (Role.DECODE, 5)
     registry.hear(Announcement(replace(D, address="s:1"), leaving=True), 2.0)
     assert len(registry.views()) == 1
+
+
+def test_a_worker_named_again_goes_on_serving() -> None:
+    registry = Registry()
+    registry.add_static(STATIC, 0.0)
+    registry.probed(STATIC.id, replace(STATIC, models=("m",)), Load(), 1.0)
+    registry.add_static(STATIC, 2.0)
+    assert only(registry).state == "up"
+    registry.add_static(replace(STATIC, engine_version="0.33.0"), 3.0)
+    assert (only(registry).state, only(registry).worker.engine_version) == ("up", "0.33.0")
+    registry.add_static(replace(STATIC, role=Role.PREFILL), 4.0)
+    assert (only(registry).state, only(registry).role) == ("down", Role.PREFILL)
+
+
+def test_a_probe_without_metrics_keeps_the_last_load_and_incarnation() -> None:
+    registry = Registry()
+    registry.add_static(STATIC, 0.0)
+    registry.probed(STATIC.id, replace(STATIC, incarnation="7"), Load(9), 1.0)
+    registry.probed(STATIC.id, STATIC, None, 2.0)
+    assert (only(registry).incarnation, only(registry).load.running) == ("7", 9)
+
+
+def test_a_heartbeat_without_models_does_not_make_a_worker_serve_any() -> None:
+    registry = heard(Announcement(D), Announcement(replace(D, models=())))
+    assert only(registry).worker.models == ("m",)
+
+
+def test_the_operators_draining_holds_whatever_the_worker_says() -> None:
+    registry = heard(Announcement(D))
+    registry.hold_back(D.id, True)
+    registry.hear(Announcement(D), 1.0)
+    registry.hear(Announcement(replace(D, incarnation="b")), 2.0)
+    assert only(registry).state == "draining"
+    registry.hold_back(D.id, False)
+    assert only(registry).state == "up"
+
+
+def test_a_worker_that_was_away_counts_what_was_written_since() -> None:
+    """Its record must not look younger than it is: the count of written tokens never starts over."""
+    registry = heard(Announcement(D))
+    registry.wrote(D.id, 900)
+    record = registry.residency(D.id, 500)
+    registry.expire(100.0, ttl_s=30.0)
+    registry.hear(Announcement(D, Load(kv_capacity_tokens=1000)), 101.0)
+    registry.wrote(D.id, 600)
+    assert record is not None
+    assert standing(record, only(registry)) == "evicted"
+
+
+def test_strangers_names_do_not_pile_up() -> None:
+    registry = Registry()
+    for number in range(NAMES_KEPT + 50):
+        registry.hear(Announcement(replace(D, address=f"h{number}:1")), 0.0)
+        registry.remove(WorkerId(f"h{number}:1"))
+    assert len(registry._names) == NAMES_KEPT
 
 
 def test_a_re_roled_worker_changes_its_name_and_keeps_what_runs_there() -> None:

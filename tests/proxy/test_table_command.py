@@ -87,7 +87,7 @@ def test_import_takes_a_pair_a_description_and_an_output(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("show", "h100"), f"no table 'h100'; known are {NAME}, "),
+        (("show", "h100"), f"table = 'h100': must be {NAME}, "),
         (("score", "--w-tpot=-1"), "w_tpot: must be a finite number of at least 0, got -1.0"),
         (("score", "--w-ttft=nan"), "w_ttft: must be a finite number of at least 0, got nan"),
         (("show", str(SOURCE)), f"{SOURCE}: decision table: "),

@@ -279,7 +279,7 @@ def test_a_table_is_found_by_name_and_by_path(tmp_path: Path) -> None:
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     known = "h100-llama-3.1-8b-1P_3D, h100-llama-3.1-8b-2P_2D, h100-llama-3.1-8b-3P_1D"
-    with pytest.raises(ConfigError, match=f"no table 'h100'; known are {known}"):
+    with pytest.raises(ConfigError, match=f"table = 'h100': must be {known}"):
         find("h100")
 
 

@@ -61,7 +61,7 @@ async def of_config(tmp_path: Path, text: str) -> Facts:
     file = tmp_path / "ppd.toml"
     file.write_text(text)
     async with aiohttp.ClientSession() as session:
-        return await facts_of_config(session, file)
+        return await facts_of_config(session, file, {})
 
 
 async def valid(tmp_path: Path, text: str) -> ConfigFact:
@@ -91,7 +91,7 @@ async def test_a_port_in_use_is_found(tmp_path: Path) -> None:
     ("text", "error", "has_cells"),
     [
         ("", "", True),
-        ('table = "nowhere"', "no table 'nowhere'", False),
+        ('table = "nowhere"', "table = 'nowhere'", False),
         ('table = "nowhere"\nmode = "always_split"', "", False),
     ],
 )

@@ -16,6 +16,7 @@ import zmq.auth
 
 from ppd.proxy.config import Mode
 from ppd.proxy.heartbeats import Heartbeat
+from ppd.servers.agent import Announcer
 
 
 def free_port() -> int:
@@ -149,6 +150,30 @@ async def test_with_curve_only_known_agents_register(start_fleet: Any, port: int
     finally:
         for sender in (plain, agent, stranger):
             sender.close()
+
+
+async def test_an_agent_whose_key_is_refused_is_not_held_up(start_fleet: Any, tmp_path: Path) -> None:
+    (tmp_path / "known").mkdir()
+    for name in ("proxy", "stranger"):
+        zmq.auth.create_certificates(tmp_path, name)
+    server, _ = zmq.auth.load_certificate(tmp_path / "proxy.key")
+    public, secret = zmq.auth.load_certificate(tmp_path / "stranger.key_secret")
+    assert secret is not None
+    curve = free_port()
+    async with start_fleet(
+        "",
+        curve_port=curve,
+        curve_server_key_file=str(tmp_path / "proxy.key_secret"),
+        curve_clients_dir=str(tmp_path / "known"),
+    ) as fleet:
+        announcer = Announcer([f"127.0.0.1:{curve}"], (public, secret, server))
+        beat = Heartbeat(version=1, role="D", http_address="10.0.0.1:80", models=["sim"])
+        async with asyncio.timeout(20):
+            for _ in range(40):
+                await announcer.say(beat)
+                await asyncio.sleep(0.01)
+        assert fleet.states() == {}
+        announcer.close()
 
 
 def plain_was_refused(fleet: Any) -> bool:

@@ -1,0 +1,48 @@
+"""The README's tables say what the code does."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from ppd.proxy.config import LIVE, ProxyConfig
+from ppd.servers.cli import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def documented() -> dict[str, tuple[str, bool]]:
+    """Key -> its default as the README writes it, and whether it is marked as live."""
+    section = README.partition("## Configuration")[2].partition("\n## ")[0]
+    found = {}
+    for row in re.findall(r"^\| (`.+)$", section, re.M):
+        names, defaults = row.split(" | ")[:2]
+        keys, values = re.findall(r"`(\w+)`", names), re.findall(r"`([^`]*)`", defaults)
+        found |= {key: (value, names.endswith("*")) for key, value in zip(keys, values, strict=True)}
+    return found
+
+
+def test_every_setting_is_in_the_reference_with_its_default() -> None:
+    shown = documented()
+    assert set(shown) == {field.name for field in fields(ProxyConfig)}
+    for field in fields(ProxyConfig):
+        default = list(field.default) if isinstance(field.default, tuple) else field.default
+        assert shown[field.name][0] == json.dumps(default), field.name
+
+
+def test_what_takes_effect_without_a_restart_is_marked() -> None:
+    assert {key for key, (_, is_live) in documented().items() if is_live} == LIVE
+
+
+def test_every_command_is_in_the_readme() -> None:
+    for name in COMMANDS:
+        assert f"`ppd {name}" in README, name
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "tables" / "README.md"]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"

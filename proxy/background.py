@@ -15,11 +15,12 @@ RESTART_S = 1.0
 class Background:
     """Tasks that run as long as the app does; one that raises is logged and started again."""
 
-    def __init__(self) -> None:
+    def __init__(self, restart_s: float = RESTART_S) -> None:
+        self._restart_s = restart_s
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._tasks.append(asyncio.create_task(_kept_up(name, work), name=name))
+        self._tasks.append(asyncio.create_task(_kept_up(name, work, self._restart_s), name=name))
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -27,7 +28,7 @@ class Background:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def _kept_up(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def _kept_up(name: str, work: Callable[[], Coroutine[Any, Any, None]], restart_s: float) -> None:
     while True:
         try:
             await work()
@@ -35,4 +36,4 @@ async def _kept_up(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> 
             log.exception("background task %s failed and is started again", name)
         else:
             return
-        await asyncio.sleep(RESTART_S)
+        await asyncio.sleep(restart_s)

@@ -44,13 +44,13 @@ class Settings:
         """Takes live keys; ConfigError, and nothing changed, if one is not allowed."""
         self._take(replace(self.config, **live))  # type: ignore[arg-type]
 
-    async def watch(self, reloaded: Callable[[bool], None]) -> None:
+    async def watch(self, reloaded: Callable[[bool], None], every_s: float = WATCH_EVERY_S) -> None:
         """Rereads the file when it changes, until cancelled, and says whether it could be taken."""
         if self._source is None:
             return
         seen = _stamp(self._source.path)
         while True:
-            await asyncio.sleep(WATCH_EVERY_S)
+            await asyncio.sleep(every_s)
             stamp = _stamp(self._source.path)
             if stamp != seen and stamp is not None:
                 reloaded(self.reload())

@@ -17,7 +17,7 @@ README = (ROOT / "README.md").read_text()
 def documented() -> dict[str, tuple[str, bool]]:
     """Key -> its default as the README writes it, and whether it is marked as live."""
     section = README.partition("## Configuration")[2].partition("\n## ")[0]
-    found = {}
+    found: dict[str, tuple[str, bool]] = {}
     for row in re.findall(r"^\| (`.+)$", section, re.M):
         names, defaults = row.split(" | ")[:2]
         keys, values = re.findall(r"`(\w+)`", names), re.findall(r"`([^`]*)`", defaults)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,19 @@ def test_only_mode_table_needs_a_table(tmp_path: Path) -> None:
     with pytest.raises(PPDError, match="none"):
         held.change(mode=Mode.TABLE)
     assert held.config.mode is Mode.ALWAYS_SPLIT
+
+
+async def test_a_watched_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    held, file = settings(tmp_path, "w_tpot = 1\n")
+    said: asyncio.Queue[bool] = asyncio.Queue()
+    watching = asyncio.create_task(held.watch(said.put_nowait, every_s=0.005))
+    await asyncio.sleep(0)
+    for text, taken, w_tpot in (
+        ("w_tpot = 6.5\n", True, 6.5),
+        ("w_tpot = -1\n", False, 6.5),
+        ("w_tpot = 22\n", True, 22.0),
+    ):
+        file.write_text(text)
+        assert await asyncio.wait_for(said.get(), 20) is taken
+        assert held.config.w_tpot == w_tpot
+    watching.cancel()

@@ -63,7 +63,8 @@ async def test_a_request_error_of_the_worker_reaches_the_client_unchanged(start_
         assert turn.status == 400
         assert turn.body["error"]["type"] == "BadRequestError"
         assert turn.headers["X-Request-Id"]
-        assert len(fleet.engines["P1"].received) == 1, "a client's own mistake is not tried again"
+        assert len(fleet.engines["P1"].received) == 1
+        assert not fleet.engines["D1"].received, "a client's own mistake is not tried elsewhere"
 
 
 async def test_when_nobody_answers_the_last_workers_status_does(start_fleet: Any) -> None:

@@ -235,3 +235,18 @@ async def test_a_worker_with_an_impossible_name_does_not_stop_the_probing_of_oth
         await fleet.add("D1")
         async with aiohttp.ClientSession() as session, session.get(f"{fleet.base_url}/ready") as response:
             assert response.status == 200
+
+
+async def test_a_d_that_counts_what_it_pulled_as_cached_is_corrected_by_p(start_fleet: Any) -> None:
+    """vLLM before 0.31: after a handoff D reports the whole prompt as cached."""
+    usage = {"prompt_tokens": 30, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 30}}
+    choice = {"index": 0, "message": {"content": "x"}, "finish_reason": "stop"}
+
+    async def old(_: web.Request) -> web.StreamResponse:
+        return web.json_response({"id": "x", "choices": [choice], "usage": usage})
+
+    async with start_fleet("P1") as fleet, odd_worker(fleet, old):
+        turn = await fleet.conversation().say("a prompt that P has never seen")
+        assert (turn.status, turn.route) == (200, "SPLIT")
+        assert turn.body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert (await fleet.receipt(turn))["cached_tokens"] == 0

@@ -154,18 +154,19 @@ def _new_receipt(endpoint: Endpoint) -> Receipt:
 
 
 def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
-    async def forward() -> Response:
+    async def forward(name: str = "") -> Response:
+        if name and not AUDIO.fullmatch(request.path):
+            raise NotFound(f"no such path: {request.path}")
         body = await _body()
         target = request.path + ("?" + request.query_string.decode("latin1") if request.query_string else "")
         headers = leg_headers(lowered(request.headers), proxy.settings.config.worker_api_key)
         answer = await proxy.passthrough.forward(request.method, target, body, headers)
-        proxy.state.metrics.passed_through.labels(request.path, str(answer.status)).inc()
+        proxy.state.metrics.passed_through.labels("/v1/audio" if name else request.path, str(answer.status)).inc()
         return Response(answer.chunks, answer.status, answer.headers)
 
     for endpoint in ENDPOINTS:
         app.add_url_rule(endpoint, f"forward_{endpoint}", forward, methods=["POST"])
-    for name in AUDIO:
-        app.add_url_rule(f"/v1/audio/{name}", f"forward_audio_{name}", forward, methods=["GET", "POST"])
+    app.add_url_rule("/v1/audio/<path:name>", "forward_audio", forward, methods=["GET", "POST"])
 
     @app.get("/v1/models")
     async def models() -> Response:

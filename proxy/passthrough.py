@@ -34,7 +34,8 @@ ENDPOINTS = (
     "/pooling",
 )
 
-AUDIO = ("transcriptions", "translations", "speech", "voices")
+# Names only: with dots or escapes in it, a path could become that of another endpoint on its way.
+AUDIO = re.compile(r"/v1/audio(?:/[A-Za-z0-9_-]+)+")
 
 _FORM_MODEL = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,256})\r\n')
 # Engines that do everything come first; a P is asked last, as its queue is the fleet's TTFT.

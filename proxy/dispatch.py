@@ -41,8 +41,7 @@ class Running:
     headers: Mapping[str, str]  # what every leg carries: authorization, content type, tracing
     reply: ReplyKey
     started_s: float
-    number: int  # of the attempt
-    leg_base: str = field(default_factory=lambda: uuid.uuid4().hex)
+    attempt_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     answer: Answer | None = None
     releases: list[Callable[[], None]] = field(default_factory=list)
 
@@ -55,7 +54,7 @@ class Running:
 
     def leg_id(self, kind: str) -> str:
         """Unique, whatever ids clients send: engines and P2pNccl tell requests apart by it."""
-        return f"{self.leg_base}-{kind}{self.number}"
+        return f"{self.attempt_id}-{kind}"
 
 
 @dataclass(slots=True)
@@ -67,7 +66,6 @@ class Opened:
     observer: AnswerObserver
     relay: StreamRelay | None  # None: `first` is all of it
     handoff: Handoff | None
-    leg: LegRecord
 
 
 class Dispatcher:
@@ -130,8 +128,7 @@ class Dispatcher:
             return None
         if connector.needs_handoff:
             self._ledger.open(running.leg_id("p"), self._now())
-        if found is not None:
-            self._registry.wrote(view.id, max(0, tokens - (found.cached_tokens or 0)))
+        self._registry.wrote(view.id, max(0, tokens - (found.cached_tokens or 0)))
         return found
 
     async def _whole_answer(self, view: WorkerView, leg: LegRequest, headers: Mapping[str, str]) -> bytes:
@@ -205,7 +202,7 @@ class Dispatcher:
             relay = StreamRelay(request.endpoint, edits, observer)
             first = await self._until_first_event(answer, relay, observer, running)
             record.first_event_s = self._now() - running.started_s
-        return Opened(answer.content_type, first, observer, relay, handoff, record)
+        return Opened(answer.content_type, first, observer, relay, handoff)
 
     async def _until_first_event(
         self, answer: Answer, relay: StreamRelay, observer: AnswerObserver, running: Running

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from .turns import Endpoint, Fields
-from .workers import Worker, WorkerId
+from .workers import Worker
 
 REQUEST_ID = "X-Request-Id"
 
@@ -51,7 +51,6 @@ class Handoff:
     params: dict[str, Any]  # opaque and complete, forwarded as it is; empty where the connector puts nothing in bodies
     tokens: int  # prompt tokens that the handoff covers; 0 where P does not say
     cached_tokens: int | None  # prompt tokens that P found in its own cache; None where P does not say
-    prefill_worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)

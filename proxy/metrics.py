@@ -29,7 +29,9 @@ class Metrics:
 
         self.turns = counter("ppd_turns", "Turns by route and reason", "route", "reason")
         self.outcomes = counter("ppd_turn_outcomes", "How turns ended", "route", "outcome")
-        self.retries = counter("ppd_turn_retries", "Attempts after the first, by the failed leg", "leg", "error")
+        self.failures = counter(
+            "ppd_worker_failures", "Workers that a turn gave up, before its first byte", "leg", "error"
+        )
         self.ttft = histogram("ppd_ttft_seconds", "Time to first token, at the proxy", TTFT_BUCKETS_S, "route")
         self.tpot = histogram("ppd_tpot_seconds", "Mean time per output token", TPOT_BUCKETS_S, "route")
         self.legs = histogram("ppd_leg_seconds", "Leg durations", TTFT_BUCKETS_S, "leg")

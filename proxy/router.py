@@ -15,7 +15,7 @@ from .config import ProxyConfig
 from .dispatch import ABORTED, Dispatcher, Opened, Running
 from .errors import AnswerTimeout, LegError, NoWorkerError, PPDError, WorkerRefused, WorkerUnreachable
 from .learning import Learner
-from .policy import Decision, Route, Rules, Turn, decide
+from .policy import Decision, Rules, Turn, decide
 from .rates import RateMeter
 from .receipts import CellRecord, Receipt
 from .replies import ReplyKey
@@ -65,7 +65,7 @@ class Router:
         _note_turn(receipt, place, turn)
         self._state.receipts.open(receipt)
         try:
-            running, opened = await self._first_success(request, place, turn, receipt, headers, started_s)
+            running, opened = await self._first_success(request, turn, receipt, headers, started_s)
         except PPDError as exc:
             receipt.status, receipt.error = exc.status, type(exc).__name__
             self._learner.failed(receipt, self._now() - started_s)
@@ -89,7 +89,6 @@ class Router:
     async def _first_success(
         self,
         request: Request,
-        place: Place,
         turn: Turn,
         receipt: Receipt,
         headers: Mapping[str, str],
@@ -115,19 +114,17 @@ class Router:
                 headers=headers,
                 reply=ReplyKey(request),
                 started_s=started_s,
-                number=answering + prefilling,
             )
             try:
                 return running, await self._dispatcher.open(running)
             except LegError as exc:
                 if not may_retry(exc):
                     raise
-                self._give_up_on(exc)
+                is_prefill = decision.prefill is not None and exc.worker == decision.prefill.id
+                self._give_up_on(exc, "prefill" if is_prefill else "answer")
                 failed[exc.worker] = exc
-                if decision.prefill is not None and exc.worker == decision.prefill.id:
-                    prefilling += 1
-                else:
-                    answering += 1
+                prefilling += is_prefill
+                answering += not is_prefill
                 if answering >= self._attempts:
                     break
         raise next(reversed(failed.values()))
@@ -140,8 +137,8 @@ class Router:
         _note_decision(receipt, turn, decision, rules)
         return decision
 
-    def _give_up_on(self, exc: LegError) -> None:
-        self._state.metrics.retries.labels("worker", type(exc).__name__).inc()
+    def _give_up_on(self, exc: LegError, leg: str) -> None:
+        self._state.metrics.failures.labels(leg, type(exc).__name__).inc()
         if isinstance(exc, WorkerUnreachable):
             self._state.registry.suspect(exc.worker, self._now())  # type: ignore[arg-type]
         log.warning("worker %s failed a turn: %s", exc.worker, exc)
@@ -256,6 +253,3 @@ def _note_decision(receipt: Receipt, turn: Turn, decision: Decision, rules: Rule
             w_ttft=scored.weights.ttft,
             w_tpot=scored.weights.tpot,
         )
-
-
-__all__ = ["Reply", "Route", "Router", "decision_headers", "may_retry"]

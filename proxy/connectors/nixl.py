@@ -73,7 +73,6 @@ class Nixl:
             params=_reachable(params, pair.prefill.address),
             tokens=_count(params, "remote_num_tokens") or 0,
             cached_tokens=hits if hits is not None else usage.cached_tokens,
-            prefill_worker=pair.prefill.id,
         )
 
     def decode_leg(

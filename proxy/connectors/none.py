@@ -19,7 +19,7 @@ class NoConnector:
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
         """Always a handoff, without parameters: D looks for the KV by itself."""
         usage = body_usage(answer)
-        return Handoff({}, usage.prompt_tokens or 0, usage.cached_tokens, pair.prefill.id)
+        return Handoff({}, usage.prompt_tokens or 0, usage.cached_tokens)
 
     def decode_leg(
         self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str, handoff: Handoff | None

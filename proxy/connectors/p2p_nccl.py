@@ -39,7 +39,7 @@ class P2pNccl:
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
         """Always a handoff, without parameters: P has sent the KV by the time it answers."""
         usage = body_usage(answer)
-        return Handoff({}, usage.prompt_tokens or 0, usage.cached_tokens, pair.prefill.id)
+        return Handoff({}, usage.prompt_tokens or 0, usage.cached_tokens)
 
     def decode_leg(
         self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str, handoff: Handoff | None

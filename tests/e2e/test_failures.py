@@ -24,7 +24,9 @@ async def test_a_failing_p_is_replaced_by_another(start_fleet: Any) -> None:
         turns = [await fleet.conversation().say(f"{n} {LONG}") for n in range(16)]
         assert {turn.status for turn in turns} == {200}
         assert {turn.headers["X-PPD-Prefill"] for turn in turns} == {"P2"}
-        assert fleet.engines["P1"].received, "it was asked first at least once"
+        asked = len(fleet.engines["P1"].received)
+        assert asked, "it was asked first at least once"
+        assert await fleet.metric('ppd_worker_failures_total{error="WorkerRefused",leg="prefill"}') == asked
         await fleet.until(fleet.idle)
 
 

@@ -21,7 +21,7 @@ def test_p_computes_and_d_gets_the_plain_body(
     assert msgspec.json.decode(prefill.body) == {**TEXT, "max_tokens": 1, "ignore_eos": True}
     assert prefill.headers == {"X-Request-Id": "p"}
     handoff = connector.handoff(b'{"usage": {"prompt_tokens": 9}}', pair)
-    assert handoff == Handoff({}, 9, None, pair.prefill.id)
+    assert handoff == Handoff({}, 9, None)
     decode = connector.decode_leg(Endpoint.COMPLETIONS, fields, pair, "d", handoff)
     assert decode == plain_leg(Endpoint.COMPLETIONS, fields, "d")
     assert msgspec.json.decode(decode.body) == TEXT

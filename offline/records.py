@@ -1,0 +1,185 @@
+"""What a run leaves behind: one row a request, raw, in a file of its own. Statistics are computed from these, later.
+
+A file is gzipped JSON lines: a head (the run, how it went, where it was done), then one array a request, its members in
+the order of `Record`. Times are seconds since the run began. Files are written beside and renamed, never half there.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ppd.proxy.errors import FormatError
+
+from .runs import Run
+
+VERSION: Final = 1
+KIND: Final = "ppd-run"
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """One request. A failed one keeps what is known of it: its `error` is not empty, its last times are None."""
+
+    conversation: int  # number, in order of arrival
+    turn: int  # 1-based
+    measured: bool  # False: part of the warm-up
+    scheduled_s: float  # when it was to be sent: arrival, or the end of the answer before plus the pause
+    sent_s: float  # when it was
+    first_token_s: float | None
+    last_token_s: float | None
+    prompt_tokens: int
+    cached_tokens: int | None  # of the prompt, as the answer reported; None: not reported
+    output_tokens: int  # generated
+    route: str  # LOCAL, SPLIT or REPLICA: the way it really went
+    prefill: str  # the workers' names; empty where there was none or it is not known
+    decode: str
+    status: int  # HTTP; 0: no answer
+    error: str = ""
+
+    @property
+    def ttft_s(self) -> float | None:
+        """From the intended send time, so that a harness that falls behind does not hide it."""
+        return None if self.first_token_s is None or self.error else self.first_token_s - self.scheduled_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None for an answer of one token."""
+        if self.first_token_s is None or self.last_token_s is None or self.error or self.output_tokens < 2:
+            return None
+        return (self.last_token_s - self.first_token_s) / (self.output_tokens - 1)
+
+
+class Outcome(StrEnum):
+    FINISHED = "finished"
+    FAILED = "failed"  # the fleet did not survive it; `reason` says how
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a run was done; empty text where that is not known."""
+
+    backend: str  # simulate, launch, target
+    engine: str  # "vllm 0.32.0", "ppd simulator"
+    model: str = ""
+    gpu: str = ""
+    gpu_count: int = 0
+    connector: str = ""
+    profile: str = ""  # of a simulated engine
+    note: str = ""
+
+
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A run and what came of it."""
+
+    run: Run
+    outcome: Outcome
+    origin: Origin
+    started: str  # ISO 8601, UTC
+    wall_s: float  # that the run took here
+    records: tuple[Record, ...]
+    reason: str = ""  # why it failed
+
+    @property
+    def failures(self) -> int:
+        """Requests that did not finish."""
+        return sum(bool(record.error) for record in self.records)
+
+
+class _Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    version: int
+    kind: str
+    run: Run
+    outcome: Outcome
+    origin: Origin
+    started: str
+    wall_s: float
+    requests: int
+    reason: str = ""
+
+
+class _Version(msgspec.Struct):
+    version: int
+    kind: str
+
+
+_encoder = msgspec.json.Encoder()
+_RECORD = msgspec.json.Decoder(Record)
+
+
+def encode(result: RunResult) -> bytes:
+    head = _Head(
+        version=VERSION,
+        kind=KIND,
+        run=result.run,
+        outcome=result.outcome,
+        origin=result.origin,
+        started=result.started,
+        wall_s=result.wall_s,
+        requests=len(result.records),
+        reason=result.reason,
+    )
+    return gzip.compress(_encoder.encode_lines([head, *result.records]), compresslevel=5, mtime=0)
+
+
+def decode(data: bytes) -> RunResult:
+    """FormatError names what is missing, unknown or of another version."""
+    try:
+        first, *rows = gzip.decompress(data).splitlines()
+        header = msgspec.json.decode(first, type=_Version)
+        if header.kind != KIND:
+            raise FormatError(f"kind: must be {KIND!r}, got {header.kind!r}")
+        if header.version != VERSION:
+            raise FormatError(f"version: must be {VERSION}, got {header.version}")
+        head = msgspec.json.decode(first, type=_Head)
+        records = tuple(_RECORD.decode(row) for row in rows)
+    except (msgspec.DecodeError, ValueError, OSError, EOFError) as exc:
+        raise FormatError(f"not a run: {exc}") from exc
+    if len(records) != head.requests:
+        raise FormatError(f"not a whole run: {len(records)} of {head.requests} requests")
+    return RunResult(
+        run=head.run,
+        outcome=head.outcome,
+        origin=head.origin,
+        started=head.started,
+        wall_s=head.wall_s,
+        records=records,
+        reason=head.reason,
+    )
+
+
+def load(path: Path) -> RunResult:
+    try:
+        return decode(path.read_bytes())
+    except OSError as exc:
+        raise FormatError(f"{path}: {exc.strerror}") from exc
+    except FormatError as exc:
+        raise FormatError(f"{path}: {exc.message}") from exc
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """The file is there whole, or as it was before; FormatError, and nothing is left behind, where a disk fills up."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as exc:
+        beside.unlink(missing_ok=True)
+        raise FormatError(f"{path}: cannot be written: {exc.strerror}") from exc
+
+
+def save(path: Path, result: RunResult) -> None:
+    write_whole(path, encode(result))
+
+
+def follow_ups(records: Sequence[Record]) -> list[Record]:
+    """The measured requests after their conversations' first: what a decision is about."""
+    return [record for record in records if record.measured and record.turn > 1]

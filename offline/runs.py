@@ -1,0 +1,131 @@
+"""What is measured: a workload, and one run of it on one topology with one share of LOCAL turns.
+
+A *cell* is a combination of the sweep's axes; a cell is measured by one run a seed. Runs are values: what they will ask
+for follows from their fields alone, so a run can be done anywhere, again, and at the same time as any other.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from ppd.proxy.errors import ConfigError
+
+Tokens = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]+\Z", max_length=100)]
+
+POISSON = "poisson"
+
+_TOPOLOGY = re.compile(r"\d+[PDR](?:_\d+[PDR])*")
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One kind of turn: how many tokens it adds to the prompt, and how many the answer has."""
+
+    name: Name
+    new_tokens: Tokens
+    output_tokens: Tokens
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Conversations of one shape: a first turn, then `turns - 1` later ones, `think_s` after each answer."""
+
+    first: Profile
+    later: Profile
+    turns: Annotated[int, msgspec.Meta(ge=1)] = 2
+    think_s: Seconds = 0.0  # mean; drawn from an exponential distribution
+    shared_prefix_tokens: Count = 0  # at the start of every conversation's first prompt, and counted in it
+
+    def __post_init__(self) -> None:
+        if self.shared_prefix_tokens >= self.first.new_tokens:
+            raise ValueError(f"shared_prefix_tokens must be below the {self.first.new_tokens} tokens of the first turn")
+
+    @property
+    def name(self) -> str:
+        """`small_tiny`, the paper's way; what differs from its two turns without a pause comes behind."""
+        extra = "".join(
+            f"-{label}{value:g}"
+            for label, value, usual in (
+                ("turns", self.turns, 2),
+                ("think", self.think_s, 0),
+                ("shared", self.shared_prefix_tokens, 0),
+            )
+            if value != usual
+        )
+        return f"{self.first.name}_{self.later.name}{extra}"
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens of a whole conversation."""
+        first, later = self.first, self.later
+        rest = later.new_tokens + later.output_tokens
+        return first.new_tokens + first.output_tokens + (self.turns - 1) * rest
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """How many workers of each role: `1P_3D`, `4R`, `1R_1P_2D`."""
+
+    name: str
+    prefills: int = 0
+    decodes: int = 0
+    replicas: int = 0
+
+    @classmethod
+    def parse(cls, name: str) -> Topology:
+        """ConfigError unless it can answer: a D or an R, and a P only beside a D."""
+        allowed = "counts of P, D and R such as 1P_3D, 4R or 1R_1P_2D, with a D or an R, and P only beside D"
+        counts = {"P": 0, "D": 0, "R": 0}
+        if not _TOPOLOGY.fullmatch(name):
+            raise ConfigError(f"topology = {name!r}: must be {allowed}", param="topology")
+        for part in name.split("_"):
+            counts[part[-1]] += int(part[:-1])
+        topology = cls(name, counts["P"], counts["D"], counts["R"])
+        if not (topology.decodes or topology.replicas) or bool(topology.prefills) != bool(topology.decodes):
+            raise ConfigError(f"topology = {name!r}: must be {allowed}", param="topology")
+        return topology
+
+    @property
+    def workers(self) -> int:
+        return self.prefills + self.decodes + self.replicas
+
+    @property
+    def replica_share(self) -> float:
+        """Share of conversations that a mixed fleet sends to its replicas: one slot for each D and R."""
+        return self.replicas / (self.replicas + self.decodes)
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One measurement: conversations that arrive `qps` times a second, with `x` of their later turns LOCAL."""
+
+    topology: Name
+    workload: Workload
+    qps: Positive  # conversations a second
+    x: Share | None = None  # None: a fleet without D has no choice
+    seed: Count = 0
+    seconds: Positive = 10.0  # of arrivals that are measured; longer where `conversations` asks for more
+    conversations: Count = 1  # measured at least; those that began in the warm-up are not
+    warm_up_s: Seconds = 0.0  # of arrivals before those that are measured
+    arrivals: str = POISSON  # or the path of a trace, whose gaps are stretched to `qps`
+
+    def __post_init__(self) -> None:
+        has_choice = Topology.parse(self.topology).decodes > 0
+        if has_choice != (self.x is not None):
+            raise ValueError(f"x: topology {self.topology} takes {'a share' if has_choice else 'none'}")
+
+    @property
+    def cell(self) -> str:
+        """Names the run but for its seed; a path of two folders and a stem."""
+        x = "" if self.x is None else f"-x{self.x:.3g}"
+        return f"{self.topology}{x}/{self.workload.name}/q{self.qps:g}"
+
+    @property
+    def id(self) -> str:
+        return f"{self.cell}-s{self.seed}"

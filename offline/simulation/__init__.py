@@ -1,0 +1,33 @@
+"""Runs in virtual time: the engines' timing law, the proxy's own routing, and clients that wait for no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..conversations import plan
+from ..records import Record
+from ..runs import Run, Topology
+from .clients import Clients, Connections
+from .fleet import Fleet
+from .routing import PolicyRouting, PublishedRouting, Routing
+from .setup import Setup
+from .timeline import Timeline
+
+__all__ = ["Setup", "simulate"]
+
+
+def simulate(run: Run, setup: Setup, trace: Sequence[float] | None = None) -> tuple[Record, ...]:
+    """The records of one run, by conversation and turn; the same run and setup give the same records."""
+    timeline = Timeline()
+    fleet = Fleet(timeline, Topology.parse(run.topology), setup)
+    routing: Routing
+    if setup.published_routing:
+        routing = PublishedRouting(fleet, run)
+    else:
+        routing = PolicyRouting(
+            timeline, fleet, heartbeat_s=setup.heartbeat_s, heartbeat_delay_s=setup.heartbeat_delay_s
+        )
+    clients = Clients(timeline, fleet, routing, Connections(timeline, setup.connections), setup.retokenised_replies)
+    clients.play(plan(run, trace))
+    timeline.run(until=lambda: clients.open_conversations == 0)
+    return tuple(sorted(clients.records, key=lambda record: (record.conversation, record.turn)))

@@ -1,0 +1,263 @@
+"""One engine in virtual time: continuous batching as vLLM schedules it, several steps at once where nothing changes.
+
+A step computes one token for every decoding sequence and, within the token budget, chunks of prompts: first the prompt
+that is under way, then new ones in order of arrival. Until a sequence ends or another comes, decoding steps differ in
+their context only, which grows by one token a sequence; so any number of them is an arithmetic series and one event.
+What a run costs grows with its requests, not with its tokens.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ppd.servers.timing import EngineProfile, attention_pairs, step_time_s
+
+from .kv_cache import Held, KvCache, Span
+from .timeline import Timeline
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One sequence on one engine. `prompt` and `reply` say what its KV holds, for the prefix cache."""
+
+    prompt: tuple[Span, ...]
+    reply: Span
+    output_tokens: int
+    first_token: Callable[[], None]
+    finished: Callable[[], None]
+    pull: Callable[[int], None] | None = None  # starts the transfer of so many missing tokens; `pulled` ends it
+    keeps_kv: bool = False  # at its end the KV stays in use until `let_go`: a handoff
+    prompt_tokens: int = field(init=False)
+    todo: int = field(init=False)  # tokens to compute before the next one can be sampled
+    computed: int = 0  # of them
+    generated: int = 0
+    cached_tokens: int = 0  # found here when it was first scheduled
+    found: list[Held] = field(default_factory=list)
+    own_tokens: int = 0  # reserved and not yet part of a span
+    ends_at: int = 0  # the engine's count of ticks at its last token
+    preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = self.todo = sum(span.tokens for span in self.prompt)
+
+
+class Engine:
+    """Owns its jobs from `add` until their `finished`."""
+
+    def __init__(self, timeline: Timeline, profile: EngineProfile, cache: KvCache, *, max_num_seqs: int) -> None:
+        self.profile = profile
+        self.cache = cache
+        self._timeline = timeline
+        self._max_num_seqs = max_num_seqs
+        self._waiting: deque[Job] = deque()
+        self._ready: deque[Job] = deque()  # their KV has arrived; they hold all of their memory
+        self._pulling = 0
+        self._prefilling: list[Job] = []  # running, prompt not whole yet
+        self._decoding: list[tuple[int, int, Job]] = []  # heap by last tick, then arrival
+        self._context = 0  # tokens, summed over the decoding
+        self._tick = 0  # decoding steps so far: a job's progress is a difference of these
+        self._admitted = 0
+        self._chunks: list[tuple[Job, int]] = []  # of the step under way
+        self._jump: tuple[float, int] | None = None  # start and number of the decoding steps under way
+        self._epoch = 0  # an event of an older plan is void
+        self._busy = False
+
+    @property
+    def running(self) -> int:
+        return len(self._decoding) + len(self._prefilling)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + len(self._ready) + self._pulling
+
+    def add(self, job: Job) -> None:
+        self._waiting.append(job)
+        self._attend()
+
+    def pulled(self, job: Job) -> None:
+        """The KV that `job.pull` asked for is here; the prompt's last token is computed again, for its logits."""
+        self._pulling -= 1
+        job.computed = job.todo - 1
+        self._ready.append(job)
+        self._attend()
+
+    def pull_lost(self, job: Job) -> None:
+        """What was asked for will not come: the prompt is computed here."""
+        self._pulling -= 1
+        self._ready.append(job)
+        self._attend()
+
+    def let_go(self, job: Job) -> None:
+        """A handoff was read or has expired."""
+        self.cache.release(job.found, job.own_tokens)
+        job.own_tokens = 0
+        self._attend()
+
+    # -- steps
+
+    def _attend(self) -> None:
+        """Something new is at hand: begin a step, or end the jump at the step that is under way."""
+        if not self._busy:
+            self._begin()
+        elif self._jump is not None:
+            start_s, steps = self._jump
+            done = self._steps_within(self._timeline.now_s - start_s)
+            if done < steps:
+                self._plan_jump(start_s, done)
+
+    def _begin(self) -> None:
+        self._chunks = self._schedule()
+        if self._chunks:
+            self._wake(self._timeline.now_s + self._mixed_step_s())
+        elif self._decoding:
+            self._plan_jump(self._timeline.now_s, self._decoding[0][0] - self._tick)
+        else:
+            self._busy = False
+
+    def _mixed_step_s(self) -> float:
+        """A chunk of one token costs what a decoding sequence does: a prompt whose KV was pulled, as a rule."""
+        singles = [job for job, tokens in self._chunks if tokens == 1]
+        prefills = [(job, tokens) for job, tokens in self._chunks if tokens > 1]
+        return step_time_s(
+            self.profile,
+            len(self._decoding) + len(singles),
+            self._context + sum(job.computed + 1 for job in singles),
+            sum(tokens for _, tokens in prefills),
+            sum(attention_pairs(tokens, job.computed) for job, tokens in prefills),
+        )
+
+    def _plan_jump(self, start_s: float, steps: int) -> None:
+        """So many decoding steps from `start_s` on, or as many as there is memory for; at least one."""
+        steps = max(1, min(steps, self.cache.available_tokens // len(self._decoding)))
+        self._jump = (start_s, steps)
+        self._wake(start_s + self._duration_s(steps))
+
+    def _wake(self, time_s: float) -> None:
+        self._busy = True
+        self._epoch += 1
+        self._timeline.at(time_s, self._end, self._epoch)
+
+    def _end(self, epoch: int) -> None:
+        if epoch != self._epoch:
+            return
+        steps = self._jump[1] if self._jump else 1
+        self._jump = None
+        while self._decoding and not self.cache.reserve(steps * len(self._decoding)):
+            self._preempt_youngest()
+        self._tick += steps
+        self._context += steps * len(self._decoding)
+        for job, tokens in self._chunks:
+            job.computed += tokens
+            if job.computed == job.todo:
+                self._sample(job)
+        while self._decoding and self._decoding[0][0] <= self._tick:
+            job = heapq.heappop(self._decoding)[2]
+            ticks = job.output_tokens - job.generated
+            self._context -= job.todo + ticks
+            job.own_tokens += ticks
+            self._finish(job)
+        self._begin()
+
+    # -- jobs
+
+    def _schedule(self) -> list[tuple[Job, int]]:
+        """The prompt chunks of the next step."""
+        budget = self.profile.max_batched_tokens - len(self._decoding)
+        chunks: list[tuple[Job, int]] = []
+        for job in self._prefilling:
+            chunks.append((job, min(job.todo - job.computed, budget)))
+            budget -= chunks[-1][1]
+        while budget > 0 and self.running < self._max_num_seqs and (queue := self._ready or self._waiting):
+            job = queue[0]
+            if queue is self._waiting and not self._find_room(job):
+                break
+            queue.popleft()
+            if job.pull is not None:
+                pull, job.pull = job.pull, None
+                self._pulling += 1
+                pull(job.todo - job.computed)
+                continue
+            self._prefilling.append(job)
+            chunks.append((job, min(job.todo - job.computed, budget)))
+            budget -= chunks[-1][1]
+        return [(job, tokens) for job, tokens in chunks if tokens > 0]
+
+    def _find_room(self, job: Job) -> bool:
+        """Share what is cached of the prompt and reserve the rest; False, and nothing changes, if memory is short."""
+        found, hit = self.cache.share(job.prompt)
+        if not self.cache.reserve(job.todo - hit):
+            self.cache.release(found, 0)
+            return False
+        job.found, job.own_tokens, job.computed = found, job.todo - hit, hit
+        if not job.generated:
+            job.cached_tokens = hit
+        return True
+
+    def _sample(self, job: Job) -> None:
+        """The prompt is whole: its next token, the first unless the job was preempted."""
+        self._prefilling.remove(job)
+        job.own_tokens -= self.cache.publish(job.prompt, job.found)
+        job.generated += 1
+        if job.generated == 1:
+            job.first_token()
+        if job.generated == job.output_tokens:
+            self._finish(job)
+            return
+        self._admitted += 1
+        job.ends_at = self._tick + job.output_tokens - job.generated
+        self._context += job.todo
+        heapq.heappush(self._decoding, (job.ends_at, self._admitted, job))
+
+    def _preempt_youngest(self) -> None:
+        """Its memory goes to the others; what it had is computed again, with what it has said so far."""
+        index = max(range(len(self._decoding)), key=lambda place: self._decoding[place][1])
+        job = self._decoding.pop(index)[2]
+        heapq.heapify(self._decoding)
+        ticks = job.output_tokens - job.generated - (job.ends_at - self._tick)
+        self._context -= job.todo + ticks
+        self.cache.release(job.found, job.own_tokens + ticks)
+        job.own_tokens = 0
+        job.generated += ticks
+        job.todo = job.prompt_tokens + job.generated
+        job.preemptions += 1
+        self._waiting.appendleft(job)
+
+    def _finish(self, job: Job) -> None:
+        """The last token's KV is never written; the rest of the answer stays findable behind its prompt."""
+        spans = (*job.prompt, Span(job.reply.id, job.output_tokens - 1)) if job.output_tokens > 1 else job.prompt
+        job.own_tokens -= self.cache.publish(spans, job.found)
+        if not job.keeps_kv:
+            self.cache.release(job.found, job.own_tokens)
+            job.own_tokens = 0
+        job.finished()
+
+    def _duration_s(self, steps: int) -> float:
+        """Of so many decoding steps: an arithmetic series, as each adds one token a sequence to the context."""
+        one_s, growth_s = self._series()
+        return steps * one_s + growth_s * steps * (steps - 1) / 2
+
+    def _steps_within(self, elapsed_s: float) -> int:
+        """The steps that have ended after `elapsed_s`, and the one that is under way then."""
+        one_s, growth_s = self._series()
+        if growth_s <= 0:
+            estimate = elapsed_s / one_s
+        else:
+            linear = one_s - growth_s / 2
+            estimate = (math.sqrt(linear * linear + 2 * growth_s * elapsed_s) - linear) / growth_s
+        steps = max(1, math.ceil(estimate))
+        while self._duration_s(steps) < elapsed_s:
+            steps += 1
+        while steps > 1 and self._duration_s(steps - 1) >= elapsed_s:
+            steps -= 1
+        return steps
+
+    def _series(self) -> tuple[float, float]:
+        sequences = len(self._decoding)
+        return (
+            step_time_s(self.profile, sequences, self._context, 0, 0),
+            self.profile.context_token_s * sequences,
+        )

@@ -1,0 +1,128 @@
+"""The simulated fleet: engines by role, their network, and the legs of a turn.
+
+A leg begins with the request's host work (`request_time_s`), which delays the request and nobody else. A handoff keeps
+P's KV in use until D has pulled it or its lease is over; D then computes the prompt itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ppd.proxy.workers import Role
+from ppd.servers.timing import request_time_s
+
+from ..runs import Topology
+from .engine import Engine, Job
+from .kv_cache import KvCache, Span
+from .links import Port, transfer
+from .setup import Setup
+from .timeline import Timeline
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One engine, named as the proxy names it, and its two ends of the network."""
+
+    name: str
+    role: Role
+    engine: Engine
+    sends: Port = field(default_factory=Port)
+    receives: Port = field(default_factory=Port)
+
+
+@dataclass(slots=True, eq=False)
+class Leg:
+    """What one worker is asked to do for a turn, and what to tell whom."""
+
+    prompt: tuple[Span, ...]
+    prompt_tokens: int
+    reply: Span
+    first_token: Callable[[], None]
+    finished: Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class Handoff:
+    """A finished prefill on P."""
+
+    worker: Worker
+    job: Job
+    deadline_s: float
+    is_open: bool = True
+
+
+class Fleet:
+    """All workers of one topology on one timeline."""
+
+    def __init__(self, timeline: Timeline, topology: Topology, setup: Setup) -> None:
+        self._timeline = timeline
+        self._setup = setup
+        self._profile = setup.profile.to_engine()
+        roles = ((Role.PREFILL, topology.prefills), (Role.DECODE, topology.decodes), (Role.REPLICA, topology.replicas))
+        self.workers = [self._worker(role, number + 1) for role, count in roles for number in range(count)]
+        self.expired_handoffs = 0
+
+    def of(self, role: Role) -> list[Worker]:
+        return [worker for worker in self.workers if worker.role is role]
+
+    def fits(self, tokens: int) -> bool:
+        """Whether any engine can hold a sequence of this length at all."""
+        return tokens <= self._setup.profile.kv_capacity_tokens
+
+    def ask(self, worker: Worker, leg: Leg) -> Job:
+        """Prefill, or find cached, and decode on one engine."""
+        job = Job(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished)
+        delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=False)
+        self._timeline.after(delay_s, worker.engine.add, job)
+        return job
+
+    def prefill(self, worker: Worker, leg: Leg, handed_over: Callable[[Handoff], None]) -> None:
+        """Compute a prompt and its first token on P, and keep the KV for a D."""
+
+        def finished() -> None:
+            handoff = Handoff(worker, job, self._timeline.now_s + self._setup.lease_s)
+            self._timeline.at(handoff.deadline_s, self._expire, handoff)
+            handed_over(handoff)
+
+        job = Job(leg.prompt, Span(leg.reply.id, 1), 1, leg.first_token, finished, keeps_kv=True)
+        delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=False)
+        self._timeline.after(delay_s, worker.engine.add, job)
+
+    def decode(self, worker: Worker, leg: Leg, handoff: Handoff) -> Job:
+        """Pull a prompt's KV from P, as far as the connector must, and decode on D."""
+
+        def pull(missing: int) -> None:
+            tokens = missing if self._setup.profile.transfers == "missing" else leg.prompt_tokens
+            if not handoff.is_open:
+                self._timeline.after(0.0, worker.engine.pull_lost, job)
+                return
+            arrives_s = transfer(
+                handoff.worker.sends, worker.receives, self._profile, tokens if missing else 0, self._timeline.now_s
+            )
+            self._timeline.at(arrives_s, arrived)
+
+        def arrived() -> None:
+            self._close(handoff)
+            worker.engine.pulled(job)
+
+        job = Job(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished, pull)
+        delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=True)
+        self._timeline.after(delay_s, worker.engine.add, job)
+        return job
+
+    def _expire(self, handoff: Handoff) -> None:
+        if handoff.is_open:
+            self.expired_handoffs += 1
+            self._close(handoff)
+
+    def _close(self, handoff: Handoff) -> None:
+        if handoff.is_open:
+            handoff.is_open = False
+            handoff.worker.engine.let_go(handoff.job)
+
+    def _worker(self, role: Role, number: int) -> Worker:
+        profile = self._setup.profile
+        cache = KvCache(profile.kv_capacity_tokens, profile.block_size)
+        engine = Engine(self._timeline, self._profile, cache, max_num_seqs=profile.max_num_seqs)
+        return Worker(f"{role}{number}", role, engine)

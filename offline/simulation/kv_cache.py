@@ -1,0 +1,130 @@
+"""One engine's KV memory with its prefix cache, counted in tokens.
+
+Prompts are made of *spans*: runs of tokens with an id that stands for them and for everything before them, so equal ids
+mean equal prefixes. That makes a prompt of 100,000 tokens a handful of spans and a lookup as cheap. What is rounded
+away: a block that a sequence leaves half full (15 tokens of 16 at most); hits are whole blocks, as in vLLM.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Span(NamedTuple):
+    """`tokens` tokens of a prompt; `id` is unique among all that follow the same prefix, and everywhere else."""
+
+    id: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class Held:
+    """A span whose KV is here, or the first part of it."""
+
+    id: int
+    tokens: int
+    users: int = 0  # sequences that use it now; with none it waits to be found again, or evicted
+
+
+class KvCache:
+    """Tokens of KV: in use by sequences, kept for reuse, or free. The longest unused is evicted first, tails first."""
+
+    def __init__(self, capacity_tokens: int, block_size: int) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.block_size = block_size
+        self.used_tokens = 0
+        self.evicted_tokens = 0  # counts up
+        self._kept_tokens = 0
+        self._spans: dict[int, Held] = {}
+        self._unused: OrderedDict[int, Held] = OrderedDict()  # the first is evicted next
+
+    @property
+    def available_tokens(self) -> int:
+        """Free, or kept and evictable."""
+        return self.capacity_tokens - self.used_tokens
+
+    @property
+    def usage(self) -> float:
+        """Share in use by sequences, as vLLM's `kv_cache_usage_perc`."""
+        return self.used_tokens / self.capacity_tokens
+
+    def share(self, prompt: Sequence[Span]) -> tuple[list[Held], int]:
+        """The cached prefix, taken into use, and its length in whole blocks; one token is always left to compute."""
+        found: list[Held] = []
+        hit = 0
+        for span in prompt:
+            held = self._spans.get(span.id)
+            if held is None:
+                break
+            found.append(held)
+            hit += min(held.tokens, span.tokens)
+            if held.tokens < span.tokens:
+                break
+        for held in found:
+            if not held.users:
+                del self._unused[held.id]
+                self._kept_tokens -= held.tokens
+                self.used_tokens += held.tokens
+            held.users += 1
+        whole = sum(span.tokens for span in prompt)
+        hit = min(hit, whole - 1)
+        return found, hit - hit % self.block_size
+
+    def reserve(self, tokens: int) -> bool:
+        """Take so many tokens for a sequence; False, and nothing changes, if that many are not available."""
+        if tokens > self.available_tokens:
+            return False
+        self.used_tokens += tokens
+        self._evict(self.used_tokens + self._kept_tokens - self.capacity_tokens)
+        return True
+
+    def publish(self, spans: Sequence[Span], found: list[Held]) -> int:
+        """Make a sequence's own tokens findable, from the first span it did not find whole; they stay in use by it.
+
+        `found` grows by what is published. Returns how many of the reserved tokens now belong to spans; what another
+        sequence has published meanwhile stays a copy of the caller's.
+        """
+        moved = 0
+        for index, span in enumerate(spans):
+            known = found[index] if index < len(found) else self._spans.get(span.id)
+            if known is None:
+                known = Held(span.id, 0)
+                self._spans[span.id] = known
+            elif index >= len(found) and not known.users:
+                del self._unused[known.id]
+                self._kept_tokens -= known.tokens
+                self.used_tokens += known.tokens
+            if index >= len(found):
+                known.users += 1
+                found.append(known)
+            if known.tokens < span.tokens:
+                moved += span.tokens - known.tokens
+                known.tokens = span.tokens
+        self._evict(self.used_tokens + self._kept_tokens - self.capacity_tokens)
+        return moved
+
+    def release(self, found: list[Held], own_tokens: int) -> None:
+        """A sequence ends: its own tokens are free, its spans are kept while there is room."""
+        self.used_tokens -= own_tokens
+        for held in reversed(found):
+            held.users -= 1
+            if not held.users:
+                self.used_tokens -= held.tokens
+                self._kept_tokens += held.tokens
+                self._unused[held.id] = held
+        found.clear()
+
+    def _evict(self, tokens: int) -> None:
+        while tokens > 0 and self._unused:
+            held = next(iter(self._unused.values()))
+            going = min(tokens, held.tokens)
+            held.tokens -= going
+            tokens -= going
+            self._kept_tokens -= going
+            self.evicted_tokens += going
+            if not held.tokens:
+                del self._unused[held.id]
+                del self._spans[held.id]

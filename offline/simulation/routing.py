@@ -1,0 +1,214 @@
+"""Who computes a turn in the simulation, and what the proxy learns from it.
+
+`PolicyRouting` is the proxy's own code, fed with virtual time: its session table, registry, estimates and `decide`.
+What the live proxy's dispatcher books around the legs is booked here at the same moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ppd.proxy.chain import KEY_BITS, Chain, Hasher, Mark
+from ppd.proxy.config import Mode
+from ppd.proxy.heartbeats import Announcement
+from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
+from ppd.proxy.registry import Registry
+from ppd.proxy.sessions import Outcome, Place, SessionTable
+from ppd.proxy.tokens import TokenEstimator
+from ppd.proxy.turns import Endpoint, Request
+from ppd.proxy.workers import Load, Role, Source, WorkerId
+from ppd.proxy.workers import Worker as KnownWorker
+
+from ..conversations import Conversation
+from ..runs import Run
+from .fleet import Fleet, Worker
+from .kv_cache import KvCache
+from .timeline import Timeline
+
+MODEL = "simulated"
+BYTES_PER_TOKEN = 4  # of the prompts that the simulated clients send
+_MODES = {Route.LOCAL: Mode.ALWAYS_LOCAL, Route.SPLIT: Mode.ALWAYS_SPLIT, Route.REPLICA: Mode.REPLICA}
+
+
+@dataclass(slots=True, eq=False)
+class Routed:
+    """One turn under way: where it goes, and what to book when it gets there."""
+
+    route: Route
+    decode: Worker  # the D, or the R of a REPLICA turn
+    prefill: Worker | None = None
+    prefilled: Callable[[int], None] = lambda cached: None  # P is done; it had found so many tokens cached
+    answering: Callable[[], None] = lambda: None  # the first token is here
+    completed: Callable[[int, int], None] = lambda prompt, output: None  # with the engine's own token counts
+
+
+class Routing(Protocol):
+    def route(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Routed:
+        """Where to compute turn `turn` (from 1) of a conversation, whose prompt has so many tokens."""
+        ...
+
+
+class PolicyRouting:
+    """The proxy's own routing; each turn's mode is what the run's plan forces."""
+
+    def __init__(self, timeline: Timeline, fleet: Fleet, *, heartbeat_s: float, heartbeat_delay_s: float) -> None:
+        self._timeline = timeline
+        self._workers: Mapping[WorkerId, Worker] = {_address(worker): worker for worker in fleet.workers}
+        self._registry = Registry()
+        self._sessions = SessionTable(ttl_s=3600.0, capacity=1_000_000)
+        self._tokens = TokenEstimator()
+        self._hasher = Hasher(bytes(16))
+        self._heartbeat_s = heartbeat_s
+        self._delay_s = heartbeat_delay_s
+        for worker in fleet.workers:
+            self._registry.hear(_announcement(worker), 0.0)
+            timeline.after(heartbeat_s, self._beat, worker)
+
+    def route(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Routed:
+        request = self._request(conversation, turn, prompt_tokens)
+        now_s = self._timeline.now_s
+        place = self._sessions.find(request, now_s)
+        asked = self._turn(request, place)
+        rules = Rules(mode=_MODES[conversation.turns[turn - 1].route])
+        decision = decide(asked, self._registry.views(), rules, qps=0.0, now_s=now_s)
+        return self._booked(request, place, asked, decision, conversation, turn)
+
+    def _booked(
+        self, request: Request, place: Place, asked: Turn, decision: Decision, conversation: Conversation, turn: int
+    ) -> Routed:
+        registry, decode, prefill = self._registry, decision.decode.id, decision.prefill
+        new_tokens = max(1, asked.prompt_tokens - decision.cached_tokens)
+        local_tokens = 0 if prefill is not None else new_tokens
+        registry.reserve(prefill.id, asked.prompt_tokens) if prefill is not None else registry.reserve(
+            decode, local_tokens
+        )
+
+        def prefilled(cached: int) -> None:
+            assert prefill is not None, "only a SPLIT has a P"
+            registry.prefilled(prefill.id, asked.prompt_tokens)
+            registry.release(prefill.id)
+            registry.wrote(prefill.id, max(0, asked.prompt_tokens - cached))
+            registry.reserve(decode, 0)
+
+        def answering() -> None:
+            registry.prefilled(decode, local_tokens)
+            registry.wrote(decode, new_tokens)
+
+        def completed(prompt: int, output: int) -> None:
+            registry.release(decode)
+            registry.wrote(decode, output)
+            self._tokens.learn(MODEL, request.prompt_bytes, prompt, output)
+            outcome = Outcome(
+                prompt_tokens=prompt,
+                completion_tokens=output,
+                reply_key=Mark(_key(conversation, 2 * turn)),
+                decode=registry.residency(decode, prompt + output),
+                prefill=registry.residency(prefill.id, prompt) if prefill is not None else place.prefill,
+            )
+            self._sessions.finish(place, request, outcome, self._timeline.now_s)
+
+        return Routed(
+            decision.route,
+            self._workers[decode],
+            self._workers[prefill.id] if prefill is not None else None,
+            prefilled,
+            answering,
+            completed,
+        )
+
+    def _turn(self, request: Request, place: Place) -> Turn:
+        return Turn(
+            model=MODEL,
+            session_id=place.session_id,
+            number=place.turn,
+            prompt_tokens=place.held_tokens + self._tokens.estimate(MODEL, place.new_bytes),
+            held_tokens=place.held_tokens,
+            output_tokens=self._tokens.expected_output(MODEL, place.output_tokens, request.max_output_tokens),
+            decode=place.decode,
+            prefill=place.prefill,
+        )
+
+    def _request(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Request:
+        """What `parse_request` makes of a chat body with this history; the keys are made up instead of hashed."""
+        keys, ends = [_key(conversation, 0)], [0]
+        for number, planned in enumerate(conversation.turns[:turn], start=1):
+            keys.append(_key(conversation, 2 * number - 1))
+            ends.append(ends[-1] + planned.new_tokens * BYTES_PER_TOKEN)
+            if number < turn:
+                keys.append(_key(conversation, 2 * number))
+                ends.append(ends[-1] + planned.output_tokens * BYTES_PER_TOKEN)
+        return Request(
+            endpoint=Endpoint.CHAT,
+            model=MODEL,
+            stream=True,
+            wants_usage=True,
+            max_output_tokens=conversation.turns[turn - 1].output_tokens,
+            single_engine=None,
+            choices=1,
+            prompt_bytes=prompt_tokens * BYTES_PER_TOKEN,
+            fields={},
+            chain=Chain(tuple(keys), tuple(ends), self._hasher),
+            scope=0,
+            label=None,
+            explicit_id=None,
+            previous_response_id=None,
+            opener=None,
+        )
+
+    def _beat(self, worker: Worker) -> None:
+        """The engine's load as it is now reaches the registry a moment later."""
+        said = _announcement(worker)
+        self._timeline.after(self._delay_s, lambda: self._registry.hear(said, self._timeline.now_s))
+        self._timeline.after(self._heartbeat_s, self._beat, worker)
+
+
+class PublishedRouting:
+    """The paper's prototype: one hash of the conversation picks P, D or R by its remainder, whatever their load.
+
+    Source: `comprehensive_proxy.py` of freelulul/vllm-ppd. P and D share the hash, so 2P_2D only ever pairs P1 with D1
+    and P2 with D2.
+    """
+
+    def __init__(self, fleet: Fleet, run: Run) -> None:
+        self._fleet = fleet
+        self._random = np.random.default_rng([run.seed, 0x9D])
+        self._hashes: dict[int, int] = {}
+
+    def route(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Routed:
+        number = self._hashes.setdefault(conversation.number, int(self._random.integers(1 << 60)))
+        route = conversation.turns[turn - 1].route
+        if route is Route.REPLICA:
+            return Routed(route, _pick(self._fleet.of(Role.REPLICA), number))
+        prefill = _pick(self._fleet.of(Role.PREFILL), number) if route is Route.SPLIT else None
+        return Routed(route, _pick(self._fleet.of(Role.DECODE), number), prefill)
+
+
+def _pick(workers: list[Worker], number: int) -> Worker:
+    return workers[number % len(workers)]
+
+
+def _key(conversation: Conversation, place: int) -> int:
+    """The chain's key after so many messages: unique in a simulation, spread as hashes are."""
+    return ((conversation.number << 16 | place) * 0x9E3779B97F4A7C15) & ((1 << KEY_BITS) - 1)
+
+
+def _address(worker: Worker) -> WorkerId:
+    return WorkerId(f"{worker.name.lower()}:8000")
+
+
+def _announcement(worker: Worker) -> Announcement:
+    cache: KvCache = worker.engine.cache
+    known = KnownWorker(
+        role=worker.role,
+        address=_address(worker),
+        models=(MODEL,),
+        engine_version="simulated",
+        incarnation="0",
+        source=Source.AGENT,
+    )
+    load = Load(worker.engine.running, worker.engine.waiting, cache.usage, cache.capacity_tokens)
+    return Announcement(known, load)

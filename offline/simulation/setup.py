@@ -1,0 +1,42 @@
+"""What a simulation is told beyond the run itself: the engines' profile, and how the world around them behaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ppd.proxy.errors import ConfigError
+from ppd.servers.profiles import ProfileFile
+
+from ..records import Origin
+from ..runs import Run, Topology
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """One way of simulating, the same for every run of a sweep."""
+
+    profile: ProfileFile
+    lease_s: float = 30.0  # how long P keeps a finished prefill for D
+    heartbeat_s: float = 10.0  # how often the proxy hears an engine's load
+    heartbeat_delay_s: float = 0.005
+    connections: int | None = None  # that the client opens at most; the TTFT clock runs while a request waits for one
+    retokenised_replies: bool = False  # an answer sent back as text is other tokens than were generated: never cached
+    published_routing: bool = False  # the paper's prototype: P and D by one hash of the conversation, load unseen
+
+    def __post_init__(self) -> None:
+        if self.connections is not None and self.connections < 1:
+            raise ConfigError(f"connections = {self.connections}: must be at least 1", param="connections")
+
+    def origin(self, run: Run) -> Origin:
+        """Where its records come from, for tables and reports."""
+        profile = self.profile
+        return Origin(
+            backend="simulate",
+            engine="ppd simulator",
+            model=profile.model,
+            gpu=profile.gpu,
+            gpu_count=profile.gpu_count * Topology.parse(run.topology).workers,
+            connector="whole prompts" if profile.transfers == "whole" else "missing blocks",
+            profile=profile.name,
+            note=f"simulated in virtual time; the engine profile is {profile.status}",
+        )

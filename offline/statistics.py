@@ -22,7 +22,7 @@ class Estimate:
     n: int
     mean: float
     p50: float | None  # None: the source did not record it
-    p99: float
+    p99: float | None
     std: float | None  # with n - 1
     half_width: float | None  # of the mean's 95 % interval
 

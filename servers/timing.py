@@ -35,7 +35,8 @@ class EngineProfile:
     attention_pair_s: float = 1e-9  # per (prompt token, earlier token)
     request_s: float = 23.2e-3  # host work before a request can be scheduled
     request_token_s: float = 17e-6  # the same per prompt token, where the prompt is not pulled from elsewhere
-    transfer_s: float = 29.6e-3  # any KV transfer, however small
+    transfer_s: float = 29.6e-3  # any KV transfer, however small: set-up and notification, in nobody's way
+    send_s: float = 0.0  # the same, but the sender can send nothing else meanwhile
     transfer_bytes_per_s: float = 16e9
     kv_bytes_per_token: int = 131_072
     max_batched_tokens: int = 8192  # tokens that one step may compute
@@ -82,7 +83,8 @@ def request_time_s(profile: EngineProfile, prompt_tokens: int, *, pulled: bool) 
 
 
 def transfer_time_s(profile: EngineProfile, tokens: int) -> float:
-    """Duration of moving the KV of `tokens` tokens between two engines; nothing to move takes no time."""
+    """Duration of moving the KV of `tokens` tokens between two idle engines; nothing to move takes no time."""
     if tokens == 0:
         return 0.0
-    return profile.transfer_s + tokens * profile.kv_bytes_per_token / profile.transfer_bytes_per_s
+    bytes_s = tokens * profile.kv_bytes_per_token / profile.transfer_bytes_per_s
+    return profile.transfer_s + profile.send_s + bytes_s

@@ -22,7 +22,7 @@ def simulate(run: Run, setup: Setup, trace: Sequence[float] | None = None) -> tu
     fleet = Fleet(timeline, Topology.parse(run.topology), setup)
     routing: Routing
     if setup.published_routing:
-        routing = PublishedRouting(fleet, run)
+        routing = PublishedRouting(fleet, run, unrecognised=setup.unrecognised)
     else:
         routing = PolicyRouting(
             timeline, fleet, heartbeat_s=setup.heartbeat_s, heartbeat_delay_s=setup.heartbeat_delay_s

@@ -120,7 +120,7 @@ class Clients:
             request.job = self.fleet.decode(routed.decode, leg, handoff)
 
         quiet = Leg(request.prompt, request.prompt_tokens, request.reply, _nothing, _nothing)
-        self.fleet.prefill(routed.prefill, quiet, handed_over)
+        self.fleet.prefill(routed.prefill, quiet, routed.decode, handed_over)
 
     def _first_token(self, request: _Request, routed: Routed) -> None:
         request.first_token_s = self.timeline.now_s

@@ -1,7 +1,9 @@
 """The simulated fleet: engines by role, their network, and the legs of a turn.
 
 A leg begins with the request's host work (`request_time_s`), which delays the request and nobody else. A handoff keeps
-P's KV in use until D has pulled it or its lease is over; D then computes the prompt itself.
+P's KV in use until it has arrived on D or its lease is over; D then computes the prompt itself. Connectors that pull
+(NIXL) start when D has room and move the blocks that it lacks; those that push (P2pNccl) move the whole prompt as soon
+as it is computed.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ppd.proxy.workers import Role
+from ppd.servers.profiles import Transfers
 from ppd.servers.timing import request_time_s
 
 from ..runs import Topology
@@ -49,6 +52,7 @@ class Handoff:
     worker: Worker
     job: Job
     deadline_s: float
+    arrives_s: float | None = None  # of KV that was pushed
     is_open: bool = True
 
 
@@ -77,11 +81,13 @@ class Fleet:
         self._timeline.after(delay_s, worker.engine.add, job)
         return job
 
-    def prefill(self, worker: Worker, leg: Leg, handed_over: Callable[[Handoff], None]) -> None:
-        """Compute a prompt and its first token on P, and keep the KV for a D."""
+    def prefill(self, worker: Worker, leg: Leg, decode: Worker, handed_over: Callable[[Handoff], None]) -> None:
+        """Compute a prompt and its first token on P, and keep the KV for `decode`."""
 
         def finished() -> None:
             handoff = Handoff(worker, job, self._timeline.now_s + self._setup.lease_s)
+            if self._setup.profile.transfers is Transfers.WHOLE:
+                handoff.arrives_s = self._transfer(handoff, decode, leg.prompt_tokens)
             self._timeline.at(handoff.deadline_s, self._expire, handoff)
             handed_over(handoff)
 
@@ -90,17 +96,15 @@ class Fleet:
         self._timeline.after(delay_s, worker.engine.add, job)
 
     def decode(self, worker: Worker, leg: Leg, handoff: Handoff) -> Job:
-        """Pull a prompt's KV from P, as far as the connector must, and decode on D."""
+        """Take a prompt's KV from P, and decode on D."""
 
         def pull(missing: int) -> None:
-            tokens = missing if self._setup.profile.transfers == "missing" else leg.prompt_tokens
-            if not handoff.is_open:
+            if handoff.arrives_s is not None:
+                self._timeline.at(handoff.arrives_s, arrived)
+            elif handoff.is_open:
+                self._timeline.at(self._transfer(handoff, worker, missing), arrived)
+            else:
                 self._timeline.after(0.0, worker.engine.pull_lost, job)
-                return
-            arrives_s = transfer(
-                handoff.worker.sends, worker.receives, self._profile, tokens if missing else 0, self._timeline.now_s
-            )
-            self._timeline.at(arrives_s, arrived)
 
         def arrived() -> None:
             self._close(handoff)
@@ -110,6 +114,9 @@ class Fleet:
         delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=True)
         self._timeline.after(delay_s, worker.engine.add, job)
         return job
+
+    def _transfer(self, handoff: Handoff, to: Worker, tokens: int) -> float:
+        return transfer(handoff.worker.sends, to.receives, self._profile, tokens, self._timeline.now_s)
 
     def _expire(self, handoff: Handoff) -> None:
         if handoff.is_open:

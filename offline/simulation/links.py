@@ -18,13 +18,13 @@ class Port:
 def transfer(sender: Port, receiver: Port, profile: EngineProfile, tokens: int, now_s: float) -> float:
     """Book a transfer of the KV of `tokens` tokens behind those that use the same ends; when it arrives, in s.
 
-    The fixed cost `transfer_s` (set-up, notification) occupies nobody; the bytes occupy both ends. No token, no time.
+    `transfer_s` occupies nobody, `send_s` the sender, the bytes both ends. No token, no time.
     """
     if tokens == 0:
         return now_s
     kv_bytes = tokens * profile.kv_bytes_per_token
-    start_s = max(now_s, sender.free_at_s, receiver.free_at_s)
-    end_s = start_s + kv_bytes / profile.transfer_bytes_per_s
+    bytes_from_s = max(max(now_s, sender.free_at_s) + profile.send_s, receiver.free_at_s)
+    end_s = bytes_from_s + kv_bytes / profile.transfer_bytes_per_s
     for port in (sender, receiver):
         port.free_at_s = end_s
         port.bytes += kv_bytes

@@ -170,17 +170,21 @@ class PublishedRouting:
     """The paper's prototype: one hash of the conversation picks P, D or R by its remainder, whatever their load.
 
     Source: `comprehensive_proxy.py` of freelulul/vllm-ppd. P and D share the hash, so 2P_2D only ever pairs P1 with D1
-    and P2 with D2.
+    and P2 with D2. It knows a conversation by a piece of its text, which it does not always find again: such a turn
+    passes for a first one and goes through P.
     """
 
-    def __init__(self, fleet: Fleet, run: Run) -> None:
+    def __init__(self, fleet: Fleet, run: Run, *, unrecognised: float) -> None:
         self._fleet = fleet
+        self._unrecognised = unrecognised
         self._random = np.random.default_rng([run.seed, 0x9D])
         self._hashes: dict[int, int] = {}
 
     def route(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Routed:
         number = self._hashes.setdefault(conversation.number, int(self._random.integers(1 << 60)))
         route = conversation.turns[turn - 1].route
+        if route is Route.LOCAL and self._random.random() < self._unrecognised:
+            route = Route.SPLIT
         if route is Route.REPLICA:
             return Routed(route, _pick(self._fleet.of(Role.REPLICA), number))
         prefill = _pick(self._fleet.of(Role.PREFILL), number) if route is Route.SPLIT else None

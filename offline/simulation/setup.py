@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ppd.proxy.errors import ConfigError
-from ppd.servers.profiles import ProfileFile
+from ppd.servers.profiles import ProfileFile, Transfers
 
 from ..records import Origin
 from ..runs import Run, Topology
@@ -21,6 +21,7 @@ class Setup:
     heartbeat_delay_s: float = 0.005
     connections: int | None = None  # that the client opens at most; the TTFT clock runs while a request waits for one
     retokenised_replies: bool = False  # an answer sent back as text is other tokens than were generated: never cached
+    unrecognised: float = 0.0  # share of later turns that published routing takes for first ones
     published_routing: bool = False  # the paper's prototype: P and D by one hash of the conversation, load unseen
 
     def __post_init__(self) -> None:
@@ -36,7 +37,7 @@ class Setup:
             model=profile.model,
             gpu=profile.gpu,
             gpu_count=profile.gpu_count * Topology.parse(run.topology).workers,
-            connector="whole prompts" if profile.transfers == "whole" else "missing blocks",
+            connector="whole prompts pushed" if profile.transfers is Transfers.WHOLE else "missing blocks pulled",
             profile=profile.name,
             note=f"simulated in virtual time; the engine profile is {profile.status}",
         )

@@ -1,0 +1,105 @@
+"""What a profile is fitted to: cells that were measured, with the runs that measured them.
+
+The published grid gives cells of one run each, whose arrivals are not known: they are simulated with several seeds and
+the means compared. One's own sweep gives the very runs, so the very arrivals are simulated.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import published
+from ..cells import Cell, gather
+from ..records import Outcome, RunResult
+from ..runs import Run
+
+LEAST_SHARE = 0.99  # of requests that must have finished: a run that lost some measured the survivors
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One cell: three means in s over `n` later turns, and the runs to simulate for it."""
+
+    config: str  # 2P_2D, or 2P_2pD for x = 1: as the published rows call it; other x behind the topology
+    context: str
+    qps: float
+    n: int
+    first_ttft_s: float
+    later_ttft_s: float
+    later_tpot_s: float
+    runs: tuple[Run, ...]
+
+    @property
+    def means(self) -> tuple[float, float, float]:
+        return self.first_ttft_s, self.later_ttft_s, self.later_tpot_s
+
+
+def from_published(path: Path, seeds: int) -> list[Observation]:
+    """The cells of a published grid that did not fail, each with runs of 10 s under so many seeds."""
+
+    def runs(cell: Cell) -> tuple[Run, ...]:
+        return tuple(
+            Run(
+                topology=cell.topology,
+                workload=cell.workload,
+                qps=cell.qps,
+                x=cell.x,
+                seed=seed,
+                seconds=published.SECONDS,
+            )
+            for seed in range(seeds)
+        )
+
+    return _observations((cell, runs(cell)) for cell in published.read(path))
+
+
+def from_sweep(results: Iterable[RunResult]) -> list[Observation]:
+    """The cells of a sweep, with the runs that finished."""
+    by_cell: dict[str, list[RunResult]] = {}
+    for result in results:
+        if result.outcome is Outcome.FINISHED:
+            by_cell.setdefault(result.run.cell, []).append(result)
+    return _observations((gather(group)[0], tuple(one.run for one in group)) for group in by_cell.values())
+
+
+def unrecognised_share(path: Path, local: str, split: str) -> float:
+    """Share of the later turns of configuration `local` that went through P all the same, from a published grid.
+
+    The prototype knows a conversation by a piece of its text and sends what it does not recognise through P. Most
+    local turns are at the median; what lifts the mean above it are turns with the latency of `split`:
+    (mean - median) / (mean of `split` - median), the median of that over cells of small context and 2 to 8 QPS.
+    """
+    cells = {(published.config_of(cell), cell.workload.name, cell.qps): cell for cell in published.read(path)}
+    shares = []
+    for (config, workload, qps), cell in cells.items():
+        other = cells.get((split, workload, qps))
+        if config != local or other is None or cell.workload.first.name != "small" or not 2 <= qps <= 8:
+            continue
+        here, there = cell.later_ttft_s, other.later_ttft_s
+        if here is not None and here.p50 is not None and there is not None and there.mean > here.p50:
+            shares.append((here.mean - here.p50) / (there.mean - here.p50))
+    return max(0.0, statistics.median(shares)) if shares else 0.0
+
+
+def _observations(cells: Iterable[tuple[Cell, Sequence[Run]]]) -> list[Observation]:
+    observations = []
+    for cell, runs in cells:
+        first, later, tpot = cell.first_ttft_s, cell.later_ttft_s, cell.later_tpot_s
+        if first is None or later is None or tpot is None or cell.failures > (1 - LEAST_SHARE) * cell.requests:
+            continue
+        observations.append(
+            Observation(
+                published.config_of(cell),
+                cell.workload.first.name,
+                cell.qps,
+                later.n,
+                first.mean,
+                later.mean,
+                tpot.mean,
+                tuple(runs),
+            )
+        )
+    return observations

@@ -1,0 +1,132 @@
+"""Where measurements for a calibration come from, and what is known about how they were made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppd.proxy.errors import FormatError
+from ppd.servers.profiles import ProfileFile, Status, Transfers
+
+from .. import published
+from ..folder import SweepFolder
+from ..simulation import Setup
+from .fit import START
+from .observations import Observation, from_published, from_sweep, unrecognised_share
+
+SEEDS = 2  # that a published cell is simulated with: its own arrivals are not known
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A part of the grid that is judged by itself."""
+
+    name: str
+    context: str | None = None  # None: any
+    above_qps: float = 0.0  # excluded
+    to_qps: float = float("inf")  # included
+
+    def of(self, observations: list[Observation]) -> list[Observation]:
+        return [
+            one
+            for one in observations
+            if self.context in (None, one.context) and self.above_qps < one.qps <= self.to_qps
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Measured cells, the setup that resembles their making, and the regions: fitted on, checked on, and the rest."""
+
+    observations: list[Observation]
+    setup: Setup
+    fitted_on: tuple[str, ...]
+    fit_regions: tuple[Region, ...]
+    check_region: Region
+    other_regions: tuple[Region, ...] = ()
+
+    def for_fit(self, configs: tuple[str, ...]) -> list[Observation]:
+        return [one for region in self.fit_regions for one in region.of(self.observations) if one.config in configs]
+
+    @property
+    def configs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(one.config for one in self.observations))
+
+
+def open_source(path: Path) -> Source:
+    """A sweep's folder, or the rows of a published grid."""
+    return _sweep(path) if path.is_dir() else _published(path)
+
+
+def _published(path: Path) -> Source:
+    """The paper's grid. Beyond these regions its 50 connections are all taken, and what it measures is its client."""
+    small, large = (
+        Region("small context, QPS 0.5 to 8", "small", to_qps=8),
+        Region("large, 0.5 to 2", "large", to_qps=2),
+    )
+    profile = ProfileFile(
+        name="h100-llama-3.1-8b",
+        status=Status.FITTED,
+        model="Llama-3.1-8B",
+        gpu="NVIDIA H100 80GB HBM3",
+        gpu_count=1,
+        engine="vLLM 0.13 development build",
+        source="https://github.com/freelulul/vllm-ppd at commit 87fc373f2, measurements of 2026-01-22",
+        note=(
+            "Fitted to means of whole requests: P2pNccl over NVLink, one machine with 4 GPUs. attention_pair_s is "
+            "arithmetic and kv_capacity_tokens an estimate (0.85 of 80 GB less 16 GB of weights): the grid tells "
+            "neither."
+        ),
+        licence="Apache-2.0",
+        costs=START,
+        kv_capacity_tokens=400_000,
+        max_num_seqs=256,
+        transfers=Transfers.WHOLE,
+        network="NVLink",
+    )
+    setup = Setup(
+        profile=profile,
+        connections=published.CONNECTIONS,
+        retokenised_replies=True,
+        published_routing=True,
+        unrecognised=round(unrecognised_share(path, "1P_3pD", "1P_3D"), 3),
+    )
+    return Source(
+        observations=from_published(path, SEEDS),
+        setup=setup,
+        fitted_on=("4R", "1P_3D", "1P_3pD"),
+        fit_regions=(small, large),
+        check_region=small,
+        other_regions=(
+            large,
+            Region("small context, QPS 10 to 20", "small", above_qps=8),
+            Region("large context, QPS 4 to 20", "large", above_qps=2),
+        ),
+    )
+
+
+def _sweep(path: Path) -> Source:
+    """One's own measurements; every configuration is fitted on unless the caller holds some back."""
+    results = list(SweepFolder(path).results())
+    observations = from_sweep(results)
+    if not observations:
+        raise FormatError(f"{path}: holds no cell whose requests all finished, so there is nothing to fit")
+    origin = results[0].origin
+    profile = ProfileFile(
+        name=path.resolve().name,
+        status=Status.FITTED,
+        model=origin.model,
+        gpu=origin.gpu,
+        gpu_count=1,
+        engine=origin.engine,
+        source=f"a sweep of {len(results)} runs",
+        note=f"Fitted to means of whole requests; {origin.note}".rstrip("; "),
+        licence="",
+        costs=START,
+        kv_capacity_tokens=400_000,
+        transfers=Transfers.MISSING,
+        network=origin.connector,
+    )
+    everything = Region("all cells")
+    configs = tuple(dict.fromkeys(one.config for one in observations))
+    return Source(observations, Setup(profile=profile), configs, (everything,), everything)

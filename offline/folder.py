@@ -1,0 +1,167 @@
+"""A sweep on disk: what is swept, its runs, and what was made of them.
+
+    DIR/sweep.json               the grid, and where it is measured
+    DIR/runs/<run.id>.jsonl.gz   one run each, see `records`
+    DIR/tables/  DIR/report/     made from the runs, at any time again
+
+One folder holds one grid, measured in one way: figures of two engines must not end up in one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, Self
+
+import msgspec
+
+from ppd.proxy.errors import ConfigError, FormatError
+
+from . import records
+from .grid import HOW_OFTEN, Grid
+from .records import Origin, RunResult
+from .runs import Run
+
+VERSION: Final = 1
+KIND: Final = "ppd-sweep"
+SUFFIX: Final = ".jsonl.gz"
+MAY_DIFFER: Final = ("gpu_count", "note")  # between the runs of one sweep: a larger topology has more GPUs
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The contents of sweep.json."""
+
+    version: int
+    kind: str
+    ppd: str  # the version that began it
+    started: str  # ISO 8601, UTC
+    grid: Grid
+    origin: Origin  # what is not known before the first run is taken from it
+
+
+class _Header(msgspec.Struct):
+    version: int
+    kind: str
+
+
+class SweepFolder:
+    """An existing sweep; FormatError where there is none. `create` begins one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.sweep = _read(path)
+
+    @classmethod
+    def create(cls, path: Path, grid: Grid, origin: Origin, started: str) -> Self:
+        """ConfigError if there is a sweep already; FormatError if nothing can be written there."""
+        if _document(path).exists():
+            raise ConfigError(f"{path}: holds a sweep already; --resume goes on with it")
+        _write(
+            path,
+            Sweep(version=VERSION, kind=KIND, ppd=version("ppd-router"), started=started, grid=grid, origin=origin),
+        )
+        return cls(path)
+
+    @property
+    def tables(self) -> Path:
+        return self.path / "tables"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report"
+
+    def take_up(self, grid: Grid, origin: Origin) -> None:
+        """Goes on with this grid there. ConfigError, in one line, where either is not what the folder holds.
+
+        How often cells are measured may change; the folder then keeps the new numbers.
+        """
+        if difference := self.sweep.grid.difference(grid):
+            raise ConfigError(f"{self.path}: holds another grid: {difference}")
+        self._check(origin)
+        if any(getattr(self.sweep.grid, name) != getattr(grid, name) for name in HOW_OFTEN):
+            self._change(grid=grid)
+
+    def path_of(self, run: Run) -> Path:
+        return self.path / "runs" / f"{run.id}{SUFFIX}"
+
+    def has(self, run: Run) -> bool:
+        """Whether it was done, finished or failed."""
+        return self.path_of(run).exists()
+
+    def save(self, result: RunResult) -> None:
+        """On disk, whole, when this returns. ConfigError if it was measured elsewhere than the others."""
+        self._check(result.origin)
+        if any(not getattr(self.sweep.origin, name) and getattr(result.origin, name) for name in _IDENTITY):
+            self._change(origin=result.origin)
+        records.save(self.path_of(result.run), result)
+
+    def results(self) -> Iterator[RunResult]:
+        """Every run, by path. FormatError names a file that is damaged or of another version: none is passed over."""
+        for path in self._files():
+            yield self._load(path)
+
+    def readable(self) -> tuple[list[RunResult], list[tuple[Path, str]]]:
+        """What can be read, and the files that can't, each with the reason."""
+        results, damaged = [], []
+        for path in self._files():
+            try:
+                results.append(self._load(path))
+            except FormatError as exc:
+                damaged.append((path, exc.message))
+        return results, damaged
+
+    def set_aside(self, path: Path) -> Path:
+        """Keeps a file that can't be read under another name, so that its run can be done again."""
+        return path.replace(path.with_name(f"{path.name}.damaged"))
+
+    def _files(self) -> list[Path]:
+        return sorted((self.path / "runs").rglob(f"*{SUFFIX}"))
+
+    def _load(self, path: Path) -> RunResult:
+        result = records.load(path)
+        if self.path_of(result.run) != path:
+            raise FormatError(f"{path}: holds another run, {result.run.id}")
+        return result
+
+    def _check(self, origin: Origin) -> None:
+        for name in _IDENTITY:
+            here, there = getattr(origin, name), getattr(self.sweep.origin, name)
+            if here and there and here != there:
+                raise ConfigError(
+                    f"{self.path}: its runs were measured elsewhere: {name} {there!r} there, {here!r} now"
+                )
+
+    def _change(self, **changes: Grid | Origin) -> None:
+        sweep = msgspec.structs.replace(self.sweep, **changes)
+        _write(self.path, sweep)
+        self.sweep = sweep
+
+
+_IDENTITY: Final = tuple(name for name in Origin.__struct_fields__ if name not in MAY_DIFFER)
+
+
+def _document(path: Path) -> Path:
+    return path / "sweep.json"
+
+
+def _write(path: Path, sweep: Sweep) -> None:
+    records.write_whole(_document(path), msgspec.json.format(msgspec.json.encode(sweep), indent=2) + b"\n")
+
+
+def _read(path: Path) -> Sweep:
+    document = _document(path)
+    try:
+        data = document.read_bytes()
+        header = msgspec.json.decode(data, type=_Header)
+        if header.kind != KIND:
+            raise FormatError(f"{document}: kind: must be {KIND!r}, got {header.kind!r}")
+        if header.version != VERSION:
+            raise FormatError(f"{document}: version: must be {VERSION}, got {header.version}")
+        return msgspec.json.decode(data, type=Sweep)
+    except FileNotFoundError as exc:
+        raise FormatError(f"{path}: must be a sweep's folder: it has no sweep.json") from exc
+    except OSError as exc:
+        raise FormatError(f"{document}: {exc.strerror}") from exc
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise FormatError(f"{document}: {exc}") from exc

@@ -10,10 +10,10 @@ from ..runs import Run, Topology
 from .clients import Clients, Connections
 from .fleet import Fleet
 from .routing import PolicyRouting, PublishedRouting, Routing
-from .setup import Setup
+from .setup import Setup, setup_for
 from .timeline import Timeline
 
-__all__ = ["Setup", "simulate"]
+__all__ = ["Setup", "setup_for", "simulate"]
 
 
 def simulate(run: Run, setup: Setup, trace: Sequence[float] | None = None) -> tuple[Record, ...]:

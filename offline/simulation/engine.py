@@ -102,7 +102,8 @@ class Engine:
     def _attend(self) -> None:
         """Something new is at hand: begin a step, or end the jump at the step that is under way."""
         if not self._busy:
-            self._begin()
+            self._busy = True
+            self._timeline.after(0.0, self._begin)  # together with all that comes at this instant
         elif self._jump is not None:
             start_s, steps = self._jump
             done = self._steps_within(self._timeline.now_s - start_s)
@@ -157,7 +158,7 @@ class Engine:
         while self._decoding and self._decoding[0][0] <= self._tick:
             job = heapq.heappop(self._decoding)[2]
             ticks = job.output_tokens - job.generated
-            self._context -= job.todo + ticks
+            self._context -= job.todo + 1 + ticks
             job.own_tokens += ticks
             self._finish(job)
         self._begin()
@@ -209,7 +210,7 @@ class Engine:
             return
         self._admitted += 1
         job.ends_at = self._tick + job.output_tokens - job.generated
-        self._context += job.todo
+        self._context += job.todo + 1  # with the token that a step computes
         heapq.heappush(self._decoding, (job.ends_at, self._admitted, job))
 
     def _preempt_youngest(self) -> None:
@@ -218,7 +219,7 @@ class Engine:
         job = self._decoding.pop(index)[2]
         heapq.heapify(self._decoding)
         ticks = job.output_tokens - job.generated - (job.ends_at - self._tick)
-        self._context -= job.todo + ticks
+        self._context -= job.todo + 1 + ticks
         self.cache.release(job.found, job.own_tokens + ticks)
         job.own_tokens = 0
         job.generated += ticks

@@ -8,6 +8,7 @@ from ppd.proxy.errors import ConfigError
 from ppd.servers.profiles import ProfileFile, Transfers
 
 from ..records import Origin
+from ..roofline import profile_for
 from ..runs import Run, Topology
 
 
@@ -41,3 +42,8 @@ class Setup:
             profile=profile.name,
             note=f"simulated in virtual time; the engine profile is {profile.status}",
         )
+
+
+def setup_for(hardware: str) -> Setup:
+    """The setup of one kind of hardware, by name or by a profile file's path; ConfigError lists the names."""
+    return Setup(profile=profile_for(hardware))

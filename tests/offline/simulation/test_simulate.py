@@ -1,0 +1,149 @@
+"""Whole runs in virtual time: the proxy's own routing, transfers, leases, and clients with few connections."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from msgspec.structs import replace as replace_struct
+
+from ppd.offline.records import Record
+from ppd.offline.runs import Profile, Run, Workload
+from ppd.offline.simulation import Setup, simulate
+from ppd.servers.profiles import ProfileFile, Status, Transfers
+from ppd.servers.timing import EngineProfile
+
+PROFILE = ProfileFile(
+    name="test",
+    status=Status.MODELLED,
+    model="m",
+    gpu="g",
+    gpu_count=1,
+    engine="e",
+    source="",
+    note="",
+    licence="",
+    costs=EngineProfile(),
+    kv_capacity_tokens=400_000,
+    transfers=Transfers.MISSING,
+    network="n",
+)
+SETUP = Setup(profile=PROFILE)
+BUSY = Workload(
+    first=Profile(name="first", new_tokens=512, output_tokens=64),
+    later=Profile(name="later", new_tokens=64, output_tokens=32),
+    turns=4,
+)
+
+
+def run_of(topology: str = "1P_2D", x: float | None = 0.5, **settings: object) -> Run:
+    return Run(**{"topology": topology, "workload": BUSY, "qps": 4.0, "x": x, **settings})  # type: ignore[arg-type]
+
+
+def of_turn(records: tuple[Record, ...], turn: int) -> list[Record]:
+    return [record for record in records if record.turn == turn]
+
+
+def costing(**costs: float) -> Setup:
+    return replace(SETUP, profile=replace_struct(PROFILE, costs=EngineProfile(**costs)))  # type: ignore[arg-type]
+
+
+def test_the_same_seed_gives_the_same_records_and_another_does_not() -> None:
+    assert simulate(run_of(seed=1), SETUP) == simulate(run_of(seed=1), SETUP)
+    assert simulate(run_of(seed=1), SETUP) != simulate(run_of(seed=2), SETUP)
+
+
+def test_both_arms_get_the_same_conversations() -> None:
+    split, local = simulate(run_of(x=0.0), SETUP), simulate(run_of(x=1.0), SETUP)
+    assert [one.scheduled_s for one in of_turn(split, 1)] == [one.scheduled_s for one in of_turn(local, 1)]
+
+
+@pytest.mark.parametrize(("x", "routes"), [(0.0, {"SPLIT"}), (1.0, {"LOCAL"}), (0.5, {"SPLIT", "LOCAL"})])
+def test_later_turns_go_the_way_that_the_run_asks_for(x: float, routes: set[str]) -> None:
+    records = simulate(run_of(x=x), SETUP)
+    assert {record.route for record in of_turn(records, 1)} == {"SPLIT"}
+    assert {record.route for record in records if record.turn > 1} == routes
+
+
+def test_a_mixed_fleet_shares_conversations_among_its_replicas_and_its_decode_workers() -> None:
+    records = simulate(run_of("1R_1P_2D", x=1.0, conversations=300), SETUP)
+    on_replicas = Counter(record.decode[0] for record in of_turn(records, 1))["R"]
+    assert on_replicas / len(of_turn(records, 1)) == pytest.approx(1 / 3, abs=0.1)
+    assert len({(record.conversation, record.decode) for record in records}) == len(of_turn(records, 1))
+
+
+def test_a_session_stays_on_its_decode_worker_and_finds_its_history_there() -> None:
+    records = simulate(run_of(x=1.0), SETUP)
+    assert len({(record.conversation, record.decode) for record in records}) == len(of_turn(records, 1))
+    assert {record.decode for record in records} == {"D1", "D2"}
+    for record in of_turn(records, 2):
+        assert record.cached_tokens == (512 + 63) // 16 * 16
+
+
+def test_what_was_evicted_meanwhile_is_not_appended_to() -> None:
+    """The proxy's residency record says so before the engine does; the turn becomes a SPLIT."""
+    small = replace(SETUP, profile=replace_struct(PROFILE, kv_capacity_tokens=4000))
+    patient = Workload(first=BUSY.first, later=BUSY.later, turns=2, think_s=60.0)
+    records = simulate(run_of(x=1.0, workload=patient, seconds=60.0), small)
+    routes = Counter(record.route for record in of_turn(records, 2))
+    assert routes["SPLIT"] > routes["LOCAL"] > 0
+
+
+def test_only_missing_blocks_are_pulled_and_whole_prompts_are_pushed() -> None:
+    slow = {"transfer_bytes_per_s": 1e9, "transfer_s": 0.0}  # 0.13 ms a token
+    pulled = simulate(run_of("1P_1D", x=0.0, qps=0.5), costing(**slow))
+    whole = replace_struct(costing(**slow).profile, transfers=Transfers.WHOLE)
+    pushed = simulate(run_of("1P_1D", x=0.0, qps=0.5), Setup(profile=whole))
+    saved_s = [there.ttft_s - here.ttft_s for here, there in zip(pulled, pushed, strict=True) if here.turn == 4]  # type: ignore[operator]
+    missing, prompt = 64 + 16, 512 + 3 * 96
+    assert min(saved_s) > 0.5 * (prompt - missing) * 131_072 / 1e9
+
+
+def test_transfers_of_one_prefill_worker_wait_for_each_other() -> None:
+    setup = costing(send_s=0.2)
+    one, three = (simulate(run_of(topology, x=0.0, qps=3.0), setup) for topology in ("1P_3D", "3P_3D"))
+    slowest = [max(record.ttft_s for record in of_turn(records, 1) if record.ttft_s) for records in (one, three)]
+    assert slowest[0] > 2 * slowest[1]
+
+
+def test_a_handoff_whose_lease_is_over_is_computed_on_the_decode_worker() -> None:
+    records = simulate(run_of("1P_1D", x=0.0), replace(SETUP, lease_s=1e-3))
+    normal = simulate(run_of("1P_1D", x=0.0), SETUP)
+    assert not any(record.error for record in records)
+    late, usual = (sum(one.tpot_s for one in rows if one.tpot_s) for rows in (records, normal))
+    assert late > usual  # D's streams wait for prefills now
+
+
+def test_a_client_with_few_connections_waits_with_its_clock_running() -> None:
+    open_loop, capped = simulate(run_of(), SETUP), simulate(run_of(), replace(SETUP, connections=2))
+    assert all(record.sent_s == record.scheduled_s for record in open_loop)
+    assert max(record.sent_s - record.scheduled_s for record in of_turn(capped, 1)) > 1.0
+    assert all(record.sent_s == record.scheduled_s for record in of_turn(capped, 2))  # its own connection again
+
+
+def test_a_prompt_that_no_engine_can_hold_fails_and_so_do_the_turns_after_it() -> None:
+    tiny = replace(SETUP, profile=replace_struct(PROFILE, kv_capacity_tokens=600))
+    records = simulate(run_of(qps=0.5), tiny)
+    assert {(record.turn, record.status) for record in records} == {(1, 200), (2, 400), (3, 0), (4, 0)}
+    assert all(bool(record.error) == (record.turn > 1) for record in records)
+    assert all(record.ttft_s is None for record in records if record.error)
+
+
+def test_retokenised_answers_are_prefilled_again() -> None:
+    records = simulate(run_of(x=1.0, qps=0.5), replace(SETUP, retokenised_replies=True))
+    assert {record.cached_tokens for record in of_turn(records, 2)} == {512}
+
+
+def test_the_published_prototype_pairs_by_one_hash_and_loses_some_sessions() -> None:
+    published = replace(SETUP, published_routing=True, unrecognised=0.3)
+    records = simulate(run_of("2P_2D", x=1.0, conversations=200), published)
+    assert {(one.prefill, one.decode) for one in of_turn(records, 1)} == {("P1", "D1"), ("P2", "D2")}
+    lost = Counter(record.route for record in records if record.turn > 1)
+    assert lost["SPLIT"] / lost.total() == pytest.approx(0.3, abs=0.05)
+
+
+def test_requests_of_a_shared_prefix_find_it() -> None:
+    workload = Workload(first=BUSY.first, later=BUSY.later, shared_prefix_tokens=256)
+    records = simulate(run_of("1R", x=None, workload=workload), SETUP)
+    assert {record.cached_tokens for record in of_turn(records, 1)} == {0, 256}

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from ppd.proxy.config import LIVE, ProxyConfig
-from ppd.servers.cli import COMMANDS
+from ppd.offline.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

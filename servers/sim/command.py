@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
-from ppd.proxy.errors import ConfigError
+from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.workers import Role
 
+from ..profiles import find
 from ..timing import EngineProfile
 from .config import LoadFailurePolicy, SimConfig
 from .running import running_engine
@@ -19,7 +20,33 @@ from .running import running_engine
 _DEFAULT = SimConfig()
 
 
+def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EngineProfile:
+    """What else the profile says becomes the default of its flag."""
+    if name is None:
+        return EngineProfile()
+    try:
+        profile = find(name)
+    except PPDError as exc:
+        raise click.BadParameter(exc.message) from exc
+    ctx.default_map = {
+        "block_size": profile.block_size,
+        "num_blocks": profile.num_blocks,
+        "max_num_seqs": profile.max_num_seqs,
+        "max_num_batched_tokens": profile.costs.max_batched_tokens,
+    }
+    return profile.costs
+
+
 @click.command("sim")
+@click.option(
+    "--profile",
+    "costs",
+    metavar="NAME|PATH",
+    callback=_costs,
+    is_eager=True,
+    help="How long its work takes and how much KV it holds, from an engine profile (tables/profiles/README.md); flags "
+    "go before what it says.  [default: a built-in H100 with Llama-3.1-8B]",
+)
 @click.option("--role", type=click.Choice([role.value for role in Role]), default="R", help="P, D or R.")
 @click.option("--host", default=_DEFAULT.host, show_default=True)
 @click.option("--port", default=8000, show_default=True, help="0: a free one.")
@@ -34,7 +61,7 @@ _DEFAULT = SimConfig()
 @click.option("--side-channel-port", default=0, show_default="a free one", help="Where peers pull KV.")
 @click.option("--kv-events-endpoint", default="", help="ZeroMQ endpoint, such as tcp://*:5557.")
 @click.option("--kv-events-topic", default="")
-@click.option("--time-scale", default=1.0, show_default=True, help="1: as slow as an H100; 0: as fast as possible.")
+@click.option("--time-scale", default=1.0, show_default=True, help="1: as slow as its profile; 0: as fast as possible.")
 @click.option("--lease-s", default=_DEFAULT.lease_s, show_default=True, help="How long P keeps a finished prefill.")
 @click.option(
     "--kv-load-failure-policy",
@@ -47,13 +74,15 @@ _DEFAULT = SimConfig()
 @click.option("--api-key", default="", help="Asked of clients under /v1.")
 @click.option("--seed", default=0, show_default=True, help="Engines of one model and seed answer alike.")
 @click.option("--allow-faults", is_flag=True, help="POST /faults makes the engine misbehave; for tests.")
-def command(role: str, load_failure_policy: str, max_num_batched_tokens: int, **options: Any) -> None:
+def command(
+    role: str, load_failure_policy: str, costs: EngineProfile, max_num_batched_tokens: int, **options: Any
+) -> None:
     """Run a simulated vLLM engine until SIGTERM or SIGINT; what is in flight then ends as aborted."""
     try:
         config = SimConfig(
             role=Role(role),
             load_failure_policy=LoadFailurePolicy(load_failure_policy),
-            profile=replace(EngineProfile(), max_batched_tokens=max_num_batched_tokens),
+            profile=replace(costs, max_batched_tokens=max_num_batched_tokens),
             **options,
         )
     except ConfigError as exc:

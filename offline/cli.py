@@ -1,7 +1,7 @@
-"""The command line, `ppd`: each command's module is imported when it is asked for.
+"""The programs `ppd` and `ppd-build-table`.
 
-So help is quick, and the proxy starts where the extra `offline` (NumPy and the like) is not installed. A command that
-needs it says so.
+The proxy and the engines start where the extra `offline` (NumPy and the like) is not installed; a command that needs it
+says so.
 """
 
 from __future__ import annotations
@@ -12,37 +12,24 @@ from types import ModuleType
 
 import click
 
+from ppd.servers import cli
+
 COMMANDS = {
-    "serve": ("ppd.proxy.serve_command", "Run the proxy."),
-    "up": ("ppd.servers.up_command", "Run a fleet on this machine: workers by role, and the proxy."),
-    "agent": ("ppd.servers.agent_command", "Announce one engine to the proxy; launch it, or attach to a running one."),
-    "sim": ("ppd.servers.sim.command", "Run one simulated engine."),
-    "demo": ("ppd.servers.demo", "Run a fleet and play a real conversation through it."),
-    "table": ("ppd.proxy.table_command", "Show, import and score decision tables."),
-    "doctor": ("ppd.proxy.doctor.command", "Check a config or a running proxy, down to a real handoff."),
+    **cli.COMMANDS,
     "bench": ("ppd.offline.bench_command", "Play one workload against any OpenAI-compatible endpoint."),
     "calibrate": ("ppd.offline.calibration.command", "Fit an engine profile to measurements."),
 }
-OFFLINE = ("numpy", "pandas", "scipy", "matplotlib")  # what the extra `offline` installs
+NEEDED = ("numpy", "pandas", "scipy", "matplotlib")  # what the extra `offline` installs
 
 
-class _Lazy(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+class Commands(cli.Commands):
+    modules = COMMANDS
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command = _module(COMMANDS[cmd_name][0], cmd_name).command
-        assert isinstance(command, click.Command), "each module names its command so"
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+    def load(self, module: str, cmd_name: str) -> ModuleType:
+        return _module(module, cmd_name)
 
 
-@click.command(cls=_Lazy)
+@click.command(cls=Commands)
 @click.version_option(package_name="ppd-router")
 def main() -> None:
     """PPD: a session-aware proxy for prefill/decode-disaggregated LLM serving."""
@@ -63,6 +50,6 @@ def _module(name: str, command: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:
-        if (exc.name or "").partition(".")[0] not in OFFLINE:
+        if (exc.name or "").partition(".")[0] not in NEEDED:
             raise
         raise click.ClickException(f'{command} needs {exc.name}: pip install "ppd-router[offline]"') from exc

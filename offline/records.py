@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Sequence
+import zlib
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from ppd.proxy.errors import FormatError
+from ppd.proxy.errors import ConfigError, FormatError
 
 from .runs import Run
 
@@ -137,8 +138,10 @@ def decode(data: bytes) -> RunResult:
             raise FormatError(f"version: must be {VERSION}, got {header.version}")
         head = msgspec.json.decode(first, type=_Head)
         records = tuple(_RECORD.decode(row) for row in rows)
-    except (msgspec.DecodeError, ValueError, OSError, EOFError) as exc:
+    except (msgspec.DecodeError, ValueError, OSError, EOFError, zlib.error) as exc:
         raise FormatError(f"not a run: {exc}") from exc
+    except ConfigError as exc:
+        raise FormatError(f"not a run: {exc.message}") from exc
     if len(records) != head.requests:
         raise FormatError(f"not a whole run: {len(records)} of {head.requests} requests")
     return RunResult(
@@ -172,14 +175,10 @@ def write_whole(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         beside.replace(path)
     except OSError as exc:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise FormatError(f"{path}: cannot be written: {exc.strerror}") from exc
 
 
 def save(path: Path, result: RunResult) -> None:
     write_whole(path, encode(result))
-
-
-def follow_ups(records: Sequence[Record]) -> list[Record]:
-    """The measured requests after their conversations' first: what a decision is about."""
-    return [record for record in records if record.measured and record.turn > 1]

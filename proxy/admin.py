@@ -16,7 +16,7 @@ from .views import WorkerView
 from .workers import Source
 
 T = TypeVar("T")
-CHANGEABLE = ("mode", "x", "w_ttft", "w_tpot", "uncovered", "table")
+CHANGEABLE = ("mode", "x", "w_ttft", "w_tpot", "lookup", "uncovered", "table")
 
 
 class WorkerCall(msgspec.Struct, forbid_unknown_fields=True):

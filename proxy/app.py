@@ -17,7 +17,7 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from .admin import admin_routes
 from .assembly import Proxy
-from .auth import leg_headers, lowered, tenant_of
+from .auth import forced_route, leg_headers, lowered, tenant_of
 from .background import Background
 from .errors import BodyTooLarge, NotFound, PPDError, RequestError, WorkerRefused, error_body
 from .passthrough import AUDIO, ENDPOINTS
@@ -110,6 +110,7 @@ def _turn_routes(app: Quart, proxy: Proxy) -> None:
         endpoint = Endpoint(request.path)
         receipt = _new_receipt(endpoint)
         try:
+            forced = forced_route(headers, proxy.settings.config.admin_key)
             parsed = parse_request(
                 endpoint,
                 body,
@@ -121,7 +122,7 @@ def _turn_routes(app: Quart, proxy: Proxy) -> None:
             receipt.model, receipt.stream = parsed.model, parsed.stream
             legs = leg_headers(headers, proxy.settings.config.worker_api_key)
             legs["content-type"] = JSON  # it was read as JSON, whatever the client called it
-            reply = await proxy.router.answer(parsed, receipt, legs)
+            reply = await proxy.router.answer(parsed, receipt, legs, forced)
         except PPDError as exc:
             response = _error(exc)
             response.headers.update(decision_headers(receipt))

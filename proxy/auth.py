@@ -1,4 +1,4 @@
-"""Who is asking: the tenant that a client's key stands for, and the operator's admin key.
+"""Who is asking: the tenant that a client's key stands for, the operator's admin key, and what only that allows.
 
 Headers come as a mapping with names in lower case.
 """
@@ -11,11 +11,13 @@ from hashlib import blake2b
 
 from werkzeug.datastructures import Headers
 
-from .errors import NotFound, Unauthorized
+from .errors import Forbidden, NotFound, RequestError, Unauthorized
+from .policy import Route
 
 # What a worker may see of a client's headers. Everything else stays here: a header must not steer an engine
 # (X-data-parallel-rank, X-Vllm-Priority) nor another proxy.
 FORWARDED = ("accept", "content-type", "traceparent", "tracestate", "anthropic-version", "x-session-id")
+FORCE_ROUTE = "x-ppd-force-route"
 
 
 def lowered(headers: Headers) -> dict[str, str]:
@@ -51,6 +53,24 @@ def check_admin(headers: Mapping[str, str], admin_key: str) -> None:
     """Unauthorized unless the request carries the admin key; without one in the config there is no admin API."""
     if not admin_key:
         raise NotFound("the admin API is off: set admin_key")
-    given = headers.get("x-admin-key") or client_key(headers)
-    if not hmac.compare_digest(given.encode(), admin_key.encode()):
+    if not _is_same(headers.get("x-admin-key") or client_key(headers), admin_key):
         raise Unauthorized("the admin key is missing or wrong")
+
+
+def forced_route(headers: Mapping[str, str], admin_key: str) -> Route | None:
+    """The route that the operator asks for on this one request; Forbidden for anybody else who names one.
+
+    Only the admin key's own header counts: `Authorization` says whose conversation it is.
+    """
+    wanted = headers.get(FORCE_ROUTE)
+    if wanted is None:
+        return None
+    if not admin_key or not _is_same(headers.get("x-admin-key", ""), admin_key):
+        raise Forbidden("X-PPD-Force-Route needs the admin key, in X-Admin-Key", param="X-PPD-Force-Route")
+    if wanted not in [*Route]:
+        raise RequestError(f"X-PPD-Force-Route: must be {', '.join(Route)}", param="X-PPD-Force-Route")
+    return Route(wanted)
+
+
+def _is_same(given: str, key: str) -> bool:
+    return hmac.compare_digest(given.encode(), key.encode())

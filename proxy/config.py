@@ -17,6 +17,7 @@ from typing import Any
 
 from .errors import ConfigError, FormatError
 from .heartbeats import check_address
+from .tables import Lookup
 from .workers import TRANSFERS, Role, Source, Worker
 
 MIB = 1024 * 1024
@@ -80,6 +81,7 @@ class ProxyConfig:
     table: str = "h100-llama-3.1-8b-2P_2D"  # a bundled table's name, or a path
     w_ttft: float = 1.0
     w_tpot: float = 1.0
+    lookup: Lookup = Lookup.NEAREST
     uncovered: Uncovered = Uncovered.LOCAL
     qps_window_s: float = 30.0
 
@@ -107,7 +109,7 @@ class ProxyConfig:
 
 WORKER_OPTIONS = '",connector=nixl|p2p_nccl|none", ",model=NAME", ",engine_version=V", ",zmq_address=host:port"'
 COORDINATES = frozenset({"zmq_address"})  # what a connector may need to know of a static worker
-LIVE = frozenset({"mode", "x", "table", "w_ttft", "w_tpot", "uncovered", "workers"})
+LIVE = frozenset({"mode", "x", "table", "w_ttft", "w_tpot", "lookup", "uncovered", "workers"})
 SECRET = frozenset({"admin_key", "worker_api_key"})
 
 _POSITIVE = (

@@ -4,7 +4,7 @@ PPDError
   ConfigError              a key, a value and what is allowed
   FormatError              a table, a heartbeat or another document that cannot be read; names the field
   RequestError             the client's own mistake, 4xx
-    Unauthorized  NotFound  BodyTooLarge
+    Unauthorized  Forbidden  NotFound  BodyTooLarge
   NoWorkerError            503: nobody can serve this now
   LegError                 an upstream request failed
     WorkerUnreachable      502: refused, reset, or gone before it answered
@@ -55,6 +55,11 @@ class RequestError(PPDError):
 class Unauthorized(RequestError):
     status = 401
     kind = "authentication_error"
+
+
+class Forbidden(RequestError):
+    status = 403
+    kind = "permission_error"
 
 
 class NotFound(RequestError):

@@ -20,29 +20,29 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Ttft(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Time to first token, in seconds; `std` is None where the source did not record it."""
-
-    mean: Positive
-    p50: Positive
-    p99: Positive
-    std: NonNegative | None
-
-
-class Tpot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Time per output token after the first, in seconds; None is what the source did not record."""
+class Times(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Seconds; None is what the source did not record, and only `mean` is always there: decisions are made of it."""
 
     mean: Positive
     p50: Positive | None
-    p99: Positive
+    p99: Positive | None
     std: NonNegative | None
+    half_width: NonNegative | None = None  # of the mean's 95 % interval
+
+
+class Ttft(Times, frozen=True):
+    """Time to first token."""
+
+
+class Tpot(Times, frozen=True):
+    """Time per output token after the first."""
 
 
 class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One way to compute a cell's follow-up turns, as measured."""
 
-    n: Tokens  # follow-up turns that finished: what the statistics are over
-    failures: Count  # requests of the run, of any turn, that did not finish; in no statistic
+    n: Tokens | None  # follow-up turns that finished: what the statistics are over; None: not recorded
+    failures: Count | None  # requests of the runs, of any turn, that did not finish; in no statistic
     ttft_s: Ttft
     tpot_s: Tpot
 

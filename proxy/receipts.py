@@ -31,8 +31,9 @@ class CellRecord(msgspec.Struct, kw_only=True):
     """What the table said."""
 
     table: str
-    cell: str
-    evidence: str
+    lookup: str  # nearest or interpolated
+    cell: str  # of several the one with the largest share
+    evidence: str  # inside, interpolated, extrapolated or none
     score: float | None
     d_ttft: float | None
     d_tpot: float | None
@@ -54,6 +55,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     route: str = ""
     reason: str = ""
     wanted: str = ""
+    forced: str = ""  # the route that the request itself asked for, with the admin key
     vetoes: list[str] = []
     mode: str = ""
     decode: str = ""

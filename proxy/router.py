@@ -15,7 +15,7 @@ from .config import ProxyConfig
 from .dispatch import ABORTED, Dispatcher, Opened, Running
 from .errors import AnswerTimeout, LegError, NoWorkerError, PPDError, WorkerRefused, WorkerUnreachable
 from .learning import Learner
-from .policy import Decision, Rules, Turn, decide
+from .policy import Decision, Route, Rules, Turn, decide
 from .rates import RateMeter
 from .receipts import CellRecord, Receipt
 from .replies import ReplyKey
@@ -56,11 +56,13 @@ class Router:
         self._turns = RateMeter(config.qps_window_s, state.now())
         self._conversations = RateMeter(config.qps_window_s, state.now())
 
-    async def answer(self, request: Request, receipt: Receipt, headers: Mapping[str, str]) -> Reply:
+    async def answer(
+        self, request: Request, receipt: Receipt, headers: Mapping[str, str], forced: Route | None = None
+    ) -> Reply:
         """The reply to one turn; PPDError where there is none. `headers` go to every leg."""
         started_s = self._now()
         place = self._state.sessions.find(request, started_s)
-        turn = self._turn(request, place)
+        turn = self._turn(request, place, forced)
         self._count(turn, started_s)
         _note_turn(receipt, place, turn)
         self._state.receipts.open(receipt)
@@ -185,7 +187,7 @@ class Router:
             self._learner.cancelled(running.receipt, self._now() - running.started_s)
         running.close()
 
-    def _turn(self, request: Request, place: Place) -> Turn:
+    def _turn(self, request: Request, place: Place, forced: Route | None) -> Turn:
         tokens = self._state.tokens
         new_tokens = tokens.estimate(request.model, place.new_bytes)
         return Turn(
@@ -199,6 +201,7 @@ class Router:
             prefill=place.prefill,
             single_engine=request.single_engine,
             stored_response=request.previous_response_id is not None,
+            forced=forced,
         )
 
     def _count(self, turn: Turn, now_s: float) -> None:
@@ -222,12 +225,14 @@ def decision_headers(receipt: Receipt) -> dict[str, str]:
         "X-PPD-Reason": receipt.reason,
         "X-PPD-Decode": receipt.decode,
         "X-PPD-Prefill": receipt.prefill,
+        "X-PPD-Evidence": receipt.cell.evidence if receipt.cell else "",
     }
     return {name: value for name, value in headers.items() if value}
 
 
 def _note_turn(receipt: Receipt, place: Place, turn: Turn) -> None:
     receipt.session, receipt.turn, receipt.kind = place.session_id, place.turn, place.kind.name.lower()
+    receipt.forced = turn.forced or ""
     receipt.estimated_prompt_tokens = turn.prompt_tokens
     receipt.estimated_output_tokens = turn.output_tokens
 
@@ -245,7 +250,8 @@ def _note_decision(receipt: Receipt, turn: Turn, decision: Decision, rules: Rule
     if verdict is not None and scored is not None:
         receipt.cell = CellRecord(
             table=scored.table.name,
-            cell=f"{verdict.cell.context}/{verdict.cell.workload}/{verdict.cell.qps:g}",
+            lookup=scored.rule,
+            cell=str(verdict.cell),
             evidence=verdict.evidence,
             score=verdict.score,
             d_ttft=verdict.d_ttft,

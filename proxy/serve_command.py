@@ -54,7 +54,7 @@ def describe(settings: Settings) -> str:
     config = settings.config
     table = ""
     if settings.rules().scored is not None:
-        table = f", table {config.table}, w_ttft {config.w_ttft:g}, w_tpot {config.w_tpot:g}"
+        table = f", table {config.table} ({config.lookup}), w_ttft {config.w_ttft:g}, w_tpot {config.w_tpot:g}"
     beats = f"{config.heartbeat_host}:{config.heartbeat_port}" if config.heartbeat_port else "off"
     admin = "on" if config.admin_key else "off"
     return f"ppd {version('ppd-router')}: mode {config.mode}{table}; heartbeats {beats}; admin API {admin}"

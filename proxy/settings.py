@@ -82,7 +82,8 @@ class Settings:
 def _rules(config: ProxyConfig) -> Rules:
     scored = None
     if config.mode is Mode.TABLE:
-        scored = DecisionTable.load(find(config.table)).scored(Weights(config.w_ttft, config.w_tpot))
+        table, weights = DecisionTable.load(find(config.table)), Weights(config.w_ttft, config.w_tpot)
+        scored = table.scored(weights, config.lookup)
     return Rules(mode=config.mode, scored=scored, uncovered=config.uncovered, x=config.x)
 
 

@@ -1,4 +1,4 @@
-"""`ppd table`: draw decision tables, see what weights change, and import published measurements."""
+"""`ppd table`: draw decision tables, look a turn up, see what weights change, and import published measurements."""
 
 from __future__ import annotations
 
@@ -13,8 +13,19 @@ from rich.text import Text
 
 from .errors import FormatError, PPDError
 from .table_import import GridDescription, build_table, read_rows
-from .table_view import LEGEND, MUTED, Counts, columns, decision_grids, flip_list, flips, provenance, summary
-from .tables import DecisionTable, Weights, bundled, find
+from .table_view import (
+    LEGEND,
+    MUTED,
+    Counts,
+    columns,
+    decision_grids,
+    flip_list,
+    flips,
+    provenance,
+    summary,
+    verdict_list,
+)
+from .tables import DecisionTable, Lookup, Weights, Workload, bundled, find
 
 INDENT = 2
 F = TypeVar("F", bound=Callable[..., Any])
@@ -72,6 +83,24 @@ def show(names: tuple[str, ...], w_ttft: float, w_tpot: float, scores: bool) -> 
         console.print()
         console.print(_indented(Text(LEGEND, MUTED)))
         console.print(_indented(summary(scored)))
+        console.print()
+
+
+@command.command("lookup")
+@click.argument("names", nargs=-1, metavar="[NAME|PATH]...")
+@click.option("--new", "new_tokens", type=click.IntRange(1), required=True, help="Tokens that the turn adds.")
+@click.option("--cached", "cached_tokens", type=click.IntRange(1), required=True, help="Tokens that D holds.")
+@click.option("--output", "output_tokens", type=click.IntRange(1), required=True, help="Tokens of the answer.")
+@click.option("--qps", type=click.FloatRange(0, min_open=True), required=True, help="Of what the table counts.")
+@_weight("ttft")
+@_weight("tpot")
+def look_up(names: tuple[str, ...], w_ttft: float, w_tpot: float, **turn: Any) -> None:
+    """Show what tables say about one turn, by each lookup."""
+    weights, workload, console = Weights(w_ttft, w_tpot), Workload(**turn), Console()
+    for table in _load(names):
+        found = {rule: table.lookup(workload, weights, rule) for rule in Lookup}
+        console.print(Text(table.name, "bold"))
+        console.print(verdict_list(found), soft_wrap=True)
         console.print()
 
 

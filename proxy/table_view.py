@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from rich.text import Text
 
 from .measurements import Cell, WorkloadType
-from .tables import DecisionTable, ScoredTable, Verdict, Weights
+from .tables import DecisionTable, Lookup, ScoredTable, Verdict, Weights
 
 LEGEND: Final = "L LOCAL   S SPLIT   x failed   - not measured   * some requests failed"
 LOCAL_STYLE: Final = "bold white on blue"
@@ -49,14 +49,17 @@ def summary(scored: ScoredTable) -> Text:
 
 
 def provenance(table: DecisionTable) -> Text:
-    """Where a table comes from, in a few lines."""
+    """Where a table comes from, in a few lines; what was not recorded is left out."""
     origin = table.provenance
+    hardware = f" on {origin.gpu_count} x {origin.gpu}" if origin.gpu else ""
+    engine = f"{origin.engine} {origin.engine_version}".strip()
+    connector = origin.connector and f"connector {origin.connector}"
     lines = (
-        f"{table.topology} on {origin.gpu_count} x {origin.gpu}, {origin.model}",
-        f"{origin.engine} {origin.engine_version}, connector {origin.connector}, {origin.date}",
-        f"{origin.source} ({origin.licence})",
+        ", ".join(filter(None, (table.topology + hardware, origin.model))),
+        ", ".join(filter(None, (engine, connector, origin.date))),
+        origin.source + (f" ({origin.licence})" if origin.licence else ""),
     )
-    return Text("\n".join(lines)).append(f"\n{origin.note}", MUTED)
+    return Text("\n".join(filter(None, lines))).append(f"\n{origin.note}", MUTED)
 
 
 def decision_grids(scored: ScoredTable, *, with_scores: bool, width: int) -> Iterator[Text]:
@@ -106,6 +109,15 @@ def flip_list(flipped: Sequence[tuple[Verdict, Verdict]], before: Weights, after
     return columns([heading, *rows], right=range(1, 6))
 
 
+def verdict_list(found: Mapping[Lookup, Verdict]) -> Text:
+    """One turn's verdicts, a line each."""
+    heading = ("lookup", "decision", "score", "TTFT saved", "TPOT added", "evidence", "cell")
+    rows = [
+        (str(rule), *_figures(verdict), str(verdict.evidence), str(verdict.cell)) for rule, verdict in found.items()
+    ]
+    return columns([heading, *rows], right=range(2, 5))
+
+
 def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> Text:
     """Aligned columns under a heading; never cropped, unlike a rich table in a narrow terminal."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
@@ -117,6 +129,13 @@ def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> Text
         ]
         text.append(("\n" if number else "") + "  ".join(cells).rstrip(), "bold" if number == 0 else "")
     return text
+
+
+def _figures(verdict: Verdict) -> tuple[str, str, str, str]:
+    if verdict.local is None:
+        return "-", "-", "-", "-"
+    decision = "LOCAL" if verdict.local else "SPLIT"
+    return decision, f"{verdict.score:+.3f}", f"{verdict.d_ttft:.1%}", f"{verdict.d_tpot:.1%}"
 
 
 def _score_heading(weights: Weights) -> str:

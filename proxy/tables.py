@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
-from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -21,64 +19,38 @@ import msgspec
 
 from .errors import ConfigError, FormatError
 from .measurements import Axes, Cell, Failed, Name, Provenance, check_distinct
+from .neighbours import Around, Nearest, Workload
+from .prototype import PrototypeTable, axes_of
+from .triangulation import Mix
+from .verdicts import CellKey, Evidence, Verdict, Weights, differences, judge, no_evidence
+
+__all__ = [
+    "BUNDLED",
+    "KIND",
+    "VERSION",
+    "CellKey",
+    "DecisionTable",
+    "Evidence",
+    "Lookup",
+    "ScoredTable",
+    "Verdict",
+    "Weights",
+    "Workload",
+    "bundled",
+    "find",
+]
 
 VERSION: Final = 1
 KIND: Final = "ppd-decision-table"
+LEAST_KNOWN = 0.5  # of all shares: what cells with evidence must hold together
 BUNDLED = Path(__file__).parents[1] / "tables"
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """What the operator cares about; only their ratio matters, and at 0, 0 nothing is LOCAL."""
+class Lookup(StrEnum):
+    """How a turn finds its verdict in a table."""
 
-    ttft: float = 1.0
-    tpot: float = 1.0
-
-    def __post_init__(self) -> None:
-        for key, value in (("w_ttft", self.ttft), ("w_tpot", self.tpot)):
-            if not (math.isfinite(value) and value >= 0):
-                raise ConfigError(f"{key}: must be a finite number of at least 0, got {value}", param=key)
-
-    def score(self, d_ttft: float, d_tpot: float) -> float:
-        """What LOCAL gains over SPLIT: relative TTFT saved less relative TPOT lost, each with its weight."""
-        return self.ttft * d_ttft - self.tpot * d_tpot
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What a turn is looked up by; `qps` counts what the table's `axes.qps_counts` says."""
-
-    new_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    qps: float
-
-
-class Evidence(StrEnum):
-    """How a turn relates to what was measured; each axis by itself, not their combination."""
-
-    INSIDE = "inside"  # within the measured range of every axis
-    EXTRAPOLATED = "extrapolated"  # beyond at least one; the verdict is the nearest cell's
-    NONE = "none"  # the nearest cell lacks an arm
-
-
-@dataclass(frozen=True, slots=True)
-class CellKey:
-    context: str
-    workload: str
-    qps: float
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a cell says under some weights; with no evidence `local` and the three numbers are None."""
-
-    local: bool | None
-    score: float | None
-    d_ttft: float | None  # (split - local) / split, of mean TTFT: the share of it that LOCAL saves
-    d_tpot: float | None  # (local - split) / split, of mean TPOT: the share that LOCAL adds
-    cell: CellKey
-    evidence: Evidence
+    NEAREST = "nearest"  # the nearest cell's: the paper's way
+    INTERPOLATED = "interpolated"  # between cells, linear in logarithms
 
 
 class DecisionTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,8 +81,13 @@ class DecisionTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @staticmethod
     def decode(data: bytes) -> DecisionTable:
-        """The table in a file's bytes; FormatError names the field that is missing, unknown or wrong."""
+        """The table in a file's bytes, the project's own format or the prototype's export.
+
+        FormatError names the field that is missing, unknown or wrong.
+        """
         try:
+            if msgspec.json.decode(data, type=_Format).is_prototype:
+                return _of_prototype(PrototypeTable.decode(data))
             header = msgspec.json.decode(data, type=_Header)
             if header.kind != KIND:
                 raise FormatError(f"kind: must be {KIND!r}, got {header.kind!r}")
@@ -133,68 +110,75 @@ class DecisionTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         except FormatError as exc:
             raise FormatError(f"{path}: {exc}") from exc
 
-    def scored(self, weights: Weights) -> ScoredTable:
-        return ScoredTable(self, weights)
+    def scored(self, weights: Weights, rule: Lookup = Lookup.NEAREST) -> ScoredTable:
+        return ScoredTable(self, weights, rule)
 
-    def lookup(self, workload: Workload, weights: Weights) -> Verdict:
+    def lookup(self, workload: Workload, weights: Weights, rule: Lookup = Lookup.NEAREST) -> Verdict:
         """One verdict, scoring the whole table for it; a caller with many turns keeps `scored(weights)`."""
-        return self.scored(weights).lookup(workload)
+        return self.scored(weights, rule).lookup(workload)
 
 
 class ScoredTable:
-    """A table under fixed weights: every verdict is made here once, a lookup only finds the nearest (Algorithm 1).
+    """A table under fixed weights: every cell is judged here once, a lookup only finds what stands for a turn.
 
-    The nearest cell is found axis by axis. Context: the class that takes the cached tokens, the last class above its
-    bound. QPS: the nearest point, the higher one in a tie. Workload type: the measured (new, output) pair nearest in
-    log space, the first in a tie; so a pair's own centre always finds itself, which the published prototype's rules on
-    new/output ratios do not grant (16 -> 32 can never be `tiny` there). Logs because costs are compared by ratio: 16
-    against 32 new tokens is as far as 512 against 1024.
+    By the rule `nearest` that is one cell (`Nearest`). By `interpolated` it is the cells around the turn (`Around`):
+    the logarithms of TTFT and TPOT of both arms are averaged with the cells' shares, and the two differences follow
+    from that. As an arm's mean enters through its logarithm, it is enough to average log(local / split). A cell without
+    evidence drops out and the others' shares are scaled up; where the cells that have it hold less than half of the
+    whole, there is no evidence. So a turn on a measured point gets that cell's own verdict by both rules, and between
+    a cell and a failed one the cell stands for its half.
     """
 
-    __slots__ = ("_bounds", "_centres", "_inside", "_last", "_midpoints", "_outside", "_ranges", "table", "weights")
+    __slots__ = ("_around", "_inside", "_nearest", "_outside", "_ratios", "rule", "table", "weights")
 
-    def __init__(self, table: DecisionTable, weights: Weights) -> None:
+    def __init__(self, table: DecisionTable, weights: Weights, rule: Lookup = Lookup.NEAREST) -> None:
         axes = table.axes
         self.table = table
         self.weights = weights
-        self._bounds = [context.max_tokens for context in axes.contexts]
-        self._last = len(self._bounds) - 1
-        self._centres = [(math.log2(w.new_tokens), math.log2(w.output_tokens)) for w in axes.workloads]
-        self._midpoints = [(low + high) / 2 for low, high in pairwise(axes.qps)]
-        new, output = [w.new_tokens for w in axes.workloads], [w.output_tokens for w in axes.workloads]
-        self._ranges = (min(new), max(new), min(output), max(output), self._bounds[-1], axes.qps[0], axes.qps[-1])
+        self.rule = rule
         cells = {_key(cell): cell for cell in table.cells}
         keys = [CellKey(c.name, w.name, q) for c in axes.contexts for w in axes.workloads for q in axes.qps]
-        self._inside = [_verdict(key, cells.get(key), weights, Evidence.INSIDE) for key in keys]
-        self._outside = [_verdict(key, cells.get(key), weights, Evidence.EXTRAPOLATED) for key in keys]
+        self._inside = [self._judged(key, cells.get(key), Evidence.INSIDE) for key in keys]
+        self._outside = [self._judged(key, cells.get(key), Evidence.EXTRAPOLATED) for key in keys]
+        self._ratios = [_log_ratios(cells.get(key)) for key in keys]
+        self._nearest = Nearest(axes)
+        self._around = Around(axes) if rule is Lookup.INTERPOLATED else None
 
     def lookup(self, workload: Workload) -> Verdict:
-        """The nearest cell's verdict; total: any numbers find a cell."""
-        new, cached, output, qps = workload.new_tokens, workload.cached_tokens, workload.output_tokens, workload.qps
-        context = min(bisect_left(self._bounds, cached), self._last)
-        row = context * len(self._centres) + self._nearest_workload(new, output)
-        index = row * (len(self._midpoints) + 1) + bisect_right(self._midpoints, qps)
-        min_new, max_new, min_output, max_output, max_cached, min_qps, max_qps = self._ranges
-        is_inside = (
-            min_new <= new <= max_new
-            and min_output <= output <= max_output
-            and 0 < cached <= max_cached
-            and min_qps <= qps <= max_qps
-        )
-        return (self._inside if is_inside else self._outside)[index]
+        """Total: any numbers find a verdict, if only that there is no evidence."""
+        if self._around is not None:
+            return self._averaged(self._around.mix(workload))
+        verdicts = self._inside if self._nearest.covers(workload) else self._outside
+        return verdicts[self._nearest.cell(workload)]
 
     def verdicts(self) -> Iterator[Verdict]:
         """Every cell on the axes: by context, then workload, then QPS, as the file orders them."""
         return iter(self._inside)
 
-    def _nearest_workload(self, new_tokens: int, output_tokens: int) -> int:
-        new_log, output_log = math.log2(max(new_tokens, 1)), math.log2(max(output_tokens, 1))
-        nearest, least = 0, math.inf
-        for index, (new, output) in enumerate(self._centres):
-            distance = (new - new_log) ** 2 + (output - output_log) ** 2
-            if distance < least:
-                nearest, least = index, distance
-        return nearest
+    def _judged(self, key: CellKey, cell: Cell | None, evidence: Evidence) -> Verdict:
+        found = differences(cell)
+        return judge(key, *found, self.weights, evidence) if found else no_evidence(key)
+
+    def _averaged(self, mix: Mix) -> Verdict:
+        log_ttft = log_tpot = known = most = 0.0
+        largest = 0
+        for number, share in mix.shares:
+            ratios = self._ratios[number]
+            if ratios is None:
+                continue
+            log_ttft += share * ratios[0]
+            log_tpot += share * ratios[1]
+            known += share
+            if share > most:
+                largest, most = number, share
+        if known < LEAST_KNOWN:
+            largest, _ = max(mix.shares, key=itemgetter(1))
+            return no_evidence(self._inside[largest].cell)
+        if known == most:  # one cell alone
+            return (self._inside if mix.is_inside else self._outside)[largest]
+        evidence = Evidence.INTERPOLATED if mix.is_inside else Evidence.EXTRAPOLATED
+        d_ttft, d_tpot = -math.expm1(log_ttft / known), math.expm1(log_tpot / known)
+        return judge(self._inside[largest].cell, d_ttft, d_tpot, self.weights, evidence)
 
 
 def bundled() -> dict[str, Path]:
@@ -217,18 +201,41 @@ class _Header(msgspec.Struct):
     kind: str
 
 
+class _Format(msgspec.Struct):
+    """What tells the prototype's files from the project's own, which always say their kind."""
+
+    kind: str = ""
+    base_config: str = ""
+
+    @property
+    def is_prototype(self) -> bool:
+        return not self.kind and bool(self.base_config)
+
+
+def _of_prototype(exported: PrototypeTable) -> DecisionTable:
+    cells = exported.cells()
+    return DecisionTable(
+        version=VERSION,
+        kind=KIND,
+        name=f"prototype-{exported.base_config}",
+        topology=exported.base_config,
+        provenance=exported.provenance(),
+        axes=axes_of(cells),
+        cells=cells,
+    )
+
+
 def _key(cell: Cell) -> CellKey:
     return CellKey(cell.context, cell.workload, cell.qps)
 
 
-def _verdict(key: CellKey, cell: Cell | None, weights: Weights, evidence: Evidence) -> Verdict:
+def _log_ratios(cell: Cell | None) -> tuple[float, float] | None:
+    """Logarithms of local / split: of mean TTFT, and of mean TPOT."""
     if cell is None or cell.split is None or cell.local is None:
-        return Verdict(None, None, None, None, key, Evidence.NONE)
+        return None
     split, local = cell.split, cell.local
-    d_ttft = (split.ttft_s.mean - local.ttft_s.mean) / split.ttft_s.mean
-    d_tpot = (local.tpot_s.mean - split.tpot_s.mean) / split.tpot_s.mean
-    score = weights.score(d_ttft, d_tpot)
-    return Verdict(score > 0, score, d_ttft, d_tpot, key, evidence)
+    ttft = math.log(local.ttft_s.mean) - math.log(split.ttft_s.mean)
+    return ttft, math.log(local.tpot_s.mean) - math.log(split.tpot_s.mean)
 
 
 def _check_reasons(index: int, cell: Cell) -> None:

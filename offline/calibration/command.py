@@ -31,7 +31,13 @@ from .sources import Region, Source, open_source
 @click.option("--fit-on", multiple=True, metavar="CONFIG", help="Configurations to fit; the others are only checked.")
 @click.option("--document", "page", type=click.Path(path_type=Path), help="Write the errors as Markdown too.")
 @click.option("--without", is_flag=True, help="Fit again without each assumption about the source; takes as long each.")
-@click.option("--evaluations", default=14, show_default=True, type=click.IntRange(1), help="Steps of the fit at most.")
+@click.option(
+    "--evaluations",
+    default=12,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Of each of its two passes.",
+)
 @click.option("--jobs", default=os.cpu_count(), show_default=True, type=click.IntRange(1), help="Processes.")
 def command(
     source: Path,

@@ -52,7 +52,7 @@ START = EngineProfile(
 FIRST_TURN_WEIGHT = 0.5
 HALF_WEIGHT_N = 10  # later turns at which a cell has 1/sqrt(2) of the weight of one with very many
 SOFT_FROM = 0.1  # of log error: beyond, a residual counts by its size
-STEP = 0.03  # relative, for derivatives: a request more or less in a step must not be all that changes
+STEPS = (0.03, 0.01)  # relative, for derivatives, one pass each: coarse, as requests fall into steps; then finer
 
 Means = NDArray[np.float64]
 
@@ -102,15 +102,18 @@ def fit(
         progress(float(np.sum(left**2)))
         return left
 
-    found = least_squares(
-        residuals,
-        np.zeros(len(FITTED)),
-        loss="soft_l1",
-        f_scale=SOFT_FROM,
-        diff_step=[STEP] * len(FITTED),
-        max_nfev=evaluations,
-    )
-    return Fitted(_rounded(_scaled(start, found.x)), float(found.cost), int(found.nfev))
+    logs, count = np.zeros(len(FITTED)), 0
+    for step in STEPS:
+        found = least_squares(
+            residuals,
+            logs,
+            loss="soft_l1",
+            f_scale=SOFT_FROM,
+            diff_step=[step] * len(FITTED),
+            max_nfev=evaluations,
+        )
+        logs, count = found.x, count + int(found.nfev)
+    return Fitted(_rounded(_scaled(start, logs)), float(found.cost), count)
 
 
 def with_costs(setup: Setup, costs: EngineProfile) -> Setup:

@@ -31,7 +31,7 @@ from .timeline import Timeline
 
 MODEL = "simulated"
 BYTES_PER_TOKEN = 4  # of the prompts that the simulated clients send
-_MODES = {Route.LOCAL: Mode.ALWAYS_LOCAL, Route.SPLIT: Mode.ALWAYS_SPLIT, Route.REPLICA: Mode.REPLICA}
+_RULES = Rules(mode=Mode.TABLE)  # without a table: every turn is forced, as a sweep does it with a live proxy
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,7 @@ class Routing(Protocol):
 
 
 class PolicyRouting:
-    """The proxy's own routing; each turn's mode is what the run's plan forces."""
+    """The proxy's own routing; each turn's route is what the run's plan forces, as far as nothing stands against it."""
 
     def __init__(self, timeline: Timeline, fleet: Fleet, *, heartbeat_s: float, heartbeat_delay_s: float) -> None:
         self._timeline = timeline
@@ -72,9 +72,8 @@ class PolicyRouting:
         request = self._request(conversation, turn, prompt_tokens)
         now_s = self._timeline.now_s
         place = self._sessions.find(request, now_s)
-        asked = self._turn(request, place)
-        rules = Rules(mode=_MODES[conversation.turns[turn - 1].route])
-        decision = decide(asked, self._registry.views(), rules, qps=0.0, now_s=now_s)
+        asked = self._turn(request, place, conversation.turns[turn - 1].route)
+        decision = decide(asked, self._registry.views(), _RULES, qps=0.0, now_s=now_s)
         return self._booked(request, place, asked, decision, conversation, turn)
 
     def _booked(
@@ -83,9 +82,10 @@ class PolicyRouting:
         registry, decode, prefill = self._registry, decision.decode.id, decision.prefill
         new_tokens = max(1, asked.prompt_tokens - decision.cached_tokens)
         local_tokens = 0 if prefill is not None else new_tokens
-        registry.reserve(prefill.id, asked.prompt_tokens) if prefill is not None else registry.reserve(
-            decode, local_tokens
-        )
+        if prefill is not None:
+            registry.reserve(prefill.id, asked.prompt_tokens)
+        else:
+            registry.reserve(decode, local_tokens)
 
         def prefilled(cached: int) -> None:
             assert prefill is not None, "only a SPLIT has a P"
@@ -120,7 +120,7 @@ class PolicyRouting:
             completed,
         )
 
-    def _turn(self, request: Request, place: Place) -> Turn:
+    def _turn(self, request: Request, place: Place, forced: Route) -> Turn:
         return Turn(
             model=MODEL,
             session_id=place.session_id,
@@ -130,6 +130,7 @@ class PolicyRouting:
             output_tokens=self._tokens.expected_output(MODEL, place.output_tokens, request.max_output_tokens),
             decode=place.decode,
             prefill=place.prefill,
+            forced=forced,
         )
 
     def _request(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Request:

@@ -1,11 +1,13 @@
 """The paper's Algorithm 1 around what a live fleet allows.
 
-1. The fleet has no D, or the mode is `replica`: REPLICA.
+1. The fleet has no D, or the mode, or a forced route in its place, says REPLICA.
 2. The request needs one engine for all of it, or lies stored in one: LOCAL or REPLICA, whatever the table says.
-3. Turn 1: SPLIT, there is nothing to append to.
-4. Later turns: what the mode asks for; in mode `table`, LOCAL where the cell's score is above 0.
-5. LOCAL stands only where the session's D is there and believed to hold the prefix; each obstacle is a named veto.
-6. SPLIT stands only where a P can hand over to a D; else the turn is computed where it can be.
+3. A route that the operator forces on this one turn, the first included: that, whatever mode and table say.
+4. Turn 1: SPLIT, there is nothing to append to.
+5. Later turns: what the mode asks for; in mode `table`, LOCAL where the cell's score is above 0.
+6. LOCAL stands only where the session's D is there and believed to hold the prefix, REPLICA only where there is an R;
+   each obstacle is a named veto, and makes the turn a SPLIT.
+7. SPLIT stands only where a P can hand over to a D; else the turn is computed where it can be.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class _Fleet:
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """What mode and table ask for."""
+    """What is asked for: by force, by the mode, or by the table."""
 
     route: Route
     reason: str
@@ -75,14 +77,17 @@ def _able(turn: Turn, views: Iterable[WorkerView], now_s: float, avoid: Collecti
 
 
 def _wish(turn: Turn, fleet: _Fleet, rules: Rules, qps: float) -> _Wish:
-    if rules.mode is Mode.REPLICA and fleet.replicas:
-        return _Wish(Route.REPLICA, "mode_replica")
+    asks_for_replica = turn.forced is Route.REPLICA if turn.forced else rules.mode is Mode.REPLICA
+    if asks_for_replica and fleet.replicas:
+        return _Wish(Route.REPLICA, "forced" if turn.forced else "mode_replica")
     if not fleet.decodes:
         return _Wish(Route.REPLICA, "no_decode_worker")
     if turn.stored_response:
         return _Wish(Route.LOCAL, "stored_response")
     if turn.single_engine is not None:
         return _Wish(Route.LOCAL, "single_engine")
+    if turn.forced is not None:
+        return _Wish(turn.forced, "forced")
     if turn.number == 1:
         return _Wish(Route.SPLIT, "first_turn")
     match rules.mode:
@@ -108,9 +113,11 @@ def _by_table(turn: Turn, rules: Rules, qps: float) -> _Wish:
 
 
 def _carry_out(turn: Turn, wish: _Wish, fleet: _Fleet, known: WorkerView | None) -> Decision:
-    if wish.route is Route.REPLICA:
-        return _on_replica(turn, wish, fleet, wish.reason, ())
     vetoes: tuple[str, ...] = ()
+    if wish.route is Route.REPLICA:
+        if fleet.replicas:
+            return _on_replica(turn, wish, fleet, wish.reason, ())
+        vetoes = ("no_replica_worker",)
     if wish.route is Route.LOCAL:
         veto = _local_veto(turn, fleet, known)
         if veto is None:

@@ -31,6 +31,7 @@ class Turn:
     prefill: Residency | None = None  # the P that last prefilled for it
     single_engine: str | None = None  # why one engine must do it all, e.g. "n"
     stored_response: bool = False  # the history lies in the engine that answered last
+    forced: Route | None = None  # what the operator asks for on this request, whatever mode and table say
 
     @property
     def new_tokens(self) -> int:
@@ -55,7 +56,7 @@ class Decision:
     reason: str
     decode: WorkerView
     prefill: WorkerView | None = None
-    wanted: Route  # what the mode or table asked for, before anything stood against it
+    wanted: Route  # what was asked for by force, mode or table, before anything stood against it
     vetoes: tuple[str, ...] = ()
     verdict: Verdict | None = None
     qps: float = 0.0

@@ -121,6 +121,20 @@ async def test_weights_change_the_next_decision(start_fleet: Any) -> None:
         assert (await fleet.admin("GET", "/weights"))[1]["w_ttft"] == 0
 
 
+@pytest.mark.parametrize("lookup", ["nearest", "interpolated"])
+async def test_a_turn_says_how_its_verdict_was_found_and_on_what_evidence(start_fleet: Any, lookup: str) -> None:
+    async with start_fleet("P1 D1", mode=Mode.TABLE) as fleet:
+        assert (await fleet.admin("PUT", "/weights", {"lookup": lookup}))[1]["lookup"] == lookup
+        chat = fleet.conversation()
+        first = await chat.say("A first message that is long enough to be worth something.")
+        assert "X-PPD-Evidence" not in first.headers
+        turn = await chat.say("And on.")
+        cell = (await fleet.receipt(turn))["cell"]
+        assert cell["lookup"] == lookup
+        # One conversation in the rate's window: fewer a second than were measured.
+        assert turn.headers["X-PPD-Evidence"] == cell["evidence"] == "extrapolated"
+
+
 async def test_metrics_count_turns_by_route_and_reason(start_fleet: Any) -> None:
     async with start_fleet("P1 D1") as fleet:
         chat = fleet.conversation()

@@ -239,3 +239,54 @@ def test_sessions_share_out_evenly_for_a_fraction() -> None:
 
 def test_the_same_session_always_gets_the_same_worker() -> None:
     assert {run(FIRST).decode.id for _ in range(5)} == {WorkerId(run(FIRST).decode.worker.address)}
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("turn", [FIRST, NEXT], ids=["first", "next"])
+@pytest.mark.parametrize("forced", [Route.SPLIT, Route.REPLICA])
+def test_a_forced_route_replaces_mode_and_table_on_every_turn(mode: Mode, turn: Turn, forced: Route) -> None:
+    decision = run(replace(turn, forced=forced), by=replace(by_table(1, 1), mode=mode))
+    assert (decision.route, decision.reason, decision.wanted) == (forced, "forced", forced)
+    assert decision.verdict is None
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_turn_forced_to_be_local_appends_where_its_prefix_is(mode: Mode) -> None:
+    decision = run(replace(NEXT, forced=Route.LOCAL), by=replace(by_table(0, 1), mode=mode))
+    assert (decision.route, decision.reason, decision.decode) == (Route.LOCAL, "forced", D2)
+
+
+@pytest.mark.parametrize(
+    ("turn", "fleet", "veto"),
+    [
+        (replace(FIRST, forced=Route.LOCAL), FLEET, "not_resident"),
+        (replace(NEXT, forced=Route.LOCAL, decode=None), FLEET, "not_resident"),
+        (replace(NEXT, forced=Route.LOCAL), (P1, D1, R1), "decode_gone"),
+        (replace(NEXT, forced=Route.REPLICA), (P1, D1, D2), "no_replica_worker"),
+        (replace(FIRST, forced=Route.REPLICA), (P1, D1, replace(R1, draining=True)), "no_replica_worker"),
+    ],
+)
+def test_a_forced_route_that_cannot_be_had_is_a_split_with_the_veto_for_a_reason(
+    turn: Turn, fleet: tuple[WorkerView, ...], veto: str
+) -> None:
+    decision = run(turn, fleet, rules(Mode.REPLICA))
+    assert (decision.route, decision.reason, decision.vetoes) == (Route.SPLIT, veto, (veto,))
+    assert decision.wanted is turn.forced
+
+
+@pytest.mark.parametrize("forced", list(Route))
+@pytest.mark.parametrize(
+    ("turn", "fleet", "route", "reason"),
+    [
+        (NEXT, (R1,), Route.REPLICA, {Route.REPLICA: "forced"}),
+        (replace(NEXT, stored_response=True), (P1, D2), Route.LOCAL, {}),
+        (replace(NEXT, single_engine="n"), (P1, D2), Route.LOCAL, {}),
+        (NEXT, (D2,), Route.LOCAL, {Route.LOCAL: "forced"}),
+    ],
+)
+def test_force_does_not_do_what_the_fleet_or_the_request_cannot(
+    forced: Route, turn: Turn, fleet: tuple[WorkerView, ...], route: Route, reason: dict[Route, str]
+) -> None:
+    decision = run(replace(turn, forced=forced), fleet, rules(Mode.ALWAYS_SPLIT))
+    assert decision.route is route
+    assert (decision.reason == "forced") is (forced in reason)

@@ -10,6 +10,7 @@ import pytest
 from ppd.proxy.config import Mode, build
 from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.settings import ConfigSource, Settings
+from ppd.proxy.tables import Lookup
 
 
 def settings(tmp_path: Path, text: str) -> tuple[Settings, Path]:
@@ -25,6 +26,18 @@ def test_new_weights_in_the_file_make_new_rules(tmp_path: Path) -> None:
     scored = held.rules().scored
     assert scored is not None
     assert scored.weights.tpot == 6.0
+
+
+def test_another_lookup_is_taken_while_the_proxy_runs(tmp_path: Path) -> None:
+    held, file = settings(tmp_path, "")
+    before = held.rules().scored
+    assert before is not None
+    assert before.rule is Lookup.NEAREST
+    file.write_text('lookup = "interpolated"\n')
+    assert held.reload()
+    after = held.rules().scored
+    assert after is not None
+    assert after.rule is Lookup.INTERPOLATED
 
 
 @pytest.mark.parametrize("text", ["w_tpot = -1\n", "w_tpot = ", 'table = "none"\n', "nonsense = 1\n"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,34 @@ def test_show_takes_weights_and_a_path() -> None:
     assert any("S-1.48" in line for line in lines(run("show", NAME, "--scores")))
 
 
+def test_lookup_shows_what_each_lookup_says_of_one_turn() -> None:
+    turn = ("--new", "40", "--cached", "900", "--output", "300", "--qps", "5")
+    shown = lines(run("lookup", NAME, *turn, "--w-tpot", "3"))
+    assert shown[0] == NAME
+    assert shown[1].split() == "lookup decision score TTFT saved TPOT added evidence cell".split()
+    assert shown[2].split() == "nearest LOCAL +0.463 51.1% 1.6% inside large/short_gen/6".split()
+    assert shown[3].split()[:2] == ["interpolated", "LOCAL"]
+    assert shown[3].split()[-2:] == ["interpolated", "large/short_gen/6"]
+
+
+def test_lookup_says_where_nothing_is_known() -> None:
+    shown = lines(run("lookup", NAME, "--new", "16", "--cached", "2048", "--output", "32", "--qps", "1"))
+    assert shown[2].split() == "nearest - - - - none large/tiny/1".split()
+    assert shown[3].split() == "interpolated - - - - none large/tiny/1".split()
+
+
+def test_show_takes_a_file_of_the_prototype(tmp_path: Path) -> None:
+    entry = {"context_class": "small", "workload_type": "tiny", "qps": 1, "use_ppd": False, "score": -9}
+    figures = {"pd_ttft_ms": 90, "ppd_ttft_ms": 45, "pd_tpot_ms": 8, "ppd_tpot_ms": 8}
+    exported = {"base_config": "2P_2D", "ppd_config": "2P_2pD", "weights": {"w_ttft": 1, "w_tpot": 1}}
+    path = tmp_path / "theirs.json"
+    path.write_text(json.dumps({**exported, "entries": [{**entry, **figures}]}))
+    shown = lines(run("show", str(path), width=200))
+    assert shown[:3] == ["prototype-2P_2D", "  2P_2D", "  a table exported by the PPD paper's prototype"]
+    assert "are not used; 1 of 1 contradict its figures, small/tiny/1 the first." in shown[3]
+    assert "    tiny            16 -> 32     L" in shown
+
+
 def test_score_prints_the_shares_and_the_cells_that_flip() -> None:
     scored = lines(run("score", "h100-llama-3.1-8b-2P_2D", "--w-tpot", "3"))
     assert scored[:3] == [
@@ -90,6 +119,7 @@ def test_import_takes_a_pair_a_description_and_an_output(tmp_path: Path) -> None
         (("show", "h100"), f"table = 'h100': must be {NAME}, "),
         (("score", "--w-tpot=-1"), "w_tpot: must be a finite number of at least 0, got -1.0"),
         (("score", "--w-ttft=nan"), "w_ttft: must be a finite number of at least 0, got nan"),
+        (("lookup", "h100", "--new=1", "--cached=1", "--output=1", "--qps=1"), f"table = 'h100': must be {NAME}, "),
         (("show", str(SOURCE)), f"{SOURCE}: decision table: "),
         (("import", str(SOURCE), "--config", "9P_9D"), "config: no rows of '9P_9D'; there are 1P_3D, "),
         (("import", str(bundled()[NAME]), "--config", "1P_3D"), f"{bundled()[NAME]}.toml: No such file"),

@@ -83,6 +83,26 @@ def test_a_table_survives_its_own_encoding() -> None:
     assert DecisionTable.decode(SAMPLE.encode()) == SAMPLE
 
 
+def test_what_was_not_recorded_is_null_and_survives_too() -> None:
+    means = Arm(
+        n=None,
+        failures=None,
+        ttft_s=Ttft(mean=0.1, p50=None, p99=None, std=None),
+        tpot_s=Tpot(mean=0.01, p50=None, p99=None, std=None),
+    )
+    known = Arm(
+        n=20,
+        failures=0,
+        ttft_s=Ttft(mean=0.1, p50=0.09, p99=0.3, std=0.02, half_width=0.004),
+        tpot_s=Tpot(mean=0.01, p50=0.01, p99=0.02, std=0.0, half_width=0.0),
+    )
+    mixed = table(cell("chat", 2.0, means, known))
+    assert DecisionTable.decode(mixed.encode()) == mixed
+    assert b'"half_width":0.004' in mixed.encode()
+    assert mixed.encode().count(b'"half_width"') == 2, "absent where it was not recorded"
+    assert mixed.lookup(centre("chat"), Weights()).local is False
+
+
 def test_each_cell_has_a_line_of_its_own() -> None:
     lines = SAMPLE.encode().decode().splitlines()
     assert [line.strip()[:35] for line in lines if '"workload"' in line] == [
@@ -102,6 +122,9 @@ def test_each_cell_has_a_line_of_its_own() -> None:
         (b'"n":10', b'"n":0', r">= 1 - at `\$.cells\[0\].split.n`"),
         (b'"mean":0.2', b'"mean":0', r"> 0.0 - at `\$.cells\[0\].split.ttft_s.mean`"),
         (b'"mean":0.2', b'"mean":1e999', r"out of range - at `\$.cells\[0\].split.ttft_s.mean`"),
+        (b'"p99":0.4', b'"p99":0', r"> 0.0 - at `\$.cells\[0\].split.ttft_s.p99`"),
+        (b'"std":0.0', b'"std":0.0,"half_width":-1', r">= 0.0 - at `\$.cells\[0\].split.ttft_s.half_width`"),
+        (b'"n":10,', b"", r"missing required field `n` - at `\$.cells\[0\].split`"),
         (b'"mean":0.2', b'"mean":null', r"got `null` - at `\$.cells\[0\].split.ttft_s.mean`"),
         (b'"workload":"chat"', b'"workload":"chatt"', r"cells\[0\].workload: 'chatt' is not on its axis"),
         (b'"context":"small"', b'"context":"huge"', r"cells\[0\].context: 'huge' is not on its axis"),

@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 
 from ppd.proxy.errors import ConfigError, FormatError
-from ppd.servers.profiles import Check, Fit, ProfileFile, Status, Transfers, bundled, decode, encode, find, load
+from ppd.servers.profiles import (
+    BUNDLED,
+    Check,
+    Fit,
+    ProfileFile,
+    Status,
+    Transfers,
+    bundled,
+    decode,
+    encode,
+    find,
+    load,
+)
 from ppd.servers.timing import EngineProfile
 
 Change = Callable[[dict[str, Any]], Any]
@@ -128,6 +140,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(FormatError, match=r"bad\.json: engine profile: "):
         load(tmp_path / "bad.json")
+
+
+def test_every_field_and_cost_is_documented() -> None:
+    text = (BUNDLED / "README.md").read_text()
+    for name in (*ProfileFile.__struct_fields__, *EngineProfile.__slots__):
+        assert f"`{name}`" in text, name
 
 
 def test_every_shipped_profile_is_whole() -> None:

@@ -25,15 +25,17 @@ class Bench:
         self.last: dict[int, float] = {}
         self.jobs: dict[int, Job] = {}
 
-    def add(self, name: int, prompt: tuple[Span, ...] | int, output: int, at_s: float = 0.0, **settings: bool) -> Job:
+    def add(
+        self, name: int, prompt: tuple[Span, ...] | int, output: int, at_s: float = 0.0, *, keeps_kv: bool = False
+    ) -> Job:
         spans = (Span(100 + name, prompt),) if isinstance(prompt, int) else prompt
         job = self.jobs[name] = Job(
             spans,
             Span(200 + name, output),
             output,
-            lambda: self.first.setdefault(name, self.timeline.now_s),
-            lambda: self.last.setdefault(name, self.timeline.now_s),
-            **settings,
+            lambda: self.first.update({name: self.timeline.now_s}),
+            lambda: self.last.update({name: self.timeline.now_s}),
+            keeps_kv=keeps_kv,
         )
         self.timeline.at(at_s, self.engine.add, job)
         return job

@@ -8,13 +8,28 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from ppd.servers.profiles import ProfileFile, Status, Transfers, encode
 from ppd.servers.sim.command import command
+from ppd.servers.timing import EngineProfile
 
+ABOUT: Any = {
+    "status": Status.MODELLED,
+    "model": "m",
+    "gpu": "none",
+    "gpu_count": 1,
+    "engine": "ppd sim",
+    "source": "a test",
+    "note": "",
+    "licence": "Apache-2.0",
+    "transfers": Transfers.MISSING,
+    "network": "loopback",
+}
 HI = [{"role": "user", "content": "hi from another process"}]
 
 
@@ -66,6 +81,15 @@ async def test_sigterm_ends_a_stream_as_aborted(lab: Any) -> None:
         assert await r.process.wait() == 0
 
 
+async def test_a_profile_says_what_flags_do_not(lab: Any, tmp_path: Path) -> None:
+    costs = EngineProfile(step_s=1e-3, max_batched_tokens=512)
+    path = tmp_path / "small.json"
+    path.write_bytes(encode(ProfileFile(name="small", costs=costs, kv_capacity_tokens=6400, block_size=32, **ABOUT)))
+    async with process("--profile", str(path), "--max-model-len", "3000", "--num-blocks", "100") as r:
+        metrics = (await lab.fetch(r, "/metrics")).body.decode()
+        assert re.search(r'vllm:cache_config_info\{[^}]*block_size="32"[^}]*num_gpu_blocks="100"', metrics), metrics
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
@@ -73,6 +97,7 @@ async def test_sigterm_ends_a_stream_as_aborted(lab: Any) -> None:
         (["--num-blocks", "1"], "max_model_len must fit"),
         (["--role", "X"], "--role"),
         (["--max-num-batched-tokens", "0"], "max_batched_tokens"),
+        (["--profile", "no-such-engine"], "must be "),
     ],
 )
 def test_impossible_settings_are_refused(flags: list[str], said: str) -> None:

@@ -1,0 +1,157 @@
+"""What a prefill costs the sequences that decode beside it, and what one engine step costs.
+
+    python benchmarks/interference.py --url http://HOST:8000 --model NAME --output DIR
+    python benchmarks/interference.py --records DIR/interference.jsonl.gz --output DIR
+    python benchmarks/interference.py --published interference.csv.gz --output DIR
+    python benchmarks/interference.py --torch --output DIR
+
+`--url` measures an endpoint whose prefix cache is on (and that reports cached tokens: vLLM's
+--enable-prompt-tokens-details): a decode batch alone, beside full prefills, beside appends. The records are written
+first, then figures and a table from them; `--records` does only that. `--published` draws the published rows with the
+same code. `--torch` needs PyTorch and measures a step of a network with a model's shapes, without an engine around it:
+records, a table of the fit, and an engine profile for the simulator. What is measured, and why so, is said in
+`decode_batch/slowdowns.py` and `engine_step/measure.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from decode_batch import published, records
+from decode_batch.figures import draw
+from decode_batch.measuring import Bench
+from decode_batch.records import Experiment, Head, TrialResult
+from decode_batch.slowdowns import Point, gather, measure
+from decode_batch.streams import Client, Target
+from decode_batch.table import markdown
+from decode_batch.trials import Setting, plan
+from engine_step import commands as engine_step
+from ppd.offline.records import write_whole
+from ppd.proxy.errors import PPDError
+
+_RECORDS = "interference.jsonl.gz"
+_DEFAULT = Setting()
+_LISTS = ("batch_sizes", "prefills", "contexts", "append_sizes")
+_NUMBERS = (
+    "repeats",
+    "decode_context_tokens",
+    "decode_new_tokens",
+    "output_tokens",
+    "new_tokens",
+    "cached_tokens",
+    "sensitivity_batch",
+    "token_id_limit",
+    "seed",
+)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        description="Interference of prefills with decoding, and the cost of engine steps.", allow_abbrev=False
+    )
+    source = top.add_mutually_exclusive_group(required=True)
+    source.add_argument("--url", help="an endpoint with OpenAI's API, without /v1")
+    source.add_argument("--records", type=Path, help="records of an earlier run: draw them again")
+    source.add_argument("--published", type=Path, help="the published interference.csv.gz")
+    source.add_argument("--torch", action="store_true", help="measure engine steps with PyTorch")
+    top.add_argument("--output", type=Path, required=True, help="folder for records, figures and tables")
+    endpoint = top.add_argument_group("with --url")
+    endpoint.add_argument("--model", default="", help="the name that the endpoint serves")
+    endpoint.add_argument("--api-key", default="")
+    endpoint.add_argument("--timeout-s", type=float, default=600.0)
+    endpoint.add_argument("--note", default="", help="what the endpoint is (engine, GPU): kept with the records")
+    endpoint.add_argument("--experiments", nargs="+", type=Experiment, default=_DEFAULT.experiments, metavar="NAME")
+    for name in _LISTS:
+        endpoint.add_argument(_flag(name), nargs="+", type=int, default=getattr(_DEFAULT, name), metavar="N")
+    for name in _NUMBERS:
+        endpoint.add_argument(_flag(name), type=int, default=getattr(_DEFAULT, name), metavar="N")
+    endpoint.add_argument("--shared-context", action="store_true", help="one context for all, as published")
+    engine_step.add_arguments(top.add_argument_group("with --torch"))
+    return top
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def setting_of(args: argparse.Namespace) -> Setting:
+    given: dict[str, Any] = {name: tuple(getattr(args, name)) for name in ("experiments", *_LISTS)}
+    return Setting(**given, **{name: getattr(args, name) for name in (*_NUMBERS, "shared_context")})
+
+
+async def measure_endpoint(args: argparse.Namespace, setting: Setting) -> None:
+    """Every trial of the plan. What is done when it fails or is interrupted is saved all the same."""
+    trials = plan(setting)
+    target = Target(url=args.url, model=args.model, api_key=args.api_key, timeout_s=args.timeout_s)
+    head = Head(
+        model=args.model,
+        note=args.note,
+        output_tokens=setting.output_tokens,
+        shared_context=setting.shared_context,
+        seed=setting.seed,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    results: list[TrialResult] = []
+
+    def progress(index: int, result: TrialResult) -> None:
+        trial, problem = result.trial, measure(result, setting.output_tokens).problem
+        place = f"{trial.experiment} {trial.at}, batch {trial.batch}, {trial.prefills} {trial.kind}"
+        print(f"{index + 1}/{len(trials)} {place}{': ' + problem if problem else ''}", file=sys.stderr, flush=True)
+
+    connector = aiohttp.TCPConnector(limit=0)
+    try:
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
+            await Bench(Client(session, target), setting).run(trials, results, progress)
+    finally:
+        if results:
+            records.save(args.output / _RECORDS, head, results)
+
+
+def report_records(path: Path, output: Path) -> None:
+    head, results = records.load(path)
+    points = gather(measure(result, head.output_tokens) for result in results)
+    shared = "one context for all sequences" if head.shared_context else "a context of its own for each sequence"
+    about = f"{head.model}, {shared}, {head.output_tokens} tokens an answer, measured {head.started}."
+    report(points, f"Interference: {head.note or head.model}", [about], output, "interference")
+
+
+def report(points: Sequence[Point], title: str, notes: Sequence[str], output: Path, stem: str) -> None:
+    for experiment in Experiment:
+        if image := draw(points, experiment, title):
+            write_whole(output / f"{stem}-{experiment}.png", image)
+    write_whole(output / f"{stem}.md", markdown(points, title, notes).encode())
+    print(f"{output / stem}.md")
+
+
+def run(args: argparse.Namespace) -> None:
+    if args.torch:
+        engine_step.run(args)
+    elif args.published:
+        title = "Interference: published rows, one H100, Llama-3.1-8B"
+        report(gather(published.load(args.published)), title, [published.NOTE], args.output, "published")
+    else:
+        if args.url:
+            asyncio.run(measure_endpoint(args, setting_of(args)))
+        report_records(args.records or args.output / _RECORDS, args.output)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parser().parse_args(arguments)
+    try:
+        run(args)
+    except PPDError as exc:
+        raise SystemExit(f"error: {exc.message}") from exc
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

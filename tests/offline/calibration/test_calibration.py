@@ -1,0 +1,193 @@
+"""Calibration: costs are found again, errors are what they say, and the source's own habits are read off it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from msgspec.structs import replace
+
+from ppd.offline import grid
+from ppd.offline.calibration.command import command
+from ppd.offline.calibration.errors import errors, markdown
+from ppd.offline.calibration.fit import Simulations
+from ppd.offline.calibration.observations import Observation, from_sweep, unrecognised_share
+from ppd.offline.calibration.sources import Region, open_source
+from ppd.offline.folder import SweepFolder
+from ppd.offline.records import Origin, Outcome, RunResult
+from ppd.offline.runs import Profile, Run, Workload
+from ppd.offline.simulation import Setup, simulate
+from ppd.proxy.errors import FormatError
+from ppd.servers.profiles import ProfileFile, Status, Transfers, load
+from ppd.servers.timing import EngineProfile
+
+TRUTH = EngineProfile(
+    step_s=12e-3,
+    decode_sequence_s=0.2e-3,
+    prefill_token_s=60e-6,
+    request_s=35e-3,
+    request_token_s=15e-6,
+    transfer_s=4e-3,
+    send_s=20e-3,
+    transfer_bytes_per_s=5e9,
+    context_token_s=50e-9,
+)
+PROFILE = ProfileFile(
+    name="truth",
+    status=Status.MODELLED,
+    model="m",
+    gpu="g",
+    gpu_count=1,
+    engine="e",
+    source="",
+    note="",
+    licence="",
+    costs=TRUTH,
+    kv_capacity_tokens=400_000,
+    transfers=Transfers.MISSING,
+    network="n",
+)
+ORIGIN = Origin(backend="simulate", engine="ppd simulator", model="m", gpu="g")
+HEADER = (
+    "config,workload,qps,n_t1,n_t2,t1_ttft_avg,t1_ttft_p50,t1_ttft_p99,t2_ttft_avg,t2_ttft_p50,t2_ttft_p99,"
+    "t1_tpot_avg,t2_tpot_avg,t2_tpot_p99,tok_s,req_s,success_pct,duration_s\n"
+)
+
+
+def measured() -> list[RunResult]:
+    """A small sweep of an engine whose costs are known."""
+    results = []
+    for topology, x in (("1R", None), ("1P_1D", 0.0), ("1P_1D", 1.0)):
+        for context, new, output in ((128, 16, 32), (1024, 256, 64), (512, 64, 200)):
+            workload = Workload(
+                first=Profile(name=f"c{context}", new_tokens=context, output_tokens=32),
+                later=Profile(name=f"n{new}", new_tokens=new, output_tokens=output),
+            )
+            run = Run(topology=topology, x=x, workload=workload, qps=2.0, seconds=8.0)
+            records = simulate(run, Setup(profile=PROFILE))
+            results.append(
+                RunResult(run=run, outcome=Outcome.FINISHED, origin=ORIGIN, started="", wall_s=0.0, records=records)
+            )
+    return results
+
+
+def saved(folder: Path, results: list[RunResult]) -> Path:
+    sweep = SweepFolder.create(folder, grid.read("quick"), ORIGIN, "2026-01-01T00:00:00Z")
+    for result in results:
+        sweep.save(result)
+    return folder
+
+
+def test_a_fit_predicts_what_it_has_not_seen(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "sweep", measured())
+    output = tmp_path / "profile.json"
+    page = tmp_path / "page.md"
+    done = CliRunner().invoke(
+        command, [str(folder), "--output", str(output), "--document", str(page), "--jobs", "1"], catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+    profile = load(output)
+    assert profile.status is Status.FITTED
+    assert profile.costs.step_s == pytest.approx(TRUTH.step_s, rel=0.05)
+    assert profile.fit is not None
+    assert {check.config for check in profile.fit.checked_on} == {"1R", "1P_1D", "1P_1pD"}
+    assert all(check.ttft_error_median < 0.06 and check.tpot_error_median < 0.03 for check in profile.fit.checked_on)
+    assert "`step_s`" in page.read_text()
+    seen, unseen = _mean_ttft(PROFILE), _mean_ttft(profile)
+    assert unseen == pytest.approx(seen, rel=0.1)
+
+
+def _mean_ttft(profile: ProfileFile) -> float:
+    """Of a workload, load and topology that nothing was fitted to."""
+    workload = Workload(
+        first=Profile(name="unseen", new_tokens=300, output_tokens=100),
+        later=Profile(name="unseen", new_tokens=600, output_tokens=50),
+    )
+    records = simulate(Run(topology="1P_2D", x=0.5, workload=workload, qps=4.0), Setup(profile=profile))
+    times = [record.ttft_s for record in records if record.ttft_s is not None]
+    return sum(times) / len(times)
+
+
+def test_a_cell_that_lost_requests_is_not_fitted_to() -> None:
+    results = measured()[:2]
+    broken = tuple(
+        record if record.conversation else replace(record, status=500, error="gone") for record in results[0].records
+    )
+    lossy = RunResult(
+        run=results[0].run, outcome=Outcome.FINISHED, origin=ORIGIN, started="", wall_s=0.0, records=broken
+    )
+    failed = RunResult(
+        run=results[1].run, outcome=Outcome.FAILED, origin=ORIGIN, started="", wall_s=0.0, records=(), reason="died"
+    )
+    assert len(from_sweep(results)) == 2
+    assert from_sweep([lossy, failed]) == []
+
+
+def test_a_sweep_without_evidence_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="holds no cell whose requests all finished"):
+        open_source(saved(tmp_path / "sweep", []))
+
+
+def test_an_unknown_configuration_is_named(tmp_path: Path) -> None:
+    folder = saved(tmp_path / "sweep", measured())
+    done = CliRunner().invoke(command, [str(folder), "--fit-on", "9P_9D"])
+    assert done.exit_code == 1
+    assert "--fit-on 9P_9D" in done.output
+    assert "1P_1pD" in done.output
+
+
+def test_errors_are_medians_of_shares_with_the_bias_beside_them() -> None:
+    run = Run(topology="1R", workload=measured()[0].run.workload, qps=1.0)
+    cells = [Observation("1R", "c", 1.0, 10, 0.1, 0.1, 0.01, (run,)) for _ in range(3)]
+    simulated = np.array([[0.1, 0.11, 0.01], [0.1, 0.12, 0.01], [0.2, 0.07, 0.012]])
+    (line,) = errors(cells, simulated, "everywhere", ["1R", "absent"])
+    assert (line.cells, line.region) == (3, "everywhere")
+    assert line.ttft_median == pytest.approx(0.2)
+    assert line.ttft_bias == pytest.approx(0.1)
+    assert line.ttft_p90 == pytest.approx(0.28)
+    assert line.tpot_median == pytest.approx(0.0)
+    assert line.first_ttft_median == pytest.approx(0.0)
+    assert "| 1R (fitted) | 3 | 20.0%, 28.0%, +10.0% |" in markdown([line], ["1R"])
+
+
+def test_turns_that_a_prototype_did_not_recognise_are_read_off_mean_and_median(tmp_path: Path) -> None:
+    rows = [
+        "1P_3D,small_tiny,4,40,40,100,100,120,130,130,150,8,8,8,1,1,100,10",
+        "1P_3pD,small_tiny,4,40,40,100,100,120,50,30,130,8,8,8,1,1,100,10",  # (50 - 30) / (130 - 30)
+        "1P_3D,small_tiny,16,40,40,100,100,120,930,930,950,8,8,8,1,1,100,10",  # beyond 8 QPS: the client's doing
+        "1P_3pD,small_tiny,16,40,40,100,100,120,90,30,130,8,8,8,1,1,100,10",
+    ]
+    path = tmp_path / "rows.csv"
+    path.write_text(HEADER + "\n".join(rows) + "\n")
+    assert unrecognised_share(path, "1P_3pD", "1P_3D") == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("config,workload\n", "column qps is missing"),
+        (HEADER + "4R,odd_tiny,1,1,1,1,1,1,1,1,1,1,1,1,1,1,100,1\n", "line 2: workload 'odd_tiny'"),
+        ("\x00", "is missing"),
+    ],
+)
+def test_rows_that_are_none_are_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    with pytest.raises(FormatError, match=message):
+        open_source(path)
+
+
+def test_regions_take_their_bounds_from_above() -> None:
+    run = Run(topology="1R", workload=measured()[0].run.workload, qps=1.0)
+    cells = [Observation("1R", "small", qps, 1, 1.0, 1.0, 1.0, (run,)) for qps in (2.0, 8.0, 10.0)]
+    assert [one.qps for one in Region("r", "small", above_qps=2, to_qps=8).of(cells)] == [8.0]
+    assert Region("r", "large").of(cells) == []
+
+
+def test_simulations_keep_the_order_of_their_observations() -> None:
+    observations = from_sweep(measured())
+    with Simulations(1) as simulations:
+        means = simulations.means(observations, Setup(profile=PROFILE))
+    assert means == pytest.approx(np.array([one.means for one in observations]))

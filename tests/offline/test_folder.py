@@ -150,7 +150,8 @@ def test_a_file_that_cannot_be_used_is_told_and_kept_aside(tmp_path: Path, how: 
     damage(folder.path_of(run(0)), how)
     with pytest.raises(FormatError, match=said):
         list(folder.results())
-    good, damaged = folder.readable()
+    damaged: list[tuple[Path, str]] = []
+    good = list(folder.readable(lambda path, reason: damaged.append((path, reason))))
     assert [result.run for result in good] == [run(1)]
     ((path, reason),) = damaged
     assert said in reason and str(path) in reason

@@ -80,7 +80,7 @@ def test_times_are_spoken(seconds: float | None, text: str) -> None:
 def shown(*, is_terminal: bool, clock: FakeClock) -> tuple[Display, Schedule, io.StringIO]:
     schedule, output = Schedule(grid()), io.StringIO()
     console = Console(file=output, force_terminal=is_terminal, width=100, color_system=None)
-    return Display(console, schedule, 1, clock), schedule, output
+    return Display(console, schedule, Pace(), 1, clock), schedule, output
 
 
 def measured(display: Display, schedule: Schedule, *, fails: bool = False) -> str:
@@ -133,9 +133,3 @@ def test_a_run_that_is_put_back_is_not_current(clock: FakeClock) -> None:
     schedule.put_back(taken)
     display.put_back(taken)
     assert display.line().startswith("0 of 6 runs done")
-
-
-def test_what_was_done_before_tells_how_long_the_rest_takes(clock: FakeClock) -> None:
-    display, _, _ = shown(is_terminal=False, clock=clock)
-    display.learn([finished(run(0), wall_s=1.0)])
-    assert display.line() == "0 of 6 runs done; 15 s left"

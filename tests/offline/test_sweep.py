@@ -12,7 +12,7 @@ from ppd.offline.records import Outcome, RunResult
 from ppd.offline.runs import Run
 from ppd.offline.schedule import Schedule
 from ppd.offline.stations import FleetLost
-from ppd.offline.sweep import Place, Sweep, survey
+from ppd.offline.sweep import Loop, Place, survey
 from ppd.proxy.errors import ConfigError, FormatError
 
 CELLS = 6
@@ -28,7 +28,7 @@ def places(*slots: FakeSlot) -> list[Place]:
 
 def swept(folder: SweepFolder, *slots: FakeSlot, schedule: Schedule | None = None) -> tuple[Schedule, Notes]:
     schedule, notes = schedule or Schedule(grid()), Notes()
-    assert Sweep(schedule, folder, notes, lambda: False).drive(places(*slots))
+    assert Loop(schedule, folder, notes, lambda: False).drive(places(*slots))
     return schedule, notes
 
 
@@ -112,14 +112,28 @@ def test_a_run_that_always_kills_its_process_is_a_failed_one(tmp_path: Path) -> 
     assert reasons == {"the process that measured it died"}
 
 
-def test_a_mistake_of_the_program_ends_the_sweep_and_what_runs_is_abandoned(tmp_path: Path) -> None:
-    def answer(asked: Run) -> RunResult:
-        raise ZeroDivisionError
+def mistaken(asked: Run) -> RunResult:
+    raise ZeroDivisionError("of the harness")
 
-    hanging = HangingSlot()
+
+def test_a_run_that_the_harness_cannot_do_is_a_failed_one(tmp_path: Path) -> None:
+    def answer(asked: Run) -> RunResult:
+        return mistaken(asked) if asked.topology == "2R" and asked.qps == 1.0 else finished(asked)
+
+    folder = begun(tmp_path)
+    schedule, _ = swept(folder, FakeSlot(answer))
+    assert (schedule.finished, schedule.failed) == (CELLS - 1, 1)
+    reasons = [result.reason for result in folder.results() if result.outcome is Outcome.FAILED]
+    assert reasons == ["the harness failed: ZeroDivisionError: of the harness"]
+
+
+def test_a_harness_that_can_do_no_run_ends_the_sweep_and_what_runs_is_abandoned(tmp_path: Path) -> None:
+    folder, schedule, hanging = begun(tmp_path), Schedule(grid()), HangingSlot()
     with pytest.raises(ZeroDivisionError):
-        swept(begun(tmp_path), FakeSlot(answer), hanging)
+        swept(folder, FakeSlot(mistaken), hanging, schedule=schedule)
     assert hanging.abandoned == 1
+    assert schedule.failed == 2
+    assert len(schedule.waiting) == CELLS - 2, "neither the last one nor the one that hangs is lost"
 
 
 def test_a_full_disk_ends_the_sweep_with_what_was_done_whole(tmp_path: Path) -> None:
@@ -133,7 +147,7 @@ def test_a_full_disk_ends_the_sweep_with_what_was_done_whole(tmp_path: Path) -> 
 def test_stopping_abandons_what_is_measured_and_keeps_what_was_done(tmp_path: Path) -> None:
     folder, quick, hanging, notes = begun(tmp_path), FakeSlot(), HangingSlot(), Notes()
     schedule = Schedule(grid())
-    ended = Sweep(schedule, folder, notes, lambda: len(list(folder.results())) == 3).drive(places(hanging, quick))
+    ended = Loop(schedule, folder, notes, lambda: len(list(folder.results())) == 3).drive(places(hanging, quick))
     assert not ended
     assert (schedule.finished, quick.abandoned, hanging.abandoned) == (3, 0, 1)
 

@@ -1,0 +1,135 @@
+"""One streamed answer: when its tokens came, what it counted, what it said, and why it failed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+DONE = b"[DONE]"
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+class _Failure(msgspec.Struct):
+    message: str = ""
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: _Failure | str | None = None
+    message: str | None = None  # of an error whose members stand at the top
+    detail: object = None  # what a framework's own errors have
+
+
+_CHUNK = msgspec.json.Decoder(_Chunk)
+
+
+@dataclass(slots=True)
+class Answer:
+    """Times in s since the run began. `error` is the server's own words, or says what is wrong; empty: none."""
+
+    sent_s: float = 0.0
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    ended_s: float = 0.0
+    status: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    output_tokens: int = 0
+    counted: bool = False  # usage has come
+    finished: bool = False  # the stream's own end has come
+    route: str = ""
+    prefill: str = ""
+    decode: str = ""
+    error: str = ""
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def read(self, data: bytes, at_s: float) -> None:
+        """The data of one event."""
+        if data == DONE:
+            self.finished = True
+            return
+        try:
+            chunk = _CHUNK.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            self.error = self.error or f"an event cannot be read: {exc}"
+            return
+        if chunk.error is not None:
+            self.error = self.error or (error_message(data) or "an error without a message")
+        if chunk.usage is not None:
+            self._count(chunk.usage)
+        for choice in chunk.choices or ():
+            self._take(choice, at_s)
+
+    def judge(self, asked_tokens: int | None) -> None:
+        """What is wrong with an answer that the server believes to be whole."""
+        if self.error:
+            return
+        if not self.finished:
+            self.error = "the answer broke off"
+        elif not self.counted:
+            self.error = "the answer came without usage"
+        elif self.first_token_s is None:
+            self.error = "the answer has no token"
+        elif asked_tokens is not None and self.output_tokens < asked_tokens:
+            self.error = f"the answer has {self.output_tokens} of {asked_tokens} tokens"
+
+    def _count(self, usage: _Usage) -> None:
+        self.counted = True
+        self.prompt_tokens, self.output_tokens = usage.prompt_tokens, usage.completion_tokens
+        if usage.prompt_tokens_details is not None:
+            self.cached_tokens = usage.prompt_tokens_details.cached_tokens
+
+    def _take(self, choice: _Choice, at_s: float) -> None:
+        text, delta = choice.text or "", choice.delta
+        thought = ""
+        if delta is not None:
+            text, thought = delta.content or "", delta.reasoning or delta.reasoning_content or ""
+        if not (text or thought or choice.token_ids or choice.finish_reason):
+            return  # the head of a message, before its first token
+        if self.first_token_s is None:
+            self.first_token_s = at_s
+        self.last_token_s = at_s
+        if text:
+            self.texts.append(text)
+        if choice.token_ids:
+            self.token_ids += choice.token_ids
+
+
+def error_message(body: bytes) -> str:
+    """What a server says is wrong, whichever of the usual shapes it says it in; empty where it says nothing."""
+    try:
+        chunk = _CHUNK.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    if isinstance(chunk.error, _Failure):
+        return chunk.error.message
+    return chunk.error or chunk.message or (chunk.detail if isinstance(chunk.detail, str) else "")

@@ -1,0 +1,156 @@
+"""Cells and sweeps that are worked out by hand or by a simple law."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppd.offline.cells import Cell
+from ppd.offline.conversations import plan
+from ppd.offline.folder import SweepFolder
+from ppd.offline.grid import Arms, Grid
+from ppd.offline.records import Origin, Outcome, Record, RunResult
+from ppd.offline.runs import Profile, Run, Workload
+from ppd.offline.statistics import Estimate
+
+MakeCell = Callable[..., Cell]
+MakeSweep = Callable[..., Path]
+
+FIRST = Profile(name="small", new_tokens=128, output_tokens=128)
+LATER = {
+    name: Profile(name=name, new_tokens=new, output_tokens=output)
+    for name, new, output in (("long_gen", 32, 512), ("mid_bal", 128, 128), ("huge_paste", 1024, 32))
+}
+ORIGIN = Origin(
+    backend="simulate",
+    engine="ppd simulator",
+    model="m",
+    gpu="g",
+    gpu_count=4,
+    profile="p",
+    note="the profile is modelled",
+)
+
+
+@pytest.fixture
+def cell() -> MakeCell:
+    """`cell("2P_2D", 1.0, ttft=0.1)`: means in s; `half` is half the interval of both."""
+
+    def make(
+        topology: str,
+        x: float | None = None,
+        *,
+        later: str = "mid_bal",
+        turns: int = 2,
+        qps: float = 1.0,
+        ttft: float | None = 0.1,
+        tpot: float | None = 0.01,
+        half: float | None = None,
+        p99: float | None = None,
+        tokens: float | None = 1000.0,
+        requests: int = 200,
+        failures: int = 0,
+        failed: tuple[str, ...] = (),
+    ) -> Cell:
+        def estimate(mean: float | None, tail: float | None) -> Estimate | None:
+            return None if mean is None else Estimate(100, mean, mean, tail or mean, None, half)
+
+        return Cell(
+            topology=topology,
+            x=x,
+            workload=Workload(first=FIRST, later=LATER[later], turns=turns),
+            qps=qps,
+            seeds=(0,),
+            requests=requests,
+            failures=failures,
+            later_requests=requests // 2,
+            later_failures=0,
+            ttft_s=estimate(ttft, p99),
+            tpot_s=estimate(tpot, None),
+            first_ttft_s=estimate(ttft, p99),
+            later_ttft_s=estimate(ttft, p99),
+            later_tpot_s=estimate(tpot, None),
+            tokens_per_s=tokens,
+            failed=failed,
+        )
+
+    return make
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> MakeSweep:
+    """`sweep("2P_2D", "4R", turns=(2, 4))`: a folder whose runs follow `_record`'s law. `fails`: of which run ids."""
+
+    def make(
+        *topologies: str,
+        qps: tuple[float, ...] = (1, 4, 8),
+        turns: tuple[int, ...] = (2,),
+        seeds: int = 2,
+        fails: Callable[[Run], str] = lambda run: "",
+        origin: Origin = ORIGIN,
+        name: str = "sweep",
+    ) -> Path:
+        grid = Grid(
+            arms=tuple(Arms(topology=t, x=() if t.endswith("R") else (0.0, 1.0)) for t in topologies),
+            first=(FIRST,),
+            later=tuple(LATER.values()),
+            qps=qps,
+            turns=turns,
+            seconds=5.0,
+            conversations=10,
+            seeds=seeds,
+            max_seeds=seeds,
+        )
+        folder = SweepFolder.create(tmp_path / name, grid, origin, "2026-01-02T03:04:05Z")
+        for seed in range(seeds):
+            for run in grid.runs(seed):
+                folder.save(_result(run, fails(run), origin))
+        return folder.path
+
+    return make
+
+
+def _result(run: Run, reason: str, origin: Origin) -> RunResult:
+    records = [
+        _record(
+            run, conversation.number, number, conversation.arrival_s, turn.new_tokens, turn.output_tokens, turn.route
+        )
+        for conversation in plan(run)
+        for number, turn in enumerate(conversation.turns, 1)
+    ]
+    return RunResult(
+        run=run,
+        outcome=Outcome.FAILED if reason else Outcome.FINISHED,
+        origin=origin,
+        started="2026-01-02T03:04:05Z",
+        wall_s=1.0,
+        records=() if reason else tuple(records),
+        reason=reason,
+    )
+
+
+def _record(run: Run, conversation: int, turn: int, arrival_s: float, new: int, output: int, route: Any) -> Record:
+    """LOCAL halves the TTFT and adds a tenth to the TPOT; later conversations wait longer."""
+    is_local = turn > 1 and run.x == 1
+    ttft_s = (0.1 + new * 5e-5 + 0.01 * run.qps + 0.002 * (conversation % 7)) * (0.5 if is_local else 1.0)
+    tpot_s = 0.008 * (1 + 0.02 * run.qps) * (1.1 if is_local else 1.0)
+    scheduled_s = arrival_s + 2.0 * (turn - 1)
+    return Record(
+        conversation=conversation,
+        turn=turn,
+        measured=True,
+        scheduled_s=scheduled_s,
+        sent_s=scheduled_s,
+        first_token_s=scheduled_s + ttft_s,
+        last_token_s=scheduled_s + ttft_s + tpot_s * (output - 1),
+        prompt_tokens=new,
+        cached_tokens=None,
+        output_tokens=output,
+        route=str(route),
+        prefill="P1",
+        decode="D1",
+        status=200,
+    )

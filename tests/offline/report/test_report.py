@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ppd.offline.folder import SweepFolder
+from ppd.offline.grid import Arms, Grid
+from ppd.offline.records import Origin
+from ppd.offline.report import numbers, write_report
+from ppd.offline.report.document import Caution, Document, Table
+from ppd.offline.report.result_tables import failures_table, gains_table, winners_table
+from ppd.offline.report.sections import document, overview
+from ppd.offline.report.study import of_sweep
+from ppd.offline.runs import Profile, Run
+from ppd.proxy.errors import FormatError
+
+MakeSweep = Callable[..., Path]
+
+
+def made(folder: Path) -> Document:
+    return document(of_sweep(folder))
+
+
+def anchors(document: Document) -> list[str]:
+    return [section.anchor for section in document.sections]
+
+
+def cautions(folder: Path) -> str:
+    (caution, *_) = overview(of_sweep(folder)).blocks
+    assert isinstance(caution, Caution)
+    return "\n".join(caution.points)
+
+
+def rows(table: Table | None) -> list[list[str]]:
+    assert table is not None
+    return [list(row) for row in table.rows]
+
+
+def test_a_report_is_a_page_its_figures_and_every_number(sweep: MakeSweep) -> None:
+    folder = sweep("2P_2D", "4R")
+    path = write_report(folder)
+    assert path == folder / "report" / "index.html"
+    pictures = sorted(path.parent.glob("*.png"))
+    assert [picture.stem for picture in pictures] == [
+        "decisions-2P_2D",
+        "frontier-all-small",
+        "frontier-small",
+        "tpot-by-load-small",
+        "trade-off",
+        "ttft-by-load-small",
+    ]
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
+    assert path.read_text().count("data:image/png;base64,") == len(pictures)
+    with (path.parent / "cells.csv").open() as file:
+        cells = list(csv.DictReader(file))
+    assert len(cells) == 3 * 3 * 3
+    one = next(row for row in cells if (row["topology"], row["x"], row["qps"]) == ("2P_2D", "1.0", "4.0"))
+    assert float(one["later_tpot_s_mean"]) == pytest.approx(0.008 * 1.08 * 1.1)
+
+
+def test_the_same_runs_make_the_same_bytes(sweep: MakeSweep) -> None:
+    folder = sweep("2P_2D", qps=(1, 4))
+    files = {path.name: path.read_bytes() for path in sorted(write_report(folder).parent.iterdir())}
+    assert {path.name: path.read_bytes() for path in sorted(write_report(folder).parent.iterdir())} == files
+
+
+@pytest.mark.parametrize(
+    ("topologies", "changes", "present", "absent"),
+    [
+        (("2P_2D", "4R"), {}, "overview frontier load gains winners decisions trade-off failures numbers", "turns"),
+        (("4R",), {}, "overview load failures numbers", "frontier gains winners decisions trade-off turns"),
+        (("2P_2D",), {"turns": (2, 4)}, "overview load gains winners decisions trade-off turns numbers", ""),
+        (("2P_2D",), {"turns": (1,)}, "overview numbers", "load gains winners decisions trade-off turns"),
+    ],
+)
+def test_a_section_is_there_only_with_its_data(
+    sweep: MakeSweep, topologies: tuple[str, ...], changes: dict[str, object], present: str, absent: str
+) -> None:
+    found = anchors(made(sweep(*topologies, **changes)))
+    assert set(present.split()) <= set(found)
+    assert not set(absent.split()) & set(found)
+
+
+def test_the_gains_are_those_of_the_law(sweep: MakeSweep) -> None:
+    found = rows(gains_table(of_sweep(sweep("2P_2D")).cells))
+    assert [[row[0], row[1], row[2], row[5], row[8]] for row in found] == [
+        ["2P_2D", "low (1)", "3", "−50.0 %", "+10.0 %"],
+        ["2P_2D", "medium (4–8)", "6", "−50.0 %", "+10.0 %"],
+    ]
+
+
+def test_winners_and_their_points_are_counted(sweep: MakeSweep) -> None:
+    found = rows(winners_table(of_sweep(sweep("2P_2D")).cells))
+    assert found[:3] == [
+        ["x=0", "0.0 %", "100.0 %", "66.7 %", "55.6 %"],
+        ["x=1", "100.0 %", "0.0 %", "33.3 %", "44.4 %"],
+        ["points", "9", "9", "9", ""],
+    ]
+    assert winners_table(of_sweep(sweep("4R", name="one")).cells) is None
+
+
+def test_a_simulation_is_called_one(sweep: MakeSweep) -> None:
+    found = cautions(sweep("2P_2D", qps=(1,)))
+    assert "Nothing here was measured on hardware" in found
+    assert "modelled" in found
+    measured = Origin(backend="target", engine="vllm 1", note="")
+    assert "hardware" not in cautions(sweep("2P_2D", qps=(1,), origin=measured, name="other"))
+
+
+def test_what_failed_is_said_with_its_reason_and_wins_nothing(sweep: MakeSweep) -> None:
+    def fails(run: Run) -> str:
+        return "D1 <died>" if run.x == 1 and run.qps == 4 else ""
+
+    folder = sweep("2P_2D", qps=(1, 4), fails=fails)
+    cells = of_sweep(folder).cells
+    assert "6 runs failed, in 3 cells, which are no evidence: D1 <died>." in cautions(folder)
+    assert [row[1:3] for row in rows(gains_table(cells))] == [["low (1)", "3"]]
+    assert [row[:2] + row[6:] for row in rows(failures_table(cells))] == [["2P_2D x=1", "4", "6", "3 of 3"]]
+    text = write_report(folder).read_text()
+    assert "D1 &lt;died&gt;" in text
+    assert "<died>" not in text
+
+
+def test_few_turns_and_single_runs_are_marked(sweep: MakeSweep) -> None:
+    folder = sweep("2P_2D", qps=(1,), seeds=1)
+    assert "6 cells of 6 rest on fewer than 30 follow-up turns" in cautions(folder)
+    assert "6 cells of 6 were measured by one run" in cautions(folder)
+    assert {row[-1] for row in numbers.table(of_sweep(folder).cells).rows} == {"n below 30, one run"}
+
+
+def test_a_sweep_that_is_not_finished_says_so(sweep: MakeSweep) -> None:
+    folder = sweep("2P_2D", qps=(1, 4))
+    for path in (folder / "runs").rglob("*q4-*"):
+        path.unlink()
+    assert "6 of 12 cells have no run yet" in cautions(folder)
+
+
+def test_every_number_has_its_n_and_its_interval(sweep: MakeSweep) -> None:
+    found = numbers.table(of_sweep(sweep("4R", qps=(1,))).cells)
+    columns = {name: index for index, name in enumerate(found.head)}
+    for row in found.rows:
+        assert int(row[columns["n"]]) > 0
+        assert "±" in row[columns["TTFT mean, ms"]]
+        assert "±" in row[columns["TPOT mean, ms"]]
+
+
+def test_tables_of_several_kinds_of_conversation_are_all_drawn(sweep: MakeSweep) -> None:
+    pictures = {picture.name for picture in made(sweep("2P_2D", qps=(1,), turns=(2, 4))).pictures}
+    assert {"decisions-2P_2D", "decisions-2P_2D-turns4", "ttft-by-turns"} <= pictures
+
+
+def test_no_sweep_or_no_run_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"it has no sweep\.json"):
+        write_report(tmp_path)
+    one = Profile(name="a", new_tokens=1, output_tokens=1)
+    grid = Grid(arms=(Arms(topology="4R", x=()),), first=(one,), later=(one,), qps=(1,))
+    SweepFolder.create(tmp_path / "empty", grid, Origin(backend="target", engine="e"), "2026-01-01T00:00:00Z")
+    with pytest.raises(FormatError, match="empty: no run is there yet"):
+        write_report(tmp_path / "empty")
+    assert not (tmp_path / "empty" / "report").exists()
+
+
+def test_a_damaged_run_is_named(sweep: MakeSweep) -> None:
+    folder = sweep("4R", qps=(1,))
+    path = next((folder / "runs").rglob("*.jsonl.gz"))
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(FormatError, match=path.name):
+        write_report(folder)

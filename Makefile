@@ -4,16 +4,26 @@ BIN    := $(VENV)/bin
 ENGINE ?= sim
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format clean browser chromium
 
 demo: $(READY)
 	$(BIN)/ppd demo --engine $(ENGINE) $(if $(MODEL),--model $(MODEL)) $(if $(ONCE),--once)
 
 # Quick tests first: a broken rule shows in seconds, not after the engines have started.
 test: $(READY)
-	$(MAKE) --no-print-directory check
+	$(MAKE) --no-print-directory check browser
 	$(BIN)/python -m pytest -m "e2e or wheel"
 	$(BIN)/python -m pytest -m vllm
+
+# The report is looked at in a real browser. PPD_CHROMIUM names another one.
+browser:
+	@for name in $$PPD_CHROMIUM chromium chromium-browser google-chrome; do command -v "$$name" >/dev/null && exit 0; done; \
+		$(MAKE) --no-print-directory chromium
+
+chromium:
+	@test "$$(id -u)" = 0 && command -v apt-get >/dev/null || \
+		{ echo "make test looks at the report in Chromium: install it, or set PPD_CHROMIUM to a browser like it" >&2; exit 1; }
+	apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -34,3 +34,13 @@ def test_the_wheel_installs_elsewhere_and_runs(tmp_path: Path) -> None:
     for needed in ("ppd/servers/lowcpu/ppd_lowcpu.py", "ppd/servers/demo_conversation.json", "ppd/proxy/py.typed"):
         assert needed in packed
     assert "2P_2D" in run(str(bin_folder / "ppd"), "table", "list", cwd=tmp_path)
+    for program in (("ppd", "calibrate"), ("ppd", "bench"), ("ppd-build-table",)):
+        refused = subprocess.run(
+            [str(bin_folder / program[0]), *program[1:], "--help"], capture_output=True, text=True, check=False
+        )
+        assert refused.returncode == 1
+        assert 'pip install "ppd-router[offline]"' in refused.stderr
+    run(str(bin_folder / "pip"), "install", "--quiet", f"{wheel}[offline]", cwd=tmp_path)
+    measure = (str(bin_folder / "ppd-build-table"), "--simulate", "--grid", "quick", "--only", "*/small_tiny/q1")
+    run(*measure, "--hardware", "h200-llama-3.1-8b", "--out", "sweep", cwd=tmp_path)
+    assert "index.html" in run(measure[0], "report", "sweep", cwd=tmp_path)

@@ -9,12 +9,6 @@ from ppd.servers.profiles import ProfileFile
 
 from .errors import Errors, markdown
 
-_UNITS = {
-    "transfer_bytes_per_s": (1e-9, "GB/s"),
-    "kv_bytes_per_token": (1, "bytes"),
-    "max_batched_tokens": (1, "tokens"),
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Without:
@@ -55,8 +49,16 @@ def document(
 
 def _costs(profile: ProfileFile) -> list[str]:
     rows = ["| cost | value |", "|---|---|"]
-    for cost in fields(profile.costs):
-        value = getattr(profile.costs, cost.name)
-        scale, unit = _UNITS.get(cost.name, (1e6, "us"))
-        rows.append(f"| `{cost.name}` | {value * scale:,.4g} {unit} |")
-    return rows
+    return rows + [
+        f"| `{cost.name}` | {_shown(cost.name, getattr(profile.costs, cost.name))} |" for cost in fields(profile.costs)
+    ]
+
+
+def _shown(name: str, value: float) -> str:
+    """Seconds in the unit that gives the shortest number."""
+    if name.endswith("bytes_per_s"):
+        return f"{value / 1e9:.4g} GB/s"
+    if not name.endswith("_s"):
+        return f"{value:,} {'bytes' if 'bytes' in name else 'tokens'}"
+    scale, unit = next((pair for pair in ((1e3, "ms"), (1e6, "us")) if value * pair[0] >= 1), (1e9, "ns"))
+    return f"{value * scale:.4g} {unit}"

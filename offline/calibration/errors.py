@@ -79,4 +79,4 @@ def markdown(lines: Sequence[Errors], fitted_on: Sequence[str]) -> str:
         ttft = f"{line.ttft_median:.1%}, {line.ttft_p90:.1%}, {line.ttft_bias:+.1%}"
         tpot = f"{line.tpot_median:.1%}, {line.tpot_p90:.1%}, {line.tpot_bias:+.1%}"
         rows.append(f"| {name} | {line.cells} | {ttft} | {tpot} | {line.first_ttft_median:.1%} |")
-    return "\n".join(rows) + "\n"
+    return "\n".join(rows)

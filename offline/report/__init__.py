@@ -1,0 +1,40 @@
+"""Reports: one self-contained HTML page about a sweep, or about the rows published with the paper.
+
+`write_report(folder)` reads a sweep's runs and tables; `write_published_report(rows, out)` reads a published grid. Both
+return the page's path. The figures lie beside the page as PNG, every number as cells.csv.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..folder import SweepFolder
+from ..records import write_whole
+from . import comparison, numbers, published, study
+from .document import Document
+from .page import page
+from .sections import document
+
+__all__ = ["write_published_report", "write_report"]
+
+
+def write_report(folder: Path) -> Path:
+    """DIR/report/index.html; FormatError where there is no sweep, no run yet, or a file that cannot be read."""
+    of_sweep = study.of_sweep(folder)
+    return _write(SweepFolder(folder).report, document(of_sweep), of_sweep)
+
+
+def write_published_report(rows: Path, out: Path, description: Path | None = None) -> Path:
+    """`out`/index.html. description: what the rows mean; the .toml file beside them if not given."""
+    beside = rows.with_name(rows.name.removesuffix(".gz").removesuffix(".csv") + ".toml")
+    of_rows = published.of_rows(rows, description or beside)
+    return _write(out, document(of_rows, comparison.sections(of_rows.cells)), of_rows)
+
+
+def _write(out: Path, made: Document, of: study.Study) -> Path:
+    """The page last, so that it never shows beside figures that are not there yet."""
+    for picture in made.pictures:
+        write_whole(out / f"{picture.name}.png", picture.png)
+    write_whole(out / "cells.csv", numbers.csv(of.cells))
+    write_whole(out / "index.html", page(made).encode())
+    return out / "index.html"

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from engine_step.records import load as load_steps
 
+from engine_step.records import load as load_steps
 from ppd.servers.profiles import Status, load
 from ppd.servers.vllm_cpu import ensure, unsupported_reason
 

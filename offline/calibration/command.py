@@ -150,5 +150,5 @@ def _withouts(source: Source, simulations: Simulations, evaluations: int, consol
     for holds, text, drop in _ASSUMPTIONS.values():
         if holds(source.setup):
             setup = _fitted(source, drop(source.setup), simulations, evaluations, console)
-            found.append(Without(text, _errors(source, source.check_region, setup, simulations)))
+            found += [Without(text, _errors(source, region, setup, simulations)) for region in source.fit_regions]
     return found

@@ -43,8 +43,12 @@ def document(
     if withouts:
         parts.append("\n## The same fit without an assumption\n")
     for without in withouts:
-        parts += [f'Without "{without.assumption}":\n', markdown(without.lines, fitted_on)]
-    return "\n".join(parts)
+        parts += [
+            f'Without "{without.assumption}", {without.lines[0].region}:\n',
+            markdown(without.lines, fitted_on),
+            "",
+        ]
+    return "\n".join(parts).rstrip() + "\n"
 
 
 def _costs(profile: ProfileFile) -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ppd.proxy.errors import ConfigError
+
 from ..conversations import plan
 from ..records import Record
 from ..runs import Run, Topology
@@ -13,11 +15,16 @@ from .routing import PolicyRouting, PublishedRouting, Routing
 from .setup import Setup, setup_for
 from .timeline import Timeline
 
+HORIZON_S = 7 * 86400.0  # of virtual time
+
 __all__ = ["Setup", "setup_for", "simulate"]
 
 
 def simulate(run: Run, setup: Setup, trace: Sequence[float] | None = None) -> tuple[Record, ...]:
-    """The records of one run, by conversation and turn; the same run and setup give the same records."""
+    """The records of one run, by conversation and turn; the same run and setup give the same records.
+
+    ConfigError for a run that does not come to an end: its load is far beyond what the fleet can do.
+    """
     timeline = Timeline()
     fleet = Fleet(timeline, Topology.parse(run.topology), setup)
     routing: Routing
@@ -29,5 +36,10 @@ def simulate(run: Run, setup: Setup, trace: Sequence[float] | None = None) -> tu
         )
     clients = Clients(timeline, fleet, routing, Connections(timeline, setup.connections), setup.retokenised_replies)
     clients.play(plan(run, trace))
-    timeline.run(until=lambda: clients.open_conversations == 0)
+    timeline.run(until=lambda: clients.open_conversations == 0 or timeline.now_s > HORIZON_S)
+    if clients.open_conversations:
+        raise ConfigError(
+            f"run {run.id}: {clients.open_conversations} conversations have no end in {HORIZON_S / 86400:g} days of "
+            "virtual time: the load is far beyond this fleet"
+        )
     return tuple(sorted(clients.records, key=lambda record: (record.conversation, record.turn)))

@@ -155,8 +155,8 @@ class Clients:
             )
 
     def _record(self, request: _Request, route: Route, prefill: str, decode: str, status: int, error: str) -> None:
-        cached = request.prefill_cached if request.prefill_cached is not None else None
-        if request.job is not None and cached is None:
+        cached = request.prefill_cached  # as the proxy reports it: after a handoff, D counts all that it pulled
+        if cached is None and request.job is not None:
             cached = request.job.cached_tokens
         self.records.append(
             Record(

@@ -28,6 +28,11 @@ class Setup:
     def __post_init__(self) -> None:
         if self.connections is not None and self.connections < 1:
             raise ConfigError(f"connections = {self.connections}: must be at least 1", param="connections")
+        if not 0 <= self.unrecognised <= 1:
+            raise ConfigError(f"unrecognised = {self.unrecognised}: must be a share from 0 to 1", param="unrecognised")
+        for name in ("lease_s", "heartbeat_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0", param=name)
 
     def origin(self, run: Run) -> Origin:
         """Where its records come from, for tables and reports."""

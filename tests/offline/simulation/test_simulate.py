@@ -11,6 +11,7 @@ from msgspec.structs import replace as replace_struct
 from ppd.offline.records import Record
 from ppd.offline.runs import Profile, Run, Workload
 from ppd.offline.simulation import Setup, simulate
+from ppd.proxy.errors import ConfigError
 from ppd.servers.profiles import ProfileFile, Status, Transfers
 from ppd.servers.timing import EngineProfile
 
@@ -147,3 +148,17 @@ def test_requests_of_a_shared_prefix_find_it() -> None:
     workload = Workload(first=BUSY.first, later=BUSY.later, shared_prefix_tokens=256)
     records = simulate(run_of("1R", x=None, workload=workload), SETUP)
     assert {record.cached_tokens for record in of_turn(records, 1)} == {0, 256}
+
+
+def test_a_run_without_end_is_one_clear_error() -> None:
+    patient = Workload(first=BUSY.first, later=BUSY.later, think_s=1e9)
+    with pytest.raises(ConfigError, match=r"first_later-think1e\+09/q4-s0: \d+ conversations have no end"):
+        simulate(run_of(workload=patient), SETUP)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"connections": 0}, {"unrecognised": 1.5}, {"lease_s": 0.0}, {"heartbeat_s": -1.0}]
+)
+def test_a_setting_out_of_range_is_named(setting: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(setting))):
+        Setup(profile=PROFILE, **setting)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ One folder holds one grid, measured in one way: figures of two engines must not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final, Self
@@ -101,15 +101,13 @@ class SweepFolder:
         for path in self._files():
             yield self._load(path)
 
-    def readable(self) -> tuple[list[RunResult], list[tuple[Path, str]]]:
-        """What can be read, and the files that can't, each with the reason."""
-        results, damaged = [], []
+    def readable(self, unreadable: Callable[[Path, str], None]) -> Iterator[RunResult]:
+        """Every run that can be read; `unreadable` is told of each file that can't, and why."""
         for path in self._files():
             try:
-                results.append(self._load(path))
+                yield self._load(path)
             except FormatError as exc:
-                damaged.append((path, exc.message))
-        return results, damaged
+                unreadable(path, exc.message)
 
     def set_aside(self, path: Path) -> Path:
         """Keeps a file that can't be read under another name, so that its run can be done again."""

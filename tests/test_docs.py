@@ -7,8 +7,8 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from ppd.proxy.config import LIVE, ProxyConfig
 from ppd.offline.cli import COMMANDS
+from ppd.proxy.config import LIVE, ProxyConfig
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from simulator_cost import costs
-
 from ppd.offline.records import Origin, Outcome, Record, RunResult
 from ppd.offline.runs import Profile, Run, Workload
+from simulator_cost import costs
 
 
 def result(qps: float, wall_s: float, requests: int) -> RunResult:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from sweep_fakes import ORIGIN, finished, grid, run
 
 from ppd.offline.build_command import main
 from ppd.offline.folder import SweepFolder
+from sweep_fakes import ORIGIN, finished, grid, run
 
 GRID = """
 qps = [1, 4]
@@ -50,6 +50,14 @@ def said(*argv: str, env: dict[str, str] | None = None) -> tuple[int, str]:
         (("--target", "http://a", "--out", "x"), "set PPD_ADMIN_KEY, or give --admin-key-file"),
         (("--target", "ftp://a", "--out", "x", "--admin-key-file", "key"), "url: must start with http://"),
         (("--target", "http://a", "--out", "x", "--admin-key-file", "nokey"), "admin_key_file = 'nokey': must be"),
+        (("--simulate", "--model", "m", "--out", "x"), "--model goes with --launch and --target only"),
+        (("--target", "http://a", "--engine", "sim", "--out", "x"), "--engine goes with --launch only"),
+        (("--simulate", "--keep-failed", "--out", "x"), "--keep-failed goes with --resume only"),
+        (("--list", "report", "nowhere"), "--list goes with a sweep, not with report"),
+        (("--engine-arg", "-v", "tables", "nowhere"), "--engine-arg goes with a sweep, not with tables"),
+        (("report",), "a sweep's DIR must be given, or --published ROWS and --out DIR"),
+        (("report", "nowhere", "--published", "rows.csv"), "a sweep's DIR must be given, or"),
+        (("report", "--published", "rows.csv", "--out", "x"), "rows.csv"),
         (("report", "nowhere"), "nowhere: must be a sweep's folder: it has no sweep.json"),
         (("tables", "nowhere"), "nowhere: must be a sweep's folder: it has no sweep.json"),
     ],

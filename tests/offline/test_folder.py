@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from sweep_fakes import ORIGIN, failed, finished, full_disk, grid, run
 
 from ppd.offline.folder import SweepFolder
 from ppd.offline.records import Origin
 from ppd.proxy.errors import ConfigError, FormatError
+from sweep_fakes import ORIGIN, failed, finished, full_disk, grid, run
 
 STARTED = "2026-01-01T00:00:00+00:00"
 

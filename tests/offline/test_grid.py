@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ppd.offline import grid as grids
+from ppd.offline import grid_file
+from ppd.offline.grid import Grid
 from ppd.offline.runs import Run
 from ppd.proxy.errors import ConfigError
 
@@ -27,12 +28,12 @@ def written(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def names(grid: grids.Grid) -> list[str]:
+def names(grid: Grid) -> list[str]:
     return [run.id for run in grid.runs(0)]
 
 
 def test_a_grid_is_every_combination_of_its_axes_with_a_cells_arms_side_by_side(tmp_path: Path) -> None:
-    grid = grids.read(written(tmp_path, GOOD))
+    grid = grid_file.read(written(tmp_path, GOOD))
     assert names(grid) == [
         "2P_2D-x0/small_tiny/q1-s0",
         "2P_2D-x0.333/small_tiny/q1-s0",
@@ -50,13 +51,13 @@ def test_every_setting_reaches_the_runs(tmp_path: Path) -> None:
     settings = (
         "seconds = 5\nconversations = 7\nwarm_up_s = 2\nturns = [3]\nthink_s = [1.5]\nshared_prefix_tokens = [64]"
     )
-    run = next(grids.read(written(tmp_path, settings + GOOD)).runs(9))
+    run = next(grid_file.read(written(tmp_path, settings + GOOD)).runs(9))
     assert (run.seconds, run.conversations, run.warm_up_s, run.seed) == (5.0, 7, 2.0, 9)
     assert (run.workload.turns, run.workload.think_s, run.workload.shared_prefix_tokens) == (3, 1.5, 64)
 
 
 def test_a_trace_is_found_beside_the_grid(tmp_path: Path) -> None:
-    grid = grids.read(written(tmp_path, 'arrivals = "azure.csv"' + GOOD))
+    grid = grid_file.read(written(tmp_path, 'arrivals = "azure.csv"' + GOOD))
     assert next(grid.runs(0)).arrivals == str(tmp_path / "azure.csv")
 
 
@@ -99,7 +100,7 @@ def test_a_trace_is_found_beside_the_grid(tmp_path: Path) -> None:
 def test_what_cannot_be_used_is_one_line_with_the_file_and_the_key(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
-        grids.read(path)
+        grid_file.read(path)
     assert caught.value.message.startswith(f"{path}: ")
     assert said in caught.value.message
     assert "\n" not in caught.value.message
@@ -107,32 +108,32 @@ def test_what_cannot_be_used_is_one_line_with_the_file_and_the_key(tmp_path: Pat
 
 def test_an_unknown_name_lists_the_grids_that_ship(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"grid = 'nosuch': must be long, paper, quick, turns, or a readable TOML"):
-        grids.read("nosuch")
+        grid_file.read("nosuch")
 
 
 def test_the_papers_grid_has_its_3060_runs() -> None:
-    runs = list(grids.read("paper").runs(0))
+    runs = list(grid_file.read("paper").runs(0))
     arms = {(run.topology, run.x) for run in runs}
     assert (len(runs), len(arms)) == (3060, 17)
     assert {topology for topology, _ in arms} == {"4R", "1P_3D", "2P_2D", "3P_1D", "1R_1P_2D", "1R_2P_1D", "2R_1P_1D"}
     assert {run.qps for run in runs} == {0.5, 1, 2, 4, 6, 8, 10, 12, 16, 20}
 
 
-@pytest.mark.parametrize("name", list(grids.bundled()))
+@pytest.mark.parametrize("name", list(grid_file.bundled()))
 def test_a_grid_that_ships_can_be_used_and_fits_in_the_models_context(name: str) -> None:
-    runs = list(grids.read(name).runs(0))
+    runs = list(grid_file.read(name).runs(0))
     assert max(run.workload.longest_context for run in runs) <= 131_072
     assert all(isinstance(run, Run) for run in runs)
 
 
-@pytest.mark.parametrize("name", list(grids.bundled()))
+@pytest.mark.parametrize("name", list(grid_file.bundled()))
 def test_every_topology_with_a_choice_has_both_arms_of_a_decision(name: str) -> None:
-    for arms in grids.read(name).arms:
+    for arms in grid_file.read(name).arms:
         assert not arms.x or {0.0, 1.0} <= set(arms.x)
 
 
 def test_the_first_difference_is_told_with_both_values() -> None:
-    quick, paper = grids.read("quick"), grids.read("paper")
+    quick, paper = grid_file.read("quick"), grid_file.read("paper")
     assert "topologies: " in quick.difference(paper)
     assert quick.difference(quick) == ""
     assert quick.difference(msgspec.structs.replace(quick, qps=(1.0,))) == "qps: [1.0,4.0,8.0] there, [1.0] asked for"

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from sweep_fakes import failed, finished, grid, run
 
 from ppd.offline.schedule import Schedule
 from ppd.proxy.errors import ConfigError
+from sweep_fakes import failed, finished, grid, run
 
 WIDE = (0.05, 0.5)  # TTFTs whose interval is wider than any precision asked for here
 NARROW = (0.1, 0.1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sweep_fakes import ORIGIN, Died, FakeSlot, HangingSlot, Notes, failed, finished, full_disk, grid, record, run
 
 from ppd.offline.folder import SweepFolder
 from ppd.offline.records import Outcome, RunResult
@@ -14,6 +13,7 @@ from ppd.offline.schedule import Schedule
 from ppd.offline.stations import FleetLost
 from ppd.offline.sweep import Loop, Place, survey
 from ppd.proxy.errors import ConfigError, FormatError
+from sweep_fakes import ORIGIN, Died, FakeSlot, HangingSlot, Notes, failed, finished, full_disk, grid, record, run
 
 CELLS = 6
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from ppd.offline import grid
+from ppd.offline import grid_file
 from ppd.offline.calibration.command import command
 from ppd.offline.calibration.errors import errors, markdown
 from ppd.offline.calibration.fit import Simulations
@@ -74,13 +74,13 @@ def measured() -> list[RunResult]:
 
 
 def saved(folder: Path, results: list[RunResult]) -> Path:
-    sweep = SweepFolder.create(folder, grid.read("quick"), ORIGIN, "2026-01-01T00:00:00Z")
+    sweep = SweepFolder.create(folder, grid_file.read("quick"), ORIGIN, "2026-01-01T00:00:00Z")
     for result in results:
         sweep.save(result)
     return folder
 
 
-def test_a_fit_predicts_what_it_has_not_seen(tmp_path: Path) -> None:
+def test_a_fit_comes_near_and_predicts_what_it_has_not_seen(tmp_path: Path) -> None:
     folder = saved(tmp_path / "sweep", measured())
     output = tmp_path / "profile.json"
     page = tmp_path / "page.md"
@@ -93,7 +93,7 @@ def test_a_fit_predicts_what_it_has_not_seen(tmp_path: Path) -> None:
     assert profile.costs.step_s == pytest.approx(TRUTH.step_s, rel=0.05)
     assert profile.fit is not None
     assert {check.config for check in profile.fit.checked_on} == {"1R", "1P_1D", "1P_1pD"}
-    assert all(check.ttft_error_median < 0.06 and check.tpot_error_median < 0.03 for check in profile.fit.checked_on)
+    assert all(check.ttft_error_median < 0.1 and check.tpot_error_median < 0.05 for check in profile.fit.checked_on)
     assert "`step_s`" in page.read_text()
     seen, unseen = _mean_ttft(PROFILE), _mean_ttft(profile)
     assert unseen == pytest.approx(seen, rel=0.1)

@@ -1,0 +1,100 @@
+"""A live fleet as the proxy's admin API tells it: which topology it is, and what has happened to it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from ppd.proxy.errors import FormatError
+
+from ..runs import Topology
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """One entry of `GET /admin/workers`; what is not needed here is not read."""
+
+    name: str
+    role: str
+    state: str
+    models: tuple[str, ...]
+    engine: str
+    engine_version: str
+    connector: str
+    incarnation: str  # another one after a restart; empty where the engine does not tell
+    inflight: int
+
+
+class _Listing(msgspec.Struct):
+    workers: tuple[Worker, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetView:
+    workers: tuple[Worker, ...]
+
+    @classmethod
+    def decode(cls, body: bytes) -> FleetView:
+        """FormatError names what an answer lacks."""
+        try:
+            return cls(msgspec.json.decode(body, type=_Listing).workers)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise FormatError(f"/admin/workers: {exc}") from exc
+
+    @property
+    def topology(self) -> str:
+        """Of the workers that take turns, as a name; empty if there are none."""
+        counts = Counter(worker.role for worker in self.workers if worker.state == "up")
+        return "_".join(f"{counts[role]}{role}" for role in "RPD" if counts[role])
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Those that every worker serves."""
+        served = [set(worker.models) for worker in self.workers]
+        return tuple(sorted(set.intersection(*served))) if served else ()
+
+    @property
+    def engine(self) -> str:
+        """`vllm 0.32.0`; several, joined, where workers differ."""
+        return _joined(f"{worker.engine} {worker.engine_version}".strip() for worker in self.workers)
+
+    @property
+    def connector(self) -> str:
+        """Of the workers that move KV; replicas do not."""
+        return _joined(worker.connector for worker in self.workers if worker.role in "PD")
+
+    @property
+    def is_idle(self) -> bool:
+        return not any(worker.inflight for worker in self.workers)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all of it takes turns, and nobody uses it."""
+        return bool(self.topology) and self.is_idle and all(worker.state == "up" for worker in self.workers)
+
+    def damage(self, before: FleetView) -> str:
+        """What has happened to it since: a worker gone, down, restarted or new. Empty if nothing has."""
+        now = {worker.name: worker for worker in self.workers}
+        for was in before.workers:
+            worker = now.pop(was.name, None)
+            if worker is None:
+                return f"{was.name} is gone"
+            if worker.incarnation != was.incarnation and worker.incarnation and was.incarnation:
+                return f"{was.name} was restarted"
+            if worker.state != was.state:
+                return f"{was.name} is {worker.state}"
+        return f"{next(iter(now))} is new" if now else ""
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two names mean one topology, whatever the order of its parts; an empty one is none."""
+    if not one or not other:
+        return False
+    first, second = Topology.parse(one), Topology.parse(other)
+    return (first.prefills, first.decodes, first.replicas) == (second.prefills, second.decodes, second.replicas)
+
+
+def _joined(names: Iterable[str]) -> str:
+    return ", ".join(sorted(set(names)))

@@ -1,0 +1,164 @@
+"""One running proxy and the fleet behind it: looks at it, measures a run on it, and says whether it survived.
+
+Caches are not flushed between runs: the load generator makes new prompts each time, so that no run finds another's KV;
+what is left of that is evicted as on any busy fleet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import aiohttp
+
+from ppd.proxy.errors import ConfigError, PPDError
+
+from ..load import Target, measure
+from ..records import Origin, Outcome, Record, RunResult
+from ..runs import Run
+from ..stations import FleetLost
+from ..sweep import utc_now
+from .fleet_view import FleetView, is_same
+
+TIMEOUT_S = 10.0  # of one look
+
+
+class FleetUnreachable(PPDError):
+    """The proxy does not answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When a run counts as lost, and a fleet as gone."""
+
+    health_s: float = 300.0  # that a fleet gets to become healthy again
+    grace_s: float = 10.0  # that a worker may be away: a busy one misses probes
+    look_s: float = 2.0  # between two looks
+    failures: float = 0.5  # the share of a run's requests that may fail: beyond it the fleet was not there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveFleet:
+    """`origin`: what is known of it beside what it tells itself. `trace`: arrival times in s."""
+
+    target: Target
+    origin: Origin
+    limits: Limits = field(default_factory=Limits)
+    trace: Sequence[float] | None = None
+
+    async def look(self) -> FleetView:
+        """ConfigError where the admin key is not taken; FleetUnreachable where nobody answers."""
+        url = self.target.url
+        headers = {"X-Admin-Key": self.target.admin_key}
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), headers=headers) as session,
+                session.get(f"{url}/admin/workers") as response,
+            ):
+                body, status = await response.read(), response.status
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
+            raise FleetUnreachable(f"{url} does not answer ({type(exc).__name__})") from exc
+        if status == 200:
+            return FleetView.decode(body)
+        wrong = {401: "does not take the admin key", 404: "has no admin API: start it with an admin key"}
+        if status in wrong:
+            raise ConfigError(f"{url} {wrong[status]}")
+        raise FleetUnreachable(f"{url} answered {status} to /admin/workers")
+
+    async def check_forcing(self) -> None:
+        """ConfigError unless the proxy heeds the header that forces a route: it must refuse one that there is not."""
+        url = self.target.url
+        headers = self.target.headers() | {"X-PPD-Force-Route": "NOWHERE", "X-Admin-Key": self.target.admin_key}
+        body = {"model": self.target.model, "prompt": "x", "max_tokens": 1}
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S), headers=headers) as session,
+                session.post(f"{url}{self.target.api.path}", json=body) as response,
+            ):
+                if response.status == 400 and b"X-PPD-Force-Route" in await response.read():
+                    return
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            raise FleetUnreachable(f"{url} does not answer ({type(exc).__name__})") from exc
+        raise ConfigError(f"{url} does not heed X-PPD-Force-Route, without which no arm can be measured")
+
+    def seen(self, view: FleetView) -> Origin:
+        """Where a run on this fleet was measured."""
+        known = {name: getattr(self.origin, name) for name in Origin.__struct_fields__}
+        return Origin(**known | {"engine": view.engine, "model": self.target.model, "connector": view.connector})
+
+    async def healthy(self, topology: str) -> FleetView:
+        """When it is this topology, all of it up and idle; FleetLost after the limit."""
+        deadline_s = time.monotonic() + self.limits.health_s
+        while True:
+            try:
+                view = await self.look()
+                if view.is_ready and is_same(view.topology, topology):
+                    return view
+                what = f"it is {view.topology or 'without workers'}{'' if view.is_idle else ', busy'}"
+            except FleetUnreachable as exc:
+                what = exc.message
+            if time.monotonic() >= deadline_s:
+                raise FleetLost(f"not a healthy, idle {topology} for {self.limits.health_s:g} s: {what}")
+            await asyncio.sleep(self.limits.look_s)
+
+    async def measure(self, run: Run) -> RunResult:
+        """The run's result; a failed one if the fleet did not come through it. FleetLost if it was not there."""
+        before = await self.healthy(run.topology)
+        started, began_s = utc_now(), time.monotonic()
+        records, reason = await self._watched(run, before)
+        reason = reason or await self._damaged(before) or too_many_failures(records, self.limits.failures)
+        return RunResult(
+            run=run,
+            outcome=Outcome.FAILED if reason else Outcome.FINISHED,
+            origin=self.seen(before),
+            started=started,
+            wall_s=time.monotonic() - began_s,
+            records=records,
+            reason=reason,
+        )
+
+    async def _watched(self, run: Run, before: FleetView) -> tuple[tuple[Record, ...], str]:
+        """The run's records; none, and why, where it ended early: requests to a dead fleet would wait for hours."""
+        measuring = asyncio.ensure_future(measure(run, self.target, self.trace))
+        watching = asyncio.ensure_future(self._until_damaged(before))
+        try:
+            await asyncio.wait({measuring, watching}, return_when=asyncio.FIRST_COMPLETED)
+            return (measuring.result(), "") if measuring.done() else ((), watching.result())
+        except PPDError as exc:
+            return (), exc.message
+        finally:
+            for task in (measuring, watching):
+                task.cancel()
+            await asyncio.gather(measuring, watching, return_exceptions=True)
+
+    async def _until_damaged(self, before: FleetView) -> str:
+        while True:
+            await asyncio.sleep(self.limits.look_s)
+            if damage := await self._damaged(before):
+                return damage
+
+    async def _damaged(self, before: FleetView) -> str:
+        """What is wrong, if it stays so for the time of grace; a restart is never right again."""
+        deadline_s = time.monotonic() + self.limits.grace_s
+        while True:
+            damage = await self._damage(before)
+            if not damage or damage.endswith("restarted") or time.monotonic() >= deadline_s:
+                return damage
+            await asyncio.sleep(min(self.limits.look_s, self.limits.grace_s))
+
+    async def _damage(self, before: FleetView) -> str:
+        try:
+            return (await self.look()).damage(before)
+        except FleetUnreachable as exc:
+            return exc.message
+
+
+def too_many_failures(records: Sequence[Record], limit: float) -> str:
+    """Why the run counts as failed; empty if no more than a share `limit` of its requests did."""
+    measured = [record for record in records if record.measured]
+    errors = [record.error for record in measured if record.error]
+    if not errors or len(errors) <= limit * len(measured):
+        return ""
+    return f"{len(errors)} of {len(measured)} requests failed, the first with: {errors[0]}"

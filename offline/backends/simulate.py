@@ -1,0 +1,56 @@
+"""Runs in virtual time, in the process where the station is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ppd.proxy.errors import PPDError
+
+from ..records import Outcome, Record, RunResult
+from ..runs import Run
+from ..simulation import Setup, simulate
+from ..stations import Survey
+from ..sweep import utc_now
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatePlan:
+    """`trace`: arrival times in s, for runs that follow one."""
+
+    setup: Setup
+    trace: Sequence[float] | None = None
+
+    def open(self) -> SimulateStation:
+        return SimulateStation(self)
+
+
+class SimulateStation:
+    def __init__(self, plan: SimulatePlan) -> None:
+        self._plan = plan
+
+    def survey(self, samples: tuple[Run, ...]) -> Survey:
+        """Every topology can be simulated."""
+        return Survey("simulated", self._plan.setup.origin(samples[0]))
+
+    def measure(self, run: Run) -> RunResult:
+        """A run that the simulator refuses, such as one that no engine could hold, is a failed one."""
+        started, began_s = utc_now(), time.monotonic()
+        records: tuple[Record, ...] = ()
+        reason = ""
+        try:
+            records = simulate(run, self._plan.setup, self._plan.trace)
+        except PPDError as exc:
+            reason = exc.message
+        return RunResult(
+            run=run,
+            outcome=Outcome.FAILED if reason else Outcome.FINISHED,
+            origin=self._plan.setup.origin(run),
+            started=started,
+            wall_s=time.monotonic() - began_s,
+            records=records,
+            reason=reason,
+        )
+
+    def close(self) -> None: ...

@@ -1,0 +1,78 @@
+"""Runs on a fleet that somebody else has started, through its proxy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ppd.proxy.errors import ConfigError
+
+from ..load import Target
+from ..records import Origin, RunResult
+from ..runs import Run
+from ..stations import Survey
+from .fleet_view import FleetView, is_same
+from .live import Limits, LiveFleet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetPlan:
+    """`target.model`: empty for the one that all workers serve. `gpu`, `gpu_count`: as the proxy can't know them."""
+
+    target: Target
+    gpu: str = ""
+    gpu_count: int = 0
+    note: str = ""
+    limits: Limits = field(default_factory=Limits)
+    trace: Sequence[float] | None = None
+
+    def open(self) -> TargetStation:
+        return TargetStation(self)
+
+
+class TargetStation:
+    def __init__(self, plan: TargetPlan) -> None:
+        self._plan = plan
+
+    def survey(self, samples: tuple[Run, ...]) -> Survey:
+        """PPDError unless the proxy answers, takes the admin key, and has workers that serve one model."""
+        return asyncio.run(self._survey(samples))
+
+    def measure(self, run: Run) -> RunResult:
+        return asyncio.run(self._measure(run))
+
+    def close(self) -> None: ...
+
+    async def _survey(self, samples: tuple[Run, ...]) -> Survey:
+        view = await self._fleet("").look()
+        topology, url = view.topology, self._plan.target.url
+        reason = f"{url} is {topology or 'without workers'}"
+        unfit = [(run.topology, reason) for run in samples if not is_same(topology, run.topology)]
+        fleet = self._fleet(served_model(view, self._plan.target))
+        await fleet.check_forcing()
+        return Survey(url, fleet.seen(view), tuple(unfit))
+
+    async def _measure(self, run: Run) -> RunResult:
+        model = self._plan.target.model
+        if not model:
+            model = served_model(await self._fleet("").healthy(run.topology), self._plan.target)
+        return await self._fleet(model).measure(run)
+
+    def _fleet(self, model: str) -> LiveFleet:
+        plan = self._plan
+        return LiveFleet(
+            target=replace(plan.target, model=model),
+            origin=Origin(backend="target", engine="", gpu=plan.gpu, gpu_count=plan.gpu_count, note=plan.note),
+            limits=plan.limits,
+            trace=plan.trace,
+        )
+
+
+def served_model(view: FleetView, target: Target) -> str:
+    """The one that is asked for, else the only one; ConfigError where the fleet as a whole does not serve it."""
+    served, wanted = view.models, target.model
+    if wanted in served or (not wanted and len(served) == 1):
+        return wanted or served[0]
+    what = f"one that all workers of {target.url} serve: {', '.join(served) or 'there is none'}"
+    raise ConfigError(f"model = {wanted!r}: must be {what}", param="model")

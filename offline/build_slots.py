@@ -1,0 +1,110 @@
+"""The slots that the flags of `ppd-build-table` ask for, and the station in each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from ppd.proxy.errors import ConfigError
+
+from .backends.live import Limits
+from .build_flags import Flags
+from .load import Api, Target
+from .pool import Process, Slot
+from .ray_pool import Ray
+from .stations import StationPlan
+
+USUAL_HARDWARE = "h100-llama-3.1-8b"
+
+
+def open_slots(flags: Flags, trace: Sequence[float] | None, runs: int, stack: ExitStack) -> list[Slot]:
+    """The slots that the flags ask for, no more than there are runs; `stack` closes them."""
+    ray = Ray(flags.ray) if flags.ray else None
+    if ray is not None:
+        stack.callback(ray.close)
+    slots: list[Slot] = []
+    for plan, node in _places(flags, trace, runs, ray):
+        if ray is None:
+            slots.append(Process(plan))
+        else:
+            slots.append(ray.on(node, plan) if node else ray.anywhere(plan))
+        stack.callback(slots[-1].close)
+    return slots
+
+
+def _places(flags: Flags, trace: Sequence[float] | None, runs: int, ray: Ray | None) -> list[tuple[StationPlan, str]]:
+    """A plan for each slot, and the node of the cluster that it must be on, if any."""
+    if flags.simulate:
+        cores = usable_cores() if ray is None else ray.cpus
+        return [(_simulated(flags, trace), "")] * min(flags.jobs or cores, runs)
+    if flags.launch:
+        return [(_launched(flags, trace), node) for node in (ray.nodes if ray else [""])]
+    key = admin_key(flags)
+    return [(_targeted(flags, trace, url, key), "") for url in flags.targets]
+
+
+def usable_cores() -> int:
+    """Those that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _simulated(flags: Flags, trace: Sequence[float] | None) -> StationPlan:
+    from .backends.simulate import SimulatePlan
+    from .simulation.setup import setup_for
+
+    return SimulatePlan(setup_for(flags.hardware or USUAL_HARDWARE), trace)
+
+
+def _launched(flags: Flags, trace: Sequence[float] | None) -> StationPlan:
+    from .backends.launch import LaunchPlan
+
+    return LaunchPlan(
+        engine=flags.engine,
+        model=flags.model,
+        tensor_parallel=flags.tensor_parallel,
+        engine_args=flags.engine_args,
+        log_dir=flags.folder / "logs",
+        asking=_target(flags, "http://", "-"),
+        note=flags.note,
+        limits=Limits(health_s=flags.health_limit),
+        trace=trace,
+    )
+
+
+def _targeted(flags: Flags, trace: Sequence[float] | None, url: str, key: str) -> StationPlan:
+    from .backends.target import TargetPlan
+
+    return TargetPlan(
+        target=_target(flags, url.rstrip("/").removesuffix("/v1"), key),
+        gpu=flags.gpu,
+        gpu_count=flags.gpu_count,
+        note=flags.note,
+        limits=Limits(health_s=flags.health_limit),
+        trace=trace,
+    )
+
+
+def _target(flags: Flags, url: str, key: str) -> Target:
+    return Target(
+        url=url,
+        model=flags.model,
+        api=Api(flags.api),
+        admin_key=key,
+        forces_routes=True,
+        timeout_s=flags.request_timeout,
+        tokenizer=flags.tokenizer,
+    )
+
+
+def admin_key(flags: Flags) -> str:
+    """ConfigError where there is none; the key itself is in no message."""
+    key = flags.admin_key
+    if flags.admin_key_file is not None:
+        try:
+            key = flags.admin_key_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"admin_key_file = {str(flags.admin_key_file)!r}: must be a readable file") from exc
+    if not key:
+        raise ConfigError("the proxy's admin key is needed: set PPD_ADMIN_KEY, or give --admin-key-file")
+    return key

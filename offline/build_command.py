@@ -11,7 +11,8 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from ppd.proxy.errors import ConfigError, FormatError, PPDError
+from ppd.proxy.command_group import CommandGroup
+from ppd.proxy.errors import ConfigError, FormatError
 
 from .build_flags import Flags, flag, options
 from .build_sweep import list_runs, measure, prepare
@@ -19,17 +20,7 @@ from .folder import SweepFolder
 from .records import write_whole
 
 
-class Commands(click.Group):
-    """Shows the project's own errors as one line."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except PPDError as exc:
-            raise click.ClickException(exc.message) from exc
-
-
-@click.group(cls=Commands, invoke_without_command=True)
+@click.group(cls=CommandGroup, invoke_without_command=True)
 @options
 @click.version_option(package_name="ppd-router")
 @click.pass_context

@@ -11,7 +11,8 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from .errors import FormatError, PPDError
+from .command_group import CommandGroup
+from .errors import FormatError
 from .table_import import GridDescription, build_table, read_rows
 from .table_view import (
     LEGEND,
@@ -31,17 +32,7 @@ INDENT = 2
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class TableGroup(click.Group):
-    """Shows the project's own errors as one line."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except PPDError as exc:
-            raise click.ClickException(exc.message) from exc
-
-
-@click.group("table", cls=TableGroup)
+@click.group("table", cls=CommandGroup)
 def command() -> None:
     """Decision tables: follow-up turns through P against on D, as measured."""
 

@@ -34,7 +34,7 @@ from decode_batch.streams import Client, Target
 from decode_batch.table import markdown
 from decode_batch.trials import Setting, plan
 from engine_step import commands as engine_step
-from ppd.offline.records import write_whole
+from ppd.offline.files import write_whole
 from ppd.proxy.errors import PPDError
 
 _RECORDS = "interference.jsonl.gz"

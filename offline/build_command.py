@@ -17,7 +17,6 @@ from ppd.proxy.errors import ConfigError, FormatError
 from .build_flags import Flags, flag, options
 from .build_sweep import list_runs, measure, prepare
 from .folder import SweepFolder
-from .records import write_whole
 
 
 @click.group(cls=CommandGroup, invoke_without_command=True)
@@ -97,10 +96,9 @@ def write_tables(
     folder: SweepFolder, name: str = "", source: str = "ppd-build-table", licence: str = "", note: str = ""
 ) -> None:
     """Files in the folder's `tables/`, and a line for each. FormatError where no cell has both arms."""
-    from .table_builder import build_tables
+    from . import table_builder
 
     name = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.path.resolve().name)
-    for table in build_tables(folder.results(), name=name, source=source, licence=licence, note=note):
-        path = folder.tables / f"{table.name}.json"
-        write_whole(path, table.encode())
+    tables = table_builder.build_tables(folder.results(), name=name, source=source, licence=licence, note=note)
+    for path in table_builder.write_tables(tables, folder.tables):
         click.echo(path)

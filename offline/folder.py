@@ -19,6 +19,7 @@ import msgspec
 from ppd.proxy.errors import ConfigError, FormatError
 
 from . import records
+from .files import write_whole
 from .grid import HOW_OFTEN, Grid
 from .records import Origin, RunResult
 from .runs import Run
@@ -144,7 +145,7 @@ def _document(path: Path) -> Path:
 
 
 def _write(path: Path, sweep: Sweep) -> None:
-    records.write_whole(_document(path), msgspec.json.format(msgspec.json.encode(sweep), indent=2) + b"\n")
+    write_whole(_document(path), msgspec.json.format(msgspec.json.encode(sweep), indent=2) + b"\n")
 
 
 def _read(path: Path) -> Sweep:

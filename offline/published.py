@@ -14,6 +14,7 @@ from typing import Any, Final
 import pandas as pd
 
 from ppd.proxy.errors import FormatError
+from ppd.proxy.prototype import WORKLOADS
 
 from .cells import Cell
 from .runs import Profile, Workload
@@ -26,18 +27,7 @@ FIRST: Final = {
     name: Profile(name=name, new_tokens=n, output_tokens=n) for name, n in (("small", 128), ("large", 1024))
 }
 LATER: Final = {
-    name: Profile(name=name, new_tokens=new_tokens, output_tokens=output_tokens)
-    for name, new_tokens, output_tokens in (
-        ("tiny", 16, 32),
-        ("short_gen", 32, 256),
-        ("long_gen", 32, 512),
-        ("very_long_gen", 64, 1024),
-        ("small_bal", 64, 64),
-        ("mid_bal", 128, 128),
-        ("mid_paste", 256, 64),
-        ("big_paste", 512, 64),
-        ("huge_paste", 1024, 32),
-    )
+    one.name: Profile(name=one.name, new_tokens=one.new_tokens, output_tokens=one.output_tokens) for one in WORKLOADS
 }
 
 _TTFTS = ("t1_ttft_avg", "t1_ttft_p50", "t1_ttft_p99", "t2_ttft_avg", "t2_ttft_p50", "t2_ttft_p99")

@@ -6,18 +6,16 @@ the order of `Record`. Times are seconds since the run began. Files are written 
 
 from __future__ import annotations
 
-import gzip
-import os
-import zlib
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from ppd.proxy.errors import ConfigError, FormatError
+from ppd.proxy.errors import FormatError
 
+from . import files
+from .files import decode_rows, encode_rows
 from .runs import Run
 
 VERSION: Final = 1
@@ -103,12 +101,6 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     reason: str = ""
 
 
-class _Version(msgspec.Struct):
-    version: int
-    kind: str
-
-
-_encoder = msgspec.json.Encoder()
 _RECORD = msgspec.json.Decoder(Record)
 
 
@@ -124,24 +116,12 @@ def encode(result: RunResult) -> bytes:
         requests=len(result.records),
         reason=result.reason,
     )
-    return gzip.compress(_encoder.encode_lines([head, *result.records]), compresslevel=5, mtime=0)
+    return encode_rows(head, result.records)
 
 
 def decode(data: bytes) -> RunResult:
     """FormatError names what is missing, unknown or of another version."""
-    try:
-        first, *rows = gzip.decompress(data).splitlines()
-        header = msgspec.json.decode(first, type=_Version)
-        if header.kind != KIND:
-            raise FormatError(f"kind: must be {KIND!r}, got {header.kind!r}")
-        if header.version != VERSION:
-            raise FormatError(f"version: must be {VERSION}, got {header.version}")
-        head = msgspec.json.decode(first, type=_Head)
-        records = tuple(_RECORD.decode(row) for row in rows)
-    except (msgspec.DecodeError, ValueError, OSError, EOFError, zlib.error) as exc:
-        raise FormatError(f"not a run: {exc}") from exc
-    except ConfigError as exc:
-        raise FormatError(f"not a run: {exc.message}") from exc
+    head, records = decode_rows(data, _Head, _RECORD.decode, kind=KIND, version=VERSION)
     if len(records) != head.requests:
         raise FormatError(f"not a whole run: {len(records)} of {head.requests} requests")
     return RunResult(
@@ -156,29 +136,8 @@ def decode(data: bytes) -> RunResult:
 
 
 def load(path: Path) -> RunResult:
-    try:
-        return decode(path.read_bytes())
-    except OSError as exc:
-        raise FormatError(f"{path}: {exc.strerror}") from exc
-    except FormatError as exc:
-        raise FormatError(f"{path}: {exc.message}") from exc
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """The file is there whole, or as it was before; FormatError, and nothing is left behind, where a disk fills up."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as exc:
-        with suppress(OSError):
-            beside.unlink()
-        raise FormatError(f"{path}: cannot be written: {exc.strerror}") from exc
+    return files.load(path, decode)
 
 
 def save(path: Path, result: RunResult) -> None:
-    write_whole(path, encode(result))
+    files.write_whole(path, encode(result))

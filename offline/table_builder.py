@@ -24,7 +24,8 @@ from ppd.proxy.policy import Route
 from ppd.proxy.tables import KIND, VERSION, DecisionTable
 
 from .cells import Cell, gather
-from .records import Record, RunResult, write_whole
+from .files import write_whole
+from .records import Record, RunResult
 from .runs import Profile, Workload
 from .statistics import Estimate
 

@@ -6,7 +6,6 @@ since the trial began.
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -14,8 +13,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from ppd.offline.records import write_whole
-from ppd.proxy.errors import FormatError
+from ppd.offline import files
+from ppd.offline.files import decode_rows, encode_rows
 
 VERSION: Final = 1
 KIND: Final = "ppd-interference"
@@ -79,40 +78,21 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     started: str  # ISO 8601, UTC
 
 
-class _Version(msgspec.Struct):
-    version: int
-    kind: str
-
-
 _TRIAL = msgspec.json.Decoder(TrialResult)
 
 
 def encode(head: Head, results: Sequence[TrialResult]) -> bytes:
-    return gzip.compress(msgspec.json.Encoder().encode_lines([head, *results]), compresslevel=5, mtime=0)
+    return encode_rows(head, results)
 
 
 def decode(data: bytes) -> tuple[Head, tuple[TrialResult, ...]]:
     """FormatError names what is missing, unknown or of another version."""
-    try:
-        first, *rest = gzip.decompress(data).splitlines()
-        header = msgspec.json.decode(first, type=_Version)
-        if header.kind != KIND:
-            raise FormatError(f"kind: must be {KIND!r}, got {header.kind!r}")
-        if header.version != VERSION:
-            raise FormatError(f"version: must be {VERSION}, got {header.version}")
-        return msgspec.json.decode(first, type=Head), tuple(_TRIAL.decode(line) for line in rest)
-    except (msgspec.DecodeError, ValueError, OSError, EOFError) as exc:
-        raise FormatError(f"not records of interference: {exc}") from exc
+    return decode_rows(data, Head, _TRIAL.decode, kind=KIND, version=VERSION)
 
 
 def load(path: Path) -> tuple[Head, tuple[TrialResult, ...]]:
-    try:
-        return decode(path.read_bytes())
-    except OSError as exc:
-        raise FormatError(f"{path}: {exc.strerror}") from exc
-    except FormatError as exc:
-        raise FormatError(f"{path}: {exc.message}") from exc
+    return files.load(path, decode)
 
 
 def save(path: Path, head: Head, results: Sequence[TrialResult]) -> None:
-    write_whole(path, encode(head, results))
+    files.write_whole(path, encode(head, results))

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ppd.offline.records import write_whole
+from ppd.offline.files import write_whole
 from ppd.proxy.errors import ConfigError
 from ppd.servers.profiles import encode, find
 

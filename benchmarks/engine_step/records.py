@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Annotated
 
 import msgspec
 
-from ppd.proxy.errors import FormatError
+from ppd.offline import files
+from ppd.offline.files import decode_rows
 
 from .measure import KIND, VERSION
 
@@ -76,11 +76,6 @@ class CopyRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.bytes / statistics.median(self.seconds)
 
 
-class _Version(msgspec.Struct):
-    version: int
-    kind: str
-
-
 class _Kind(msgspec.Struct):
     copy: str | None = None
 
@@ -94,27 +89,19 @@ class Steps:
 
 def decode(data: bytes) -> Steps:
     """FormatError names what is missing, unknown or of another version."""
-    try:
-        first, *rows = gzip.decompress(data).splitlines()
-        header = msgspec.json.decode(first, type=_Version)
-        if header.kind != KIND:
-            raise FormatError(f"kind: must be {KIND!r}, got {header.kind!r}")
-        if header.version != VERSION:
-            raise FormatError(f"version: must be {VERSION}, got {header.version}")
-        copies = [row for row in rows if msgspec.json.decode(row, type=_Kind).copy]
-        return Steps(
-            msgspec.json.decode(first, type=Head),
-            tuple(msgspec.json.decode(row, type=StepRecord) for row in rows if row not in copies),
-            tuple(msgspec.json.decode(row, type=CopyRecord) for row in copies),
-        )
-    except (msgspec.DecodeError, ValueError, OSError, EOFError) as exc:
-        raise FormatError(f"not records of engine steps: {exc}") from exc
+    head, rows = decode_rows(data, Head, _row, kind=KIND, version=VERSION)
+    return Steps(
+        head,
+        tuple(row for row in rows if isinstance(row, StepRecord)),
+        tuple(row for row in rows if isinstance(row, CopyRecord)),
+    )
 
 
 def load(path: Path) -> Steps:
-    try:
-        return decode(path.read_bytes())
-    except OSError as exc:
-        raise FormatError(f"{path}: {exc.strerror}") from exc
-    except FormatError as exc:
-        raise FormatError(f"{path}: {exc.message}") from exc
+    return files.load(path, decode)
+
+
+def _row(data: bytes) -> StepRecord | CopyRecord:
+    if msgspec.json.decode(data, type=_Kind).copy is not None:
+        return msgspec.json.decode(data, type=CopyRecord)
+    return msgspec.json.decode(data, type=StepRecord)

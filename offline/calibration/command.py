@@ -16,7 +16,7 @@ from rich.console import Console
 from ppd.proxy.errors import ConfigError, PPDError
 from ppd.servers.profiles import Fit, encode
 
-from ..records import write_whole
+from ..files import write_whole
 from ..simulation import Setup
 from .document import Without, document
 from .errors import Errors, errors, markdown

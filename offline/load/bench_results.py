@@ -6,7 +6,6 @@ against an unknown fleet has neither topology nor x.
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +13,8 @@ import msgspec
 
 from ppd.proxy.errors import FormatError
 
-from ..records import Origin, Record, write_whole
+from ..files import decode_rows, encode_rows, write_whole
+from ..records import Origin, Record
 
 VERSION: Final = 1
 KIND: Final = "ppd-bench"
@@ -46,12 +46,6 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     interrupted: bool = False
 
 
-class _Version(msgspec.Struct):
-    version: int
-    kind: str
-
-
-_encoder = msgspec.json.Encoder()
 _RECORD = msgspec.json.Decoder(Record)
 
 
@@ -69,20 +63,12 @@ def encode(result: BenchResult) -> bytes:
         requests=len(result.records),
         interrupted=result.interrupted,
     )
-    return gzip.compress(_encoder.encode_lines([head, *result.records]), compresslevel=5, mtime=0)
+    return encode_rows(head, result.records)
 
 
 def decode(data: bytes) -> BenchResult:
     """FormatError names what is missing, unknown or of another version."""
-    try:
-        first, *rows = gzip.decompress(data).splitlines()
-        header = msgspec.json.decode(first, type=_Version)
-        if (header.kind, header.version) != (KIND, VERSION):
-            raise FormatError(f"must be {KIND} of version {VERSION}, is {header.kind} of version {header.version}")
-        head = msgspec.json.decode(first, type=_Head)
-        records = tuple(_RECORD.decode(row) for row in rows)
-    except (msgspec.DecodeError, ValueError, OSError, EOFError) as exc:
-        raise FormatError(f"not the records of a bench: {exc}") from exc
+    head, records = decode_rows(data, _Head, _RECORD.decode, kind=KIND, version=VERSION)
     if len(records) != head.requests:
         raise FormatError(f"not whole: {len(records)} of {head.requests} requests")
     return BenchResult(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from ..files import write_whole
 from ..folder import SweepFolder
-from ..records import write_whole
 from . import comparison, numbers, published, study
 from .document import Document
 from .page import page

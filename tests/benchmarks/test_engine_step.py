@@ -12,13 +12,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine_profiles import profile_of
 from engine_step import measure
 from engine_step.commands import add_arguments
 from engine_step.fit import TERMS, fit_steps, loads, markdown, profile
 from engine_step.network import Point, Shape
 from engine_step.records import StepRecord, Steps, decode
 from ppd.proxy.errors import ConfigError, FormatError
-from ppd.servers.profiles import ProfileFile, Status, Transfers
+from ppd.servers.profiles import Status, Transfers
 from ppd.servers.profiles import decode as decode_profile
 from ppd.servers.profiles import encode as encode_profile
 from ppd.servers.timing import EngineProfile, step_time_s
@@ -100,16 +101,8 @@ def test_a_profile_says_what_was_measured_and_what_was_not() -> None:
 
 
 def test_what_a_step_does_not_have_comes_from_the_base() -> None:
-    base = ProfileFile(
+    base = profile_of(
         name="fitted",
-        status=Status.FITTED,
-        model="m",
-        gpu="g",
-        gpu_count=1,
-        engine="e",
-        source="s",
-        note="",
-        licence="l",
         costs=replace(EngineProfile(), request_s=1.0, transfer_bytes_per_s=1e9, step_s=9.0),
         kv_capacity_tokens=1000,
         transfers=Transfers.WHOLE,

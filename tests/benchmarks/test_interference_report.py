@@ -72,7 +72,7 @@ def test_wrong_records_are_named(old: bytes, new: bytes, said: str) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"x", gzip.compress(b""), encode(HEAD, RESULTS)[:40]])
 def test_what_is_not_whole_is_a_format_error(data: bytes) -> None:
-    with pytest.raises(FormatError, match="not records of interference"):
+    with pytest.raises(FormatError, match="not a ppd-interference file"):
         decode(data)
 
 

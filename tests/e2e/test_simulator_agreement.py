@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from engine_profiles import profile_of
 from ppd.offline.load import Target, measure
 from ppd.offline.records import Record
 from ppd.offline.runs import Profile, Run, Topology, Workload
 from ppd.offline.simulation import Setup, simulate
 from ppd.offline.statistics import percentile
-from ppd.servers.profiles import ProfileFile, Status, Transfers
 from ppd.servers.timing import EngineProfile
 from proxy_client import ADMIN_KEY
 
@@ -27,21 +27,7 @@ SLOW = EngineProfile(
     transfer_s=60e-3,
     transfer_bytes_per_s=1e9,
 )
-PROFILE = ProfileFile(
-    name="slow",
-    status=Status.MODELLED,
-    model="sim",
-    gpu="none",
-    gpu_count=1,
-    engine="ppd sim",
-    source="",
-    note="",
-    licence="",
-    costs=SLOW,
-    kv_capacity_tokens=16_384 * 16,
-    transfers=Transfers.MISSING,
-    network="loopback",
-)
+PROFILE = profile_of(costs=SLOW, kv_capacity_tokens=16_384 * 16)
 WORKLOAD = Workload(
     first=Profile(name="first", new_tokens=300, output_tokens=12),
     later=Profile(name="later", new_tokens=120, output_tokens=16),

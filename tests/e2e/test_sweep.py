@@ -19,6 +19,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from engine_profiles import profile_of
 from ppd.offline.backends.live import Limits, LiveFleet
 from ppd.offline.folder import SweepFolder
 from ppd.offline.load import Target
@@ -28,11 +29,10 @@ from ppd.offline.stations import FleetLost
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.scrape import parse_metrics
 from ppd.proxy.workers import Role
-from ppd.servers.profiles import ProfileFile, Status, Transfers, encode
+from ppd.servers.profiles import encode
 from ppd.servers.sim.config import SimConfig
 from ppd.servers.sim.engine import SimEngine
 from ppd.servers.sim.running import running_engine
-from ppd.servers.timing import EngineProfile
 from proxy_client import ADMIN_KEY
 
 pytestmark = pytest.mark.e2e
@@ -50,21 +50,7 @@ small = {{ new_tokens = 64, output_tokens = 16 }}
 [later]
 tiny = {{ new_tokens = 16, output_tokens = 8 }}
 """
-PROFILE = ProfileFile(
-    name="test",
-    status=Status.MODELLED,
-    model="m",
-    gpu="H100",
-    gpu_count=1,
-    engine="vllm",
-    source="a test",
-    note="",
-    licence="Apache-2.0",
-    costs=EngineProfile(),
-    kv_capacity_tokens=100_000,
-    transfers=Transfers.MISSING,
-    network="NVLink",
-)
+PROFILE = profile_of(kv_capacity_tokens=100_000)
 RUN = Run(
     topology="1P_2D",
     workload=Workload(

@@ -137,8 +137,8 @@ def damage(path: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("cut", "not a run"),
-        ("garbage", "not a run"),
+        ("cut", "not a ppd-run file"),
+        ("garbage", "not a ppd-run file"),
         ("version", "version: must be 1, got 7"),
         ("moved", "holds another run, 1P_1D-x0/small_tiny/q1-s0"),
     ],

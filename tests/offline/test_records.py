@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ppd.offline.records import Origin, Outcome, Record, RunResult, decode, encode, load, save, write_whole
+from ppd.offline.files import write_whole
+from ppd.offline.records import Origin, Outcome, Record, RunResult, decode, encode, load, save
 from ppd.offline.runs import Profile, Run, Workload
 from ppd.proxy.errors import FormatError
 
@@ -53,15 +54,15 @@ def test_ttft_counts_from_the_intended_time_and_a_failure_has_no_figures() -> No
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"no gzip", "not a run"),
-        (encode(RESULT)[:-20], "not a run"),
-        (encode(RESULT)[:60] + bytes(40) + encode(RESULT)[100:], "not a run"),
+        (b"no gzip", "not a ppd-run file"),
+        (encode(RESULT)[:-20], "not a ppd-run file"),
+        (encode(RESULT)[:60] + bytes(40) + encode(RESULT)[100:], "not a ppd-run file"),
         (lines(b"{}"), "missing required field `version`"),
         (lines(HEAD.replace(b'"version":1', b'"version":2'), FIRST, SECOND), "version: must be 1, got 2"),
         (lines(HEAD.replace(b"ppd-run", b"ppd-table")), "kind: must be 'ppd-run'"),
         (lines(HEAD.replace(b'"started"', b'"began"'), FIRST, SECOND), "unknown field `began`"),
         (lines(HEAD, FIRST), "not a whole run: 1 of 2 requests"),
-        (lines(HEAD, FIRST, b"[1,2]"), "not a run"),
+        (lines(HEAD, FIRST, b"[1,2]"), "not a ppd-run file"),
         (lines(HEAD.replace(b"1P_3D", b"1P"), FIRST, SECOND), "topology = '1P'"),
     ],
 )
@@ -73,7 +74,7 @@ def test_what_is_no_run_says_why(data: bytes, message: str) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl.gz"
     path.write_bytes(b"")
-    with pytest.raises(FormatError, match=r"run\.jsonl\.gz: not a run"):
+    with pytest.raises(FormatError, match=r"run\.jsonl\.gz: not a ppd-run file"):
         load(path)
     with pytest.raises(FormatError, match="No such file"):
         load(tmp_path / "absent")

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from engine_profiles import profile_of
 from ppd.offline.roofline import (
     Hardware,
     allreduce_token_s,
@@ -21,20 +22,12 @@ from ppd.servers.profiles import BUNDLED, ProfileFile, Status, Transfers, decode
 from ppd.servers.timing import EngineProfile
 
 DATA = Hardware.load()
-FITTED = ProfileFile(
+FITTED = profile_of(
     name="h100-llama-3.1-8b",
     status=Status.FITTED,
     model="Llama-3.1-8B",
-    gpu="NVIDIA H100 80GB HBM3",
-    gpu_count=1,
-    engine="vllm 0.13",
-    source="a test",
-    note="",
-    licence="Apache-2.0",
-    costs=EngineProfile(),
     kv_capacity_tokens=397_000,
     transfers=Transfers.WHOLE,
-    network="NVLink",
 )
 SHAPE = {  # MLP, vocabulary, parameters besides the matrices: biases of q, k, v, or norms of q and k; a layer
     "llama-3.1-8b": (14_336, 128_256, 0),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine_profiles import profile_of
 from ppd.proxy.errors import ConfigError, FormatError
 from ppd.servers.profiles import (
     BUNDLED,
@@ -26,20 +27,12 @@ from ppd.servers.timing import EngineProfile
 
 Change = Callable[[dict[str, Any]], Any]
 
-PROFILE = ProfileFile(
+PROFILE = profile_of(
     name="test-engine",
     status=Status.FITTED,
-    model="Llama-3.1-8B",
-    gpu="NVIDIA H100 80GB HBM3",
-    gpu_count=1,
-    engine="vllm 0.13",
-    source="a test",
-    note="",
-    licence="Apache-2.0",
     costs=EngineProfile(step_s=7e-3, max_batched_tokens=2048),
     kv_capacity_tokens=400_010,
     transfers=Transfers.WHOLE,
-    network="NVLink",
     fit=Fit(
         fitted_on=("4R",),
         checked_on=(Check(config="2P_2D", cells=60, ttft_error_median=0.08, tpot_error_median=0.03, note="noisy"),),

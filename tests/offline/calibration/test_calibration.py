@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
+from engine_profiles import profile_of
 from ppd.offline import grid_file
 from ppd.offline.calibration.command import command
 from ppd.offline.calibration.errors import errors, markdown
@@ -20,7 +21,7 @@ from ppd.offline.records import Origin, Outcome, RunResult
 from ppd.offline.runs import Profile, Run, Workload
 from ppd.offline.simulation import Setup, simulate
 from ppd.proxy.errors import FormatError
-from ppd.servers.profiles import ProfileFile, Status, Transfers, load
+from ppd.servers.profiles import ProfileFile, Status, load
 from ppd.servers.timing import EngineProfile
 
 TRUTH = EngineProfile(
@@ -34,21 +35,7 @@ TRUTH = EngineProfile(
     transfer_bytes_per_s=5e9,
     context_token_s=50e-9,
 )
-PROFILE = ProfileFile(
-    name="truth",
-    status=Status.MODELLED,
-    model="m",
-    gpu="g",
-    gpu_count=1,
-    engine="e",
-    source="",
-    note="",
-    licence="",
-    costs=TRUTH,
-    kv_capacity_tokens=400_000,
-    transfers=Transfers.MISSING,
-    network="n",
-)
+PROFILE = profile_of(name="truth", costs=TRUTH)
 ORIGIN = Origin(backend="simulate", engine="ppd simulator", model="m", gpu="g")
 HEADER = (
     "config,workload,qps,n_t1,n_t2,t1_ttft_avg,t1_ttft_p50,t1_ttft_p99,t2_ttft_avg,t2_ttft_p50,t2_ttft_p99,"

@@ -43,12 +43,12 @@ def changed(**members: object) -> bytes:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (changed(version=2), "must be ppd-bench of version 1, is ppd-bench of version 2"),
-        (changed(kind="ppd-run"), "is ppd-run of version 1"),
+        (changed(version=2), "version: must be 1, got 2"),
+        (changed(kind="ppd-run"), "kind: must be .ppd-bench., got .ppd-run."),
         (changed(requests=3), "not whole: 2 of 3 requests"),
         (changed(colour="red"), "colour"),
-        (b"plain text", "not the records of a bench"),
-        (encode(RESULT)[:-20], "not the records of a bench"),
+        (b"plain text", "not a ppd-bench file"),
+        (encode(RESULT)[:-20], "not a ppd-bench file"),
     ],
 )
 def test_a_file_that_is_none_is_refused(data: bytes, says: str) -> None:

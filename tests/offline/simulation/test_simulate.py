@@ -8,28 +8,15 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as replace_struct
 
+from engine_profiles import profile_of
 from ppd.offline.records import Record
 from ppd.offline.runs import Profile, Run, Workload
 from ppd.offline.simulation import Setup, simulate
 from ppd.proxy.errors import ConfigError
-from ppd.servers.profiles import ProfileFile, Status, Transfers
+from ppd.servers.profiles import Transfers
 from ppd.servers.timing import EngineProfile
 
-PROFILE = ProfileFile(
-    name="test",
-    status=Status.MODELLED,
-    model="m",
-    gpu="g",
-    gpu_count=1,
-    engine="e",
-    source="",
-    note="",
-    licence="",
-    costs=EngineProfile(),
-    kv_capacity_tokens=400_000,
-    transfers=Transfers.MISSING,
-    network="n",
-)
+PROFILE = profile_of()
 SETUP = Setup(profile=PROFILE)
 BUSY = Workload(
     first=Profile(name="first", new_tokens=512, output_tokens=64),

@@ -1,0 +1,77 @@
+"""Files on disk: written whole or not at all, and read with their name in every error.
+
+Records lie in gzipped JSON lines: a head that says `kind` and `version`, then one row a line.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from ppd.proxy.errors import ConfigError, FormatError
+
+T = TypeVar("T")
+Head = TypeVar("Head")
+
+_encoder = msgspec.json.Encoder()
+
+
+class _Version(msgspec.Struct):
+    version: int
+    kind: str
+
+
+def encode_rows(head: msgspec.Struct, rows: Iterable[msgspec.Struct]) -> bytes:
+    """The same head and rows give the same bytes."""
+    return gzip.compress(_encoder.encode_lines([head, *rows]), compresslevel=5, mtime=0)
+
+
+def decode_rows(
+    data: bytes, head: type[Head], row: Callable[[bytes], T], *, kind: str, version: int
+) -> tuple[Head, tuple[T, ...]]:
+    """Head and rows, each row by `row`; FormatError names what is missing, unknown or of another version."""
+    try:
+        first, *rows = gzip.decompress(data).splitlines()
+        found = msgspec.json.decode(first, type=_Version)
+        if found.kind != kind:
+            raise FormatError(f"kind: must be {kind!r}, got {found.kind!r}")
+        if found.version != version:
+            raise FormatError(f"version: must be {version}, got {found.version}")
+        return msgspec.json.decode(first, type=head), tuple(map(row, rows))
+    except (msgspec.DecodeError, ValueError, OSError, EOFError, zlib.error) as exc:
+        raise FormatError(f"not a {kind} file: {exc}") from exc
+    except ConfigError as exc:
+        raise FormatError(f"not a {kind} file: {exc.message}") from exc
+
+
+def load(path: Path, decode: Callable[[bytes], T]) -> T:
+    """What a file holds; FormatError begins with its path."""
+    try:
+        return decode(path.read_bytes())
+    except OSError as exc:
+        raise FormatError(f"{path}: {exc.strerror}") from exc
+    except FormatError as exc:
+        raise FormatError(f"{path}: {exc.message}") from exc
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """The file is there whole, or as it was before; FormatError, and nothing is left behind, where a disk fills up."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as exc:
+        with suppress(OSError):
+            beside.unlink()
+        raise FormatError(f"{path}: cannot be written: {exc.strerror}") from exc

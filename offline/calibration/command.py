@@ -28,6 +28,7 @@ from .sources import Region, Source, open_source
 @click.argument("source", type=click.Path(exists=True, path_type=Path), metavar="SOURCE")
 @click.option("--output", type=click.Path(path_type=Path), help="The profile; default NAME.json here.")
 @click.option("--name", help="Of the profile; default: by the source.")
+@click.option("--kv-capacity", type=click.IntRange(1), help="Tokens of KV that an engine holds; no record tells it.")
 @click.option("--fit-on", multiple=True, metavar="CONFIG", help="Configurations to fit; the others are only checked.")
 @click.option("--document", "page", type=click.Path(path_type=Path), help="Write the errors as Markdown too.")
 @click.option("--without", is_flag=True, help="Fit again without each assumption about the source; takes as long each.")
@@ -43,6 +44,7 @@ def command(
     source: Path,
     output: Path | None,
     name: str | None,
+    kv_capacity: int | None,
     fit_on: tuple[str, ...],
     page: Path | None,
     without: bool,
@@ -55,7 +57,7 @@ def command(
     come closest to the measured ones. The profile says what it was fitted on and how far it is from what it was not.
     """
     try:
-        known = open_source(source)
+        known = open_source(source, kv_capacity)
         if unknown := set(fit_on) - set(known.configs):
             raise ConfigError(f"--fit-on {min(unknown)}: {source} has {', '.join(known.configs)}", param="fit_on")
         chosen = replace(known, fitted_on=fit_on or known.fitted_on)

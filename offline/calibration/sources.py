@@ -10,6 +10,7 @@ from ppd.servers.profiles import ProfileFile, Status, Transfers
 
 from .. import published
 from ..folder import SweepFolder
+from ..runs import Topology
 from ..simulation import Setup
 from .fit import START
 from .observations import Observation, from_published, from_sweep, unrecognised_share
@@ -53,12 +54,16 @@ class Source:
         return tuple(dict.fromkeys(one.config for one in self.observations))
 
 
-def open_source(path: Path) -> Source:
-    """A sweep's folder, or the rows of a published grid."""
-    return _sweep(path) if path.is_dir() else _published(path)
+PUSHING = ("p2p_nccl", "whole")  # how a connector that moves whole prompts is called in an origin
+USUAL_CAPACITY_TOKENS = 400_000
 
 
-def _published(path: Path) -> Source:
+def open_source(path: Path, kv_capacity_tokens: int | None = None) -> Source:
+    """A sweep's folder, or the rows of a published grid. `kv_capacity_tokens`: of one engine; no record tells it."""
+    return _sweep(path, kv_capacity_tokens) if path.is_dir() else _published(path, kv_capacity_tokens)
+
+
+def _published(path: Path, kv_capacity_tokens: int | None) -> Source:
     """The paper's grid. Beyond these regions its 50 connections are all taken, and what it measures is its client."""
     small, large = (
         Region("small context, QPS 0.5 to 8", "small", to_qps=8),
@@ -79,7 +84,7 @@ def _published(path: Path) -> Source:
         ),
         licence="Apache-2.0",
         costs=START,
-        kv_capacity_tokens=400_000,
+        kv_capacity_tokens=kv_capacity_tokens or USUAL_CAPACITY_TOKENS,
         max_num_seqs=256,
         transfers=Transfers.WHOLE,
         network="NVLink",
@@ -105,26 +110,31 @@ def _published(path: Path) -> Source:
     )
 
 
-def _sweep(path: Path) -> Source:
+def _sweep(path: Path, kv_capacity_tokens: int | None) -> Source:
     """One's own measurements; every configuration is fitted on unless the caller holds some back."""
     results = list(SweepFolder(path).results())
     observations = from_sweep(results)
     if not observations:
         raise FormatError(f"{path}: holds no cell whose requests all finished, so there is nothing to fit")
-    origin = results[0].origin
+    first = results[0]
+    origin, workers = first.origin, Topology.parse(first.run.topology).workers
+    pushes = origin.connector.startswith(PUSHING)
+    assumed = ["attention_pair_s is arithmetic"]
+    if kv_capacity_tokens is None:
+        assumed.append(f"kv_capacity_tokens is assumed to be {USUAL_CAPACITY_TOKENS:,}")
     profile = ProfileFile(
         name=path.resolve().name,
         status=Status.FITTED,
         model=origin.model,
         gpu=origin.gpu,
-        gpu_count=1,
+        gpu_count=max(1, origin.gpu_count // workers),
         engine=origin.engine,
         source=f"a sweep of {len(results)} runs",
-        note=f"Fitted to means of whole requests; {origin.note}".rstrip("; "),
+        note="; ".join(filter(None, ("Fitted to means of whole requests", *assumed, origin.note))),
         licence="",
         costs=START,
-        kv_capacity_tokens=400_000,
-        transfers=Transfers.MISSING,
+        kv_capacity_tokens=kv_capacity_tokens or USUAL_CAPACITY_TOKENS,
+        transfers=Transfers.WHOLE if pushes else Transfers.MISSING,
         network=origin.connector,
     )
     everything = Region("all cells")

@@ -189,11 +189,11 @@ class Engine:
 
     def _find_room(self, job: Job) -> bool:
         """Share what is cached of the prompt and reserve the rest; False, and nothing changes, if memory is short."""
-        found, hit = self.cache.share(job.prompt)
-        if not self.cache.reserve(job.todo - hit):
+        found, held, hit = self.cache.share(job.prompt)
+        if not self.cache.reserve(job.todo - held):
             self.cache.release(found, 0)
             return False
-        job.found, job.own_tokens, job.computed = found, job.todo - hit, hit
+        job.found, job.own_tokens, job.computed = found, job.todo - held, hit
         if not job.generated:
             job.cached_tokens = hit
         return True

@@ -51,16 +51,19 @@ class KvCache:
         """Share in use by sequences, as vLLM's `kv_cache_usage_perc`."""
         return self.used_tokens / self.capacity_tokens
 
-    def share(self, prompt: Sequence[Span]) -> tuple[list[Held], int]:
-        """The cached prefix, taken into use, and its length in whole blocks; one token is always left to compute."""
+    def share(self, prompt: Sequence[Span]) -> tuple[list[Held], int, int]:
+        """The cached prefix, taken into use: its spans, its length, and what of it is a hit.
+
+        A hit is whole blocks, and leaves one token to compute. What is computed again needs no more memory.
+        """
         found: list[Held] = []
-        hit = 0
+        held_tokens = 0
         for span in prompt:
             held = self._spans.get(span.id)
             if held is None:
                 break
             found.append(held)
-            hit += min(held.tokens, span.tokens)
+            held_tokens += min(held.tokens, span.tokens)
             if held.tokens < span.tokens:
                 break
         for held in found:
@@ -69,9 +72,8 @@ class KvCache:
                 self._kept_tokens -= held.tokens
                 self.used_tokens += held.tokens
             held.users += 1
-        whole = sum(span.tokens for span in prompt)
-        hit = min(hit, whole - 1)
-        return found, hit - hit % self.block_size
+        hit = min(held_tokens, sum(span.tokens for span in prompt) - 1)
+        return found, held_tokens, hit - hit % self.block_size
 
     def reserve(self, tokens: int) -> bool:
         """Take so many tokens for a sequence; False, and nothing changes, if that many are not available."""

@@ -1,6 +1,6 @@
 """The paper's Algorithm 1 around what a live fleet allows.
 
-1. The fleet has no D, or the mode, or a forced route in its place, says REPLICA.
+1. The fleet has no D, or the mode, or a forced route in its place, says REPLICA; but not for a history stored in a D.
 2. The request needs one engine for all of it, or lies stored in one: LOCAL or REPLICA, whatever the table says.
 3. A route that the operator forces on this one turn, the first included: that, whatever mode and table say.
 4. Turn 1: SPLIT, there is nothing to append to.
@@ -78,7 +78,7 @@ def _able(turn: Turn, views: Iterable[WorkerView], now_s: float, avoid: Collecti
 
 def _wish(turn: Turn, fleet: _Fleet, rules: Rules, qps: float) -> _Wish:
     asks_for_replica = turn.forced is Route.REPLICA if turn.forced else rules.mode is Mode.REPLICA
-    if asks_for_replica and fleet.replicas:
+    if asks_for_replica and fleet.replicas and not _is_stored_on_decode(turn, fleet):
         return _Wish(Route.REPLICA, "forced" if turn.forced else "mode_replica")
     if not fleet.decodes:
         return _Wish(Route.REPLICA, "no_decode_worker")
@@ -100,6 +100,12 @@ def _wish(turn: Turn, fleet: _Fleet, rules: Rules, qps: float) -> _Wish:
             return _Wish(Route.LOCAL if local else Route.SPLIT, "fraction_local" if local else "fraction_split")
         case _:
             return _by_table(turn, rules, qps)
+
+
+def _is_stored_on_decode(turn: Turn, fleet: _Fleet) -> bool:
+    """Whether the history lies in a D alone, which no replica can ask for it."""
+    decode = turn.decode
+    return turn.stored_response and decode is not None and any(view.id == decode.worker for view in fleet.decodes)
 
 
 def _by_table(turn: Turn, rules: Rules, qps: float) -> _Wish:

@@ -280,6 +280,7 @@ def test_a_forced_route_that_cannot_be_had_is_a_split_with_the_veto_for_a_reason
     [
         (NEXT, (R1,), Route.REPLICA, {Route.REPLICA: "forced"}),
         (replace(NEXT, stored_response=True), (P1, D2), Route.LOCAL, {}),
+        (replace(NEXT, stored_response=True), FLEET, Route.LOCAL, {}),  # R has no part of it
         (replace(NEXT, single_engine="n"), (P1, D2), Route.LOCAL, {}),
         (NEXT, (D2,), Route.LOCAL, {Route.LOCAL: "forced"}),
     ],

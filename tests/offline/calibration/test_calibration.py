@@ -178,3 +178,25 @@ def test_simulations_keep_the_order_of_their_observations() -> None:
     with Simulations(1) as simulations:
         means = simulations.means(observations, Setup(profile=PROFILE))
     assert means == pytest.approx(np.array([one.means for one in observations]))
+
+
+@pytest.mark.parametrize(
+    ("connector", "transfers"),
+    [
+        ("nixl", "missing"),
+        ("missing blocks pulled", "missing"),
+        ("p2p_nccl", "whole"),
+        ("whole prompts pushed", "whole"),
+    ],
+)
+def test_a_sweep_is_simulated_as_it_was_measured(tmp_path: Path, connector: str, transfers: str) -> None:
+    origin = Origin(backend="target", engine="vllm", gpu="g", gpu_count=8, connector=connector)
+    sweep = SweepFolder.create(tmp_path / "sweep", grid_file.read("quick"), origin, "2026-01-01T00:00:00Z")
+    for result in measured()[3:]:
+        sweep.save(replace(result, origin=origin))
+    profile = open_source(sweep.path).setup.profile
+    assert (profile.transfers, profile.gpu_count) == (transfers, 4)  # of two workers
+    assert "kv_capacity_tokens is assumed to be 400,000" in profile.note
+    told = open_source(sweep.path, 50_000).setup.profile
+    assert told.kv_capacity_tokens == 50_000
+    assert "assumed" not in told.note

@@ -101,6 +101,16 @@ def test_the_youngest_gives_way_when_memory_is_short_and_all_still_end() -> None
     assert bench.engine.cache.used_tokens == 0
 
 
+def test_a_sequence_that_just_fits_runs_beside_its_own_cached_prefix() -> None:
+    bench = Bench(capacity=100)
+    bench.add(1, 50, 34)
+    bench.run()
+    bench.add(2, (Span(101, 50), Span(201, 34), Span(7, 15)), 1, at_s=bench.timeline.now_s)
+    bench.run()
+    assert 2 in bench.last
+    assert bench.engine.cache.used_tokens == 0
+
+
 def test_no_more_sequences_run_than_the_engine_takes() -> None:
     bench = Bench(seqs=1)
     bench.add(1, 10, 5)

@@ -15,8 +15,8 @@ def cached(*prompts: tuple[Span, ...], capacity: int = 1000) -> KvCache:
     """A cache through which these prompts went, one after the other."""
     cache = KvCache(capacity, 16)
     for prompt in prompts:
-        found, hit = cache.share(prompt)
-        own = sum(span.tokens for span in prompt) - hit
+        found, held, _ = cache.share(prompt)
+        own = sum(span.tokens for span in prompt) - held
         assert cache.reserve(own)
         own -= cache.publish(prompt, found)
         cache.release(found, own)
@@ -37,25 +37,25 @@ def cached(*prompts: tuple[Span, ...], capacity: int = 1000) -> KvCache:
 def test_the_longest_cached_prefix_is_found_in_whole_blocks(
     before: list[tuple[Span, ...]], prompt: tuple[Span, ...], hit: int
 ) -> None:
-    assert cached(*before).share(prompt)[1] == hit
+    assert cached(*before).share(prompt)[2] == hit
 
 
 def test_the_longest_unused_goes_first_and_of_one_prompt_its_tail() -> None:
     cache = cached((A, B), (C,), capacity=192)
     assert cache.reserve(64)
     assert cache.evicted_tokens == 64
-    assert cache.share((A, B))[1] == 64
-    assert cache.share((C, Span(9, 8)))[1] == 64
+    assert cache.share((A, B))[2] == 64
+    assert cache.share((C, Span(9, 8)))[2] == 64
 
 
 def test_what_is_in_use_is_never_evicted() -> None:
     cache = cached((A,), (B,), capacity=128)
-    found, _ = cache.share((A, C))
+    found, _, _ = cache.share((A, C))
     assert cache.reserve(64)  # takes B's place
     assert not cache.reserve(1)
     cache.release(found, 64)
     assert cache.used_tokens == 0
-    assert cache.share((A, C))[1] == 64
+    assert cache.share((A, C))[2] == 64
 
 
 def test_two_that_compute_one_prefix_at_once_leave_it_cached_once() -> None:
@@ -80,8 +80,8 @@ def test_all_memory_is_available_again_when_all_have_ended(ids: list[list[int]],
         for number in numbers:  # an id stands for all that is before it
             chain = chain * 10 + number
             prompt.append(Span(chain, 16 * number + 3))
-        found, hit = cache.share(prompt)
-        own = sum(span.tokens for span in prompt) - hit
+        found, held, _ = cache.share(prompt)
+        own = sum(span.tokens for span in prompt) - held
         if cache.reserve(own):
             own -= cache.publish(prompt, found)
             assert cache.used_tokens <= capacity

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable
+
 import pytest
 
+from ppd.offline.runs import Run
 from ppd.offline.schedule import Schedule
 from ppd.proxy.errors import ConfigError
 from sweep_fakes import failed, finished, grid, run
@@ -57,6 +61,41 @@ def test_a_cell_gets_more_seeds_only_while_it_is_not_known_well(ttfts_s: tuple[f
 
 def test_a_precision_of_zero_asks_for_every_seed() -> None:
     assert len(drain(Schedule(grid(qps=(1.0,), seeds=1, max_seeds=3, precision=0.0), only=["2R/*"]), WIDE)) == 3
+
+
+def seeds_by_arm(schedule: Schedule, ttft_s: Callable[[Run], float | None]) -> dict[float | None, list[int]]:
+    """The seeds that each arm gets, in order, by x; a TTFT of None: the run failed."""
+    seeds: dict[float | None, list[int]] = defaultdict(list)
+    while (taken := schedule.take()) is not None:
+        seeds[taken.x].append(taken.seed)
+        took_s = ttft_s(taken)
+        schedule.done(failed(taken) if took_s is None else finished(taken, (took_s, took_s)))
+    return seeds
+
+
+def test_arms_of_a_decision_rest_on_the_same_seeds() -> None:
+    """One arm varies from run to run, the other does not, and ends no earlier for that."""
+    schedule = Schedule(grid(seeds=2, max_seeds=4, precision=0.05), only=["1P_1D-x*/small_tiny/q1"])
+    seeds = seeds_by_arm(schedule, lambda taken: 0.1 if taken.x else 0.1 * (1 + taken.seed))
+    assert seeds == {0.0: [0, 1, 2, 3], 1.0: [0, 1, 2, 3]}
+
+
+def test_arms_that_were_left_uneven_are_made_even() -> None:
+    done = [finished(run(seed)) for seed in range(3)] + [finished(run(0, x=1.0))]
+    schedule = Schedule(grid(seeds=1, max_seeds=5, precision=0.05), done, only=["1P_1D-x*/small_tiny/q1"])
+    assert seeds_by_arm(schedule, lambda taken: 0.1) == {1.0: [1, 2]}
+
+
+def test_an_arm_whose_every_run_failed_gets_no_more_while_the_other_does() -> None:
+    schedule = Schedule(grid(seeds=2, max_seeds=3, precision=0.0), only=["1P_1D-x*/small_tiny/q1"])
+    seeds = seeds_by_arm(schedule, lambda taken: None if taken.x else 0.1)
+    assert seeds == {0.0: [0, 1, 2], 1.0: [0, 1]}
+
+
+@pytest.mark.parametrize("max_seeds", [1, 3])
+def test_one_run_never_tells_how_well_a_cell_is_known(max_seeds: int) -> None:
+    axes = grid(qps=(1.0,), seeds=1, max_seeds=max_seeds, precision=0.05)
+    assert len(drain(Schedule(axes, only=["2R/*"]), NARROW)) == min(2, max_seeds)
 
 
 def test_a_cell_whose_every_run_failed_gets_no_more() -> None:

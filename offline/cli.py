@@ -52,4 +52,6 @@ def _module(name: str, command: str) -> ModuleType:
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] not in NEEDED:
             raise
-        raise click.ClickException(f'{command} needs {exc.name}: pip install "ppd-router[offline]"') from exc
+        raise click.ClickException(
+            f'{command} needs {exc.name}: pip install "ppd-router[offline]", or ".[offline]" in a clone'
+        ) from exc

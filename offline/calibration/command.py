@@ -26,7 +26,7 @@ from .sources import Region, Source, open_source
 
 @click.command("calibrate")
 @click.argument("source", type=click.Path(exists=True, path_type=Path), metavar="SOURCE")
-@click.option("--output", type=click.Path(path_type=Path), help="The profile; default NAME.json here.")
+@click.option("--out", "output", type=click.Path(path_type=Path), help="The profile; default NAME.json here.")
 @click.option("--name", help="Of the profile; default: by the source.")
 @click.option("--kv-capacity", type=click.IntRange(1), help="Tokens of KV that an engine holds; no record tells it.")
 @click.option("--fit-on", multiple=True, metavar="CONFIG", help="Configurations to fit; the others are only checked.")
@@ -55,6 +55,7 @@ def command(
 
     The runs that were measured are simulated, and the costs sought under which the simulated means of TTFT and TPOT
     come closest to the measured ones. The profile says what it was fitted on and how far it is from what it was not.
+    Configurations are called as in the published rows: 2P_2D is x = 0 there, 2P_2pD is x = 1.
     """
     try:
         known = open_source(source, kv_capacity)
@@ -85,8 +86,9 @@ def _calibrate(
         name=name or setup.profile.name,
         fit=Fit(fitted_on=source.fitted_on, checked_on=tuple(line.check() for line in checks), command=command_line),
     )
-    write_whole(output or Path(f"{profile.name}.json"), encode(profile))
-    click.echo(markdown(checks, source.fitted_on))
+    path = output or Path(f"{profile.name}.json")
+    write_whole(path, encode(profile))
+    click.echo(f"{markdown(checks, source.fitted_on)}\n\n{path}")
     if page is not None:
         regions = [checks, *(_errors(source, region, setup, simulations) for region in source.other_regions)]
         others = _withouts(source, simulations, evaluations, console) if without else []

@@ -72,7 +72,7 @@ def test_a_fit_comes_near_and_predicts_what_it_has_not_seen(tmp_path: Path) -> N
     output = tmp_path / "profile.json"
     page = tmp_path / "page.md"
     done = CliRunner().invoke(
-        command, [str(folder), "--output", str(output), "--document", str(page), "--jobs", "1"], catch_exceptions=False
+        command, [str(folder), "--out", str(output), "--document", str(page), "--jobs", "1"], catch_exceptions=False
     )
     assert done.exit_code == 0, done.output
     profile = load(output)

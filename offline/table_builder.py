@@ -10,26 +10,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
 from ppd.proxy import measurements
 from ppd.proxy.errors import ConfigError, FormatError
 from ppd.proxy.measurements import Arm, Axes, ContextClass, Failed, Provenance, Tpot, Ttft, WorkloadType
-from ppd.proxy.policy import Route
 from ppd.proxy.tables import KIND, VERSION, DecisionTable
 
-from .cells import Cell, gather
+from .cells import ROUTES, Cell, gather, why_no_evidence
 from .files import write_whole
-from .records import Record, RunResult
+from .records import Outcome, RunResult
 from .runs import Profile, Workload
 from .statistics import Estimate
 
-ROUTES = {0.0: Route.SPLIT, 1.0: Route.LOCAL}  # by x: what an arm is made of
 BEYOND = 2  # the last class ends at so many times what was measured, as the paper's do
 SIMULATED = "simulate"  # the backend that measures nothing
 
@@ -40,14 +35,6 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 _Arms = Mapping[tuple[Workload, float, float | None], Cell]  # by workload, QPS and x
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What an arm needs to be evidence."""
-
-    min_requests: int = 1  # later turns that finished and went the arm's way
-    min_success: float = 0.9  # share of the requests: what a failing fleet lets through is not the workload any more
-
-
 def build_tables(
     results: Iterable[RunResult],
     *,
@@ -55,7 +42,6 @@ def build_tables(
     source: str = "ppd-build-table",
     licence: str = "",
     note: str = "",
-    limits: Limits | None = None,
 ) -> list[DecisionTable]:
     """The tables with evidence, called <name>-<topology> and what sets their conversations apart from two plain turns.
 
@@ -67,41 +53,39 @@ def build_tables(
     for result in results:
         run = result.run
         if run.x in ROUTES and run.workload.turns > 1:
-            groups.setdefault(f"{run.topology}{_kind(run.workload)}", []).append(_own_way(result))
+            groups.setdefault(f"{run.topology}{_kind(run.workload)}", []).append(result)
     tables = []
     for suffix, group in groups.items():
         origin = _provenance(group, source=source, licence=licence, note=note)
-        for part, cells in _told_apart(gather(group)):
-            tables.append(_table(f"{name}-{suffix}{part}", cells, origin, limits or Limits()))
+        for part, cells in _told_apart(gather(group, own_way=True)):
+            tables.append(_table(f"{name}-{suffix}{part}", cells, origin))
     _check_evidence(tables, sum(map(len, groups.values())))
     return [table for table in tables if _has_evidence(table)]
 
 
 def write_tables(tables: Iterable[DecisionTable], folder: Path) -> list[Path]:
-    """Each as <its name>.json in this folder, whole or not at all."""
+    """Each as <its name>.json in this folder, whole or not at all. Other tables there were made before, and go."""
     paths = []
     for table in tables:
         paths.append(folder / f"{table.name}.json")
         write_whole(paths[-1], table.encode())
+    for path in folder.glob("*.json"):
+        if path not in paths and _is_table(path):
+            path.unlink()
     return paths
+
+
+def _is_table(path: Path) -> bool:
+    """Whether it is one that `write_tables` could have written."""
+    try:
+        return DecisionTable.load(path).name == path.stem
+    except FormatError:
+        return False
 
 
 def _kind(workload: Workload) -> str:
     """What a workload's name says beside its two turns: `-turns4-think5`."""
     return workload.name.removeprefix(f"{workload.first.name}_{workload.later.name}")
-
-
-def _own_way(result: RunResult) -> RunResult:
-    """Without the later turns that went another way than the arm's: by a veto, or as their conversation had an R.
-
-    What failed stays, whichever way it went.
-    """
-    route = ROUTES[result.run.x or 0.0]
-
-    def counts(record: Record) -> bool:
-        return record.turn == 1 or bool(record.error) or record.route == route
-
-    return msgspec.structs.replace(result, records=tuple(filter(counts, result.records)))
 
 
 # -- axes
@@ -152,7 +136,7 @@ def _contexts(cells: Sequence[Cell]) -> list[tuple[Profile, ContextClass]]:
 # -- cells
 
 
-def _table(name: str, cells: Sequence[Cell], origin: Provenance, limits: Limits) -> DecisionTable:
+def _table(name: str, cells: Sequence[Cell], origin: Provenance) -> DecisionTable:
     """As the proxy will read it: decoded from what is written."""
     contexts = _contexts(cells)
     types = sorted({cell.workload.later for cell in cells}, key=lambda type_: (type_.new_tokens, type_.output_tokens))
@@ -167,7 +151,7 @@ def _table(name: str, cells: Sequence[Cell], origin: Provenance, limits: Limits)
     arms = {(cell.workload, cell.qps, cell.x): cell for cell in cells}
     workloads = {(cell.workload.first, cell.workload.later): cell.workload for cell in cells}
     made = [
-        _cell(context.name, workload, qps, arms, limits)
+        _cell(context.name, workload, qps, arms)
         for (first, context), later, qps in product(contexts, types, axes.qps)
         if (workload := workloads.get((first, later))) is not None
     ]
@@ -183,14 +167,12 @@ def _table(name: str, cells: Sequence[Cell], origin: Provenance, limits: Limits)
     return DecisionTable.decode(table.encode())
 
 
-def _cell(context: str, workload: Workload, qps: float, arms: _Arms, limits: Limits) -> measurements.Cell | None:
+def _cell(context: str, workload: Workload, qps: float, arms: _Arms) -> measurements.Cell | None:
     """None where neither arm was tried."""
     tried = [arms.get((workload, qps, x)) for x in ROUTES]
     if not any(tried):
         return None
-    (split, why_no_split), (local, why_no_local) = (
-        _arm(cell, route, limits) for cell, route in zip(tried, ROUTES.values(), strict=True)
-    )
+    (split, why_no_split), (local, why_no_local) = map(_arm, tried)
     failed = Failed(split=why_no_split, local=why_no_local)
     return measurements.Cell(
         context=context,
@@ -202,19 +184,13 @@ def _cell(context: str, workload: Workload, qps: float, arms: _Arms, limits: Lim
     )
 
 
-def _arm(cell: Cell | None, route: Route, limits: Limits) -> tuple[Arm | None, str]:
+def _arm(cell: Cell | None) -> tuple[Arm | None, str]:
     """The arm, or None and why; no reason for one that was not tried."""
     if cell is None:
         return None, ""
-    if not cell.seeds:
-        return None, "; ".join(dict.fromkeys(cell.failed)) or "no run finished"
-    if cell.requests - cell.failures < limits.min_success * cell.requests:
-        return None, f"{cell.failures} of {cell.requests} requests failed"
-    ttft, tpot = cell.later_ttft_s, cell.later_tpot_s
-    if ttft is None or ttft.n < limits.min_requests:
-        return None, f"{ttft.n if ttft else 0} later turns went {route}; at least {max(limits.min_requests, 1)} must"
-    if tpot is None:
-        return None, "answers of one token have no TPOT"
+    ttft, tpot, why = cell.later_ttft_s, cell.later_tpot_s, why_no_evidence(cell)
+    if why or ttft is None or tpot is None:
+        return None, why
     return Arm(n=ttft.n, failures=cell.failures, ttft_s=_times(Ttft, ttft), tpot_s=_times(Tpot, tpot)), ""
 
 
@@ -254,7 +230,7 @@ def _provenance(results: Sequence[RunResult], *, source: str, licence: str, note
         connector=_joined(origin.connector for origin in origins),
         date="/".join(dict.fromkeys((days[0], days[-1]))),
         source=source,
-        seeds=tuple(sorted({result.run.seed for result in results})),
+        seeds=tuple(sorted({result.run.seed for result in results if result.outcome is Outcome.FINISHED})),
         note="; ".join(filter(None, notes)),
         licence=licence,
     )

@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Iterator
 from enum import StrEnum
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -42,7 +41,6 @@ __all__ = [
 
 VERSION: Final = 1
 KIND: Final = "ppd-decision-table"
-LEAST_KNOWN = 0.5  # of all shares: what cells with evidence must hold together
 BUNDLED = Path(__file__).parents[1] / "tables"
 
 
@@ -123,10 +121,9 @@ class ScoredTable:
 
     By the rule `nearest` that is one cell (`Nearest`). By `interpolated` it is the cells around the turn (`Around`):
     the logarithms of TTFT and TPOT of both arms are averaged with the cells' shares, and the two differences follow
-    from that. As an arm's mean enters through its logarithm, it is enough to average log(local / split). A cell without
-    evidence drops out and the others' shares are scaled up; where the cells that have it hold less than half of the
-    whole, there is no evidence. So a turn on a measured point gets that cell's own verdict by both rules, and between
-    a cell and a failed one the cell stands for its half.
+    from that. As an arm's mean enters through its logarithm, it is enough to average log(local / split). A turn on a
+    measured point gets that cell's own verdict by both rules. Where a cell that has a share lacks evidence there is
+    nothing to interpolate between: the nearest cell's verdict stands, as an extrapolated one.
     """
 
     __slots__ = ("_around", "_inside", "_nearest", "_outside", "_ratios", "rule", "table", "weights")
@@ -147,7 +144,7 @@ class ScoredTable:
     def lookup(self, workload: Workload) -> Verdict:
         """Total: any numbers find a verdict, if only that there is no evidence."""
         if self._around is not None:
-            return self._averaged(self._around.mix(workload))
+            return self._averaged(self._around.mix(workload)) or self._outside[self._nearest.cell(workload)]
         verdicts = self._inside if self._nearest.covers(workload) else self._outside
         return verdicts[self._nearest.cell(workload)]
 
@@ -159,25 +156,22 @@ class ScoredTable:
         found = differences(cell)
         return judge(key, *found, self.weights, evidence) if found else no_evidence(key)
 
-    def _averaged(self, mix: Mix) -> Verdict:
-        log_ttft = log_tpot = known = most = 0.0
+    def _averaged(self, mix: Mix) -> Verdict | None:
+        """None where a cell lacks evidence."""
+        log_ttft = log_tpot = most = 0.0
         largest = 0
         for number, share in mix.shares:
             ratios = self._ratios[number]
             if ratios is None:
-                continue
+                return None
             log_ttft += share * ratios[0]
             log_tpot += share * ratios[1]
-            known += share
             if share > most:
                 largest, most = number, share
-        if known < LEAST_KNOWN:
-            largest, _ = max(mix.shares, key=itemgetter(1))
-            return no_evidence(self._inside[largest].cell)
-        if known == most:  # one cell alone
+        if len(mix.shares) == 1:
             return (self._inside if mix.is_inside else self._outside)[largest]
         evidence = Evidence.INTERPOLATED if mix.is_inside else Evidence.EXTRAPOLATED
-        d_ttft, d_tpot = -math.expm1(log_ttft / known), math.expm1(log_tpot / known)
+        d_ttft, d_tpot = -math.expm1(log_ttft), math.expm1(log_tpot)
         return judge(self._inside[largest].cell, d_ttft, d_tpot, self.weights, evidence)
 
 

@@ -28,11 +28,11 @@ class Weights:
 
 
 class Evidence(StrEnum):
-    """How a turn relates to what was measured; what is beyond an axis depends on the lookup."""
+    """How a turn relates to what was measured; what is beyond it depends on the lookup."""
 
     INSIDE = "inside"  # one measured cell stands for it
     INTERPOLATED = "interpolated"  # it lies between measured cells, and the verdict is worked out from them
-    EXTRAPOLATED = "extrapolated"  # it lies beyond at least one axis; the verdict is that of the nearest place on it
+    EXTRAPOLATED = "extrapolated"  # beyond an axis, or beside a cell without evidence: the nearest place's verdict
     NONE = "none"  # what would decide it lacks an arm
 
 

@@ -12,6 +12,7 @@ from ..files import write_whole
 from ..folder import SweepFolder
 from . import comparison, numbers, published, study
 from .document import Document
+from .drawing import is_own
 from .page import page
 from .sections import document
 
@@ -32,9 +33,13 @@ def write_published_report(rows: Path, out: Path, description: Path | None = Non
 
 
 def _write(out: Path, made: Document, of: study.Study) -> Path:
-    """The page last, so that it never shows beside figures that are not there yet."""
-    for picture in made.pictures:
-        write_whole(out / f"{picture.name}.png", picture.png)
+    """The page after its figures, so that it never shows beside ones that are not there yet; an earlier page's go."""
+    pictures = {out / f"{picture.name}.png": picture.png for picture in made.pictures}
+    for path, png in pictures.items():
+        write_whole(path, png)
     write_whole(out / "cells.csv", numbers.csv(of.cells))
     write_whole(out / "index.html", page(made).encode())
+    for path in out.glob("*.png"):
+        if path not in pictures and is_own(path.read_bytes()):
+            path.unlink()
     return out / "index.html"

@@ -11,7 +11,6 @@ from ..runs import Workload
 
 MODES: Final = ("replica", "x=0", "0<x<1", "x=1", "hybrid")
 CLASSES: Final = ("decode-heavy", "balanced", "prefill-heavy")
-MAX_FAILED_SHARE: Final = 0.05  # of a cell's requests; the paper calls a service degraded beyond it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +62,6 @@ def by_point(cells: Iterable[Cell]) -> dict[Point, dict[Arm, Cell]]:
     for cell in cells:
         points.setdefault(Point(cell.workload, cell.qps), {})[Arm.of(cell)] = cell
     return points
-
-
-def is_evidence(cell: Cell) -> bool:
-    """Whether its figures may be compared: follow-up turns were measured, no run failed, few requests did."""
-    measured = cell.later_ttft_s is not None and cell.later_tpot_s is not None
-    return measured and not cell.failed and cell.failures <= MAX_FAILED_SHARE * cell.requests
 
 
 def workload_class(new_tokens: int, output_tokens: int) -> str:

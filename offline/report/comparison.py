@@ -181,7 +181,7 @@ def _table_4(cells: Sequence[Cell]) -> Section | None:
     table = Table(
         caption=(
             "The paper's table 4 by conversations/s, beside the share of workloads that are no evidence in the "
-            "published rows: their run failed, or more than 5 % of its requests did."
+            "published rows: their run failed, or more than 5 % of its requests or follow-up turns did."
         ),
         head=head,
         rows=rows,

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..cells import Cell
+from ..cells import Cell, is_evidence
 from ..runs import Workload
 from ..statistics import Estimate
-from .arms import Arm, is_evidence
+from .arms import Arm
 
 Which = Callable[[Cell], Estimate | None]
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from .arms import Arm
 
 DPI: Final = 150
+SOFTWARE: Final = "ppd-build-table"  # written into every picture
 PANEL_IN: Final = (3.3, 2.6)
 _ENTRY_IN: Final = 1.9  # of a legend
 _SETTINGS: Final[dict[Any, Any]] = {
@@ -101,10 +102,15 @@ def grid_of(count: int, widest: int = 3) -> tuple[int, int]:
 
 
 def png(figure: Figure) -> bytes:
-    """Without the program's version or a date, so that equal figures are equal bytes."""
+    """Without a version or a date, so that equal figures are equal bytes; signed, so that a later report knows it."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None}, facecolor="white")
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": SOFTWARE}, facecolor="white")
     return buffer.getvalue()
+
+
+def is_own(data: bytes) -> bool:
+    """Whether `png` made this picture."""
+    return f"Software\0{SOFTWARE}".encode() in data[:200]
 
 
 def markers(topologies: Iterable[str]) -> dict[str, str]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from scipy import stats
 
-from ..cells import Cell
+from ..cells import Cell, is_evidence
 from ..statistics import CONFIDENCE
-from .arms import Arm, arms, is_evidence
+from .arms import Arm, arms
 
 
 @dataclass(frozen=True, slots=True)

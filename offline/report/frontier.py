@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ..cells import Cell
+from ..cells import Cell, is_evidence
 from ..runs import Workload
 from ..statistics import Estimate
-from .arms import Arm, is_evidence
+from .arms import Arm
 
 Which = Callable[[Cell], Estimate | None]
 

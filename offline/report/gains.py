@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from ..cells import Cell
+from ..cells import Cell, is_evidence
 from ..statistics import half_width
-from .arms import by_point, is_evidence
+from .arms import by_point
 
 PAPER_QPS: Final = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0)
 _NAMES: Final = ("low", "medium", "high")

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ..cells import Cell
+from ..cells import Cell, why_no_evidence
 from ..statistics import Estimate
-from .arms import MAX_FAILED_SHARE, Arm, share
+from .arms import Arm, share
 from .document import Table
-from .numerals import NONE, mean_ms, ms
-from .study import FEW
+from .numerals import NONE, mean_ms, ms, percent
+from .study import FEW, is_late, is_other_share
 
 _HEAD = (
     "topology",
@@ -21,6 +21,7 @@ _HEAD = (
     "runs",
     "requests",
     "failed",
+    "LOCAL",
     "n",
     "TTFT mean, ms",
     "TTFT p50",
@@ -37,8 +38,9 @@ _HEAD = (
 def table(cells: Sequence[Cell]) -> Table:
     return Table(
         caption=(
-            "One row a cell. n counts the follow-up turns that finished; TTFT and TPOT are theirs where nothing else "
-            "is said, in ms; ± is half the 95 % interval of the mean, from the runs' means where there are several."
+            "One row a cell. n counts the follow-up turns that finished, LOCAL is the share of them that was; TTFT and "
+            "TPOT are theirs where nothing else is said, in ms; ± is half the 95 % interval of the mean, from the "
+            "runs' means where there are several."
         ),
         head=_HEAD,
         rows=[_row(cell) for cell in ordered(cells)],
@@ -59,9 +61,12 @@ def csv(cells: Sequence[Cell]) -> bytes:
 
 def remarks(cell: Cell) -> list[str]:
     """What to know before using a cell's figures."""
-    found = [f"run failed: {reason}" for reason in cell.failed]
-    if cell.failures > MAX_FAILED_SHARE * cell.requests:
-        found.append("many requests failed")
+    why = why_no_evidence(cell)
+    found = [f"no evidence: {why}"] if why else []
+    if is_other_share(cell):
+        found.append("LOCAL share is not x")
+    if is_late(cell):
+        found.append("sent late")
     if cell.later_ttft_s is not None and cell.later_ttft_s.n < FEW:
         found.append(f"n below {FEW}")
     if len(cell.seeds) == 1:
@@ -79,6 +84,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
         str(len(cell.seeds)),
         str(cell.requests),
         str(cell.failures),
+        percent(cell.local_share),
         str(ttft.n if ttft else 0),
         mean_ms(ttft),
         ms(ttft.p50 if ttft else None),
@@ -104,6 +110,8 @@ def _record(cell: Cell) -> dict[str, object]:
         "failures": cell.failures,
         "later_requests": cell.later_requests,
         "later_failures": cell.later_failures,
+        "local_share": cell.local_share,
+        "lateness_p99_s": cell.lateness_p99_s,
         **_estimate("later_ttft_s", cell.later_ttft_s),
         **_estimate("later_tpot_s", cell.later_tpot_s),
         **_estimate("first_ttft_s", cell.first_ttft_s),

@@ -9,10 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cells import Cell
+from ..cells import Cell, is_evidence
 from ..statistics import Estimate
 from . import winners
-from .arms import is_evidence
 from .gains import Band, change, mean_ttft_s, pairs
 from .printed import GAINS, WINS
 from .winners import Objective, Wins, wins

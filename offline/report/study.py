@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +12,15 @@ from typing import Final
 from ppd.proxy.errors import FormatError
 from ppd.proxy.tables import DecisionTable
 
-from ..cells import Cell, gather
+from ..cells import Cell, gather, is_evidence
 from ..folder import Sweep, SweepFolder
 from ..records import RunResult
 from ..table_builder import build_tables
-from .arms import arms, is_evidence
+from .arms import arms
 from .numerals import count, percent
 
 FEW: Final = 30  # follow-up turns of a cell below which a p99 is its maximum and an interval a guess
+LATE: Final = 0.05  # of the mean TTFT: what 99 % of the requests must be sent within
 _BACKENDS: Final = {
     "simulate": "simulation in virtual time",
     "launch": "fleets started for it",
@@ -79,6 +81,20 @@ def grid_facts(cells: Sequence[Cell]) -> tuple[tuple[str, str], ...]:
     )
 
 
+def is_other_share(cell: Cell) -> bool:
+    """Whether the LOCAL share differs from x by more than 1 % and more than three times what chance makes of it."""
+    if cell.x is None or cell.local_share is None:
+        return False
+    chance = math.sqrt(cell.x * (1 - cell.x) / (cell.local_turns + cell.split_turns))
+    return abs(cell.local_share - cell.x) > max(0.01, 3 * chance) + 1e-9
+
+
+def is_late(cell: Cell) -> bool:
+    if cell.ttft_s is None or cell.lateness_p99_s is None:
+        return False
+    return cell.lateness_p99_s > LATE * cell.ttft_s.mean
+
+
 def cell_cautions(cells: Sequence[Cell]) -> tuple[str, ...]:
     """What the cells themselves say against them."""
     failed = [cell for cell in cells if cell.failed]
@@ -86,6 +102,7 @@ def cell_cautions(cells: Sequence[Cell]) -> tuple[str, ...]:
     some = [cell for cell in cells if not cell.failed and cell.failures]
     few = [cell for cell in cells if cell.later_ttft_s is not None and cell.later_ttft_s.n < FEW]
     alone = [cell for cell in cells if len(cell.seeds) == 1]
+    others, late = sum(map(is_other_share, cells)), sum(map(is_late, cells))
     points = []
     if failed:
         named = "; ".join(reasons[:_LISTED]) + ("; and others" if len(reasons) > _LISTED else "")
@@ -94,7 +111,17 @@ def cell_cautions(cells: Sequence[Cell]) -> tuple[str, ...]:
     if some:
         points.append(
             f"In {count(len(some), 'more cell')} some requests failed; figures are of those that did not. Beyond 5 % "
-            "failed, a cell is no evidence."
+            "failed, of all requests or of follow-up turns, a cell is no evidence."
+        )
+    if others:
+        points.append(
+            f"In {count(others, 'cell')} the share of LOCAL turns is not what x says: follow-up turns went another way "
+            "than they were sent. Where more than 10 % of those of x=0 or x=1 did, the cell is no evidence."
+        )
+    if late:
+        points.append(
+            f"In {count(late, 'cell')} requests were sent late: the 99th percentile of the delay is above "
+            f"{percent(LATE, 0)} of the mean TTFT, which contains it. There the load generator was measured too."
         )
     if few:
         points.append(

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from ..cells import Cell
+from ..cells import Cell, is_evidence
 from ..statistics import Estimate
-from .arms import Arm, by_point, is_evidence
+from .arms import Arm, by_point
 
 
 @dataclass(frozen=True, slots=True)

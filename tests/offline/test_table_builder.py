@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppd.offline.cells import gather, is_evidence
 from ppd.offline.records import Origin, Outcome, Record, RunResult
 from ppd.offline.runs import Profile, Run, Workload
-from ppd.offline.table_builder import Limits, build_tables, write_tables
+from ppd.offline.table_builder import build_tables, write_tables
 from ppd.proxy.errors import ConfigError, FormatError
 from ppd.proxy.measurements import ContextClass
 from ppd.proxy.tables import DecisionTable, Evidence, Weights
@@ -132,15 +133,11 @@ def test_warm_up_first_turns_and_failures_enter_no_statistic() -> None:
 
 def test_a_turn_that_went_another_way_than_its_arm_is_not_in_it() -> None:
     """Vetoed, or of a conversation that a mixed fleet gave to its R."""
-    records = [
-        request(0, 2, 0.1, "LOCAL"),
-        request(1, 2, 0.9, "SPLIT"),
-        request(2, 2, 0.9, "REPLICA"),
-        request(3, 2, 0.1, "LOCAL"),
-    ]
+    ways = ["SPLIT", "REPLICA", "REPLICA", *["LOCAL"] * 9]
+    records = [request(number, 2, 0.1 if way == "LOCAL" else 0.9, way) for number, way in enumerate(ways)]
     (cell,) = only([result(run(0.0, "1R_1P_2D")), result(run(1.0, "1R_1P_2D"), records=tuple(records))]).cells
     assert cell.local is not None
-    assert cell.local.n == 2
+    assert cell.local.n == 9
     assert cell.local.ttft_s.mean == pytest.approx(0.1)
 
 
@@ -197,30 +194,24 @@ LATE = "the fleet stopped answering"
 
 
 @pytest.mark.parametrize(
-    ("local", "limits", "reason"),
+    ("local", "reason"),
     [
-        ([failed(run(1.0), LATE)], Limits(), LATE),
-        ([failed(run(1.0, seed=s), why) for s, why in enumerate((LATE, "no D", LATE))], Limits(), f"{LATE}; no D"),
-        ([failed(run(1.0), "")], Limits(), "no run finished"),
-        ([result(run(1.0), (0.1, None))], Limits(), "1 of 4 requests failed"),
-        ([result(run(1.0), (0.1, 0.1))], Limits(min_requests=3), "2 later turns went LOCAL; at least 3 must"),
-        ([result(run(1.0), ())], Limits(), "0 later turns went LOCAL; at least 1 must"),
+        ([failed(run(1.0), LATE)], LATE),
+        ([failed(run(1.0, seed=s), why) for s, why in enumerate((LATE, "no D", LATE))], f"{LATE}; no D"),
+        ([result(run(1.0), (0.1,) * 40), failed(run(1.0, seed=1), LATE)], LATE),
+        ([result(run(1.0), (0.1, None))], "1 of 4 requests failed"),
+        ([result(run(1.0), (0.1,) * 37 + (None,) * 3)], "3 of 40 later turns failed"),
+        ([result(run(1.0), ())], "no later turn of this arm finished"),
         (
-            [result(run(1.0), records=(request(0, 2, 0.1, "SPLIT"),))],
-            Limits(),
-            "0 later turns went LOCAL; at least 1 must",
-        ),
-        (
-            [result(run(1.0), records=(request(0, 2, 0.1, "LOCAL", output_tokens=1),))],
-            Limits(),
-            "answers of one token have no TPOT",
+            [result(run(1.0), records=tuple(request(n, 2, 0.1, "LOCAL" if n < 3 else "SPLIT") for n in range(40)))],
+            "37 of 40 later turns went SPLIT",
         ),
     ],
 )
-def test_an_arm_without_evidence_is_null_and_says_why(local: list[RunResult], limits: Limits, reason: str) -> None:
+def test_an_arm_without_evidence_is_null_and_says_why(local: list[RunResult], reason: str) -> None:
     split = result(run(0.0), (0.2,) * 3)
     another = [result(run(0.0, qps=4.0), (0.2,) * 3), result(run(1.0, qps=4.0), (0.1,) * 3)]
-    cell = only([split, *local, *another], limits=limits).cells[0]
+    cell = only([split, *local, *another]).cells[0]
     assert cell.split is not None
     assert cell.local is None
     assert cell.failed is not None
@@ -232,19 +223,18 @@ def test_an_arm_that_was_not_tried_is_null_without_a_reason() -> None:
     assert (table.cells[0].local, table.cells[0].failed) == (None, None)
 
 
-def test_of_several_seeds_those_that_finished_are_the_arm() -> None:
-    cells = only([result(run(0.0)), failed(run(1.0, seed=1), LATE), result(run(1.0, seed=2), (0.1, 0.1))]).cells
-    assert cells[0].local is not None
-    assert (cells[0].local.n, cells[0].failed) == (2, None)
+def test_seeds_of_runs_that_failed_are_not_those_of_a_table() -> None:
+    assert only([*pair(), failed(run(1.0, qps=4.0, seed=7), LATE)]).provenance.seeds == (0,)
 
 
-@pytest.mark.parametrize("failures", [1, 2])
-def test_an_arm_keeps_its_evidence_while_enough_succeeds(failures: int) -> None:
-    """Of 20 requests, turns of both numbers, 10 % may fail."""
-    later = (0.1,) * (10 - failures) + (None,) * failures
-    cells = only([result(run(0.0)), result(run(1.0), later)]).cells
-    assert cells[0].local is not None
-    assert cells[0].local.failures == failures
+def test_tables_and_report_call_the_same_cells_evidence() -> None:
+    results = [
+        result(run(x, qps=qps), (0.1,) * (20 - failures) + (None,) * failures)
+        for qps, failures in ((1.0, 0), (2.0, 1), (4.0, 2))
+        for x in (0.0, 1.0)
+    ]
+    found = [cell.local is not None for cell in only(results).cells]
+    assert found == [is_evidence(cell) for cell in gather(results) if cell.x == 1.0] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -301,6 +291,16 @@ def test_tables_are_written_under_their_names_and_read_by_the_proxys_loader(tmp_
     assert [path.name for path in paths] == ["lab-2P_2D.json", "lab-2P_2D-turns3.json"]
     assert [DecisionTable.load(path) for path in paths] == tables
     assert sorted(paths) == sorted((tmp_path / "tables").iterdir())
+
+
+def test_of_earlier_tables_none_is_left_beside_the_new_ones(tmp_path: Path) -> None:
+    write_tables(build_tables([*pair(), *pair(turns=3)], name="old"), tmp_path)
+    others = {"notes.json": b"{}", "broken.json": b"{", "mine.txt": b"kept", "renamed.json": b""}
+    others["renamed.json"] = (tmp_path / "old-2P_2D.json").read_bytes()
+    for name, content in others.items():
+        (tmp_path / name).write_bytes(content)
+    write_tables(build_tables(pair(), name="new"), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"new-2P_2D.json", *others}
 
 
 def test_a_folder_that_cannot_be_written_is_one_error(tmp_path: Path) -> None:

@@ -160,22 +160,19 @@ def test_beyond_an_axis_the_nearest_place_on_it_answers(beyond: Workload, end: W
 @pytest.mark.parametrize(
     ("missing", "workload", "expected"),
     [
-        # Between a cell and a failed one, the cell stands for its half.
-        ([("small", "chat", 4.0)], Workload(64, 100, 64, 1.9), (CellKey("small", "chat", 1.0), Evidence.INSIDE)),
-        ([("small", "chat", 4.0)], Workload(64, 100, 64, 2.1), (CellKey("small", "chat", 4.0), Evidence.NONE)),
+        # Between a cell and a failed one nothing is interpolated: the nearest cell answers, and says so.
+        ([("small", "chat", 4.0)], Workload(64, 100, 64, 1.1), (CellKey("small", "chat", 1.0), Evidence.EXTRAPOLATED)),
+        ([("small", "chat", 4.0)], Workload(64, 100, 64, 2.4), (CellKey("small", "chat", 1.0), Evidence.EXTRAPOLATED)),
+        ([("small", "chat", 4.0)], Workload(64, 100, 64, 2.6), (CellKey("small", "chat", 4.0), Evidence.NONE)),
         ([("small", "chat", 4.0)], Workload(64, 90, 64, 1.9), (CellKey("small", "chat", 1.0), Evidence.EXTRAPOLATED)),
-        # Of four cells with a quarter each, two are enough.
+        # One of four cells is enough for that.
         (
-            [("small", "chat", 4.0), ("large", "chat", 4.0)],
+            [("large", "chat", 4.0)],
             Workload(64, 399, 64, 1.99),
-            (CellKey("small", "chat", 1.0), Evidence.INTERPOLATED),
+            (CellKey("small", "chat", 1.0), Evidence.EXTRAPOLATED),
         ),
-        (
-            [("small", "chat", 4.0), ("large", "chat", 4.0), ("large", "chat", 1.0)],
-            Workload(64, 399, 64, 1.99),
-            (CellKey("small", "chat", 1.0), Evidence.NONE),
-        ),
-        # A failed cell of no share is not asked.
+        # On a measured point, and where a failed cell has no share, it is not asked.
+        ([("small", "chat", 4.0)], Workload(64, 100, 64, 1.0), (CellKey("small", "chat", 1.0), Evidence.INSIDE)),
         (
             [("small", "story", 1.0)],
             Workload(256, 100, 64, 1.0),
@@ -183,15 +180,16 @@ def test_beyond_an_axis_the_nearest_place_on_it_answers(beyond: Workload, end: W
         ),
     ],
 )
-def test_a_cell_without_evidence_drops_out(
+def test_beside_a_cell_without_evidence_the_nearest_one_answers(
     missing: list[tuple[str, str, float]], workload: Workload, expected: tuple[CellKey, Evidence]
 ) -> None:
     factors = {key: factor for key, factor in EVEN.items() if key not in missing}
-    verdict = table(factors).lookup(workload, Weights(), BETWEEN)
+    asked = table(factors)
+    verdict = asked.lookup(workload, Weights(), BETWEEN)
     assert (verdict.cell, verdict.evidence) == expected
     assert (verdict.local is None) is (verdict.evidence is Evidence.NONE)
-    if verdict.d_ttft is not None:
-        assert verdict.d_ttft == pytest.approx(0.5)
+    if verdict.evidence is not Evidence.INTERPOLATED:
+        assert verdict.d_ttft == asked.lookup(workload, Weights()).d_ttft
 
 
 def test_a_table_of_one_cell_answers_everything_with_it() -> None:
@@ -228,21 +226,25 @@ def test_every_turn_finds_a_verdict(name: str, workload: Workload) -> None:
     assert (verdict.local is None) == (verdict.evidence is Evidence.NONE) == (verdict.score is None)
 
 
-def around(name: str, workload: Workload) -> list[tuple[float, float]]:
-    """The differences of the cells around a turn that have evidence."""
+def around(name: str, workload: Workload) -> list[tuple[float, float] | None]:
+    """The differences of the cells around a turn; None for one without evidence."""
     axes = TABLES[name].axes
     keys = [(c.name, w.name, q) for c in axes.contexts for w in axes.workloads for q in axes.qps]
     cells = {(cell.context, cell.workload, cell.qps): cell for cell in TABLES[name].cells}
-    found = (differences(cells.get(keys[number])) for number, _ in Around(axes).mix(workload).shares)
-    return [pair for pair in found if pair is not None]
+    return [differences(cells.get(keys[number])) for number, _ in Around(axes).mix(workload).shares]
 
 
 @given(NAME, USUAL)
-def test_a_value_lies_between_those_of_the_cells_around(name: str, workload: Workload) -> None:
+def test_a_value_lies_between_those_of_the_cells_around_or_is_the_nearest_cells(name: str, workload: Workload) -> None:
     verdict, cells = SCORED[name].lookup(workload), around(name, workload)
-    if verdict.d_ttft is None or verdict.d_tpot is None:
+    measured = [pair for pair in cells if pair is not None]
+    if len(measured) < len(cells):
+        nearest = TABLES[name].lookup(workload, Weights())
+        assert (verdict.cell, verdict.d_ttft, verdict.d_tpot) == (nearest.cell, nearest.d_ttft, nearest.d_tpot)
+        assert verdict.evidence in (Evidence.EXTRAPOLATED, Evidence.NONE)
         return
-    ttft, tpot = zip(*cells, strict=True)
+    assert verdict.d_ttft is not None and verdict.d_tpot is not None
+    ttft, tpot = zip(*measured, strict=True)
     assert min(ttft) - 1e-9 <= verdict.d_ttft <= max(ttft) + 1e-9
     assert min(tpot) - 1e-9 <= verdict.d_tpot <= max(tpot) + 1e-9
 

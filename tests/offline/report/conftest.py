@@ -54,6 +54,8 @@ def cell() -> MakeCell:
         requests: int = 200,
         failures: int = 0,
         failed: tuple[str, ...] = (),
+        went: tuple[int, int] = (0, 0),
+        lateness: float | None = None,
     ) -> Cell:
         def estimate(mean: float | None, tail: float | None) -> Estimate | None:
             return None if mean is None else Estimate(100, mean, mean, tail or mean, None, half)
@@ -75,6 +77,9 @@ def cell() -> MakeCell:
             later_tpot_s=estimate(tpot, None),
             tokens_per_s=tokens,
             failed=failed,
+            local_turns=went[0],
+            split_turns=went[1],
+            lateness_p99_s=lateness,
         )
 
     return make

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from ppd.offline.cells import Cell
-from ppd.offline.report.arms import Arm, arms, is_evidence, workload_class
+from ppd.offline.report.arms import Arm, arms, workload_class
 
 
 @pytest.mark.parametrize(
@@ -33,20 +33,3 @@ def test_thirds_are_written_as_the_paper_writes_them(x: float | None, label: str
 def test_arms_come_by_topology_then_x(cell: Callable[..., Cell]) -> None:
     cells = [cell("4R"), cell("2P_2D", 1.0), cell("1P_3D", 1.0), cell("2P_2D", 0.0), cell("2P_2D", 1.0, qps=2.0)]
     assert [arm.label for arm in arms(cells)] == ["1P_3D x=1", "2P_2D x=0", "2P_2D x=1", "4R"]
-
-
-@pytest.mark.parametrize(
-    ("facts", "expected"),
-    [
-        ({}, True),
-        ({"failures": 10}, True),
-        ({"failures": 11}, False),
-        ({"failed": ("the fleet did not survive",)}, False),
-        ({"ttft": None}, False),
-        ({"tpot": None}, False),
-    ],
-)
-def test_a_cell_that_failed_or_lacks_a_figure_is_no_evidence(
-    cell: Callable[..., Cell], facts: dict[str, object], expected: bool
-) -> None:
-    assert is_evidence(cell("2P_2D", 0.0, requests=200, **facts)) is expected

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ppd.offline.cells import Cell
 from ppd.offline.folder import SweepFolder
 from ppd.offline.grid import Arms, Grid
 from ppd.offline.records import Origin
@@ -13,7 +14,7 @@ from ppd.offline.report import numbers, write_report
 from ppd.offline.report.document import Caution, Document, Table
 from ppd.offline.report.result_tables import failures_table, gains_table, winners_table
 from ppd.offline.report.sections import document, overview
-from ppd.offline.report.study import of_sweep
+from ppd.offline.report.study import cell_cautions, of_sweep
 from ppd.offline.runs import Profile, Run
 from ppd.proxy.errors import FormatError
 
@@ -129,6 +130,57 @@ def test_few_turns_and_single_runs_are_marked(sweep: MakeSweep) -> None:
     assert "6 cells of 6 rest on fewer than 30 follow-up turns" in cautions(folder)
     assert "6 cells of 6 were measured by one run" in cautions(folder)
     assert {row[-1] for row in numbers.table(of_sweep(folder).cells).rows} == {"n below 30, one run"}
+
+
+@pytest.mark.parametrize(
+    ("x", "went", "marked"),
+    [
+        (1.0, (100, 0), False),
+        (1.0, (99, 1), False),
+        (1.0, (97, 3), True),
+        (0.0, (3, 97), True),
+        (0.5, (50, 50), False),
+        (0.5, (60, 40), False),  # as chance has it: the spread of 100 draws is 5 %
+        (0.5, (30, 70), True),
+        (0.0, (0, 0), False),
+        (None, (0, 0), False),
+    ],
+)
+def test_a_share_of_local_turns_that_is_not_x_is_marked(
+    cell: Callable[..., Cell], x: float | None, went: tuple[int, int], marked: bool
+) -> None:
+    made = cell("4R" if x is None else "2P_2D", x, went=went)
+    assert ("not what x says" in " ".join(cell_cautions([made]))) is marked
+    assert ("LOCAL share is not x" in numbers.remarks(made)) is marked
+
+
+def test_the_share_of_local_turns_is_among_the_numbers(cell: Callable[..., Cell]) -> None:
+    cells = [cell("2P_2D", 1.0, went=(97, 3), lateness=0.004)]
+    found = numbers.table(cells)
+    assert found.rows[0][list(found.head).index("LOCAL")] == "97.0 %"
+    (row,) = csv.DictReader(numbers.csv(cells).decode().splitlines())
+    assert (row["local_share"], row["lateness_p99_s"]) == ("0.97", "0.004")
+
+
+@pytest.mark.parametrize(("lateness", "marked"), [(None, False), (0.005, False), (0.0051, True)])
+def test_requests_that_were_sent_late_are_marked(
+    cell: Callable[..., Cell], lateness: float | None, marked: bool
+) -> None:
+    """Beyond 5 % of the mean TTFT."""
+    made = cell("2P_2D", 1.0, ttft=0.1, lateness=lateness)
+    assert ("sent late" in " ".join(cell_cautions([made]))) is marked
+    assert ("sent late" in numbers.remarks(made)) is marked
+
+
+def test_figures_of_an_earlier_report_are_not_left_beside_the_page(sweep: MakeSweep, tmp_path: Path) -> None:
+    out = write_report(sweep("2P_2D", qps=(1,), name="old")).parent
+    other = b"\x89PNG\r\n\x1a\n of another program"
+    (out / "decisions-1P_3D.png").write_bytes((out / "decisions-2P_2D.png").read_bytes())
+    (out / "decisions-mine.png").write_bytes(other)
+    write_report(tmp_path / "old")
+    assert not (out / "decisions-1P_3D.png").exists()
+    assert (out / "decisions-2P_2D.png").exists()
+    assert (out / "decisions-mine.png").read_bytes() == other
 
 
 def test_a_sweep_that_is_not_finished_says_so(sweep: MakeSweep) -> None:

@@ -22,7 +22,8 @@ _PAPER_LOADS: Final = (2.0, 8.0, 20.0)
 _CAPTION: Final = (
     "Each mark is an arm, its figures the means over the panel's workloads; the line joins the Pareto frontier, the "
     "arms that no other beats in both. Lower and further right is better. An arm without evidence on one of the "
-    "panel's workloads is not drawn but counted. A p99 of few turns is nearly their maximum, and has no interval."
+    "panel's workloads is not drawn but counted. A p99 of few turns is nearly their maximum, and has no interval. "
+    "Until a fleet is saturated every arm carries the offered load, and a per cent of tokens/s more or less is chance."
 )
 
 

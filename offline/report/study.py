@@ -181,7 +181,7 @@ def _gaps(sweep: Sweep, cells: Sequence[Cell]) -> tuple[str, ...]:
     missing = len(planned) - len(cells)
     if missing <= 0:
         return ()
-    return (f"The sweep is not finished: {missing:,} of {len(planned):,} cells have no run yet.",)
+    return (f"{missing:,} of the grid's {len(planned):,} cells have no run: not yet, or not asked for.",)
 
 
 def _failures(cells: Sequence[Cell]) -> int:

@@ -187,7 +187,7 @@ def test_a_sweep_that_is_not_finished_says_so(sweep: MakeSweep) -> None:
     folder = sweep("2P_2D", qps=(1, 4))
     for path in (folder / "runs").rglob("*q4-*"):
         path.unlink()
-    assert "6 of 12 cells have no run yet" in cautions(folder)
+    assert "6 of the grid's 12 cells have no run" in cautions(folder)
 
 
 def test_every_number_has_its_n_and_its_interval(sweep: MakeSweep) -> None:

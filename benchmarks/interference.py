@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import secrets
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -97,6 +98,7 @@ async def measure_endpoint(args: argparse.Namespace, setting: Setting) -> None:
         output_tokens=setting.output_tokens,
         shared_context=setting.shared_context,
         seed=setting.seed,
+        nonce=secrets.token_hex(8),
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     results: list[TrialResult] = []
@@ -109,7 +111,7 @@ async def measure_endpoint(args: argparse.Namespace, setting: Setting) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     try:
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
-            await Bench(Client(session, target), setting).run(trials, results, progress)
+            await Bench(Client(session, target), setting, head.nonce).run(trials, results, progress)
     finally:
         if results:
             records.save(args.output / _RECORDS, head, results)

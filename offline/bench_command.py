@@ -26,7 +26,7 @@ from .load.player import Progress
 from .load.summary import NOTE, reasons, results_table
 from .load.target import Api, Target
 from .load.workloads import Pace, Shape, with_pauses_of
-from .records import Origin, Record
+from .records import Origin, Record, in_order
 from .traces import TracedConversation, read
 
 USUAL_CONVERSATIONS = 100
@@ -41,6 +41,7 @@ class Options:
     url: str
     model: str | None
     endpoint: str | None
+    plain: bool
     api_key: str = field(repr=False)
     session_header: str
     tokenizer: Path | None
@@ -72,6 +73,13 @@ class Options:
         if self.file is None and self.qps is None and self.concurrency is None:
             raise ConfigError("qps, concurrency: one of them is needed for a synthetic workload")
 
+        if self.plain and self.endpoint == Api.COMPLETIONS:
+            raise ConfigError("plain: goes with the chat endpoint only, as OpenAI's takes text")
+
+    @property
+    def api(self) -> Api | None:
+        return Api.CHAT if self.plain else None if self.endpoint is None else Api(self.endpoint)
+
     @property
     def file(self) -> Path | None:
         return self.trace or self.conversations
@@ -97,6 +105,7 @@ class Options:
             url=self.url.rstrip("/").removesuffix("/v1"),
             model=self.model or "",
             api_key=self.api_key,
+            plain=self.plain,
             timeout_s=self.timeout_s,
             tokenizer=self.tokenizer,
             session_header=self.session_header,
@@ -105,7 +114,7 @@ class Options:
         )
         return Bench(
             target=target,
-            api=None if self.endpoint is None else Api(self.endpoint),
+            api=self.api,
             conversations=conversations,
             recorded=self.file is not None,
             pace=Pace(qps=self.qps, speed=self.speed, concurrency=self.concurrency),
@@ -131,11 +140,14 @@ _COUNT = click.IntRange(min=1)
 _ENDPOINTS = click.Choice([api.value for api in Api])
 _HOW = "chat sends text; completions sends token ids, in exact numbers.  [default: chat for text, else completions]"
 
+_PLAIN = "Chat for any server: without vLLM's min_tokens and ignore_eos, so answers may be shorter than asked for."
+
 
 @click.command("bench")
 @click.option("--url", required=True, help="Of the endpoint: the proxy's or any server's, without /v1.")
 @click.option("--model", help="Asked of the endpoint if it serves one only.")
 @click.option("--endpoint", type=_ENDPOINTS, help=_HOW)
+@click.option("--plain", is_flag=True, help=_PLAIN)
 @click.option("--api-key", envvar="PPD_CLIENT_KEY", default="", help="Sent as a client's; or PPD_CLIENT_KEY.")
 @click.option("--session-header", default="", help="Header that names the conversation, such as X-Session-ID.")
 @click.option("--tokenizer", type=_FOLDER, help="Of the model, for endpoints without /tokenize.")
@@ -191,12 +203,12 @@ def _run(options: Options) -> BenchResult:
     result = BenchResult(
         workload=name,
         pace=str(bench.pace),
-        api=bench.target.api.value,
+        api=f"{bench.target.api}{', plain' if bench.target.plain else ''}",
         seed=bench.seed,
         origin=Origin(backend="target", engine="", model=bench.target.model),
         started=started.isoformat(timespec="seconds"),
         wall_s=time.perf_counter() - began_s,
-        records=tuple(sorted(records, key=lambda record: (record.conversation, record.turn))),
+        records=in_order(records),
         interrupted=interrupted,
     )
     _show(result)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from ppd.proxy.errors import ConfigError
+from ppd.servers.profiles import encode
 
 from .backends.live import Limits
 from .build_flags import Flags
+from .folder import How
 from .load import Api, Target
 from .pool import Process, Slot
 from .ray_pool import Ray
+from .simulation.setup import Setup, setup_for
 from .stations import StationPlan
 
 USUAL_HARDWARE = "h100-llama-3.1-8b"
@@ -44,6 +50,31 @@ def _places(flags: Flags, trace: Sequence[float] | None, runs: int, ray: Ray | N
     return [(_targeted(flags, trace, url, key), "") for url in flags.targets]
 
 
+def how_of(flags: Flags, trace: Sequence[float] | None) -> How:
+    """What figures depend on, so that a sweep that is resumed goes on in the same way."""
+    arrivals = "" if trace is None else _digest("\n".join(map(repr, trace)).encode())
+    if flags.simulate:
+        return How(profile_sha256=_digest(encode(_setup(flags).profile)), arrivals_sha256=arrivals)
+    return How(
+        gpus_per_worker=str(flags.tensor_parallel) if flags.launch else "",
+        engine_args=shlex.join(flags.engine_args),
+        api=flags.api,
+        tokenizer_sha256=_digest_of(flags.tokenizer / "tokenizer.json") if flags.tokenizer else "",
+        arrivals_sha256=arrivals,
+    )
+
+
+def _digest_of(path: Path) -> str:
+    try:
+        return _digest(path.read_bytes())
+    except OSError as exc:
+        raise ConfigError(f"tokenizer: {path}: {exc.strerror}", param="tokenizer") from exc
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 def usable_cores() -> int:
     """Those that this process may use, where the system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -51,9 +82,12 @@ def usable_cores() -> int:
 
 def _simulated(flags: Flags, trace: Sequence[float] | None) -> StationPlan:
     from .backends.simulate import SimulatePlan
-    from .simulation.setup import setup_for
 
-    return SimulatePlan(setup_for(flags.hardware or USUAL_HARDWARE), trace)
+    return SimulatePlan(_setup(flags), trace)
+
+
+def _setup(flags: Flags) -> Setup:
+    return setup_for(flags.hardware or USUAL_HARDWARE)
 
 
 def _launched(flags: Flags, trace: Sequence[float] | None) -> StationPlan:

@@ -20,8 +20,8 @@ from ppd.proxy.errors import ConfigError
 
 from . import grid_file
 from .build_flags import Flags
-from .build_slots import open_slots
-from .folder import SweepFolder
+from .build_slots import how_of, open_slots
+from .folder import How, SweepFolder
 from .grid import Grid
 from .progress import Display, Pace, arrivals_s, spoken
 from .records import Outcome, RunResult
@@ -113,7 +113,8 @@ def measure(job: Job, console: Console) -> tuple[SweepFolder | None, int]:
     """The folder, and 0 or the signal that ended the sweep. ConfigError where it ended by itself, too early."""
     schedule = job.schedule
     with ExitStack() as stack:
-        slots = open_slots(job.flags, _trace(job.grid), len(schedule.waiting), stack)
+        trace = _trace(job.grid)
+        slots = open_slots(job.flags, trace, len(schedule.waiting), stack)
         came = stack.enter_context(_signals())
 
         def is_stopped() -> bool:
@@ -123,7 +124,7 @@ def measure(job: Job, console: Console) -> tuple[SweepFolder | None, int]:
         if is_stopped():
             return job.folder, came()
         reachable = set().union(*(place.topologies for place in places))
-        folder = _taken_up(job, places)
+        folder = _taken_up(job, places, how_of(job.flags, trace))
         display = stack.enter_context(Display(console, schedule, job.pace, len(slots), time.monotonic))
         Loop(schedule, folder, display, is_stopped).drive(places)
     if not came() and (left := [run for run in schedule.waiting if run.topology in reachable]):
@@ -136,11 +137,11 @@ def _trace(grid: Grid) -> Sequence[float] | None:
     return None if grid.arrivals == POISSON else tuple(arrival_times(Path(grid.arrivals)))
 
 
-def _taken_up(job: Job, places: Sequence[Place]) -> SweepFolder:
+def _taken_up(job: Job, places: Sequence[Place], how: How) -> SweepFolder:
     """The folder, which holds what these places measure and nothing else."""
-    folder = job.folder or SweepFolder.create(job.flags.folder, job.grid, places[0].survey.origin, utc_now())
+    folder = job.folder or SweepFolder.create(job.flags.folder, job.grid, places[0].survey.origin, utc_now(), how)
     for place in places:
-        folder.take_up(job.grid, place.survey.origin)
+        folder.take_up(job.grid, place.survey.origin, how)
     return folder
 
 

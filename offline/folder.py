@@ -30,6 +30,17 @@ SUFFIX: Final = ".jsonl.gz"
 MAY_DIFFER: Final = ("gpu_count", "note")  # between the runs of one sweep: a larger topology has more GPUs
 
 
+class How(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What figures depend on beside the grid and the origin; empty where a way of measuring does not have it."""
+
+    gpus_per_worker: str = ""
+    engine_args: str = ""
+    api: str = ""
+    tokenizer_sha256: str = ""
+    profile_sha256: str = ""  # of a simulated engine's profile
+    arrivals_sha256: str = ""  # of a trace's arrival times
+
+
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The contents of sweep.json."""
 
@@ -39,6 +50,10 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     started: str  # ISO 8601, UTC
     grid: Grid
     origin: Origin  # what is not known before the first run is taken from it
+    how: How = How()
+
+
+_PLAIN: Final = How()
 
 
 class _Header(msgspec.Struct):
@@ -54,14 +69,14 @@ class SweepFolder:
         self.sweep = _read(path)
 
     @classmethod
-    def create(cls, path: Path, grid: Grid, origin: Origin, started: str) -> Self:
+    def create(cls, path: Path, grid: Grid, origin: Origin, started: str, how: How = _PLAIN) -> Self:
         """ConfigError if there is a sweep already; FormatError if nothing can be written there."""
         if _document(path).exists():
             raise ConfigError(f"{path}: holds a sweep already; --resume goes on with it")
-        _write(
-            path,
-            Sweep(version=VERSION, kind=KIND, ppd=version("ppd-router"), started=started, grid=grid, origin=origin),
+        begun = Sweep(
+            version=VERSION, kind=KIND, ppd=version("ppd-router"), started=started, grid=grid, origin=origin, how=how
         )
+        _write(path, begun)
         return cls(path)
 
     @property
@@ -72,14 +87,20 @@ class SweepFolder:
     def report(self) -> Path:
         return self.path / "report"
 
-    def take_up(self, grid: Grid, origin: Origin) -> None:
-        """Goes on with this grid there. ConfigError, in one line, where either is not what the folder holds.
+    def take_up(self, grid: Grid, origin: Origin, how: How = _PLAIN) -> None:
+        """Goes on with this grid there. ConfigError, in one line, where any of these is not what the folder holds.
 
         How often cells are measured may change; the folder then keeps the new numbers.
         """
         if difference := self.sweep.grid.difference(grid):
             raise ConfigError(f"{self.path}: holds another grid: {difference}")
         self._check(origin)
+        for name in How.__struct_fields__:
+            here, there = getattr(how, name), getattr(self.sweep.how, name)
+            if here != there:
+                raise ConfigError(
+                    f"{self.path}: its runs were measured in another way: {name} {there!r} there, {here!r} now"
+                )
         if any(getattr(self.sweep.grid, name) != getattr(grid, name) for name in HOW_OFTEN):
             self._change(grid=grid)
 

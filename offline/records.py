@@ -6,6 +6,7 @@ the order of `Record`. Times are seconds since the run began. Files are written 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -23,7 +24,7 @@ KIND: Final = "ppd-run"
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """One request. A failed one keeps what is known of it: its `error` is not empty, its last times are None."""
+    """One request. A failed one keeps what is known of it, but has no end: with an `error`, last_token_s is None."""
 
     conversation: int  # number, in order of arrival
     turn: int  # 1-based
@@ -70,6 +71,11 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     connector: str = ""
     profile: str = ""  # of a simulated engine
     note: str = ""
+
+
+def in_order(records: Iterable[Record]) -> tuple[Record, ...]:
+    """By conversation and turn; they are noted down as answers end."""
+    return tuple(sorted(records, key=lambda record: (record.conversation, record.turn)))
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
 """Which run comes next: pure bookkeeping over a grid and what has been measured of it.
 
-A cell gets the grid's least number of seeds. After that it gets one more at a time while the mean TTFT of its later
-turns is not known to the grid's precision, up to the largest number.
+A cell gets the grid's least number of seeds. After that the arms of a decision (every x of one topology, workload and
+QPS) get one more at a time while the mean TTFT of later turns is not known to the grid's precision in one of them, up
+to the largest number. So arms are compared on the same seeds, which means on the same arrivals and pauses.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from .statistics import Samples, estimate
 
 Order = tuple[int, int, int]
 
+LEAST_RUNS = 2  # with samples, before an interval is believed
+
 
 @dataclass(slots=True)
 class _Cell:
@@ -31,6 +34,11 @@ class _Cell:
     seed_zero: Run
     open: set[int] = field(default_factory=set)  # seeds that wait or are being measured
     done: dict[int, Samples | None] = field(default_factory=dict)  # by seed; None: failed
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether any of its runs did: another would fail like those before."""
+        return any(samples is not None for samples in self.done.values())
 
 
 class Schedule:
@@ -52,6 +60,7 @@ class Schedule:
         self._grid = grid
         self._topology_first = topology_first
         self._cells = _cells(grid, only)
+        self._arms: dict[tuple[str, str, float], list[_Cell]] = defaultdict(list)
         self._waiting: list[tuple[Order, Run]] = []
         self.finished = 0
         self.failed = 0
@@ -60,10 +69,12 @@ class Schedule:
             if cell is not None and result.run == _with_seed(cell, result.run.seed):
                 self._count(cell, result)
         for cell in self._cells.values():
+            self._arms[_decision(cell.seed_zero)].append(cell)
             for seed in range(grid.seeds):
                 if seed not in cell.done:
                     self._add(cell, seed)
-            self._extend(cell)
+        for arms in self._arms.values():
+            self._extend(arms)
 
     @property
     def waiting(self) -> list[Run]:
@@ -91,7 +102,7 @@ class Schedule:
         cell = self._cells[result.run.cell]
         cell.open.discard(result.run.seed)
         self._count(cell, result)
-        self._extend(cell)
+        self._extend(self._arms[_decision(result.run)])
 
     def _count(self, cell: _Cell, result: RunResult) -> None:
         is_failed = result.outcome is Outcome.FAILED
@@ -99,11 +110,21 @@ class Schedule:
         self.finished += not is_failed
         cell.done[result.run.seed] = None if is_failed else judged(result.records)
 
-    def _extend(self, cell: _Cell) -> None:
-        """One more seed for a cell that has all its runs and is not known well enough."""
-        missing = [seed for seed in range(self._grid.max_seeds) if seed not in cell.done]
-        if not cell.open and missing and wants_more(cell.done.values(), self._grid.precision):
-            self._add(cell, missing[0])
+    def _extend(self, arms: Sequence[_Cell]) -> None:
+        """For arms that have all their runs: a seed that some of them have, or the next while one is not known."""
+        going_on = [cell for cell in arms if cell.has_finished]
+        if not going_on or any(cell.open for cell in arms):
+            return
+        there = set.union(*(set(cell.done) for cell in going_on))
+        for seed in range(self._grid.max_seeds):
+            lacking = [cell for cell in going_on if seed not in cell.done]
+            if lacking and (seed in there or self._is_open_question(going_on)):
+                for cell in lacking:
+                    self._add(cell, seed)
+                return
+
+    def _is_open_question(self, arms: Sequence[_Cell]) -> bool:
+        return any(wants_more(cell.done.values(), self._grid.precision) for cell in arms)
 
     def _add(self, cell: _Cell, seed: int) -> None:
         topology, place = cell.order
@@ -123,11 +144,17 @@ def judged(records: Iterable[Record]) -> Samples:
 
 
 def wants_more(runs: Iterable[Samples | None], precision: float) -> bool:
-    """Whether another seed is worth its time: not where the interval is narrow, nor where every run has failed."""
+    """Whether another seed is worth its time: not where the interval is narrow, nor where every run has failed.
+
+    One run alone does not tell: requests of a run wait for each other, so the interval over them is too narrow.
+    """
     finished = [samples for samples in runs if samples is not None]
     if not finished:
         return False
-    known = estimate(finished)
+    told = [samples for samples in finished if len(samples)]
+    if len(told) < LEAST_RUNS:
+        return True
+    known = estimate(told)
     return known is None or known.relative_width >= precision
 
 
@@ -142,6 +169,11 @@ def _cells(grid: Grid, only: Sequence[str]) -> dict[str, _Cell]:
         example = next(grid.runs(0)).cell
         raise ConfigError(f"only = {', '.join(map(repr, only))}: must match a cell of the grid, such as {example}")
     return cells
+
+
+def _decision(run: Run) -> tuple[str, str, float]:
+    """What arms have in common."""
+    return run.topology, run.workload.name, run.qps
 
 
 def _with_seed(cell: _Cell, seed: int) -> Run:

@@ -13,7 +13,7 @@ from ppd.proxy.errors import ConfigError, PPDError
 
 from .folder import SweepFolder
 from .pool import Slot
-from .records import Origin, Outcome, RunResult
+from .records import Origin, Outcome, Record, RunResult, in_order
 from .runs import Run
 from .schedule import Schedule
 from .stations import FleetLost, Survey
@@ -81,8 +81,23 @@ class Loop:
         busy = [id(place) for place, _ in self._busy.values()]
         for place in places:
             if id(place) not in busy and (run := self.schedule.take(place.topologies)) is not None:
-                self._busy[place.slot.measure(run)] = (place, run)
+                self._busy[self._begun(place, run)] = (place, run)
                 self.watcher.started(run, place.survey.place)
+
+    def _begun(self, place: Place, run: Run) -> Future[RunResult]:
+        """A process may have died while it had nothing to do; a new one takes the run."""
+        try:
+            try:
+                return place.slot.measure(run)
+            except Exception as exc:
+                if not place.slot.is_death(exc):
+                    raise
+                place.slot.reopen()
+                self.watcher.note(f"{place.survey.place}: its process died; a new one is started")
+                return place.slot.measure(run)
+        except Exception:
+            self.schedule.put_back(run)
+            raise
 
     def _take_in(self, future: Future[RunResult], place: Place, run: Run) -> None:
         try:
@@ -127,14 +142,15 @@ class Loop:
         self.watcher.finished(result)
 
 
-def failure(run: Run, origin: Origin, reason: str) -> RunResult:
+def failure(run: Run, origin: Origin, reason: str, records: Iterable[Record] = ()) -> RunResult:
+    """`records`: what there was before it failed."""
     return RunResult(
         run=run,
         outcome=Outcome.FAILED,
         origin=origin,
         started=utc_now(),
         wall_s=0.0,
-        records=(),
+        records=in_order(records),
         reason=reason,
     )
 

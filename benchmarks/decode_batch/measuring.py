@@ -29,10 +29,10 @@ class WarmUpError(PPDError):
 class Bench:
     """Owns nothing but its memory of which contexts it has put into the endpoint's cache."""
 
-    def __init__(self, client: Client, setting: Setting, clock: Clock = time.perf_counter) -> None:
+    def __init__(self, client: Client, setting: Setting, nonce: str, clock: Clock = time.perf_counter) -> None:
         self._client = client
         self._setting = setting
-        self._prompts = Prompts(setting)
+        self._prompts = Prompts(setting, nonce)
         self._clock = clock
 
     async def run(self, trials: Iterable[Trial], results: list[TrialResult], progress: Progress) -> None:

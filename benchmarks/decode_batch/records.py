@@ -75,6 +75,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     output_tokens: Tokens  # of each decoding sequence
     shared_context: bool  # the decode batch and the appends have one context, as in the published program
     seed: int
+    nonce: str  # with the seed, what new tokens are drawn from
     started: str  # ISO 8601, UTC
 
 

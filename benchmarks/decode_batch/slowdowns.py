@@ -89,15 +89,10 @@ def measure(result: TrialResult, output_tokens: int) -> Measured:
 def _problem(trial: Trial, streams: Sequence[Stream]) -> str:
     """Why a trial says nothing about a prefill beside a batch that decodes from its cache; empty if it does."""
     for stream in streams:
-        name = f"{'decode' if stream.is_decode else 'prefill'} {stream.number}"
         if stream.error:
-            return f"{name}: {stream.error}"
-        expected = trial.decode_context_tokens if stream.is_decode else trial.cached_tokens
-        cached = stream.cached_tokens
-        if cached is not None and cached < _MOSTLY * expected:
-            return f"{name}: {cached} of {expected} context tokens were cached"
-        if cached is not None and not stream.is_decode and cached - expected > (1 - _MOSTLY) * trial.new_tokens:
-            return f"{name}: {cached - expected} of {trial.new_tokens} new tokens were cached"
+            return f"{_name(stream)}: {stream.error}"
+    if problem := _cache_problem(trial, streams):
+        return problem
     start_s, end_s = _window(streams)
     if start_s >= end_s:
         return "the first stream had ended before the last began: longer answers are needed"
@@ -105,6 +100,23 @@ def _problem(trial: Trial, streams: Sequence[Stream]) -> str:
         if trial.prefills and stream.is_decode and not stream.token_s[0] <= start_s <= end_s <= stream.token_s[-1]:
             return f"decode {stream.number} had ended before the prefill: longer answers are needed"
     return ""
+
+
+def _cache_problem(trial: Trial, streams: Sequence[Stream]) -> str:
+    if all(stream.cached_tokens is None for stream in streams):
+        return "the endpoint does not report cached tokens" if trial.prefills else ""
+    for stream in streams:
+        expected = trial.decode_context_tokens if stream.is_decode else trial.cached_tokens
+        cached = stream.cached_tokens or 0  # vLLM leaves out a zero
+        if cached < _MOSTLY * expected:
+            return f"{_name(stream)}: {cached} of {expected} context tokens were cached"
+        if not stream.is_decode and cached - expected > (1 - _MOSTLY) * trial.new_tokens:
+            return f"{_name(stream)}: {cached - expected} of {trial.new_tokens} new tokens were cached"
+    return ""
+
+
+def _name(stream: Stream) -> str:
+    return f"{'decode' if stream.is_decode else 'prefill'} {stream.number}"
 
 
 def _window(streams: Sequence[Stream]) -> tuple[float, float]:

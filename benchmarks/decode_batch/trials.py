@@ -106,9 +106,13 @@ def _arms(setting: Setting, experiment: Experiment, batch: int, repeat: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Token ids: the same context each time it is asked for, and new tokens that never come twice."""
+    """Token ids: the same context each time it is asked for, and new tokens that never come twice.
+
+    `nonce`: of this measurement; with another one all new tokens are others, as the endpoint may have kept the last.
+    """
 
     setting: Setting
+    nonce: str
 
     def decode_context(self, number: int) -> list[int]:
         label = "shared" if self.setting.shared_context else f"decode {number}"
@@ -120,7 +124,7 @@ class Prompts:
 
     def fresh(self, trial: Trial, role: str, number: int, tokens: int) -> list[int]:
         at = f"{trial.experiment} {trial.kind} {trial.at} {trial.batch} {trial.prefills} {trial.repeat}"
-        return self._ids(f"{at} {role} {number}", tokens)
+        return self._ids(f"{self.nonce} {at} {role} {number}", tokens)
 
     def decode(self, trial: Trial, number: int) -> list[int]:
         return self.decode_context(number) + self.fresh(trial, "decode", number, self.setting.decode_new_tokens)

@@ -25,7 +25,7 @@ def add_arguments(top: Any) -> None:
     measure.add_arguments(top)
     top.add_argument("--python", default=sys.executable, help="an interpreter that has PyTorch; this one by default")
     top.add_argument("--steps", type=Path, help="records of an earlier run (steps.jsonl.gz): fit them again")
-    top.add_argument("--profile-name", default="measured", help="of the engine profile that is written")
+    top.add_argument("--profile-name", default="engine-step", help="of the engine profile that is written")
     top.add_argument("--base", default="", help="profile whose host work and transfers are taken, by name or path")
 
 

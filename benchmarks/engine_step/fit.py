@@ -74,7 +74,7 @@ def fit_steps(steps: Sequence[StepRecord], base: EngineProfile) -> StepFit:
 
 
 def profile(steps: Steps, base: ProfileFile | None, name: str) -> tuple[ProfileFile, StepFit]:
-    """Step costs as measured; host work and transfers, which a bare step does not have, from `base`."""
+    """Step costs, fitted together; host work and transfers, which a bare step does not have, from `base`."""
     others, whence = (base.costs, base.name) if base else (EngineProfile(), "the built-in profile")
     head = steps.head
     others = replace(others, kv_bytes_per_token=head.kv_bytes_per_token)
@@ -92,7 +92,7 @@ def profile(steps: Steps, base: ProfileFile | None, name: str) -> tuple[ProfileF
     return (
         ProfileFile(
             name=name,
-            status=Status.MEASURED,
+            status=Status.FITTED,
             model=head.name,
             gpu=head.device,
             gpu_count=1,
@@ -104,7 +104,7 @@ def profile(steps: Steps, base: ProfileFile | None, name: str) -> tuple[ProfileF
             costs=fit.costs,
             kv_capacity_tokens=head.kv_tokens,
             transfers=base.transfers if base else Transfers.MISSING,
-            network="GPU to GPU on one machine" if peer is not None else base.network if base else "NVLink",
+            network="GPU to GPU on one machine" if peer is not None else base.network if base else "not measured",
         ),
         fit,
     )

@@ -19,7 +19,7 @@ from ppd.servers.process import EngineFailed
 from ppd.servers.up_command import READY_S
 
 from ..load import Target
-from ..records import Origin, Outcome, RunResult
+from ..records import Origin, Outcome, Record, RunResult
 from ..runs import Run, Topology
 from ..stations import FleetLost, Survey
 from ..sweep import failure
@@ -100,8 +100,9 @@ class LaunchStation:
         return result
 
     async def _watched(self, run: Run, running: _Running) -> RunResult:
-        """A program that ends fails the run at once, with its own last words."""
-        measuring = asyncio.ensure_future(running.live.measure(run))
+        """A program that ends fails the run at once, with its own last words; what was measured until then is kept."""
+        records: list[Record] = []
+        measuring = asyncio.ensure_future(running.live.measure(run, records))
         ended = asyncio.ensure_future(running.fleet.wait_ended())
         try:
             await asyncio.wait({measuring, ended}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,7 +111,7 @@ class LaunchStation:
             ended.result()
             raise AssertionError("the wait for an end ends by an error")
         except EngineFailed as exc:
-            return failure(run, self._origin(run.topology), in_one_line(exc))
+            return failure(run, self._origin(run.topology), in_one_line(exc), records)
         finally:
             for task in (measuring, ended):
                 task.cancel()

@@ -16,7 +16,7 @@ import aiohttp
 from ppd.proxy.errors import ConfigError, PPDError
 
 from ..load import Target, measure
-from ..records import Origin, Outcome, Record, RunResult
+from ..records import Origin, Outcome, Record, RunResult, in_order
 from ..runs import Run
 from ..stations import FleetLost
 from ..sweep import utc_now
@@ -103,11 +103,15 @@ class LiveFleet:
                 raise FleetLost(f"not a healthy, idle {topology} for {self.limits.health_s:g} s: {what}")
             await asyncio.sleep(self.limits.look_s)
 
-    async def measure(self, run: Run) -> RunResult:
-        """The run's result; a failed one if the fleet did not come through it. FleetLost if it was not there."""
+    async def measure(self, run: Run, records: list[Record] | None = None) -> RunResult:
+        """The run's result; a failed one if the fleet did not come through it. FleetLost if it was not there.
+
+        `records` is filled as answers end, for a caller that may cancel this.
+        """
+        records = [] if records is None else records
         before = await self.healthy(run.topology)
         started, began_s = utc_now(), time.monotonic()
-        records, reason = await self._watched(run, before)
+        reason = await self._watched(run, before, records)
         reason = reason or await self._damaged(before) or too_many_failures(records, self.limits.failures)
         return RunResult(
             run=run,
@@ -115,19 +119,22 @@ class LiveFleet:
             origin=self.seen(before),
             started=started,
             wall_s=time.monotonic() - began_s,
-            records=records,
+            records=in_order(records),
             reason=reason,
         )
 
-    async def _watched(self, run: Run, before: FleetView) -> tuple[tuple[Record, ...], str]:
-        """The run's records; none, and why, where it ended early: requests to a dead fleet would wait for hours."""
-        measuring = asyncio.ensure_future(measure(run, self.target, self.trace))
+    async def _watched(self, run: Run, before: FleetView, records: list[Record]) -> str:
+        """Why the run ended early, if it did: requests to a dead fleet would wait for hours."""
+        measuring = asyncio.ensure_future(measure(run, self.target, self.trace, record=records.append))
         watching = asyncio.ensure_future(self._until_damaged(before))
         try:
             await asyncio.wait({measuring, watching}, return_when=asyncio.FIRST_COMPLETED)
-            return (measuring.result(), "") if measuring.done() else ((), watching.result())
+            if not measuring.done():
+                return watching.result()
+            measuring.result()
+            return ""
         except PPDError as exc:
-            return (), exc.message
+            return exc.message
         finally:
             for task in (measuring, watching):
                 task.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..records import Record
+from ..records import Record, in_order
 from ..runs import Run
 from .dialogues import check_lengths
 from .player import Progress
@@ -18,14 +18,22 @@ async def measure(
     target: Target,
     trace: Sequence[float] | None = None,
     progress: Callable[[Progress], None] | None = None,
+    record: Callable[[Record], None] | None = None,
 ) -> tuple[Record, ...]:
     """Every turn of the run's plan, in order of conversation and turn; failures are among them.
 
-    trace: arrival times in s, for a run that follows one. ConfigError where the target cannot be sent such prompts.
+    trace: arrival times in s, for a run that follows one. `record` is called with each as it ends, for one who may
+    not wait for the last. ConfigError where the target cannot be sent such prompts.
     """
     scripts = scripts_of(run, trace, forced=target.forces_routes)
     records: list[Record] = []
-    async with playing(scripts, target, records.append, progress=progress, seed=run.seed) as player:
+
+    def note(ended: Record) -> None:
+        records.append(ended)
+        if record is not None:
+            record(ended)
+
+    async with playing(scripts, target, note, progress=progress, seed=run.seed) as player:
         check_lengths(scripts, player.author)
         await player.open_loop(scripts)
-    return tuple(sorted(records, key=lambda record: (record.conversation, record.turn)))
+    return in_order(records)

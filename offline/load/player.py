@@ -125,7 +125,9 @@ class Player:
             "seed": self._stage.seed,
         }
         if output_tokens is not None:
-            members |= {"max_tokens": output_tokens, "min_tokens": output_tokens, "ignore_eos": True}
+            members["max_tokens"] = output_tokens
+            if not self._stage.target.plain:
+                members |= {"min_tokens": output_tokens, "ignore_eos": True}
         return members
 
     async def _ask(self, script: Script, index: int, body: bytes, common: Mapping[str, str]) -> Answer:
@@ -142,7 +144,7 @@ class Player:
 
     def _judge(self, answer: Answer, turn: TracedTurn, prompt: Mapping[str, Any]) -> None:
         if answer.status == 200:
-            answer.judge(turn.output_tokens)
+            answer.judge(None if self._stage.target.plain else turn.output_tokens)
             if "return_token_ids" in prompt and not answer.error and len(answer.token_ids) != answer.output_tokens:
                 answer.error = "the server does not tell the ids of its tokens: use the chat endpoint"
         if answer.error:
@@ -183,7 +185,7 @@ def _record(script: Script, index: int, scheduled_s: float, answer: Answer) -> R
         scheduled_s=scheduled_s,
         sent_s=answer.sent_s,
         first_token_s=answer.first_token_s,
-        last_token_s=answer.last_token_s,
+        last_token_s=None if answer.error else answer.last_token_s,
         prompt_tokens=answer.prompt_tokens,
         cached_tokens=answer.cached_tokens,
         output_tokens=answer.output_tokens,

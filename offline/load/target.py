@@ -35,6 +35,7 @@ class Target:
     api: Api = Api.COMPLETIONS
     api_key: str = field(default="", repr=False)
     admin_key: str = field(default="", repr=False)
+    plain: bool = False  # only what OpenAI's own API has is sent: answers may end before their length
     forces_routes: bool = False  # asks the proxy for each turn's planned route; needs the admin key
     timeout_s: float = 600.0  # for a whole answer
     tokenizer: Path | None = None  # a folder in Hugging Face's layout; None: the endpoint's /tokenize is asked

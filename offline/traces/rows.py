@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import gzip
+import math
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -93,10 +95,9 @@ class Rows:
 
     def time_s(self, where: str, name: str, text: str) -> float:
         """Seconds, given as such or as a date and time; without a zone it is UTC."""
-        try:
-            return float(text)
-        except ValueError:
-            pass
+        with suppress(ValueError):
+            if math.isfinite(seconds := float(text)):
+                return seconds
         try:
             at = datetime.fromisoformat(text)
         except ValueError as exc:

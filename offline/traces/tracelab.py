@@ -44,6 +44,8 @@ def read_tracelab(rows: Rows) -> list[TracedConversation]:
         sent = itertools.takewhile(lambda event: event.event_type in _SENT, one.timing_events)
         timed = _Timed(one, _last_s(rows, where, [*sent]), _last_s(rows, where, one.timing_events))
         sessions.setdefault(one.session_id, []).append(timed)
+    for rounds in sessions.values():
+        rounds.sort(key=lambda timed: timed.round.round_index)
     began = [rounds[0].sent_s for rounds in sessions.values()]
     zero_s = min((at_s for at_s in began if at_s is not None), default=0.0)
     return [
@@ -53,9 +55,9 @@ def read_tracelab(rows: Rows) -> list[TracedConversation]:
 
 
 def _turns(rounds: list[_Timed]) -> tuple[TracedTurn, ...]:
+    """`rounds`: in order."""
     turns: list[TracedTurn] = []
-    ordered = sorted(rounds, key=lambda one: one.round.round_index)
-    for before, one in zip((None, *ordered), ordered, strict=False):
+    for before, one in zip((None, *rounds), rounds, strict=False):
         tokens, output = one.round.input_tokens_total, one.round.output_tokens
         new, think_s = None, 0.0
         if before is not None:

@@ -13,7 +13,15 @@ from decode_batch.slowdowns import Measured, Place, Point, gather
 from decode_batch.table import markdown
 from ppd.proxy.errors import FormatError
 
-HEAD = Head(model="m", note="sim", output_tokens=3, shared_context=False, seed=0, started="2026-01-01T00:00:00+00:00")
+HEAD = Head(
+    model="m",
+    note="sim",
+    output_tokens=3,
+    shared_context=False,
+    seed=0,
+    nonce="a",
+    started="2026-01-01T00:00:00+00:00",
+)
 TRIAL = Trial(
     experiment=Experiment.BATCH,
     kind=Kind.ALONE,

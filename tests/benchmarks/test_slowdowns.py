@@ -120,9 +120,24 @@ def test_streams_that_never_decode_together_are_no_batch() -> None:
     assert "longer answers" in measure(TrialResult(trial(Kind.ALONE, batch=2), streams), 3).problem
 
 
-def test_what_an_endpoint_does_not_report_is_not_held_against_it() -> None:
+@pytest.mark.parametrize("kind", [Kind.FULL, Kind.APPEND])
+def test_prefills_at_an_endpoint_that_does_not_tell_what_it_cached_are_no_measurement(kind: Kind) -> None:
     streams = (decode(0, times(0.1, *[0.01] * 10), cached=None), prefill(0.125, 0.15, cached=None))
-    assert measure(TrialResult(trial(Kind.APPEND, cached=128), streams), 11).problem == ""
+    said = measure(TrialResult(trial(kind, cached=128 * (kind is Kind.APPEND)), streams), 11).problem
+    assert said == "the endpoint does not report cached tokens"
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"), [(Kind.FULL, ""), (Kind.APPEND, "prefill 0: 0 of 128 context tokens were cached")]
+)
+def test_no_word_from_an_endpoint_that_reports_means_that_nothing_was_cached(kind: Kind, problem: str) -> None:
+    streams = (decode(0, times(0.1, *[0.01] * 10)), prefill(0.125, 0.15, cached=None))
+    assert measure(TrialResult(trial(kind, cached=128 * (kind is Kind.APPEND)), streams), 11).problem == problem
+
+
+def test_the_batch_alone_needs_no_report_of_its_cache() -> None:
+    streams = (decode(0, times(0.1, *[0.01] * 10), cached=None),)
+    assert measure(TrialResult(trial(Kind.ALONE), streams), 11).problem == ""
 
 
 def test_without_the_batch_alone_there_is_nothing_to_compare_with() -> None:

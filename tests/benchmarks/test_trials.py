@@ -58,7 +58,7 @@ def test_both_arms_of_another_experiment_compute_as_many_tokens() -> None:
 @pytest.mark.parametrize("shared", [False, True])
 def test_prompts_have_the_lengths_that_were_asked_for(shared: bool) -> None:
     setting = Setting(cached_tokens=128, decode_context_tokens=128, new_tokens=100, shared_context=shared)
-    prompts = Prompts(setting)
+    prompts = Prompts(setting, "a")
     for trial in plan(setting)[:7]:
         assert len(prompts.decode(trial, 0)) == 128 + 4
         if trial.prefills:
@@ -66,7 +66,7 @@ def test_prompts_have_the_lengths_that_were_asked_for(shared: bool) -> None:
 
 
 def test_only_contexts_come_again() -> None:
-    prompts, trials = Prompts(SMALL), plan(SMALL)
+    prompts, trials = Prompts(SMALL, "a"), plan(SMALL)
     appends = [trial for trial in trials if trial.kind is Kind.APPEND]
     assert prompts.prefill(appends[0], 0)[:128] == prompts.prefill(appends[1], 0)[:128]
     tails = {tuple(prompts.prefill(trial, n)[trial.cached_tokens :]) for trial in appends for n in (0, 1)}
@@ -75,13 +75,22 @@ def test_only_contexts_come_again() -> None:
     assert prompts.decode(trials[0], 0)[128:] != prompts.decode(trials[1], 0)[128:]
 
 
+def test_a_second_run_has_no_prompt_of_the_first_but_the_same_contexts() -> None:
+    one, other = Prompts(SMALL, "a"), Prompts(SMALL, "b")
+    full, append = (next(trial for trial in plan(SMALL) if trial.kind is kind) for kind in (Kind.FULL, Kind.APPEND))
+    assert one.prefill(full, 0) != other.prefill(full, 0)
+    assert one.decode(full, 0)[128:] != other.decode(full, 0)[128:]
+    assert one.prefill(append, 0)[:128] == other.prefill(append, 0)[:128]
+    assert one.prefill(append, 0)[128:] != other.prefill(append, 0)[128:]
+
+
 def test_a_shared_context_is_everyones() -> None:
-    prompts = Prompts(Setting(shared_context=True))
+    prompts = Prompts(Setting(shared_context=True), "a")
     assert prompts.decode_context(0) == prompts.decode_context(7) == prompts.prefill_context(3, 2048)
 
 
 def test_ids_stay_in_the_range_that_was_asked_for() -> None:
-    ids = Prompts(Setting(token_id_limit=300)).decode_context(0)
+    ids = Prompts(Setting(token_id_limit=300), "a").decode_context(0)
     assert LOWEST_TOKEN <= min(ids) <= max(ids) < 300
 
 

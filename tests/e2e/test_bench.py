@@ -258,6 +258,18 @@ async def test_bench_plays_recorded_text_with_the_servers_own_answers(bench: Any
         assert record.turn == 1 or (record.cached_tokens or 0) > 0
 
 
+async def test_a_plain_bench_asks_for_nothing_that_only_vllm_knows(bench: Any, tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl.gz"
+    async with engine_alone() as (engine, target):
+        flags = ("--plain", "--first", "128:32", "--later", "128:32", "--qps", "50", "--max-conversations", "3")
+        result = await bench(target.url, *flags, "--output", str(path))
+        asked = [msgspec.json.decode(received.body) for received in engine.received if b"messages" in received.body]
+    assert result.exit_code == 0, result.output
+    assert decode(path.read_bytes()).api == "chat, plain"
+    sent = set().union(*(body for body in asked if body.get("stream")))
+    assert sent == {"messages", "model", "stream", "stream_options", "temperature", "seed", "max_tokens"}
+
+
 @pytest.mark.parametrize("api", list(Api))
 async def test_bench_plays_a_trace_at_its_own_times(bench: Any, tmp_path: Path, api: Api) -> None:
     path = tmp_path / "records.jsonl.gz"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -73,7 +74,18 @@ def test_a_trace_gives_its_rhythm_and_the_run_its_rate() -> None:
     assert gaps[-1] / gaps[0] == pytest.approx(98.0)
 
 
-@pytest.mark.parametrize("trace", [[1.0], [2.0, 1.0], [3.0, 3.0]])
+@pytest.mark.parametrize(
+    "trace",
+    [
+        [1.0],
+        [2.0, 1.0],
+        [3.0, 3.0],
+        [0.0, math.nan, 5.0],
+        [0.0, math.inf],
+        [math.inf, math.inf],
+        [-1.7e308, 1.7e308],
+    ],
+)
 def test_a_trace_that_has_no_rhythm_is_refused(trace: list[float]) -> None:
     with pytest.raises(ConfigError, match="arrivals = 'poisson'"):
         plan(run_of(), trace)

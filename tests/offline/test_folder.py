@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ppd.offline.folder import SweepFolder
+from ppd.offline.folder import How, SweepFolder
 from ppd.offline.records import Origin
 from ppd.proxy.errors import ConfigError, FormatError
 from sweep_fakes import ORIGIN, failed, finished, full_disk, grid, run
@@ -75,6 +75,25 @@ def test_figures_of_another_engine_are_refused(tmp_path: Path, changes: dict[str
     with pytest.raises(ConfigError, match=said):
         folder.save(msgspec.structs.replace(finished(run(0)), origin=other))
     assert not folder.has(run(0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gpus_per_worker": "2"}, "measured in another way: gpus_per_worker '1' there, '2' now"),
+        ({"engine_args": ""}, "engine_args '--max-num-seqs 8' there, '' now"),
+        ({"api": "chat"}, "api 'completions' there, 'chat' now"),
+        ({"tokenizer_sha256": "00"}, "tokenizer_sha256 '' there, '00' now"),
+        ({"profile_sha256": "00"}, "profile_sha256 '' there, '00' now"),
+        ({"arrivals_sha256": "00"}, "arrivals_sha256 '' there, '00' now"),
+    ],
+)
+def test_runs_measured_in_another_way_are_refused(tmp_path: Path, changes: dict[str, str], said: str) -> None:
+    how = How(gpus_per_worker="1", engine_args="--max-num-seqs 8", api="completions")
+    folder = SweepFolder.create(tmp_path, grid(), ORIGIN, STARTED, how)
+    folder.take_up(grid(), ORIGIN, how)
+    with pytest.raises(ConfigError, match=said):
+        SweepFolder(tmp_path).take_up(grid(), ORIGIN, msgspec.structs.replace(how, **changes))
 
 
 def test_a_larger_topology_of_the_same_engine_belongs_to_the_sweep(tmp_path: Path) -> None:

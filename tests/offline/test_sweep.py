@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,33 @@ def test_a_run_that_always_kills_its_process_is_a_failed_one(tmp_path: Path) -> 
     reasons = {result.reason for result in folder.results() if result.outcome is Outcome.FAILED}
     assert (schedule.finished, schedule.failed, slot.reopened) == (4, 2, 4)
     assert reasons == {"the process that measured it died"}
+
+
+class DeadSlot(FakeSlot):
+    """Its process dies while it has nothing to do: so many times it takes no run."""
+
+    def __init__(self, deaths: int) -> None:
+        super().__init__()
+        self._deaths = deaths
+
+    def measure(self, asked: Run) -> Future[RunResult]:
+        if self.reopened < self._deaths:
+            raise Died
+        return super().measure(asked)
+
+
+def test_a_process_that_died_while_idle_is_started_again_and_no_run_is_lost(tmp_path: Path) -> None:
+    slot = DeadSlot(deaths=1)
+    schedule, notes = swept(begun(tmp_path), slot)
+    assert (schedule.finished, schedule.failed, slot.reopened) == (CELLS, 0, 1)
+    assert notes.lines == ["here: its process died; a new one is started"]
+
+
+def test_a_process_that_cannot_be_started_again_loses_no_run(tmp_path: Path) -> None:
+    schedule = Schedule(grid())
+    with pytest.raises(Died):
+        swept(begun(tmp_path), DeadSlot(deaths=2), schedule=schedule)
+    assert len(schedule.waiting) == CELLS
 
 
 def mistaken(asked: Run) -> RunResult:

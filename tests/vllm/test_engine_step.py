@@ -93,7 +93,7 @@ def test_steps_become_a_profile(torch_python: str, tmp_path: Path) -> None:
     assert len(steps.steps) == 4 + 4 + 2
     assert all(step.seconds is not None and len(step.seconds) == 3 for step in steps.steps)
     made = load(tmp_path / "tiny-cpu.json")
-    assert made.status is Status.MEASURED
+    assert made.status is Status.FITTED
     assert made.costs.kv_bytes_per_token == 2 * 2 * 2 * 16 * 4
     assert made.gpu.startswith("CPU")
     assert "Engine steps: tiny on CPU" in (tmp_path / "steps.md").read_text()

@@ -171,6 +171,39 @@ async def test_ids_that_the_server_keeps_to_itself_are_an_error() -> None:
     assert "does not tell the ids" in server.records[0].error
 
 
+class Cut(FakeServer):
+    """Its answers end one token early."""
+
+    async def ask(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+        answer = await super().ask(body, headers)
+        answer.output_tokens -= 1
+        answer.token_ids.pop()
+        return answer
+
+
+async def test_an_answer_that_is_not_whole_has_no_end() -> None:
+    server = Cut()
+    await server.player(TARGET).open_loop([script()])
+    first = server.records[0]
+    assert (first.error, first.first_token_s, first.last_token_s) == ("the answer has 3 of 4 tokens", 6.0, None)
+
+
+async def test_a_plain_endpoint_is_asked_for_no_more_than_openai_knows_and_may_stop_early() -> None:
+    server = Cut()
+    target = Target(url="http://h", model="m", api=Api.CHAT, plain=True)
+    turns = (TracedTurn(messages=(Message("user", "Hi"),), output_tokens=4),)
+    await server.player(target).open_loop([script(turns)])
+    assert {name: value for name, value in server.bodies[0].items() if name != "messages"} == {
+        "model": "m",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0,
+        "seed": 5,
+        "max_tokens": 4,
+    }
+    assert (server.records[0].error, server.records[0].output_tokens) == ("", 3)
+
+
 async def test_an_error_that_quotes_prompt_or_key_is_cut() -> None:
     secret = "a sentence that stays between the two of us"
     server = FakeServer({0: f"key sk-9: cannot read {secret}"})

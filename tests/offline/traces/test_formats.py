@@ -45,6 +45,8 @@ def test_each_format_is_told_by_its_content(tmp_path: Path, name: str, kind: For
         ("arrival_s,context_tokens,generated_tokens\n0,10,5\n1,ten,5\n", "line 3: context_tokens: must be a number"),
         ("arrival_s,context_tokens,generated_tokens\n0,10\n", "line 2: must have 3 columns, has 2"),
         ("arrival_s,context_tokens,generated_tokens\nnoon,10,5\n", "line 2: arrival_s: must be seconds or a date"),
+        ("arrival_s,context_tokens,generated_tokens\n0,10,5\nnan,10,5\n", "line 3: arrival_s: must be seconds"),
+        ("arrival_s,context_tokens,generated_tokens\ninf,10,5\n", "line 2: arrival_s: must be seconds or a date"),
         ('[{"messages": [{"role": "user", "content": "a"}]}, {"id": 1}]', "item 2: must have messages or conv"),
         ('{"session_id": "a", "input_length": 5}\n{"session_id": "a", "delay": 5}\n', "line 2: must have input_length"),
         ('{"requests": [{"in": 5}], "block_size": 0, "id": "a"}', "line 1: Expected `int` >= 1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,17 @@ def test_turns_say_what_they_add_to_the_history(name: str, lengths: list[list[tu
 )
 def test_arrivals_are_seconds_whatever_the_file_counts(name: str, arrivals: list[float | None]) -> None:
     assert [one.arrival_s for one in sample(name)] == arrivals
+
+
+def test_a_session_arrives_with_its_first_round_wherever_that_stands_in_the_file(tmp_path: Path) -> None:
+    def row(session: str, index: int, second: int) -> str:
+        sent = {"event_type": "user_message", "timestamp": f"2026-01-01T00:00:{second:02d}Z"}
+        counts = {"input_tokens_total": 100 * (index + 1), "output_tokens": 5}
+        return json.dumps({"session_id": session, "round_index": index, "timing_events": [sent]} | counts)
+
+    path = tmp_path / "trace"
+    path.write_text("\n".join((row("a", 1, 30), row("a", 0, 10), row("b", 0, 5))))
+    assert [(one.name, one.arrival_s) for one in read(path)] == [("a", 5.0), ("b", 0.0)]
 
 
 @pytest.mark.parametrize(

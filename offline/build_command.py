@@ -99,6 +99,7 @@ def write_tables(
     from . import table_builder
 
     name = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.path.resolve().name)
+    table_builder.write_tables([], folder.tables)  # none stays that the runs no longer bear out
     tables = table_builder.build_tables(folder.results(), name=name, source=source, licence=licence, note=note)
     for path in table_builder.write_tables(tables, folder.tables):
         click.echo(path)

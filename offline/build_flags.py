@@ -8,8 +8,11 @@ from pathlib import Path
 
 import click
 
+from ppd.servers.profiles import Transfers
+
 from .load import Api
 
+TRANSFERS = tuple(one.value for one in Transfers)
 APIS = (Api.COMPLETIONS.value, Api.CHAT.value)
 
 
@@ -32,6 +35,7 @@ class Flags:
     jobs: int | None
     ray: str
     hardware: str
+    transfers: str | None
     engine: str
     tensor_parallel: int
     engine_args: tuple[str, ...]
@@ -57,7 +61,7 @@ class Flags:
         ways = {"simulate": self.simulate, "launch": self.launch, "target": bool(self.targets)}
         chosen = [way for way, is_chosen in ways.items() if is_chosen]
         if len(chosen) != 1:
-            raise click.UsageError("one way of measuring must be given: --simulate, --launch, --target URL")
+            raise click.UsageError("one way of measuring must be given: --simulate, --launch or --target URL")
         for name in given:
             if name in _GOES_WITH and chosen[0] not in _GOES_WITH[name]:
                 allowed = " and ".join(f"--{way}" for way in _GOES_WITH[name])
@@ -75,7 +79,7 @@ def flag(name: str) -> str:
 
 _LIVE = ("launch", "target")
 _GOES_WITH = {
-    **dict.fromkeys(("jobs", "hardware"), ("simulate",)),
+    **dict.fromkeys(("jobs", "hardware", "transfers"), ("simulate",)),
     **dict.fromkeys(("engine", "tensor_parallel", "engine_args"), ("launch",)),
     **dict.fromkeys(("model", "api", "tokenizer", "request_timeout", "note", "health_limit"), _LIVE),
     **dict.fromkeys(("admin_key_file", "gpu", "gpu_count"), ("target",)),
@@ -96,6 +100,7 @@ _OPTIONS = (
     click.option("--jobs", type=click.IntRange(1), help="Simulated runs at a time; default: one a core."),
     click.option("--ray", default="", metavar="ADDRESS", help="Spread runs over a Ray cluster; auto, local."),
     click.option("--hardware", default="", metavar="NAME|FILE", help="Engine profile to simulate."),
+    click.option("--transfers", type=click.Choice(TRANSFERS), help="What a handoff moves; default: by profile."),
     click.option("--engine", type=click.Choice(["sim", "vllm"]), default="vllm", show_default=True, help="To launch."),
     click.option("--tensor-parallel", type=click.IntRange(1), default=1, show_default=True, help="GPUs a worker."),
     click.option("--engine-arg", "engine_args", multiple=True, metavar="ARG", help="For each engine; repeatable."),

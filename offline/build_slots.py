@@ -7,10 +7,13 @@ import os
 import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from ppd.proxy.errors import ConfigError
-from ppd.servers.profiles import encode
+from ppd.servers.profiles import Transfers, encode
 
 from .backends.live import Limits
 from .build_flags import Flags
@@ -87,7 +90,10 @@ def _simulated(flags: Flags, trace: Sequence[float] | None) -> StationPlan:
 
 
 def _setup(flags: Flags) -> Setup:
-    return setup_for(flags.hardware or USUAL_HARDWARE)
+    setup = setup_for(flags.hardware or USUAL_HARDWARE)
+    if flags.transfers is None:
+        return setup
+    return replace(setup, profile=msgspec.structs.replace(setup.profile, transfers=Transfers(flags.transfers)))
 
 
 def _launched(flags: Flags, trace: Sequence[float] | None) -> StationPlan:

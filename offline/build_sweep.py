@@ -50,8 +50,13 @@ def prepare(flags: Flags, say: Callable[[str], None]) -> Job:
     A file that can't be read is kept under another name, and its run is done again.
     """
     folder = _folder(flags)
-    if folder is not None and not flags.resume:
-        raise ConfigError(f"{flags.folder}: holds a sweep already; --resume goes on with it")
+    if folder is None and flags.resume:
+        raise ConfigError(f"{flags.folder}: must be a sweep's folder to go on with: it has no sweep.json")
+    if folder is not None:
+        if not flags.resume:
+            raise ConfigError(f"{flags.folder}: holds a sweep already; --resume goes on with it")
+        grid = _grid(flags, folder)
+        folder.check(grid, how_of(flags, _trace(grid)))
 
     def keep_aside(path: Path, reason: str) -> None:
         assert folder is not None, "only a folder has files"

@@ -92,17 +92,21 @@ class SweepFolder:
 
         How often cells are measured may change; the folder then keeps the new numbers.
         """
+        self.check(grid, how)
+        self._check(origin)
+        if any(getattr(self.sweep.grid, name) != getattr(grid, name) for name in HOW_OFTEN):
+            self._change(grid=grid)
+
+    def check(self, grid: Grid, how: How) -> None:
+        """ConfigError, in one line, where the folder holds another grid, or was measured in another way."""
         if difference := self.sweep.grid.difference(grid):
             raise ConfigError(f"{self.path}: holds another grid: {difference}")
-        self._check(origin)
         for name in How.__struct_fields__:
             here, there = getattr(how, name), getattr(self.sweep.how, name)
             if here != there:
-                raise ConfigError(
-                    f"{self.path}: its runs were measured in another way: {name} {there!r} there, {here!r} now"
-                )
-        if any(getattr(self.sweep.grid, name) != getattr(grid, name) for name in HOW_OFTEN):
-            self._change(grid=grid)
+                file, is_digest, _ = name.partition("_sha256")
+                what = f"another {file} now" if is_digest else f"{name} {there!r} there, {here!r} now"
+                raise ConfigError(f"{self.path}: its runs were measured in another way: {what}")
 
     def path_of(self, run: Run) -> Path:
         return self.path / "runs" / f"{run.id}{SUFFIX}"

@@ -72,6 +72,11 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     profile: str = ""  # of a simulated engine
     note: str = ""
 
+    @property
+    def is_simulated(self) -> bool:
+        """No engine computed anything: runs in virtual time, or engines of `ppd sim`."""
+        return self.backend == "simulate" or self.engine.partition(" ")[0] == "sim"
+
 
 def in_order(records: Iterable[Record]) -> tuple[Record, ...]:
     """By conversation and turn; they are noted down as answers end."""

@@ -220,7 +220,8 @@ def _provenance(results: Sequence[RunResult], *, source: str, licence: str, note
     simulated = f"simulated with engine profile {profiles}, not measured" if SIMULATED in backends else ""
     engine, _, version = _joined(origin.engine for origin in origins).partition(" ")
     days = sorted({result.started[:10] for result in results})
-    notes = (simulated, *dict.fromkeys(origin.note for origin in origins), note)
+    engines = "its engines were simulated" if not simulated and any(one.is_simulated for one in origins) else ""
+    notes = (simulated, engines, *dict.fromkeys(origin.note for origin in origins), note)
     return Provenance(
         model=_joined(origin.model for origin in origins),
         gpu=_joined(origin.gpu for origin in origins),

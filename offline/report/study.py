@@ -14,7 +14,7 @@ from ppd.proxy.tables import DecisionTable
 
 from ..cells import Cell, gather, is_evidence
 from ..folder import Sweep, SweepFolder
-from ..records import RunResult
+from ..records import Origin, RunResult
 from ..table_builder import build_tables
 from .arms import arms
 from .numerals import count, percent
@@ -56,7 +56,7 @@ def of_sweep(folder: Path) -> Study:
         facts=(*_provenance(sweep.sweep), *grid_facts(cells)),
         cells=tuple(cells),
         tables=_tables(results, folder.resolve().name),
-        cautions=(*_origin_cautions(origin.backend, origin.profile, origin.note), *_gaps(sweep.sweep, cells)),
+        cautions=(*_origin_cautions(origin), *_gaps(sweep.sweep, cells)),
     )
 
 
@@ -164,10 +164,13 @@ def _provenance(sweep: Sweep) -> tuple[tuple[str, str], ...]:
     return tuple((name, value) for name, value in facts if value)
 
 
-def _origin_cautions(backend: str, profile: str, note: str) -> tuple[str, ...]:
-    if backend != "simulate":
+def _origin_cautions(origin: Origin) -> tuple[str, ...]:
+    if not origin.is_simulated:
         return ()
-    using = f"with the engine profile {profile}, and is worth what that profile is" if profile else "in virtual time"
+    if origin.backend != "simulate":
+        return ("Nothing here was measured on hardware: the engines were simulated ones, `ppd sim`, over real HTTP.",)
+    name, note = origin.profile, origin.note
+    using = f"with the engine profile {name}, and is worth what that profile is" if name else "in virtual time"
     return (f"Nothing here was measured on hardware: it was simulated {using}.{f' {_sentence(note)}' if note else ''}",)
 
 

@@ -372,7 +372,7 @@ async def test_a_sweep_is_not_resumed_with_a_profile_that_has_changed(tmp_path: 
     (tmp_path / "profile.json").write_bytes(encode(slower))
     code, said = await run_program(*flags, "--only", "4R/small_tiny/q4", "--resume", cwd=tmp_path)
     assert code == 1
-    assert "its runs were measured in another way: profile_sha256" in said
+    assert "its runs were measured in another way: another profile now" in said
     assert len(saved(tmp_path / "out")) == 2
 
 

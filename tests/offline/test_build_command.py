@@ -31,7 +31,7 @@ def said(*argv: str, env: dict[str, str] | None = None) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ((), "one way of measuring must be given: --simulate, --launch, --target URL"),
+        ((), "one way of measuring must be given: --simulate, --launch or --target URL"),
         (("--simulate", "--launch"), "one way of measuring"),
         (("--simulate", "--target", "http://a"), "one way of measuring"),
         (("--simulate",), "--out DIR is missing"),
@@ -58,6 +58,8 @@ def said(*argv: str, env: dict[str, str] | None = None) -> tuple[int, str]:
         (("report",), "a sweep's DIR must be given, or --published ROWS and --out DIR"),
         (("report", "nowhere", "--published", "rows.csv"), "a sweep's DIR must be given, or"),
         (("report", "--published", "rows.csv", "--out", "x"), "rows.csv"),
+        (("--simulate", "--resume", "--out", "x"), "x: must be a sweep's folder to go on with: it has no sweep.json"),
+        (("--launch", "--transfers", "whole", "--out", "x"), "--transfers goes with --simulate only"),
         (("report", "nowhere"), "nowhere: must be a sweep's folder: it has no sweep.json"),
         (("tables", "nowhere"), "nowhere: must be a sweep's folder: it has no sweep.json"),
     ],

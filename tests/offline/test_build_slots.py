@@ -25,6 +25,7 @@ def how(*argv: str, trace: tuple[float, ...] | None = None) -> How:
         ("api", ("--target", "http://a"), ("--target", "http://a", "--api", "chat")),
         ("tokenizer_sha256", ("--target", "http://a"), ("--target", "http://a", "--tokenizer", "t")),
         ("profile_sha256", ("--simulate",), ("--simulate", "--hardware", "a100-llama-3.1-8b")),
+        ("profile_sha256", ("--simulate",), ("--simulate", "--transfers", "missing")),
     ],
 )
 def test_flags_that_change_figures_are_kept(

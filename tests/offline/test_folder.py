@@ -83,9 +83,9 @@ def test_figures_of_another_engine_are_refused(tmp_path: Path, changes: dict[str
         ({"gpus_per_worker": "2"}, "measured in another way: gpus_per_worker '1' there, '2' now"),
         ({"engine_args": ""}, "engine_args '--max-num-seqs 8' there, '' now"),
         ({"api": "chat"}, "api 'completions' there, 'chat' now"),
-        ({"tokenizer_sha256": "00"}, "tokenizer_sha256 '' there, '00' now"),
-        ({"profile_sha256": "00"}, "profile_sha256 '' there, '00' now"),
-        ({"arrivals_sha256": "00"}, "arrivals_sha256 '' there, '00' now"),
+        ({"tokenizer_sha256": "00"}, "another tokenizer now"),
+        ({"profile_sha256": "00"}, "another profile now"),
+        ({"arrivals_sha256": "00"}, "another arrivals now"),
     ],
 )
 def test_runs_measured_in_another_way_are_refused(tmp_path: Path, changes: dict[str, str], said: str) -> None:

@@ -274,6 +274,12 @@ def test_a_simulated_table_says_so() -> None:
     assert origin.note == "simulated with engine profile h100-8b, not measured"
 
 
+def test_a_table_of_simulated_engines_over_http_says_so_too() -> None:
+    engines = Origin(backend="target", engine="sim 0.33.0", model="m")
+    origin = only([result(run(x), origin=engines) for x in (0.0, 1.0)]).provenance
+    assert (origin.engine, origin.engine_version, origin.note) == ("sim", "0.33.0", "its engines were simulated")
+
+
 def test_simulated_and_measured_runs_do_not_mix() -> None:
     with pytest.raises(FormatError, match="2P_2D: simulated and measured runs cannot be in one table"):
         build_tables([result(run(0.0)), result(run(1.0), origin=SIMULATOR)], name="lab")

@@ -107,6 +107,8 @@ def test_a_simulation_is_called_one(sweep: MakeSweep) -> None:
     found = cautions(sweep("2P_2D", qps=(1,)))
     assert "Nothing here was measured on hardware" in found
     assert "modelled" in found
+    engines = Origin(backend="target", engine="sim 0.33.0", note="")
+    assert "the engines were simulated ones" in cautions(sweep("2P_2D", qps=(1,), origin=engines, name="engines"))
     measured = Origin(backend="target", engine="vllm 1", note="")
     assert "hardware" not in cautions(sweep("2P_2D", qps=(1,), origin=measured, name="other"))
 

@@ -113,21 +113,12 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 _RECORD = msgspec.json.Decoder(Record)
+_SHARED = tuple(name for name in RunResult.__struct_fields__ if name != "records")
 
 
 def encode(result: RunResult) -> bytes:
-    head = _Head(
-        version=VERSION,
-        kind=KIND,
-        run=result.run,
-        outcome=result.outcome,
-        origin=result.origin,
-        started=result.started,
-        wall_s=result.wall_s,
-        requests=len(result.records),
-        reason=result.reason,
-    )
-    return encode_rows(head, result.records)
+    shared = {name: getattr(result, name) for name in _SHARED}
+    return encode_rows(_Head(version=VERSION, kind=KIND, requests=len(result.records), **shared), result.records)
 
 
 def decode(data: bytes) -> RunResult:
@@ -135,15 +126,7 @@ def decode(data: bytes) -> RunResult:
     head, records = decode_rows(data, _Head, _RECORD.decode, kind=KIND, version=VERSION)
     if len(records) != head.requests:
         raise FormatError(f"not a whole run: {len(records)} of {head.requests} requests")
-    return RunResult(
-        run=head.run,
-        outcome=head.outcome,
-        origin=head.origin,
-        started=head.started,
-        wall_s=head.wall_s,
-        records=records,
-        reason=head.reason,
-    )
+    return RunResult(records=records, **{name: getattr(head, name) for name in _SHARED})
 
 
 def load(path: Path) -> RunResult:

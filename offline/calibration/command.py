@@ -6,8 +6,9 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import click
 from msgspec.structs import replace as replace_struct
@@ -24,9 +25,23 @@ from .fit import Simulations, fit, with_costs
 from .sources import Region, Source, open_source
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flags:
+    """The options, as they are named on the command line."""
+
+    out: Path | None
+    name: str | None
+    kv_capacity: int | None
+    fit_on: tuple[str, ...]
+    page: Path | None  # --document
+    without: bool
+    evaluations: int
+    jobs: int
+
+
 @click.command("calibrate")
 @click.argument("source", type=click.Path(exists=True, path_type=Path), metavar="SOURCE")
-@click.option("--out", "output", type=click.Path(path_type=Path), help="The profile; default NAME.json here.")
+@click.option("--out", type=click.Path(path_type=Path), help="The profile; default NAME.json here.")
 @click.option("--name", help="Of the profile; default: by the source.")
 @click.option("--kv-capacity", type=click.IntRange(1), help="Tokens of KV that an engine holds; no record tells it.")
 @click.option("--fit-on", multiple=True, metavar="CONFIG", help="Configurations to fit; the others are only checked.")
@@ -40,60 +55,43 @@ from .sources import Region, Source, open_source
     help="Of each of its two passes.",
 )
 @click.option("--jobs", default=os.cpu_count(), show_default=True, type=click.IntRange(1), help="Processes.")
-def command(
-    source: Path,
-    output: Path | None,
-    name: str | None,
-    kv_capacity: int | None,
-    fit_on: tuple[str, ...],
-    page: Path | None,
-    without: bool,
-    evaluations: int,
-    jobs: int,
-) -> None:
+def command(source: Path, **given: Any) -> None:
     """Fit an engine profile to SOURCE: a sweep's folder, or the rows of the published grid.
 
     The runs that were measured are simulated, and the costs sought under which the simulated means of TTFT and TPOT
     come closest to the measured ones. The profile says what it was fitted on and how far it is from what it was not.
     Configurations are called as in the published rows: 2P_2D is x = 0 there, 2P_2pD is x = 1.
     """
+    flags = Flags(**given)
     try:
-        known = open_source(source, kv_capacity)
-        if unknown := set(fit_on) - set(known.configs):
+        known = open_source(source, flags.kv_capacity)
+        if unknown := set(flags.fit_on) - set(known.configs):
             raise ConfigError(f"--fit-on {min(unknown)}: {source} has {', '.join(known.configs)}", param="fit_on")
-        chosen = replace(known, fitted_on=fit_on or known.fitted_on)
-        with Simulations(jobs) as simulations:
-            _calibrate(chosen, simulations, name, output, page, without, evaluations)
+        chosen = replace(known, fitted_on=flags.fit_on or known.fitted_on)
+        with Simulations(flags.jobs) as simulations:
+            _calibrate(chosen, simulations, flags)
     except PPDError as exc:
         raise click.ClickException(exc.message) from exc
 
 
-def _calibrate(
-    source: Source,
-    simulations: Simulations,
-    name: str | None,
-    output: Path | None,
-    page: Path | None,
-    without: bool,
-    evaluations: int,
-) -> None:
+def _calibrate(source: Source, simulations: Simulations, flags: Flags) -> None:
     console = Console(stderr=True)
-    setup = _fitted(source, source.setup, simulations, evaluations, console)
+    setup = _fitted(source, source.setup, simulations, flags.evaluations, console)
     checks = _errors(source, source.check_region, setup, simulations)
     command_line = shlex.join(["ppd", *sys.argv[1:]])
     profile = replace_struct(
         setup.profile,
-        name=name or setup.profile.name,
+        name=flags.name or setup.profile.name,
         fit=Fit(fitted_on=source.fitted_on, checked_on=tuple(line.check() for line in checks), command=command_line),
     )
-    path = output or Path(f"{profile.name}.json")
+    path = flags.out or Path(f"{profile.name}.json")
     write_whole(path, encode(profile))
     click.echo(f"{markdown(checks, source.fitted_on)}\n\n{path}")
-    if page is not None:
+    if flags.page is not None:
         regions = [checks, *(_errors(source, region, setup, simulations) for region in source.other_regions)]
-        others = _withouts(source, simulations, evaluations, console) if without else []
+        others = _withouts(source, simulations, flags.evaluations, console) if flags.without else []
         text = document(profile, regions, source.fitted_on, _assumptions(source.setup), others, command_line)
-        write_whole(page, text.encode())
+        write_whole(flags.page, text.encode())
 
 
 def _fitted(source: Source, setup: Setup, simulations: Simulations, evaluations: int, console: Console) -> Setup:

@@ -47,23 +47,12 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 _RECORD = msgspec.json.Decoder(Record)
+_SHARED = tuple(name for name in BenchResult.__struct_fields__ if name != "records")
 
 
 def encode(result: BenchResult) -> bytes:
-    head = _Head(
-        version=VERSION,
-        kind=KIND,
-        workload=result.workload,
-        pace=result.pace,
-        api=result.api,
-        seed=result.seed,
-        origin=result.origin,
-        started=result.started,
-        wall_s=result.wall_s,
-        requests=len(result.records),
-        interrupted=result.interrupted,
-    )
-    return encode_rows(head, result.records)
+    shared = {name: getattr(result, name) for name in _SHARED}
+    return encode_rows(_Head(version=VERSION, kind=KIND, requests=len(result.records), **shared), result.records)
 
 
 def decode(data: bytes) -> BenchResult:
@@ -71,17 +60,7 @@ def decode(data: bytes) -> BenchResult:
     head, records = decode_rows(data, _Head, _RECORD.decode, kind=KIND, version=VERSION)
     if len(records) != head.requests:
         raise FormatError(f"not whole: {len(records)} of {head.requests} requests")
-    return BenchResult(
-        workload=head.workload,
-        pace=head.pace,
-        api=head.api,
-        seed=head.seed,
-        origin=head.origin,
-        started=head.started,
-        wall_s=head.wall_s,
-        records=records,
-        interrupted=head.interrupted,
-    )
+    return BenchResult(records=records, **{name: getattr(head, name) for name in _SHARED})
 
 
 def save(path: Path, result: BenchResult) -> None:

@@ -134,7 +134,9 @@ def test_a_process_ends_with_the_one_that_asked_for_it(tmp_path: Path) -> None:
         until(lambda: f"measuring {HANGS}" in said(tmp_path))
         parent.kill()
     pid = int((tmp_path / "said").read_text().split()[-1])
-    until(lambda: not Path(f"/proc/{pid}").exists())
+    process = Path(f"/proc/{pid}")
+    until(lambda: not process.exists())
+    assert not process.exists()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "ray://127.0.0.1:99999"])

@@ -98,7 +98,10 @@ def test_runs_measured_in_another_way_are_refused(tmp_path: Path, changes: dict[
 
 def test_a_larger_topology_of_the_same_engine_belongs_to_the_sweep(tmp_path: Path) -> None:
     folder = created(tmp_path)
-    folder.take_up(grid(), msgspec.structs.replace(ORIGIN, gpu_count=8, note="another rack"))
+    larger = msgspec.structs.replace(ORIGIN, gpu_count=8, note="another rack")
+    folder.take_up(grid(), larger)
+    folder.save(msgspec.structs.replace(finished(run(0)), origin=larger))
+    assert folder.has(run(0))
 
 
 def test_what_is_not_known_at_the_start_is_taken_from_the_first_run(tmp_path: Path) -> None:

@@ -96,6 +96,7 @@ def test_the_youngest_gives_way_when_memory_is_short_and_all_still_end() -> None
     bench.add(2, 30, 40)
     bench.run()
     assert bench.jobs[2].preemptions > 0
+    assert bench.jobs[2].cached_tokens == 0  # when it came; what it left behind itself is no hit
     assert bench.jobs[1].preemptions == 0
     assert bench.last[1] < bench.last[2]
     assert bench.engine.cache.used_tokens == 0

@@ -1,9 +1,9 @@
 """What a prefill costs the sequences that decode beside it, and what one engine step costs.
 
-    python benchmarks/interference.py --url http://HOST:8000 --model NAME --output DIR
-    python benchmarks/interference.py --records DIR/interference.jsonl.gz --output DIR
-    python benchmarks/interference.py --published interference.csv.gz --output DIR
-    python benchmarks/interference.py --torch --output DIR
+    python benchmarks/interference.py --url http://HOST:8000 --model NAME --out DIR
+    python benchmarks/interference.py --records DIR/interference.jsonl.gz --out DIR
+    python benchmarks/interference.py --published interference.csv.gz --out DIR
+    python benchmarks/interference.py --torch --out DIR
 
 `--url` measures an endpoint whose prefix cache is on (and that reports cached tokens: vLLM's
 --enable-prompt-tokens-details): a decode batch alone, beside full prefills, beside appends. The records are written
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import secrets
 import sys
 from collections.abc import Sequence
@@ -36,47 +37,65 @@ from decode_batch.table import markdown
 from decode_batch.trials import Setting, plan
 from engine_step import commands as engine_step
 from ppd.offline.files import write_whole
-from ppd.proxy.errors import PPDError
+from ppd.proxy.errors import ConfigError, PPDError
 
 _RECORDS = "interference.jsonl.gz"
 _DEFAULT = Setting()
-_LISTS = ("batch_sizes", "prefills", "contexts", "append_sizes")
-_NUMBERS = (
-    "repeats",
-    "decode_context_tokens",
-    "decode_new_tokens",
-    "output_tokens",
-    "new_tokens",
-    "cached_tokens",
-    "sensitivity_batch",
-    "token_id_limit",
-    "seed",
-)
+_LISTS = {
+    "batch_sizes": "sequences in the decode batch",
+    "prefills": "prefills at once",
+    "contexts": "context of the decode batch, for `context`",
+    "append_sizes": "new tokens, for `append`",
+}
+_NUMBERS = {
+    "repeats": "of each trial",
+    "decode_context_tokens": "cached before a decoding sequence begins",
+    "decode_new_tokens": "that it adds to them",
+    "output_tokens": "that it generates",
+    "new_tokens": "of a prefill",
+    "cached_tokens": "before an append",
+    "sensitivity_batch": "decode batch for `context` and `append`",
+    "token_id_limit": "prompts are ids below this",
+    "seed": "of the prompts",
+}
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
-        description="Interference of prefills with decoding, and the cost of engine steps.", allow_abbrev=False
+        description="Interference of prefills with decoding, and the cost of engine steps.",
+        allow_abbrev=False,
     )
     source = top.add_mutually_exclusive_group(required=True)
     source.add_argument("--url", help="an endpoint with OpenAI's API, without /v1")
     source.add_argument("--records", type=Path, help="records of an earlier run: draw them again")
     source.add_argument("--published", type=Path, help="the published interference.csv.gz")
     source.add_argument("--torch", action="store_true", help="measure engine steps with PyTorch")
-    top.add_argument("--output", type=Path, required=True, help="folder for records, figures and tables")
+    top.add_argument(
+        "--out", "--output", dest="output", type=Path, required=True, help="folder for records, figures and tables"
+    )
     endpoint = top.add_argument_group("with --url")
     endpoint.add_argument("--model", default="", help="the name that the endpoint serves")
-    endpoint.add_argument("--api-key", default="")
-    endpoint.add_argument("--timeout-s", type=float, default=600.0)
+    endpoint.add_argument("--api-key-file", type=Path, help="the endpoint's key; else PPD_CLIENT_KEY is sent")
+    endpoint.add_argument("--timeout-s", type=float, default=600.0, help="of an answer")
     endpoint.add_argument("--note", default="", help="what the endpoint is (engine, GPU): kept with the records")
-    endpoint.add_argument("--experiments", nargs="+", type=Experiment, default=_DEFAULT.experiments, metavar="NAME")
-    for name in _LISTS:
-        endpoint.add_argument(_flag(name), nargs="+", type=int, default=getattr(_DEFAULT, name), metavar="N")
-    for name in _NUMBERS:
-        endpoint.add_argument(_flag(name), type=int, default=getattr(_DEFAULT, name), metavar="N")
+    names = ", ".join(Experiment)
+    given: dict[str, Any] = {"nargs": "+", "type": Experiment, "default": _DEFAULT.experiments, "metavar": "NAME"}
+    endpoint.add_argument("--experiments", help=f"any of {names}; default: batch", **given)
+    for name, meaning in _LISTS.items():
+        default = getattr(_DEFAULT, name)
+        endpoint.add_argument(
+            _flag(name), nargs="+", type=int, default=default, metavar="N", help=_usual(meaning, *default)
+        )
+    for name, meaning in _NUMBERS.items():
+        number = getattr(_DEFAULT, name)
+        endpoint.add_argument(_flag(name), type=int, default=number, metavar="N", help=_usual(meaning, number))
     endpoint.add_argument("--shared-context", action="store_true", help="one context for all, as published")
     engine_step.add_arguments(top.add_argument_group("with --torch"))
     return top
+
+
+def _usual(meaning: str, *defaults: int) -> str:
+    return f"{meaning}; default: {' '.join(map(str, defaults))}"
 
 
 def _flag(name: str) -> str:
@@ -88,10 +107,20 @@ def setting_of(args: argparse.Namespace) -> Setting:
     return Setting(**given, **{name: getattr(args, name) for name in (*_NUMBERS, "shared_context")})
 
 
+def _api_key(file: Path | None) -> str:
+    """Never of the command line, where all would see it."""
+    if file is None:
+        return os.environ.get("PPD_CLIENT_KEY", "")
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"api_key_file = {str(file)!r}: must be a readable file", param="api_key_file") from exc
+
+
 async def measure_endpoint(args: argparse.Namespace, setting: Setting) -> None:
     """Every trial of the plan. What is done when it fails or is interrupted is saved all the same."""
     trials = plan(setting)
-    target = Target(url=args.url, model=args.model, api_key=args.api_key, timeout_s=args.timeout_s)
+    target = Target(url=args.url, model=args.model, api_key=_api_key(args.api_key_file), timeout_s=args.timeout_s)
     head = Head(
         model=args.model,
         note=args.note,

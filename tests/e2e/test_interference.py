@@ -87,6 +87,7 @@ async def test_a_cache_that_is_too_small_is_no_measurement(tmp_path: Path) -> No
     [
         (["--model", "other"], "a context could not be computed: HTTP 404"),
         (["--model", "sim", "--repeats", "0"], "error: repeats = 0: must be at least 1"),
+        (["--model", "sim", "--api-key-file", "nokey"], "error: api_key_file = 'nokey': must be a readable file"),
     ],
 )
 async def test_what_cannot_be_measured_is_one_line(arguments: list[str], said: str, tmp_path: Path) -> None:

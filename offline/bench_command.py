@@ -169,7 +169,9 @@ _PLAIN = "Chat for any server: without vLLM's min_tokens and ignore_eos, so answ
 @click.option("--max-think", "max_think_s", type=_SECONDS, help="Longest pause of a file, in s.")
 @click.option("--max-context", type=_COUNT, help="Tokens; a file's turns above are left out.  [default: the model's]")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--out", "--output", "output", type=click.Path(dir_okay=False, path_type=Path), help="Records, as .jsonl.gz.")
+@click.option(
+    "--out", "--output", "output", type=click.Path(dir_okay=False, path_type=Path), help="Records, as .jsonl.gz."
+)
 def command(**flags: Any) -> None:
     """Measure one workload against an endpoint.
 

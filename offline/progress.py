@@ -23,26 +23,31 @@ SHOWN_RUNS = 4  # of those that are measured now
 
 
 class Pace:
-    """How long runs take, from those that were done: of the same load, else of all, scaled by the tokens asked for."""
+    """How long runs take, from those that were done: of the same load, else of all, scaled.
+
+    A simulated run is scaled by the tokens that it asks for, a live one by how long conversations arrive.
+    """
 
     def __init__(self) -> None:
         self._alike: dict[tuple[str, float], list[float]] = defaultdict(list)
         self._wall_s = 0.0
         self._size = 0.0
+        self._size_of = size
 
     def add(self, result: RunResult) -> None:
         """A run that failed says nothing of how long one takes."""
         if result.outcome is Outcome.FINISHED:
             self._alike[_load(result.run)].append(result.wall_s)
             self._wall_s += result.wall_s
-            self._size += size(result.run)
+            self._size_of = size if result.origin.backend == "simulate" else arrivals_s
+            self._size += self._size_of(result.run)
 
     def of(self, run: Run) -> float | None:
         """Seconds; None before the first result."""
         alike = self._alike.get(_load(run))
         if alike:
             return sum(alike) / len(alike)
-        return self._wall_s * size(run) / self._size if self._size else None
+        return self._wall_s * self._size_of(run) / self._size if self._size else None
 
     def left_s(self, waiting: Iterable[Run], slots: int) -> float | None:
         """Until all of these are done, `slots` at a time."""
@@ -56,7 +61,7 @@ def _load(run: Run) -> tuple[str, float]:
 
 
 def size(run: Run) -> float:
-    """Tokens that a run asks for: its work, for a simulator, and near enough for a fleet once a run was done."""
+    """Tokens that a run asks for: its work, for a simulator."""
     conversations = max(run.qps * run.seconds, run.conversations) + run.qps * run.warm_up_s
     return conversations * run.workload.longest_context
 

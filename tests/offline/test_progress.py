@@ -3,11 +3,13 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import msgspec
 import pytest
 from conftest import FakeClock
 from rich.console import Console
 
 from ppd.offline.progress import Display, Pace, arrivals_s, size, spoken
+from ppd.offline.records import Origin
 from ppd.offline.schedule import Schedule
 from sweep_fakes import LATER, WORKLOAD, failed, finished, grid, run
 
@@ -26,6 +28,13 @@ def test_a_load_that_was_not_measured_yet_is_scaled_by_its_tokens() -> None:
     wanted = run(0, qps=4.0)
     assert size(wanted) == 4 * size(run(0, qps=1.0))
     assert pace.of(wanted) == 20.0
+
+
+def test_a_live_run_is_scaled_by_how_long_conversations_arrive() -> None:
+    pace = Pace()
+    live = finished(run(0, qps=1.0, seconds=10.0, conversations=20), wall_s=24.0)  # 20 s of arrivals, and a tail
+    pace.add(msgspec.structs.replace(live, origin=Origin(backend="target", engine="vllm 0.32.0")))
+    assert pace.of(run(0, qps=4.0, seconds=10.0, conversations=20)) == 12.0
 
 
 def test_failed_runs_do_not_tell_how_long_a_run_takes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,51 +36,55 @@ ORIGIN = Origin(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a cell measured, in short: means in s; `half` is half the interval of both, `went` LOCAL and SPLIT turns."""
+
+    later: str = "mid_bal"
+    turns: int = 2
+    qps: float = 1.0
+    ttft: float | None = 0.1
+    tpot: float | None = 0.01
+    half: float | None = None
+    p99: float | None = None
+    tokens: float | None = 1000.0
+    requests: int = 200
+    failures: int = 0
+    failed: tuple[str, ...] = ()
+    went: tuple[int, int] = (0, 0)
+    lateness: float | None = None
+
+    def estimate(self, mean: float | None, tail: float | None = None) -> Estimate | None:
+        return None if mean is None else Estimate(100, mean, mean, tail or mean, None, self.half)
+
+
 @pytest.fixture
 def cell() -> MakeCell:
-    """`cell("2P_2D", 1.0, ttft=0.1)`: means in s; `half` is half the interval of both."""
+    """`cell("2P_2D", 1.0, ttft=0.1)`, and whatever else `Measured` has."""
 
-    def make(
-        topology: str,
-        x: float | None = None,
-        *,
-        later: str = "mid_bal",
-        turns: int = 2,
-        qps: float = 1.0,
-        ttft: float | None = 0.1,
-        tpot: float | None = 0.01,
-        half: float | None = None,
-        p99: float | None = None,
-        tokens: float | None = 1000.0,
-        requests: int = 200,
-        failures: int = 0,
-        failed: tuple[str, ...] = (),
-        went: tuple[int, int] = (0, 0),
-        lateness: float | None = None,
-    ) -> Cell:
-        def estimate(mean: float | None, tail: float | None) -> Estimate | None:
-            return None if mean is None else Estimate(100, mean, mean, tail or mean, None, half)
-
+    def make(topology: str, x: float | None = None, **measured: Any) -> Cell:
+        given = Measured(**measured)
+        ttft, tpot = given.estimate(given.ttft, given.p99), given.estimate(given.tpot)
         return Cell(
             topology=topology,
             x=x,
-            workload=Workload(first=FIRST, later=LATER[later], turns=turns),
-            qps=qps,
+            workload=Workload(first=FIRST, later=LATER[given.later], turns=given.turns),
+            qps=given.qps,
             seeds=(0,),
-            requests=requests,
-            failures=failures,
-            later_requests=requests // 2,
+            requests=given.requests,
+            failures=given.failures,
+            later_requests=given.requests // 2,
             later_failures=0,
-            ttft_s=estimate(ttft, p99),
-            tpot_s=estimate(tpot, None),
-            first_ttft_s=estimate(ttft, p99),
-            later_ttft_s=estimate(ttft, p99),
-            later_tpot_s=estimate(tpot, None),
-            tokens_per_s=tokens,
-            failed=failed,
-            local_turns=went[0],
-            split_turns=went[1],
-            lateness_p99_s=lateness,
+            ttft_s=ttft,
+            tpot_s=tpot,
+            first_ttft_s=ttft,
+            later_ttft_s=ttft,
+            later_tpot_s=tpot,
+            tokens_per_s=given.tokens,
+            failed=given.failed,
+            local_turns=given.went[0],
+            split_turns=given.went[1],
+            lateness_p99_s=given.lateness,
         )
 
     return make

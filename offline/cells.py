@@ -1,6 +1,6 @@
 """Runs gathered into cells: what one combination of the sweep's axes measured, over all its seeds.
 
-Tables, reports and the early stop all read these. Failed requests are counted and enter no other figure; the warm-up
+Tables, reports and calibration read these. Failed requests are counted and enter no other figure; the warm-up
 enters none. `is_evidence` says of which cells the figures may be compared, for tables and reports alike.
 """
 

@@ -111,10 +111,6 @@ class SweepFolder:
     def path_of(self, run: Run) -> Path:
         return self.path / "runs" / f"{run.id}{SUFFIX}"
 
-    def has(self, run: Run) -> bool:
-        """Whether it was done, finished or failed."""
-        return self.path_of(run).exists()
-
     def save(self, result: RunResult) -> None:
         """On disk, whole, when this returns. ConfigError if it was measured elsewhere than the others."""
         self._check(result.origin)

@@ -59,8 +59,10 @@ def read(path: Path) -> list[Cell]:
 
 
 def config_of(cell: Cell) -> str:
-    """What the paper's code calls a cell's topology and x: 2P_2pD is 2P_2D at x = 1."""
-    return re.sub(r"D$", "pD", cell.topology) if cell.x == 1.0 else cell.topology
+    """What the paper's code calls a topology at x: 2P_2pD is 2P_2D at x = 1; shares between come behind, as -x0.5."""
+    if cell.x == 1.0:
+        return re.sub(r"D$", "pD", cell.topology)
+    return f"{cell.topology}-x{cell.x:.3g}" if cell.x else cell.topology
 
 
 def _cell(path: Path, line: int, row: dict[Any, Any]) -> Cell:

@@ -131,12 +131,6 @@ class Choice:
     network: Network | None
 
 
-def hardware_names(folder: Path = BUNDLED) -> tuple[str, ...]:
-    """Every name that `profile_for` takes: profiles in files first, then those that it computes."""
-    files = bundled(folder)
-    return (*files, *(choice.name for choice in choices(Hardware.load()) if choice.name not in files))
-
-
 def profile_for(hardware: str, folder: Path = BUNDLED) -> ProfileFile:
     """A profile by name or path: read where there is a file, else computed. ConfigError says what names there are."""
     data = Hardware.load()

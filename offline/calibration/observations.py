@@ -23,7 +23,7 @@ LEAST_SHARE = 0.99  # of requests that must have finished: a run that lost some 
 class Observation:
     """One cell: three means in s over `n` later turns, and the runs to simulate for it."""
 
-    config: str  # 2P_2D, or 2P_2pD for x = 1: as the published rows call it; other x behind the topology
+    config: str  # 2P_2D, or 2P_2pD for x = 1, as the published rows call it; 2P_2D-x0.5
     context: str
     qps: float
     n: int

@@ -32,8 +32,8 @@ def test_what_is_saved_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
 def test_it_knows_what_was_done(tmp_path: Path) -> None:
     folder = created(tmp_path)
     folder.save(finished(run(0)))
-    assert folder.has(run(0))
-    assert not folder.has(run(1))
+    assert folder.path_of(run(0)).exists()
+    assert not folder.path_of(run(1)).exists()
     assert folder.path_of(run(0)) == folder.path / "runs/1P_1D-x0/small_tiny/q1-s0.jsonl.gz"
 
 
@@ -74,7 +74,7 @@ def test_figures_of_another_engine_are_refused(tmp_path: Path, changes: dict[str
         folder.take_up(grid(), other)
     with pytest.raises(ConfigError, match=said):
         folder.save(msgspec.structs.replace(finished(run(0)), origin=other))
-    assert not folder.has(run(0))
+    assert not folder.path_of(run(0)).exists()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_larger_topology_of_the_same_engine_belongs_to_the_sweep(tmp_path: Pat
     larger = msgspec.structs.replace(ORIGIN, gpu_count=8, note="another rack")
     folder.take_up(grid(), larger)
     folder.save(msgspec.structs.replace(finished(run(0)), origin=larger))
-    assert folder.has(run(0))
+    assert folder.path_of(run(0)).exists()
 
 
 def test_what_is_not_known_at_the_start_is_taken_from_the_first_run(tmp_path: Path) -> None:

@@ -12,13 +12,12 @@ from ppd.offline.roofline import (
     allreduce_token_s,
     capacity_tokens,
     choices,
-    hardware_names,
     modelled,
     profile_for,
     weights_s,
 )
 from ppd.proxy.errors import ConfigError, FormatError
-from ppd.servers.profiles import BUNDLED, ProfileFile, Status, Transfers, decode, encode
+from ppd.servers.profiles import BUNDLED, ProfileFile, Status, Transfers, bundled, decode, encode
 from ppd.servers.timing import EngineProfile
 
 DATA = Hardware.load()
@@ -67,6 +66,11 @@ def test_what_nobody_measured_says_so(name: str) -> None:
     assert "Not measured" in profile.note
     assert profile.fit is None
     assert decode(encode(profile)) == profile
+
+
+def hardware_names(folder: Path) -> tuple[str, ...]:
+    """Every name that `profile_for` takes."""
+    return (*bundled(folder), *(choice.name for choice in choices(DATA)))
 
 
 def test_every_name_is_taken(folder: Path) -> None:

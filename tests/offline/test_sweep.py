@@ -222,4 +222,4 @@ def test_records_survive_the_round_through_the_folder(tmp_path: Path) -> None:
     folder = begun(tmp_path)
     swept(folder, FakeSlot(answer))
     assert {result.records for result in folder.results()} == {(record(0.25),)}
-    assert folder.has(run(0))
+    assert folder.path_of(run(0)).exists()

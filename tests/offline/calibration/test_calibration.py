@@ -200,3 +200,9 @@ def test_a_sweep_is_simulated_as_it_was_measured(tmp_path: Path, connector: str,
     told = open_source(sweep.path, 50_000).setup.profile
     assert told.kv_capacity_tokens == 50_000
     assert "assumed" not in told.note
+
+
+def test_shares_between_are_configurations_of_their_own() -> None:
+    split, local = measured()[3], measured()[6]
+    between = replace(split, run=replace(split.run, x=0.5))
+    assert [one.config for one in from_sweep([split, between, local])] == ["1P_1D", "1P_1D-x0.5", "1P_1pD"]

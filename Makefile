@@ -4,6 +4,9 @@ BIN    := $(VENV)/bin
 ENGINE ?= sim
 READY  := $(VENV)/.ready
 
+# What clients are promised, whichever data plane speaks to them: tested on both.
+CONFORMANCE := $(addprefix tests/e2e/test_,$(addsuffix .py,conversations edge failures hostile keys prompt_lists pass_through_rules))
+
 .PHONY: demo test check format clean browser chromium
 
 demo: $(READY)
@@ -13,6 +16,7 @@ demo: $(READY)
 test: $(READY)
 	$(MAKE) --no-print-directory check browser
 	$(BIN)/python -m pytest -m "e2e or wheel"
+	$(BIN)/python -m pytest --data-plane asgi $(CONFORMANCE)
 	$(BIN)/python -m pytest -m vllm
 
 # The report is looked at in a real browser. PPD_CHROMIUM names another one.

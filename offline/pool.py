@@ -61,16 +61,19 @@ class Process:
         return self._executor.submit(_measure, run)
 
     def abandon(self) -> None:
-        if self._pid.done() and not self._pid.exception():
-            try:
-                os.kill(self._pid.result(), signal.SIGTERM)
-            except ProcessLookupError:
-                return
+        # At once, or as soon as its number is here: the process may be at work before this one has read that.
+        self._pid.add_done_callback(_end)
 
     def close(self) -> None:
         with contextlib.suppress(BrokenProcessPool):  # it died
             self._executor.submit(_close)
         self._executor.shutdown()
+
+
+def _end(pid: Future[int]) -> None:
+    if not pid.cancelled() and not pid.exception():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid.result(), signal.SIGTERM)
 
 
 _opened: list[Station] = []  # in a slot's process: its one station, as an executor's calls share nothing else

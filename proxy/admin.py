@@ -8,14 +8,18 @@ import msgspec
 from quart import Blueprint, Response, request
 
 from .assembly import Proxy
-from .auth import check_admin, lowered
-from .config import ProxyConfig, convert, parse_worker
+from .config import ProxyConfig, convert
+from .edge.bodies import whole_body
 from .errors import NotFound, RequestError
+from .past_turns import find, newest
 from .sessions import Summary
+from .traffic.auth import check_admin, lowered
 from .views import WorkerView
+from .worker_commands import Add, Drain, Remove, give, known
 from .workers import Source
 
 T = TypeVar("T")
+BODY_LIMIT_S = 30.0
 CHANGEABLE = ("mode", "x", "w_ttft", "w_tpot", "lookup", "uncovered", "table")
 
 
@@ -51,8 +55,9 @@ def admin_routes(proxy: Proxy) -> Blueprint:
         for name in changes:
             if name not in CHANGEABLE:
                 raise RequestError(f"{name}: can't be changed; {', '.join(CHANGEABLE)} can", param=name)
-        proxy.settings.change(**{name: convert(name, value) for name, value in changes.items()})
-        proxy.router.rules = proxy.settings.rules()
+        wanted = {name: convert(name, value) for name, value in changes.items()}
+        proxy.change(wanted)
+        proxy.siblings.changed(wanted)
         return _json(_weights(proxy.settings.config))
 
     return routes
@@ -68,32 +73,16 @@ def _worker_routes(routes: Blueprint, proxy: Proxy) -> None:
 
     @routes.post("/workers")
     async def add() -> Response:
-        worker = parse_worker((await _body(WorkerCall)).worker)
-        proxy.settings.added.add(worker.id)
-        registry.add_static(worker, proxy.state.now())
-        proxy.prober.nudge()
-        return _json({"id": worker.id}, 201)
+        return _json({"id": await give(proxy, Add((await _body(WorkerCall)).worker))}, 201)
 
     @routes.patch("/workers/<worker_id>")
     async def drain(worker_id: str) -> Response:
-        view = _known(worker_id)
-        registry.hold_back(view.id, (await _body(DrainCall)).draining)
-        return _json(_worker(_known(worker_id), proxy.state.now()))
+        drained = await give(proxy, Drain(worker_id, (await _body(DrainCall)).draining))
+        return _json(_worker(known(proxy, drained), proxy.state.now()))
 
     @routes.delete("/workers/<worker_id>")
     async def remove(worker_id: str) -> Response:
-        view = _known(worker_id)
-        if view.worker.source is not Source.STATIC:
-            raise RequestError("this worker announces itself: stop its agent, or drain it", param="worker_id")
-        proxy.settings.added.discard(view.id)
-        registry.remove(view.id)
-        return _json({"id": view.id})
-
-    def _known(worker_id: str) -> WorkerView:
-        for view in registry.views():
-            if worker_id in (view.id, view.name):
-                return view
-        raise NotFound(f"no worker {worker_id!r}", param="worker_id")
+        return _json({"id": await give(proxy, Remove(worker_id))})
 
 
 def _record_routes(routes: Blueprint, proxy: Proxy) -> None:
@@ -112,15 +101,16 @@ def _record_routes(routes: Blueprint, proxy: Proxy) -> None:
     @routes.delete("/sessions/<session_id>")
     async def forget(session_id: str) -> Response:
         proxy.state.sessions.drop(session_id)
+        proxy.siblings.forgot(session_id)
         return _json({"id": session_id})
 
     @routes.get("/requests")
     async def receipts() -> Response:
-        return _json({"newest": proxy.state.receipts.newest(_limit())})
+        return _json({"newest": await newest(proxy, _limit())})
 
     @routes.get("/requests/<request_id>")
     async def receipt(request_id: str) -> Response:
-        found = proxy.state.receipts.find(request_id)
+        found = await find(proxy, request_id)
         if found is None:
             raise NotFound(f"no receipt for request {request_id!r}: only the newest are kept", param="request_id")
         return _json(found)
@@ -128,15 +118,15 @@ def _record_routes(routes: Blueprint, proxy: Proxy) -> None:
 
 def _limit() -> int:
     text = request.args.get("limit", "50")
-    if not (text.isdecimal() and 1 <= int(text) <= 1000):
+    if not (text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= 1000):
         raise RequestError(f"limit = {text!r}: must be a whole number from 1 to 1000", param="limit")
     return int(text)
 
 
 async def _body(kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(await request.get_data(), type=kind)
-    except msgspec.DecodeError as exc:
+        return msgspec.json.decode(await whole_body(BODY_LIMIT_S), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise RequestError(f"body: {exc}") from exc
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import astuple
 
 from .chain import KEY_BITS, Mark
 from .residency import Residency
@@ -19,21 +20,12 @@ EARLIER_TURNS = 5
 """Turns before the newest that a session remembers, its first among them: 25 bytes each."""
 
 _ANCHOR = struct.Struct("<QIIII??")
-_HEAD = struct.Struct("<ddQQQQ")  # times and lengths: see `_Head`
+_HEAD = struct.Struct("<dQQQQ")  # see `_Head`
+_Head = tuple[float, int, int, int, int]
+"""Mean length of answers, 0 where no turn has ended yet; tokens and stamp of D's residency, then of P's."""
 
 
-class _Head(NamedTuple):
-    """The packed numbers before the anchors."""
-
-    seen_s: float = 0.0
-    output_tokens: float = 0.0  # 0: no turn has ended yet
-    decode_tokens: int = 0
-    decode_stamp: int = 0
-    prefill_tokens: int = 0
-    prefill_stamp: int = 0
-
-
-class Anchor(NamedTuple):
+class Anchor(msgspec.Struct, frozen=True, gc=False):
     """A prefix that a later request may start with: `key`, `tail` and `check` are its mark."""
 
     key: int
@@ -53,74 +45,67 @@ class Anchor(NamedTuple):
         return Mark(self.key, self.tail, self.check)
 
 
-@dataclass(slots=True, eq=False)
-class Session:
-    """One history; `label` is the key of its name where the client gave one."""
+class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
+    """One history; `label` is the key of its name where the client gave one. It is in no cycle, so no `gc`."""
 
     strand: int
     label: int | None
     turn: int = 0
-    _packed: bytes = _HEAD.pack(*_Head())
-    _decode: WorkerId | None = None
-    _decode_incarnation: str = ""
-    _prefill: WorkerId | None = None
-    _prefill_incarnation: str = ""
+    seen_s: float = 0.0  # when it was last used
+    packed: bytes = _HEAD.pack(0.0, 0, 0, 0, 0)  # the head, then the anchors
+    decode: WorkerId | None = None
+    decode_incarnation: str = ""
+    prefill: WorkerId | None = None
+    prefill_incarnation: str = ""
 
     @property
     def id(self) -> str:
         return hexadecimal(self.strand if self.label is None else self.label)
 
     @property
-    def seen_s(self) -> float:
-        """When it was last used."""
-        return self._head().seen_s
-
-    @seen_s.setter
-    def seen_s(self, value: float) -> None:
-        self._change(self._head()._replace(seen_s=value))
-
-    @property
     def output_tokens(self) -> float | None:
         """Mean length of its answers."""
-        return self._head().output_tokens or None
-
-    @output_tokens.setter
-    def output_tokens(self, value: float | None) -> None:
-        self._change(self._head()._replace(output_tokens=value or 0.0))
+        return self._head()[0] or None
 
     def residencies(self) -> tuple[Residency | None, Residency | None]:
         """What the decode and the prefill worker were left holding."""
-        head = self._head()
+        _, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp = self._head()
         decode = prefill = None
-        if self._decode is not None:
-            decode = Residency(self._decode, self._decode_incarnation, head.decode_tokens, head.decode_stamp)
-        if self._prefill is not None:
-            prefill = Residency(self._prefill, self._prefill_incarnation, head.prefill_tokens, head.prefill_stamp)
+        if self.decode is not None:
+            decode = Residency(self.decode, self.decode_incarnation, decode_tokens, decode_stamp)
+        if self.prefill is not None:
+            prefill = Residency(self.prefill, self.prefill_incarnation, prefill_tokens, prefill_stamp)
         return decode, prefill
-
-    def hold(self, decode: Residency | None, prefill: Residency | None) -> None:
-        """New residencies; None leaves what was known."""
-        head = self._head()
-        if decode is not None:
-            self._decode, self._decode_incarnation = decode.worker, decode.incarnation
-            head = head._replace(decode_tokens=decode.tokens, decode_stamp=decode.stamp)
-        if prefill is not None:
-            self._prefill, self._prefill_incarnation = prefill.worker, prefill.incarnation
-            head = head._replace(prefill_tokens=prefill.tokens, prefill_stamp=prefill.stamp)
-        self._change(head)
 
     def anchors(self) -> list[Anchor]:
         """Oldest first."""
-        return [Anchor(*values) for values in _ANCHOR.iter_unpack(self._packed[_HEAD.size :])]
+        return [Anchor(*values) for values in _ANCHOR.iter_unpack(self.packed[_HEAD.size :])]
 
-    def remember(self, anchors: Iterable[Anchor]) -> None:
-        self._packed = self._packed[: _HEAD.size] + b"".join(_ANCHOR.pack(*anchor) for anchor in anchors)
+    def learn(
+        self,
+        output_tokens: float | None,
+        decode: Residency | None,
+        prefill: Residency | None,
+        anchors: Iterable[Anchor] | None = None,
+    ) -> None:
+        """The mean length of answers as it is now, and what else is new: None leaves what was known."""
+        _, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp = self._head()
+        if decode is not None:
+            self.decode, self.decode_incarnation = decode.worker, decode.incarnation
+            decode_tokens, decode_stamp = decode.tokens, decode.stamp
+        if prefill is not None:
+            self.prefill, self.prefill_incarnation = prefill.worker, prefill.incarnation
+            prefill_tokens, prefill_stamp = prefill.tokens, prefill.stamp
+        if anchors is None:
+            packed = self.packed[_HEAD.size :]
+        else:
+            packed = b"".join([_ANCHOR.pack(*astuple(anchor)) for anchor in anchors])
+        head = _HEAD.pack(output_tokens or 0.0, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp)
+        self.packed = head + packed
 
     def _head(self) -> _Head:
-        return _Head(*_HEAD.unpack_from(self._packed))
-
-    def _change(self, head: _Head) -> None:
-        self._packed = _HEAD.pack(*head) + self._packed[_HEAD.size :]
+        head: _Head = _HEAD.unpack_from(self.packed)
+        return head
 
 
 def kept(anchors: Iterable[Anchor], turn: int, parent: int | None) -> list[Anchor]:

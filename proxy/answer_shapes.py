@@ -6,7 +6,6 @@ their members do not collide.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -29,8 +28,7 @@ class Usage(msgspec.Struct):
     cache_creation_input_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCounts:
+class TokenCounts(msgspec.Struct, frozen=True):
     """A `usage` under one set of names; None for what it does not say."""
 
     prompt_tokens: int | None = None
@@ -38,18 +36,26 @@ class TokenCounts:
     cached_tokens: int | None = None
 
 
+_LARGEST = 2**53  # above it a metric, being a float, is no longer exact
+
+
 def usage_of(usage: Usage | None) -> TokenCounts:
-    """In Messages `input_tokens` leaves out what was read from or written to a cache, so the prompt is their sum."""
+    """In Messages `input_tokens` leaves out what was read from or written to a cache, so the prompt is their sum.
+
+    What can be no count is none: it would break sums and metrics.
+    """
     if usage is None:
         return TokenCounts()
     details = usage.prompt_tokens_details or usage.input_tokens_details
     prompt = usage.prompt_tokens
     if prompt is None and usage.input_tokens is not None:
         prompt = usage.input_tokens + (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    completion = usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens
+    cached = details.cached_tokens if details is not None else usage.cache_read_input_tokens
     return TokenCounts(
-        prompt,
-        usage.completion_tokens if usage.completion_tokens is not None else usage.output_tokens,
-        details.cached_tokens if details is not None else usage.cache_read_input_tokens,
+        prompt if prompt is None or 0 <= prompt < _LARGEST else None,
+        completion if completion is None or 0 <= completion < _LARGEST else None,
+        cached if cached is None or 0 <= cached < _LARGEST else None,
     )
 
 

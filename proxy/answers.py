@@ -8,7 +8,6 @@ counted and never raises.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -32,6 +31,8 @@ from .turns import Endpoint
 
 DONE = b"[DONE]"
 
+_RESPONSES, _MESSAGES = Endpoint.RESPONSES, Endpoint.MESSAGES  # slow to look up by their names, once a turn
+
 
 class AnswerSink(Protocol):
     """Takes what the first choice says, piece by piece or at once."""
@@ -45,8 +46,7 @@ class AnswerSink(Protocol):
         """Some reasoning came, for the first time or again; its text is for nobody here."""
 
 
-@dataclass(slots=True)
-class AnswerSummary:
+class AnswerSummary(msgspec.Struct):
     """What is known of an answer so far; token counts as the worker says them, None until it does."""
 
     prompt_tokens: int | None = None
@@ -67,9 +67,9 @@ class AnswerSummary:
 
 
 _CHUNK = msgspec.json.Decoder(Chunk)
-_RESPONSE = msgspec.json.Decoder(Response)
+_BODY = msgspec.json.Decoder(Response)
 _RESPONSES_EVENT = msgspec.json.Decoder(ResponsesEvent)
-_MESSAGE = msgspec.json.Decoder(AnthropicMessage)
+_MESSAGE_BODY = msgspec.json.Decoder(AnthropicMessage)
 _MESSAGES_EVENT = msgspec.json.Decoder(MessagesEvent)
 
 _REASONING_DELTAS = frozenset(("response.reasoning_text.delta", "response.reasoning_summary_text.delta"))
@@ -89,8 +89,16 @@ class AnswerObserver:
     def __init__(self, endpoint: Endpoint, sink: AnswerSink | None = None) -> None:
         self.summary = AnswerSummary()
         self._sink = sink
-        self._event, self._body = self._readers(endpoint)
-        self._ends_with_done = endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS)
+        self._ends_with_done = False
+        self._event: Callable[[bytes], None]
+        self._body: Callable[[bytes], None]
+        if endpoint is _RESPONSES:
+            self._event, self._body = self._responses_event, self._response_body
+        elif endpoint is _MESSAGES:
+            self._event, self._body = self._messages_event, self._message_body
+        else:
+            self._event = self._body = self._chunk
+            self._ends_with_done = True
 
     def observe(self, data: bytes) -> None:
         """One event's data."""
@@ -99,6 +107,11 @@ class AnswerObserver:
             return
         self.summary.events += 1
         self._read(self._event, data)
+
+    def observe_text(self, text: str) -> None:
+        """One event that brings this text to the first choice, and nothing else."""
+        self.summary.events += 1
+        self._text(text)
 
     def observe_body(self, body: bytes) -> None:
         """A whole answer, not streamed."""
@@ -112,13 +125,6 @@ class AnswerObserver:
             self.summary.undecodable += 1
             return False
         return True
-
-    def _readers(self, endpoint: Endpoint) -> tuple[Callable[[bytes], None], Callable[[bytes], None]]:
-        if endpoint is Endpoint.RESPONSES:
-            return self._responses_event, self._response_body
-        if endpoint is Endpoint.MESSAGES:
-            return self._messages_event, self._message_body
-        return self._chunk, self._chunk
 
     # Chat and completions
 
@@ -138,7 +144,8 @@ class AnswerObserver:
 
     def _choice(self, choice: Choice) -> None:
         self.summary.finish_reason = choice.finish_reason or self.summary.finish_reason
-        self._text(choice.text)
+        if choice.text:
+            self._text(choice.text)
         message = choice.delta or choice.message
         if message is None:
             return
@@ -176,7 +183,7 @@ class AnswerObserver:
             self.summary.ended = self.summary.ended or event.type in _LAST_EVENTS
 
     def _response_body(self, body: bytes) -> None:
-        response = _RESPONSE.decode(body)
+        response = _BODY.decode(body)
         for index, item in enumerate(response.output or ()):
             if item.type == "function_call":
                 self._tool_call(index, item.call_id, item.name, item.arguments or "")
@@ -224,7 +231,7 @@ class AnswerObserver:
             self._tool_call(index, None, None, delta.partial_json)
 
     def _message_body(self, body: bytes) -> None:
-        message = _MESSAGE.decode(body)
+        message = _MESSAGE_BODY.decode(body)
         if message.error is not None:
             self._fail(body)
         for index, block in enumerate(message.content or ()):

@@ -2,34 +2,53 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from .chain import Hasher
+from .config import ProxyConfig, convert
+from .data_path.upstream import Upstream
 from .dispatch import Dispatcher
+from .edge.drain import Drain
+from .edge.tls import worker_context
 from .errors import ConfigError
-from .handoffs import Ledger
+from .fan_out import FanOut
 from .learning import Learner
 from .listener import Listener
 from .metrics import Metrics, fleet_gauges, gauge
 from .passthrough import Passthrough
 from .prober import Prober
+from .probes import probing_session
+from .processes.member import Member
+from .processes.replica import Operated, Replica
+from .processes.siblings import Siblings
+from .processes.totals import families
+from .rates import Arrivals
 from .receipts import ReceiptLog, Receipts
 from .registry import Registry
+from .resilience.breakers import Breakers
+from .resilience.canary import Canary
+from .resilience.handoffs import Ledger
+from .resilience.retries import RetryBudget
+from .resilience.standing import Standings
+from .resilience.winding_up import WindingUp
 from .router import Router
 from .sessions import SessionTable
 from .settings import Settings
 from .state import State
 from .tokens import TokenEstimator
-from .upstream import Upstream
+from .traffic.admission import Admission
+from .traffic.key_ring import KeyRing
+from .traffic.rate_limits import RateLimits
+from .turn_service import TurnService
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
     """Everything that one proxy process holds."""
 
@@ -37,34 +56,87 @@ class Proxy:
     state: State
     upstream: Upstream
     router: Router
+    winding_up: WindingUp
+    turns: TurnService
     passthrough: Passthrough
     prober: Prober
+    canary: Canary
     listener: Listener
+    keys: KeyRing | None  # None: nobody is asked for a key
+    drain: Drain
     receipt_log: ReceiptLog | None
+    change: Callable[[Mapping[str, object]], None]  # sets live keys of the config, here
+    siblings: Siblings
 
 
-def assemble(settings: Settings, now: Callable[[], float] = time.monotonic) -> Proxy:
-    """The objects of a proxy, wired; nothing is opened yet. ConfigError where a setting names what can't be used."""
-    config = settings.config
-    state = State(
-        registry=Registry(),
-        sessions=SessionTable(ttl_s=config.session_ttl_s, capacity=config.session_limit),
+def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, member: Member | None = None) -> Proxy:
+    """The objects of a proxy, wired; nothing is opened yet. ConfigError where a setting names what can't be used.
+
+    member: which of the proxy's processes this is; None: its only one.
+    """
+    member, config = member or Member(), settings.config
+    state = remembering(config, member, now)
+    worker_tls = worker_context(config)
+    upstream = Upstream(keepalive_s=config.keepalive_s, tls=worker_tls)
+    winding_up = WindingUp(state, upstream)
+    receipt_log = open_log(config.receipt_log) if config.receipt_log else None
+    learner = Learner(state, receipt_log.write if receipt_log else None)
+    dispatcher, canary = Dispatcher(config, state, upstream, winding_up), Canary(config, state, upstream)
+    router = Router(config, settings.rules(), state, dispatcher, learner, passed_over=canary.passed_over)
+    keys = KeyRing(Path(config.keys_file), config.admin_key) if config.keys_file else None
+    passthrough = Passthrough(config, state, upstream)
+    state.metrics.watch(lambda: _gauges(state))
+    prober = Prober(config, state.registry, upstream, now, partial(probing_session, worker_tls))
+
+    def change(keys: Mapping[str, object]) -> None:
+        settings.change(**{name: convert(name, value) for name, value in keys.items()})
+        router.rules = settings.rules()
+
+    replica = Replica(member, state, canary, prober, Operated(settings, change))
+    return Proxy(
+        settings=settings,
+        state=state,
+        upstream=upstream,
+        router=router,
+        winding_up=winding_up,
+        turns=TurnService(config, state, router, FanOut(router), keys),
+        passthrough=passthrough,
+        prober=prober,
+        canary=canary,
+        listener=Listener(config, state.registry, state.metrics, now),
+        keys=keys,
+        drain=Drain(),
+        receipt_log=receipt_log,
+        change=change,
+        siblings=Siblings(member, replica, lambda: families(state.metrics.registry)),
+    )
+
+
+def remembering(config: ProxyConfig, member: Member, now: Callable[[], float]) -> State:
+    """What a process begins with: nothing known, and the config's limits."""
+    registry, metrics = Registry(), Metrics()
+    return State(
+        registry=registry,
+        sessions=SessionTable(ttl_s=config.session_ttl_s, capacity=config.session_limit, serial=member.serial),
         tokens=TokenEstimator(),
         ledger=Ledger(),
         receipts=Receipts(config.receipts_kept),
-        metrics=Metrics(),
-        hasher=Hasher(secrets.token_bytes(32)),
+        metrics=metrics,
+        standings=Standings(Breakers(config.breaker_failures, config.breaker_open_s), registry, now),
+        retries=RetryBudget(config.retry_share, config.retry_burst),
+        arrivals=Arrivals(config.qps_window_s, now()),
+        admission=Admission(
+            max_inflight=config.max_inflight,
+            queue_limit=config.queue_limit,
+            queue_timeout_s=config.queue_timeout_s,
+            now=now,
+            on_refused=lambda reason: metrics.refused.labels(reason).inc(),
+            on_waited=metrics.queue_wait.observe,
+        ),
+        rate_limits=RateLimits(),
+        hasher=Hasher(member.secret),
         now=now,
     )
-    upstream = Upstream(keepalive_s=config.keepalive_s)
-    receipt_log = open_log(config.receipt_log) if config.receipt_log else None
-    learner = Learner(state, receipt_log.write if receipt_log else None)
-    router = Router(config, settings.rules(), state, Dispatcher(config, state, upstream), learner)
-    passthrough = Passthrough(config, state.registry, upstream)
-    state.metrics.watch(lambda: _gauges(state))
-    prober = Prober(config, state.registry, upstream, now)
-    listener = Listener(config, state.registry, state.metrics, now)
-    return Proxy(settings, state, upstream, router, passthrough, prober, listener, receipt_log)
 
 
 def open_log(path: str) -> ReceiptLog:
@@ -82,3 +154,16 @@ def _gauges(state: State) -> Iterator[Metric]:
     yield from fleet_gauges(state.registry.views())
     yield from state.ledger.gauges(state.now())
     yield gauge("ppd_sessions", "Sessions known", len(state.sessions))
+    yield gauge("ppd_inflight_turns", "Requests that have a place in the fleet", state.admission.inside)
+    yield gauge("ppd_queued_turns", "Requests that wait for a place", state.admission.waiting)
+    limited = CounterMetricFamily("ppd_rate_limited", "Requests beyond their key's allowance", labels=("reason",))
+    for limit, refused in state.rate_limits.refused.items():
+        limited.add_metric((limit,), refused)
+    yield limited
+    yield gauge("ppd_breakers_open", "Workers and pairs passed over for their failures", len(open_breakers(state)))
+
+
+def open_breakers(state: State) -> list[str]:
+    """Workers and pairs, by address, whose breaker is not closed."""
+    states = state.standings.breakers.states(state.now())
+    return [" -> ".join(key) if isinstance(key, tuple) else key for key in states]

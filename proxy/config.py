@@ -11,6 +11,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
+from difflib import get_close_matches
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,13 @@ class Uncovered(StrEnum):
     SPLIT = "split"
 
 
+class DataPlane(StrEnum):
+    """Who speaks to clients over plain HTTP/1.1; TLS and HTTP/2 are always the stock one's."""
+
+    DIRECT = "direct"  # the proxy itself, on the connection
+    ASGI = "asgi"  # the stock server: Hypercorn and Quart
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
     """All settings of one proxy; ConfigError names the key, the value and what is allowed."""
@@ -54,14 +62,35 @@ class ProxyConfig:
     # where it listens
     host: str = "127.0.0.1"
     port: int = 10001
+    processes: int = 1  # that share the port and behave as one proxy; about one for each core it may use
     admin_key: str = ""  # empty: the admin API is off
-    body_limit_bytes: int = 64 * MIB
+    keys_file: str = ""  # clients' API keys, hashed; empty: no key is asked for
+    open_paths: tuple[str, ...] = ("/health", "/ready", "/metrics")  # answered without a key
+    tls_cert_file: str = ""  # PEM chain: clients must then speak TLS
+    tls_key_file: str = ""
+    tls_client_ca_file: str = ""  # clients must then show a certificate of this authority
+    data_plane: DataPlane = DataPlane.DIRECT
     shutdown_timeout_s: float = 30.0  # streams get this long to end after SIGTERM
+
+    # what one client may ask of it
+    body_limit_bytes: int = 64 * MIB
+    head_limit_bytes: int = 64 * 1024
+    header_limit: int = 100  # lines of a request's head
+    json_depth_limit: int = 64
+    head_timeout_s: float = 10.0  # a connection's first byte, and a request's head from its first byte on
+    idle_connection_s: float = 75.0  # between two requests on one connection
+    connections_per_address: int = 4096
+
+    # admission
+    max_inflight: int = 4096  # turns at work
+    max_worker_inflight: int = 512  # legs on one worker
+    queue_limit: int = 2048  # turns that wait
+    queue_timeout_s: float = 30.0
 
     # workers
     heartbeat_host: str = "127.0.0.1"  # where agents' and engines' ZeroMQ messages arrive
     heartbeat_port: int = 30001  # 0: no listener
-    heartbeat_allow: tuple[str, ...] = ()  # address ranges that may register; empty: any that reaches the port
+    heartbeat_allow: tuple[str, ...] = ()  # ranges that may register; empty: all, but no pings with curve_port
     curve_port: int = 0  # 0: off; else agents register here, encrypted, with a known key
     curve_server_key_file: str = ""  # ZeroMQ certificate of the proxy, secret part
     curve_clients_dir: str = ""  # folder of the agents' public certificates
@@ -69,6 +98,9 @@ class ProxyConfig:
     workers: tuple[str, ...] = ()  # static workers: "P=host:port", with ",connector=…,key=value" after it
     probe_interval_s: float = 5.0  # health and load of workers without an agent
     worker_api_key: str = ""  # sent to workers in place of the client's own Authorization
+    worker_ca_file: str = ""  # authority of workers that speak TLS; empty: the system's
+    worker_cert_file: str = ""  # the proxy's own certificate towards them
+    worker_key_file: str = ""
 
     # sessions
     session_key: SessionKey = SessionKey.PREFIX
@@ -93,6 +125,14 @@ class ProxyConfig:
     idle_timeout_s: float = 120.0  # between two reads of an answer, and for a client to take what it is sent
     keepalive_s: float = 4.0  # idle upstream connections are dropped before vLLM's 5 s limit does it
     attempts: int = 3  # tries of one turn before its first byte, the first one included
+    retry_share: float = 0.2  # of all turns, that may be tried again
+    retry_burst: int = 100  # retries beyond that share, after a quiet time
+
+    # workers' standing
+    breaker_failures: int = 3  # in a row, until a worker or a pair is passed over
+    breaker_open_s: float = 5.0  # the first time; doubled each time in a row, up to two minutes
+    warm_up_s: float = 10.0  # a new or recovered worker's share of traffic grows for this long
+    canary_interval_s: float = 30.0  # one tiny conversation per pair of P and D; 0: none
 
     # records
     receipts_kept: int = 10_000
@@ -107,16 +147,25 @@ class ProxyConfig:
         return tuple(parse_worker(text) for text in self.workers)
 
 
-WORKER_OPTIONS = '",connector=nixl|p2p_nccl|none", ",model=NAME", ",engine_version=V", ",zmq_address=host:port"'
+OPERATOR_PATHS = ("/health", "/ready", "/metrics")
+WORKER_OPTIONS = (
+    '",connector=nixl|p2p_nccl|none", ",model=NAME", ",engine_version=V", ",tls=true", ",zmq_address=host:port"'
+)
 COORDINATES = frozenset({"zmq_address"})  # what a connector may need to know of a static worker
 LIVE = frozenset({"mode", "x", "table", "w_ttft", "w_tpot", "lookup", "uncovered", "workers"})
 SECRET = frozenset({"admin_key", "worker_api_key"})
 
 _POSITIVE = (
     "body_limit_bytes worker_ttl_s probe_interval_s session_ttl_s session_limit qps_window_s connect_timeout_s "
-    "prefill_timeout_s first_event_timeout_s answer_timeout_s idle_timeout_s keepalive_s attempts receipts_kept"
+    "prefill_timeout_s first_event_timeout_s answer_timeout_s idle_timeout_s keepalive_s attempts receipts_kept "
+    "head_limit_bytes header_limit json_depth_limit head_timeout_s idle_connection_s connections_per_address "
+    "max_inflight max_worker_inflight queue_timeout_s breaker_failures breaker_open_s"
+).split()
+_NOT_NEGATIVE = (
+    "w_ttft w_tpot shutdown_timeout_s queue_limit retry_share retry_burst warm_up_s canary_interval_s"
 ).split()
 _PORTS = ("port", "heartbeat_port", "curve_port")
+MOST_PROCESSES = 64  # each tells all others what it learns
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -128,10 +177,12 @@ def _check(config: ProxyConfig) -> None:
     for name in _PORTS:
         if not 0 <= getattr(config, name) <= 65535:
             raise _refused(name, getattr(config, name), "a port from 0 to 65535")
-    for name in ("w_ttft", "w_tpot", "shutdown_timeout_s"):
+    for name in _NOT_NEGATIVE:
         value = getattr(config, name)
         if not (math.isfinite(value) and value >= 0):
             raise _refused(name, value, "a number of at least 0")
+    if not 1 <= config.processes <= MOST_PROCESSES:
+        raise _refused("processes", config.processes, f"a number from 1 to {MOST_PROCESSES}")
     if not 0.0 <= config.x <= 1.0:
         raise _refused("x", config.x, "a share from 0 to 1")
     if config.log_level not in _LOG_LEVELS:
@@ -143,7 +194,20 @@ def _check(config: ProxyConfig) -> None:
             raise _refused("heartbeat_allow", text, "address ranges such as 10.0.0.0/8") from None
     if config.curve_port and not (config.curve_server_key_file and config.curve_clients_dir):
         raise _refused("curve_port", config.curve_port, "0, or both curve_server_key_file and curve_clients_dir set")
+    _check_doors(config)
     _check_workers(config)
+
+
+def _check_doors(config: ProxyConfig) -> None:
+    """Open paths and certificates; whether the files can be used is seen when they are loaded."""
+    for path in config.open_paths:
+        if path not in OPERATOR_PATHS:
+            raise _refused("open_paths", path, "any of " + ", ".join(OPERATOR_PATHS))
+    for name in ("tls", "worker"):
+        if bool(getattr(config, f"{name}_cert_file")) != bool(getattr(config, f"{name}_key_file")):
+            raise _refused(f"{name}_cert_file", getattr(config, f"{name}_cert_file"), f"set with {name}_key_file")
+    if config.tls_client_ca_file and not config.tls_cert_file:
+        raise _refused("tls_client_ca_file", config.tls_client_ca_file, "set with tls_cert_file")
 
 
 def _check_workers(config: ProxyConfig) -> None:
@@ -162,7 +226,9 @@ def parse_worker(text: str) -> Worker:
         check_address(address, "workers")
         options = dict(part.split("=", 1) for part in rest)
         connector, model = options.pop("connector", "nixl"), options.pop("model", "")
-        version = options.pop("engine_version", "")
+        version, tls = options.pop("engine_version", ""), options.pop("tls", "false")
+        if tls not in ("true", "false"):
+            raise ValueError(text)
         if connector not in TRANSFERS or options.keys() - COORDINATES:
             raise ValueError(text)
         return Worker(
@@ -173,6 +239,7 @@ def parse_worker(text: str) -> Worker:
             engine_version=version,
             coordinates=options,
             source=Source.STATIC,
+            tls=tls == "true",
         )
     except (ValueError, FormatError):
         raise _refused("workers", text, allowed) from None
@@ -200,7 +267,10 @@ def convert(name: str, value: object) -> Any:
     field = {f.name: f for f in fields(ProxyConfig)}.get(name)
     if field is None:
         known = ", ".join(f.name for f in fields(ProxyConfig))
-        raise ConfigError(f"{name} = {value!r}: no such key; known keys are {known}", param=name)
+        # Without its value: it may be a key under a name that is spelt wrong.
+        near = get_close_matches(name, [f.name for f in fields(ProxyConfig)], 1)
+        meant = f"did you mean {near[0]}?" if near else f"known keys are {known}"
+        raise ConfigError(f"{name}: no such key; {meant}", param=name)
     default = _default(field)
     if isinstance(default, StrEnum):
         try:

@@ -1,13 +1,11 @@
 """What must not reach the client as the worker wrote it, and nothing else: an answer without an edit stays verbatim.
 
 * Transfer parameters name internal addresses and blocks: always cut, wherever they are.
-* Token ids and usage that only the proxy asked for.
+* Usage that only the proxy asked for.
 * `cached_tokens` after a remote prefill: D counts all it pulled as cached, so P's count takes its place.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import msgspec
 
@@ -21,11 +19,9 @@ _NULL = msgspec.Raw(b"null")
 _INNER = {Endpoint.RESPONSES: "response", Endpoint.MESSAGES: "message"}
 
 
-@dataclass(frozen=True, slots=True)
-class Edits:
+class Edits(msgspec.Struct, frozen=True):
     hide_usage: bool = False  # of a stream whose client did not ask for usage
     cached_tokens: int | None = None  # prompt tokens that P found in its cache; None: D's count stands
-    strip_token_ids: bool = False  # they were asked for by the proxy, not by the client
 
     def markers(self) -> tuple[bytes, ...]:
         """Bytes of which an object with something to edit holds at least one; in a string they would be escaped."""
@@ -34,8 +30,6 @@ class Edits:
             found.append(b'"usage"')
         if self.cached_tokens is not None:
             found += [b'"cached_tokens"', b'"cache_read_input_tokens"']
-        if self.strip_token_ids:
-            found.append(b'token_ids"')
         return tuple(found)
 
 
@@ -61,12 +55,12 @@ def edited_event(endpoint: Endpoint, data: bytes, edits: Edits) -> bytes | Dropp
 
 def edited_body(body: bytes, edits: Edits) -> bytes:
     """An answer that is not streamed; its usage is part of it, asked for or not."""
-    if not any(marker in body for marker in edits.markers()):
+    shown = Edits(cached_tokens=edits.cached_tokens)
+    if not any(marker in body for marker in shown.markers()):
         return body
     answer = members(msgspec.Raw(body))
     if answer is None:
         return body
-    shown = Edits(cached_tokens=edits.cached_tokens, strip_token_ids=edits.strip_token_ids)
     return msgspec.json.encode(answer) if _edit(answer, shown) else body
 
 
@@ -77,13 +71,10 @@ def _is_usage_chunk(chunk: Fields) -> bool:
 def _edit(answer: Fields, edits: Edits) -> bool:
     """Edits an answer's members in place; True where that changed any. A null says nothing and stays."""
     is_changed = False
-    cut = (*_TRANSFER, "prompt_token_ids") if edits.strip_token_ids else _TRANSFER
-    for name in cut:
+    for name in _TRANSFER:
         if answer.get(name, _NULL) != _NULL:
             del answer[name]
             is_changed = True
-    if edits.strip_token_ids:
-        is_changed |= _strip_choices(answer)
     usage = members(answer.get("usage", _NULL))
     if usage is None:
         return is_changed
@@ -94,19 +85,6 @@ def _edit(answer: Fields, edits: Edits) -> bool:
         answer["usage"] = encoded(usage)
         return True
     return is_changed
-
-
-def _strip_choices(answer: Fields) -> bool:
-    try:
-        choices = msgspec.json.decode(answer.get("choices", _NULL), type=list[Fields])
-    except msgspec.DecodeError:
-        return False
-    if not any("token_ids" in choice for choice in choices):
-        return False
-    for choice in choices:
-        choice.pop("token_ids", None)
-    answer["choices"] = encoded(choices)
-    return True
 
 
 def _recount(usage: Fields, cached_tokens: int) -> bool:

@@ -6,18 +6,24 @@ PPDError
   RequestError             the client's own mistake, 4xx
     Unauthorized  Forbidden  NotFound  BodyTooLarge
   NoWorkerError            503: nobody can serve this now
-  LegError                 an upstream request failed
-    WorkerUnreachable      502: refused, reset, or gone before it answered
-    WorkerTimeout          504
-      AnswerTimeout        a whole answer took too long: not tried again
-    WorkerRefused          the worker's own error answer: status and body
+    AllBusy                each worker that could has all it may have
+  Refused                  the proxy's own limits: a reason, and when to come back
+    RateLimited            429: this key's limits
+    Overloaded             503: the fleet's, or the proxy drains
+  LegError                 an upstream request failed: in which phase, from which cause (see `failures`)
 
 Messages are written for the client: they never hold a worker's address, a key, or text of a prompt.
 """
 
 from __future__ import annotations
 
+import math
+
 import msgspec
+
+from .resilience.failures import Cause, Phase
+
+OVERLOAD = (429, 503)  # statuses by which a worker says that it is busy, not broken
 
 
 class PPDError(Exception):
@@ -76,44 +82,96 @@ class NoWorkerError(PPDError):
     kind = "service_unavailable_error"
 
 
-class LegError(PPDError):
-    """An upstream request that brought no answer; `worker` is for receipts and logs only."""
+class AllBusy(NoWorkerError):
+    """The turn belongs in the queue."""
 
-    status = 502
+
+class Refused(PPDError):
+    """A turn that the proxy does not take now; `reason` is from a bounded set, `retry_after_s` is never 0."""
+
+    def __init__(self, message: str, *, reason: str, retry_after_s: float) -> None:
+        super().__init__(message, code=reason)
+        self.reason = reason
+        self.retry_after_s = max(1.0, retry_after_s)
+
+
+class RateLimited(Refused):
+    """Reasons: requests_per_minute, tokens_per_minute."""
+
+    status = 429
+    kind = "rate_limit_error"
+
+
+class Overloaded(Refused):
+    """Reasons: queue_full, queue_timeout, workers_overloaded, draining."""
+
+    status = 503
+    kind = "overloaded_error"
+
+
+class LegError(PPDError):
+    """An upstream request that brought no answer: what it was at, and why. docs/failures.md says what follows.
+
+    `status` is what the client sees where nothing else can be tried; `body` a worker's own error, for causes that the
+    request itself is at fault for; `worker` is for receipts and logs only.
+    """
+
     kind = "upstream_error"
 
-    def __init__(self, message: str, *, worker: str) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        worker: str,
+        phase: Phase,
+        cause: Cause,
+        status: int | None = None,
+        body: bytes = b"",
+        retry_after_s: float = 0.0,
+    ) -> None:
         super().__init__(message)
         self.worker = worker
-
-
-class WorkerUnreachable(LegError):
-    pass
-
-
-class WorkerTimeout(LegError):
-    status = 504
-
-
-class AnswerTimeout(WorkerTimeout):
-    """A whole answer that was not there in time: computing it once more elsewhere would take as long."""
-
-
-class WorkerRefused(LegError):
-    """The worker answered with an error; status and body are its own."""
-
-    def __init__(self, status: int, body: bytes, *, worker: str) -> None:
-        super().__init__(f"the worker answered {status}", worker=worker)
-        self.status = status if 400 <= status < 600 else 502
+        self.phase = phase
+        self.cause = cause
+        self.status = status or (504 if cause is Cause.TIMEOUT else 502)
         self.body = body
+        self.retry_after_s = retry_after_s
 
     @property
     def is_openai_error(self) -> bool:
-        """Whether the body may go to the client: an engine's own words, not those of a proxy before it."""
+        """Whether the body may go to the client: an engine's own words on the request, not those of a proxy before it.
+
+        What an engine says of itself (5xx) stays inside: it may name peers.
+        """
+        if self.cause is not Cause.REQUEST:
+            return False
         try:
-            return "error" in msgspec.json.decode(self.body, type=dict[str, msgspec.Raw])
+            return "error" in msgspec.json.decode(self.body.decode(), type=dict[str, msgspec.Raw])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return False
+
+
+def refusal(status: int, body: bytes, *, worker: str, phase: Phase, retry_after_s: float = 0.0) -> LegError:
+    """A worker's own error answer, or an error event before the answer began, by its status."""
+    cause = Cause.SERVER if phase is Phase.HEADERS else Cause.ERROR_EVENT
+    seen: int | None = None
+    if status in OVERLOAD:
+        cause, seen = Cause.OVERLOADED, 503
+    elif 400 <= status < 500:
+        cause, seen = Cause.REQUEST, status
+    message = f"the worker answered {status}"
+    return LegError(
+        message, worker=worker, phase=phase, cause=cause, status=seen, body=body, retry_after_s=retry_after_s
+    )
+
+
+def comes_back(exc: PPDError) -> dict[str, str]:
+    """The headers that tell a client why it was turned away, and in how many seconds to come back."""
+    if isinstance(exc, Refused):
+        return {"X-PPD-Refused": exc.reason, "Retry-After": str(math.ceil(exc.retry_after_s))}
+    if isinstance(exc, LegError) and exc.cause is Cause.OVERLOADED:
+        return {"X-PPD-Refused": "workers_overloaded", "Retry-After": str(max(1, math.ceil(exc.retry_after_s)))}
+    return {"Retry-After": "1"} if isinstance(exc, NoWorkerError) else {}
 
 
 def error_body(message: str, kind: str, code: str | int | None, param: str | None = None) -> bytes:

@@ -9,6 +9,7 @@ Sources: vLLM's `p2p_nccl_engine.py` and `moriio_common.py`; the layouts are in 
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Any
 
@@ -19,7 +20,7 @@ from .workers import Load, Role, Source, Worker
 
 VERSION = 1
 _NAME = r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63}){0,20}"
-_ADDRESS = re.compile(rf"(?:{_NAME}|\[[0-9A-Fa-f:.]{{2,45}}\]):(\d{{1,5}})")
+_ADDRESS = re.compile(rf"(?:{_NAME}|\[[0-9A-Fa-f:.]{{2,45}}\]):([0-9]{{1,5}})")
 
 
 class Heartbeat(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=False):
@@ -40,6 +41,7 @@ class Heartbeat(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     kv_capacity_tokens: int = 0
     draining: bool = False
     leaving: bool = False  # the engine is about to stop: forget it now
+    tls: bool = False  # whether `http_address` speaks TLS
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -86,6 +88,7 @@ def _ours(message: dict[str, Any]) -> Announcement:
         engine_version=beat.engine_version,
         incarnation=beat.incarnation,
         source=Source.AGENT,
+        tls=beat.tls,
     )
     load = Load(beat.running, beat.waiting, beat.kv_usage, beat.kv_capacity_tokens)
     return Announcement(worker, load, beat.draining, beat.leaving)
@@ -126,4 +129,9 @@ def check_address(text: str, name: str) -> str:
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match.group(1)) < 65536:
         raise FormatError(f"{name}: must be host:port")
+    if text.startswith("["):
+        try:
+            ipaddress.IPv6Address(text[1 : text.index("]")])
+        except ValueError:
+            raise FormatError(f"{name}: must be host:port") from None
     return text

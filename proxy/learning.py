@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .dispatch import Opened, Running
 from .policy import Route
 from .receipts import Receipt
+from .running import Opened, Running
 from .sessions import Outcome, Place
 from .state import State
 
@@ -23,6 +23,7 @@ class Learner:
         self._tokens = state.tokens
         self._registry = state.registry
         self._metrics = state.metrics
+        self._rate_limits = state.rate_limits
         self._log = log
 
     def completed(
@@ -56,8 +57,10 @@ class Learner:
 
     def _close(self, receipt: Receipt, outcome: str, ended_s: float) -> None:
         receipt.outcome, receipt.ended_s = outcome, ended_s
-        self._metrics.turns.labels(receipt.route or "none", receipt.reason or "none").inc()
-        self._metrics.outcomes.labels(receipt.route or "none", outcome).inc()
+        for leg in receipt.legs:  # the one that has just ended is closed after this
+            leg.ended_s = ended_s if leg.ended_s is None else leg.ended_s
+        self._metrics.turns.add(receipt.route or "none", receipt.reason or "none")
+        self._metrics.outcomes.add(receipt.route or "none", outcome)
         if self._log is not None:
             self._log(receipt)
 
@@ -71,10 +74,10 @@ class Learner:
     ) -> None:
         first_s, last_s = token_times_s
         receipt.ttft_s = first_s - started_s
-        self._metrics.ttft.labels(route).observe(receipt.ttft_s)
+        self._metrics.ttft.observe(route, receipt.ttft_s)
         if completion_tokens is not None and completion_tokens > 1:
             receipt.tpot_s = (last_s - first_s) / (completion_tokens - 1)
-            self._metrics.tpot.labels(route).observe(receipt.tpot_s)
+            self._metrics.tpot.observe(route, receipt.tpot_s)
 
     def _note_usage(self, place: Place, running: Running, opened: Opened, now_s: float) -> None:
         request, decision, receipt = running.request, running.decision, running.receipt
@@ -83,13 +86,15 @@ class Learner:
         # After a remote prefill D counts all that it pulled as cached; what was really cached, P's answer said.
         cached = opened.handoff.cached_tokens if opened.handoff else summary.cached_tokens
         receipt.prompt_tokens, receipt.completion_tokens, receipt.cached_tokens = prompt, completion, cached
-        self._metrics.prompt_tokens.labels(decision.route).inc(prompt)
-        self._metrics.cached_tokens.labels(decision.route).inc(cached or 0)
-        self._metrics.completion_tokens.labels(decision.route).inc(completion)
+        # Where the worker does not say what was really used, the estimate stands.
+        self._rate_limits.settle(running.client, running.charged_tokens, prompt + completion, now_s)
+        self._metrics.prompt_tokens.add(decision.route, by=prompt)
+        self._metrics.cached_tokens.add(decision.route, by=cached or 0)
+        self._metrics.completion_tokens.add(decision.route, by=completion)
         if decision.route is Route.LOCAL and cached is not None and cached < decision.cached_tokens * MISS_SHARE:
             self._metrics.residency_misses.inc()
         self._tokens.learn(request.model, request.prompt_bytes, prompt, completion)
-        self._registry.wrote(decision.decode.id, completion)  # its prompt was counted when it began to answer
+        self._registry.wrote(running.decode, completion)  # its prompt was counted when it began to answer
         residency = self._registry.residency
         outcome = Outcome(
             prompt_tokens=prompt,
@@ -97,7 +102,7 @@ class Learner:
             reply_key=running.reply.key(),
             response_id=summary.response_id,
             reasoned=running.reply.reasoned,
-            decode=residency(decision.decode.id, prompt + completion),
+            decode=residency(running.decode, prompt + completion),
             prefill=residency(decision.prefill.id, prompt) if decision.prefill else place.prefill,
         )
         self._sessions.finish(place, request, outcome, now_s)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from .turns import Endpoint, Fields
+from .splices import Part, spliced
+from .turns import CHOOSING, Endpoint, Fields
 from .workers import Worker
 
 REQUEST_ID = "X-Request-Id"
@@ -27,25 +27,28 @@ _HIDDEN = ("kv_transfer_params", "ec_transfer_params")
 _NULL = msgspec.Raw(b"null")
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(msgspec.Struct, frozen=True):
     """The P that prefills and the D that pulls and answers."""
 
     prefill: Worker
     decode: Worker
 
 
-@dataclass(frozen=True, slots=True)
-class LegRequest:
+class LegRequest(msgspec.Struct, frozen=True):
     """One upstream POST; `headers` are only those that the leg itself needs, not authorization or content type."""
 
     path: str
-    body: bytes
+    parts: tuple[Part, ...]  # of the body; those that the client sent are not copied
     headers: dict[str, str]
 
+    @property
+    def body(self) -> bytes:
+        """In one piece, which a body that was edited has to be copied for."""
+        first = self.parts[0]
+        return first if len(self.parts) == 1 and isinstance(first, bytes) else b"".join(self.parts)
 
-@dataclass(frozen=True, slots=True)
-class Handoff:
+
+class Handoff(msgspec.Struct, frozen=True):
     """P's answer, checked: what D needs to pull the prompt's KV. It expires within seconds and is used once."""
 
     params: dict[str, Any]  # opaque and complete, forwarded as it is; empty where the connector puts nothing in bodies
@@ -53,8 +56,7 @@ class Handoff:
     cached_tokens: int | None  # prompt tokens that P found in its own cache; None where P does not say
 
 
-@dataclass(frozen=True, slots=True)
-class NoHandoff:
+class NoHandoff(msgspec.Struct, frozen=True):
     """Why P's answer cannot be handed over; D then gets the plain body and computes the prompt itself."""
 
     reason: str  # from a bounded set: it labels a metric
@@ -82,7 +84,9 @@ def encoded(value: object) -> msgspec.Raw:
 
 def public_fields(fields: Fields) -> Fields:
     """A copy without the members that end at the proxy."""
-    kept = {name: value for name, value in fields.items() if name not in PRIVATE}
+    kept = dict(fields)
+    for name in PRIVATE:
+        kept.pop(name, None)
     xargs = members(kept[_XARGS]) if _XARGS in kept else None
     if xargs is not None and any(name in xargs for name in _HIDDEN):
         kept[_XARGS] = encoded({name: value for name, value in xargs.items() if name not in _HIDDEN})
@@ -94,7 +98,7 @@ def client_wants_usage(endpoint: Endpoint, fields: Fields) -> bool:
 
     Only chat and completions have the choice; a value that is no boolean is left for the worker to judge.
     """
-    if endpoint not in (Endpoint.CHAT, Endpoint.COMPLETIONS):
+    if endpoint not in CHOOSING:
         return True
     value = fields.get("stream_options", _NULL)
     options = members(value)
@@ -118,10 +122,11 @@ def answering_fields(endpoint: Endpoint, fields: Fields) -> Fields:
     return kept
 
 
-def leg(endpoint: Endpoint, fields: Fields, request_id: str) -> LegRequest:
-    return LegRequest(endpoint.value, msgspec.json.encode(fields), {REQUEST_ID: request_id})
+def leg(endpoint: Endpoint, fields: Fields, request_id: str, original: Fields) -> LegRequest:
+    """`original`: the members that `fields` is an edited copy of."""
+    return LegRequest(endpoint, spliced(fields, original), {REQUEST_ID: request_id})
 
 
 def plain_leg(endpoint: Endpoint, fields: Fields, leg_id: str) -> LegRequest:
     """The leg of LOCAL and REPLICA, and of a SPLIT whose handoff failed: the client's request and nothing about KV."""
-    return leg(endpoint, answering_fields(endpoint, fields), leg_id)
+    return leg(endpoint, answering_fields(endpoint, fields), leg_id, fields)

@@ -2,7 +2,9 @@
 
 The plain port takes vLLM's pings, which cannot encrypt, and the project's heartbeats; `heartbeat_allow` limits who may
 register, by the sender's address and by the address it claims. With `curve_port` set, agents register there with keys,
-and the plain port no longer takes their messages. A message that can't be read changes nothing.
+and the plain port no longer takes their messages, and pings only with `heartbeat_allow` set, as otherwise a stranger
+could do without a key. A worker then is its first key's, and no other known key can drain it, change its role or take
+it away. A message that can't be read changes nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from .config import ProxyConfig
 from .errors import ConfigError, FormatError
 from .heartbeats import Announcement, decode
 from .metrics import Metrics
+from .owners import Owners
 from .registry import Registry
 from .workers import Source
 
@@ -38,6 +41,7 @@ class Listener:
         self._registry = registry
         self._metrics = metrics
         self._now = now
+        self._owners = Owners(config.worker_ttl_s, now)
         self._allowed = [ipaddress.ip_network(text) for text in config.heartbeat_allow]
         self._context = zmq.asyncio.Context()
         self._authenticator: AsyncioAuthenticator | None = None
@@ -60,29 +64,42 @@ class Listener:
     async def run(self, socket: zmq.asyncio.Socket, encrypted: bool) -> None:
         while True:
             frames = await socket.recv_multipart(copy=False)
-            sender = frames[-1].get("Peer-Address")
+            sender = str(frames[-1].get("Peer-Address"))
             try:
-                self._take(bytes(frames[-1].buffer), sender, encrypted, len(frames))
+                # libzmq names the sender's public key, and the authenticator has found it among the known ones.
+                key = str(frames[-1].get("User-Id")) if encrypted else None
+                self._take(bytes(frames[-1].buffer), sender, key, len(frames))
             except Exception as exc:  # whatever a stranger sends, the next message is read
-                self._drop(type(exc).__name__, str(sender))
+                self._drop(type(exc).__name__, sender)
 
-    def _take(self, payload: bytes, sender: object, encrypted: bool, frames: int) -> None:
+    def _take(self, payload: bytes, sender: str, key: str | None, frames: int) -> None:
         try:
             if frames != 2:
                 raise FormatError("heartbeat: must be one frame")
             said = decode(payload)
-            self._check(said, str(sender), encrypted)
+            self._check(said, sender, key)
         except FormatError as exc:
-            self._drop(str(exc), str(sender))
+            self._drop(str(exc), sender)
             return
         self._metrics.heartbeats.labels("taken").inc()
         self._registry.hear(said, self._now())
 
-    def _check(self, said: Announcement, sender: str, encrypted: bool) -> None:
-        if self._config.curve_port and not encrypted and said.worker.source is Source.AGENT:
-            raise FormatError("heartbeat: agents must use curve_port")
-        if not self._allowed:
-            return
+    def _check(self, said: Announcement, sender: str, key: str | None) -> None:
+        """`key`: the sender's, on the encrypted port."""
+        if self._config.curve_port and key is None:
+            if said.worker.source is Source.AGENT:
+                raise FormatError("heartbeat: agents must use curve_port")
+            if not self._allowed:
+                raise FormatError("ping: with curve_port, engines' pings are taken only with heartbeat_allow set")
+        if self._allowed:
+            self._check_addresses(said, sender)
+        if key is not None:
+            if not self._owners.may_speak(said.worker.id, key):
+                raise FormatError("heartbeat: another key announced this worker")
+            if said.leaving:
+                self._owners.release(said.worker.id)
+
+    def _check_addresses(self, said: Announcement, sender: str) -> None:
         for what, host in (("sender", sender), ("http_address", said.worker.address.rpartition(":")[0].strip("[]"))):
             try:
                 address = ipaddress.ip_address(host)

@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+import msgspec
 
 from .measurements import Axes
 from .triangulation import Mix, Triangulation
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
+class Workload(msgspec.Struct, frozen=True):
     """What a turn is looked up by; `qps` counts what the table's `axes.qps_counts` says."""
 
     new_tokens: int

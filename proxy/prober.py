@@ -5,31 +5,51 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import aiohttp
+
 from .config import ProxyConfig
-from .probes import probe
+from .data_path.upstream import Upstream
+from .probes import EngineStatus, probe
 from .registry import Registry
-from .upstream import Upstream
 from .views import WorkerView
 from .workers import Source, WorkerId
 
 log = logging.getLogger(__name__)
 
+MISSES = 3  # probes in a row without an answer, until a worker is down and nobody waits for its other answers either
+
 
 class Prober:
     """Probes every such worker each interval, each by itself, so that one that hangs delays nobody."""
 
-    def __init__(self, config: ProxyConfig, registry: Registry, upstream: Upstream, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        config: ProxyConfig,
+        registry: Registry,
+        upstream: Upstream,
+        now: Callable[[], float],
+        session: Callable[[], aiohttp.ClientSession],
+    ) -> None:
+        """session: made at the first probe, as it needs a running loop."""
         self._interval_s = config.probe_interval_s
         self._key = config.worker_api_key
         self._registry = registry
         self._upstream = upstream
         self._now = now
+        self._make_session = session
+        self._session: aiohttp.ClientSession | None = None
         self._nudged = asyncio.Event()
         self._probing: dict[WorkerId, asyncio.Task[None]] = {}
+        self._misses = Counter[WorkerId]()
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
 
     def nudge(self) -> None:
         """Look now: a worker was added."""
@@ -40,7 +60,7 @@ class Prober:
             while True:
                 self._nudged.clear()
                 self._look_around()
-                pause_s = min(self._interval_s, 1.0) if self._anyone_new() else self._interval_s
+                pause_s = min(self._interval_s, 1.0) if self._anyone_in_doubt() else self._interval_s
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._nudged.wait(), pause_s)
         finally:
@@ -48,7 +68,10 @@ class Prober:
                 task.cancel()
 
     def _look_around(self) -> None:
-        for view in self._registry.views():
+        views = self._registry.views()
+        for gone in self._misses.keys() - {view.id for view in views}:
+            del self._misses[gone]  # one that comes back starts anew
+        for view in views:
             if view.worker.source is not Source.AGENT and view.id not in self._probing:
                 task = asyncio.create_task(self._probe(view))
                 self._probing[view.id] = task
@@ -59,15 +82,40 @@ class Prober:
         if not task.cancelled() and task.exception() is not None:
             log.error("the probe of a worker failed", exc_info=task.exception())
 
-    def _anyone_new(self) -> bool:
-        """A static worker that is not up yet may be starting: look more often."""
-        return any(not view.up for view in self._registry.views())
+    def _anyone_in_doubt(self) -> bool:
+        """Who is not up yet may be starting, and who missed a probe may be gone: look more often."""
+        return bool(self._misses) or any(not view.up for view in self._registry.views())
+
+    def doubt(self, view: WorkerView) -> None:
+        """Its agent fell silent, or it gives no sign of a leg's arrival: are its turns at work lost?"""
+        if view.id not in self._probing:
+            task = asyncio.create_task(self._hang_up_if_dead(view))
+            self._probing[view.id] = task
+            task.add_done_callback(partial(self._probed, view.id))
+
+    async def _hang_up_if_dead(self, view: WorkerView) -> None:
+        for _ in range(MISSES):
+            if (await self._ask(view)).healthy:
+                self._upstream.heard(view.id)
+                return
+        self._upstream.hang_up(view.id)
+
+    async def _ask(self, view: WorkerView) -> EngineStatus:
+        if self._session is None:
+            self._session = self._make_session()
+        return await probe(self._session, view.worker.base_url, api_key=self._key)
 
     async def _probe(self, view: WorkerView) -> None:
-        status = await probe(self._upstream.session, f"http://{view.worker.address}", api_key=self._key)
+        status = await self._ask(view)
         if not status.healthy:
-            self._registry.probe_failed(view.id)
+            self._misses[view.id] += 1
+            # One that is only slow to answer may be the only one of its kind.
+            if status.refused or self._misses[view.id] >= MISSES:
+                self._registry.probe_failed(view.id)
+            if self._misses[view.id] == MISSES:
+                self._upstream.hang_up(view.id)
             return
+        del self._misses[view.id]
         found = replace(
             view.worker,
             models=status.models,

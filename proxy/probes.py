@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import ssl
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -23,6 +25,7 @@ class EngineStatus:
     version: str = ""
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     scraped: bool = False  # whether /metrics answered: without, `metrics` says nothing
+    refused: bool = False  # nobody listens there: the process is gone, not slow
 
 
 class _Card(msgspec.Struct):
@@ -37,24 +40,36 @@ class _Version(msgspec.Struct):
     version: str
 
 
+def probing_session(tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
+    """Probes' own connections, so that none of them waits for a turn; needs a running loop."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, ssl=tls or True),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
+    )
+
+
 async def probe(
     session: aiohttp.ClientSession, base_url: str, *, api_key: str = "", timeout_s: float = TIMEOUT_S
 ) -> EngineStatus:
     """Never raises for an engine's sake: one that can't be reached, or is dead, is not healthy."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    refused = False
 
     async def ask(path: str) -> bytes | None:
+        nonlocal refused
         try:
             async with asyncio.timeout(timeout_s), session.get(base_url + path, headers=headers) as response:
                 data = await response.content.read(_TEXT_LIMIT_BYTES)
                 while chunk := await response.content.read(_TEXT_LIMIT_BYTES - len(data)):
                     data += chunk
                 return data if response.status == 200 else None
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):  # ValueError: a host that is no host name
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as exc:  # ValueError: no host name
+            refused = isinstance(exc, OSError) and exc.errno == errno.ECONNREFUSED
             return None
 
     if await ask("/health") is None:
-        return EngineStatus(healthy=False)
+        return EngineStatus(healthy=False, refused=refused)
     models, version, metrics = await asyncio.gather(ask("/v1/models"), ask("/version"), ask("/metrics"))
     return EngineStatus(
         healthy=True,

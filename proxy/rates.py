@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 
 class RateMeter:
@@ -14,16 +15,16 @@ class RateMeter:
         self._window_s = window_s
         self._bucket_s = window_s / self.BUCKETS
         self._started_s = now_s
-        self._counts: deque[tuple[int, int]] = deque()  # (bucket number, events), oldest first
+        self._counts: deque[list[int]] = deque()  # bucket number and events, oldest first
         self._total = 0
 
     def count(self, now_s: float) -> None:
         bucket = int(now_s / self._bucket_s)
-        self._forget(bucket)
         if self._counts and self._counts[-1][0] == bucket:
-            self._counts[-1] = (bucket, self._counts[-1][1] + 1)
+            self._counts[-1][1] += 1
         else:
-            self._counts.append((bucket, 1))
+            self._forget(bucket)
+            self._counts.append([bucket, 1])
         self._total += 1
 
     def rate_rps(self, now_s: float) -> float:
@@ -33,3 +34,23 @@ class RateMeter:
     def _forget(self, bucket: int) -> None:
         while self._counts and self._counts[0][0] <= bucket - self.BUCKETS:
             self._total -= self._counts.popleft()[1]
+
+
+class Arrivals:
+    """Turns as they come, and those of them that open a conversation."""
+
+    def __init__(self, window_s: float, now_s: float) -> None:
+        self.turns = RateMeter(window_s, now_s)
+        self.conversations = RateMeter(window_s, now_s)
+        self.on_counted: Callable[[bool], None] | None = None
+
+    def count(self, now_s: float, *, opens: bool) -> None:
+        self.adopt(now_s, opens=opens)
+        if self.on_counted is not None:
+            self.on_counted(opens)
+
+    def adopt(self, now_s: float, *, opens: bool) -> None:
+        """One that came to another process of this proxy."""
+        self.turns.count(now_s)
+        if opens:
+            self.conversations.count(now_s)

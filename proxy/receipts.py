@@ -13,18 +13,26 @@ from pathlib import Path
 
 import msgspec
 
+from .errors import LegError
+from .resilience.failures import Leg, Phase
+
 
 class LegRecord(msgspec.Struct, kw_only=True):
     """One upstream request; times in seconds from the turn's arrival."""
 
-    kind: str  # prefill, decode, local or replica
+    kind: Leg
     worker: str  # the registry's name, "D2"
     address: str
     started_s: float
     first_event_s: float | None = None
+    events: int | None = None  # of a stream that broke: how many had come
     ended_s: float | None = None
     status: int | None = None
-    error: str | None = None
+    phase: Phase | None = None  # what it was at when it failed
+    error: str | None = None  # why it failed: a `failures.Cause`
+
+    def fail(self, exc: LegError) -> None:
+        self.phase, self.error = exc.phase, exc.cause
 
 
 class CellRecord(msgspec.Struct, kw_only=True):
@@ -47,6 +55,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     id: str
     at: str  # wall clock, ISO 8601
     endpoint: str
+    client: str = ""  # the name of its key
     model: str
     stream: bool
     session: str
@@ -61,6 +70,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     decode: str = ""
     prefill: str = ""
     qps: float = 0.0
+    waited_s: float = 0.0  # for a place in the fleet
     estimated_prompt_tokens: int = 0
     estimated_new_tokens: int = 0
     estimated_cached_tokens: int = 0

@@ -11,6 +11,7 @@ import msgspec
 from .answers import DONE, AnswerObserver
 from .edits import Dropped, Edits, edited_event
 from .errors import error_body
+from .plain_events import PlainEvents
 from .sse import EventSplitter, Fragment, event_data, with_data
 from .turns import Endpoint
 
@@ -34,10 +35,13 @@ class StreamRelay:
         self._markers = edits.markers()
         self._observer = observer
         self._splitter = EventSplitter()
+        self._plain = PlainEvents(endpoint)
         self._is_finished = False
 
     def feed(self, chunk: bytes) -> bytes:
         """What goes to the client now; b"" while an event is not whole."""
+        if self._splitter.is_empty and self._relays_text(chunk):
+            return chunk  # it is one event, as nearly every chunk is
         return b"".join([self._relay(event) for event in self._splitter.feed(chunk)])
 
     def finish(self) -> bytes:
@@ -66,16 +70,30 @@ class StreamRelay:
         return event if not event or event.endswith((b"\n\n", b"\r\r", b"\n\r")) else event + b"\n\n"
 
     def _relay(self, event: bytes) -> bytes:
+        if self._relays_text(event):
+            return event
+        if self._observer.summary.error is not None:
+            return b""  # vLLM ends its errors with [DONE], and a client would take what it has for the whole answer
         if type(event) is Fragment:
             return event
         data = event_data(event)
         if data is None:
             return event
         self._observer.observe(data)
+        if self._plain.is_learning:
+            self._plain.learn(event)
         for marker in self._markers:
             if marker in data:
                 return self._edit(event, data)
         return event
+
+    def _relays_text(self, event: bytes) -> bool:
+        """Observes an event that is text and nothing else."""
+        text = self._plain.text(event)
+        if text is None or self._observer.summary.error is not None:
+            return False
+        self._observer.observe_text(text)
+        return True
 
     def _edit(self, event: bytes, data: bytes) -> bytes:
         new = edited_event(self._endpoint, data, self._edits)
@@ -84,20 +102,20 @@ class StreamRelay:
         return b"" if isinstance(new, Dropped) else with_data(event, new)
 
 
-def broken_off(endpoint: Endpoint) -> bytes:
+def broken_off(endpoint: Endpoint, why: str = BROKE_OFF, code: int = _BAD_GATEWAY) -> bytes:
     """The event that tells a client that its answer is not whole: each endpoint's clients raise on theirs.
 
     No terminator follows, so that nobody takes what came for the whole answer.
     """
     if endpoint is Endpoint.MESSAGES:
-        error = {"type": "error", "error": {"type": "api_error", "message": BROKE_OFF}}
+        error = {"type": "error", "error": {"type": "api_error", "message": why}}
         return b"event: error\ndata: " + msgspec.json.encode(error) + b"\n\n"
-    body = error_body(BROKE_OFF, _KIND, _BAD_GATEWAY)
+    body = error_body(why, _KIND, code)
     if endpoint is not Endpoint.RESPONSES:
         return b"data: " + body + b"\n\n"
     # Responses has an event of its own, which OpenAI's client yields; it raises on the `error` member.
     inner = msgspec.json.decode(body, type=_ErrorBody).error
-    own = {"type": "error", "message": BROKE_OFF, "code": str(_BAD_GATEWAY), "param": None, "sequence_number": 0}
+    own = {"type": "error", "message": why, "code": str(code), "param": None, "sequence_number": 0}
     return b"event: error\ndata: " + msgspec.json.encode({**own, "error": inner}) + b"\n\n"
 
 

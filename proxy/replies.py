@@ -16,15 +16,12 @@ from .turns import Endpoint, Request
 class ReplyKey:
     """The first choice of one reply; feed it what the worker says, in order."""
 
-    __slots__ = ("_form", "reasoned")
+    __slots__ = ("_form", "add_text", "reasoned")
 
     def __init__(self, request: Request) -> None:
         self._form = _form_for(request)
+        self.add_text = self._form.add_text
         self.reasoned = False  # the model wrote reasoning too, which the next prompt will hardly hold
-
-    def add_text(self, text: str) -> None:
-        if text:
-            self._form.add_text(text)
 
     def add_tool_call(self, index: int, id: str | None, name: str | None, arguments: str) -> None:
         """One piece of the call at `index`; `arguments` is a piece of a JSON text."""
@@ -43,7 +40,8 @@ class ReplyKey:
 class _Form(Protocol):
     """How one endpoint's clients echo a reply."""
 
-    def add_text(self, text: str) -> None: ...
+    def add_text(self, text: str) -> None:
+        """More of it; never empty."""
 
     def call(self, index: int) -> CallHash: ...
 
@@ -79,7 +77,7 @@ class _Message:
         return self._calls[index]
 
     def mark(self) -> Mark | None:
-        return Mark(self._with_calls().key())
+        return Mark((self._with_calls() if self._calls else self._unit).key())
 
     def _with_calls(self) -> UnitHash:
         unit = self._unit.copy()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from .views import WorkerView
 from .workers import WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class Residency:
+class Residency(msgspec.Struct, frozen=True):
     """What one worker was left holding when a turn of a session ended there.
 
     `stamp` dates the record in tokens, not seconds: it is the worker's running count of tokens written to its KV

@@ -8,32 +8,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+
+import msgspec
 
 from .config import ProxyConfig
-from .dispatch import ABORTED, Dispatcher, Opened, Running
-from .errors import AnswerTimeout, LegError, NoWorkerError, PPDError, WorkerRefused, WorkerUnreachable
+from .dispatch import Dispatcher
+from .errors import AllBusy, LegError, NoWorkerError, PPDError, Refused
 from .learning import Learner
-from .policy import Decision, Route, Rules, Turn, decide
-from .rates import RateMeter
+from .policy import Decision, Route, Rules, Shunned, Turn, decide, has_room
 from .receipts import CellRecord, Receipt
 from .replies import ReplyKey
+from .resilience.attempts import Asker, Failed, Job
+from .resilience.failures import Cause, Fate, Row, Standing
+from .running import Opened, Running
 from .sessions import Place
 from .state import State
+from .streaming import Body, Streaming, complete
+from .traffic.admission import Seat
+from .traffic.queueing import Ticket, effective_priority
 from .turns import Request
-from .workers import Role
 
 log = logging.getLogger(__name__)
 
+BUSY_S = 0.05  # between two looks for a worker that has room, by a turn that can't take any
 
-@dataclass(slots=True)
-class Reply:
+
+class Reply(msgspec.Struct):
     """What the client gets: a head, then a whole body or a stream."""
 
     content_type: str
     headers: dict[str, str]
-    body: bytes | AsyncIterator[bytes]
+    body: bytes | Body
+    status: int = 200
 
 
 class Router:
@@ -46,146 +53,158 @@ class Router:
         state: State,
         dispatcher: Dispatcher,
         learner: Learner,
+        *,
+        passed_over: Callable[[float], Shunned],
     ) -> None:
+        """passed_over: workers and pairs that are not asked while there are others, at a time in seconds."""
         self.rules = rules
         self._attempts = config.attempts
         self._state = state
         self._dispatcher = dispatcher
         self._learner = learner
+        self._passed_over = passed_over
         self._now = state.now
-        self._turns = RateMeter(config.qps_window_s, state.now())
-        self._conversations = RateMeter(config.qps_window_s, state.now())
 
-    async def answer(
-        self, request: Request, receipt: Receipt, headers: Mapping[str, str], forced: Route | None = None
-    ) -> Reply:
-        """The reply to one turn; PPDError where there is none. `headers` go to every leg."""
+    async def answer(self, request: Request, receipt: Receipt, asker: Asker) -> Reply:
+        """The reply to one turn; PPDError where there is none."""
         started_s = self._now()
         place = self._state.sessions.find(request, started_s)
-        turn = self._turn(request, place, forced)
-        self._count(turn, started_s)
+        turn = self._turn(request, place, asker.forced)
         _note_turn(receipt, place, turn)
-        self._state.receipts.open(receipt)
-        try:
-            running, opened = await self._first_success(request, turn, receipt, headers, started_s)
-        except PPDError as exc:
-            receipt.status, receipt.error = exc.status, type(exc).__name__
-            self._learner.failed(receipt, self._now() - started_s)
-            raise
-        except asyncio.CancelledError:
-            self._learner.cancelled(receipt, self._now() - started_s)
-            raise
-        task = asyncio.current_task()
-        assert task is not None, "runs in the request's task"
-        # The client may leave before a stream is first read, when a generator's `finally` would never run.
-        task.add_done_callback(lambda _: self._abandon(running))
-        if opened.relay is not None:
-            return Reply(opened.content_type, decision_headers(receipt), self._stream(place, running, opened))
-        if opened.observer.summary.completed:
-            self._learner.completed(place, running, opened, self._now())
+        tokens = turn.prompt_tokens + turn.output_tokens
+        if asker.is_counted:
+            self._state.rate_limits.settle(asker.client, 0, tokens, started_s)
         else:
-            self._learner.broken(receipt, self._now() - started_s)
+            self._state.rate_limits.take(asker.client, tokens, started_s)
+        self._state.arrivals.count(started_s, opens=turn.number == 1)
+        self._state.receipts.open(receipt)
+        seat: Seat | None = None
+        try:
+            seat = await self._state.admission.enter(self._ticket(request, turn, asker, started_s))
+            receipt.waited_s = self._now() - started_s
+            job = Job(request, turn, receipt, asker, started_s, seat)
+            running, opened = await self._first_success(job)
+        except BaseException as exc:
+            if seat is None:
+                receipt.waited_s = self._now() - started_s
+            else:
+                seat.leave()
+            # What was begun was paid for: leaving early must not make a prompt free.
+            self._state.rate_limits.settle(asker.client, tokens, turn.prompt_tokens if receipt.legs else 0, self._now())
+            if isinstance(exc, PPDError):
+                receipt.status, receipt.error = exc.status, _error_name(exc)
+                self._learner.failed(receipt, self._now() - started_s)
+            elif isinstance(exc, asyncio.CancelledError):
+                self._learner.cancelled(receipt, self._now() - started_s)
+            raise
+        running.seat = seat
+        if opened.relay is not None:
+            stream = Streaming(self._state, self._learner, place, running, opened)
+            return Reply(opened.content_type, decision_headers(receipt), stream)
+        complete(self._state, self._learner, place, running, opened)
         running.close()
         return Reply(opened.content_type, decision_headers(receipt), opened.first)
 
-    async def _first_success(
-        self,
-        request: Request,
-        turn: Turn,
-        receipt: Receipt,
-        headers: Mapping[str, str],
-        started_s: float,
-    ) -> tuple[Running, Opened]:
-        """Attempts until one has an answer, each without the workers that failed before it."""
-        failed: dict[str, LegError] = {}
-        answering = prefilling = 0  # failures so far
+    async def _first_success(self, job: Job) -> tuple[Running, Opened]:
+        """Attempts until one has an answer, each without what failed before it."""
+        failed: Failed | None = None
+        self._state.retries.deposit()
         while True:
-            avoid = [*failed]
-            if prefilling >= self._attempts:  # enough of them: the turn is computed without a hand-over
-                avoid += [view.id for view in self._state.registry.views() if view.role is Role.PREFILL]
+            now_s = self._now()
             try:
-                decision = self._decide(turn, receipt, avoid)
+                decision = self._decide(job, failed, now_s)
+            except AllBusy:
+                await job.seat.wait_again(self._now() + BUSY_S)
+                continue
             except NoWorkerError:
-                if not failed:
+                if failed is None or failed.last is None:
                     raise
-                break
-            running = Running(
-                request=request,
-                decision=decision,
-                receipt=receipt,
-                headers=headers,
-                reply=ReplyKey(request),
-                started_s=started_s,
-            )
+                if not await self._waited(job, failed):
+                    raise failed.last from None
+                continue
+            running = self._running(job, decision, now_s)
             try:
-                return running, await self._dispatcher.open(running)
+                self._state.standings.asked(decision)
+                opened = await self._dispatcher.open(running)
             except LegError as exc:
-                if not may_retry(exc):
+                row = self._give_up(running, exc)
+                failed = failed or Failed(self._attempts)
+                if not failed.may_try_again(running, exc, row, self._now()):
                     raise
-                is_prefill = decision.prefill is not None and exc.worker == decision.prefill.id
-                self._give_up_on(exc, "prefill" if is_prefill else "answer")
-                failed[exc.worker] = exc
-                prefilling += is_prefill
-                answering += not is_prefill
-                if answering >= self._attempts:
-                    break
-        raise next(reversed(failed.values()))
+                # Whom it was busy for is asked no more for a while, so that needs no budget.
+                if row.standing is Standing.PASSED_OVER or self._state.retries.take():
+                    self._state.metrics.retries.labels("retried").inc()
+                    continue
+                self._state.metrics.retries.labels("no_budget").inc()
+                if not await self._waited(job, failed):
+                    raise
+            except BaseException:
+                self._state.standings.left(decision)
+                raise
+            else:
+                self._state.standings.began(decision, moved=opened.handoff is not None)
+                return running, opened
 
-    def _decide(self, turn: Turn, receipt: Receipt, avoid: Sequence[str]) -> Decision:
-        now_s, rules = self._now(), self.rules
+    async def _waited(self, job: Job, failed: Failed) -> bool:
+        """Whether workers asked to be left alone for a while; if so, after that while in the queue."""
+        if failed.overloaded_until_s is None:
+            return False
+        await job.seat.wait_again(failed.overloaded_until_s)
+        failed.forgive()
+        return True
+
+    def _decide(self, job: Job, failed: Failed | None, now_s: float) -> Decision:
+        rules, turn = self.rules, job.turn
         counts_turns = rules.scored is not None and rules.scored.table.axes.qps_counts == "turns"
-        qps = (self._turns if counts_turns else self._conversations).rate_rps(now_s)
-        decision = decide(turn, self._state.registry.views(), rules, qps=qps, now_s=now_s, avoid=avoid)  # type: ignore[arg-type]
-        _note_decision(receipt, turn, decision, rules)
+        arrivals = self._state.arrivals
+        qps = (arrivals.turns if counts_turns else arrivals.conversations).rate_rps(now_s)
+        views = self._state.registry.views()
+        avoid = () if failed is None else failed.avoid(views)
+        blocked = self._passed_over(now_s)
+        decision = decide(turn, views, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
+        _note_decision(job.receipt, turn, decision, rules)
         return decision
 
-    def _give_up_on(self, exc: LegError, leg: str) -> None:
-        self._state.metrics.failures.labels(leg, type(exc).__name__).inc()
-        if isinstance(exc, WorkerUnreachable):
-            self._state.registry.suspect(exc.worker, self._now())  # type: ignore[arg-type]
-        log.warning("worker %s failed a turn: %s", exc.worker, exc)
+    def _running(self, job: Job, decision: Decision, now_s: float) -> Running:
+        return Running(
+            request=job.request,
+            decision=decision,
+            decode=decision.decode.id,
+            receipt=job.receipt,
+            client=job.asker.client,
+            charged_tokens=job.turn.prompt_tokens + job.turn.output_tokens,
+            headers=job.asker.headers,
+            reply=ReplyKey(job.request),
+            started_s=job.started_s,
+            asked_s=now_s,
+        )
 
-    async def _stream(self, place: Place, running: Running, opened: Opened) -> AsyncIterator[bytes]:
-        """The answer's bytes as they come; a stream that breaks ends with an error event in OpenAI's shape."""
-        answer, relay, summary = running.answer, opened.relay, opened.observer.summary
-        assert answer is not None and relay is not None, "a stream is open"
-        first_token_s: float | None = None
-        out = opened.first
-        try:
-            while True:
-                now_s = self._now()
-                if first_token_s is None and summary.first_token_seen:
-                    first_token_s = now_s
-                # Learnt before the client sees the end: its next turn may come at once.
-                self._learn_once(place, running, opened, first_token_s)
-                if out:
-                    yield out
-                data = await answer.chunk()
-                if not data:
-                    break
-                out = relay.feed(data)
-        except LegError as exc:
-            running.receipt.error = type(exc).__name__
-        tail = relay.finish()
-        self._learn_once(place, running, opened, first_token_s)
-        if tail:
-            yield tail
-        if running.receipt.outcome == "running":
-            self._learner.broken(running.receipt, self._now() - running.started_s)
-        running.close()
+    def _give_up(self, running: Running, exc: LegError) -> Row:
+        """Notes the failure of a leg, and lets no handoff lie that could still be taken."""
+        leg = running.failed_leg
+        row = self._state.standings.failed(leg, exc, running.decision, running.asked_s)
+        self._state.metrics.failures.labels(leg, exc.phase, exc.cause).inc()
+        log.log(
+            logging.DEBUG if exc.cause is Cause.REQUEST else logging.WARNING,
+            "request %s: %s on %s %s: %s at %s",
+            *(running.receipt.id, leg, running.receipt.legs[-1].worker, exc.worker, exc.cause, exc.phase),
+        )
+        if row.handoff is Fate.RELEASED and running.handoff is not None:
+            self._dispatcher.release(running)
+        return row
 
-    def _learn_once(self, place: Place, running: Running, opened: Opened, first_token_s: float | None) -> None:
-        """Learns from a stream as soon as it is all there."""
-        summary = opened.observer.summary
-        if summary.completed and summary.finish_reason != ABORTED and running.receipt.outcome == "running":
-            now_s = self._now()
-            times_s = None if first_token_s is None else (first_token_s, now_s)
-            self._learner.completed(place, running, opened, now_s, token_times_s=times_s)
-
-    def _abandon(self, running: Running) -> None:
-        if running.receipt.outcome == "running":
-            self._learner.cancelled(running.receipt, self._now() - running.started_s)
-        running.close()
+    def _ticket(self, request: Request, turn: Turn, asker: Asker, now_s: float) -> Ticket:
+        client = asker.client
+        return Ticket(
+            tenant=client.tenant,
+            weight=client.weight,
+            priority=effective_priority(client.priority, request.priority),
+            cost=turn.new_tokens + turn.output_tokens,
+            arrived_s=now_s,
+            deadline_s=now_s + asker.patience_s,
+            needs=request.model,
+            fits=lambda: has_room(request.model, self._state.registry.views(), self.rules),
+        )
 
     def _turn(self, request: Request, place: Place, forced: Route | None) -> Turn:
         tokens = self._state.tokens
@@ -204,34 +223,29 @@ class Router:
             forced=forced,
         )
 
-    def _count(self, turn: Turn, now_s: float) -> None:
-        self._turns.count(now_s)
-        if turn.number == 1:
-            self._conversations.count(now_s)
 
-
-def may_retry(exc: LegError) -> bool:
-    """A worker's 4xx is the request's own fault and the same everywhere; overload (429) and 5xx are not."""
-    if isinstance(exc, AnswerTimeout):
-        return False
-    return not (isinstance(exc, WorkerRefused) and 400 <= exc.status < 500 and exc.status != 429)
+def _error_name(exc: PPDError) -> str:
+    if isinstance(exc, LegError):
+        return f"{exc.phase}: {exc.cause}"
+    return exc.reason if isinstance(exc, Refused) else type(exc).__name__
 
 
 def decision_headers(receipt: Receipt) -> dict[str, str]:
     """The response headers that explain a turn; workers by name, as addresses are not for clients."""
-    headers = {
-        "X-Request-Id": receipt.id,
-        "X-PPD-Route": receipt.route,
-        "X-PPD-Reason": receipt.reason,
-        "X-PPD-Decode": receipt.decode,
-        "X-PPD-Prefill": receipt.prefill,
-        "X-PPD-Evidence": receipt.cell.evidence if receipt.cell else "",
-    }
-    return {name: value for name, value in headers.items() if value}
+    headers = {"X-Request-Id": receipt.id}
+    if receipt.route:
+        headers["X-PPD-Route"] = receipt.route
+        headers["X-PPD-Reason"] = receipt.reason
+        headers["X-PPD-Decode"] = receipt.decode
+    if receipt.prefill:
+        headers["X-PPD-Prefill"] = receipt.prefill
+    if receipt.cell is not None:
+        headers["X-PPD-Evidence"] = receipt.cell.evidence
+    return headers
 
 
 def _note_turn(receipt: Receipt, place: Place, turn: Turn) -> None:
-    receipt.session, receipt.turn, receipt.kind = place.session_id, place.turn, place.kind.name.lower()
+    receipt.session, receipt.turn, receipt.kind = place.session_id, place.turn, place.kind
     receipt.forced = turn.forced or ""
     receipt.estimated_prompt_tokens = turn.prompt_tokens
     receipt.estimated_output_tokens = turn.output_tokens

@@ -1,18 +1,18 @@
-"""The proxy's port: bound here, served by Hypercorn."""
+"""The proxy's port: bound here, served until a signal, drained."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
-
-from hypercorn.asyncio import serve as hypercorn_serve
-from hypercorn.config import Config
-from hypercorn.typing import ASGIFramework, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 
 from .app import create_app
 from .assembly import Proxy
-from .config import ProxyConfig
+from .config import DataPlane, ProxyConfig
+from .data_path.connections import Connections
+from .data_path.direct import Direct
+from .data_path.stock import Stock
+from .edge.exchange import Edge
+from .edge.tls import server_context
 from .errors import ConfigError
 
 BACKLOG = 4096  # a burst of clients must not be refused by the kernel
@@ -21,7 +21,9 @@ BACKLOG = 4096  # a burst of clients must not be refused by the kernel
 def listen(config: ProxyConfig) -> socket.socket:
     """The listening socket; ConfigError where the port can't be had. Port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol by its name: only then does asyncio turn Nagle's algorithm off for what is accepted here, and without
+    # that each answer in two writes waits 40 ms for the client's acknowledgement.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((config.host, config.port))
@@ -35,32 +37,35 @@ def listen(config: ProxyConfig) -> socket.socket:
 
 
 async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> None:
-    """Serves until `stop` is set; open streams then get `shutdown_timeout_s` to end. ConfigError if a port is taken."""
+    """Serves until `stop` is set, then drains: open answers get `shutdown_timeout_s` to end. Closes `listening`.
+
+    ConfigError if a port is taken or a certificate can't be used.
+    """
     config = proxy.settings.config
-    proxy.listener.open()
-    server = Config()
-    server.bind = [f"fd://{listening.detach()}"]  # Hypercorn closes it
-    server.backlog = BACKLOG
-    server.keep_alive_timeout = 75.0
-    server.graceful_timeout = config.shutdown_timeout_s
-    server.shutdown_timeout = config.shutdown_timeout_s
-    server.include_server_header = False
-    server.errorlog = logging.getLogger("hypercorn")  # its own would print every line twice
-    server.h11_max_incomplete_size = 64 * 1024  # of a request's head
-    app = PatientSend(create_app(proxy), config.idle_timeout_s)
-    await hypercorn_serve(app, server, shutdown_trigger=stop.wait)
-
-
-class PatientSend:
-    """An app whose every write to a client has a time-out: one that stops reading must not hold a worker for ever."""
-
-    def __init__(self, app: ASGIFramework, limit_s: float) -> None:
-        self._app = app
-        self._limit_s = limit_s
-
-    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        async def send_in_time(event: ASGISendEvent) -> None:
-            async with asyncio.timeout(self._limit_s):
-                await send(event)
-
-        await self._app(scope, receive, send_in_time)
+    tls = server_context(config)
+    if proxy.siblings.leads:
+        proxy.listener.open()
+    app = create_app(proxy)
+    edge = Edge(app, config, proxy.drain)
+    is_direct = config.data_plane is DataPlane.DIRECT and tls is None
+    direct = Direct(edge, proxy.turns, config) if is_direct else None
+    connections = Connections(Stock(edge, config), direct, config, tls, proxy.state.now)
+    if proxy.siblings.peers:
+        connections.leave_some()
+    proxy.state.metrics.watch(connections.gauges)
+    await proxy.siblings.join()
+    await app.startup()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(connections.watch())
+            accepting = tasks.create_task(connections.accept(listening))
+            await stop.wait()
+            accepting.cancel()
+            await asyncio.wait({accepting})
+            listening.close()
+            proxy.drain.begin()
+            await edge.drained(config.shutdown_timeout_s)
+            watching.cancel()
+            await connections.close()
+    finally:
+        await app.shutdown()

@@ -21,10 +21,12 @@ before those counts as one of the second turn, as all that is still known to be 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
+
+import msgspec
 
 from .anchors import Anchor, Session, hexadecimal, indexed, kept
 from .chain import KEY_BITS, Mark
@@ -38,7 +40,7 @@ _OUTPUT_DECAY = 0.7  # a session's answers change with its task: the last three 
 _SPREAD = 0x9E3779B97F4A7C15  # odd, so that successive ids differ in all bits
 
 
-class Kind(Enum):
+class Kind(StrEnum):
     FIRST = "first"
     NEXT = "next"
     RETRY = "retry"
@@ -46,8 +48,7 @@ class Kind(Enum):
     LOST = "lost"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where a request stands in the conversations known, as of `find`."""
 
     session_id: str  # hexadecimal
@@ -62,8 +63,7 @@ class Place:
     parent: int | None = None  # key of the known prefix
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a completed turn taught. None leaves what was known of a residency."""
 
     prompt_tokens: int
@@ -96,7 +96,8 @@ class _Match(NamedTuple):
 class SessionTable:
     """All sessions; `now_s` must never decrease. `find` changes nothing but a session's time of last use."""
 
-    def __init__(self, *, ttl_s: float, capacity: int) -> None:
+    def __init__(self, *, ttl_s: float, capacity: int, serial: int = 0) -> None:
+        """serial: where the numbers of its sessions begin; other processes' begin elsewhere."""
         if ttl_s <= 0 or capacity < 1:
             raise ConfigError(f"sessions need a ttl_s above 0 and a capacity of at least 1, not {ttl_s} and {capacity}")
         self._ttl_s = ttl_s
@@ -104,7 +105,9 @@ class SessionTable:
         self._sessions: OrderedDict[int, Session] = OrderedDict()  # by strand, the longest unused first
         self._named: dict[int, Session] = {}  # the newest strand of each label
         self._index: dict[int, Session] = {}  # by anchor key, the newest session that has it
-        self._serial = 0
+        self._serial = serial
+        self.before_look: Callable[[], None] | None = None  # hears what other processes have learned
+        self.on_learned: Callable[[Session, int | None, Iterable[int]], None] | None = None  # see `adopt`
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -113,6 +116,8 @@ class SessionTable:
 
     def find(self, request: Request, now_s: float) -> Place:
         """The place of a request that has just come."""
+        if self.before_look is not None:
+            self.before_look()
         self._expire(now_s)
         named = None if request.label is None else self._named.get(request.label)
         if request.opener is not None:
@@ -123,20 +128,59 @@ class SessionTable:
 
     def finish(self, place: Place, request: Request, outcome: Outcome, now_s: float) -> None:
         """Learns from a turn that completed; one that failed or was cancelled is simply not told."""
+        if self.before_look is not None:
+            self.before_look()
         known = self._sessions.get(place.strand)
-        session = known if known and _still_there(known, place, request, outcome) else self._add(place, request, now_s)
-        before = indexed(session.anchors(), session.turn)
-        anchors = kept(session.anchors(), place.turn, place.parent) + _new_anchors(place, request, outcome)
+        session = known if known and _still_there(known, place, request, outcome) else self._add(place, request)
+        known_anchors = session.anchors()
+        before = indexed(known_anchors, session.turn)
+        anchors = kept(known_anchors, place.turn, place.parent) + _new_anchors(place, request, outcome)
         after = indexed(anchors, place.turn)
         self._unlink(session, before - after)
         self._index.update(dict.fromkeys(after - before, session))
-        session.remember(anchors)
         session.turn = place.turn
-        session.hold(outcome.decode, outcome.prefill)
-        session.output_tokens = decayed_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
+        output_tokens = decayed_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
+        session.learn(output_tokens, outcome.decode, outcome.prefill, anchors)
         self._name(session, request.label)
         self._touch(session, now_s)
+        if self.on_learned is not None:
+            self.on_learned(session, request.label, after - before)
         self._expire(now_s)
+
+    def adopt(self, theirs: Session, label: int | None, keys: Iterable[int]) -> None:
+        """A session as another process has left it. Of two that ended a turn of it at once, the later one stands.
+
+        label: the name that it is to be found by from now on, if it was given one; keys: those that now lead to it.
+        """
+        ours = self._sessions.get(theirs.strand)
+        if ours is not None:
+            if ours.seen_s > theirs.seen_s and ours.turn >= theirs.turn:
+                return
+            after = indexed(theirs.anchors(), theirs.turn)
+            for key in indexed(ours.anchors(), ours.turn):
+                if self._index.get(key) is ours:
+                    if key in after:
+                        self._index[key] = theirs
+                    else:
+                        del self._index[key]
+            if ours.label is not None and self._named.get(ours.label) is ours:
+                self._named[ours.label] = theirs
+        self._index.update(dict.fromkeys(keys, theirs))
+        if label is not None:
+            self._named[label] = theirs
+        self._sessions[theirs.strand] = theirs
+        self._sessions.move_to_end(theirs.strand)
+        self._expire(theirs.seen_s)
+
+    def ways_to(self, session: Session) -> tuple[int | None, list[int]]:
+        """The name and the keys by which it is found now."""
+        label = session.label if session.label is not None and self._named.get(session.label) is session else None
+        keys = indexed(session.anchors(), session.turn)
+        return label, [key for key in keys if self._index.get(key) is session]
+
+    def all(self) -> list[Session]:
+        """The longest unused first."""
+        return list(self._sessions.values())
 
     # -- for the operator
 
@@ -173,14 +217,14 @@ class SessionTable:
         if _may_grow(match, request, named):
             return _placed(Kind.NEXT, match.session, match.anchor.turn + 1, request, match)
         branch = Session(self._fresh(request), request.label)
-        branch.hold(*match.session.residencies())
-        branch.output_tokens = match.session.output_tokens
+        branch.learn(match.session.output_tokens, *match.session.residencies())
         return _placed(Kind.BRANCH, branch, match.anchor.turn + 1, request, match)
 
     def _unmatched(self, kind: Kind, request: Request, named: Session | None) -> Place:
         """A conversation without a known prefix. Under a known id it counts on, but nothing is believed to be held."""
         new = Session(self._fresh(request), request.label)
-        new.output_tokens = named.output_tokens if named else None
+        if named is not None:
+            new.learn(named.output_tokens, None, None)
         return _placed(kind, new, named.turn + 1 if named else 1, request, None)
 
     def _place_by_count(self, request: Request, session: Session | None, now_s: float) -> Place:
@@ -203,25 +247,29 @@ class SessionTable:
 
     def _matches(self, request: Request, named: Session | None) -> Iterator[_Match]:
         """Known prefixes of the request, the longest first; of equal ones the named session's comes first."""
-        chain = request.chain
+        chain, index = request.chain, self._index
+        found = [index[key] for key in reversed(chain.keys) if key in index]
+        if named is not None:
+            found.insert(0, named)
+        if not found:
+            return iter(())
         places = {key: place for place, key in enumerate(chain.keys)}
-        hits = (self._index.get(key) for key in reversed(chain.keys))
         matches = []
-        for session in dict.fromkeys((named, *hits)):
-            for anchor in session.anchors() if session is not None else ():
+        for session in dict.fromkeys(found):
+            for anchor in session.anchors():
                 place = places.get(anchor.key)
                 covered = None if place is None else chain.reach(place, anchor.tail, anchor.check)
-                if session is not None and covered is not None:
+                if covered is not None:
                     matches.append(_Match(session, anchor, covered))
         return iter(sorted(matches, key=lambda match: match.covered, reverse=True))
 
     # -- keeping
 
-    def _add(self, place: Place, request: Request, now_s: float) -> Session:
+    def _add(self, place: Place, request: Request) -> Session:
         strand = place.strand if place.strand not in self._sessions else self._fresh(request)
         session = Session(strand, request.label)
-        session.hold(place.decode, place.prefill)
-        session.output_tokens = place.output_tokens
+        if place.kind is not Kind.FIRST:  # which brings nothing
+            session.learn(place.output_tokens, place.decode, place.prefill)
         self._sessions[strand] = session
         return session
 

@@ -36,6 +36,7 @@ class Settings:
         self._source = source
         self._in_file = config  # as the file said last: only what it changes is taken over what the admin API set
         self._rules = _rules(config)
+        self._seen = _stamp(source.path) if source else None
 
     def rules(self) -> Rules:
         return self._rules
@@ -48,13 +49,20 @@ class Settings:
         """Rereads the file when it changes, until cancelled, and says whether it could be taken."""
         if self._source is None:
             return
-        seen = _stamp(self._source.path)
         while True:
             await asyncio.sleep(every_s)
-            stamp = _stamp(self._source.path)
-            if stamp != seen and stamp is not None:
+            if self._is_new():
                 reloaded(self.reload())
-            seen = stamp
+
+    def catch_up(self) -> None:
+        """Rereads the file if it has changed since it was read."""
+        if self._source is not None and self._is_new():
+            self.reload()
+
+    def _is_new(self) -> bool:
+        assert self._source is not None, "only a file is watched"
+        before, self._seen = self._seen, _stamp(self._source.path)
+        return self._seen is not None and self._seen != before
 
     def reload(self) -> bool:
         """The file's live keys; False, logged and nothing changed, where it can't be used."""
@@ -84,7 +92,14 @@ def _rules(config: ProxyConfig) -> Rules:
     if config.mode is Mode.TABLE:
         table, weights = DecisionTable.load(find(config.table)), Weights(config.w_ttft, config.w_tpot)
         scored = table.scored(weights, config.lookup)
-    return Rules(mode=config.mode, scored=scored, uncovered=config.uncovered, x=config.x)
+    return Rules(
+        mode=config.mode,
+        scored=scored,
+        uncovered=config.uncovered,
+        x=config.x,
+        worker_limit=config.max_worker_inflight,
+        warm_up_s=config.warm_up_s,
+    )
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -35,6 +35,11 @@ class EventSplitter:
         """Whether an event above the limit has begun and not ended."""
         return self._in_fragment
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is held of an event that has begun."""
+        return not self._held and not self._in_fragment
+
     def feed(self, chunk: bytes) -> list[bytes]:
         """The events, or fragments, that `chunk` completes."""
         if not self._held and chunk.endswith(b"\n\n") and b"\r" not in chunk and not self._in_fragment:

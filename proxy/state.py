@@ -6,12 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .chain import Hasher
-from .handoffs import Ledger
 from .metrics import Metrics
+from .rates import Arrivals
 from .receipts import Receipts
 from .registry import Registry
+from .resilience.handoffs import Ledger
+from .resilience.retries import RetryBudget
+from .resilience.standing import Standings
 from .sessions import SessionTable
 from .tokens import TokenEstimator
+from .traffic.admission import Admission
+from .traffic.rate_limits import RateLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,5 +29,10 @@ class State:
     ledger: Ledger
     receipts: Receipts
     metrics: Metrics
+    standings: Standings
+    retries: RetryBudget
+    arrivals: Arrivals
+    admission: Admission
+    rate_limits: RateLimits
     hasher: Hasher
     now: Callable[[], float]  # seconds, monotonic

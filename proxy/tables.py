@@ -7,6 +7,7 @@ sweep: `DecisionTable.load(path)` reads a file, `table.scored(weights)` judges e
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator
@@ -185,8 +186,9 @@ def find(name: str) -> Path:
     known = bundled()
     if name in known:
         return known[name]
-    if (path := Path(name)).is_file():
-        return path
+    with contextlib.suppress(OSError, ValueError):  # a name that no file can have
+        if (path := Path(name)).is_file():
+            return path
     raise ConfigError(f"table = {name!r}: must be {', '.join(known) or 'none'}, or the path of a file", param="table")
 
 

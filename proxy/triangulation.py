@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import combinations, pairwise
 from random import Random
+
+import msgspec
 
 Point = tuple[float, float]
 Corners = tuple[int, int, int]  # of a triangle: numbers of points, rising
@@ -20,8 +21,7 @@ TINY = 1e-9  # a share, a distance or twice an area that rounding may have made 
 _JITTER = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class Mix:
+class Mix(msgspec.Struct, frozen=True):
     """A place as a mean of points."""
 
     shares: Shares

@@ -12,32 +12,37 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
+from typing import Any
 
 import msgspec
 from msgspec.json import Decoder
 
-from . import prompts
+from . import prompts, splices
 from .chain import Chain, Hasher
 from .config import SessionKey
+from .edge.nesting import DEPTH_LIMIT, check_depth
 from .errors import RequestError
 from .prompts import read
 
-Fields = dict[str, msgspec.Raw]
+Fields = splices.Fields
+Values = dict[str, Any]  # of members, decoded as `_READ` has it
 
 MODEL_LIMIT = 256  # characters; a name is kept in receipts and repeated in errors
 
 
-class Endpoint(Enum):
+class Endpoint(StrEnum):
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
     RESPONSES = "/v1/responses"
     MESSAGES = "/v1/messages"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+CHOOSING = (Endpoint.CHAT, Endpoint.COMPLETIONS)
+"""Whose clients choose how many answers they get, and whether a stream shows usage."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One client request. Sizes are bytes of what the model reads, not of the body."""
 
     endpoint: Endpoint
@@ -45,16 +50,20 @@ class Request:
     stream: bool
     wants_usage: bool  # the client asked for the usage event, or gets usage in any case
     max_output_tokens: int | None  # the smallest cap that the client gave
-    single_engine: str | None  # why one engine must do all of it: n, echo, many_prompts, ...
+    single_engine: str | None  # why one engine must do all of it: n, echo, ...
     choices: int
     prompt_bytes: int
-    fields: Fields = field(repr=False)  # the body's members as they came, private ones included
-    chain: Chain = field(repr=False)
+    fields: Fields  # the body's members as they came, private ones included
+    chain: Chain
     scope: int  # key of tenant, model and endpoint: ids mean something only inside it
     label: int | None  # key of the session that the client named, or of the opener
     explicit_id: str | None
     previous_response_id: str | None
     opener: str | None  # MD5 of the first user message, where sessions go by it
+    priority: int | None = None  # vLLM's member: lower is earlier
+
+    def __repr__(self) -> str:
+        return f"Request({self.endpoint}, model={self.model!r}, prompt_bytes={self.prompt_bytes})"  # without the prompt
 
     @property
     def stores_responses(self) -> bool:
@@ -66,10 +75,12 @@ class Request:
         return self.chain.hasher.key(b"R", f"{self.scope:x}", response_id)
 
 
+_NULL = msgspec.Raw(b"null")
+_TO_FIT = msgspec.Raw(b"-1")
 _BODY: Decoder[Fields] = Decoder(Fields)
-_STRING: Decoder[str | None] = Decoder(str | None)
-_FLAG: Decoder[bool | None] = Decoder(bool | None)
-_NUMBER: Decoder[int | float | None] = Decoder(int | float | None)
+_STRING: Decoder[Any] = Decoder(str | None)
+_FLAG: Decoder[Any] = Decoder(bool | None)
+_NUMBER: Decoder[Any] = Decoder(int | float | None)
 _ID: Decoder[str | int | None] = Decoder(str | int | None)
 
 
@@ -81,13 +92,32 @@ class _Conversation(msgspec.Struct):
     id: str
 
 
-_STREAM_OPTIONS: Decoder[_StreamOptions | None] = Decoder(_StreamOptions | None)
+_STREAM_OPTIONS: Decoder[Any] = Decoder(_StreamOptions | None)
 _CONVERSATION: Decoder[str | _Conversation | None] = Decoder(str | _Conversation | None)
 
 _ID_HEADERS = ("x-session-id", "x-session-affinity", "x-correlation-id")
 _ID_MEMBERS = ("conversation_id", "session_id", "prompt_cache_key")
 _CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _TEMPLATE = ("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "media_io_kwargs")
+
+# What else routing reads, and as what. Members are decoded as they are met: a body has few of those that it may have.
+_EVERYWHERE = {
+    **dict.fromkeys(("model", "cache_salt"), _STRING),
+    **dict.fromkeys((*_CAPS, "priority"), _NUMBER),
+    "stream": _FLAG,
+}
+_OPENAI = {
+    **_EVERYWHERE,
+    **dict.fromkeys(("n", "best_of"), _NUMBER),
+    **dict.fromkeys(("use_beam_search", "echo", "continue_final_message"), _FLAG),
+    "stream_options": _STREAM_OPTIONS,
+}
+_READ: dict[Endpoint, dict[str, Decoder[Any]]] = {
+    Endpoint.CHAT: _OPENAI,
+    Endpoint.COMPLETIONS: {name: kind for name, kind in _OPENAI.items() if name != "continue_final_message"},
+    Endpoint.RESPONSES: {**_EVERYWHERE, **dict.fromkeys(("previous_response_id", "truncation"), _STRING)},
+    Endpoint.MESSAGES: _EVERYWHERE,
+}
 
 # What is rendered before the messages, or changes how all of them are. `tool_choice` and `response_format` guide the
 # sampling only; `add_generation_prompt` and `continue_final_message` touch the end of the prompt, not its start.
@@ -107,10 +137,12 @@ def parse_request(
     tenant: str,
     hasher: Hasher,
     session_key: SessionKey,
+    depth_limit: int = DEPTH_LIMIT,
 ) -> Request:
     """The turn in a body; RequestError (400) if it is none. `headers`: names in lower case, or case ignored."""
+    check_depth(body, depth_limit)
     try:
-        fields = _BODY.decode(body)
+        fields = splices.Members(_BODY.decode(body), body)
         return _request(endpoint, fields, headers, tenant, hasher, session_key)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise RequestError(f"the body is not a JSON object: {exc}") from exc
@@ -126,21 +158,21 @@ def _request(
     hasher: Hasher,
     session_key: SessionKey,
 ) -> Request:
-    model = _model(fields)
-    scope = hasher.key(b"D", tenant, model, endpoint.name)
-    previous = _string(fields, "previous_response_id") if endpoint is Endpoint.RESPONSES else None
-    chain, prompt_count = _chain(endpoint, fields, hasher, scope, previous)
-    choices = prompt_count * _count(fields, "n", endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS))
+    values = {name: read(kind, fields[name], name) for name, kind in _READ[endpoint].items() if name in fields}
+    model = _model(values)
+    scope = hasher.usual_key(b"D", tenant, model, endpoint)
+    chain, prompt_count = _chain(endpoint, fields, values, hasher, scope)
+    choices = prompt_count * _count(values, "n")
     opener = _opener(endpoint, fields) if session_key is SessionKey.FIRST_USER_MESSAGE else None
     explicit_id = _explicit_id(endpoint, fields, headers)
     named = opener or explicit_id
     return Request(
         endpoint=endpoint,
         model=model,
-        stream=_flag(fields, "stream"),
-        wants_usage=_wants_usage(endpoint, fields),
-        max_output_tokens=min((cap for name in _CAPS if (cap := _integer(fields, name)) is not None), default=None),
-        single_engine=_single_engine(endpoint, fields, choices, prompt_count),
+        stream=bool(values.get("stream")),
+        wants_usage=_wants_usage(endpoint, values),
+        max_output_tokens=min(_caps(values), default=None),
+        single_engine=_single_engine(endpoint, fields, values, choices > prompt_count),
         choices=choices,
         prompt_bytes=chain.size,
         fields=fields,
@@ -148,13 +180,14 @@ def _request(
         scope=scope,
         label=hasher.key(b"I", f"{scope:x}", "opener" if opener else "id", named) if named else None,
         explicit_id=explicit_id,
-        previous_response_id=previous,
+        previous_response_id=values.get("previous_response_id"),
         opener=opener,
+        priority=_priority(values),
     )
 
 
-def _model(fields: Fields) -> str:
-    model = _string(fields, "model")
+def _model(values: Values) -> str:
+    model: str | None = values.get("model")
     if not model:
         raise RequestError("model: is missing", param="model")
     if len(model) > MODEL_LIMIT:
@@ -162,21 +195,21 @@ def _model(fields: Fields) -> str:
     return model
 
 
-def _chain(endpoint: Endpoint, fields: Fields, hasher: Hasher, scope: int, previous: str | None) -> tuple[Chain, int]:
+def _chain(endpoint: Endpoint, fields: Fields, values: Values, hasher: Hasher, scope: int) -> tuple[Chain, int]:
     """The prompt's chain, and how many prompts the request holds."""
-    salt = _string(fields, "cache_salt") or ""
-    seed, size = prompts.seed_of(hasher, scope, salt, fields, _RENDERED[endpoint])
+    seed, size = prompts.seed_of(hasher, scope, values.get("cache_salt") or "", fields, _RENDERED[endpoint])
     if endpoint is Endpoint.COMPLETIONS:
         if not _given(fields, "prompt") and _given(fields, "prompt_embeds"):
             return prompts.embeddings(hasher, seed, fields["prompt_embeds"]), 1
         return prompts.completions(hasher, seed, _required(fields, "prompt"))
     if endpoint is Endpoint.RESPONSES:
         seed, size = prompts.system_of(hasher, seed, size, fields.get("instructions"), "instructions")
+        previous = values.get("previous_response_id")
         stored = None if previous is None else hasher.key(b"R", f"{scope:x}", previous)
         return prompts.responses(hasher, seed, size, _required(fields, "input"), stored), 1
     if endpoint is Endpoint.MESSAGES:
         seed, size = prompts.system_of(hasher, seed, size, fields.get("system"), "system")
-    prefills = endpoint is Endpoint.MESSAGES or _flag(fields, "continue_final_message")
+    prefills = endpoint is Endpoint.MESSAGES or bool(values.get("continue_final_message"))
     return prompts.chat(hasher, seed, size, _required(fields, "messages"), prefills=prefills), 1
 
 
@@ -203,29 +236,33 @@ def _opener(endpoint: Endpoint, fields: Fields) -> str | None:
     return None if text is None else hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
-def _single_engine(endpoint: Endpoint, fields: Fields, choices: int, prompt_count: int) -> str | None:
-    if endpoint is Endpoint.RESPONSES and _given(fields, "truncation") and _string(fields, "truncation") != "disabled":
+def _single_engine(endpoint: Endpoint, fields: Fields, values: Values, several: bool) -> str | None:
+    """`several`: each prompt gets more than one choice."""
+    if endpoint is Endpoint.RESPONSES and values.get("truncation") not in (None, "disabled"):
         return "truncation"
-    if endpoint not in (Endpoint.CHAT, Endpoint.COMPLETIONS):
+    if endpoint not in CHOOSING:
         return None
-    reasons = {
-        # -1 fits the prompt to what the output's cap leaves, and P's cap is 1: P and D would see two prompts.
-        "truncation": bytes(fields.get("truncate_prompt_tokens", b"")) == b"-1",
-        "many_prompts": prompt_count > 1,
-        "n": choices > prompt_count,
-        "best_of": _count(fields, "best_of", True) > 1,
-        "beam_search": _flag(fields, "use_beam_search"),
-        "prompt_logprobs": _given(fields, "prompt_logprobs"),
-        "echo": _flag(fields, "echo"),
-        "prompt_embeds": endpoint is Endpoint.COMPLETIONS and _given(fields, "prompt_embeds"),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    # -1 fits the prompt to what the output's cap leaves, and P's cap is 1: P and D would see two prompts.
+    if "truncate_prompt_tokens" in fields and fields["truncate_prompt_tokens"] == _TO_FIT:
+        return "truncation"
+    best_of = _count(values, "best_of")
+    if several:
+        return "n"
+    if best_of > 1:
+        return "best_of"
+    if values.get("use_beam_search"):
+        return "beam_search"
+    if _given(fields, "prompt_logprobs"):
+        return "prompt_logprobs"
+    if values.get("echo"):
+        return "echo"
+    return "prompt_embeds" if endpoint is Endpoint.COMPLETIONS and _given(fields, "prompt_embeds") else None
 
 
-def _wants_usage(endpoint: Endpoint, fields: Fields) -> bool:
-    if endpoint not in (Endpoint.CHAT, Endpoint.COMPLETIONS):
+def _wants_usage(endpoint: Endpoint, values: Values) -> bool:
+    if endpoint not in CHOOSING:
         return True
-    options = read(_STREAM_OPTIONS, fields["stream_options"], "stream_options") if "stream_options" in fields else None
+    options: _StreamOptions | None = values.get("stream_options")
     return options is not None and bool(options.include_usage)
 
 
@@ -233,7 +270,7 @@ def _wants_usage(endpoint: Endpoint, fields: Fields) -> bool:
 
 
 def _given(fields: Fields, name: str) -> bool:
-    return name in fields and bytes(fields[name]) != b"null"
+    return name in fields and fields[name] != _NULL
 
 
 def _required(fields: Fields, name: str) -> msgspec.Raw:
@@ -242,17 +279,9 @@ def _required(fields: Fields, name: str) -> msgspec.Raw:
     return fields[name]
 
 
-def _string(fields: Fields, name: str) -> str | None:
-    return read(_STRING, fields[name], name) if name in fields else None
-
-
-def _flag(fields: Fields, name: str) -> bool:
-    return bool(read(_FLAG, fields[name], name)) if name in fields else False
-
-
-def _integer(fields: Fields, name: str) -> int | None:
+def _integer(values: Values, name: str) -> int | None:
     """A count; 10.0 is 10, as the workers' own parsers have it."""
-    value = read(_NUMBER, fields[name], name) if name in fields else None
+    value = values.get(name)
     if value is None:
         return None
     if value < 0 or value != int(value):
@@ -260,9 +289,21 @@ def _integer(fields: Fields, name: str) -> int | None:
     return int(value)
 
 
-def _count(fields: Fields, name: str, applies: bool) -> int:
+def _caps(values: Values) -> list[int]:
+    return [cap for name in _CAPS if name in values and (cap := _integer(values, name)) is not None]
+
+
+def _priority(values: Values) -> int | None:
+    """Lower is earlier, and may be below 0."""
+    value = values.get("priority")
+    if value is not None and (value != int(value) or abs(value) > 2**53):
+        raise RequestError("priority: must be a whole number", param="priority")
+    return None if value is None else int(value)
+
+
+def _count(values: Values, name: str) -> int:
     """A number of things, 1 where it is not given."""
-    value = _integer(fields, name) if applies else None
+    value = _integer(values, name)
     if value == 0:
         raise RequestError(f"{name}: must be at least 1", param=name)
     return 1 if value is None else value

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from .errors import ConfigError
 from .measurements import Cell
 
@@ -46,8 +48,7 @@ class CellKey:
         return f"{self.context}/{self.workload}/{self.qps:g}"
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """What is known of a turn under some weights; with no evidence `local` and the three numbers are None."""
 
     local: bool | None

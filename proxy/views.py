@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from .errors import NotFound
 from .workers import TRANSFERS, Load, Role, Worker, WorkerId
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerView:
-    """One worker as a decision sees it."""
+class WorkerView(msgspec.Struct, frozen=True):
+    """One worker as a decision sees it. A struct: copies of it are made at every step of a turn."""
 
     worker: Worker
     name: str  # "D2": what clients and metrics see in place of the address
     incarnation: str
-    load: Load = field(default_factory=Load)
+    load: Load = Load()
     inflight: int = 0  # legs of this proxy that run there now
     queued_prefill_tokens: int = 0  # prompt tokens that this proxy's legs still have to compute there
     written_tokens: int = 0  # grows by the tokens of KV that this proxy has written there; never starts over
@@ -25,11 +25,11 @@ class WorkerView:
     draining: bool = False  # the worker says so
     held_back: bool = False  # the operator says so
     configured: Worker | None = None  # as the config or the admin API named it, before anything was probed
-    suspect_until_s: float = 0.0
+    since_s: float = 0.0  # when it last came, or came back: traffic to it grows from there
 
     @property
     def id(self) -> WorkerId:
-        return self.worker.id
+        return self.worker.address  # type: ignore[return-value]  # as Worker.id, without its call
 
     @property
     def role(self) -> Role:
@@ -45,7 +45,8 @@ class WorkerView:
         return max(self.inflight, self.load.running + self.load.waiting)
 
     def takes_turns(self, model: str) -> bool:
-        return self.state == "up" and (not self.worker.models or model in self.worker.models)
+        models = self.worker.models
+        return self.up and not self.draining and not self.held_back and (not models or model in models)
 
 
 def ways_to_serve(views: Iterable[WorkerView]) -> dict[str, bool]:
@@ -69,8 +70,9 @@ def check_model(model: str, views: Iterable[WorkerView]) -> None:
 
 def can_pair(prefill: Worker, decode: Worker) -> bool:
     """KV moves only between engines with one connector and, where both are known, one version and a shared model."""
-    versions = {prefill.engine_version, decode.engine_version} - {""}
-    models = not prefill.models or not decode.models or bool(set(prefill.models) & set(decode.models))
-    if prefill.connector not in TRANSFERS:
+    if prefill.connector not in TRANSFERS or prefill.connector != decode.connector or prefill.engine != decode.engine:
         return False
-    return prefill.connector == decode.connector and prefill.engine == decode.engine and len(versions) < 2 and models
+    if prefill.engine_version != decode.engine_version and prefill.engine_version and decode.engine_version:
+        return False
+    theirs, ours = prefill.models, decode.models
+    return theirs == ours or not theirs or not ours or not set(theirs).isdisjoint(ours)

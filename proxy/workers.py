@@ -13,6 +13,9 @@ from typing import NewType
 WorkerId = NewType("WorkerId", str)
 """`host:port` of the worker's HTTP address: unique, stable over a restart, and all that legs need."""
 
+PairId = tuple[WorkerId, WorkerId]
+"""A P and the D that it hands over to."""
+
 
 class Role(StrEnum):
     PREFILL = "P"
@@ -55,7 +58,12 @@ class Worker:
     engine_version: str = ""
     incarnation: str = ""
     source: Source = Source.STATIC
+    tls: bool = False
+
+    @property
+    def base_url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{self.address}"
 
     @property
     def id(self) -> WorkerId:
-        return WorkerId(self.address)
+        return self.address  # type: ignore[return-value]  # WorkerId(...) would be a call, for nothing, at each step

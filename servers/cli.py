@@ -18,6 +18,7 @@ COMMANDS = {
     "sim": ("ppd.servers.sim.command", "Run one simulated engine."),
     "demo": ("ppd.servers.demo", "Run a fleet and play a real conversation through it."),
     "table": ("ppd.proxy.table_command", "Show, import and score decision tables."),
+    "keys": ("ppd.proxy.traffic.keys_command", "Make clients' API keys, and show a key file."),
     "doctor": ("ppd.proxy.doctor.command", "Check a config or a running proxy, down to a real handoff."),
 }
 

@@ -5,9 +5,22 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
+import proxy_client
+from ppd.proxy.config import DataPlane
+
 # The same examples everywhere and no clock: a slow machine must not fail a test, nor a lucky one pass it.
 settings.register_profile("project", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("project")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--data-plane", choices=[*DataPlane], default=DataPlane.DIRECT, help="what proxies of tests run on"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    proxy_client.DEFAULTS["data_plane"] = DataPlane(config.getoption("--data-plane"))
 
 
 class FakeClock:

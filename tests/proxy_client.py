@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,16 @@ from ppd.proxy.serving import listen, serve
 from ppd.proxy.settings import Settings
 
 ADMIN_KEY = "operator"
+DEFAULTS: dict[str, Any] = {
+    "port": 0,
+    "heartbeat_port": 0,
+    "admin_key": ADMIN_KEY,
+    "shutdown_timeout_s": 1.0,
+    # Canaries and warm-up have tests of their own; elsewhere they would blur what a test counts.
+    "canary_interval_s": 0.0,
+    "warm_up_s": 0.0,
+}
+"""Of proxies in tests; a run with `--data-plane` adds that."""
 
 
 @dataclass(slots=True)
@@ -108,17 +119,21 @@ class ProxyClient:
 
 
 @asynccontextmanager
-async def running_proxy(**settings: Any) -> AsyncIterator[tuple[Proxy, str, aiohttp.ClientSession]]:
-    """A proxy on a free port, its base URL, and a client session."""
-    defaults: dict[str, Any] = {"port": 0, "heartbeat_port": 0, "admin_key": ADMIN_KEY, "shutdown_timeout_s": 1.0}
-    config = ProxyConfig(**(defaults | settings))
-    proxy = assemble(Settings(config))
+async def running_proxy(
+    *, tls: ssl.SSLContext | None = None, member: Any = None, **settings: Any
+) -> AsyncIterator[tuple[Proxy, str, aiohttp.ClientSession]]:
+    """A proxy on a free port, its base URL, and a client session; `tls` is the client's, of a proxy that speaks it.
+
+    member: which `Member` it is of several that behave as one.
+    """
+    config = ProxyConfig(**(DEFAULTS | settings))
+    proxy = assemble(Settings(config), member=member)
     listening = listen(config)
-    base_url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    base_url = f"http{'s' if tls else ''}://127.0.0.1:{listening.getsockname()[1]}"
     stop = asyncio.Event()
     serving = asyncio.create_task(serve(proxy, listening, stop))
     try:
-        async with aiohttp.ClientSession() as session:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls or True)) as session:
             await _answers_or_ends(session, base_url, serving)
             yield proxy, base_url, session
     finally:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields
+from enum import StrEnum
 from pathlib import Path
 
 from ppd.offline.cli import COMMANDS
 from ppd.proxy.config import LIVE, ProxyConfig
+from ppd.proxy.resilience.failures import Belief, ClientGets, Fate, OtherLeg, Standing, as_markdown
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -35,6 +37,15 @@ def test_every_setting_is_in_the_reference_with_its_default() -> None:
 
 def test_what_takes_effect_without_a_restart_is_marked() -> None:
     assert {key for key, (_, is_live) in documented().items() if is_live} == LIVE
+
+
+def test_the_failure_table_is_the_one_that_the_proxy_reads() -> None:
+    shown = (ROOT / "docs" / "failures.md").read_text()
+    assert as_markdown() in shown
+    named = re.findall(r"^- \*\*(.+?)\*\*: (.+)$", shown, re.MULTILINE)
+    kinds: tuple[type[StrEnum], ...] = (ClientGets, OtherLeg, Fate, Standing, Belief)
+    meant = [(kind.name.lower().replace("_", " "), kind.value) for every in kinds for kind in every]
+    assert set(named) == {(name, text) for name, text in meant if name not in ("none", "untouched", "unchanged")}
 
 
 def test_every_command_is_in_the_readme() -> None:

@@ -82,17 +82,16 @@ class PolicyRouting:
         registry, decode, prefill = self._registry, decision.decode.id, decision.prefill
         new_tokens = max(1, asked.prompt_tokens - decision.cached_tokens)
         local_tokens = 0 if prefill is not None else new_tokens
+        # Both places are taken at the decision, as the proxy does.
+        registry.reserve(decode, local_tokens)
         if prefill is not None:
             registry.reserve(prefill.id, asked.prompt_tokens)
-        else:
-            registry.reserve(decode, local_tokens)
 
         def prefilled(cached: int) -> None:
             assert prefill is not None, "only a SPLIT has a P"
             registry.prefilled(prefill.id, asked.prompt_tokens)
             registry.release(prefill.id)
             registry.wrote(prefill.id, max(0, asked.prompt_tokens - cached))
-            registry.reserve(decode, 0)
 
         def answering() -> None:
             registry.prefilled(decode, local_tokens)

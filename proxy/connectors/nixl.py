@@ -55,7 +55,7 @@ class Nixl:
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
         body = prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version))
-        return leg(endpoint, {**body, PARAMS: _ASK}, leg_id)
+        return leg(endpoint, {**body, PARAMS: _ASK}, leg_id, fields)
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
         try:
@@ -81,7 +81,7 @@ class Nixl:
         body = answering_fields(endpoint, fields)
         if handoff is not None:
             body[PARAMS] = encoded(handoff.params)
-        return leg(endpoint, body, leg_id)
+        return leg(endpoint, body, leg_id, fields)
 
 
 def _flaw(params: dict[str, msgspec.Raw]) -> str | None:

@@ -14,7 +14,8 @@ class NoConnector:
     shares_request_id = False
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
-        return leg(endpoint, prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version)), leg_id)
+        kept = prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version))
+        return leg(endpoint, kept, leg_id, fields)
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
         """Always a handoff, without parameters: D looks for the KV by itself."""

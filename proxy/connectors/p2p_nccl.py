@@ -34,7 +34,7 @@ class P2pNccl:
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
         engine = engine_version(pair.prefill.engine_version) or _OLDEST
-        return leg(endpoint, prefill_fields(endpoint, fields, engine), _request_id(pair, leg_id))
+        return leg(endpoint, prefill_fields(endpoint, fields, engine), _request_id(pair, leg_id), fields)
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
         """Always a handoff, without parameters: P has sent the KV by the time it answers."""
@@ -46,7 +46,7 @@ class P2pNccl:
     ) -> LegRequest:
         """`leg_id` is the prefill leg's, or that leg's X-Request-Id."""
         request_id = leg_id if handoff is None else _request_id(pair, leg_id)
-        return leg(endpoint, answering_fields(endpoint, fields), request_id)
+        return leg(endpoint, answering_fields(endpoint, fields), request_id, fields)
 
 
 def _request_id(pair: Pair, leg_id: str) -> str:

@@ -85,6 +85,9 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+_RULES_OF = {endpoint: [rule for rule in RULES if endpoint in rule.endpoints] for endpoint in Endpoint}
+
+
 def engine_version(text: str) -> Version | None:
     """(major, minor) of vLLM's version string, None where it tells none."""
     match = _VERSION.match(text)
@@ -94,8 +97,8 @@ def engine_version(text: str) -> Version | None:
 def prefill_fields(endpoint: Endpoint, fields: Fields, engine: Version | None) -> Fields:
     """The members of the prefill leg; `engine` is P's version, None where it is not known."""
     kept = public_fields(fields)
-    for rule in RULES:
-        if not _applies(rule, endpoint, kept, engine):
+    for rule in _RULES_OF[endpoint]:
+        if (rule.member not in kept and not rule.add) or not _applies(rule, kept, engine):
             continue
         if rule.value is None:
             kept.pop(rule.member, None)
@@ -104,9 +107,7 @@ def prefill_fields(endpoint: Endpoint, fields: Fields, engine: Version | None) -
     return kept
 
 
-def _applies(rule: Rule, endpoint: Endpoint, fields: Fields, engine: Version | None) -> bool:
-    if endpoint not in rule.endpoints or (rule.member not in fields and not rule.add):
-        return False
+def _applies(rule: Rule, fields: Fields, engine: Version | None) -> bool:
     if rule.engines_before is not None and (engine is None or engine >= rule.engines_before):
         return False
     return rule.only is None or rule.only(decoded(fields[rule.member]))

@@ -88,8 +88,7 @@ def heartbeats_are_guarded(facts: Facts) -> Iterator[Finding]:
     elif config.has_allow_list:
         yield Finding(Level.OK, check, "only from the ranges in heartbeat_allow")
     elif config.has_curve:
-        said = "agents need a key, but anyone who reaches heartbeat_port can register an engine by vLLM's ping"
-        yield Finding(Level.WARN, check, said, "Set heartbeat_allow, or heartbeat_port = 0 if all engines have agents.")
+        yield Finding(Level.OK, check, "agents need a key, and pings are dropped without heartbeat_allow")
     else:
         said = f"anyone who reaches {config.heartbeat_host}:{config.heartbeat_port} can register and get prompts"
         yield Finding(Level.WARN, check, said, "Set heartbeat_allow, or curve_port with its keys.")

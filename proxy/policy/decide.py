@@ -13,29 +13,50 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from ..config import Mode, Uncovered
-from ..errors import NoWorkerError
+from ..errors import AllBusy, NoWorkerError
 from ..residency import standing
 from ..tables import Verdict, Workload
 from ..views import WorkerView, can_pair, check_model
-from ..workers import Role, WorkerId
-from .placement import held_on, pick_decode, pick_prefill
+from ..workers import PairId, Role, WorkerId
+from .placement import held_on, pick_decode, pick_prefill, warmth_of
 from .values import Decision, Route, Rules, Turn
 
+_PREFILL, _DECODE, _REPLICA = Role  # an enum's members by their names are slow to look up in a loop
 
-@dataclass(frozen=True, slots=True)
-class _Fleet:
-    """The workers that may take this turn, by role."""
+Shunned = Collection[WorkerId | PairId]
+"""Workers, and pairs of a P and a D."""
+
+
+class _Fleet(msgspec.Struct, frozen=True):
+    """The workers that may take this turn, by role, and the pairs among them that can't hand over now."""
 
     prefills: Sequence[WorkerView]
     decodes: Sequence[WorkerView]
     replicas: Sequence[WorkerView]
+    full: Collection[WorkerId]
+    shunned: Shunned
+    known: WorkerView | None  # who answered the session last, whether it may take this turn or not
+    now_s: float
+    warm_up_s: float
+
+    def warmth(self, view: WorkerView) -> float:
+        return warmth_of(view, self.now_s, self.warm_up_s)
+
+    def prefills_for(self, decode: WorkerView) -> list[WorkerView]:
+        return [view for view in self.prefills if self.can_hand_over(view, decode)]
+
+    def can_hand_over(self, prefill: WorkerView, decode: WorkerView) -> bool:
+        if self.shunned and (prefill.id, decode.id) in self.shunned:
+            return False
+        return can_pair(prefill.worker, decode.worker)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wish:
+class _Wish(msgspec.Struct, frozen=True):
     """What is asked for: by force, by the mode, or by the table."""
 
     route: Route
@@ -50,30 +71,72 @@ def decide(
     *,
     qps: float,
     now_s: float,
-    avoid: Collection[WorkerId] = (),
+    avoid: Shunned = (),
+    blocked: Shunned = (),
 ) -> Decision:
-    """The decision for one turn; `avoid` holds workers that already failed it. NoWorkerError if nobody can take it."""
-    views = tuple(views)
-    fleet = _able(turn, views, now_s, avoid)
-    if not fleet.decodes and not fleet.replicas:
-        check_model(turn.model, views)
-        raise NoWorkerError(f"no decode or replica worker can serve model {turn.model!r} now")
+    """The decision for one turn.
+
+    `avoid` failed this very turn; `blocked` are passed over for what they did to others. NoWorkerError if nobody can
+    take the turn, AllBusy if somebody could, were it not for the others that it has.
+    """
+    fleet = _able(turn, tuple(views), rules, now_s, avoid, blocked)
     wish = _wish(turn, fleet, rules, qps)
-    known = next((view for view in views if turn.decode is not None and view.id == turn.decode.worker), None)
-    decision = _carry_out(turn, wish, fleet, known)
+    decision = _carry_out(turn, wish, fleet)
     held = held_on(turn.decode, decision.decode, turn.held_tokens)
     return replace(decision, verdict=wish.verdict, qps=qps, cached_tokens=held)
 
 
-def _able(turn: Turn, views: Iterable[WorkerView], now_s: float, avoid: Collection[WorkerId]) -> _Fleet:
-    able = [view for view in views if view.id not in avoid and view.takes_turns(turn.model)]
+def has_room(model: str, views: Iterable[WorkerView], rules: Rules) -> bool:
+    """Whether a turn that arrives now would find a place; True too where no worker could ever take it.
 
-    def of(role: Role) -> Sequence[WorkerView]:
-        members = [view for view in able if view.role is role]
-        # A worker that just refused a connection is asked again only when there is no other of its role.
-        return [view for view in members if view.suspect_until_s <= now_s] or members
+    It needs no P: where all are full, or hang, D computes the prompt.
+    """
+    is_served = False
+    for view in views:
+        if view.worker.role is not _PREFILL and view.takes_turns(model):
+            if not 0 < rules.worker_limit <= view.inflight:
+                return True
+            is_served = True
+    return not is_served
 
-    return _Fleet(of(Role.PREFILL), of(Role.DECODE), of(Role.REPLICA))
+
+def _able(
+    turn: Turn, views: Sequence[WorkerView], rules: Rules, now_s: float, avoid: Shunned, blocked: Shunned
+) -> _Fleet:
+    decode_id = None if turn.decode is None else turn.decode.worker
+    known, prefills, decodes, replicas = None, list[WorkerView](), list[WorkerView](), list[WorkerView]()
+    passed_over, full = list[WorkerView](), list[WorkerId]()
+    for view in views:  # once for all that is asked of a worker, as most of a decision's time goes here
+        if view.worker.address == decode_id:
+            known = view
+        if not view.takes_turns(turn.model) or (avoid and view.id in avoid):
+            continue
+        is_full = 0 < rules.worker_limit <= view.inflight
+        is_blocked = bool(blocked) and view.id in blocked
+        role = view.worker.role
+        if role is _PREFILL:
+            # A turn can do without a P, so one that failed others, or has all it may have, is not asked at all.
+            if not is_full and not is_blocked:
+                prefills.append(view)
+        elif is_full:
+            full.append(view.id)
+        elif is_blocked:
+            passed_over.append(view)
+        elif role is _REPLICA:
+            replicas.append(view)
+        else:
+            decodes.append(view)
+    if not decodes and not replicas:
+        # One that failed others is asked only where there is no other.
+        decodes = [view for view in passed_over if view.worker.role is _DECODE]
+        replicas = [view for view in passed_over if view.worker.role is _REPLICA]
+    if not decodes and not replicas:
+        if full:
+            raise AllBusy(f"every worker that serves model {turn.model!r} is busy")
+        check_model(turn.model, views)
+        raise NoWorkerError(f"no decode or replica worker can serve model {turn.model!r} now")
+    shunned = frozenset((*avoid, *blocked)) if avoid else blocked
+    return _Fleet(prefills, decodes, replicas, full, shunned, known, now_s, rules.warm_up_s)
 
 
 def _wish(turn: Turn, fleet: _Fleet, rules: Rules, qps: float) -> _Wish:
@@ -91,6 +154,8 @@ def _wish(turn: Turn, fleet: _Fleet, rules: Rules, qps: float) -> _Wish:
     if turn.number == 1:
         return _Wish(Route.SPLIT, "first_turn")
     match rules.mode:
+        case Mode.TABLE | Mode.REPLICA:  # the latter where there is no replica
+            return _by_table(turn, rules, qps)
         case Mode.ALWAYS_LOCAL:
             return _Wish(Route.LOCAL, "mode_always_local")
         case Mode.ALWAYS_SPLIT:
@@ -98,8 +163,6 @@ def _wish(turn: Turn, fleet: _Fleet, rules: Rules, qps: float) -> _Wish:
         case Mode.FRACTION:
             local = session_share(turn.session_id) < rules.x
             return _Wish(Route.LOCAL if local else Route.SPLIT, "fraction_local" if local else "fraction_split")
-        case _:
-            return _by_table(turn, rules, qps)
 
 
 def _is_stored_on_decode(turn: Turn, fleet: _Fleet) -> bool:
@@ -118,46 +181,52 @@ def _by_table(turn: Turn, rules: Rules, qps: float) -> _Wish:
     return _Wish(Route.LOCAL, "table_local", verdict) if verdict.local else _Wish(Route.SPLIT, "table_split", verdict)
 
 
-def _carry_out(turn: Turn, wish: _Wish, fleet: _Fleet, known: WorkerView | None) -> Decision:
+def _carry_out(turn: Turn, wish: _Wish, fleet: _Fleet) -> Decision:
     vetoes: tuple[str, ...] = ()
     if wish.route is Route.REPLICA:
         if fleet.replicas:
             return _on_replica(turn, wish, fleet, wish.reason, ())
         vetoes = ("no_replica_worker",)
     if wish.route is Route.LOCAL:
-        veto = _local_veto(turn, fleet, known)
+        veto = _local_veto(turn, fleet)
         if veto is None:
-            own = next(view for view in fleet.decodes if turn.decode is not None and view.id == turn.decode.worker)
-            return Decision(route=Route.LOCAL, reason=wish.reason, decode=own, wanted=wish.route)
+            assert fleet.known is not None, "its absence is a veto"
+            return Decision(route=Route.LOCAL, reason=wish.reason, decode=fleet.known, wanted=wish.route)
         vetoes = (veto,)
         if turn.stored_response or turn.single_engine is not None:
             return _on_one_engine(turn, wish, fleet, wish.reason, vetoes)
     # In a fleet of several versions or connectors, a D that some P can hand over to comes before others.
-    pairable = [d for d in fleet.decodes if any(can_pair(p.worker, d.worker) for p in fleet.prefills)]
-    decode = pick_decode(turn, pairable or fleet.decodes)
+    pairable = [view for view in fleet.decodes if any(fleet.can_hand_over(prefill, view) for prefill in fleet.prefills)]
+    decode = pick_decode(turn, pairable or fleet.decodes, fleet.warmth)
     assert decode is not None, "the caller saw a decode worker"
-    prefill = pick_prefill(turn, decode, fleet.prefills)
+    prefill = pick_prefill(turn, fleet.prefills_for(decode), fleet.warmth)
     if prefill is None:
         return _on_one_engine(turn, wish, fleet, "no_prefill_worker", (*vetoes, "no_prefill_worker"))
     reason = vetoes[0] if vetoes else wish.reason
     return Decision(route=Route.SPLIT, reason=reason, decode=decode, prefill=prefill, wanted=wish.route, vetoes=vetoes)
 
 
-def _local_veto(turn: Turn, fleet: _Fleet, known: WorkerView | None) -> str | None:
+def _local_veto(turn: Turn, fleet: _Fleet) -> str | None:
     """Why the turn can't be appended on the session's D, or None."""
+    known = fleet.known
     if turn.decode is None or (turn.held_tokens == 0 and not turn.stored_response):
         return "not_resident"
     if known is None:
         return "decode_gone"
-    if known.role is not Role.DECODE:
+    if known.worker.role is not _DECODE:
         return "not_resident"
     if not known.up:
         return "decode_down"
     if known.state == "draining":
         return "decode_draining"
-    if all(view.id != known.id for view in fleet.decodes):
-        return "decode_failed"
-    return standing(turn.decode, known)
+    if known.id in fleet.full:
+        if turn.stored_response:
+            raise AllBusy("the worker that keeps the response is busy")
+        return "decode_busy"
+    for view in fleet.decodes:
+        if view is known:
+            return standing(turn.decode, known)
+    return "decode_failed"
 
 
 def _on_one_engine(turn: Turn, wish: _Wish, fleet: _Fleet, reason: str, vetoes: tuple[str, ...]) -> Decision:
@@ -165,13 +234,13 @@ def _on_one_engine(turn: Turn, wish: _Wish, fleet: _Fleet, reason: str, vetoes: 
     own = next((view for view in fleet.decodes if held_on(turn.decode, view, max(1, turn.held_tokens))), None)
     if own is None and fleet.replicas:
         return _on_replica(turn, wish, fleet, reason, vetoes)
-    decode = own or pick_decode(turn, fleet.decodes)
+    decode = own or pick_decode(turn, fleet.decodes, fleet.warmth)
     assert decode is not None, "the caller saw a decode worker"
     return Decision(route=Route.LOCAL, reason=reason, decode=decode, wanted=wish.route, vetoes=vetoes)
 
 
 def _on_replica(turn: Turn, wish: _Wish, fleet: _Fleet, reason: str, vetoes: tuple[str, ...]) -> Decision:
-    replica = pick_decode(turn, fleet.replicas)
+    replica = pick_decode(turn, fleet.replicas, fleet.warmth)
     assert replica is not None, "the caller saw a replica"
     return Decision(route=Route.REPLICA, reason=reason, decode=replica, wanted=wish.route, vetoes=vetoes)
 

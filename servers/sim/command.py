@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from dataclasses import replace
 from typing import Any
@@ -100,6 +101,6 @@ async def _run(config: SimConfig) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-    async with running_engine(config) as engine:
+    async with running_engine(config, kill=lambda: os.kill(os.getpid(), signal.SIGKILL)) as engine:
         click.echo(f"simulated engine {config.role} {config.model} on http://{engine.address}")
         await stopped.wait()

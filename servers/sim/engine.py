@@ -21,10 +21,11 @@ from .errors import EngineFailure
 from .faults import Faults
 from .handoffs import HandoffLedger, RemotePrefill, Transfer, read_transfer
 from .kv_events import KvEventPublisher
+from .listener import Listener
 from .metrics import EngineMetrics
-from .replies import Delta
+from .replies import Answers, Delta
 from .requests import Generation
-from .scheduler import EngineDied, HandedOver, Output, Pull, Scheduler
+from .scheduler import EngineDied, Output, Pull, Scheduler
 from .sequences import Finish, Sequence
 from .side_channel import PeerError, Peers
 
@@ -41,29 +42,6 @@ class Received:
     body: bytes
 
 
-class Answers:
-    """The deltas of one request's choices, as they come; ends when every choice has."""
-
-    def __init__(self, choices: int) -> None:
-        self._open = choices
-        self._inbox: asyncio.Queue[Delta | EngineFailure] = asyncio.Queue()
-
-    def put(self, item: Delta | EngineFailure) -> None:
-        self._inbox.put_nowait(item)
-
-    def __aiter__(self) -> Answers:
-        return self
-
-    async def __anext__(self) -> Delta:
-        if self._open == 0:
-            raise StopAsyncIteration
-        item = await self._inbox.get()
-        if isinstance(item, EngineFailure):
-            raise item
-        self._open -= item.finish is not None
-        return item
-
-
 @dataclass(slots=True)
 class _Ticket:
     """Where a sequence's tokens go, and when its last one came, for the latencies."""
@@ -71,15 +49,20 @@ class _Ticket:
     answers: Answers
     choice: int
     arrived_at: float
+    abort_after: int | None = None  # tokens, by a fault
+    tokens: int = 0
     last_at: float | None = None
 
 
 class SimEngine:
     """One engine's state and its tasks. The pure parts are public, for tests to look at.
 
-    address: host:port of the HTTP server; side_address: host and port that peers are told to pull from. Whoever
-    serves the engine sets both.
+    address: host:port of the HTTP server; side_address: host and port that peers are told to pull from; listener,
+    side_listener: the ports themselves. Whoever serves the engine sets them.
     """
+
+    listener: Listener
+    side_listener: Listener | None = None
 
     def __init__(
         self,
@@ -89,6 +72,7 @@ class SimEngine:
         events: KvEventPublisher | None = None,
         now: Callable[[], float] = time.monotonic,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        kill: Callable[[], None] | None = None,
     ) -> None:
         self.config = config
         self.engine_id = config.engine_id or new_id()
@@ -96,13 +80,7 @@ class SimEngine:
         self.side_address: tuple[str, int] = (config.host, config.side_channel_port)
         self.started_at = time.time()
         self.counters = Counters()
-        self.faults = Faults()
         self.received: deque[Received] = deque(maxlen=config.keep_requests)
-        self.pool = BlockPool(config.num_blocks, config.block_size, records_events=events is not None)
-        self.handoffs = HandoffLedger(self.pool, self.counters, lease_s=config.lease_s, now=now)
-        self.scheduler = Scheduler(
-            self.pool, self.handoffs, self.counters, config.profile, max_num_seqs=config.max_num_seqs
-        )
         self.metrics = EngineMetrics(self)
         self.is_dead = False
         self.is_stopping = False
@@ -110,9 +88,33 @@ class SimEngine:
         self._events = events
         self._now = now
         self._new_id = new_id
+        self._kill = kill
+        self._faults = Faults()
+        self._news = asyncio.Event()  # of faults and of the end; a new one each time
         self._tickets: dict[str, _Ticket] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        config = self.config
+        self.pool = BlockPool(config.num_blocks, config.block_size, records_events=self._events is not None)
+        self.handoffs = HandoffLedger(self.pool, self.counters, lease_s=config.lease_s, now=self._now)
+        self.scheduler = Scheduler(
+            self.pool, self.handoffs, self.counters, config.profile, max_num_seqs=config.max_num_seqs
+        )
+
+    @property
+    def faults(self) -> Faults:
+        return self._faults
+
+    @faults.setter
+    def faults(self, faults: Faults) -> None:
+        self._faults = faults
+        self._tell()
+        if faults.deaf_s:
+            self.listener.close()
+            self._spawn(self._listen_again(faults.deaf_s, self._news))
 
     @property
     def pinned(self) -> int:
@@ -133,11 +135,36 @@ class SimEngine:
     def stop(self) -> None:
         """End everything in flight with finish reason abort; what arrives from now on ends at once."""
         self.is_stopping = True
+        self._tell()
         for sequence in self.scheduler.sequences:
             self.scheduler.abort(sequence)
         for ticket in self._tickets.values():
             ticket.answers.put(Delta(ticket.choice, "", None, Finish.ABORT))
         self._tickets.clear()
+
+    def kill(self) -> None:
+        """As SIGKILL: nobody is told, and the memory is gone."""
+        if self._kill is not None:
+            self._kill()
+        self.is_dead = True
+        for task in self._tasks:
+            task.cancel()
+        self.listener.sever()
+        if self.side_listener is not None:
+            self.side_listener.sever()
+        self._start_empty()
+
+    async def until_stopped(self) -> None:
+        while not self.is_stopping:
+            await self._news.wait()
+
+    async def stalls(self, engine_id: str) -> bool:
+        """Wait while a wedge keeps KV of that engine from moving here; whether one did."""
+        stalled = False
+        while self._faults.wedges(engine_id) and not self.is_stopping:
+            stalled = True
+            await self._news.wait()
+        return stalled
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -145,8 +172,13 @@ class SimEngine:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @asynccontextmanager
-    async def generate(self, generation: Generation, request_id: str) -> AsyncIterator[Answers]:
-        """The answers to a request; leaving early aborts it. EngineFailure if the engine is, or falls, dead."""
+    async def generate(
+        self, generation: Generation, request_id: str, *, abort_after: int | None = None
+    ) -> AsyncIterator[Answers]:
+        """The answers to a request; leaving early aborts it. EngineFailure if the engine is, or falls, dead.
+
+        abort_after: tokens of each choice after which the engine itself aborts it.
+        """
         transfer = self._transfer(generation.transfer_params)
         sequences = self._sequences(generation, request_id, transfer)
         answers = Answers(len(sequences))
@@ -155,7 +187,8 @@ class SimEngine:
             prompt_tokens = sum(map(len, generation.prompts))
             pulled = transfer.remote is not None
             await self._pause(request_time_s(self.config.profile, prompt_tokens, pulled=pulled))
-            self._submit(sequences, answers, arrived_at)
+            for choice, sequence in enumerate(sequences):
+                self._submit(sequence, _Ticket(answers, choice, arrived_at, abort_after))
             yield answers
         finally:
             for sequence in sequences:
@@ -185,16 +218,21 @@ class SimEngine:
             for _ in range(generation.choices)
         ]
 
-    def _submit(self, sequences: list[Sequence], answers: Answers, arrived_at: float) -> None:
+    def _submit(self, sequence: Sequence, ticket: _Ticket) -> None:
         if self.is_dead:
             raise EngineFailure("EngineCore encountered an issue.")
-        for choice, sequence in enumerate(sequences):
-            if self.is_stopping:
-                answers.put(Delta(choice, "", None, Finish.ABORT))
-                continue
-            self._tickets[sequence.id] = _Ticket(answers, choice, arrived_at)
-            self.scheduler.add(sequence)
+        if self.is_stopping:
+            ticket.answers.put(Delta(ticket.choice, "", None, Finish.ABORT))
+            return
+        self._tickets[sequence.id] = ticket
+        self.scheduler.add(sequence)
+        self._abort_on_order(sequence, ticket)
         self.wake()
+
+    def _abort_on_order(self, sequence: Sequence, ticket: _Ticket) -> None:
+        if ticket.tokens == ticket.abort_after and sequence.id in self._tickets:
+            ticket.answers.put(Delta(ticket.choice, "", None, Finish.ABORT))
+            self._abandon(sequence)
 
     def _abandon(self, sequence: Sequence) -> None:
         """The client has left, or has all it wanted."""
@@ -251,6 +289,8 @@ class SimEngine:
         profile, latencies = self.config.profile, self.metrics.latencies
         begun = self._now()
         try:
+            if await self.stalls(pull.remote.engine_id) or self._faults.take_load():
+                raise PeerError("a fault was ordered")
             contents = await self._peers.read(pull.remote, pull.remote_ids)
         except PeerError as failure:
             _log.warning("KV load failed: %s", failure)
@@ -284,7 +324,7 @@ class SimEngine:
                         await self._peers.extend(remote)
 
     def _deliver(self, output: Output) -> None:
-        sequence, now = output.sequence, self._now()
+        sequence, handed_over, now = output.sequence, output.handed_over, self._now()
         ticket = self._tickets.get(sequence.id)
         if ticket is None:
             return
@@ -295,6 +335,7 @@ class SimEngine:
             else:
                 latencies.between_tokens_s.observe(now - ticket.last_at)
             ticket.last_at = now
+            ticket.tokens += 1
         if output.finish is not None:
             latencies.request_s.observe(now - ticket.arrived_at)
             del self._tickets[sequence.id]
@@ -309,30 +350,20 @@ class SimEngine:
                 output.finish,
                 stop_reason=sequence.stop_reason if output.finish else None,
                 cached_tokens=sequence.cached_tokens,
-                transfer_params=self._handoff_params(output.handed_over) if output.handed_over else None,
+                transfer_params=handed_over.params(self.engine_id, self.side_address) if handed_over else None,
             )
         )
+        self._abort_on_order(sequence, ticket)
 
-    def _handoff_params(self, handed_over: HandedOver) -> dict[str, Any]:
-        """P's kv_transfer_params, ready for D, with every field that vLLM 0.33 sends."""
-        host, port = self.side_address
-        return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_block_ids": [list(handed_over.block_ids)],
-            "remote_engine_id": self.engine_id,
-            "remote_request_id": handed_over.request_id,
-            "remote_host": host,
-            "remote_port": port,
-            "tp_size": 1,
-            "dcp_size": 1,
-            "pp_size": 1,
-            "remote_num_tokens": handed_over.tokens,
-            "remote_blocks_expiry_time": None,
-            "remote_registration_generation": 0,
-            "transfer_mode": "pull",
-            "remote_prefill_cached_tokens": handed_over.cached_tokens,
-        }
+    async def _listen_again(self, after_s: float, news: asyncio.Event) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(news.wait(), after_s)
+        if news is self._news or not self._faults.deaf_s:
+            await self.listener.open()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     def _publish(self) -> None:
         if self._events is not None:

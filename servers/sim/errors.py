@@ -4,6 +4,7 @@ SimError
   BadRequest      400  BadRequestError
   UnknownName     404  NotFoundError: a model or a response that is not here
   EngineFailure   500  InternalServerError: a KV load that failed under policy `fail`, or a dead engine
+  OrderedError    any  what a fault asks for
 """
 
 from __future__ import annotations
@@ -31,3 +32,13 @@ class UnknownName(SimError):
 
 class EngineFailure(SimError):
     pass
+
+
+class OrderedError(SimError):
+    def __init__(self, status: int) -> None:
+        super().__init__("Refused on request.")
+        self.status = status
+        self.kind = _KINDS.get(status, "BadRequestError" if status < 500 else "InternalServerError")
+
+
+_KINDS = {404: "NotFoundError", 422: "UnprocessableEntityError", 429: "RateLimitError", 503: "ServiceUnavailableError"}

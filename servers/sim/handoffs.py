@@ -76,6 +76,37 @@ def _block_ids(groups: Any) -> tuple[int, ...]:
     return tuple(ids) if all(isinstance(block_id, int) for block_id in ids) else ()
 
 
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """A finished prefill that the ledger holds for a peer."""
+
+    request_id: str
+    block_ids: tuple[int, ...]
+    tokens: int  # whose KV the blocks hold; the last one sampled is not among them
+    cached_tokens: int
+
+    def params(self, engine_id: str, side_address: tuple[str, int]) -> dict[str, Any]:
+        """P's kv_transfer_params, ready for D, with every field that vLLM 0.33 sends."""
+        host, port = side_address
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [list(self.block_ids)],
+            "remote_engine_id": engine_id,
+            "remote_request_id": self.request_id,
+            "remote_host": host,
+            "remote_port": port,
+            "tp_size": 1,
+            "dcp_size": 1,
+            "pp_size": 1,
+            "remote_num_tokens": self.tokens,
+            "remote_blocks_expiry_time": None,
+            "remote_registration_generation": 0,
+            "transfer_mode": "pull",
+            "remote_prefill_cached_tokens": self.cached_tokens,
+        }
+
+
 class _End(Enum):
     USED = Trap.USED_HANDOFF
     EXPIRED = Trap.EXPIRED_HANDOFF

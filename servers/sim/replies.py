@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from .config import SimConfig
-from .errors import SimError
+from .errors import EngineFailure, SimError
 from .requests import Body, Generation
 from .sequences import Finish
 
@@ -25,6 +26,29 @@ class Delta:
     stop_reason: str | int | None = None
     cached_tokens: int = 0
     transfer_params: dict[str, Any] | None = None  # P's handoff, on the last one
+
+
+class Answers:
+    """The deltas of one request's choices, as they come; ends when every choice has."""
+
+    def __init__(self, choices: int) -> None:
+        self._open = choices
+        self._inbox: asyncio.Queue[Delta | EngineFailure] = asyncio.Queue()
+
+    def put(self, item: Delta | EngineFailure) -> None:
+        self._inbox.put_nowait(item)
+
+    def __aiter__(self) -> Answers:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._open == 0:
+            raise StopAsyncIteration
+        item = await self._inbox.get()
+        if isinstance(item, EngineFailure):
+            raise item
+        self._open -= item.finish is not None
+        return item
 
 
 @dataclass(slots=True)

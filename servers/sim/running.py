@@ -12,18 +12,20 @@ from aiohttp import web
 from .config import SimConfig
 from .engine import SimEngine
 from .kv_events import KvEventPublisher
+from .listener import Listener
 from .server import create_app
 from .side_channel import Peers, SideChannel
 
 _KEEP_ALIVE_S = 5.0  # vLLM's default: shorter than most clients keep idle connections
-_BACKLOG = 2048
 
 
 @asynccontextmanager
-async def running_engine(config: SimConfig, *, now: Callable[[], float] = time.monotonic) -> AsyncIterator[SimEngine]:
+async def running_engine(
+    config: SimConfig, *, now: Callable[[], float] = time.monotonic, kill: Callable[[], None] | None = None
+) -> AsyncIterator[SimEngine]:
     """An engine that answers on `engine.address` until the block is left; what is in flight then ends as aborted.
 
-    `now` is the clock of leases and latencies, in seconds.
+    `now` is the clock of leases and latencies, in seconds. `kill` ends this process, where the engine has it to itself.
     """
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession())
@@ -32,7 +34,7 @@ async def running_engine(config: SimConfig, *, now: Callable[[], float] = time.m
         if config.kv_events_endpoint:
             events = KvEventPublisher(config.kv_events_endpoint, config.kv_events_topic, config.block_size)
             stack.callback(events.close)
-        engine = SimEngine(config, peers, events=events, now=now)
+        engine = SimEngine(config, peers, events=events, now=now, kill=kill)
         stack.push_async_callback(engine.close)
         if config.transfers_kv:
             side_channel = SideChannel(
@@ -42,29 +44,19 @@ async def running_engine(config: SimConfig, *, now: Callable[[], float] = time.m
                 handoffs=engine.handoffs,
                 counters=engine.counters,
                 wake=engine.wake,
+                stalls=engine.stalls,
             )
-            runner = await _serve(stack, side_channel.app(), config, config.side_channel_port)
-            engine.side_address = (config.side_channel_host or config.host, _port(runner))
-        runner = await _serve(stack, create_app(engine), config, config.port)
-        engine.address = f"{config.host}:{_port(runner)}"
+            engine.side_listener = await _serve(stack, side_channel.app(), config, config.side_channel_port)
+            engine.side_address = (config.side_channel_host or config.host, engine.side_listener.port)
+        engine.listener = await _serve(stack, create_app(engine), config, config.port)
+        engine.address = f"{config.host}:{engine.listener.port}"
         engine.start()
         stack.callback(engine.stop)
         yield engine
 
 
-async def _serve(stack: AsyncExitStack, app: web.Application, config: SimConfig, port: int) -> web.AppRunner:
-    runner = web.AppRunner(
-        app,
-        handler_cancellation=True,  # a client that leaves ends its request
-        keepalive_timeout=_KEEP_ALIVE_S,
-        shutdown_timeout=config.shutdown_s,
-        access_log=None,
-    )
-    await runner.setup()
-    stack.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, config.host, port, backlog=_BACKLOG).start()
-    return runner
-
-
-def _port(runner: web.AppRunner) -> int:
-    return int(runner.addresses[0][1])
+async def _serve(stack: AsyncExitStack, app: web.Application, config: SimConfig, port: int) -> Listener:
+    listener = Listener(app, config.host, port, keep_alive_s=_KEEP_ALIVE_S, shutdown_s=config.shutdown_s)
+    stack.push_async_callback(listener.end)
+    await listener.open()
+    return listener

@@ -16,7 +16,7 @@ from typing import NoReturn
 from ..timing import EngineProfile, attention_pairs, step_time_s
 from .blocks import Block, BlockPool, BlockStored
 from .counters import Counters, Trap
-from .handoffs import HandoffLedger, RemotePrefill
+from .handoffs import HandedOver, HandoffLedger, RemotePrefill
 from .sequences import Finish, Sequence, State
 
 
@@ -46,16 +46,6 @@ class Step:
     chunks: tuple[Chunk, ...] = ()
     pulls: tuple[Pull, ...] = ()
     duration_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """A finished prefill that the ledger now holds for a peer."""
-
-    request_id: str
-    block_ids: tuple[int, ...]
-    tokens: int  # whose KV the blocks hold; the last one sampled is not among them
-    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -14,15 +13,16 @@ from aiohttp import web
 from . import pooling
 from .completions import ChatCompletions, Completions, read_prompts
 from .config import SimConfig
-from .engine import Answers, Received, SimEngine
+from .engine import Received, SimEngine
 from .errors import BadRequest, SimError
-from .faults import Fault, Faults
+from .faults import Faults, Phase, leg_of
 from .messages import Messages
 from .metrics import CONTENT_TYPE
 from .prompts import chat_prompt
-from .replies import Dialect, Reply, openai_error
+from .replies import Answers, Dialect, Reply, openai_error
 from .requests import Body
 from .responses import Responses
+from .sabotage import Ended, Sabotage
 from .tokens import decode
 
 VERSION = "0.33.0"  # the vLLM release whose wire format this follows
@@ -61,10 +61,6 @@ def create_app(engine: SimEngine) -> web.Application:
     return app
 
 
-class _Cut(Exception):
-    """A stream that a fault ends early."""
-
-
 class _Server:
     """The handlers. Everything they know is in the engine."""
 
@@ -96,13 +92,13 @@ class _Server:
         async def handle(request: web.Request) -> web.StreamResponse:
             raw = await request.read()
             self._engine.received.append(Received(request.path, request.headers, raw))
+            sabotage = Sabotage(self._engine.faults.take(leg_of(raw)), request, self._engine)
             try:
-                fault = self._engine.faults.take()
-                if fault in (Fault.REFUSE, Fault.HANG, Fault.GARBAGE):
-                    return await self._misbehave(fault)
-                return await self._generate(request, raw, dialect, cut=fault is Fault.CUT)
+                return await sabotage.instead() or await self._generate(request, raw, dialect, sabotage)
             except SimError as error:
-                return _json(dialect.error(error), status=error.status)
+                return _json(dialect.error(error), status=error.status, headers=sabotage.headers)
+            except (Ended, ConnectionResetError):
+                return web.Response()  # to a connection that is gone
 
         return handle
 
@@ -170,16 +166,9 @@ class _Server:
             raise BadRequest(str(exc)) from exc
         return _json({})
 
-    async def _misbehave(self, fault: Fault) -> web.StreamResponse:
-        if fault is Fault.HANG:
-            await asyncio.Event().wait()
-        if fault is Fault.GARBAGE:
-            return web.Response(body=b"\x00garbage", content_type="application/json")
-        refusal = {"message": "Refused on request.", "type": "InternalServerError", "param": None}
-        status = self._engine.faults.refuse_status
-        return _json({"error": refusal | {"code": status}}, status=status)
-
-    async def _generate(self, request: web.Request, raw: bytes, dialect: Dialect, *, cut: bool) -> web.StreamResponse:
+    async def _generate(
+        self, request: web.Request, raw: bytes, dialect: Dialect, sabotage: Sabotage
+    ) -> web.StreamResponse:
         _require_json(request)
         body = Body.decode(raw)
         try:
@@ -189,33 +178,28 @@ class _Server:
             raise
         given = request.headers.get("X-Request-Id") or body.text("request_id") or self._engine.new_id()
         reply = Reply(dialect.id_prefix + given, int(time.time()), generation)
-        async with self._engine.generate(generation, reply.id) as answers:
+        async with self._engine.generate(generation, reply.id, abort_after=sabotage.abort_after) as answers:
             if generation.stream:
-                return await self._stream(request, dialect, reply, answers, cut=cut)
-            if cut:
-                _drop(request)
+                return await self._stream(request, dialect, reply, answers, sabotage)
+            sabotage.before_whole()
             async for delta in answers:
                 reply.add(delta)
-        return _json(dialect.whole(reply))
+        return await sabotage.whole(dialect.whole(reply))
 
     async def _stream(
-        self, request: web.Request, dialect: Dialect, reply: Reply, answers: Answers, *, cut: bool
+        self, request: web.Request, dialect: Dialect, reply: Reply, answers: Answers, sabotage: Sabotage
     ) -> web.StreamResponse:
         """The status goes out before the engine has produced anything, as on a real server."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
-        events_left = self._engine.faults.cut_after_events if cut else None
 
         async def send(events: Iterable[bytes]) -> None:
-            nonlocal events_left
             for event in events:
-                if events_left == 0:
-                    raise _Cut
+                await sabotage.before_event(response)
                 await response.write(event)
-                if events_left is not None:
-                    events_left -= 1
 
         try:
+            await sabotage.reaches(Phase.HEAD, response)
             opened = False
             async for delta in answers:
                 if not opened:
@@ -223,11 +207,16 @@ class _Server:
                     await send(dialect.opening(reply))
                 reply.add(delta)
                 await send(dialect.delta(reply, delta))
-            await send(dialect.closing(reply))
+            *others, last = dialect.closing(reply)
+            await send(others)
+            await sabotage.reaches(Phase.LAST, response)
+            await send([last])
+            await sabotage.reaches(Phase.END, response)
         except SimError as error:
-            await send(dialect.failure(error))
-        except _Cut:
-            _drop(request)
+            for event in dialect.failure(error):
+                await response.write(event)
+        except Ended:
+            pass
         await response.write_eof()
         return response
 
@@ -242,11 +231,6 @@ async def _body(request: web.Request) -> Body:
     return Body.decode(await request.read())
 
 
-def _json(payload: dict[str, Any], *, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(payload), status=status, content_type="application/json")
-
-
-def _drop(request: web.Request) -> None:
-    """Close the connection in the middle of things."""
-    if request.transport is not None:
-        request.transport.abort()
+def _json(payload: dict[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    body = msgspec.json.encode(payload)
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)

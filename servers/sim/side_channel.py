@@ -1,7 +1,8 @@
 """Where one engine's KV leaves it: a small HTTP server on P, and D's client for it.
 
 It stands in for NIXL's ZeroMQ handshake and RDMA reads, and works between processes and hosts. Bodies are msgpack.
-    POST /read    ReadBlocks -> BlockContents   the contents of P's blocks; 409 for another engine, model or block size
+    POST /read    ReadBlocks -> BlockContents   the contents of P's blocks; 409 for another engine, model or block size,
+                                                503 after a wedge
     POST /close   Notice                        these handoffs are read, or not wanted: free them
     POST /extend  Notice                        a heartbeat: keep them
 """
@@ -45,7 +46,8 @@ _Message = TypeVar("_Message", ReadBlocks, Notice)
 
 
 class SideChannel:
-    """P's end. `wake` is called when blocks have come free."""
+    """P's end. `wake` is called when blocks have come free; `stalls` waits while a fault keeps an engine's KV from
+    moving, and says whether one did."""
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class SideChannel:
         handoffs: HandoffLedger,
         counters: Counters,
         wake: Callable[[], None],
+        stalls: Callable[[str], Awaitable[bool]],
     ) -> None:
         self._engine_id = engine_id
         self._model = model
@@ -63,6 +66,7 @@ class SideChannel:
         self._handoffs = handoffs
         self._counters = counters
         self._wake = wake
+        self._stalls = stalls
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -75,6 +79,8 @@ class SideChannel:
         message = await self._message(request, ReadBlocks)
         if (message.model, message.block_size) != (self._model, self._pool.block_size):
             raise web.HTTPConflict
+        if await self._stalls(self._engine_id):
+            raise web.HTTPServiceUnavailable
         try:
             contents = self._handoffs.read(message.request_id, message.block_ids)
         except IndexError as exc:
@@ -110,11 +116,12 @@ class Peers:
         self._model = model
         self._block_size = block_size
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._read_timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s)
 
     async def read(self, remote: RemotePrefill, block_ids: tuple[int, ...]) -> list[list[int]]:
-        """One content per block id, each of the block size."""
+        """One content per block id, each of the block size. As on vLLM, a read that has begun has no time-out."""
         message = ReadBlocks(remote.engine_id, self._model, self._block_size, remote.request_id, block_ids)
-        body = await self._post(remote, "/read", message)
+        body = await self._post(remote, "/read", message, self._read_timeout)
         try:
             blocks = msgspec.msgpack.decode(body, type=BlockContents).blocks
         except msgspec.DecodeError as exc:
@@ -124,15 +131,17 @@ class Peers:
         return blocks
 
     async def close(self, remote: RemotePrefill) -> None:
-        await self._post(remote, "/close", Notice(remote.engine_id, (remote.request_id,)))
+        await self._post(remote, "/close", Notice(remote.engine_id, (remote.request_id,)), self._timeout)
 
     async def extend(self, remote: RemotePrefill) -> None:
-        await self._post(remote, "/extend", Notice(remote.engine_id, (remote.request_id,)))
+        await self._post(remote, "/extend", Notice(remote.engine_id, (remote.request_id,)), self._timeout)
 
-    async def _post(self, remote: RemotePrefill, path: str, message: ReadBlocks | Notice) -> bytes:
+    async def _post(
+        self, remote: RemotePrefill, path: str, message: ReadBlocks | Notice, timeout: aiohttp.ClientTimeout
+    ) -> bytes:
         url = f"http://{remote.host}:{remote.port}{path}"
         try:
-            async with self._session.post(url, data=msgspec.msgpack.encode(message), timeout=self._timeout) as answer:
+            async with self._session.post(url, data=msgspec.msgpack.encode(message), timeout=timeout) as answer:
                 if answer.status != 200:
                     raise PeerError(f"the peer answered {answer.status}")
                 return await answer.read()

@@ -59,7 +59,7 @@ def start_fleet() -> Callable[..., Any]:
 
     @asynccontextmanager
     async def start(names: str, *, engine: dict[str, Any] | None = None, **settings: Any) -> AsyncIterator[Fleet]:
-        defaults = {"mode": Mode.ALWAYS_LOCAL, "probe_interval_s": 0.2}
+        defaults: dict[str, Any] = {"mode": Mode.ALWAYS_LOCAL, "probe_interval_s": 0.2}
         async with (
             AsyncExitStack() as stack,
             running_proxy(**(defaults | settings)) as (proxy, base_url, session),

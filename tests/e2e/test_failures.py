@@ -26,7 +26,7 @@ async def test_a_failing_p_is_replaced_by_another(start_fleet: Any) -> None:
         assert {turn.headers["X-PPD-Prefill"] for turn in turns} == {"P2"}
         asked = len(fleet.engines["P1"].received)
         assert asked, "it was asked first at least once"
-        assert await fleet.metric('ppd_worker_failures_total{error="WorkerRefused",leg="prefill"}') == asked
+        assert await fleet.metric('ppd_leg_failures_total{cause="5xx",leg="prefill",phase="headers"}') == asked
         await fleet.until(fleet.idle)
 
 
@@ -41,7 +41,7 @@ async def test_with_every_p_failing_another_route_answers(start_fleet: Any, name
 async def test_a_failing_d_is_replaced_and_its_handoff_is_not_used_again(start_fleet: Any) -> None:
     async with start_fleet("P1 D1 D2") as fleet:
         fleet.engines["D1"].faults = Faults(refuse=100, refuse_status=503)
-        turns = [await fleet.conversation().say(f"{n} {LONG}") for n in range(6)]
+        turns = [await fleet.conversation().say(f"{n} {LONG}") for n in range(16)]
         assert {turn.status for turn in turns} == {200}
         assert {turn.headers["X-PPD-Decode"] for turn in turns} == {"D2"}
         refused = [json.loads(r.body)["kv_transfer_params"]["remote_request_id"] for r in fleet.engines["D1"].received]
@@ -69,11 +69,14 @@ async def test_a_request_error_of_the_worker_reaches_the_client_unchanged(start_
         assert not fleet.engines["D1"].received, "a client's own mistake is not tried elsewhere"
 
 
-async def test_when_nobody_answers_the_last_workers_status_does(start_fleet: Any) -> None:
-    async with start_fleet("D1") as fleet:
-        fleet.engines["D1"].faults = Faults(refuse=100, refuse_status=503)
+@pytest.mark.parametrize(("status", "seen"), [(503, 503), (429, 503), (500, 502)])
+async def test_when_nobody_answers_the_client_hears_of_it(start_fleet: Any, status: int, seen: int) -> None:
+    """A worker that is busy is waited for in the queue, one that is broken is not."""
+    async with start_fleet("D1", queue_timeout_s=0.5) as fleet:
+        fleet.engines["D1"].faults = Faults(refuse=100, refuse_status=status)
         turn = await fleet.conversation().say(LONG)
-        assert turn.status == 503
+        assert turn.status == seen
+        assert ("Retry-After" in turn.headers) == (seen == 503)
         assert (await fleet.receipt(turn))["outcome"] == "failed"
 
 

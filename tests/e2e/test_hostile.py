@@ -4,39 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 import yarl
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
+from odd_workers import Handler, odd_worker
 from ppd.proxy.config import Mode, build
 from ppd.proxy.settings import ConfigSource, Settings
 from ppd.servers.sim.faults import Faults
 
 HELLO = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@asynccontextmanager
-async def odd_worker(fleet: Any, handler: Handler, role: str = "D") -> AsyncIterator[None]:
-    """A worker that is healthy, serves model `sim`, and answers chats as the handler does."""
-
-    async def plain(request: web.Request) -> web.Response:
-        return web.Response(text='{"data": [{"id": "sim"}]}' if request.path == "/v1/models" else "")
-
-    app = web.Application()
-    app.router.add_post("/{path:.*}", handler)
-    app.router.add_get("/{path:.*}", plain)
-    async with TestServer(app) as server:
-        address = f"127.0.0.1:{server.port}"
-        await fleet.admin("POST", "/workers", {"worker": f"{role}={address}"})
-        await fleet.until(lambda: any(v.id == address and v.up for v in fleet.proxy.state.registry.views()))
-        yield
 
 
 async def events(request: web.Request, *parts: bytes, then: float = 0.0) -> web.StreamResponse:
@@ -128,6 +108,20 @@ async def test_comments_are_no_answer(start_fleet: Any) -> None:
         assert turn.status == 504
 
 
+async def test_an_answer_that_has_opened_may_take_longer_for_its_first_token(start_fleet: Any) -> None:
+    def chunk(**delta: str) -> bytes:
+        return b"data: " + json.dumps({"id": "x", "choices": [{"index": 0, "delta": delta}]}).encode() + b"\n\n"
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        return await events(request, chunk(role="assistant"), chunk(content="hi"), b"data: [DONE]\n\n", then=0.5)
+
+    async with start_fleet("", attempts=1, first_event_timeout_s=0.2) as fleet, odd_worker(fleet, slow):
+        url = f"{fleet.base_url}/v1/chat/completions"
+        async with fleet.session.post(url, json={**HELLO, "stream": True}) as response:
+            assert response.status == 200
+            assert b"[DONE]" in await response.read()
+
+
 ABORTED = {"id": "x", "choices": [{"index": 0, "message": {"content": ""}, "finish_reason": "abort"}], "usage": None}
 
 
@@ -190,7 +184,7 @@ async def test_pass_through_is_spread_over_idle_workers(start_fleet: Any) -> Non
     def slow(name: str) -> Handler:
         async def answer(_: web.Request) -> web.StreamResponse:
             asked.append(name)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(1.0)
             return web.Response(text="{}", content_type="application/json")
 
         return answer

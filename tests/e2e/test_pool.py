@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,17 @@ def test_an_abandoned_process_still_closes_its_station(tmp_path: Path) -> None:
     slot.abandon()
     slot.close()
     assert said(tmp_path) == ["opened", f"measuring {HANGS}", "closed"]
+
+
+def test_a_process_is_ended_that_is_at_work_before_its_number_is_known(tmp_path: Path) -> None:
+    slot = Process(FakePlan(tmp_path))
+    known, slot._pid = slot._pid, Future()
+    hanging = slot.measure(run(HANGS))
+    until(lambda: f"measuring {HANGS}" in said(tmp_path))
+    slot.abandon()
+    slot._pid.set_result(known.result(LIMIT_S))
+    assert hanging.exception(LIMIT_S) is not None
+    slot.close()
 
 
 def test_a_station_lives_from_run_to_run(tmp_path: Path) -> None:

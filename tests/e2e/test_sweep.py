@@ -130,7 +130,7 @@ async def test_a_sweep_of_a_running_fleet_outlives_a_worker_and_resuming_makes_i
         assert all(result.outcome is Outcome.FINISHED for result in second.values())
         kept = [name for name in first if first[name].outcome is Outcome.FINISHED]
         assert all(second[name] == first[name] for name in kept), "what was measured is not measured again"
-        assert (out / "tables").exists()
+        assert (out / "tables").exists(), said
 
 
 async def interrupted(program: Program, folder: Path, runs: int) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.proxy.chain import KEY_BITS, BlockHash, Chain, Hasher, Mark, UnitHash
+from ppd.proxy.chain import KEY_BITS, USUAL_KEYS, BlockHash, Chain, Hasher, Mark, UnitHash
 from ppd.proxy.errors import ConfigError
 
 HASHER = Hasher(b"a secret of the proxy")
@@ -79,6 +79,13 @@ def test_a_unit_has_the_same_key_however_its_text_was_cut(text: str, at: list[in
     assert streamed.key() == unit(text, previous=7)
 
 
+@given(st.text(min_size=1), st.text(max_size=4), st.text(max_size=4), st.text(max_size=4))
+def test_a_unit_of_one_text_has_the_same_key_in_one_go(text: str, role: str, name: str, call_id: str) -> None:
+    in_steps = unit(text, previous=7, role=role, name=name, call_id=call_id)
+    data = text.encode("utf-8", "surrogatepass")
+    assert HASHER.text_unit(7, role, name, call_id, data) == in_steps
+
+
 def test_a_copy_of_a_unit_grows_by_itself() -> None:
     first = UnitHash(HASHER, 0, "user")
     first.add_text("a")
@@ -130,3 +137,19 @@ def test_a_prompts_end_is_where_its_running_hash_resumes() -> None:
 def test_the_mark_of_whole_units_has_no_tail() -> None:
     chain = Chain((5, 6), (20, 40), HASHER)
     assert (chain.end(), chain.size, chain.reach(0, 0, 0)) == (Mark(6), 40, 20)
+
+
+def test_a_value_is_brought_into_form_once_and_known_by_what_it_comes_to() -> None:
+    hasher, formed = Hasher(b"a secret of the proxy"), list[bytes]()
+
+    def form(raw: bytes) -> bytes:
+        formed.append(raw)
+        return raw.strip()
+
+    assert hasher.once(b" a", form) == hasher.once(b" a", form) == hasher.once(b"a ", form)
+    assert hasher.once(b"b", form) != hasher.once(b"a", form)
+    assert formed == [b" a", b"a ", b"b", b"a"]
+    for number in range(2 * USUAL_KEYS):
+        hasher.once(str(number).encode(), form)
+    formed.clear()
+    assert hasher.once(b" a", form)[1] == 1 and formed == [b" a"], "what was long ago is forgotten"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import replace as replace_worker
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ppd.proxy.config import Mode, Uncovered
-from ppd.proxy.errors import NotFound, NoWorkerError
-from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
+from ppd.proxy.errors import AllBusy, NotFound, NoWorkerError
+from ppd.proxy.policy import Decision, Route, Rules, Shunned, Turn, decide, has_room
 from ppd.proxy.policy.decide import session_share
 from ppd.proxy.residency import Residency
 from ppd.proxy.tables import DecisionTable, Weights, find
@@ -53,9 +54,13 @@ def by_table(w_ttft: float, w_tpot: float) -> Rules:
 
 
 def run(
-    turn: Turn, fleet: tuple[WorkerView, ...] = FLEET, by: Rules | None = None, avoid: tuple[Any, ...] = ()
+    turn: Turn,
+    fleet: tuple[WorkerView, ...] = FLEET,
+    by: Rules | None = None,
+    avoid: Shunned = (),
+    blocked: Shunned = (),
 ) -> Decision:
-    return decide(turn, fleet, by or rules(), qps=2.0, now_s=100.0, avoid=avoid)
+    return decide(turn, fleet, by or rules(), qps=2.0, now_s=100.0, avoid=avoid, blocked=blocked)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +104,6 @@ def test_a_local_turn_runs_on_the_worker_that_holds_the_prefix() -> None:
         (NEXT, (P1, D1, R1), "decode_gone"),
         (NEXT, (P1, D1, replace(D2, up=False)), "decode_down"),
         (NEXT, (P1, D1, replace(D2, draining=True)), "decode_draining"),
-        (NEXT, (P1, D1, replace(D2, suspect_until_s=101.0)), "decode_failed"),
         (NEXT, (P1, D1, replace(D2, incarnation="j")), "decode_restarted"),
         (NEXT, (P1, D1, replace(D2, load=Load(kv_capacity_tokens=5000), written_tokens=4001)), "evicted"),
     ],
@@ -130,7 +134,6 @@ def test_a_split_follow_up_returns_to_the_worker_that_lacks_only_the_new_blocks(
         ((P1, replace(D1, load=Load(kv_usage=0.5)), replace(D2, load=Load(kv_usage=0.2))), "D2"),
         ((P1, replace(D1, load=Load(kv_usage=0.97)), replace(D2, inflight=5)), "D2"),
         ((P1, replace(D1, draining=True), replace(D2, inflight=5)), "D2"),
-        ((P1, replace(D1, suspect_until_s=200.0), replace(D2, inflight=5)), "D2"),
     ],
 )
 def test_a_new_session_goes_to_the_decode_worker_with_least_load_and_most_room(
@@ -179,9 +182,9 @@ def test_a_fleet_without_a_role_still_answers(
 
 
 def test_kv_never_moves_between_engines_of_different_versions_or_connectors() -> None:
-    old = replace(P1, worker=replace(P1.worker, engine_version="0.32.0"))
-    other = replace(P2, worker=replace(P2.worker, connector="p2p_nccl"))
-    new_d = replace(D1, worker=replace(D1.worker, engine_version="0.33.0"))
+    old = replace(P1, worker=replace_worker(P1.worker, engine_version="0.32.0"))
+    other = replace(P2, worker=replace_worker(P2.worker, connector="p2p_nccl"))
+    new_d = replace(D1, worker=replace_worker(D1.worker, engine_version="0.33.0"))
     assert run(FIRST, (old, other, new_d)).reason == "no_prefill_worker"
 
 
@@ -191,9 +194,77 @@ def test_a_worker_that_failed_this_turn_is_not_asked_again() -> None:
     assert run(NEXT, avoid=(D2.id,)).reason == "decode_failed"
 
 
-def test_a_suspect_worker_is_asked_when_it_is_the_only_one() -> None:
-    alone = replace(D1, suspect_until_s=200.0)
-    assert run(FIRST, (P1, alone)).decode is alone
+def test_a_pair_that_failed_is_parted_and_both_go_on() -> None:
+    parted = [(P1.id, D1.id), (P1.id, D2.id)]
+    assert run(FIRST, blocked=parted).prefill is P2
+    assert run(FIRST, (P1, D1), blocked=parted).reason == "no_prefill_worker"
+    other = run(FIRST, (P1, D1, D2), blocked=[(P1.id, D1.id)])
+    assert (other.prefill, other.decode) == (P1, D2)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "blocked", "route", "prefill", "decode"),
+    [
+        (FLEET, [D1], Route.SPLIT, True, "D2"),
+        ((P1, D1), [D1], Route.SPLIT, True, "D1"),  # the only one that could answer
+        ((P1, D1, R1), [D1], Route.REPLICA, False, "R1"),
+        ((P1, D1), [P1], Route.LOCAL, False, "D1"),  # a turn can do without a P
+        ((P1, P2, D1), [P1], Route.SPLIT, True, "D1"),
+        ((P1, D1, R1), [P1, D1, R1], Route.REPLICA, False, "R1"),
+    ],
+    ids=str,
+)
+def test_who_failed_others_is_asked_only_where_nobody_else_can_answer(
+    fleet: tuple[WorkerView, ...], blocked: list[WorkerView], route: Route, prefill: bool, decode: str
+) -> None:
+    decision = run(FIRST, fleet, blocked=[view.id for view in blocked])
+    assert (decision.route, decision.prefill is not None, decision.decode.name) == (route, prefill, decode)
+    assert decision.prefill is None or decision.prefill not in blocked
+
+
+def test_a_full_worker_takes_no_more_and_says_so() -> None:
+    limited = replace(rules(), worker_limit=3)
+    full = replace(D2, inflight=3)
+    decision = run(NEXT, (P1, D1, full), limited)
+    assert (decision.decode, decision.reason) == (D1, "decode_busy")
+    with pytest.raises(AllBusy):
+        run(NEXT, (P1, full), limited)
+    with pytest.raises(AllBusy):
+        run(replace(NEXT, stored_response=True), (P1, D1, full), limited)
+    assert run(NEXT, (P1, replace(D1, inflight=2), full), limited).decode.name == "D1"
+    assert run(FIRST, (replace(P1, inflight=3), P2, D1), limited).prefill is P2
+    assert run(FIRST, (replace(P1, inflight=3), D1), limited).reason == "no_prefill_worker"
+
+
+@pytest.mark.parametrize(
+    ("fleet", "fits"),
+    [
+        ((), True),  # nobody to wait for: the decision says so at once
+        ((replace(D1, inflight=3),), False),
+        ((replace(D1, inflight=3), R1), True),
+        ((replace(D1, inflight=3), replace(R1, up=False)), False),
+        ((D1, replace(P1, inflight=3)), True),  # D computes the prompt
+        ((replace(D1, inflight=2),), True),
+    ],
+)
+def test_there_is_room_where_some_worker_of_each_kind_has_it(fleet: tuple[WorkerView, ...], fits: bool) -> None:
+    assert has_room("m", fleet, replace(rules(), worker_limit=3)) is fits
+    assert has_room("m", fleet, rules())
+
+
+def test_a_new_workers_share_grows() -> None:
+    """At 100 s, of a warm-up of 20 s."""
+    warming = replace(rules(), warm_up_s=20.0)
+
+    def chosen(since_s: float, inflight: int) -> str:
+        return run(FIRST, (P1, replace(D1, inflight=inflight), replace(D2, since_s=since_s)), warming).decode.name
+
+    assert [chosen(100.0, inflight) for inflight in (8, 10)] == ["D1", "D2"]  # it counts as ten times as loaded
+    assert [chosen(90.0, inflight) for inflight in (0, 2)] == ["D1", "D2"]
+    assert chosen(80.0, 1) == "D2"
+    prefills = (replace(P1, queued_prefill_tokens=1000), replace(P2, since_s=95.0), D1)
+    assert run(replace(FIRST, prompt_tokens=1000), prefills, warming).prefill is prefills[0]
+    assert run(replace(FIRST, prompt_tokens=100), prefills, warming).prefill is prefills[1]
 
 
 @pytest.mark.parametrize("fleet", [(), (P1,), (replace(D1, up=False),), (replace(D1, draining=True),)])

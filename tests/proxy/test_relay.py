@@ -45,7 +45,7 @@ WHOLE = [
     (Endpoint.COMPLETIONS, b'data: {"id":"c","choices":[{"index":0,"text":"Hi"}]}\n\n' + DONE),
     (Endpoint.RESPONSES, RESPONSES + COMPLETED),
     (Endpoint.MESSAGES, MESSAGES + STOP),
-    (Endpoint.CHAT, ERROR + DONE),
+    (Endpoint.CHAT, CHAT + ERROR),
     (Endpoint.CHAT, (CHAT + USAGE + DONE).replace(b"\n", b"\r\n")),
     (Endpoint.CHAT, (CHAT + USAGE + DONE).replace(b"\n", b"\r")),
     (Endpoint.CHAT, b"data: not json\n\nid: 7\n\n" + CHAT + DONE + b"\n"),
@@ -54,7 +54,7 @@ EDITS = [
     Edits(),
     Edits(hide_usage=True),
     Edits(cached_tokens=4),
-    Edits(hide_usage=True, cached_tokens=4, strip_token_ids=True),
+    Edits(hide_usage=True, cached_tokens=4),
 ]
 CUTS = st.lists(st.integers(0, 10_000), max_size=10)
 
@@ -101,6 +101,17 @@ def test_a_chunk_of_whole_events_without_edits_is_passed_on_as_it_is() -> None:
     relay = StreamRelay(Endpoint.CHAT, Edits(hide_usage=True, cached_tokens=4), AnswerObserver(Endpoint.CHAT))
     event = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
     assert relay.feed(event) is event
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "terminator"),
+    [(Endpoint.CHAT, b""), (Endpoint.CHAT, DONE), (Endpoint.MESSAGES, STOP), (Endpoint.RESPONSES, COMPLETED)],
+)
+def test_nothing_follows_a_workers_error(endpoint: Endpoint, terminator: bytes) -> None:
+    """vLLM ends an error with [DONE]; a client would take what it has for the whole answer."""
+    out, summary = relayed(endpoint, Edits(), ERROR + terminator, [])
+    assert out == ERROR
+    assert summary.error is not None and not summary.completed
 
 
 def test_half_an_event_waits_for_its_other_half() -> None:
@@ -159,13 +170,6 @@ def test_a_terminator_without_its_blank_line_is_a_terminator(stream: bytes) -> N
     out, summary = relayed(Endpoint.CHAT, Edits(), stream, [])
     assert summary.completed
     assert out.startswith(stream) and out.endswith(b"\n\n")
-
-
-@pytest.mark.parametrize("stream", [ERROR, ERROR + DONE])
-def test_an_error_of_the_workers_own_needs_no_second_one(stream: bytes) -> None:
-    out, summary = relayed(Endpoint.CHAT, Edits(), stream, [])
-    assert out == stream
-    assert summary.error is not None and not summary.completed
 
 
 def test_a_relay_finishes_once() -> None:

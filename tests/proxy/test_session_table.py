@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from ppd.proxy.anchors import indexed
 from ppd.proxy.chain import Chain, Hasher, Mark

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from fault_link import FaultLink
 from ppd.proxy.config import Mode
 from ppd.proxy.probes import probe
-from ppd.proxy.workers import Role
+from ppd.proxy.workers import Load, Role
 from ppd.servers.process import EngineProcess
 from ppd.servers.tiny_model import ensure_model
 from ppd.servers.vllm import TINY_ARGS, TINY_NAME, EngineSpec, command
@@ -31,11 +34,67 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @dataclass
-class Fleet(ProxyClient):
+class Streamed:
+    """A streamed answer as its client has it when it ends, or when the client leaves."""
+
+    status: int = 0
+    text: str = ""
+    error: dict[str, Any] | None = None
+    usage: dict[str, Any] | None = None
+    done: bool = False
+
+    def take(self, line: bytes) -> None:
+        name, _, data = line.strip().partition(b": ")
+        self.done = self.done or data == b"[DONE]"
+        if name != b"data" or data == b"[DONE]":
+            return
+        event = json.loads(data)
+        self.error = event.get("error", self.error)
+        self.usage = event.get("usage", self.usage)
+        for choice in event.get("choices", ()):
+            self.text += choice["delta"].get("content") or ""
+
+
+@dataclass
+class StreamClient(ProxyClient):
+    """Reads streams too."""
+
+    async def stream(self, messages: list[dict[str, Any]], seen: Streamed | None = None, **body: Any) -> Streamed:
+        """The whole stream; `seen` grows meanwhile."""
+        seen = seen or Streamed()
+        body = {"model": self.model, "messages": messages, "max_tokens": 24, "temperature": 0, "stream": True, **body}
+        async with self.session.post(f"{self.base_url}/v1/chat/completions", json=body) as response:
+            seen.status = response.status
+            async for line in response.content:
+                seen.take(line)
+        return seen
+
+    def new_stream(self) -> Streamed:
+        """To look into while it grows: hand it to `stream`."""
+        return Streamed()
+
+    async def eventually(self, holds: Callable[[], Awaitable[bool]], limit_s: float = 30.0) -> None:
+        """Waits for something that has to be asked for."""
+        async with asyncio.timeout(limit_s):
+            while not await holds():
+                await asyncio.sleep(0.02)
+
+
+@dataclass
+class Fleet(StreamClient):
     """The proxy, and engines by role."""
 
     engines: dict[Role, EngineProcess] = field(default_factory=dict)
     urls: dict[Role, str] = field(default_factory=dict)
+    specs: dict[Role, EngineSpec] = field(default_factory=dict)
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def start_again(self, role: Role) -> None:
+        """Another process at the address of one that was killed; its cache is empty."""
+        log_path = self.engines[role].log_path.with_name(f"{role}-again.log")
+        process = EngineProcess(command(self.specs[role]), log_path, name=role)
+        self.engines[role] = await self.stack.enter_async_context(process)
+        await process.wait_healthy(self.urls[role], timeout_s=START_S)
 
     async def counters(self, role: Role) -> dict[str, float]:
         """What the engine of this role has counted: see `ppd.proxy.scrape`."""
@@ -44,6 +103,54 @@ class Fleet(ProxyClient):
     async def mode(self, mode: Mode) -> None:
         status, _ = await self.admin("PUT", "/weights", {"mode": mode})
         assert status == 200
+
+    async def load(self, role: Role) -> Load:
+        return (await probe(self.session, self.urls[role])).metrics.load
+
+    async def computes(self, role: Role) -> bool:
+        return (await self.load(role)).running > 0
+
+    async def straight(self, role: Role, messages: list[dict[str, Any]], **body: Any) -> str:
+        """What the engine of this role answers when it is asked without a proxy."""
+        body = {"model": self.model, "messages": messages, "max_tokens": 24, "temperature": 0, **body}
+        async with self.session.post(f"{self.urls[role]}/v1/chat/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            text: str = (await response.json())["choices"][0]["message"]["content"]
+            return text
+
+    @asynccontextmanager
+    async def beside(self, *linked: Role, **settings: Any) -> AsyncIterator[Beside]:
+        """Another proxy before the same engines; those that are `linked` it reaches over a link that can fail."""
+        async with AsyncExitStack() as stack:
+            addresses = {role: url.removeprefix("http://") for role, url in self.urls.items()}
+            links = {}
+            for role in linked:
+                spec = self.specs[role]
+                links[role] = await stack.enter_async_context(FaultLink(spec.host, spec.port))
+                addresses[role] = links[role].address
+            defaults: dict[str, Any] = {"mode": Mode.ALWAYS_SPLIT, "probe_interval_s": 0.5}
+            workers = tuple(f"{role}={address}" for role, address in addresses.items())
+            running = running_proxy(workers=workers, **(defaults | settings))
+            proxy, base_url, session = await stack.enter_async_context(running)
+            beside = Beside(proxy, base_url, session, self.model, links)
+            await beside.until(lambda: set(beside.states().values()) == {"up"}, limit_s=60)
+            yield beside
+
+
+@dataclass
+class Beside(StreamClient):
+    """Another proxy before the fleet's engines, and the links between them."""
+
+    links: dict[Role, FaultLink] = field(default_factory=dict)
+
+    def inflight(self, role: Role) -> int:
+        return sum(view.inflight for view in self.proxy.state.registry.views() if view.role is role)
+
+    def is_idle(self) -> bool:
+        """This proxy holds nothing and waits for nothing."""
+        views, state = self.proxy.state.registry.views(), self.proxy.state
+        busy = any(view.inflight or view.queued_prefill_tokens for view in views)
+        return not busy and state.ledger.outstanding(state.now()) == 0
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -54,16 +161,16 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
     model = await asyncio.to_thread(ensure_model, environment)
     logs = tmp_path_factory.mktemp("engines")
     async with AsyncExitStack() as stack:
-        engines, urls = {}, {}
+        engines, urls, specs = {}, {}, {}
         for role in Role:
-            spec = engine_spec(role, model, environment.python)
+            spec = specs[role] = engine_spec(role, model, environment.python)
             urls[role] = f"http://{spec.address}"
             process = EngineProcess(command(spec), logs / f"{role}.log", name=role)
             engines[role] = await stack.enter_async_context(process)
         await asyncio.gather(*(engines[role].wait_healthy(urls[role], timeout_s=START_S) for role in Role))
         workers = tuple(f"{role}={url.removeprefix('http://')}" for role, url in urls.items())
         async with running_proxy(workers=workers, mode=Mode.ALWAYS_LOCAL) as (proxy, base_url, session):
-            fleet = Fleet(proxy, base_url, session, TINY_NAME, engines, urls)
+            fleet = Fleet(proxy, base_url, session, TINY_NAME, engines, urls, specs, stack)
             await fleet.until(lambda: fleet.states() == {"P1": "up", "D1": "up", "R1": "up"}, limit_s=60)
             yield fleet
 

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import replace as replace_worker
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from ppd.proxy.connectors.p2p_nccl import P2pNccl
 from ppd.proxy.errors import NoWorkerError
@@ -67,6 +68,6 @@ def test_ps_usage_is_what_the_handoff_knows(make_pair: MakePair) -> None:
 
 def test_a_worker_without_a_transfer_address_cannot_split(fields_of: FieldsOf, make_pair: MakePair) -> None:
     pair = make_pair()
-    pair = replace(pair, decode=replace(pair.decode, coordinates={}))
+    pair = replace(pair, decode=replace_worker(pair.decode, coordinates={}))
     with pytest.raises(NoWorkerError):
         P2pNccl().prefill_leg(Endpoint.CHAT, fields_of(CHAT), pair, HEX)

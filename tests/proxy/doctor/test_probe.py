@@ -12,6 +12,7 @@ from ppd.proxy.doctor.gather import Said
 from ppd.proxy.doctor.probe import FIRST_CHARS, MAX_TOKENS, NEXT_CHARS, choose_model, probe_text, turn_fact
 from ppd.proxy.doctor.values import Facts, TurnFact, WorkerFact
 from ppd.proxy.receipts import LegRecord, Receipt
+from ppd.proxy.resilience.failures import Leg
 from ppd.proxy.workers import Role, Worker
 
 CHARS_PER_TOKEN = 5  # about, of English words; a tiny model may have one
@@ -86,8 +87,8 @@ def test_a_receipt_knows_the_turns_number_and_a_missing_handoff() -> None:
         (Said(0, error="no answer in 120 s"), None, "no answer in 120 s"),
         (
             said({"error": {"message": "gone"}}, 502),
-            receipt(legs=[LegRecord(kind="prefill", worker="P1", address="a", started_s=0.0, error="WorkerTimeout")]),
-            "gone; prefill on P1: WorkerTimeout",
+            receipt(legs=[LegRecord(kind=Leg.PREFILL, worker="P1", address="a", started_s=0.0, error="timeout")]),
+            "gone; prefill on P1: timeout",
         ),
     ],
 )

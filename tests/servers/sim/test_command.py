@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from click.testing import CliRunner
 
@@ -79,6 +80,20 @@ async def test_sigterm_ends_a_stream_as_aborted(lab: Any) -> None:
         assert '"finish_reason":"abort"' in rest
         assert rest.endswith("data: [DONE]\n\n")
         assert await r.process.wait() == 0
+
+
+async def test_a_process_kills_itself_on_order(lab: Any) -> None:
+    async with process("--time-scale", "0", "--allow-faults") as r:
+        order = {"kind": "kill", "phase": "events", "after_events": 3, "leg": "plain"}
+        await lab.post(r, "/faults", {"orders": [order]})
+        body = {"messages": HI, "stream": True, "max_tokens": 50, "ignore_eos": True}
+        seen = b""
+        with pytest.raises(aiohttp.ClientError):
+            async with lab.session.post(f"http://{r.address}/v1/chat/completions", json=body) as answer:
+                async for line in answer.content:
+                    seen += line
+        assert await r.process.wait() == -signal.SIGKILL
+        assert seen.count(b"data: ") == 3
 
 
 async def test_a_profile_says_what_flags_do_not(lab: Any, tmp_path: Path) -> None:

@@ -8,14 +8,50 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ppd.servers.sim.faults import Fault, Faults
+from ppd.servers.sim.faults import Faults, Kind, Leg, Order, leg_of
 
 HI = [{"role": "user", "content": "hi"}]
 
 
+def kinds(faults: Faults, *legs: Leg) -> list[str | None]:
+    return [order.kind if (order := faults.take(leg)) else None for leg in legs]
+
+
 def test_faults_are_used_up_in_order() -> None:
-    faults = Faults(refuse=2, garbage=1)
-    assert [faults.take() for _ in range(4)] == [Fault.REFUSE, Fault.REFUSE, Fault.GARBAGE, None]
+    assert kinds(Faults(refuse=2, garbage=1), *4 * [Leg.PLAIN]) == ["error", "error", "body", None]
+    faults = Faults([Order(Kind.HANG, times=2), Order(Kind.RESET)], refuse=1)
+    assert kinds(faults, *5 * [Leg.PLAIN]) == ["hang", "hang", "reset", "error", None]
+
+
+def test_an_order_for_one_leg_leaves_the_others_alone() -> None:
+    faults = Faults([Order(Kind.HANG, leg=Leg.DECODE), Order(Kind.RESET, leg=Leg.PREFILL), Order(Kind.CLOSE)])
+    assert kinds(faults, Leg.PREFILL, Leg.PREFILL, Leg.PLAIN, Leg.DECODE) == ["reset", "close", None, "hang"]
+
+
+def test_failed_loads_are_counted_by_themselves() -> None:
+    faults = Faults([Order(Kind.LOAD)])
+    assert faults.take(Leg.DECODE) is None
+    assert [faults.take_load(), faults.take_load()] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("params", "leg"),
+    [
+        ('{"do_remote_decode": true}', Leg.PREFILL),
+        ('{"do_remote_prefill": true, "do_remote_decode": false}', Leg.DECODE),
+        ("{}", Leg.PLAIN),
+        ("null", Leg.PLAIN),
+        ("7", Leg.PLAIN),
+        ("[", Leg.PLAIN),
+    ],
+)
+def test_a_leg_is_told_by_its_transfer_params(params: str, leg: Leg) -> None:
+    assert leg_of(b'{"kv_transfer_params": %s}' % params.encode()) is leg
+
+
+@pytest.mark.parametrize(("wedge", "is_wedged"), [([], False), (["p"], True), (["q"], False), (["*"], True)])
+def test_a_wedge_names_engines(wedge: list[str], is_wedged: bool) -> None:
+    assert Faults(wedge=wedge).wedges("p") is is_wedged
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])

@@ -1,0 +1,66 @@
+"""Conversations as requests: what the load generator sends, with the mock backend's answers in the history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+# As in native/marks.h. The load generator writes a conversation's number over the zeros.
+MARK = "conversation-" + 12 * "0"
+WORD = "tide "
+MODEL = "mock"
+_SYSTEM = "You are a harbour master's assistant. Answer briefly, and say so when you do not know."
+_TEXT = (
+    "The copper lamp by the north stone was lit again last night, and the engine of the pilot boat ran until the tide "
+    "turned. Please look through the log of the winter signals and tell me which of them were answered. "
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Talk:
+    """A conversation's turns, alike but for the history; `words` is the length of every answer."""
+
+    turns: int = 8
+    words: int = 16
+    opening_bytes: int = 1000  # of the first turn's history, roughly
+    message_bytes: int = 4000  # at most, of one message in it
+    question_bytes: int = 150
+    streams: bool = False
+    first_us: int = 0  # until the first word of a stream
+    every_us: int = 0  # between two of its words
+
+
+def opening(talk: Talk) -> bytes:
+    """The first turn, not streamed: what is asked before anything is measured."""
+    return _body(talk, _history(talk, 0), streams=False)
+
+
+def follow_ups(talk: Talk) -> bytes:
+    """Turns 2 to the last, one a line."""
+    return b"".join(_body(talk, _history(talk, turn), streams=talk.streams) for turn in range(1, talk.turns))
+
+
+def _body(talk: Talk, messages: list[dict[str, str]], *, streams: bool) -> bytes:
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": talk.words, "temperature": 0.7, "messages": messages}
+    return msgspec.json.encode(body | {"stream": True} if streams else body) + b"\n"
+
+
+def _history(talk: Talk, turn: int) -> list[dict[str, str]]:
+    """Where the first turn is long, it has a past of its own: many messages, as an agent's has."""
+    past = max(1, round(talk.opening_bytes / talk.message_bytes)) | 1  # odd: it ends with the user's
+    size = talk.opening_bytes // past
+    orders = f"{MARK} first={talk.first_us}us every={talk.every_us}us. "
+    messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _text(orders, size)}]
+    for number in range(1, past):
+        message = _text(f"Part {number}: ", size)
+        messages.append({"role": "assistant" if number % 2 else "user", "content": message})
+    for number in range(turn):
+        messages.append({"role": "assistant", "content": WORD * talk.words})
+        messages.append({"role": "user", "content": _text(f"Question {number}: ", talk.question_bytes)})
+    return messages
+
+
+def _text(beginning: str, size: int) -> str:
+    return (beginning + _TEXT * (size // len(_TEXT) + 1))[:size]

@@ -1,0 +1,66 @@
+"""Streams that open and close for as long as one likes, and what the proxy's memory does meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from soaking.slope import Slope, slope
+
+from .backend import Clients, finished, running_backend
+from .bodies import Talk
+from .rows import Load as Mode
+from .rows import Row
+from .subjects import Fleet, Subject
+from .trials import Bench, opened
+
+# Tables that are full within the first minute, so that a slope after it is no filling.
+PPD_ARGS = ("--session-limit", "2000", "--receipts-kept", "1000")
+_BURN_IN = 0.2  # of the samples
+
+_SHORT = Talk(turns=3, words=20, streams=True, every_us=10_000)
+_ROUND = (
+    Row(name="connections that come and go", load=Mode.ONCE, connections=400, talk=_SHORT, ramp_ms=1000),
+    Row(name="streams that clients leave", connections=200, talk=replace(_SHORT, words=500), ramp_ms=500),
+    Row(name="whole answers", connections=32, fresh=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    at_s: float
+    rss_kib: int
+    requests: int  # so far
+    faults: int
+
+
+def churn(subject: Subject, minutes: float, bench: Bench) -> Iterator[Sample]:
+    """One sample after each round of a few seconds, when nothing is open."""
+    begun_s, requests, faults = time.monotonic(), 0, 0
+    with running_backend(bench.tools, bench.cores.mock, bench.folder) as backend:
+        with opened(subject, Fleet.PLAIN, backend, bench) as door:
+            clients = Clients(bench.tools, bench.cores, bench.folder)
+            while time.monotonic() < begun_s + 60 * minutes:
+                for row in _ROUND:
+                    with clients.asking(row, door.port, clients.new_conversations(), 1.0) as program:
+                        load = finished(program)
+                    requests += load.asked
+                    faults += load.refused + load.broken + load.refusals + load.wrong
+                backend.wait_quiet()
+                now = door.usage()
+                assert now is not None, "a proxy is measured, not a direct connection"
+                yield Sample(time.monotonic() - begun_s, now.rss_kib, requests, faults)
+
+
+def growth(samples: list[Sample]) -> Slope | None:
+    """In KiB a minute, after the burn-in; None where there are too few samples."""
+    steady = samples[int(len(samples) * _BURN_IN) :]
+    return slope([sample.at_s / 60 for sample in steady], [float(sample.rss_kib) for sample in steady])
+
+
+def verdict(samples: list[Sample]) -> str:
+    found = growth(samples)
+    if found is None:
+        return "too few samples for a slope: let it run for longer"
+    return f"RSS grows by {found.value:+.1f} KiB a minute (95 %: {found.low:+.1f} to {found.high:+.1f})"

@@ -1,0 +1,117 @@
+"""Programs of a measurement: each on its own cores, in a process group of its own that ends with it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+HOST = "127.0.0.1"
+_ENDS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Who runs where: the proxy has one core, and shares it with nobody."""
+
+    proxy: frozenset[int]
+    mock: frozenset[int]
+    load: frozenset[int]
+
+
+def share_out(cores: Collection[int]) -> Cores:
+    """With two cores, the mock backend and the load generator share the other one; with one, all share it."""
+    ordered = sorted(cores)
+    proxy, others = ordered[-1], ordered[:-1] or ordered
+    mock, load = (others[0], others[1]) if len(others) > 1 else (others[0], others[0])
+    return Cores(frozenset({proxy}), frozenset({mock}), frozenset({load}))
+
+
+@contextmanager
+def _running_on(cores: Collection[int]) -> Iterator[None]:
+    """A program inherits its cores, and has them before it counts them."""
+    ours = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, ours)
+
+
+class Program:
+    """A running program. `stop` ends it with all that it started; its output is in `log`."""
+
+    def __init__(self, argv: Sequence[str], cores: Collection[int], log: Path, *, pipes: bool = False) -> None:
+        self.log = log
+        with log.open("wb") as output, _running_on(cores):
+            self.process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if pipes else output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is ours to pass on, and a group can be ended as one
+                cwd=log.parent,
+            )
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def line(self) -> str:
+        """The next line of its output; empty at the end. Only with pipes."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().decode().strip()
+
+    def hang_up(self) -> None:
+        """Ends its stdin. Only with pipes."""
+        assert self.process.stdin is not None
+        with suppress(OSError):
+            self.process.stdin.close()
+
+    def stop(self) -> None:
+        """In its own time, then by force; also if it is told to hurry meanwhile."""
+        try:
+            self._signal(signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_ENDS_S)
+        finally:
+            self._signal(signal.SIGKILL)
+            self.process.wait()
+            for pipe in (self.process.stdin, self.process.stdout):
+                if pipe is not None:
+                    with suppress(OSError):
+                        pipe.close()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):  # the group lives as long as anyone in it
+            os.killpg(self.pid, number)
+
+
+def raise_descriptor_limit() -> int:
+    """As far as it may go; the programs started later have it too."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind((HOST, 0))
+        port: int = listening.getsockname()[1]
+        return port

@@ -1,0 +1,133 @@
+"""What was measured, as it was measured; the table is made of it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from ppd.proxy.errors import FormatError
+
+VERSION = 1
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Of durations, in microseconds."""
+
+    count: int
+    p50_us: float
+    p90_us: float
+    p99_us: float
+    max_us: float
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What the load generator found. Latencies are of requests that began in the measured span."""
+
+    seconds: float
+    asked: int  # also before and after the measured span
+    right: int  # answers, in the measured span
+    refused: int = 0  # connections
+    broken: int = 0  # connections that ended before their answer did
+    refusals: int = 0  # a status other than 200
+    wrong: int = 0  # incomplete, or of another conversation
+    unanswered: int = 0  # when it ended; of an endless stream that is no fault
+    holding: int = 0  # streams open, with their first chunk
+    chunks: int = 0
+    whole: Spread | None = None  # from the request to the answer's end
+    first: Spread | None = None  # to its first chunk
+    late: int = 0  # requests of an open loop that found no connection free
+
+
+class Stats(msgspec.Struct, frozen=True):
+    """What the mock backend counted."""
+
+    requests: int = 0
+    answers: int = 0
+    streams: int = 0
+    chunks: int = 0
+    prefills: int = 0
+    handovers: int = 0  # decode legs with a prefill's parameters
+    aborted: int = 0
+    unknown: int = 0  # paths that it does not have
+    open: int = 0
+
+    def since(self, before: Stats) -> Stats:
+        return Stats(**{name: getattr(self, name) - getattr(before, name) for name in self.__struct_fields__})
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One row of one subject in one repetition; `problem` says why there is nothing else."""
+
+    row: str
+    subject: str
+    repetition: int
+    problem: str = ""
+    load: Load | None = None
+    backend: Stats | None = None
+    cpu_s: float | None = None  # of the proxy, in the measured span; None for a direct connection
+    rss_kib_before: int | None = None
+    rss_kib: int | None = None  # at the end of the measured span
+
+    @property
+    def faults(self) -> int:
+        load = self.load
+        return load.refused + load.broken + load.refusals + load.wrong if load else 0
+
+
+class Machine(msgspec.Struct, frozen=True):
+    cpu: str
+    cores: int
+    memory_gib: int
+    kernel: str
+    python: str
+
+
+class Run(msgspec.Struct, frozen=True):
+    """The whole of a measurement."""
+
+    date: str
+    seconds: float
+    repetitions: int
+    machine: Machine
+    versions: Mapping[str, str]
+    ppd_args: tuple[str, ...]
+    took_s: float
+    records: tuple[Record, ...]
+    version: int = VERSION
+
+
+def encode(run: Run) -> bytes:
+    """With a record a line, for whoever compares two of them."""
+    head, _, records = msgspec.json.encode(run).partition(b'"records":[')
+    listed, _, tail = records.rpartition(b"]")
+    return head + b'"records":[\n' + listed.replace(b'},{"row"', b'},\n{"row"') + b"\n]" + tail + b"\n"
+
+
+def decode(data: bytes) -> Run:
+    try:
+        run = msgspec.json.decode(data, type=Run)
+    except msgspec.DecodeError as exc:
+        raise FormatError(f"records of a proxy's overhead: {exc}") from exc
+    if run.version != VERSION:
+        raise FormatError(f"records of a proxy's overhead: version {run.version}, known is {VERSION}")
+    return run
+
+
+def this_machine() -> Machine:
+    """Nothing that tells whose it is."""
+    return Machine(
+        cpu=cpu_model(Path("/proc/cpuinfo").read_text()),
+        cores=len(os.sched_getaffinity(0)),
+        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        kernel=platform.release().partition("-")[0],
+        python=platform.python_version(),
+    )
+
+
+def cpu_model(cpuinfo: str) -> str:
+    named = (line.partition(":")[2].strip() for line in cpuinfo.splitlines() if line.startswith("model name"))
+    return next(named, platform.machine())

@@ -1,0 +1,130 @@
+"""The table: medians over repetitions, PPD's ratio to the best peer, and whether the target is met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from .peers import PEERS
+from .records import Record, Run
+from .rows import LINES, Better, Line
+from .subjects import DIRECT, PPD, SUBJECTS
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One subject's median; `faults` are of all repetitions together, `problem` is why there is no value."""
+
+    value: float | None = None
+    faults: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`ratio`: PPD's value to the best peer's. `holds` is None where nothing is promised, or nobody was measured."""
+
+    ratio: float | None = None
+    best: str = ""
+    holds: bool | None = None
+
+
+def cells(line: Line, records: Iterable[Record]) -> dict[str, Cell]:
+    """By subject. What is added to a direct connection is unknown without one."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        if record.row == line.row:
+            found.setdefault(record.subject, []).append(record)
+    values = {subject: _cell(line, its) for subject, its in found.items()}
+    if not line.is_added:
+        return values
+    direct = values.get(DIRECT, Cell()).value
+    return {subject: cell if subject == DIRECT else _less(cell, direct) for subject, cell in values.items()}
+
+
+def _cell(line: Line, records: Sequence[Record]) -> Cell:
+    values = [value for record in records if (value := line.value(record)) is not None]
+    problem = next((record.problem for record in records if record.problem), "")
+    return Cell(median(values) if values else None, sum(record.faults for record in records), problem)
+
+
+def _less(cell: Cell, direct: float | None) -> Cell:
+    value = cell.value - direct if cell.value is not None and direct is not None else None
+    return Cell(value, cell.faults, cell.problem)
+
+
+def judge(line: Line, by_subject: Mapping[str, Cell]) -> Verdict:
+    """A peer with faults is compared with as if it had none; PPD with faults holds nothing."""
+    ours = by_subject.get(PPD, Cell())
+    peers = {name: cell.value for name, cell in by_subject.items() if name in PEERS and cell.value is not None}
+    choose = max if line.better is Better.MORE else min
+    best = choose(peers, key=lambda name: peers[name]) if peers else ""
+    ratio = ours.value / peers[best] if ours.value is not None and best and peers[best] > 0 else None
+    if ours.value is None:
+        return Verdict(ratio, best)
+    kept = []
+    if line.limit is not None:
+        kept.append(ours.value <= line.limit)
+    if line.target is not None and ratio is not None:
+        kept.append(ratio >= line.target if line.better is Better.MORE else ratio <= line.target)
+    return Verdict(ratio, best, all(kept) and ours.faults == 0 if kept else None)
+
+
+def markdown(run: Run) -> str:
+    names = [name for name in SUBJECTS if any(record.subject == name for record in run.records)]
+    measured = {record.row for record in run.records}
+    heads = ["", *names, "ppd / best peer", "target", "holds"]
+    rows = [heads, ["---", *["---:"] * (len(heads) - 2), "---"]]
+    for line in LINES:
+        if line.row not in measured:
+            continue
+        by_subject = cells(line, run.records)
+        verdict = judge(line, by_subject)
+        ratio = f"{verdict.ratio:.2f} ({verdict.best})" if verdict.ratio is not None else "–"
+        shown = [_shown(by_subject.get(name), line) for name in names]
+        rows.append([line.title, *shown, ratio, _target(line), _holds(verdict)])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"{_about(run)}\n\n{table}\n{_problems(run)}"
+
+
+def _shown(cell: Cell | None, line: Line) -> str:
+    if cell is None or cell.value is None:
+        return "n/a" if cell and cell.problem else "–"
+    faults = f" ({cell.faults:,} faults)" if cell.faults else ""
+    return f"{cell.value:,.{line.digits}f}{faults}"
+
+
+def _target(line: Line) -> str:
+    sign = "≥" if line.better is Better.MORE else "≤"
+    parts = []
+    if line.limit is not None:
+        parts.append(f"≤ {line.limit:g}")
+    if line.target is not None:
+        parts.append(f"{sign} {line.target:.2g} x")
+    return ", ".join(parts)
+
+
+def _holds(verdict: Verdict) -> str:
+    return "" if verdict.holds is None else "yes" if verdict.holds else "no"
+
+
+def _about(run: Run) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
+    machine = run.machine
+    return (
+        f"{run.date}: {run.repetitions} repetitions, interleaved, {run.seconds:g} s a row; medians. {machine.cpu}, "
+        f"{machine.cores} cores, {machine.memory_gib} GiB, Linux {machine.kernel}, Python {machine.python}; the proxy "
+        f"on one core. {versions}."
+    )
+
+
+def _problems(run: Run) -> str:
+    """Each once, however many rows it cost."""
+    problems: dict[tuple[str, str], list[str]] = {}
+    for record in run.records:
+        if record.problem:
+            rows = problems.setdefault((record.subject, record.problem), [])
+            rows += [record.row] if record.row not in rows else []
+    lines = [f"- {subject}, {', '.join(rows)}: {problem}" for (subject, problem), rows in problems.items()]
+    return "\n".join(["", *lines, ""]) if lines else ""

@@ -1,0 +1,108 @@
+"""What is measured, and how each of them is started: in front of one D, and in front of a P and a D.
+
+Peers choose workers in turn, the cheapest of their policies: by default they look for a known prefix, for which
+vllm-router asks the worker to tokenize every prompt. PPD runs with its defaults, but for limits lower than the load.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from .peers import PEERS, program
+from .processes import HOST
+
+DIRECT = "direct"
+PPD = "ppd"
+PPD_TWICE = "ppd x 2"  # two processes, on the one core that every proxy has: what sharing costs
+SUBJECTS = (DIRECT, PPD, PPD_TWICE, *PEERS)
+_STREAMS = "32768"  # more than any row has open
+
+
+class Fleet(StrEnum):
+    """`PLAIN`: every timed request is one leg. `PAIR`: every one is prefilled on P and answered by D (NIXL)."""
+
+    PLAIN = "plain"
+    PAIR = "pair"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Ports: of the proxy, of its metrics, and of the mock backend as P and as D."""
+
+    port: int
+    metrics: int
+    prefill: int
+    decode: int
+
+    @property
+    def prefill_url(self) -> str:
+        return f"http://{HOST}:{self.prefill}"
+
+    @property
+    def decode_url(self) -> str:
+        return f"http://{HOST}:{self.decode}"
+
+
+Command = Callable[[Place], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """`pair` is None where it does not speak NIXL's order; `why_not` then says what it does."""
+
+    name: str
+    plain: Command
+    pair: Command | None = None
+    why_not: str = ""
+
+    def command(self, fleet: Fleet) -> Command | None:
+        return self.plain if fleet is Fleet.PLAIN else self.pair
+
+
+def subject(name: str, cache: Path, ppd_args: Sequence[str] = ()) -> Subject:
+    """Of a proxy; a direct connection is none."""
+    path = str(program(cache, name))
+    match name:
+        case "ppd" | "ppd x 2":
+            more = ppd_args if name == PPD else (*ppd_args, "--processes", "2")
+            return Subject(name, lambda place: _ppd(place, more), lambda place: _ppd(place, more))
+        case "vllm-router":
+            return Subject(name, lambda place: _vllm_plain(path, place), lambda place: _vllm_pair(path, place))
+        case _:
+            why = "asks P and D at once, SGLang's order"
+            return Subject(name, lambda place: _shepherd(path, place), why_not=why)
+
+
+def _ppd(place: Place, more: Sequence[str]) -> list[str]:
+    """With both fleets alike: first turns are SPLIT, and later ones LOCAL where the table says so."""
+    argv = [str(Path(sys.executable).with_name("ppd")), "serve", "--port", str(place.port), "--heartbeat-port", "0"]
+    argv += ["--workers", f"P={HOST}:{place.prefill}", "--workers", f"D={HOST}:{place.decode}"]
+    for limit in ("connections-per-address", "max-inflight", "max-worker-inflight"):
+        argv += [f"--{limit}", _STREAMS]
+    return [*argv, "--warm-up-s", "0", "--log-level", "warning", *more]
+
+
+def _vllm_router(path: str, place: Place) -> list[str]:
+    argv = [path, "--host", HOST, "--port", str(place.port), "--prometheus-port", str(place.metrics)]
+    argv += ["--worker-startup-check-interval", "1", "--max-concurrent-requests", _STREAMS]
+    return [*argv, "--policy", "round_robin", "--log-level", "warning"]
+
+
+def _vllm_plain(path: str, place: Place) -> list[str]:
+    return [*_vllm_router(path, place), "--worker-urls", place.decode_url]
+
+
+def _vllm_pair(path: str, place: Place) -> list[str]:
+    argv = [*_vllm_router(path, place), "--vllm-pd-disaggregation"]
+    return [*argv, "--prefill", place.prefill_url, "--decode", place.decode_url]
+
+
+def _shepherd(path: str, place: Place) -> list[str]:
+    """sglang-router, and smg that came of it."""
+    argv = [path, "launch", "--host", HOST, "--port", str(place.port), "--prometheus-port", str(place.metrics)]
+    argv += ["--worker-startup-check-interval", "1", "--max-concurrent-requests", _STREAMS]
+    return [*argv, "--policy", "round_robin", "--log-level", "warn", "--worker-urls", place.decode_url]

@@ -1,0 +1,203 @@
+"""Measures: every subject in turn, started anew in every repetition, row by row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from .backend import Backend, Clients, TrialError, ask_once, await_line, finished, running_backend
+from .native import Tools
+from .peers import PeerError, last_lines
+from .processes import Cores, Program, free_port
+from .records import Record
+from .rows import ROWS, Row
+from .rows import Load as Mode
+from .subjects import DIRECT, Fleet, Place, Subject
+from .usage import Usage, usage
+
+_STARTS_S = 40.0
+_SETTLES_S = 1.0  # until an opened stream's memory is looked at
+_STRAY_LEGS = 0.02  # of all requests: a canary, or a session that was just pushed out
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What every trial shares."""
+
+    tools: Tools
+    cores: Cores
+    folder: Path
+    seconds: float
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where clients ask: a proxy's port, or the backend's own."""
+
+    subject: str
+    port: int
+    backend: Backend
+    pid: int | None = None
+
+    def usage(self) -> Usage | None:
+        """Now; None of a direct connection."""
+        if self.pid is None:
+            return None
+        now = usage(self.pid)
+        if not now.rss_kib:
+            raise TrialError(f"{self.subject} ended")
+        return now
+
+
+def select(names: Sequence[str]) -> tuple[Row, ...]:
+    """Rows by name, in their own order; with one that builds upon another, that one too."""
+    wanted = set(names) | {row.after for row in ROWS if row.name in names}
+    return tuple(row for row in ROWS if not names or row.name in wanted)
+
+
+def measure(subject: Subject | None, rows: Sequence[Row], bench: Bench, repetition: int) -> Iterator[Record]:
+    """One repetition of one subject; None is a direct connection."""
+    name = subject.name if subject else DIRECT
+    for fleet in Fleet:
+        its = [row for row in rows if row.fleet is fleet and (subject or row.has_direct)]
+        if not its:
+            continue
+        bench.progress(f"repetition {repetition + 1}: {name}, {fleet}")
+        with running_backend(bench.tools, bench.cores.mock, bench.folder) as backend:
+            try:
+                with opened(subject, fleet, backend, bench) as door:
+                    yield from _rows(door, its, bench, repetition)
+            except PeerError as exc:
+                for row in its:
+                    yield Record(row=row.name, subject=name, repetition=repetition, problem=exc.message)
+
+
+@contextmanager
+def opened(subject: Subject | None, fleet: Fleet, backend: Backend, bench: Bench) -> Iterator[Door]:
+    """The subject at work before the backend; PeerError says why it is not."""
+    if subject is None:
+        yield Door(DIRECT, backend.decode, backend)
+        return
+    command = subject.command(fleet)
+    if command is None:
+        raise PeerError(subject.why_not)
+    place = Place(free_port(), free_port(), backend.prefill, backend.decode)
+    try:
+        program = Program(command(place), bench.cores.proxy, bench.folder / f"{subject.name}-{fleet}.log")
+    except OSError as exc:
+        hint = "`python benchmarks/proxy_overhead.py install` installs the peers"
+        raise PeerError(f"can't be started: {exc.strerror}; {hint}") from exc
+    with program:
+        _wait_ready(program, place, fleet, backend)
+        yield Door(subject.name, place.port, backend, program.pid)
+
+
+def _wait_ready(program: Program, place: Place, fleet: Fleet, backend: Backend) -> None:
+    """Answers, and through P where it is to be; a fleet may come up one by one."""
+    ends_s = time.monotonic() + _STARTS_S
+    while time.monotonic() < ends_s and not program.has_ended:
+        before = backend.stats().handovers
+        if ask_once(place.port) and (fleet is Fleet.PLAIN or backend.stats().handovers > before):
+            return
+        time.sleep(0.1)
+    why = "ended" if program.has_ended else f"did not answer within {_STARTS_S:g} s"
+    raise PeerError(f"{why}: {last_lines(program.log.read_text(errors='replace'))}")
+
+
+def _rows(door: Door, rows: Sequence[Row], bench: Bench, repetition: int) -> Iterator[Record]:
+    clients = Clients(bench.tools, bench.cores, bench.folder)
+    held = [row for row in rows if row.load is Mode.HOLD]
+    if held:
+        yield from _hold(door, held, clients, repetition)
+    for row in rows:
+        if row.load is Mode.HOLD:
+            continue
+        record = Record(row=row.name, subject=door.subject, repetition=repetition)
+        try:
+            yield _timed(record, door, row, clients, bench.seconds)
+        except TrialError as exc:
+            yield msgspec.structs.replace(record, problem=exc.message)
+        door.backend.wait_quiet()
+
+
+def _timed(record: Record, door: Door, row: Row, clients: Clients, seconds: float) -> Record:
+    first = clients.new_conversations()
+    if not row.fresh:
+        clients.greet(row, door.port, first)
+    before = door.backend.stats()
+    with clients.asking(row, door.port, first, seconds) as program:
+        await_line(program, "begin")
+        begun = door.usage()
+        await_line(program, "end")
+        ended = door.usage()
+        load = finished(program)
+    backend = door.backend.stats().since(before)
+    record = msgspec.structs.replace(record, load=load, backend=backend)
+    if begun and ended:
+        record = msgspec.structs.replace(
+            record,
+            cpu_s=round(ended.cpu_s - begun.cpu_s, 4),
+            rss_kib_before=begun.rss_kib,
+            rss_kib=ended.rss_kib,
+        )
+    return msgspec.structs.replace(record, problem=stray_legs(row, record))
+
+
+def stray_legs(row: Row, record: Record) -> str:
+    """Whether the work was what the row says; empty if so."""
+    load, backend = record.load, record.backend
+    if load is None or backend is None or record.subject == DIRECT:
+        return ""
+    legs = backend.handovers if row.fleet is Fleet.PAIR else load.asked - backend.prefills
+    if legs >= load.asked * (1 - _STRAY_LEGS):
+        return ""
+    wanted = "P and then D" if row.fleet is Fleet.PAIR else "one leg"
+    return f"{load.asked - legs} of {load.asked} requests were not {wanted}"
+
+
+def _hold(door: Door, rows: Sequence[Row], clients: Clients, repetition: int) -> Iterator[Record]:
+    records = [Record(row=row.name, subject=door.subject, repetition=repetition) for row in rows]
+    try:
+        yield from _held(door, rows, clients, records)
+    except TrialError as exc:
+        yield from (msgspec.structs.replace(record, problem=exc.message) for record in records)
+    door.backend.wait_quiet()
+
+
+def _held(door: Door, rows: Sequence[Row], clients: Clients, records: Sequence[Record]) -> list[Record]:
+    """Streams on top of those that are open; the memory before is that before the first of them."""
+    firsts = [clients.new_conversations() for _ in rows]
+    for row, first in zip(rows, firsts, strict=True):
+        clients.greet(row, door.port, first)
+    time.sleep(_SETTLES_S)
+    before, found, programs = door.usage(), [], []
+    with ExitStack() as stack:
+        for row, first in zip(rows, firsts, strict=True):
+            programs.append(stack.enter_context(clients.asking(row, door.port, first, 0.0)))
+            await_line(programs[-1], "begin")
+            time.sleep(_SETTLES_S)
+            found.append(door.usage())
+        for program in programs:
+            program.hang_up()
+        loads = [finished(program) for program in programs]
+    holding, done = 0, []
+    for record, load, now in zip(records, loads, found, strict=True):
+        holding += load.holding
+        done.append(
+            msgspec.structs.replace(
+                record,
+                load=msgspec.structs.replace(load, holding=holding),
+                rss_kib_before=before.rss_kib if before else None,
+                rss_kib=now.rss_kib if now else None,
+                problem=f"{load.unanswered} streams did not begin" if load.unanswered else "",
+            )
+        )
+    return done

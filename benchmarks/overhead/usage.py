@@ -1,0 +1,62 @@
+"""What a process and all its descendants have used, from /proc: CPU time, and memory that is resident."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One line of /proc/*/stat. `cpu_s` includes children that have ended and were waited for."""
+
+    pid: int
+    parent: int
+    cpu_s: float
+    rss_kib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    cpu_s: float
+    rss_kib: int
+
+
+def parse_stat(text: str) -> Process:
+    """A process's name may hold blanks and brackets: fields are counted from its last one."""
+    pid, _, rest = text.partition(" (")
+    fields = rest.rpartition(") ")[2].split()
+    ticks = sum(int(fields[at]) for at in (11, 12, 13, 14))
+    return Process(int(pid), int(fields[1]), ticks / _TICKS_PER_S, int(fields[21]) * _PAGE_KIB)
+
+
+def family(root: int, processes: Mapping[int, Process]) -> list[Process]:
+    """The process and its descendants, those that are there."""
+    found, pids = [], [root]
+    while pids:
+        pid = pids.pop()
+        if pid in processes:
+            found.append(processes[pid])
+        pids += [process.pid for process in processes.values() if process.parent == pid]
+    return found
+
+
+def total(processes: Iterable[Process]) -> Usage:
+    processes = list(processes)
+    return Usage(sum(one.cpu_s for one in processes), sum(one.rss_kib for one in processes))
+
+
+def usage(pid: int) -> Usage:
+    """Now, of the process and its descendants."""
+    processes = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended meanwhile
+            process = parse_stat(path.read_text())
+            processes[process.pid] = process
+    return total(family(pid, processes))

@@ -1,0 +1,104 @@
+"""What is done to the fleet and when, and what each thing may cost a client. Pure: everything follows from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from random import Random
+from typing import Any, Final
+
+from .records import FINE, Disturbance, Kind, Outcome, Request
+
+WORKERS: Final = ("P1", "P2", "D1", "D2", "D3", "R1")
+SPARE: Final = "D4"  # which joins and leaves
+
+# What a client may notice of each. Everything else has another worker, or another try, before the first byte.
+COSTS: Final[dict[Kind, frozenset[Outcome]]] = {
+    Kind.KILL: frozenset({Outcome.BROKEN}),
+    Kind.CUT: frozenset({Outcome.BROKEN}),
+    Kind.EVENT: frozenset({Outcome.BROKEN}),
+    Kind.HANG: frozenset({Outcome.TIMED_OUT}),  # a whole answer's time is over when it is noticed
+    Kind.WEDGE: frozenset({Outcome.TIMED_OUT}),
+    Kind.DEAF: frozenset({Outcome.TIMED_OUT}),  # asyncio forgets a connection accepted while its server closes
+}
+AFTER_S: Final = 1.0  # how long after its end a disturbance may still be felt
+
+# Whom it can be done to: a replica takes part in no hand-over.
+_ROLES = {Kind.FLIP: "PD", Kind.HANDOFF: "P", Kind.LOAD: "D", Kind.WEDGE: "P"}
+_MANY = 10_000  # more requests than come while a fault is set
+_CALM_S = (2.0, 4.0)
+_LASTS_S = (2.5, 5.0)
+_SETTLES_S = 2.0  # until a worker that came back is known to be there
+_TWO_AT_ONCE = 0.5
+
+
+def plan(seed: int, seconds: float) -> list[Disturbance]:
+    """One or two at a time with calm between, every kind before any comes again; the last are over before the end."""
+    draw = Random(f"{seed}/disturbances")
+    kinds = _shuffled(draw)
+    planned: list[Disturbance] = []
+    at_s = draw.uniform(*_CALM_S)
+    while at_s + _LASTS_S[1] + _SETTLES_S < seconds:
+        together: list[Disturbance] = []
+        for _ in range(2 if draw.random() < _TWO_AT_ONCE else 1):
+            together.append(_disturbance(draw, next(kinds), at_s, {one.worker for one in together}))
+        planned += together
+        at_s += max(one.lasts_s for one in together) + _SETTLES_S + draw.uniform(*_CALM_S)
+    return planned
+
+
+def costs(request: Request, disturbances: Iterable[Disturbance]) -> frozenset[Outcome]:
+    """What this request may have come to, besides going well."""
+    return FINE.union(*(COSTS.get(one.kind, FINE) for one in felt(request, disturbances)))
+
+
+def felt(request: Request, disturbances: Iterable[Disturbance]) -> list[Disturbance]:
+    """Those that were under way while the request was."""
+    return [
+        one
+        for one in disturbances
+        if request.sent_s <= one.at_s + one.lasts_s + AFTER_S and request.ended_s >= one.at_s
+    ]
+
+
+def faults(one: Disturbance) -> dict[str, Any]:
+    """What the engine is told: the body of POST /faults."""
+    match one.kind:
+        case Kind.REFUSE:
+            return {"refuse": _MANY, "refuse_status": one.detail}
+        case Kind.CUT:
+            return {"cut": _MANY, "cut_after_events": one.detail}
+        case Kind.HANG | Kind.GARBAGE:
+            return {one.kind.value: _MANY}
+        case Kind.WEDGE:
+            return {"wedge": ["*"]}
+        case Kind.DEAF:
+            return {"deaf_s": one.lasts_s}
+        case _:
+            orders: dict[Kind, dict[str, Any]] = {
+                Kind.PAGE: {"kind": "page", "status": 502},
+                Kind.SLOW: {"kind": "slow", "delay_s": 0.05},
+                Kind.EVENT: {"kind": "error", "phase": "events", "after_events": one.detail},
+                Kind.ABORT: {"kind": "abort", "phase": "head"},
+                Kind.HANDOFF: {"kind": "handoff"},
+                Kind.LOAD: {"kind": "load"},
+            }
+            return {"orders": [orders[one.kind] | {"times": _MANY}]}
+
+
+def _disturbance(draw: Random, kind: Kind, at_s: float, taken: Collection[str]) -> Disturbance:
+    able = [SPARE] if kind is Kind.JOIN else [name for name in WORKERS if name[0] in _ROLES.get(kind, "PDR")]
+    events = draw.randint(0, 12)
+    return Disturbance(
+        kind=kind,
+        worker=draw.choice([name for name in able if name not in taken]),
+        at_s=at_s,
+        lasts_s=draw.uniform(*_LASTS_S),
+        detail={Kind.REFUSE: draw.choice((429, 500, 503)), Kind.CUT: events, Kind.EVENT: events}.get(kind, 0),
+    )
+
+
+def _shuffled(draw: Random) -> Iterator[Kind]:
+    while True:
+        deck = list(Kind)
+        draw.shuffle(deck)
+        yield from deck

@@ -1,0 +1,99 @@
+"""Looks at the proxy and the engines while a soak runs, and at what is left when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+
+from .fleet import ENGINE_GAUGES, LEASE_S, Fleet, descriptors, rss_kib
+from .records import Sample
+
+# Whatever the proxy counts of work that it holds now, by the words in its gauges' names.
+_HELD = (r"ppd_(?!.*_(total|created|bucket|count|sum)$).*(inflight|queue|outstanding|waiting|reserved)",)
+_COUNTED = ("vllm:num_preemptions_total", "vllm:nixl_num_.*_total", "ppd_sim:traps_total", "vllm:request_success_total")
+_ENGINES_EVERY = 3  # samples
+_CLOSES_S = 10.0
+
+_SHARED_LABELS = re.compile(r'(model_name|engine)="[^"]*",?')
+LOG_DEFECTS = ("Traceback (most recent call last)", "never retrieved", "never awaited", "Unclosed", "ResourceWarning")
+
+
+class Watch:
+    def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
+        self._fleet = fleet
+        self._clock = clock
+        self._lives: dict[str, dict[str, float]] = {}  # counters of the running life of each engine
+        self._ended: Counter[str] = Counter()
+        self.samples: list[Sample] = []
+
+    async def run(self) -> None:
+        """One sample a second until cancelled."""
+        while True:
+            await self._sample()
+            if len(self.samples) % _ENGINES_EVERY == 0:
+                await self._count_engines()
+            await asyncio.sleep(1.0)
+
+    async def _sample(self) -> None:
+        pid = self._fleet.proxy_pid
+        try:
+            sessions = int((await self._fleet.proxy_metrics(["ppd_sessions$"])).get("ppd_sessions", 0))
+        except (aiohttp.ClientError, TimeoutError):
+            sessions = -1
+        self.samples.append(
+            Sample(at_s=self._clock(), rss_kib=rss_kib(pid), descriptors=descriptors(pid), sessions=sessions)
+        )
+
+    async def _count_engines(self) -> None:
+        for place in self._fleet.running:
+            try:
+                counts = await self._fleet.engine_metrics(place.name, _COUNTED)
+            except (aiohttp.ClientError, TimeoutError):
+                continue
+            before = self._lives.get(place.name, {})
+            if any(counts.get(name, 0.0) < value for name, value in before.items()):
+                self._ended.update(before)  # another life
+            self._lives[place.name] = counts
+
+    async def engine_counts(self) -> dict[str, float]:
+        """Sums over all lives; what a killed engine counted in its last seconds is not in them."""
+        await self._count_engines()
+        total = Counter(self._ended)
+        for counts in self._lives.values():
+            total.update(counts)
+        return {short(name): value for name, value in sorted(total.items()) if value}
+
+    async def settle(self) -> tuple[dict[str, float], float]:
+        """What is still held when all had time to end, by name; and how long it took until nothing was."""
+        begun_s = self._clock()
+        while held := await self._held():
+            if self._clock() - begun_s > LEASE_S + _CLOSES_S:
+                break
+            await asyncio.sleep(0.5)
+        quiet_after_s = self._clock() - begun_s
+        while (count := self._fleet.client_connections) and self._clock() - begun_s < quiet_after_s + _CLOSES_S:
+            await asyncio.sleep(0.5)
+        return held | ({"connections whose client has closed them": float(count)} if count else {}), quiet_after_s
+
+    async def _held(self) -> dict[str, float]:
+        held = {name: value for name, value in (await self._fleet.proxy_metrics(_HELD)).items() if value}
+        for place in self._fleet.running:
+            gauges = await self._fleet.engine_metrics(place.name, ENGINE_GAUGES)
+            held |= {f"{place.name} {short(name)}": value for name, value in gauges.items() if value}
+        return held
+
+
+def short(name: str) -> str:
+    """A sample's name without the labels that are the same for all."""
+    return _SHARED_LABELS.sub("", name).replace("{}", "").replace(",}", "}")
+
+
+def log_defects(path: Path) -> list[str]:
+    """Lines that a proxy in good health never writes."""
+    with path.open(encoding="utf-8", errors="replace") as log:
+        return sorted({line.strip()[:200] for line in log if any(word in line for word in LOG_DEFECTS)})

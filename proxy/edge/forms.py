@@ -1,0 +1,95 @@
+"""Multipart forms, read for one field: which model an upload is for.
+
+The worker reads the form again, by another parser, and a client must not be able to show the two of them different
+fields: a part inside of a file, a second field of the name, an end that only one of them sees. So whatever parsers are
+known to differ in is refused: a boundary anywhere but between parts, bytes before the first part or after the last,
+odd headers and parameters, charsets. What curl, browsers and HTTP libraries send is none of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ..errors import RequestError
+
+FORM = "multipart/form-data"
+
+_TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]"
+_NEXT = r"[ \t]*;[ \t]*"
+_CHARSET = rf'(?:{_NEXT}charset="?utf-8"?)?'
+_TYPE = re.compile(
+    rf'multipart/form-data{_CHARSET}{_NEXT}boundary=(?:"([^"\\\r\n]{{1,70}})"|({_TOKEN}{{1,70}})){_CHARSET}[ \t]*', re.I
+)
+_DISPOSITION = re.compile(
+    rf'form-data{_NEXT}name=(?:"([^"\\]*)"|({_TOKEN}+))'
+    rf'({_NEXT}filename=(?:"[^"\\]*"|{_TOKEN}+))?({_NEXT}filename\*={_TOKEN}+)?[ \t]*',
+    re.I,
+)
+_HEADER = re.compile(r"([A-Za-z0-9-]{1,64}):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
+_PLAIN = frozenset({"7bit", "8bit", "binary"})  # transfer encodings that are none
+_HEAD_LIMIT_BYTES = 8 * 1024
+
+
+def is_form(content_type: str) -> bool:
+    return content_type.partition(";")[0].strip().lower() == FORM
+
+
+def field(content_type: str, body: bytes, name: str) -> str | None:
+    """A plain field's text, None where the form has none of that name; RequestError for a form that is in doubt."""
+    kind = _TYPE.fullmatch(content_type)
+    if kind is None:
+        raise _refused("Content-Type must be multipart/form-data with a boundary, and no charset but utf-8")
+    found: bytes | None = None
+    for head, content in _parts(body, (kind[1] or kind[2]).encode("latin1", "replace")):
+        part_name, is_file = _named(head)
+        if part_name != name:
+            continue
+        if found is not None or is_file:
+            raise _refused(f"{name} must be one field, and no file", param=name)
+        found = content
+    try:
+        return None if found is None else found.decode()
+    except UnicodeDecodeError:
+        raise _refused(f"{name} must be UTF-8", param=name) from None
+
+
+def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Head and content of each part. The boundary stands at the start of a line, and nowhere else at all."""
+    delimiter = b"--" + boundary
+    start = body.find(delimiter) + len(delimiter)
+    if body[:start] not in (delimiter, b"\r\n" + delimiter):
+        raise _refused("the body must begin with the boundary")
+    while body[start : start + 2] != b"--":
+        end = body.find(delimiter, start)
+        if end < 0 or body[start : start + 2] != b"\r\n" or body[end - 2 : end] != b"\r\n" or end < start + 4:
+            raise _refused("the boundary must stand on lines of its own, and end the form")
+        middle = body.find(b"\r\n\r\n", start, min(end, start + _HEAD_LIMIT_BYTES))
+        if middle < 0 or middle + 4 > end - 2:
+            raise _refused("each part needs headers, an empty line and its content")
+        yield body[start + 2 : middle], body[middle + 4 : end - 2]
+        start = end + len(delimiter)
+    if body[start + 2 :] not in (b"", b"\r\n"):
+        raise _refused("nothing may follow the last boundary")
+
+
+def _named(head: bytes) -> tuple[str, bool]:
+    """A part's field name, and whether it is a file."""
+    headers: dict[str, str] = {}
+    for line in head.decode("latin1").split("\r\n"):
+        header = _HEADER.fullmatch(line)
+        if header is None or header[1].lower() in headers:
+            raise _refused("a part's headers must be one to a line, and each once")
+        headers[header[1].lower()] = header[2]
+    disposition = _DISPOSITION.fullmatch(headers.get("content-disposition", ""))
+    if disposition is None:
+        raise _refused(
+            'each part needs Content-Disposition: form-data; name="...", and nothing but a filename after it'
+        )
+    if headers.get("content-transfer-encoding", "binary").strip().lower() not in _PLAIN:
+        raise _refused("no part may have a Content-Transfer-Encoding")
+    return disposition[1] or disposition[2] or "", disposition[3] is not None or disposition[4] is not None
+
+
+def _refused(message: str, param: str | None = None) -> RequestError:
+    return RequestError(f"the form can't be read: {message}", param=param)

@@ -1,0 +1,1 @@
+"""Several processes on one port that behave as one proxy: what each learns, the others know before they need it."""

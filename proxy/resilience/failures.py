@@ -1,0 +1,261 @@
+"""What becomes of a turn when something fails: one row for each leg, phase and cause.
+
+The router and the dispatcher read their next step here, docs/failures.md prints it, and the fault matrix of the tests
+provokes each row and holds what happened against it. A phase is what the leg was at when it failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import product
+from types import MappingProxyType
+
+
+class Leg(StrEnum):
+    """One upstream request, by what it is for."""
+
+    PREFILL = "prefill"  # P computes the prompt
+    DECODE = "decode"  # D pulls the KV and answers
+    LOCAL = "local"  # D answers from the prefix that it holds
+    REPLICA = "replica"  # R does both
+
+
+class Phase(StrEnum):
+    QUEUE = "queue"  # the turn waits for its place; no worker was asked
+    CONNECT = "connect"
+    SENT = "request_sent"  # the head of the answer is awaited
+    HEADERS = "headers"  # the head is here; a stream's first event, or the rest of a whole body, is awaited
+    FIRST_EVENT = "first_event"  # the first event or the whole body is here, and is looked at
+    STREAM = "mid_stream"  # the client has had bytes
+    AFTER = "after_last_event"  # the answer was all there
+
+
+class Cause(StrEnum):
+    REFUSED = "refused"  # no connection: refused, unreachable, no such host, no TLS
+    RESET = "reset"  # the connection ended early
+    TIMEOUT = "timeout"
+    REQUEST = "4xx"  # the request's own fault, whoever is asked
+    OVERLOADED = "overloaded"  # 429 or 503
+    SERVER = "5xx"
+    MALFORMED = "malformed"  # not HTTP, not JSON, empty, or given up by the engine before its first token
+    NO_HANDOFF = "no_handoff"  # P answered, but with nothing that D could use
+    ERROR_EVENT = "error_event"  # an error in a stream whose status was 200
+    WORKER_GONE = "worker_gone"  # it left, or was found dead, under the leg
+    CLIENT_GONE = "client_gone"
+    DRAINING = "draining"  # the proxy is being stopped
+
+
+class ClientGets(StrEnum):
+    """What the client gets."""
+
+    ANOTHER = "another worker, within the retry budget; with none left 502, or 504 after a time-out"
+    ANOTHER_OR_QUEUE = "another worker, then the queue, then 503 with Retry-After"
+    RELAYED = "the worker's own error, unchanged"
+    TIMED_OUT = "504: another try would take as long"
+    REFUSED = "503 with Retry-After and the reason"
+    GOES_ON = "the answer: the turn goes on"
+    UNTIL_LIMIT = "the rest of the answer; at the shutdown limit an error event and no [DONE]"
+    BROKEN_OFF = "an error event and no [DONE]"
+    PASSED_ON = "the worker's own error event, and no [DONE]"
+    NOTHING = "nothing more"
+
+
+class OtherLeg(StrEnum):
+    NONE = "there is none"
+    NOT_ASKED = "D is not asked"
+    ENDED = "D is asked for one token"
+    ASKED = "D computes the prompt itself"
+    REDONE = "P computes the prompt again for the next D"
+    DONE = "P was done"
+    GOES_ON = "goes on"
+
+
+class Fate(StrEnum):
+    """What becomes of the handoff."""
+
+    NONE = "there is none"
+    ABORTED = "P is told to abort; one that it announced all the same is taken by D"
+    RELEASED = "another D is asked for one token, and so takes it; with none it waits for its lease's end"
+    TAKEN = "D takes it, or frees it as it is told to abort"
+    LEFT = "never used again; counted as outstanding until its lease ends"
+
+
+class Standing(StrEnum):
+    """What it does to the worker's standing."""
+
+    UNTOUCHED = "untouched"
+    COUNTED = "a failure of the worker"
+    OPENED = "a failure that opens the worker's breaker"
+    PAIR = "a failure of the pair of P and D"
+    PASSED_OVER = "passed over until its Retry-After; no failure"
+
+
+class Belief(StrEnum):
+    """What it does to the session's residency."""
+
+    UNCHANGED = "unchanged"
+    FALLS = "falls when the worker returns under another incarnation"
+    LEARNT = "learnt: the turn was complete"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One answer to failures of some legs, in some phases, from some causes."""
+
+    legs: tuple[Leg, ...]
+    phases: tuple[Phase, ...]
+    causes: tuple[Cause, ...]
+    client: ClientGets
+    whole: ClientGets  # the client's part where the answer is not streamed
+    other_leg: OtherLeg
+    handoff: Fate
+    standing: Standing
+    residency: Belief
+
+    def client_gets(self, *, stream: bool) -> ClientGets:
+        return self.client if stream else self.whole
+
+
+Failure = tuple[Leg, Phase, Cause]
+
+
+_EVERY, _P, _D, _ALONE = tuple(Leg), (Leg.PREFILL,), (Leg.DECODE,), (Leg.LOCAL, Leg.REPLICA)
+_QUEUE, _CONNECT, _SENT, _HEADERS, _FIRST, _STREAM, _AFTER = ((phase,) for phase in Phase)
+_ASKED = _SENT + _HEADERS
+_UNSEEN = _CONNECT + _ASKED + _FIRST  # the client has had no byte
+_Where = tuple[tuple[Leg, ...], tuple[Phase, ...], tuple[Cause, ...]]
+
+
+def _row(
+    where: _Where,
+    client: ClientGets,
+    other_leg: OtherLeg = OtherLeg.NONE,
+    handoff: Fate = Fate.NONE,
+    standing: Standing = Standing.UNTOUCHED,
+    residency: Belief = Belief.UNCHANGED,
+    *,
+    whole: ClientGets | None = None,
+) -> Row:
+    return Row(*where, client, whole or client, other_leg, handoff, standing, residency)
+
+
+# fmt: off
+def _queue_rows() -> Iterator[Row]:
+    """No worker was asked, nothing is held."""
+    c, r = ClientGets, Belief
+    yield _row((_EVERY, _QUEUE, (Cause.OVERLOADED, Cause.TIMEOUT, Cause.DRAINING)), c.REFUSED)
+    yield _row((_EVERY, _QUEUE, (Cause.CLIENT_GONE,)), c.NOTHING)
+    yield _row((_EVERY, _QUEUE, (Cause.WORKER_GONE,)), c.GOES_ON, residency=r.FALLS)
+
+
+def _prefill_rows() -> Iterator[Row]:
+    """P computes the prompt."""
+    c, o, h, s, r = ClientGets, OtherLeg, Fate, Standing, Belief
+    failed = (Cause.RESET, Cause.TIMEOUT, Cause.MALFORMED)
+    yield _row((_P, _CONNECT, (Cause.REFUSED,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.OPENED, r.FALLS)
+    yield _row((_P, _CONNECT, (Cause.TIMEOUT,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.COUNTED)
+    yield _row((_P, _ASKED, failed), c.ANOTHER, o.NOT_ASKED, h.ABORTED, s.COUNTED)
+    yield _row((_P, _HEADERS, (Cause.SERVER,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.COUNTED)
+    yield _row((_P, _HEADERS + _FIRST, (Cause.OVERLOADED,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.PASSED_OVER)
+    yield _row((_P, _HEADERS + _FIRST, (Cause.REQUEST,)), c.RELAYED, o.NOT_ASKED)
+    yield _row((_P, _FIRST, (Cause.MALFORMED, Cause.ERROR_EVENT)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.COUNTED)
+    yield _row((_P, _FIRST, (Cause.NO_HANDOFF,)), c.GOES_ON, o.ASKED)
+    yield _row((_P, _CONNECT + _ASKED, (Cause.WORKER_GONE,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.OPENED, r.FALLS)
+    yield _row((_P, _CONNECT + _ASKED, (Cause.CLIENT_GONE,)), c.NOTHING, o.NOT_ASKED, h.ABORTED)
+    yield _row((_P, _FIRST, (Cause.CLIENT_GONE,)), c.NOTHING, o.ENDED, h.TAKEN)
+    yield _row((_P, _CONNECT + _ASKED, (Cause.DRAINING,)), c.UNTIL_LIMIT, o.GOES_ON, h.TAKEN)
+
+
+def _decode_rows() -> Iterator[Row]:
+    """D pulls the KV and answers; the client has had no byte."""
+    c, o, h, s, r = ClientGets, OtherLeg, Fate, Standing, Belief
+    broken, wrong = (Cause.RESET, Cause.MALFORMED), (Cause.MALFORMED, Cause.ERROR_EVENT)
+    yield _row((_D, _CONNECT, (Cause.REFUSED, Cause.WORKER_GONE)), c.ANOTHER, o.REDONE, h.RELEASED, s.OPENED, r.FALLS)
+    yield _row((_D, _CONNECT, (Cause.TIMEOUT,)), c.ANOTHER, o.REDONE, h.RELEASED, s.COUNTED)
+    yield _row((_D, _ASKED, (Cause.TIMEOUT,)), c.ANOTHER, o.REDONE, h.LEFT, s.PAIR, whole=c.TIMED_OUT)
+    yield _row((_D, _ASKED, broken), c.ANOTHER, o.REDONE, h.LEFT, s.COUNTED)
+    yield _row((_D, _HEADERS, (Cause.SERVER,)), c.ANOTHER, o.REDONE, h.LEFT, s.PAIR)
+    # A D that turns a request away tells P that its blocks are free: no other D may read them then.
+    yield _row((_D, _HEADERS + _FIRST, (Cause.OVERLOADED,)), c.ANOTHER_OR_QUEUE, o.REDONE, h.LEFT, s.PASSED_OVER)
+    yield _row((_D, _HEADERS + _FIRST, (Cause.REQUEST,)), c.RELAYED, o.DONE, h.LEFT)
+    yield _row((_D, _FIRST, wrong), c.ANOTHER, o.REDONE, h.LEFT, s.COUNTED)
+    yield _row((_D, _ASKED, (Cause.WORKER_GONE,)), c.ANOTHER, o.REDONE, h.LEFT, s.OPENED, r.FALLS)
+    yield _row((_D, _UNSEEN, (Cause.CLIENT_GONE,)), c.NOTHING, o.DONE, h.TAKEN)
+
+
+def _lone_rows() -> Iterator[Row]:
+    """D or R answers, and there is no other leg; the client has had no byte."""
+    c, o, h, s, r = ClientGets, OtherLeg, Fate, Standing, Belief
+    broken, wrong = (Cause.RESET, Cause.MALFORMED), (Cause.MALFORMED, Cause.ERROR_EVENT)
+    yield _row((_ALONE, _CONNECT, (Cause.REFUSED,)), c.ANOTHER, o.NONE, h.NONE, s.OPENED, r.FALLS)
+    yield _row((_ALONE, _CONNECT, (Cause.TIMEOUT,)), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
+    yield _row((_ALONE, _ASKED, (Cause.TIMEOUT,)), c.ANOTHER, o.NONE, h.NONE, s.COUNTED, whole=c.TIMED_OUT)
+    yield _row((_ALONE, _ASKED, broken), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
+    yield _row((_ALONE, _HEADERS, (Cause.SERVER,)), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
+    yield _row((_ALONE, _HEADERS + _FIRST, (Cause.OVERLOADED,)), c.ANOTHER_OR_QUEUE, o.NONE, h.NONE, s.PASSED_OVER)
+    yield _row((_ALONE, _HEADERS + _FIRST, (Cause.REQUEST,)), c.RELAYED)
+    yield _row((_ALONE, _FIRST, wrong), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
+    yield _row((_ALONE, _CONNECT + _ASKED, (Cause.WORKER_GONE,)), c.ANOTHER, o.NONE, h.NONE, s.OPENED, r.FALLS)
+    yield _row((_ALONE, _UNSEEN, (Cause.CLIENT_GONE,)), c.NOTHING)
+
+
+def _stream_rows(legs: tuple[Leg, ...], o: OtherLeg, h: Fate) -> Iterator[Row]:
+    """The client has had bytes: nothing is tried again."""
+    c, s, r = ClientGets, Standing, Belief
+    late = (Cause.RESET, Cause.TIMEOUT, Cause.WORKER_GONE, Cause.CLIENT_GONE, Cause.DRAINING)
+    yield _row((legs, _UNSEEN + _STREAM, (Cause.DRAINING,)), c.UNTIL_LIMIT, o, h)
+    yield _row((legs, _STREAM, (Cause.RESET, Cause.TIMEOUT)), c.BROKEN_OFF, o, h, s.COUNTED)
+    yield _row((legs, _STREAM, (Cause.ERROR_EVENT,)), c.PASSED_ON, o, h, s.COUNTED)
+    yield _row((legs, _STREAM, (Cause.MALFORMED,)), c.GOES_ON, o, h)
+    yield _row((legs, _STREAM, (Cause.WORKER_GONE,)), c.BROKEN_OFF, o, h, s.OPENED, r.FALLS)
+    yield _row((legs, _STREAM, (Cause.CLIENT_GONE,)), c.NOTHING, o, h)
+    yield _row((legs, _AFTER, late), c.NOTHING, o, h, s.UNTOUCHED, r.LEARNT)
+# fmt: on
+
+
+TABLE: tuple[Row, ...] = (
+    *_queue_rows(),
+    *_prefill_rows(),
+    *_decode_rows(),
+    *_lone_rows(),
+    *_stream_rows(_D, OtherLeg.DONE, Fate.TAKEN),
+    *_stream_rows(_ALONE, OtherLeg.NONE, Fate.NONE),
+)
+"""In the order in which docs/failures.md shows it."""
+
+ROWS: Mapping[Failure, Row] = MappingProxyType(
+    {failure: row for row in TABLE for failure in product(row.legs, row.phases, row.causes)}
+)
+"""Every failure that can be, with its row."""
+
+
+def as_markdown() -> str:
+    """The table as docs/failures.md shows it: a row each, in the words of the enumerations."""
+    columns = (
+        "leg",
+        "phase",
+        "cause",
+        "client",
+        "client, not streamed",
+        "other leg",
+        "handoff",
+        "standing",
+        "residency",
+    )
+    lines = [columns, tuple("---" for _ in columns)]
+    for row in TABLE:
+        where = (_words(row.legs), _words(row.phases), _words(row.causes))
+        whole = "" if row.whole is row.client else _word(row.whole)
+        rest = (row.other_leg, row.handoff, row.standing, row.residency)
+        lines.append((*where, _word(row.client), whole, *(_word(value) for value in rest)))
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def _words(values: tuple[StrEnum, ...]) -> str:
+    return "any" if values == _EVERY else ", ".join(value.replace("_", " ") for value in values)
+
+
+def _word(value: StrEnum) -> str:
+    return "" if value.name in ("NONE", "UNTOUCHED", "UNCHANGED") else value.name.lower().replace("_", " ")

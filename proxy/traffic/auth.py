@@ -1,0 +1,140 @@
+"""Who is asking: the client that a key stands for, the operator's admin key, and what each of them may.
+
+A client's key never counts as the admin key, nor the admin key as a client's.
+
+Headers come as a mapping with names in lower case.
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+from collections.abc import Collection, Mapping
+from hashlib import blake2b
+from typing import Protocol
+
+from werkzeug.datastructures import Headers
+
+from ..errors import Forbidden, NotFound, RequestError, Unauthorized
+from ..policy import Route
+from .keys import Client
+
+# What a worker may see of a client's headers. Everything else stays here: a header must not steer an engine
+# (X-data-parallel-rank, X-Vllm-Priority) nor another proxy.
+FORWARDED = ("accept", "content-type", "traceparent", "tracestate", "anthropic-version", "x-session-id")
+FORCE_ROUTE = "x-ppd-force-route"
+QUEUE_TIMEOUT = "x-ppd-queue-timeout"
+
+
+class Ring(Protocol):
+    """The clients' keys in force."""
+
+    def find(self, key: str) -> Client | None: ...
+
+
+def lowered(headers: Headers) -> dict[str, str]:
+    """A request's headers by lower-case name; of a repeated one the first."""
+    return {name.lower(): value for name, value in reversed(list(headers.items()))}
+
+
+def client_key(headers: Mapping[str, str]) -> str:
+    """The API key that the client sent, in OpenAI's or Anthropic's header; empty if none."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+def tenant_of(headers: Mapping[str, str]) -> str:
+    """A name for the holder of a key that does not reveal the key; one name for all who send none."""
+    key = headers.get("authorization") or headers.get("x-api-key", "")
+    return blake2b(key.encode(), digest_size=8).hexdigest() if key else ""
+
+
+def authenticate(headers: Mapping[str, str], ring: Ring | None) -> Client:
+    """The client whose key this is; Unauthorized for none. Without a ring nobody is asked for a key.
+
+    Cheap, and needs no body: a stranger's is not read.
+    """
+    if ring is None:
+        return Client(name="", tenant=tenant_of(headers))
+    key = client_key(headers)
+    if not key:
+        raise Unauthorized("an API key is needed: Authorization: Bearer, or X-Api-Key", code="invalid_api_key")
+    client = ring.find(key)
+    if client is None:
+        raise Unauthorized("the API key is wrong, or no longer in use", code="invalid_api_key")
+    return client
+
+
+def check_use(client: Client, model: str) -> None:
+    """NotFound, as OpenAI answers, where the client's key is not for this model; `model` may be empty.
+
+    A request that names no model gets the worker's default one, so a key for some models only must name it.
+    """
+    if not client.may_use(model):
+        if not model:
+            raise RequestError("model: must be named, as this key is for some models only", param="model")
+        raise NotFound(f"model {model!r} is not there, or not for this key", param="model", code="model_not_found")
+
+
+def check_operator_path(headers: Mapping[str, str], path: str, open_paths: Collection[str], admin_key: str) -> None:
+    """Unauthorized where a path is neither open nor the admin key sent; NotFound where there is no such key.
+
+    A client's key does not open it: the fleet's figures are those of all tenants.
+    """
+    if path not in open_paths:
+        check_admin(headers, admin_key)
+
+
+def leg_headers(headers: Mapping[str, str], worker_api_key: str, *, forwards_key: bool = True) -> dict[str, str]:
+    """What every leg of a client's request carries; with keys of the proxy's own, the client's key ends here."""
+    kept = {name: headers[name] for name in FORWARDED if name in headers}
+    if worker_api_key:
+        kept["authorization"] = f"Bearer {worker_api_key}"
+    elif not forwards_key:
+        pass
+    elif "authorization" in headers:
+        kept["authorization"] = headers["authorization"]
+    elif "x-api-key" in headers:  # Anthropic's clients; vLLM reads the other header only
+        kept["authorization"] = f"Bearer {headers['x-api-key']}"
+    return kept
+
+
+def check_admin(headers: Mapping[str, str], admin_key: str) -> None:
+    """Unauthorized unless the request carries the admin key; without one in the config there is no admin API."""
+    if not admin_key:
+        raise NotFound("this is off: it needs an admin_key in the config")
+    if not _is_same(headers.get("x-admin-key") or client_key(headers), admin_key):
+        raise Unauthorized("the admin key is missing or wrong")
+
+
+def forced_route(headers: Mapping[str, str], admin_key: str) -> Route | None:
+    """The route that the operator asks for on this one request; Forbidden for anybody else who names one.
+
+    Only the admin key's own header counts: `Authorization` says whose conversation it is.
+    """
+    wanted = headers.get(FORCE_ROUTE)
+    if wanted is None:
+        return None
+    if not admin_key or not _is_same(headers.get("x-admin-key", ""), admin_key):
+        raise Forbidden("X-PPD-Force-Route needs the admin key, in X-Admin-Key", param="X-PPD-Force-Route")
+    if wanted not in [*Route]:
+        raise RequestError(f"X-PPD-Force-Route: must be {', '.join(Route)}", param="X-PPD-Force-Route")
+    return Route(wanted)
+
+
+def queue_patience_s(headers: Mapping[str, str]) -> float:
+    """How long the client lets its request wait for a place; infinite where it does not say."""
+    text = headers.get(QUEUE_TIMEOUT)
+    if text is None:
+        return math.inf
+    try:
+        patience_s = float(text)
+    except ValueError:
+        patience_s = math.nan
+    if not 0 <= patience_s < math.inf:
+        raise RequestError("X-PPD-Queue-Timeout: must be a number of seconds", param="X-PPD-Queue-Timeout")
+    return patience_s
+
+
+def _is_same(given: str, key: str) -> bool:
+    return hmac.compare_digest(given.encode(), key.encode())

@@ -1,0 +1,216 @@
+"""Clients' API keys: what a key file may say, and which client a given key stands for.
+
+A key file is TOML, one table a key; all but `hash` and `name` may be left out:
+
+    [[key]]
+    name = "acme-agents"           # unique; what receipts and logs show
+    hash = "sha256:9f86d081..."    # of the key, in UTF-8
+    tenant = "acme"                # who shares conversations and a fair share; the name if not given
+    priority = 0                   # lower is served earlier, as in vLLM
+    weight = 1                     # of the tenant's fair share
+    requests_per_minute = 60       # 0: no limit
+    tokens_per_minute = 100000
+    models = ["llama"]             # empty: all
+
+A plain hash is enough, as a key is 256 random bits: there is nothing to guess that a slow, salted hash would protect,
+and every request pays for it. So a key is made by `new_key`, never thought up. What the file itself says is not
+repeated in errors but for checked names and numbers: somebody may have put a key there.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+import msgspec
+
+from ..errors import ConfigError
+
+KEY_BYTES = 32
+_KEY_START = "ppd_"
+_KEY = re.compile(rb"ppd_[A-Za-z0-9_-]{43}")
+_HASH = re.compile(r"sha256:[0-9a-f]{64}")
+_NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+_MEMBER = re.compile(r"[a-z_]{1,32}")
+_TOML_PLACE = re.compile(r"\(at [^()]*\)$")
+_LARGEST_LIMIT = 10**12  # a minute
+
+
+class Client(msgspec.Struct, frozen=True, kw_only=True):
+    """Who asks, and what they may."""
+
+    name: str  # of the key; empty where no key is asked for
+    tenant: str
+    priority: int = 0
+    weight: float = 1.0
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    models: tuple[str, ...] = ()
+
+    def may_use(self, model: str) -> bool:
+        return not self.models or model in self.models
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One key of the file."""
+
+    digest: bytes  # SHA-256 of the key
+    client: Client
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """All keys of one file."""
+
+    entries: tuple[Entry, ...] = ()
+
+    def find(self, key: str) -> Client | None:
+        """The client whose key this is.
+
+        Every entry is compared, each in constant time, so the time an answer takes tells neither which key was near
+        nor how many there are before it. A dict of digests would tell hardly more, as a digest can't be steered, but
+        that rests on how dicts compare; 1000 keys are compared in about 0.1 ms.
+        """
+        digest, found = sha256(key.encode()).digest(), None
+        for entry in self.entries:
+            if hmac.compare_digest(entry.digest, digest):
+                found = entry.client
+        return found
+
+
+def new_key(random_text: Callable[[int], str]) -> str:
+    """A key of 256 random bits, from `secrets.token_urlsafe`; its start lets a leaked one be searched for."""
+    return _KEY_START + random_text(KEY_BYTES)
+
+
+def hash_of(key: str) -> str:
+    return f"sha256:{sha256(key.encode()).hexdigest()}"
+
+
+def encode(client: Client, key_hash: str) -> str:
+    """A client's table, as `decode` reads it; what is the default is left out."""
+    plain = Client(name=client.name, tenant=client.name)
+    members: dict[str, object] = {"name": client.name, "hash": key_hash}
+    for member in ("tenant", "priority", "weight", "requests_per_minute", "tokens_per_minute", "models"):
+        if getattr(client, member) != getattr(plain, member):
+            members[member] = getattr(client, member)
+    return "[[key]]\n" + "".join(f"{member} = {_toml(value)}\n" for member, value in members.items())
+
+
+def _toml(value: object) -> str:
+    """Whole numbers, printable strings and lists of them look the same in JSON; floats do not where they are none."""
+    return str(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+
+
+def decode(data: bytes, file: str) -> Keys:
+    """The keys of a file; ConfigError names the file, the key and what is allowed."""
+    entries = [_entry(table, number, file) for number, table in enumerate(_tables(data, file), start=1)]
+    _check_together(entries, file)
+    return Keys(tuple(entries))
+
+
+def _tables(data: bytes, file: str) -> Sequence[object]:
+    if plain := _KEY.search(data):
+        line = data.count(b"\n", 0, plain.start()) + 1
+        raise _refused(f"{file}: line {line} holds a key in plain text: only hashes may be here; make another key")
+    try:
+        raw = tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
+        place = _TOML_PLACE.search(str(exc))
+        raise _refused(f"{file}: must be TOML in UTF-8 {place.group() if place else ''}".rstrip()) from None
+    tables = raw.pop("key", [])
+    if raw or not isinstance(tables, list):
+        raise _refused(f"{file}: must hold [[key]] tables and nothing else")
+    return tables
+
+
+def _entry(table: object, number: int, file: str) -> Entry:
+    if not isinstance(table, dict):
+        raise _refused(f"{file}: key {number}: must be a [[key]] table")
+    where = f"{file}: key {table['name']!r}" if _is_name(table.get("name")) else f"{file}: key {number}"
+    for member in table:
+        if member not in _MEMBERS:
+            shown = member if _MEMBER.fullmatch(member) else "a member"
+            raise _refused(f"{where}: {shown} is not known; known are {', '.join(_MEMBERS)}, and never the key itself")
+    for member, (is_allowed, allowed) in _MEMBERS.items():
+        value = table.get(member)
+        if not is_allowed(value) and (member in table or member in ("hash", "name")):
+            shown = f"{member} = {value}" if isinstance(value, (int, float)) else member
+            raise _refused(f"{where}: {shown}: must be {allowed}")
+    name: str = table["name"]
+    client = Client(
+        name=name,
+        tenant=table.get("tenant", name),
+        priority=table.get("priority", 0),
+        weight=float(table.get("weight", 1.0)),
+        requests_per_minute=table.get("requests_per_minute", 0),
+        tokens_per_minute=table.get("tokens_per_minute", 0),
+        models=tuple(table.get("models", ())),
+    )
+    return Entry(bytes.fromhex(table["hash"].removeprefix("sha256:")), client)
+
+
+def _check_together(entries: Sequence[Entry], file: str) -> None:
+    names: set[str] = set()
+    by_digest: dict[bytes, Client] = {}
+    by_tenant: dict[str, Client] = {}
+    for entry in entries:
+        client = entry.client
+        where = f"{file}: key {client.name!r}"
+        if client.name in names:
+            raise _refused(f"{where}: name: must be unique")
+        other = by_digest.setdefault(entry.digest, client)
+        if other is not client:
+            raise _refused(f"{where}: hash: must be unique, and key {other.name!r} has the same")
+        other = by_tenant.setdefault(client.tenant, client)
+        if other.weight != client.weight:
+            same = f"{other.weight:g} as key {other.name!r} says, for a tenant has one share"
+            raise _refused(f"{where}: weight = {client.weight:g}: must be {same}")
+        names.add(client.name)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and _NAME.fullmatch(value) is not None
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return type(value) is int and least <= value <= most  # not a bool
+
+
+def _is_model(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= 256 and value.isprintable()
+
+
+def _is_weight(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0.001 <= value <= 1000
+
+
+_NAMES = "1 to 64 letters, digits and . _ @ -"
+_LIMITS = f"a whole number from 0 (no limit) to {_LARGEST_LIMIT}"
+# What each member may be, and how to say so.
+_MEMBERS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "hash": (
+        lambda value: isinstance(value, str) and _HASH.fullmatch(value) is not None,
+        '"sha256:" and 64 hex digits in lower case, as `ppd keys new` makes it, and not the key itself',
+    ),
+    "name": (_is_name, _NAMES),
+    "tenant": (_is_name, _NAMES),
+    "priority": (lambda value: _is_whole(value, -1000, 1000), "a whole number from -1000 to 1000"),
+    "weight": (_is_weight, "a number from 0.001 to 1000"),
+    "requests_per_minute": (lambda value: _is_whole(value, 0, _LARGEST_LIMIT), _LIMITS),
+    "tokens_per_minute": (lambda value: _is_whole(value, 0, _LARGEST_LIMIT), _LIMITS),
+    "models": (
+        lambda value: isinstance(value, list) and all(map(_is_model, value)),
+        "a list of models' names, of 1 to 256 printable characters each",
+    ),
+}
+
+
+def _refused(message: str) -> ConfigError:
+    return ConfigError(message, param="keys_file")

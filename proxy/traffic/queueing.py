@@ -1,0 +1,236 @@
+"""The order of those that wait: by priority class, in a class by fair shares of tenants, in a tenant by arrival.
+
+Fair shares are start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queueing", IEEE/ACM Transactions on
+Networking 5(5), 1997), the cost of a turn being its tokens: it needs no knowledge of the service rate, which changes
+with the fleet. A tenant's turn starts at the later of the class's virtual time and of where the tenant's turn before
+it ended; the least start is served next and becomes the virtual time. So a tenant that comes new into a queue that
+another has flooded is served next, and none saves up credit while it asks for nothing.
+
+Classes are strict: a better one that fills the fleet starves those below it, whose turns end at their deadline with
+an honest 503.
+
+What waits for a busy model never holds up what waits for an idle one. So shares are kept twice: over the whole class,
+and in each lane (turns that need the same), as the class's virtual time may run away from a busy lane's tenants.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+PRIORITY_LIMIT = 1000  # classes are -1000 to 1000; the lower is served first
+NEW_TENANTS = 64  # that shares take up before they forget the ones without a claim
+
+
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+    """What the queue may know about one turn."""
+
+    tenant: str
+    weight: float = 1.0  # the tenant's share against others', above 0
+    priority: int = 0  # its class: the lower, the earlier
+    cost: int = 1  # estimated tokens
+    arrived_s: float
+    deadline_s: float = math.inf
+    needs: Hashable = None  # turns with equal needs, such as one model, fit together or not at all
+    fits: Callable[[], bool]  # whether a worker has room for it now
+
+
+def effective_priority(key_priority: int, asked: int | None) -> int:
+    """The class of a request: its key's, or the less urgent one it asks for."""
+    wanted = key_priority if asked is None else max(key_priority, asked)
+    return max(-PRIORITY_LIMIT, min(PRIORITY_LIMIT, wanted))
+
+
+class Shares:
+    """Virtual time of start-time fair queueing; tenants that are not ahead of it are forgotten."""
+
+    def __init__(self) -> None:
+        self._virtual = 0.0
+        self._ends: dict[str, float] = {}
+        self._limit = NEW_TENANTS
+
+    def start(self, tenant: str) -> float:
+        return max(self._virtual, self._ends.get(tenant, 0.0))
+
+    def ahead(self, tenant: str) -> float:
+        """By how much the tenant had more than its share; 0 for those that are next."""
+        return self.start(tenant) - self._virtual
+
+    def charge(self, tenant: str, share: float) -> None:
+        self._virtual = self.start(tenant)
+        self._ends[tenant] = self._virtual + share
+        if len(self._ends) > self._limit:
+            self._ends = {name: end for name, end in self._ends.items() if end > self._virtual}
+            self._limit = 2 * len(self._ends) + NEW_TENANTS
+
+    def refund(self, tenant: str, share: float) -> None:
+        if tenant in self._ends:
+            self._ends[tenant] -= share
+
+
+@dataclass(eq=False, slots=True)
+class Waiter:
+    """A ticket in the order of arrivals; `number` stays when it comes back."""
+
+    ticket: Ticket
+    number: int
+    charged: tuple[Shares, ...] = ()  # where its tenant was charged for it
+
+    def charge(self, *where: Shares) -> None:
+        self.charged = where
+        for shares in where:
+            shares.charge(self.ticket.tenant, self._share)
+
+    def refund(self) -> None:
+        """It was taken but not served: its tenant is not charged for it."""
+        for shares in self.charged:
+            shares.refund(self.ticket.tenant, self._share)
+
+    @property
+    def _share(self) -> float:
+        return max(1, self.ticket.cost) / self.ticket.weight
+
+
+def _arrival(waiter: Waiter) -> int:
+    return waiter.number
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Turns with equal needs, of one class."""
+
+    shares: Shares = field(default_factory=Shares)
+    flows: dict[str, list[Waiter]] = field(default_factory=dict)  # by tenant, none empty, in order of arrival
+
+
+@dataclass(slots=True)
+class _Class:
+    """Turns of one priority."""
+
+    shares: Shares = field(default_factory=Shares)
+    lanes: dict[Hashable, _Lane] = field(default_factory=dict)  # none empty
+    members: dict[str, list[Waiter]] = field(default_factory=dict)  # the same over all lanes, the parked ones too
+    size: int = 0
+
+    def next(self, has_room: Callable[[Hashable, Ticket], bool]) -> Waiter | None:
+        """The turn to serve among those that have room."""
+        heads: dict[str, Waiter] = {}
+        for needs, lane in self.lanes.items():
+            if not has_room(needs, next(iter(lane.flows.values()))[0].ticket):
+                continue
+            for tenant, flow in lane.flows.items():
+                if tenant not in heads or flow[0].number < heads[tenant].number:
+                    heads[tenant] = flow[0]
+        return min(heads.values(), key=self._rank, default=None)
+
+    def _rank(self, head: Waiter) -> tuple[float, float, int]:
+        tenant = head.ticket.tenant
+        return self.shares.start(tenant), self.lanes[head.ticket.needs].shares.ahead(tenant), head.number
+
+    def last(self, newest: Waiter) -> Waiter:
+        """The youngest turn of the tenant with the most waiting for its weight; of equals the newest's own tenant."""
+
+        def crowding(tenant: str) -> tuple[float, bool]:
+            waiters = self.members[tenant]
+            return len(waiters) / waiters[-1].ticket.weight, tenant == newest.ticket.tenant
+
+        return self.members[max(self.members, key=crowding)][-1]
+
+
+class Line:
+    """All that wait. Parked ones hold their room in it and are passed over until they are due."""
+
+    def __init__(self) -> None:
+        self._classes: dict[int, _Class] = {}  # none empty
+        self._waiting: set[Waiter] = set()
+        self._parked: set[Waiter] = set()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        return iter(self._waiting)
+
+    def ahead(self, priority: int) -> int:
+        """How many wait in this class and better ones."""
+        return sum(group.size for known, group in self._classes.items() if known <= priority)
+
+    def is_wanted(self, needs: Hashable) -> bool:
+        """Whether one that is due waits for the same."""
+        return any(needs in group.lanes for group in self._classes.values())
+
+    def add(self, waiter: Waiter, *, parked: bool = False) -> None:
+        """Into its place by arrival; parked: not before `unpark`."""
+        group = self._classes.setdefault(waiter.ticket.priority, _Class())
+        group.size += 1
+        _put(group.members, waiter)
+        self._waiting.add(waiter)
+        if parked:
+            self._parked.add(waiter)
+        else:
+            _put(group.lanes.setdefault(waiter.ticket.needs, _Lane()).flows, waiter)
+
+    def unpark(self, waiter: Waiter) -> None:
+        if waiter in self._parked:
+            self._parked.remove(waiter)
+            group = self._classes[waiter.ticket.priority]
+            _put(group.lanes.setdefault(waiter.ticket.needs, _Lane()).flows, waiter)
+
+    def remove(self, waiter: Waiter) -> None:
+        """Out of the queue, where it is still in it."""
+        if waiter not in self._waiting:
+            return
+        self._waiting.remove(waiter)
+        ticket = waiter.ticket
+        group = self._classes[ticket.priority]
+        _drop(group.members, waiter)
+        group.size -= 1
+        if waiter in self._parked:
+            self._parked.remove(waiter)
+        else:
+            lane = group.lanes[ticket.needs]
+            _drop(lane.flows, waiter)
+            if not lane.flows:  # nobody waits: the next busy period starts anew
+                del group.lanes[ticket.needs]
+        if not group.size:
+            del self._classes[ticket.priority]
+
+    def take(self, has_room: Callable[[Ticket], bool]) -> Waiter | None:
+        """Removes and returns the next that has room; each need is asked for once, with one of its tickets."""
+        rooms: dict[Hashable, bool] = {}
+
+        def has_room_once(needs: Hashable, ticket: Ticket) -> bool:
+            if needs not in rooms:
+                rooms[needs] = has_room(ticket)
+            return rooms[needs]
+
+        for priority in sorted(self._classes):
+            group = self._classes[priority]
+            waiter = group.next(has_room_once)
+            if waiter is not None:
+                waiter.charge(group.shares, group.lanes[waiter.ticket.needs].shares)
+                self.remove(waiter)
+                return waiter
+        return None
+
+    def last(self, newest: Waiter) -> Waiter:
+        """Whom to turn away when there is one too many, `newest` having come last.
+
+        Of the worst class, from the tenant that crowds it most: one tenant's flood must not close the queue to others.
+        """
+        return self._classes[max(self._classes)].last(newest)
+
+
+def _put(flows: dict[str, list[Waiter]], waiter: Waiter) -> None:
+    insort(flows.setdefault(waiter.ticket.tenant, []), waiter, key=_arrival)
+
+
+def _drop(flows: dict[str, list[Waiter]], waiter: Waiter) -> None:
+    flow = flows[waiter.ticket.tenant]
+    del flow[bisect_left(flow, waiter.number, key=_arrival)]
+    if not flow:
+        del flows[waiter.ticket.tenant]

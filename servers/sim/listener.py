@@ -1,0 +1,79 @@
+"""One port of an engine, which can be closed and opened again while the engine lives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+_BACKLOG = 2048
+
+
+class Listener:
+    """Serves `app` on `host` once it is open; `port` 0 becomes the one that was free, and stays."""
+
+    def __init__(self, app: web.Application, host: str, port: int, *, keep_alive_s: float, shutdown_s: float) -> None:
+        self._busy: set[asyncio.Transport | None] = set()
+        app.middlewares.append(self._track)
+        self._runner = web.AppRunner(
+            app,
+            handler_cancellation=True,  # a client that leaves ends its request
+            keepalive_timeout=keep_alive_s,
+            shutdown_timeout=shutdown_s,
+            access_log=None,
+        )
+        self._host = host
+        self._server: asyncio.Server | None = None
+        self.port = port
+
+    async def open(self) -> None:
+        if self._server is not None:
+            return
+        if self._runner.server is None:
+            await self._runner.setup()
+        factory = self._runner.server
+        assert factory is not None, "the runner is set up"
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(factory, self._host, self.port, backlog=_BACKLOG)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def close(self) -> None:
+        """Refuse connections and drop the idle ones; what is being answered goes on, and its connection ends then."""
+        self._stop_listening()
+        for connection in self._connections():
+            if connection.transport in self._busy:
+                connection.close()
+            else:
+                connection.force_close()
+
+    def sever(self) -> None:
+        """Refuse connections and drop every one, whatever is on it."""
+        self._stop_listening()
+        for connection in self._connections():
+            if connection.transport is not None:
+                connection.transport.abort()
+
+    async def end(self) -> None:
+        """For good: what is being answered has the shutdown time to end."""
+        self._stop_listening()
+        await self._runner.cleanup()
+
+    @web.middleware
+    async def _track(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        transport = request.transport
+        self._busy.add(transport)
+        try:
+            return await handler(request)
+        finally:
+            self._busy.discard(transport)
+
+    def _stop_listening(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _connections(self) -> list[web.RequestHandler]:
+        return [] if self._runner.server is None else list(self._runner.server.connections)

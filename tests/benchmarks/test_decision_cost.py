@@ -1,0 +1,36 @@
+"""The turns that decision_cost.py times are what it says: first ones over P, later ones found again, on their D."""
+
+from __future__ import annotations
+
+import asyncio
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "decision_cost.py"))
+
+
+async def row(name: str) -> Any:
+    bench = PROGRAM["bench"]()
+    try:
+        return await PROGRAM["play"](bench, name, 3, 1)
+    finally:
+        bench.proxy.listener.close()
+
+
+@pytest.mark.parametrize(("size", "kind"), [("200 B", "first SPLIT"), ("2 KB", "next LOCAL"), ("130 KB", "next LOCAL")])
+def test_every_stage_of_every_turn_is_timed(size: str, kind: str) -> None:
+    timed = asyncio.run(row(size))
+    assert dict(timed.kinds) == {kind: 3}
+    assert list(timed.stages_us) == ["parse", "decide", "legs", "learn"]
+    assert all(len(times_us) == 3 and min(times_us) > 0 for times_us in timed.stages_us.values())
+
+
+@pytest.mark.parametrize("size", ["2 KB", "130 KB", "600 KB"])
+def test_bodies_are_as_long_as_the_row_says(size: str) -> None:
+    wanted = PROGRAM["SIZES"][size][0]
+    earlier, last = PROGRAM["conversation"](5, *PROGRAM["SIZES"][size])
+    assert len(last) == pytest.approx(wanted, rel=0.1)
+    assert len(earlier) < len(last)

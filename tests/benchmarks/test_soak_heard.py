@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ppd.proxy.turns import Endpoint
+from soaking.heard import Heard
+from soaking.judging import Reception, judge
+from soaking.records import Outcome
+from soaking.talks import Move
+
+RIGHT = {0: "the right text"}
+FULL = Reception(status=200)
+
+
+def chat(text: str, finish: str | None = None) -> bytes:
+    ending = f'"{finish}"' if finish else "null"
+    return f'data: {{"choices":[{{"index":0,"delta":{{"content":"{text}"}},"finish_reason":{ending}}}]}}\n\n'.encode()
+
+
+DONE = b"data: [DONE]\n\n"
+BROKEN = b'data: {"error":{"message":"m","type":"upstream_error","code":502}}\n\n'
+HEAD, TAIL = chat("the right"), chat(" text", "stop")
+
+
+@pytest.mark.parametrize(
+    ("stream", "outcome"),
+    [
+        (HEAD + TAIL + DONE, Outcome.COMPLETED),
+        (HEAD + BROKEN, Outcome.BROKEN),
+        (BROKEN, Outcome.BROKEN),
+        (HEAD + BROKEN + DONE, Outcome.UNMARKED),
+        (HEAD + BROKEN + TAIL, Outcome.UNMARKED),
+        (HEAD + TAIL + DONE + TAIL, Outcome.WRONG),
+        (HEAD, Outcome.UNMARKED),
+        (HEAD + TAIL + DONE + b"data: {", Outcome.UNMARKED),
+        (HEAD + DONE, Outcome.WRONG),
+        (DONE, Outcome.WRONG),
+        (HEAD + chat("", "abort") + DONE, Outcome.BROKEN),
+        (chat("another text", "stop") + DONE, Outcome.WRONG),
+        (chat("another text") + BROKEN, Outcome.WRONG),
+        (b"data: \x00garbage\n\n", Outcome.BROKEN),
+    ],
+)
+def test_a_stream_is_right_whole_or_says_that_it_is_not(stream: bytes, outcome: Outcome) -> None:
+    heard = Heard(Endpoint.CHAT)
+    heard.feed(stream)
+    assert judge(heard, FULL, RIGHT, Move.CONTINUE)[0] is outcome
+
+
+def test_a_stream_may_come_in_any_pieces() -> None:
+    heard, events = Heard(Endpoint.CHAT), 0
+    for at in range(len(HEAD + TAIL + DONE)):
+        events += heard.feed((HEAD + TAIL + DONE)[at : at + 1])
+    assert events == 2
+    assert judge(heard, FULL, RIGHT, Move.CONTINUE)[0] is Outcome.COMPLETED
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "stream"),
+    [
+        (
+            Endpoint.COMPLETIONS,
+            b'data: {"choices":[{"index":0,"text":"the right text","finish_reason":"stop"}]}\n\n' + DONE,
+        ),
+        (
+            Endpoint.RESPONSES,
+            b'data: {"type":"response.output_text.delta","delta":"the right text"}\n\n'
+            b'event: response.incomplete\ndata: {"type":"response.incomplete"}\n\n',
+        ),
+        (
+            Endpoint.MESSAGES,
+            b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"text":"the right text"}}\n\n'
+            b'data: {"type":"message_stop"}\n\n' + DONE,
+        ),
+    ],
+)
+def test_every_api_has_its_own_end(endpoint: Endpoint, stream: bytes) -> None:
+    whole, cut = Heard(endpoint), Heard(endpoint)
+    whole.feed(stream)
+    assert judge(whole, FULL, RIGHT, Move.OPEN) == (Outcome.COMPLETED, "")
+    cut.feed(stream.split(b"\n\n")[0] + b"\n\n")
+    assert judge(cut, FULL, RIGHT, Move.OPEN)[0] is Outcome.UNMARKED
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        (Endpoint.CHAT, b'{"choices":[{"index":0,"message":{"content":"the right text"},"finish_reason":"stop"}]}'),
+        (Endpoint.COMPLETIONS, b'{"choices":[{"index":0,"text":"the right text","finish_reason":"length"}]}'),
+        (Endpoint.RESPONSES, b'{"error":null,"output":[{"content":[{"text":"the right text"}]}]}'),
+        (Endpoint.MESSAGES, b'{"content":[{"type":"text","text":"the right text"}]}'),
+    ],
+)
+def test_a_whole_body_is_compared_too(endpoint: Endpoint, body: bytes) -> None:
+    for text, outcome in ((body, Outcome.COMPLETED), (body.replace(b"right", b"wrong"), Outcome.WRONG)):
+        heard = Heard(endpoint)
+        heard.read_whole(text)
+        assert judge(heard, FULL, RIGHT, Move.OPEN)[0] is outcome
+
+
+def test_every_choice_counts() -> None:
+    heard = Heard(Endpoint.CHAT)
+    heard.feed(HEAD + TAIL + DONE)
+    assert judge(heard, FULL, {0: "the right text", 1: "more"}, Move.OPEN)[0] is Outcome.WRONG
+
+
+@pytest.mark.parametrize(
+    ("reception", "move", "heard", "outcome"),
+    [
+        ({"status": 0, "left": True}, Move.OPEN, b"", Outcome.LEFT),
+        ({"status": 200, "left": True}, Move.OPEN, HEAD, Outcome.LEFT),
+        ({"status": 200, "left": True}, Move.OPEN, chat("a wrong"), Outcome.WRONG),
+        ({"status": 0, "lost": True}, Move.OPEN, b"", Outcome.UNANSWERED),
+        ({"status": 200, "lost": True}, Move.OPEN, HEAD, Outcome.UNANSWERED),
+        ({"status": 504}, Move.OPEN, b"", Outcome.TIMED_OUT),
+        ({"status": 503}, Move.OPEN, b"", Outcome.FAILED),
+        ({"status": 400}, Move.OPEN, b"", Outcome.FAILED),
+        ({"status": 400}, Move.IMPOSSIBLE, b"", Outcome.REJECTED),
+        ({"status": 500}, Move.IMPOSSIBLE, b"", Outcome.FAILED),
+    ],
+)
+def test_what_a_client_sees_has_one_name(reception: Any, move: Move, heard: bytes, outcome: Outcome) -> None:
+    answer = Heard(Endpoint.CHAT)
+    answer.feed(heard)
+    assert judge(answer, Reception(**reception), RIGHT, move)[0] is outcome
+
+
+def test_an_answer_to_what_nobody_can_answer_is_wrong() -> None:
+    heard = Heard(Endpoint.CHAT)
+    heard.feed(HEAD + TAIL + DONE)
+    assert judge(heard, FULL, None, Move.IMPOSSIBLE)[0] is Outcome.WRONG

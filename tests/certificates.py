@@ -1,0 +1,37 @@
+"""Certificates of a test's own authority, made by the openssl program."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Certificate:
+    cert: str
+    key: str
+
+
+class Authority:
+    """Files in `folder`: `ca` is the authority's certificate."""
+
+    def __init__(self, folder: Path, name: str = "authority") -> None:
+        self._folder = folder
+        self._own = self._request(name, "-x509", "-addext", "keyUsage=critical,keyCertSign")
+        self.ca = self._own.cert
+
+    def issue(self, name: str, host: str = "127.0.0.1", *, password: str = "") -> Certificate:
+        """For the IP address `host`, valid for a day."""
+        signed = ("-CA", self._own.cert, "-CAkey", self._own.key, "-addext", f"subjectAltName=IP:{host}")
+        leaf = ("-addext", "basicConstraints=critical,CA:FALSE", "-addext", "keyUsage=critical,digitalSignature")
+        return self._request(name, "-x509", *signed, *leaf, password=password)
+
+    def _request(self, name: str, *options: str, password: str = "") -> Certificate:
+        made = Certificate(str(self._folder / f"{name}.pem"), str(self._folder / f"{name}.key"))
+        secret = ("-passout", f"pass:{password}") if password else ("-nodes",)
+        new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-keyout", made.key, *secret)
+        subject = ("-subj", f"/CN={name}", "-days", "1", "-out", made.cert)
+        command = ["openssl", "req", *new_key, *subject, *options]
+        subprocess.run(command, check=True, capture_output=True)
+        return made

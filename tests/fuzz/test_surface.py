@@ -1,0 +1,57 @@
+"""Calls made up from the published document, and every answer held against it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error, positive_data_acceptance, unsupported_method
+
+from ppd.proxy.edge.openapi import document
+from proxy_client import ADMIN_KEY
+from proxy_thread import Target
+
+# A worker may refuse what the proxy takes, 5xx are documented answers (and 500 is checked for), and HEAD is not there.
+UNCHECKED = [not_a_server_error, positive_data_acceptance, unsupported_method]
+
+
+def described() -> dict[str, Any]:
+    """The document, as far as a client that knows the fleet would narrow it."""
+    described: dict[str, Any] = json.loads(json.dumps(document()))
+    for body in ("Chat", "Completions", "Responses", "Messages"):
+        properties = described["components"]["schemas"][body]["properties"]
+        properties["model"] = {"enum": ["sim", "other"]}
+        for cap in ("max_tokens", "max_completion_tokens", "max_output_tokens", "n", "best_of"):
+            if cap in properties:
+                properties[cap] = {"type": "integer", "minimum": 1, "maximum": 8}
+    return described
+
+
+@pytest.fixture(scope="module")
+def target(start_target: Callable[..., Target]) -> Target:
+    return start_target("P1 D1 R1")
+
+
+schema = schemathesis.openapi.from_dict(described())
+
+
+@schema.parametrize()
+@settings(max_examples=8, deadline=None, suppress_health_check=[*HealthCheck])
+def test_every_answer_is_one_that_is_published(case: schemathesis.Case[Any], target: Target) -> None:
+    answer = case.call_and_validate(
+        base_url=f"http://127.0.0.1:{target.port}", headers={"X-Admin-Key": ADMIN_KEY}, excluded_checks=UNCHECKED
+    )
+    assert answer.status_code != 500
+    target.alarms.check()
+
+
+@schema.include(path_regex="^/admin").parametrize()
+@settings(max_examples=2, deadline=None, suppress_health_check=[*HealthCheck])
+def test_nothing_under_admin_is_told_without_the_key(case: schemathesis.Case[Any], target: Target) -> None:
+    case.headers.pop("X-Admin-Key", None)
+    for headers in ({}, {"X-Admin-Key": "guess"}, {"Authorization": "Bearer guess"}):
+        assert case.call(base_url=f"http://127.0.0.1:{target.port}", headers=headers).status_code in (401, 405)

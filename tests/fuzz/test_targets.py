@@ -1,0 +1,39 @@
+"""The fuzzer's targets: every seed, and some seconds of what grows from the seeds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parser_targets import SEEDS, TARGETS
+
+SECONDS = 6
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_seeds_hold(name: str) -> None:
+    for seed in (b"", *SEEDS[name]):
+        TARGETS[name](seed)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_grows_from_the_seeds_holds(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("atheris", reason="it has wheels for Linux on x86-64 only")
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for index, seed in enumerate(SEEDS[name]):
+        (corpus / str(index)).write_bytes(seed)
+    script = Path(__file__).with_name("fuzz.py")
+    # libFuzzer's own limit reads the peak of the process that started it too, which is this test run's.
+    options = [f"-max_total_time={SECONDS}", "-seed=1", "-rss_limit_mb=0", f"-artifact_prefix={tmp_path}/"]
+    done = subprocess.run(
+        [sys.executable, str(script), name, *options, str(corpus)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS + 60,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

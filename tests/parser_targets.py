@@ -1,0 +1,181 @@
+"""What a coverage-guided fuzzer feeds: one function a parser, that takes any bytes and fails where a promise is broken.
+
+`tests/fuzz/fuzz.py` runs one of them. The first bytes of an input choose the endpoint, the pieces and the limits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from ppd.proxy.answers import AnswerObserver, AnswerSummary
+from ppd.proxy.chain import Mark
+from ppd.proxy.config import SessionKey
+from ppd.proxy.edge.nesting import check_depth
+from ppd.proxy.edits import Edits, edited_body
+from ppd.proxy.errors import FormatError, RequestError
+from ppd.proxy.heartbeats import decode
+from ppd.proxy.relay import StreamRelay, broken_off
+from ppd.proxy.replies import ReplyKey
+from ppd.proxy.sse import EventSplitter, Fragment, event_data, with_data
+from ppd.proxy.tool_calls import CanonicalJson
+from ppd.proxy.turns import Endpoint
+from request_bodies import parse, parse_bytes
+
+ENDPOINTS = [*Endpoint]
+REQUESTS = {endpoint: parse(endpoint) for endpoint in Endpoint}
+EDITS = (Edits(), Edits(hide_usage=True, cached_tokens=4))
+
+
+def splitter(data: bytes) -> None:
+    """Whatever the cuts, the same events, and the stream byte for byte."""
+    step, limit, stream = data[:1], data[1:2], data[2:]
+    whole, cut = (EventSplitter(4 + int.from_bytes(limit)) for _ in range(2))
+    first = [*whole.feed(stream), whole.rest()]
+    second = [*(part for piece in pieces(stream, step) for part in cut.feed(piece)), cut.rest()]
+    assert b"".join(first) == b"".join(second) == stream
+    assert events(first[:-1]) == events(second[:-1])
+    for event in events(first):
+        if event_data(event) is not None:
+            assert event_data(with_data(event, b"new")) == b"new"
+
+
+def relay(data: bytes) -> None:
+    """Whatever the cuts, the same bytes, counts and key; a stream without its end says so."""
+    kind, step, stream = int.from_bytes(data[:1]), data[1:2], data[2:]
+    endpoint, edits = ENDPOINTS[kind % 4], EDITS[kind // 4 % 2]
+    out, summary, key = relayed(endpoint, edits, [stream])
+    assert (out, summary, key) == relayed(endpoint, edits, pieces(stream, step))
+    assert summary.completed or summary.error is not None or out.endswith(broken_off(endpoint))
+    check_counts(summary)
+
+
+def answers(data: bytes) -> None:
+    """A whole answer is read and edited, and what was JSON stays it."""
+    endpoint, body = ENDPOINTS[int.from_bytes(data[:1]) % 4], data[1:]
+    observer = AnswerObserver(endpoint, ReplyKey(REQUESTS[endpoint]))
+    observer.observe_body(body)
+    check_counts(observer.summary)
+    for edits in EDITS:
+        edited = edited_body(body, edits)
+        assert edited == body or msgspec.json.decode(edited, type=msgspec.Raw)
+
+
+def turns(data: bytes) -> None:
+    """A request, or one refusal that can be sent."""
+    kind = int.from_bytes(data[:1])
+    try:
+        parse_bytes(data[1:], ENDPOINTS[kind % 4], session_key=[*SessionKey][kind // 4 % 2])
+    except RequestError as exc:
+        assert exc.status == 400 and len(exc.message) < 1000
+        msgspec.json.encode(exc.message)
+
+
+def nesting(data: bytes) -> None:
+    """As deep as a decoder finds it."""
+    limit, body = int.from_bytes(data[:1]) % 8, data[1:]
+    try:
+        check_depth(body, limit)
+        is_refused = False
+    except RequestError:
+        is_refused = True
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    assert is_refused == (depth_of(value) > limit)
+
+
+def arguments(data: bytes) -> None:
+    """A call's arguments have one canonical form wherever they were cut."""
+    step, text = int.from_bytes(data[:1]) or 1, data[1:].decode("utf-8", "replace")
+    whole, cut = CanonicalJson(), CanonicalJson()
+    bounds = [*range(0, len(text), step), len(text)]
+    second = "".join(cut.feed(text[start:end]) for start, end in pairwise(bounds)) + cut.rest()
+    assert whole.feed(text) + whole.rest() == second
+
+
+def frames(data: bytes) -> None:
+    """An announcement, or refused."""
+    try:
+        decode(data)
+    except FormatError as exc:
+        assert len(exc.message) < 300
+
+
+def pieces(data: bytes, step: bytes) -> list[bytes]:
+    bounds = [*range(0, len(data), int.from_bytes(step) or 1), len(data)]
+    return [data[start:end] for start, end in pairwise(bounds)]
+
+
+def events(parts: list[bytes]) -> list[bytes]:
+    return [part for part in parts if type(part) is not Fragment]
+
+
+def relayed(endpoint: Endpoint, edits: Edits, parts: list[bytes]) -> tuple[bytes, AnswerSummary, Mark | None]:
+    """What the client gets, what was learned, and the key that the conversation would have."""
+    reply = ReplyKey(REQUESTS[endpoint])
+    observer = AnswerObserver(endpoint, reply)
+    relay = StreamRelay(endpoint, edits, observer)
+    out = b"".join([*(relay.feed(part) for part in parts), relay.finish()])
+    return out, observer.summary, reply.key()
+
+
+def check_counts(summary: AnswerSummary) -> None:
+    for count in (summary.prompt_tokens, summary.completion_tokens, summary.cached_tokens):
+        assert count is None or 0 <= count < 2**53
+
+
+def depth_of(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(depth_of, inner), default=0)
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    target.__name__: target for target in (splitter, relay, answers, turns, nesting, arguments, frames)
+}
+
+
+def _json(kind: int, value: object) -> bytes:
+    return bytes([kind]) + json.dumps(value).encode()
+
+
+_USAGE = {"prompt_tokens": 9, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": 9}}
+_USER = {"role": "user", "content": [{"type": "text", "text": "x"}]}
+_RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "x"}]}
+
+SEEDS: dict[str, list[bytes]] = {
+    "splitter": [b"\x04\x08data: a\n\ndata: b\r\n\r\n: c\r\r", b"\x02\x01\x02event: e\ndata: {}\n\n\n\ndata"],
+    "relay": [
+        b'\x00\x07data: {"id":"c","choices":[{"index":0,"delta":{"content":"x"}}]}\n\ndata: [DONE]\n\n',
+        b'\x04\x07data: {"id":"c","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1}}\n\n',
+        b'\x00\x02data: {"choices":[{"index":0,"delta":{}}],"kv_transfer_params":{"a":1}}\n\ndata: [DONE]',
+        b'\x02\x03event: error\ndata: {"type":"error","message":"m","code":"500"}\n\n',
+        b'\x03\x09data: {"type":"message_start","message":{"id":"m","usage":{"input_tokens":9}}}\n\n',
+        b'\x06\x01data: {"type":"response.completed","response":{"id":"r","usage":{"input_tokens":1}}}\n\n',
+    ],
+    "answers": [
+        _json(0, {"id": "x", "choices": [{"message": {"content": "x", "tool_calls": [{"id": "c"}]}}], "usage": _USAGE}),
+        _json(1, {"id": "x", "choices": [{"text": "x", "finish_reason": "stop"}], "error": {"code": 1}}),
+        _json(2, {"id": "r", "status": "completed", "output": [{"type": "function_call", "arguments": "{}"}]}),
+        _json(3, {"id": "m", "content": [{"type": "tool_use", "id": "t", "input": {"a": 1}}], "usage": _USAGE}),
+        b'\x00{"choices":[{"\xff":0}],"prompt_token_ids":[1]}',
+    ],
+    "turns": [
+        _json(0, {"model": "m", "messages": [_USER], "n": 1, "tools": [], "max_tokens": 3}),
+        _json(1, {"model": "m", "prompt": ["a", [1]], "stream": True, "stream_options": {"include_usage": True}}),
+        _json(2, {"model": "m", "input": [{"type": "function_call_output", "output": "x"}], "conversation": "c"}),
+        _json(3, {"model": "m", "system": "s", "messages": [_RESULT]}),
+        _json(4, {"model": "m", "messages": [_USER], "session_id": 1, "cache_salt": "x"}),
+    ],
+    "nesting": [b'\x03{"a":["\\"[[",{"b":[]}]}', b'\x01["]\\\\",[["\\n"]]]'],
+    "arguments": [b'\x03{"a": "\\u00e9\\ud83d\\ude00\\/", "b" : [1, 2]}', b'\x01"\\"\\\\u'],
+    "frames": [
+        msgspec.msgpack.encode({"version": 1, "role": "D", "http_address": "h:800", "models": ["m"]}),
+        msgspec.msgpack.encode({"type": "P", "http_address": "h:1", "zmq_address": "h:2"}),
+    ],
+}

@@ -1,0 +1,46 @@
+"""Attempts at turns as the router makes them, without a router."""
+
+from __future__ import annotations
+
+from ppd.proxy.policy import Decision, Route
+from ppd.proxy.receipts import LegRecord, Receipt
+from ppd.proxy.replies import ReplyKey
+from ppd.proxy.resilience.failures import Leg
+from ppd.proxy.running import Running
+from ppd.proxy.traffic.keys import Client
+from ppd.proxy.views import WorkerView
+from ppd.proxy.workers import Role, Worker
+from request_bodies import parse
+
+ROUTES = {Leg.PREFILL: Route.SPLIT, Leg.DECODE: Route.SPLIT, Leg.LOCAL: Route.LOCAL, Leg.REPLICA: Route.REPLICA}
+
+
+def view(role: Role, number: int = 1, address: str = "") -> WorkerView:
+    worker = Worker(role=role, address=address or f"{role.lower()}{number}:1", models=("m",))
+    return WorkerView(worker=worker, name=f"{role}{number}", incarnation="i")
+
+
+def decision(leg: Leg, prefill: WorkerView | None = None, decode: WorkerView | None = None) -> Decision:
+    route = ROUTES[leg]
+    needs_p = prefill or view(Role.PREFILL) if route is Route.SPLIT else None
+    role = Role.REPLICA if leg is Leg.REPLICA else Role.DECODE
+    return Decision(route=route, reason="", decode=decode or view(role), prefill=needs_p, wanted=route)
+
+
+def running(made: Decision, *begun: Leg, stream: bool = True) -> Running:
+    """An attempt of which these legs were begun."""
+    request = parse(stream=stream)
+    receipt = Receipt(id="r", at="", endpoint="", model="m", stream=stream, session="", turn=1, kind="first")
+    receipt.legs = [LegRecord(kind=leg, worker="", address="", started_s=0.0) for leg in begun]
+    return Running(
+        request=request,
+        decision=made,
+        decode=made.decode.id,
+        receipt=receipt,
+        client=Client(name="", tenant=""),
+        charged_tokens=0,
+        headers={},
+        reply=ReplyKey(request),
+        started_s=0.0,
+        asked_s=0.0,
+    )

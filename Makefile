@@ -3,6 +3,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ENGINE ?= sim
 READY  := $(VENV)/.ready
+JOBS   ?= 2
+PYTEST := $(BIN)/python -m pytest
+BESIDE := $(PYTEST) --numprocesses $(JOBS) --dist loadfile
 
 # What clients are promised, whichever data plane speaks to them: tested on both.
 CONFORMANCE := $(addprefix tests/e2e/test_,$(addsuffix .py,conversations edge failures hostile keys prompt_lists pass_through_rules))
@@ -15,9 +18,10 @@ demo: $(READY)
 # Quick tests first: a broken rule shows in seconds, not after the engines have started.
 test: $(READY)
 	$(MAKE) --no-print-directory check browser
-	$(BIN)/python -m pytest -m "e2e or wheel"
-	$(BIN)/python -m pytest --data-plane asgi $(CONFORMANCE)
-	$(BIN)/python -m pytest -m vllm
+	$(BESIDE) -m "(e2e or wheel) and not alone"
+	$(BESIDE) --data-plane asgi $(CONFORMANCE)
+	$(PYTEST) -m alone
+	$(PYTEST) -m vllm
 
 # The report is looked at in a real browser. PPD_CHROMIUM names another one.
 browser:
@@ -33,7 +37,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -m "not e2e and not wheel and not vllm"
+	$(BESIDE) -m "not e2e and not wheel and not vllm and not alone"
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -43,6 +43,7 @@ def points(folder: Path) -> dict[tuple[Experiment, Kind], Point]:
     return {(point.place.experiment, point.place.kind): point for point in found}
 
 
+@pytest.mark.alone
 async def test_slow_prefills_are_seen_by_their_neighbours(tmp_path: Path) -> None:
     async with running_engine(SimConfig(profile=SLOW_PREFILLS, time_scale=1)) as engine:
         code, said = await interference(

@@ -45,6 +45,7 @@ def medians(records: tuple[Record, ...], later: bool) -> tuple[float, float]:
     return percentile(ttfts, 0.5), percentile(tpots, 0.5)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("topology", "x"), [("1P_1D", 0.0), ("1P_1D", 1.0), ("2P_2D", 0.5), ("1R", None)])
 async def test_ttft_and_tpot_agree(start_fleet: Callable[..., Any], topology: str, x: float | None) -> None:
     run = Run(topology=topology, x=x, workload=WORKLOAD, qps=1.5, seconds=8.0, conversations=12)

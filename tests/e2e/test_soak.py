@@ -7,6 +7,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 import soak
 from soaking import verdict
 from soaking.oracle import running_oracle
@@ -15,6 +17,8 @@ from soaking.records import Head, Outcome
 MINUTES = 3.0
 OVERHEAD_S = 150.0  # to start, to come to rest, and to write the report
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "soak.py"
+
+pytestmark = pytest.mark.alone
 
 
 async def test_minutes_of_faults_cost_nothing_that_they_should_not(tmp_path: Path) -> None:

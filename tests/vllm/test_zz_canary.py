@@ -30,10 +30,15 @@ async def test_canaries_cross_a_sound_pair_and_leave_nothing(fleet: Any) -> None
         loads = [await fleet.load(role) for role in PAIR]
         return not any(load.running or load.waiting or load.kv_usage for load in loads)
 
-    await fleet.eventually(is_idle, limit_s=10)
+    await fleet.eventually(is_idle, limit_s=30)
     for role in PAIR:
         said = log_lines(fleet, role)[said_before[role] :]
-        assert not [line for line in said if " ERROR " in line or "Traceback" in line]
+        assert not [line for line in said if is_of_a_canary(line) and (" ERROR " in line or "Traceback" in line)]
+
+
+def is_of_a_canary(line: str) -> bool:
+    """Canaries ask for completions. What an engine says of a chat is late news of a turn before."""
+    return "chatcmpl-" not in line
 
 
 def log_lines(fleet: Any, role: Role) -> list[str]:

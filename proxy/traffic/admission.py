@@ -122,8 +122,9 @@ class Admission:
 
     def poke(self) -> None:
         """Something changed in the fleet: admit whoever fits now."""
-        if self._courtesy is not None:
+        if self._courtesy is not None or not self._line:
             return
+        self._hear()  # a place that came free here may be another process's by now
         while self._line and self.inside + self.inside_elsewhere < self._max_inflight:
             waiter = self._line.take(self._has_room)
             if waiter is None:
@@ -197,8 +198,7 @@ class Admission:
                 loop.call_soon(self.poke)  # after this turn has taken its room on a worker
         if refusal is not None:
             raise refusal
-        if self.before_look is not None:
-            self.before_look()
+        self._hear()
         self._on_waited(self._now() - started_s)
 
     def _end_courtesy(self) -> None:
@@ -209,6 +209,10 @@ class Admission:
     def is_tight(self) -> bool:
         """Whether so few places are left that all processes should know of each."""
         return 2 * (self.inside + self.inside_elsewhere) >= self._max_inflight
+
+    def _hear(self) -> None:
+        if self.before_look is not None:
+            self.before_look()
 
     def _moved(self) -> None:
         if self.on_moved is not None:

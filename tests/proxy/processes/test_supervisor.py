@@ -27,8 +27,10 @@ def wait(alive, *, drain_s=0.0, signals=1):
     "Until so many signals came, or the supervisor is gone; then drains."
     came = []
     reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)  # a handler would not run while select waits, if the signal came just before it
     for number in module.SIGNALS:
-        signal.signal(number, lambda number, frame: os.write(writing, bytes([number])))
+        signal.signal(number, lambda number, frame: None)
     say("ready", os.getpid())
     while len(came) < signals:
         readable, _, _ = select.select([reading, alive], [], [])

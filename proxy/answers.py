@@ -110,8 +110,12 @@ class AnswerObserver:
 
     def observe_text(self, text: str) -> None:
         """One event that brings this text to the first choice, and nothing else."""
-        self.summary.events += 1
-        self._text(text)
+        summary = self.summary
+        summary.events += 1
+        if text:
+            summary.first_token_seen = True
+            if self._sink is not None:
+                self._sink.add_text(text)
 
     def observe_body(self, body: bytes) -> None:
         """A whole answer, not streamed."""

@@ -20,6 +20,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from .errors import ConfigError
 
@@ -193,14 +194,16 @@ class BlockHash:
 class Chain(msgspec.Struct, frozen=True):
     """The prefixes of one prompt, shortest first: `keys[i]` names its first `ends[i]` bytes.
 
-    `data` is the whole prompt where it was hashed in blocks, else empty, and `is_text` says whether it is text, not
-    token ids. `open_unit` is the last unit where the reply continues it (an assistant's message that the client began).
+    Where the prompt was hashed in blocks `data` is all of it, `tail` is what lies beyond the last whole block, and
+    `is_text` says whether it is text, not token ids; else they are empty. `open_unit` is the last unit where the reply
+    continues it (an assistant's message that the client began).
     """
 
     keys: tuple[int, ...]
     ends: tuple[int, ...]
     hasher: Hasher
     data: bytes = b""
+    tail: bytes = b""
     is_text: bool = False
     open_unit: UnitHash | None = None
 
@@ -210,17 +213,21 @@ class Chain(msgspec.Struct, frozen=True):
     @property
     def size(self) -> int:
         """Bytes of the whole prompt."""
-        return max(self.ends[-1], len(self.data))
+        return self.ends[-1] + len(self.tail)
 
     def end(self) -> Mark:
         """The mark of the prompt as a whole."""
-        return self.resume().mark() if self.data else Mark(self.keys[-1])
+        return self.resume().mark() if self.tail else Mark(self.keys[-1])
 
     def resume(self) -> BlockHash:
         """The running hash at the end of a prompt that was hashed in blocks."""
         blocks = BlockHash(self.hasher, self.keys[-1], self.ends[-1])
-        blocks.add(self.data[self.ends[-1] :])
+        blocks.add(self.tail)
         return blocks
+
+    def without_prompt(self) -> Chain:
+        """The same without the prompt's bytes: what its keys stand for can no longer be compared by `reach`."""
+        return replace(self, data=b"") if self.data else self
 
     def reach(self, index: int, tail: int, check: int) -> int | None:
         """Bytes of this prompt that a mark found at `keys[index]` covers; None if the tail is another text."""

@@ -237,7 +237,8 @@ def completions(hasher: Hasher, seed: int, raw: msgspec.Raw) -> tuple[Chain, int
         kind, text = data[0]
         blocks = BlockHash(hasher, hasher.key(b"P", f"{seed:x}", kind))
         blocks.add(text)
-        return Chain(tuple(blocks.keys), tuple(blocks.ends), hasher, data=text, is_text=kind == "text"), 1
+        tail = text[blocks.ends[-1] :]
+        return Chain(tuple(blocks.keys), tuple(blocks.ends), hasher, text, tail, is_text=kind == "text"), 1
     keys = [hasher.key(b"P", kind, f"{len(text):x}", text) for kind, text in data]
     whole = hasher.key(b"P", f"{seed:x}", *(f"{key:x}" for key in keys))
     return Chain((whole,), (sum(len(text) for _, text in data),), hasher), len(data)

@@ -36,13 +36,23 @@ class StreamRelay:
         self._observer = observer
         self._splitter = EventSplitter()
         self._plain = PlainEvents(endpoint)
+        self._may_pass = True  # between two events, and the worker has told of no error
         self._is_finished = False
+
+    def passes(self, chunk: bytes) -> bool:
+        """Whether this is one event that brings text and nothing else, as nearly every chunk is: it goes on as it is.
+
+        If so, the observer has seen it, and `feed` must not.
+        """
+        return self._may_pass and self._relays_text(chunk)
 
     def feed(self, chunk: bytes) -> bytes:
         """What goes to the client now; b"" while an event is not whole."""
-        if self._splitter.is_empty and self._relays_text(chunk):
-            return chunk  # it is one event, as nearly every chunk is
-        return b"".join([self._relay(event) for event in self._splitter.feed(chunk)])
+        if self.passes(chunk):
+            return chunk
+        out = b"".join([self._relay(event) for event in self._splitter.feed(chunk)])
+        self._may_pass = self._splitter.is_empty and self._observer.summary.error is None
+        return out
 
     def finish(self) -> bytes:
         """What goes to the client at the worker's end of file: an error event unless the answer had ended."""
@@ -70,10 +80,10 @@ class StreamRelay:
         return event if not event or event.endswith((b"\n\n", b"\r\r", b"\n\r")) else event + b"\n\n"
 
     def _relay(self, event: bytes) -> bytes:
-        if self._relays_text(event):
-            return event
         if self._observer.summary.error is not None:
             return b""  # vLLM ends its errors with [DONE], and a client would take what it has for the whole answer
+        if self._relays_text(event):
+            return event
         if type(event) is Fragment:
             return event
         data = event_data(event)
@@ -90,7 +100,7 @@ class StreamRelay:
     def _relays_text(self, event: bytes) -> bool:
         """Observes an event that is text and nothing else."""
         text = self._plain.text(event)
-        if text is None or self._observer.summary.error is not None:
+        if text is None:
             return False
         self._observer.observe_text(text)
         return True

@@ -194,7 +194,7 @@ class Router:
         return row
 
     def _ticket(self, request: Request, turn: Turn, asker: Asker, now_s: float) -> Ticket:
-        client = asker.client
+        client, model = asker.client, request.model  # the ticket lasts as long as the answer, its prompt should not
         return Ticket(
             tenant=client.tenant,
             weight=client.weight,
@@ -202,8 +202,8 @@ class Router:
             cost=turn.new_tokens + turn.output_tokens,
             arrived_s=now_s,
             deadline_s=now_s + asker.patience_s,
-            needs=request.model,
-            fits=lambda: has_room(request.model, self._state.registry.views(), self.rules),
+            needs=model,
+            fits=lambda: has_room(model, self._state.registry.views(), self.rules),
         )
 
     def _turn(self, request: Request, place: Place, forced: Route | None) -> Turn:

@@ -46,11 +46,8 @@ class Streaming:
         self._summary = opened.observer.summary
         self._first_token_s: float | None = None
         self._is_learnt = False
-
-    @property
-    def is_over(self) -> bool:
-        """The answer is whole; what the worker still owes is the end of its message."""
-        return self._summary.ended
+        self.is_over = False  # the answer is whole; what the worker still owes is the end of its message
+        running.request = running.request.without_prompt()
 
     def begin(self) -> bytes:
         """What the client gets first."""
@@ -60,6 +57,8 @@ class Streaming:
 
     def feed(self, data: bytes) -> bytes:
         """What the client gets of this piece. All that it tells was learnt before: the next turn may come at once."""
+        if self._first_token_s is not None and self._relay.passes(data):
+            return data  # as nearly every piece, it is one event of text: the answer goes on
         out = self._relay.feed(data)
         self._note()
         return out
@@ -112,6 +111,7 @@ class Streaming:
     def _note(self) -> None:
         """The time of the first token, and, once, all there is to learn."""
         summary = self._summary
+        self.is_over = summary.ended
         if self._first_token_s is None and summary.first_token_seen:
             self._first_token_s = self._state.now()
         if summary.completed and not self._is_learnt and summary.finish_reason != ABORTED:

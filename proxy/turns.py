@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 from msgspec.json import Decoder
+from msgspec.structs import replace
 
 from . import prompts, splices
 from .chain import Chain, Hasher
@@ -65,6 +66,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         return f"Request({self.endpoint}, model={self.model!r}, prompt_bytes={self.prompt_bytes})"  # without the prompt
 
+    def without_prompt(self) -> Request:
+        """The same when no worker will be asked any more: a stream may be open for long, and its body is large."""
+        return replace(self, fields=_NO_FIELDS, chain=self.chain.without_prompt())
+
     @property
     def stores_responses(self) -> bool:
         """Whether a later request can name this one's answer instead of sending the history."""
@@ -75,6 +80,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return self.chain.hasher.key(b"R", f"{self.scope:x}", response_id)
 
 
+_NO_FIELDS: Fields = {}
 _NULL = msgspec.Raw(b"null")
 _TO_FIT = msgspec.Raw(b"-1")
 _BODY: Decoder[Fields] = Decoder(Fields)

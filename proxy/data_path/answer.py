@@ -15,6 +15,7 @@ from .worker_connection import WorkerConnection
 HELD_BYTES = 64 * 1024  # of a body that nobody takes, before its worker is kept from sending more
 RETRY_AFTER_LIMIT_S = 60.0
 ANSWER_LIMIT_BYTES = 256 * 1024 * 1024
+_READ: dict[bytes, bytes] = {}  # the headers of an answer that may be open for long
 END_S = 1.0  # for a worker to end its answer after the last event: that gives the connection back to the pool
 
 
@@ -92,8 +93,9 @@ class Answer:
     # -- its body
 
     def reached_the_client(self) -> None:
-        """From here on a failure is one in mid-stream."""
+        """From here on a failure is one in mid-stream; what the head said is known to whom it concerns."""
         self._call.phase = STREAM
+        self._headers = _READ
 
     async def chunk(self, *, is_over: bool = False, by_s: float = math.inf) -> bytes:
         """The next bytes of the body, b"" at its end.

@@ -94,7 +94,7 @@ class ClientConnection(asyncio.Protocol):
         self._host = host
         self._address = address
         self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: httptools.HttpRequestParser | None = None
         self._current: Exchange | None = None  # answers now
         self._incoming: Exchange | None = None  # its request is being read
         self._ahead: list[Exchange] = []
@@ -117,6 +117,11 @@ class ClientConnection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         if self._transport is not None and not self._is_ended:
             self._transport.write(data)
+
+    def lasts(self) -> None:
+        """The answer may take long: what reads requests is made anew when one comes, a kilobyte less until then."""
+        if self._incoming is None and not self._is_in_head and not self._unclear_bytes:
+            self._parser = None
 
     def finished(self, *, keeps_alive: bool) -> None:
         """The answer is written."""
@@ -201,6 +206,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _parse_piece(self, data: bytes) -> None:
         self._unclear_bytes += len(data)
+        if self._parser is None:
+            self._parser = httptools.HttpRequestParser(self)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
@@ -328,6 +335,7 @@ class ClientConnection(asyncio.Protocol):
         if self._is_deaf:
             return
         parser = self._parser
+        assert parser is not None, "it calls this"
         version = parser.get_http_version()
         if parser.should_upgrade() or version not in _VERSIONS:
             self._refuse(_unspoken(version))

@@ -150,6 +150,7 @@ class TurnExchange:
             if self._room is not None:
                 self._splice.pause()
             self._splice.start()
+            self._connection.lasts()
             self._task = None  # it ends here: the rest is the splice's
             return
         async with aclosing(body.chunks()) as chunks:

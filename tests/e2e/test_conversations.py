@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from ppd.proxy.config import Mode, SessionKey
+from ppd.proxy.turns import Endpoint
 
 THREE = (
     "I am planning a hike and need a list of what to bring along for two days in the mountains.",
@@ -29,6 +32,20 @@ async def test_every_route_gives_the_same_conversation(start_fleet: Any) -> None
             answers = [await texts(fleet) for fleet in (local, split, replica)]
     assert answers[0] == answers[1] == answers[2]
     assert len(set(answers[0])) == 3
+
+
+@pytest.mark.parametrize("way", [LOCAL, SPLIT])
+async def test_an_open_stream_holds_nothing_of_its_body(start_fleet: Any, way: dict[str, Any]) -> None:
+    asked = {"model": "sim", "stream": True, "ignore_eos": True, "max_tokens": 1000}
+    body = json.dumps(asked | {"messages": [{"role": "user", "content": "word " * 4_000}]}).encode()
+    async with start_fleet("P1 D1", engine={"time_scale": 1.0}, **way) as fleet:
+        turns, held = fleet.proxy.turns, sys.getrefcount(body)
+        reply = await turns.answer(turns.caller(Endpoint.CHAT, {}), body)
+        assert reply.status == 200, reply.body
+        async with aclosing(reply.body.chunks()) as stream:
+            assert await anext(stream)
+            await fleet.until(lambda: sys.getrefcount(body) == held)
+        reply.body.abandon()
 
 
 async def test_turn_1_moves_the_prompts_kv_and_a_local_turn_2_finds_it(start_fleet: Any) -> None:

@@ -17,7 +17,7 @@ from ppd.servers.sim.faults import Phase as Strikes
 
 WORDS = "Some words, so that there are blocks to move. " * 3
 PATIENT: dict[str, Any] = dict.fromkeys(
-    ("prefill_timeout_s", "first_event_timeout_s", "answer_timeout_s", "idle_timeout_s"), 20.0
+    ("connect_timeout_s", "prefill_timeout_s", "first_event_timeout_s", "answer_timeout_s", "idle_timeout_s"), 20.0
 )
 
 
@@ -37,7 +37,7 @@ async def turns(field: Field, talks: list[Talk], **body: Any) -> None:
 @pytest.mark.parametrize("name", ["P1", "D1"])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_one_dead_worker_of_two_costs_no_client_anything(name: str, stream: bool) -> None:
-    async with field_of("P1 P2 D1 D2") as field:
+    async with field_of("P1 P2 D1 D2", **PATIENT) as field:
         talks = [talk(number) for number in range(12)]
         await turns(field, talks, stream=stream)
         field.engines[name].faults = Faults([Order(Kind.KILL)])
@@ -50,7 +50,7 @@ async def test_one_dead_worker_of_two_costs_no_client_anything(name: str, stream
 
 
 async def test_with_every_p_dead_d_alone_answers() -> None:
-    async with field_of("P1 P2 D1 D2") as field:
+    async with field_of("P1 P2 D1 D2", **PATIENT) as field:
         talks = [talk(number) for number in range(4)]
         await turns(field, talks)
         for name in ("P1", "P2"):
@@ -64,7 +64,7 @@ async def test_with_every_p_dead_d_alone_answers() -> None:
 @pytest.mark.parametrize("mode", [Mode.ALWAYS_SPLIT, Mode.ALWAYS_LOCAL])
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
 async def test_after_a_worker_dies_the_sessions_next_turn_succeeds_at_the_first_try(mode: Mode, is_known: bool) -> None:
-    async with field_of("P1 D1 D2", mode=mode) as field:
+    async with field_of("P1 D1 D2", mode=mode, **PATIENT) as field:
         one = talk()
         await turns(field, [one])
         dead = field.newest().decode
@@ -152,7 +152,7 @@ async def test_an_answer_is_over_with_its_last_event() -> None:
 
 
 async def test_every_session_of_a_d_that_dies_goes_on_elsewhere() -> None:
-    async with field_of("P1 D1 D2", mode=Mode.ALWAYS_LOCAL) as field:
+    async with field_of("P1 D1 D2", mode=Mode.ALWAYS_LOCAL, **PATIENT) as field:
         talks = [talk(number) for number in range(10)]
         await turns(field, talks)
         field.engines["D1"].kill()

@@ -17,7 +17,7 @@ HASHER = Hasher(b"a secret of the proxy")
 def chain_of(data: bytes) -> Chain:
     blocks = BlockHash(HASHER, 1)
     blocks.add(data)
-    return Chain(tuple(blocks.keys), tuple(blocks.ends), HASHER, data=data, is_text=True)
+    return Chain(tuple(blocks.keys), tuple(blocks.ends), HASHER, data, data[blocks.ends[-1] :], is_text=True)
 
 
 def unit(*parts: str, previous: int = 0, role: str = "user", name: str = "", call_id: str = "") -> int:

@@ -233,6 +233,17 @@ def test_a_body_that_is_no_turn_is_refused_with_the_member_named(
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
+@pytest.mark.parametrize("size", [3, 16, 5000, 100_000])
+def test_without_its_prompt_a_request_ends_where_it_did(size: int) -> None:
+    request = parse(COMPLETIONS, "x" * size)
+    spent = request.without_prompt()
+    assert (spent.chain.size, spent.chain.end()) == (
+        request.chain.size,
+        request.chain.end(),
+    ) and spent.chain.size == size
+    assert (spent.fields, spent.chain.data) == ({}, b"") and len(spent.chain.tail) <= max(16, size // 64)
+
+
 def test_a_refusal_does_not_repeat_the_prompt() -> None:
     with pytest.raises(RequestError) as caught:
         parse(CHAT, [user("a secret"), {"role": ["another secret"]}])

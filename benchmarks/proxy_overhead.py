@@ -3,6 +3,7 @@
     python benchmarks/proxy_overhead.py install               # the peers' newest releases
     python benchmarks/proxy_overhead.py run                   # everything, three times: about ten minutes
     python benchmarks/proxy_overhead.py run --rows c=16 --subjects ppd --repetitions 1
+    python benchmarks/proxy_overhead.py run --peer-policy cache_aware   # the peers look for known prefixes too
     python benchmarks/proxy_overhead.py churn --minutes 60    # is PPD's memory stable?
 
 The proxy has one core. The mock backend and the load generator are C and have the others; that they are not what
@@ -23,6 +24,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -36,7 +38,7 @@ from overhead.processes import raise_descriptor_limit, share_out
 from overhead.records import Record, Run, encode, this_machine
 from overhead.report import markdown
 from overhead.rows import ROWS, Row
-from overhead.subjects import DIRECT, PPD, SUBJECTS, Subject, subject
+from overhead.subjects import DIRECT, POLICIES, PPD, SUBJECTS, Subject, subject
 from overhead.trials import Bench, measure, select
 from ppd.offline.files import write_whole
 from ppd.proxy.errors import PPDError
@@ -113,15 +115,25 @@ def install(names: tuple[str, ...]) -> None:
 @click.option("--subjects", default=",".join(SUBJECTS), show_default=True, help="which, with commas between")
 @click.option("--rows", default="", help=f"with commas between, any of: {', '.join(row.name for row in ROWS)}")
 @click.option("--repetitions", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--peer-policy", type=click.Choice(POLICIES), default=POLICIES[0], show_default=True)
 @click.option("--seconds", type=click.FloatRange(0.1), default=2.0, show_default=True, help="of a row")
 @_ppd_args
 @click.option("--out", type=click.Path(path_type=Path), help="default: results/proxy_overhead-DATE.json, .md beside it")
-def run(subjects: str, rows: str, repetitions: int, seconds: float, ppd_args: str, out: Path | None) -> None:
+def run(
+    subjects: str,
+    rows: str,
+    repetitions: int,
+    peer_policy: str,
+    seconds: float,
+    ppd_args: str,
+    out: Path | None,
+) -> None:
     """Measure, print the table, and save it with its records."""
     names = listed(subjects, SUBJECTS, "subjects")
     wanted = select(listed(rows, [row.name for row in ROWS], "rows"))
     more = tuple(shlex.split(ppd_args))
-    chosen = [None if name == DIRECT else subject(name, cache_folder(), more) for name in SUBJECTS if name in names]
+    subject_of = partial(subject, cache=cache_folder(), ppd_args=more, policy=peer_policy)
+    chosen = [None if name == DIRECT else subject_of(name) for name in SUBJECTS if name in names]
     started_s, date = time.monotonic(), datetime.now(UTC).date().isoformat()
     with told(), a_bench(seconds) as bench:
         records = tuple(trials(chosen, wanted, repetitions, bench))
@@ -134,6 +146,7 @@ def run(subjects: str, rows: str, repetitions: int, seconds: float, ppd_args: st
         ppd_args=more,
         took_s=round(time.monotonic() - started_s, 1),
         records=records,
+        peer_policy=peer_policy,
     )
     save(found, out or RESULTS / f"proxy_overhead-{date}.json")
     print(markdown(found))

@@ -88,6 +88,8 @@ async def _start(proxy: Proxy) -> Background:
         background.start("prober", proxy.prober.run)
         background.start("canary", proxy.canary.run)
     background.start("siblings", proxy.siblings.run)
+    if proxy.settings.config.spare_connections:
+        background.start("spare connections", partial(_keep_warm, proxy))
     background.start("drain", partial(_close_down, proxy))
     if proxy.keys is not None:
         background.start("keys", partial(proxy.keys.watch, partial(_count_reload, proxy)))
@@ -97,6 +99,15 @@ async def _start(proxy: Proxy) -> Background:
         background.start("receipt log", proxy.receipt_log.run)
     _apply(proxy)
     return background
+
+
+async def _keep_warm(proxy: Proxy) -> None:
+    """Connections to all workers that may be asked, before a turn needs one."""
+    config, registry = proxy.settings.config, proxy.state.registry
+    while True:
+        workers = [view.worker for view in registry.views() if view.state == "up"]
+        await proxy.upstream.warm(workers, config.spare_connections, config.connect_timeout_s)
+        await asyncio.sleep(1.0)
 
 
 def _pictures(proxy: Proxy) -> dict[WorkerId, tuple[str, str, str]]:

@@ -124,6 +124,7 @@ class ProxyConfig:
     answer_timeout_s: float = 1800.0  # a whole answer that is not streamed
     idle_timeout_s: float = 120.0  # between two reads of an answer, and for a client to take what it is sent
     keepalive_s: float = 4.0  # idle upstream connections are dropped before vLLM's 5 s limit does it
+    spare_connections: int = 2  # to each worker at least, ready before a turn needs one; 0: none
     attempts: int = 3  # tries of one turn before its first byte, the first one included
     retry_share: float = 0.2  # of all turns, that may be tried again
     retry_burst: int = 100  # retries beyond that share, after a quiet time
@@ -162,7 +163,7 @@ _POSITIVE = (
     "max_inflight max_worker_inflight queue_timeout_s breaker_failures breaker_open_s"
 ).split()
 _NOT_NEGATIVE = (
-    "w_ttft w_tpot shutdown_timeout_s queue_limit retry_share retry_burst warm_up_s canary_interval_s"
+    "w_ttft w_tpot shutdown_timeout_s queue_limit spare_connections retry_share retry_burst warm_up_s canary_interval_s"
 ).split()
 _PORTS = ("port", "heartbeat_port", "curve_port")
 MOST_PROCESSES = 64  # each tells all others what it learns

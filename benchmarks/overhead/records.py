@@ -97,6 +97,7 @@ class Run(msgspec.Struct, frozen=True):
     ppd_args: tuple[str, ...]
     took_s: float
     records: tuple[Record, ...]
+    peer_policy: str = "round_robin"  # how peers choose workers
     version: int = VERSION
 
 

@@ -115,7 +115,7 @@ def _about(run: Run) -> str:
     return (
         f"{run.date}: {run.repetitions} repetitions, interleaved, {run.seconds:g} s a row; medians. {machine.cpu}, "
         f"{machine.cores} cores, {machine.memory_gib} GiB, Linux {machine.kernel}, Python {machine.python}; the proxy "
-        f"on one core. {versions}."
+        f"on one core. {versions}; these choose workers by {run.peer_policy}."
     )
 
 

@@ -1,7 +1,7 @@
 """What is measured, and how each of them is started: in front of one D, and in front of a P and a D.
 
-Peers choose workers in turn, the cheapest of their policies: by default they look for a known prefix, for which
-vllm-router asks the worker to tokenize every prompt. PPD runs with its defaults, but for limits lower than the load.
+Peers choose workers in turn, the cheapest of their policies, or by `cache_aware`, their default: they then look for a
+known prefix, as PPD does. PPD runs with its defaults, but for limits lower than the load.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 from .peers import PEERS, program
@@ -19,6 +20,7 @@ DIRECT = "direct"
 PPD = "ppd"
 PPD_TWICE = "ppd x 2"  # two processes, on the one core that every proxy has: what sharing costs
 SUBJECTS = (DIRECT, PPD, PPD_TWICE, *PEERS)
+POLICIES = ("round_robin", "cache_aware")  # that all peers have
 _STREAMS = "32768"  # more than any row has open
 
 
@@ -63,18 +65,18 @@ class Subject:
         return self.plain if fleet is Fleet.PLAIN else self.pair
 
 
-def subject(name: str, cache: Path, ppd_args: Sequence[str] = ()) -> Subject:
-    """Of a proxy; a direct connection is none."""
+def subject(name: str, cache: Path, ppd_args: Sequence[str] = (), policy: str = POLICIES[0]) -> Subject:
+    """Of a proxy; a direct connection is none. policy: of a peer."""
     path = str(program(cache, name))
     match name:
         case "ppd" | "ppd x 2":
             more = ppd_args if name == PPD else (*ppd_args, "--processes", "2")
             return Subject(name, lambda place: _ppd(place, more), lambda place: _ppd(place, more))
         case "vllm-router":
-            return Subject(name, lambda place: _vllm_plain(path, place), lambda place: _vllm_pair(path, place))
+            return Subject(name, partial(_vllm_plain, path, policy), partial(_vllm_pair, path, policy))
         case _:
             why = "asks P and D at once, SGLang's order"
-            return Subject(name, lambda place: _shepherd(path, place), why_not=why)
+            return Subject(name, partial(_shepherd, path, policy), why_not=why)
 
 
 def _ppd(place: Place, more: Sequence[str]) -> list[str]:
@@ -86,23 +88,23 @@ def _ppd(place: Place, more: Sequence[str]) -> list[str]:
     return [*argv, "--warm-up-s", "0", "--log-level", "warning", *more]
 
 
-def _vllm_router(path: str, place: Place) -> list[str]:
+def _vllm_router(path: str, policy: str, place: Place) -> list[str]:
     argv = [path, "--host", HOST, "--port", str(place.port), "--prometheus-port", str(place.metrics)]
     argv += ["--worker-startup-check-interval", "1", "--max-concurrent-requests", _STREAMS]
-    return [*argv, "--policy", "round_robin", "--log-level", "warning"]
+    return [*argv, "--policy", policy, "--log-level", "warning"]
 
 
-def _vllm_plain(path: str, place: Place) -> list[str]:
-    return [*_vllm_router(path, place), "--worker-urls", place.decode_url]
+def _vllm_plain(path: str, policy: str, place: Place) -> list[str]:
+    return [*_vllm_router(path, policy, place), "--worker-urls", place.decode_url]
 
 
-def _vllm_pair(path: str, place: Place) -> list[str]:
-    argv = [*_vllm_router(path, place), "--vllm-pd-disaggregation"]
+def _vllm_pair(path: str, policy: str, place: Place) -> list[str]:
+    argv = [*_vllm_router(path, policy, place), "--vllm-pd-disaggregation"]
     return [*argv, "--prefill", place.prefill_url, "--decode", place.decode_url]
 
 
-def _shepherd(path: str, place: Place) -> list[str]:
+def _shepherd(path: str, policy: str, place: Place) -> list[str]:
     """sglang-router, and smg that came of it."""
     argv = [path, "launch", "--host", HOST, "--port", str(place.port), "--prometheus-port", str(place.metrics)]
     argv += ["--worker-startup-check-interval", "1", "--max-concurrent-requests", _STREAMS]
-    return [*argv, "--policy", "round_robin", "--log-level", "warn", "--worker-urls", place.decode_url]
+    return [*argv, "--policy", policy, "--log-level", "warn", "--worker-urls", place.decode_url]

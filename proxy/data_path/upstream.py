@@ -10,11 +10,11 @@ import asyncio
 import contextlib
 import ssl
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 from ..errors import LegError
 from ..resilience.failures import Cause, Phase
-from ..workers import WorkerId
+from ..workers import Worker, WorkerId
 from .answer import Answer
 from .calls import CONNECT, Call, Timeouts
 from .pool import Place, Pool
@@ -54,16 +54,15 @@ class Upstream:
         body: whole, or in parts that are sent as they are, one behind the other.
         """
         worker = call.worker
-        place = (worker.address, worker.tls)
-        pool = self._pools.get(place) or self._new_pool(place)
+        pool = self._pool(worker)
         parts = (body,) if isinstance(body, bytes) else body
         head = _head(method, path, worker.address, headers or {}, sum(map(len, parts)))
         try:
             for way in range(1, _WAYS_ASKED + 1):
                 call.phase = CONNECT
                 self._calls[call.worker_id].add(call)
-                connection = (None if call.is_gone else pool.take()) or await pool.connect(call, timeouts.connect_s)
-                was_used = connection.was_used
+                kept = None if call.is_gone else pool.take()
+                connection = kept or await pool.connect(call, timeouts.connect_s)
                 call.sent(connection.loop.time())
                 answer = Answer(connection, timeouts, call, self.forget)
                 connection.send(answer, head, parts)
@@ -74,7 +73,7 @@ class Upstream:
                     answer.close()
                     # A kept connection that the worker closed as we wrote says nothing about the worker; but whether
                     # it has read the request all the same, nobody knows.
-                    is_stale = exc.cause is Cause.RESET and was_used and not answer.status
+                    is_stale = exc.cause is Cause.RESET and kept is not None and not answer.status
                     if call.once or not is_stale or way == _WAYS_ASKED:
                         raise
                 except BaseException:
@@ -95,6 +94,10 @@ class Upstream:
             yield answer
         finally:
             answer.close()
+
+    async def warm(self, workers: Iterable[Worker], count: int, limit_s: float) -> None:
+        """So many connections to each at hand, so that a turn after a pause does not wait for one."""
+        await asyncio.gather(*(self._pool(worker).warm(count, limit_s) for worker in workers))
 
     def hang_up(self, worker: WorkerId) -> None:
         """Ends every request to a worker that is known to be gone."""
@@ -121,6 +124,10 @@ class Upstream:
             calls.discard(call)
             if not calls:
                 del self._calls[call.worker_id]
+
+    def _pool(self, worker: Worker) -> Pool:
+        place = (worker.address, worker.tls)
+        return self._pools.get(place) or self._new_pool(place)
 
     def _new_pool(self, place: Place) -> Pool:
         if len(self._pools) > POOLS_KEPT:  # of workers that have come and gone

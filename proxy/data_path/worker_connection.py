@@ -46,8 +46,7 @@ class WorkerConnection(asyncio.Protocol):
         self._has_head = False
         self._head_bytes = 0
         self._is_odd = False  # more came than was asked for
-        self.was_used = False
-        self.free_s = 0.0  # when it was last given back, by the loop's clock
+        self.free_s = 0.0  # since when it is free, by the loop's clock
 
     @property
     def is_open(self) -> bool:
@@ -129,7 +128,6 @@ class WorkerConnection(asyncio.Protocol):
         if self._is_odd or not self._can_be_kept or self._transport is None or self._transport.get_write_buffer_size():
             self.abort()
             return
-        self.was_used = True
         self._owner.free(self)
 
     # -- the parser's side

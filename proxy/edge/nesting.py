@@ -8,10 +8,15 @@ from ..errors import RequestError
 
 DEPTH_LIMIT = 64
 
-# What bears on depth: brackets, what opens and ends strings, and what may stand behind a backslash, all as one letter.
-_FOLDED = bytes.maketrans(b"[{]}tbfru/", b"[[]]nnnnnn")
-_DROPPED = bytes(code for code in range(256) if code not in b'[]{}"\\nbfrtu/')
 _LONG = 4096  # bytes from which on it pays to leap from bracket to bracket before anything is copied
+_LAYERS = 8  # deeper than nearly all that has many brackets
+
+# What bears on depth: brackets, and what opens and ends strings.
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_DROPPED = bytes(code for code in range(256) if code not in b'[]{}"')
+# The same where strings hold escapes: backslashes too, and what may stand behind them, all as one letter.
+_FOLDED = bytes.maketrans(b"{}tbfru/", b"[]nnnnnn")
+_DROPPED_BESIDE_ESCAPES = bytes(code for code in range(256) if code not in b'[]{}"\\nbfrtu/')
 _STEPS = bytes.maketrans(b"[]", b"\x01\xff")  # as signed bytes: one level down, one up
 
 
@@ -22,13 +27,26 @@ def check_depth(body: bytes, limit: int = DEPTH_LIMIT) -> None:
     """
     if len(body) > _LONG and not _opens_more(body, limit):
         return
-    skeleton = body.translate(_FOLDED, _DROPPED)
+    skeleton = _skeleton(body)
     if skeleton.count(b"[") <= limit:  # those in strings included: nearly always decided here
         return
-    strings_cut = skeleton.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
-    steps = b"".join(strings_cut).translate(_STEPS, b"\\n")
-    if limit + 1 in accumulate(memoryview(steps).cast("b")):
+    # Two quotes that meet end one string and begin the next, or hold an empty one: what is inside stays inside.
+    nest = b"".join(skeleton.replace(b'""', b"").split(b'"')[::2])
+    layers = min(_LAYERS, limit)
+    for layer in range(layers):
+        if nest.count(b"[") + layer <= limit:
+            return
+        nest = nest.replace(b"[]", b"")  # the innermost: what holds them is one level less deep
+    if limit - layers + 1 in accumulate(memoryview(nest.translate(_STEPS)).cast("b")):
         raise RequestError(f"the body is nested deeper than {limit} levels (json_depth_limit)")
+
+
+def _skeleton(body: bytes) -> bytes:
+    """Its brackets, and the quotes around its strings."""
+    if b"\\" not in body:
+        return body.translate(_BRACKETS, _DROPPED)
+    escaped = body.translate(_FOLDED, _DROPPED_BESIDE_ESCAPES)
+    return escaped.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, b"\\n")
 
 
 def _opens_more(body: bytes, limit: int) -> bool:

@@ -352,3 +352,17 @@ async def test_a_static_worker_that_dies_goes_down_and_comes_back(start_fleet: A
         fleet.engines["P1"].is_dead = False
         await fleet.until(lambda: fleet.state("P1") == "up")
         assert (await fleet.conversation().say("ho")).route == "SPLIT"
+
+
+async def test_a_worker_that_joins_finds_connections_opened_to_it(start_fleet: Any) -> None:
+    async with start_fleet("P1 D1", mode=Mode.ALWAYS_SPLIT, spare_connections=3) as fleet:
+        pools = fleet.proxy.upstream._pools
+
+        def at_hand() -> dict[str, int]:
+            return {place[0]: len(pool._spare) + len(pool._idle) for place, pool in pools.items()}
+
+        await fleet.until(lambda: at_hand() == {engine.address: 3 for engine in fleet.engines.values()})
+        spare = {connection for pool in pools.values() for connection in pool._spare}
+        assert (await fleet.conversation().say("hello")).route == "SPLIT"
+        used = {connection for pool in pools.values() for connection in pool._idle}
+        assert len(used & spare) == 2, "its first turn opens none"

@@ -24,6 +24,8 @@ _ROUND = (
     Row(name="connections that come and go", load=Mode.ONCE, connections=400, talk=_SHORT, ramp_ms=1000),
     Row(name="streams that clients leave", connections=200, talk=replace(_SHORT, words=500), ramp_ms=500),
     Row(name="whole answers", connections=32, fresh=True),
+    Row(name="long prompts", connections=16, fresh=True, talk=Talk(turns=1, opening_bytes=130_000)),
+    Row(name="longer prompts", connections=4, fresh=True, talk=Talk(turns=1, opening_bytes=600_000)),
 )
 
 

@@ -86,9 +86,9 @@ class Hasher:
             found = self._once[name] = (self.key(b"V", formed), len(formed))
         return found
 
-    def text_unit(self, previous: int, role: str, name: str, call_id: str, text: bytes) -> int:
+    def text_unit(self, previous: int, role: str, name: str | None, call_id: str | None, text: bytes) -> int:
         """The key of a `UnitHash` with one text that is not empty: what nearly all messages are, in one go."""
-        ids = encoded(name) + END + encoded(call_id) if name or call_id else END
+        ids = encoded(name or "") + END + encoded(call_id or "") if name or call_id else END
         state = self._root.copy()
         state.update(b"".join((b"U", previous.to_bytes(8, "little"), encoded(role), END, ids, END, b"T", text, END)))
         return finished(state)

@@ -16,22 +16,18 @@ from typing import TypeVar
 import msgspec
 from msgspec.json import Decoder, Encoder
 
-from .chain import UNIT_OVERHEAD_BYTES, BlockHash, Chain, Hasher, UnitHash, encoded
+from .chain import UNIT_OVERHEAD_BYTES, BlockHash, Chain, Hasher, UnitHash
 from .errors import RequestError
-from .long_texts import LongText, long_text, may_hold_long
 from .tool_calls import CallHash
 
 MEDIA_BYTES = 4096
 """What one image, sound or file counts in bytes of text, about a thousand tokens; its own size says nothing."""
-
-_PIECE_CHARS = 32_000  # encoded at once: large buffers come back from the system as fresh memory each time
 
 Members = dict[str, msgspec.Raw]
 Content = str | list[str | Members] | None
 T = TypeVar("T")
 
 _ABSENT = msgspec.Raw(b"")
-_NULL = msgspec.Raw(b"null")
 _TEXT = frozenset(("text", "input_text", "output_text"))
 _REASONING = frozenset(("reasoning", "thinking", "redacted_thinking"))
 _CALLS = frozenset(("function_call", "custom_tool_call"))
@@ -51,22 +47,13 @@ class _ToolCall(msgspec.Struct):
     custom: _Function | None = None
 
 
-class _Frame(msgspec.Struct, kw_only=True):
-    """A message without its content."""
-
+class _Message(msgspec.Struct, kw_only=True):
     role: str
+    content: Content = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[_ToolCall] | None = None
     function_call: _Function | None = None
-
-
-class _Message(_Frame):
-    content: Content = None
-
-
-class _RawMessage(_Frame):
-    content: msgspec.Raw = _NULL
 
 
 _ANY: Decoder[object] = Decoder(object)
@@ -74,7 +61,6 @@ _STRING: Decoder[str | None] = Decoder(str | None)
 _FLAG: Decoder[bool | None] = Decoder(bool | None)
 _CONTENT: Decoder[Content] = Decoder(Content)
 _MESSAGES: Decoder[list[_Message]] = Decoder(list[_Message])
-_RAW_MESSAGES: Decoder[list[_RawMessage]] = Decoder(list[_RawMessage])
 _ITEMS: Decoder[str | list[Members]] = Decoder(str | list[Members])
 _PROMPT: Decoder[str | list[int | str | list[int]] | None] = Decoder(str | list[int | str | list[int]] | None)
 _CANONICAL = Encoder(order="deterministic")
@@ -106,11 +92,13 @@ class _Units:
 
     def add(self, role: str, name: str | None, call_id: str | None, text: str) -> None:
         """A whole unit of one text, which is not empty."""
-        self._close()
-        data = encoded(text)
-        self._end(
-            self._hasher.text_unit(self._key, role, name or "", call_id or "", data), UNIT_OVERHEAD_BYTES + len(data)
-        )
+        if self._unit is not None:
+            self._close()
+        data = text.encode("utf-8", "surrogatepass")
+        self._key = key = self._hasher.text_unit(self._key, role, name, call_id, data)
+        self._size += UNIT_OVERHEAD_BYTES + len(data)
+        self.keys.append(key)
+        self.ends.append(self._size)
 
     def chain(self, *, continues: bool = False) -> Chain:
         """`continues`: the reply carries on with the last unit."""
@@ -120,14 +108,11 @@ class _Units:
 
     def _close(self) -> None:
         if self._unit is not None:
-            self._end(self._unit.key(), self._unit.size)
+            self._key = self._unit.key()
+            self._size += self._unit.size
             self._unit = None
-
-    def _end(self, key: int, size: int) -> None:
-        self._key = key
-        self._size += size
-        self.keys.append(key)
-        self.ends.append(self._size)
+            self.keys.append(self._key)
+            self.ends.append(self._size)
 
 
 # -- the four endpoints
@@ -171,39 +156,31 @@ def chat(hasher: Hasher, seed: int, size: int, raw: msgspec.Raw, *, prefills: bo
 
     prefills: a last message by the assistant is the start of the reply, which the client will echo as one message.
     """
-    messages: list[_Message] | list[_RawMessage]
-    messages = read(_RAW_MESSAGES, raw, "messages") if may_hold_long(raw) else read(_MESSAGES, raw, "messages")
+    messages = read(_MESSAGES, raw, "messages")
     if not messages:
         raise RequestError("messages: must not be empty", param="messages")
     last = messages[-1]
     continues = prefills and last.role == "assistant" and not last.tool_calls
     units = _Units(hasher, seed, size)
     for message in messages:
-        content = message.content if isinstance(message, _Message) else _opened(message.content)
-        if type(content) is str and _is_plain(message, content) and not (continues and message is last):
+        content = message.content
+        # Nearly all are a text and nothing else.
+        if (
+            type(content) is str
+            and content
+            and not (message.tool_calls or message.function_call)
+            and not (message.role == "system" and content.startswith(_BILLING))
+            and not (continues and message is last)
+        ):
             units.add(message.role, message.name, message.tool_call_id, content)
             continue
         unit = units.begin(message.role, message.name, message.tool_call_id)
-        if isinstance(content, LongText):
-            _add_long(unit, content, system=message.role == "system")
-        else:
-            _add_content(hasher, unit, content, system=message.role == "system")
+        _add_content(hasher, unit, content, system=message.role == "system")
         for call in message.tool_calls or ():
             _add_call(hasher, unit, call.id, call.function or call.custom)
         if message.function_call is not None:
             _add_call(hasher, unit, None, message.function_call)
     return units.chain(continues=continues)
-
-
-def _opened(raw: msgspec.Raw) -> Content | LongText:
-    return long_text(raw) or read(_CONTENT, raw, "messages")
-
-
-def _is_plain(message: _Frame, text: str) -> bool:
-    """Whether a message is its text and nothing else, and that not long."""
-    if not 0 < len(text) <= _PIECE_CHARS or message.tool_calls or message.function_call is not None:
-        return False
-    return not (message.role == "system" and text.startswith(_BILLING))
 
 
 def responses(hasher: Hasher, seed: int, size: int, raw: msgspec.Raw, previous: int | None) -> Chain:
@@ -284,21 +261,9 @@ def _add_content(hasher: Hasher, unit: UnitHash, content: Content, *, system: bo
         unit.begin_text()
         if (text := _part_text(part)) is not None:
             if not (system and text.startswith(_BILLING)):
-                for at in range(0, len(text), _PIECE_CHARS):
-                    unit.add_text(text[at : at + _PIECE_CHARS])
+                unit.add_text(text)
         elif not isinstance(part, str):
             _add_part(hasher, unit, part)
-
-
-def _add_long(unit: UnitHash, text: LongText, *, system: bool) -> None:
-    """The same with one long text."""
-    try:
-        for at, piece in enumerate(text.pieces()):
-            if system and at == 0 and piece.startswith(_BILLING.encode()):
-                return
-            unit.add_utf8(piece)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise RequestError(f"messages: {exc}", param="messages") from exc
 
 
 def _part_text(part: str | Members) -> str | None:

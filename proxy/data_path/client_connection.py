@@ -101,6 +101,7 @@ class ClientConnection(asyncio.Protocol):
         self._held = b""  # bytes behind those, or a beginning that may become HTTP/2's
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
+        self._body_left_bytes = 0  # still to come of the request that is being read, where its head says how many
         self._unclear_bytes = 0  # read since anything whole came of it, a head or some of a body
         self._has_read = False
         self._is_in_head = False
@@ -193,13 +194,15 @@ class ClientConnection(asyncio.Protocol):
 
     def _parse(self, data: bytes) -> None:
         """In slices: what a client sends ahead is turned into exchanges as far as needed, and held as bytes."""
-        for start in range(0, len(data), SLICE_BYTES):
+        start = 0
+        while start < len(data):
             if self._is_deaf:
                 return
             if self._ahead or self._is_stalled:
                 self._hold(data[start:])
                 return
-            piece = data[start : start + SLICE_BYTES]
+            piece = data[start : start + max(SLICE_BYTES, self._body_left_bytes)]
+            start += len(piece)
             if self._incoming is None and not self._is_in_head and b"pgrade" in piece:
                 piece = _without_upgrade(piece)
             self._parse_piece(piece)
@@ -351,16 +354,18 @@ class ClientConnection(asyncio.Protocol):
             self._unclear_bytes,
         )
         self._unclear_bytes, self._headers = 0, []
+        self._body_left_bytes = 0 if "transfer-encoding" in head.fields else int(head.fields.get("content-length", "0"))
         self._incoming = self._server.exchange(self, head)
         self._queue(self._incoming)
 
     def on_body(self, data: bytes) -> None:
         self._unclear_bytes = 0
+        self._body_left_bytes -= len(data)
         if self._incoming is not None and not self._is_ended:
             self._incoming.take(data)
 
     def on_message_complete(self) -> None:
-        self._unclear_bytes = 0
+        self._unclear_bytes = self._body_left_bytes = 0
         incoming, self._incoming = self._incoming, None
         if incoming is not None and not self._is_ended:
             self._stop_body_timer()

@@ -20,7 +20,6 @@ Place = tuple[str, bool]
 
 _RST_AT_CLOSE = struct.pack("ii", 1, 0)
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
-SPARE_LIMIT_S = 30.0  # a server's own limit begins with its first answer, but something in between may forget
 
 
 class Pool:
@@ -34,37 +33,31 @@ class Pool:
         self._keepalive_s = keepalive_s
         self._loop = asyncio.get_running_loop()
         self._idle: dict[WorkerConnection, None] = {}  # the longest unused first
-        self._spare: dict[WorkerConnection, None] = {}  # those that nothing was sent over yet, the oldest first
         self._retiring: asyncio.TimerHandle | None = None
 
     @property
     def is_used(self) -> bool:
-        return bool(self._idle or self._spare)
+        return bool(self._idle)
 
     def take(self) -> WorkerConnection | None:
         """A connection that is there and still good, or None."""
-        now_s = self._loop.time()
-        for connections, limit_s in ((self._idle, self._keepalive_s), (self._spare, SPARE_LIMIT_S)):
-            while connections:
-                connection, _ = connections.popitem()
-                if connection.is_open and connection.free_s > now_s - limit_s:
-                    return connection
-                connection.abort()
+        oldest_s = self._loop.time() - self._keepalive_s
+        while self._idle:
+            connection, _ = self._idle.popitem()
+            if connection.is_open and connection.free_s > oldest_s:
+                return connection
+            connection.abort()
         return None
 
     async def warm(self, count: int, limit_s: float) -> None:
-        """So many connections at hand, or as many as the worker takes in that time."""
-        now_s = self._loop.time()
-        for connection in tuple(self._spare):
-            if connection.free_s <= now_s - SPARE_LIMIT_S:
-                connection.abort()
-                self.lost(connection)
-        with contextlib.suppress(OSError, UnicodeError, TimeoutError):  # whether it is well, others find out
+        """So many connections at hand, or as many as the worker takes in that time; none is older than any other kept.
+
+        Whether the worker is well is for others to find out.
+        """
+        with contextlib.suppress(OSError, UnicodeError, TimeoutError):
             async with asyncio.timeout(limit_s):
-                while len(self._idle) + len(self._spare) < count:
-                    connection = await self._connected()
-                    connection.free_s = self._loop.time()
-                    self._spare[connection] = None
+                while len(self._idle) < count:
+                    self.free(await self._connected())
 
     async def connect(self, call: Call, limit_s: float) -> WorkerConnection:
         """A new connection; LegError where there is none in time, Overloaded where the proxy has no file left."""
@@ -86,12 +79,11 @@ class Pool:
 
     def lost(self, connection: WorkerConnection) -> None:
         self._idle.pop(connection, None)
-        self._spare.pop(connection, None)
 
     def close(self) -> None:
         if self._retiring is not None:
             self._retiring.cancel()
-        for connection in (*self._idle, *self._spare):
+        for connection in tuple(self._idle):
             connection.abort()
 
     def _retire(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from ppd.proxy.data_path.answer import ANSWER_LIMIT_BYTES, END_S, Answer
 from ppd.proxy.data_path.calls import Call, Timeouts
-from ppd.proxy.data_path.pool import SPARE_LIMIT_S, connecting
+from ppd.proxy.data_path.pool import connecting
 from ppd.proxy.data_path.upstream import Upstream
 from ppd.proxy.errors import LegError
 from ppd.proxy.resilience.failures import Cause, Phase
@@ -363,40 +363,31 @@ async def test_a_spare_connection_is_there_before_the_first_request(upstream: Up
     async with server(says(WHOLE)) as target:
         await upstream.warm([target], 2, 20.0)
         (pool,) = upstream._pools.values()
-        first, second = spares = list(pool._spare)
+        spares = set(pool._idle)
         assert await read(upstream, Call(target)) == b"hi"
-        assert list(pool._spare) == [first]
-        assert list(pool._idle) == [second], "it is kept like any other"
+        assert set(pool._idle) == spares, "no other was made, and the one that was used is kept"
         await upstream.warm([target], 2, 20.0)
-        assert [*pool._spare, *pool._idle] == spares, "two are at hand"
-        assert await read(upstream, Call(target)) == b"hi"
-        assert list(pool._idle) == [second], "what is used stays in use"
+        assert set(pool._idle) == spares, "two are at hand"
 
 
 async def test_a_spare_connection_that_its_worker_closes_is_no_failure(upstream: Upstream) -> None:
-    async with server(closes_the_second()) as target:
-        await upstream.warm([target], 2, 20.0)
-        (pool,) = upstream._pools.values()
-        await read(upstream, Call(target))
-        (spare,) = pool._spare
-        pool._idle.clear()
+    def closes_the_first(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> Awaitable[None]:
+        writer.close() if number == 1 else writer.write(WHOLE)
+        return asyncio.sleep(0)
+
+    async with server(closes_the_first) as target:
+        await upstream.warm([target], 1, 20.0)
         assert await read(upstream, Call(target)) == b"hi"
-        assert not spare.is_open
-        assert not pool._spare
 
 
-async def test_an_old_spare_connection_is_replaced(upstream: Upstream) -> None:
+async def test_a_spare_connection_grows_old_like_any_other(upstream: Upstream) -> None:
     async with server(says(WHOLE)) as target:
         await upstream.warm([target], 1, 20.0)
         (pool,) = upstream._pools.values()
-        (old,) = pool._spare
-        old.free_s -= SPARE_LIMIT_S
-        await upstream.warm([target], 1, 20.0)
-        (new,) = pool._spare
-        assert new is not old
-        assert not old.is_open
-        new.free_s -= SPARE_LIMIT_S
-        assert pool.take() is None, "nor is one taken that grew old since"
+        (spare,) = pool._idle
+        spare.free_s -= 4.0
+        assert pool.take() is None
+        assert not spare.is_open
 
 
 async def test_workers_that_take_no_connection_keep_nobody_waiting(upstream: Upstream) -> None:
@@ -404,7 +395,7 @@ async def test_workers_that_take_no_connection_keep_nobody_waiting(upstream: Ups
         pass
     async with deaf() as silent, server(says(WHOLE)) as good:
         await upstream.warm([gone, silent, good], 1, 0.1)
-        assert [len(pool._spare) for pool in upstream._pools.values()] == [0, 0, 1]
+        assert [len(pool._idle) for pool in upstream._pools.values()] == [0, 0, 1]
 
 
 async def test_an_answer_that_nobody_takes_is_not_read_on(upstream: Upstream) -> None:

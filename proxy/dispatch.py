@@ -16,9 +16,9 @@ from .connectors import CONNECTORS, Connector, plain_leg
 from .data_path.answer import Answer
 from .data_path.calls import Call, Timeouts
 from .data_path.upstream import Upstream
-from .edits import edited_body
+from .edits import Inside, edited_body
 from .errors import LegError, refusal
-from .legs import REQUEST_ID, Handoff, LegRequest, NoHandoff, Pair, decoded
+from .legs import REQUEST_ID, Handoff, LegRequest, NoHandoff, Pair
 from .receipts import LegRecord
 from .relay import Edits, StreamRelay
 from .resilience.failures import Cause, Leg, Phase
@@ -142,7 +142,7 @@ class Dispatcher:
             raise call.error("the prompt was not computed in time", Cause.TIMEOUT) from exc
         observer = AnswerObserver(running.request.endpoint)
         observer.observe_body(body)
-        _check_whole(running.request.endpoint, observer, view)
+        _check_whole(running.request.endpoint, observer, view, Inside(view.worker.address))
         return body
 
     async def _answered(self, running: Running, leg: LegRequest, kind: Leg) -> Opened:
@@ -170,20 +170,21 @@ class Dispatcher:
         return opened
 
     async def _first_event(self, running: Running, answer: Answer, record: LegRecord) -> Opened:
-        request, handoff = running.request, running.handoff
+        request, handoff, view = running.request, running.handoff, running.decision.decode
         observer = AnswerObserver(request.endpoint, running.reply)
         hide_usage = not request.wants_usage and request.endpoint in CHOOSING
-        edits = Edits(hide_usage=hide_usage, cached_tokens=handoff.cached_tokens if handoff else None)
+        inside = Inside(view.worker.address, handoff)
+        edits = Edits(hide_usage, handoff.cached_tokens if handoff else None, inside)
         if not answer.is_event_stream:
             body = await answer.body()
             observer.observe_body(body)
-            _check_whole(request.endpoint, observer, running.decision.decode)
+            _check_whole(request.endpoint, observer, view, inside)
             record.first_event_s = self._now() - running.started_s
             first, relay = edited_body(body, edits), None
         else:
             relay = StreamRelay(request.endpoint, edits, observer)
             first = await self._until_first_event(answer, relay, observer, request.endpoint)
-            _check_begun(observer, running.decision.decode)
+            _check_begun(observer, view, inside)
             record.first_event_s = self._now() - running.started_s
         return Opened(answer.content_type, first, observer, relay, handoff)
 
@@ -207,9 +208,7 @@ class Dispatcher:
 
     def _refusal(self, answer: Answer, body: bytes, running: Running, view: WorkerView) -> LegError:
         """A worker's error as ours; of one that repeats what a handoff says of P, the status alone."""
-        params = map(decoded, running.handoff.params.values()) if running.handoff is not None else ()
-        names = [name.encode() for name in params if isinstance(name, str) and name]
-        if any(name in body for name in (*names, view.worker.address.encode())):
+        if Inside(view.worker.address, running.handoff).is_named(body):
             body = b""
         # A key that the proxy itself shows is not the client's fault; nor is a worker that was too slow to read.
         is_own = answer.status == 408 or (self._shows_own_key and answer.status in (401, 403))
@@ -244,22 +243,22 @@ def _has_begun(endpoint: Endpoint, observer: AnswerObserver) -> bool:
     return endpoint in CHOOSING and is_open
 
 
-def _check_begun(observer: AnswerObserver, view: WorkerView) -> None:
+def _check_begun(observer: AnswerObserver, view: WorkerView, inside: Inside) -> None:
     """LegError for a stream that begins with an error, with what is no event, or with its own giving up."""
     summary = observer.summary
     if summary.first_token_seen:
         return
     if summary.error is not None:
-        raise refusal(_error_status(summary.error), summary.error, worker=view.id, phase=Phase.FIRST_EVENT)
+        raise _refused(summary.error, view, inside)
     if summary.undecodable or _is_none(summary) or (summary.ended and not summary.events):
         raise _malformed(view)
 
 
-def _check_whole(endpoint: Endpoint, observer: AnswerObserver, view: WorkerView) -> None:
+def _check_whole(endpoint: Endpoint, observer: AnswerObserver, view: WorkerView, inside: Inside) -> None:
     """LegError for a 200 that is no answer: not JSON, empty, an error, or one that the engine gave up."""
     summary = observer.summary
     if summary.error is not None:
-        raise refusal(_error_status(summary.error), summary.error, worker=view.id, phase=Phase.FIRST_EVENT)
+        raise _refused(summary.error, view, inside)
     # A response that is computed in the background has an id and nothing else yet.
     is_queued = endpoint is Endpoint.RESPONSES and summary.response_id is not None and summary.finish_reason is None
     is_empty = not summary.first_token_seen and summary.finish_reason is None
@@ -272,6 +271,11 @@ def _is_none(summary: AnswerSummary) -> bool:
     """Whether the engine gave up. Messages and Responses call that an end, but count no token: even a model that has
     nothing to say generates the end of its turn."""
     return summary.finish_reason == ABORTED or (summary.completion_tokens == 0 and not summary.first_token_seen)
+
+
+def _refused(error: bytes, view: WorkerView, inside: Inside) -> LegError:
+    told = b"" if inside.is_named(error) else error
+    return refusal(_error_status(error), told, worker=view.id, phase=Phase.FIRST_EVENT)
 
 
 def _malformed(view: WorkerView) -> LegError:

@@ -3,13 +3,14 @@
 * Transfer parameters name internal addresses and blocks: always cut, wherever they are.
 * Usage that only the proxy asked for.
 * `cached_tokens` after a remote prefill: D counts all it pulled as cached, so P's count takes its place.
+* An error that names the worker or what a handoff says of its peer: all of it.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from .legs import decoded, encoded, members
+from .legs import Handoff, decoded, encoded, members
 from .turns import Endpoint, Fields
 
 _TRANSFER = ("kv_transfer_params", "ec_transfer_params")
@@ -19,9 +20,22 @@ _NULL = msgspec.Raw(b"null")
 _INNER = {Endpoint.RESPONSES: "response", Endpoint.MESSAGES: "message"}
 
 
+class Inside(msgspec.Struct, frozen=True):
+    """What no client may learn from a worker's error."""
+
+    address: str  # the worker's
+    handoff: Handoff | None = None  # that it was given
+
+    def is_named(self, error: bytes) -> bool:
+        params = map(decoded, self.handoff.params.values()) if self.handoff is not None else ()
+        names = [name.encode() for name in params if isinstance(name, str) and name]
+        return any(name in error for name in (*names, self.address.encode()))
+
+
 class Edits(msgspec.Struct, frozen=True):
     hide_usage: bool = False  # of a stream whose client did not ask for usage
     cached_tokens: int | None = None  # prompt tokens that P found in its cache; None: D's count stands
+    inside: Inside | None = None  # None: an error goes on as it is
 
     def markers(self) -> tuple[bytes, ...]:
         """Bytes of which an object with something to edit holds at least one; in a string they would be escaped."""

@@ -90,6 +90,8 @@ class StreamRelay:
         if data is None:
             return event
         self._observer.observe(data)
+        if self._observer.summary.error is not None and self._edits.inside and self._edits.inside.is_named(data):
+            return broken_off(self._endpoint)
         if self._plain.is_learning:
             self._plain.learn(event)
         for marker in self._markers:

@@ -33,6 +33,36 @@ async def test_a_d_that_repeats_what_it_was_asked_tells_the_client_nothing(start
         assert not any(str(value) in shown for value in asked[0].values() if isinstance(value, str) and value)
 
 
+FIRST = b'data: {"id":"a","choices":[{"index":0,"delta":{"content":"so far"}}]}\n\n'
+
+
+@pytest.mark.parametrize("names", ["remote_engine_id", "remote_host", "address"])
+@pytest.mark.parametrize("form", ["whole", "first event", "mid-stream"])
+async def test_an_error_in_an_answer_of_200_names_nobody(start_fleet: Any, form: str, names: str) -> None:
+    told = list[str]()
+
+    async def names_its_peers(request: web.Request) -> web.StreamResponse:
+        known = {**(await request.json())["kv_transfer_params"], "address": request.host}
+        told.append(str(known[names]))
+        error = {"error": {"message": f"lost {told[0]}", "type": "BadRequestError", "code": 422}}
+        if form == "whole":
+            return web.json_response(error)
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        begun = FIRST if form == "mid-stream" else b""
+        await answer.write(begun + b"data: " + json.dumps(error).encode() + b"\n\ndata: [DONE]\n\n")
+        return answer
+
+    async with start_fleet("P1") as fleet, odd_worker(fleet, names_its_peers):
+        body = {"model": "sim", "messages": [{"role": "user", "content": LONG}], "stream": form != "whole"}
+        async with fleet.session.post(f"{fleet.base_url}/v1/chat/completions", json=body) as answer:
+            text = await answer.text()
+        assert told[0] not in text
+        assert answer.status == (200 if form == "mid-stream" else 422)
+        assert '"error"' in text and "[DONE]" not in text
+        assert ("so far" in text) == (form == "mid-stream")
+
+
 async def test_a_key_of_the_proxys_own_is_not_the_clients_fault(start_fleet: Any) -> None:
     async with start_fleet("", mode=Mode.REPLICA, worker_api_key="right") as fleet:
         await fleet.add("R1", api_key="right")

@@ -39,7 +39,9 @@ from .workers import Source, WorkerId
 log = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-UNHEARD_S = 8.0  # with three probes of 5 s, a leg is given up before its handoff's lease of 30 s ends
+UNHEARD_S = (
+    8.0  # with 5 s to connect and three probes of 5 s, a leg is given up before its handoff's lease of 30 s ends
+)
 
 
 def create_app(proxy: Proxy) -> Quart:

@@ -21,6 +21,7 @@ from .pool import Place, Pool
 
 POOLS_KEPT = 256
 _WAYS_ASKED = 2  # over a kept connection, which the worker may just have closed, and over a new one
+ONCE_CONNECTS_S = 5.0  # at most, for what must not arrive late: a handoff's lease runs meanwhile
 _OURS = "Accept: */*\r\nAccept-Encoding: identity\r\nUser-Agent: ppd\r\n"  # bodies are read and relayed as they are
 _OUR_LINES = 3 + _OURS.count("\n")
 
@@ -57,12 +58,13 @@ class Upstream:
         pool = self._pool(worker)
         parts = (body,) if isinstance(body, bytes) else body
         head = _head(method, path, worker.address, headers or {}, sum(map(len, parts)))
+        connect_s = min(timeouts.connect_s, ONCE_CONNECTS_S) if call.once else timeouts.connect_s
         try:
             for way in range(1, _WAYS_ASKED + 1):
                 call.phase = CONNECT
                 self._calls[call.worker_id].add(call)
                 kept = None if call.is_gone else pool.take()
-                connection = kept or await pool.connect(call, timeouts.connect_s)
+                connection = kept or await pool.connect(call, connect_s)
                 call.sent(connection.loop.time())
                 answer = Answer(connection, timeouts, call, self.forget)
                 connection.send(answer, head, parts)

@@ -68,9 +68,12 @@ async def test_a_key_of_the_proxys_own_is_not_the_clients_fault(start_fleet: Any
         await fleet.add("R1", api_key="right")
         await fleet.add("R2", api_key="right")
         fleet.engines["R2"].faults = Faults([Order(Kind.ERROR, status=401, times=100)])
-        turns = [await fleet.conversation().say(f"{n}") for n in range(12)]
-        assert {turn.status for turn in turns} == {200}
-        assert fleet.engines["R2"].address in fleet.proxy.state.standings.breakers.states(fleet.proxy.state.now())
+        for number in range(200):  # the third that R2 is given opens its breaker
+            assert (await fleet.conversation().say(f"{number}")).status == 200
+            if fleet.engines["R2"].address in fleet.proxy.state.standings.breakers.states(fleet.proxy.state.now()):
+                break
+        else:
+            pytest.fail("a worker that refuses the proxy's own key counts as well")
 
 
 async def test_overload_needs_no_retry_budget_and_is_not_for_ever(start_fleet: Any) -> None:

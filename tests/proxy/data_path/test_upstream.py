@@ -356,6 +356,33 @@ async def test_a_connection_that_was_kept_for_too_long_is_not_taken(upstream: Up
         assert not kept.is_open
 
 
+async def test_what_must_not_arrive_late_does_not_wait_long_for_a_connection(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppd.proxy.data_path.upstream.ONCE_CONNECTS_S", 0.1)
+    async with deaf() as target:
+        with pytest.raises(LegError) as failure:
+            await read(upstream, Call(target, once=True))
+        assert (failure.value.phase, failure.value.cause) == (Phase.CONNECT, Cause.TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    ("once", "answers", "is_doubted"), [(True, False, True), (False, False, False), (True, True, False)]
+)
+async def test_a_worker_is_doubted_that_was_sent_what_must_not_arrive_late(
+    upstream: Upstream, once: bool, answers: bool, is_doubted: bool
+) -> None:
+    """Where it gives no sign of life: nothing tells whether the request has arrived, or when it will."""
+    async with server(says(HEAD) if answers else says()) as target:
+        asking = asyncio.create_task(read(upstream, call := Call(target, once=once)))
+        await until(lambda: call.phase is (Phase.HEADERS if answers else Phase.SENT))
+        assert upstream.unheard(-1.0) == [target.id] * is_doubted
+        assert upstream.unheard(60.0) == [], "not at once"
+        upstream.heard(target.id)
+        assert upstream.unheard(-1.0) == [], "it has answered a probe since, so it has read what came before"
+        asking.cancel()
+
+
 # -- connections made ahead
 
 

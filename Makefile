@@ -8,7 +8,8 @@ PYTEST := $(BIN)/python -m pytest
 BESIDE := $(PYTEST) --numprocesses $(JOBS) --dist loadfile
 
 # What clients are promised, whichever data plane speaks to them: tested on both.
-CONFORMANCE := $(addprefix tests/e2e/test_,$(addsuffix .py,conversations edge failures hostile keys prompt_lists pass_through_rules))
+CONFORMANCE := $(addprefix tests/e2e/test_,$(addsuffix .py,cancel_matrix conversations dead_workers drain edge failures \
+	fault_matrix hostile keys pass_through_rules prompt_lists queue))
 
 .PHONY: demo test check format clean browser chromium
 

@@ -171,7 +171,7 @@ def comes_back(exc: PPDError) -> dict[str, str]:
         return {"X-PPD-Refused": exc.reason, "Retry-After": str(math.ceil(exc.retry_after_s))}
     if isinstance(exc, LegError) and exc.cause is Cause.OVERLOADED:
         return {"X-PPD-Refused": "workers_overloaded", "Retry-After": str(max(1, math.ceil(exc.retry_after_s)))}
-    return {"Retry-After": "1"} if isinstance(exc, NoWorkerError) else {}
+    return {"X-PPD-Refused": "no_worker", "Retry-After": "1"} if isinstance(exc, NoWorkerError) else {}
 
 
 def error_body(message: str, kind: str, code: str | int | None, param: str | None = None) -> bytes:

@@ -84,6 +84,7 @@ async def test_no_worker_at_all_is_a_503_in_openais_shape(start_fleet: Any) -> N
     async with start_fleet("") as fleet:
         turn = await fleet.conversation().say("hi")
         assert turn.status == 503
+        assert (turn.headers["X-PPD-Refused"], turn.headers["Retry-After"]) == ("no_worker", "1")
         assert turn.body["error"]["type"] == "service_unavailable_error"
 
 

@@ -52,13 +52,13 @@ class ClientGets(StrEnum):
 
     ANOTHER = "another worker, within the retry budget; with none left 502, or 504 after a time-out"
     ANOTHER_OR_QUEUE = "another worker, then the queue, then 503 with Retry-After"
-    RELAYED = "the worker's own error, unchanged"
+    RELAYED = "the worker's own error, unchanged; its status alone where it names a worker"
     TIMED_OUT = "504: another try would take as long"
     REFUSED = "503 with Retry-After and the reason"
     GOES_ON = "the answer: the turn goes on"
-    UNTIL_LIMIT = "the rest of the answer; at the shutdown limit an error event and no [DONE]"
+    UNTIL_LIMIT = "the rest of the answer; at the shutdown limit 503 where nothing was sent, else an error event and no [DONE]"
     BROKEN_OFF = "an error event and no [DONE]"
-    PASSED_ON = "the worker's own error event, and no [DONE]"
+    PASSED_ON = "the worker's own error event, or ours where it names a worker, and no [DONE]"
     NOTHING = "nothing more"
 
 

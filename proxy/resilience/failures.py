@@ -56,7 +56,7 @@ class ClientGets(StrEnum):
     TIMED_OUT = "504: another try would take as long"
     REFUSED = "503 with Retry-After and the reason"
     GOES_ON = "the answer: the turn goes on"
-    UNTIL_LIMIT = "the rest of the answer; at the shutdown limit 503 if none was sent, else an error event and no [DONE]"
+    UNTIL_LIMIT = "the rest of the answer; at the shutdown limit 503 if none was sent, or an error event, no [DONE]"
     BROKEN_OFF = "an error event and no [DONE]"
     PASSED_ON = "the worker's own error event, or ours where it names a worker, and no [DONE]"
     NOTHING = "nothing more"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -15,93 +15,15 @@ from ppd.proxy.data_path.pool import connecting
 from ppd.proxy.data_path.upstream import Upstream
 from ppd.proxy.errors import LegError
 from ppd.proxy.resilience.failures import Cause, Phase
-from ppd.proxy.workers import Role, Worker
+from small_workers import HEAD, PATIENT, WHOLE, close, deaf, read, says, server, worker
 
-PATIENT = Timeouts(connect_s=20.0, first_s=20.0, idle_s=20.0)
 HASTY = Timeouts(connect_s=0.1, first_s=0.1, idle_s=0.1)
-WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
-HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[None]]
-"""What a server does with one request; the number counts the requests of all connections, from 1."""
-
-
-@asynccontextmanager
-async def server(script: Script) -> AsyncIterator[Worker]:
-    """Reads requests and does as the script says with each; the connection stays open unless the script ends it."""
-    requests = 0
-    writers: list[asyncio.StreamWriter] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal requests
-        writers.append(writer)
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                size = int((head.lower().partition(b"content-length: ")[2] or b"0").split(b"\r\n")[0])
-                await reader.readexactly(size)
-                requests += 1
-                await script(reader, writer, requests)
-                await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield worker(listening.sockets[0].getsockname()[1])
-    finally:
-        listening.close()
-        for writer in writers:
-            writer.close()
-
-
-def worker(port: int) -> Worker:
-    return Worker(role=Role.DECODE, address=f"127.0.0.1:{port}")
-
-
-def says(*parts: bytes, then: Callable[[asyncio.StreamWriter], None] | None = None) -> Script:
-    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter, __: int) -> None:
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
-            await asyncio.sleep(0.005)
-        if then is not None:
-            then(writer)
-
-    return script
-
-
-def close(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-
-
-@pytest.fixture
-async def upstream() -> AsyncIterator[Upstream]:
-    made = Upstream(keepalive_s=4.0)
-    yield made
-    await made.close()
-
-
-@asynccontextmanager
-async def deaf(port: int = 0) -> AsyncIterator[Worker]:
-    """Nobody takes what wants to connect, and nobody refuses it."""
-    with socket.socket() as listening, socket.socket() as plug:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(("127.0.0.1", port))
-        listening.listen(0)
-        plug.connect(listening.getsockname())
-        yield worker(listening.getsockname()[1])
 
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not holds():
             await asyncio.sleep(0.001)
-
-
-async def read(upstream: Upstream, call: Call, timeouts: Timeouts = PATIENT) -> bytes:
-    async with upstream.answer(call, "/", body=b"{}", timeouts=timeouts) as answer:
-        return await answer.body()
 
 
 async def test_a_whole_answer(upstream: Upstream) -> None:
@@ -280,82 +202,6 @@ async def test_a_worker_that_is_back_is_asked_as_before(upstream: Upstream) -> N
         assert await read(upstream, Call(target)) == b"hi"
 
 
-# -- kept connections
-
-
-def closes_the_second(answer_third: bytes = WHOLE) -> Script:
-    """The first request of a connection is answered; as the second one comes, it is closed."""
-
-    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
-        if number == 2:
-            writer.close()
-        else:
-            writer.write(WHOLE if number == 1 else answer_third)
-
-    return script
-
-
-async def test_a_kept_connection_that_just_closed_is_no_failure(upstream: Upstream) -> None:
-    async with server(closes_the_second()) as target:
-        assert await read(upstream, Call(target)) == b"hi"
-        assert await read(upstream, Call(target)) == b"hi"
-
-
-async def test_a_request_that_must_arrive_once_is_not_sent_again(upstream: Upstream) -> None:
-    """A D that has read it may have pulled the KV already, and would pull other KV the second time."""
-    async with server(closes_the_second()) as target:
-        await read(upstream, Call(target))
-        with pytest.raises(LegError) as failure:
-            await read(upstream, Call(target, once=True))
-        assert (failure.value.phase, failure.value.cause) == (Phase.SENT, Cause.RESET)
-
-
-async def test_a_new_connection_that_closes_is_a_failure(upstream: Upstream) -> None:
-    asked = 0
-
-    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter, __: int) -> None:
-        nonlocal asked
-        asked += 1
-        writer.close()
-
-    async with server(script) as target:
-        with pytest.raises(LegError) as failure:
-            await read(upstream, Call(target))
-        assert (failure.value.phase, failure.value.cause, asked) == (Phase.SENT, Cause.RESET, 1)
-
-
-async def test_the_second_way_begins_with_connecting(upstream: Upstream) -> None:
-    """The worker went away while a connection to it was kept, and nobody takes a new one."""
-    async with AsyncExitStack() as outer:
-        inner = await outer.enter_async_context(AsyncExitStack())
-
-        async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
-            if number == 1:
-                writer.write(WHOLE)
-                return
-            await inner.aclose()
-            await outer.enter_async_context(deaf(port))
-            writer.close()
-
-        target = await inner.enter_async_context(server(script))
-        port = int(target.address.rpartition(":")[2])
-        await read(upstream, Call(target))
-        with pytest.raises(LegError) as failure:
-            await read(upstream, Call(target), Timeouts(connect_s=0.1, first_s=20.0, idle_s=20.0))
-        assert (failure.value.phase, failure.value.cause) == (Phase.CONNECT, Cause.TIMEOUT)
-
-
-async def test_a_connection_that_was_kept_for_too_long_is_not_taken(upstream: Upstream) -> None:
-    """Its worker may be about to close it; the timer that closes it first can be late."""
-    async with server(says(WHOLE)) as target:
-        await read(upstream, Call(target))
-        (pool,) = upstream._pools.values()
-        (kept,) = pool._idle
-        kept.free_s -= 4.0
-        assert pool.take() is None
-        assert not kept.is_open
-
-
 async def test_what_must_not_arrive_late_does_not_wait_long_for_a_connection(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,48 +227,6 @@ async def test_a_worker_is_doubted_that_was_sent_what_must_not_arrive_late(
         upstream.heard(target.id)
         assert upstream.unheard(-1.0) == [], "it has answered a probe since, so it has read what came before"
         asking.cancel()
-
-
-# -- connections made ahead
-
-
-async def test_a_spare_connection_is_there_before_the_first_request(upstream: Upstream) -> None:
-    async with server(says(WHOLE)) as target:
-        await upstream.warm([target], 2, 20.0)
-        (pool,) = upstream._pools.values()
-        spares = set(pool._idle)
-        assert await read(upstream, Call(target)) == b"hi"
-        assert set(pool._idle) == spares, "no other was made, and the one that was used is kept"
-        await upstream.warm([target], 2, 20.0)
-        assert set(pool._idle) == spares, "two are at hand"
-
-
-async def test_a_spare_connection_that_its_worker_closes_is_no_failure(upstream: Upstream) -> None:
-    def closes_the_first(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> Awaitable[None]:
-        writer.close() if number == 1 else writer.write(WHOLE)
-        return asyncio.sleep(0)
-
-    async with server(closes_the_first) as target:
-        await upstream.warm([target], 1, 20.0)
-        assert await read(upstream, Call(target)) == b"hi"
-
-
-async def test_a_spare_connection_grows_old_like_any_other(upstream: Upstream) -> None:
-    async with server(says(WHOLE)) as target:
-        await upstream.warm([target], 1, 20.0)
-        (pool,) = upstream._pools.values()
-        (spare,) = pool._idle
-        spare.free_s -= 4.0
-        assert pool.take() is None
-        assert not spare.is_open
-
-
-async def test_workers_that_take_no_connection_keep_nobody_waiting(upstream: Upstream) -> None:
-    async with server(says(WHOLE)) as gone:
-        pass
-    async with deaf() as silent, server(says(WHOLE)) as good:
-        await upstream.warm([gone, silent, good], 1, 0.1)
-        assert [len(pool._idle) for pool in upstream._pools.values()] == [0, 0, 1]
 
 
 async def test_an_answer_that_nobody_takes_is_not_read_on(upstream: Upstream) -> None:

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 
+from fake_connections import Answered, Pace, Served, answered, served
 from ppd.proxy.answers import AnswerObserver, AnswerSummary
 from ppd.proxy.chain import Mark
 from ppd.proxy.config import SessionKey
@@ -107,6 +110,42 @@ def frames(data: bytes) -> None:
         assert len(exc.message) < 300
 
 
+def clients(data: bytes) -> None:
+    """Whatever the cuts, the same requests, refusals and answers."""
+    pace, step, stream = Pace(int.from_bytes(data[:1]) % 3), data[1:2], data[2:]
+
+    async def both() -> tuple[Served, Served]:
+        return await served([stream], pace), await served(pieces(stream, step), pace)
+
+    whole, cut = asyncio.run(both())
+    assert cut == whole
+
+
+def workers(data: bytes) -> None:
+    """Whatever the cuts, the same answer; of one that breaks, less may be seen where more came at once.
+
+    What is behind an answer was not asked for: together with it, it may break it, and the connection is not kept.
+    """
+    is_reset, step, stream = bool(int.from_bytes(data[:1]) % 2), data[1:2], data[2:]
+
+    async def heard(*parts: bytes) -> Answered:
+        return await answered(parts, is_reset=is_reset)
+
+    async def all_ways() -> None:
+        size = (await heard(*pieces(stream, b"\x01"))).size
+        single = await heard(*pieces(stream[:size], b"\x01"))
+        for parts in ([stream[:size]], pieces(stream[:size], step)):
+            other = await heard(*parts)
+            assert replace(other.answer, body=b"") == replace(single.answer, body=b"")
+            assert other.answer.body == single.answer.body[: None if single.answer.is_whole else len(other.answer.body)]
+            assert other.is_kept == single.is_kept
+        assert not (single.is_kept and single.answer.headers.get(b"connection", b"").lower() == b"close")
+        together = await heard(stream)
+        assert not (together.is_kept and stream[size:].strip(b"\r\n"))
+
+    asyncio.run(all_ways())
+
+
 def pieces(data: bytes, step: bytes) -> list[bytes]:
     bounds = [*range(0, len(data), int.from_bytes(step) or 1), len(data)]
     return [data[start:end] for start, end in pairwise(bounds)]
@@ -136,7 +175,8 @@ def depth_of(value: Any) -> int:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (splitter, relay, answers, turns, nesting, arguments, frames)
+    target.__name__: target
+    for target in (splitter, relay, answers, turns, nesting, arguments, frames, clients, workers)
 }
 
 
@@ -177,5 +217,30 @@ SEEDS: dict[str, list[bytes]] = {
     "frames": [
         msgspec.msgpack.encode({"version": 1, "role": "D", "http_address": "h:800", "models": ["m"]}),
         msgspec.msgpack.encode({"type": "P", "http_address": "h:1", "zmq_address": "h:2"}),
+    ],
+    "clients": [
+        b"\x00\x07GET /a?b HTTP/1.1\r\nHost: p\r\n\r\nPOST /b HTTP/1.1\r\nHost: p\r\nContent-Length: 2\r\n\r\n{}",
+        (
+            b"\x01\x05POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\n{}\r\n"
+            b"0\r\nA: b\r\n\r\n\r\nGET / HTTP/1.0\r\n\r\n"
+        ),
+        (
+            b"\x02\x03POST / HTTP/1.1\r\nConnection: close\r\nContent-Length: 1\r\n"
+            b"\r\nxGET / HTTP/1.1\r\nA:\r\nB: \t\r\n\r\n"
+        ),
+        b"\x01\x40GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nCONNECT a:1 HTTP/1.1\r\n\r\n",
+        b"\x00\x09PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x01\x02GET / HTTP/1.1\r\n\r\nGET / HTTP/1.2\r\n\r\nGET /",
+    ],
+    "workers": [
+        b"\x00\x07HTTP/1.1 200 OK\r\nContent-Type: a/b \r\nContent-Length: 2\r\n\r\n{}",
+        (
+            b"\x00\x05HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2;x=y\r\n{}\r\n"
+            b"0\r\nA: b\r\n\r\nHTTP/1.1 200 OK\r\n\r\n"
+        ),
+        b"\x00\x03HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No\r\nA:\r\nB: \t\r\n\r\n",
+        b"\x01\x04HTTP/1.0 200 OK\r\n\r\nuntil the end",
+        b"\x00\x02HTTP/1.1 101 S\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nx",
+        b"\x00\x09HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 1\r\n\r\nx\r\nbehind",
     ],
 }

@@ -7,7 +7,6 @@ read from it meanwhile; while a client does not take what it was sent, its next 
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Protocol, cast
 
 import httptools
@@ -20,7 +19,6 @@ from ..errors import RequestError
 SLICE_BYTES = 16 * 1024
 HELD_BYTES = 64 * 1024
 OFFERED = b"xpgrade"  # the name that an Upgrade header goes by
-_UPGRADE = re.compile(rb"(\n)upgrade([ \t]*:)", re.IGNORECASE)
 _HTTP2 = b"PRI * HTTP/2"
 _OLD = "1.0"
 _VERSIONS = (_OLD, "1.1")
@@ -101,6 +99,7 @@ class ClientConnection(asyncio.Protocol):
         self._held = b""  # bytes behind those, or a beginning that may become HTTP/2's
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
+        self._offer = b""  # the head of a request that offers an upgrade, without the offer
         self._body_left_bytes = 0  # still to come of the request that is being read, where its head says how many
         self._unclear_bytes = 0  # read since anything whole came of it, a head or some of a body
         self._has_read = False
@@ -203,20 +202,14 @@ class ClientConnection(asyncio.Protocol):
                 return
             piece = data[start : start + max(SLICE_BYTES, self._body_left_bytes)]
             start += len(piece)
-            if self._incoming is None and not self._is_in_head and b"pgrade" in piece:
-                piece = _without_upgrade(piece)
             self._parse_piece(piece)
 
     def _parse_piece(self, data: bytes) -> None:
         self._unclear_bytes += len(data)
-        if self._parser is None:
-            self._parser = httptools.HttpRequestParser(self)
         try:
-            self._parser.feed_data(data)
+            self._feed(data)
         except httptools.HttpParserCallbackError:
             raise  # a defect of ours: asyncio logs it, and closes the connection
-        except httptools.HttpParserUpgrade:
-            return  # refused already, as `on_headers_complete` has it
         except httptools.HttpParserError:
             self._refuse(RequestError("the request is not HTTP/1.1"))
             return
@@ -224,6 +217,19 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(head_too_large(self._server.head_limit_bytes))
         if self._incoming is not None:
             self._watch_body()
+
+    def _feed(self, data: bytes) -> None:
+        while True:
+            if self._parser is None:
+                self._parser = httptools.HttpRequestParser(self)
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as exc:
+                offer, self._offer = self._offer, b""
+                if offer:  # else it is refused already, as `on_headers_complete` has it
+                    self._parser, data = None, offer + data[exc.args[0] :]
+                    continue
+            return
 
     def _refuse(self, error: RequestError) -> None:
         """No more requests; the one whose body this was, or else this one, is told why."""
@@ -340,8 +346,11 @@ class ClientConnection(asyncio.Protocol):
         parser = self._parser
         assert parser is not None, "it calls this"
         version = parser.get_http_version()
-        if parser.should_upgrade() or version not in _VERSIONS:
+        if version not in _VERSIONS or parser.get_method() == b"CONNECT":
             self._refuse(_unspoken(version))
+            return
+        if parser.should_upgrade():
+            self._offer = self._without_offer(parser.get_method(), version)
             return
         head = Head(
             parser.get_method(),
@@ -365,27 +374,28 @@ class ClientConnection(asyncio.Protocol):
             self._incoming.take(data)
 
     def on_message_complete(self) -> None:
+        if self._offer:
+            return
         self._unclear_bytes = self._body_left_bytes = 0
         incoming, self._incoming = self._incoming, None
         if incoming is not None and not self._is_ended:
             self._stop_body_timer()
             incoming.taken()
 
+    def _without_offer(self, method: bytes, version: str) -> bytes:
+        """The head that was just read with its Upgrade header under a name that says nothing.
 
-def _without_upgrade(data: bytes) -> bytes:
-    """The same with the Upgrade header of its head under a name that says nothing.
-
-    HTTP lets a server pass over an offer to upgrade, and some clients make one with every request. The parser does not:
-    it takes the request to end with its head, and its body for the next request.
-    """
-    end = data.find(b"\r\n\r\n")
-    head = data if end < 0 else data[:end]
-    return _UPGRADE.sub(rb"\1" + OFFERED + rb"\2", head) + data[len(head) :]
+        HTTP lets a server pass over an offer to upgrade, and some clients make one with every request. The parser does
+        not: it takes the request to end with its head, and its body for the next request.
+        """
+        lines = [b"%b %b HTTP/%b" % (method, self._target, version.encode())]
+        lines += [b"%b: %b" % (OFFERED if name == b"upgrade" else name, value) for name, value in self._headers]
+        return b"\r\n".join((*lines, b"", b""))
 
 
 def _unspoken(version: str) -> RequestError:
     if version in _VERSIONS:
-        return RequestError("the request would upgrade, or be a tunnel: nothing here does")
+        return RequestError("the request is for a tunnel, which nothing here makes")
     error = RequestError(f"HTTP/{version} is not spoken here")
     error.status = 505
     return error

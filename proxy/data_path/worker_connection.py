@@ -88,8 +88,10 @@ class WorkerConnection(asyncio.Protocol):
         except httptools.HttpParserCallbackError:
             raise  # a defect of ours: asyncio logs it, and closes the connection
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._fail(is_malformed=True)
-            return
+            if not self._is_whole:
+                self._fail(is_malformed=True)
+                return
+            self._is_odd = True  # what follows the answer is no part of it
         if not self._has_head:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_LIMIT_BYTES:
@@ -154,7 +156,7 @@ class WorkerConnection(asyncio.Protocol):
             self._listener.head(status, headers)
 
     def on_body(self, data: bytes) -> None:
-        if not self._is_odd:
+        if self._has_head and not self._is_odd:  # of an informational answer nobody wants a body
             self._parts.append(data)
 
     def on_message_complete(self) -> None:

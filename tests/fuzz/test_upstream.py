@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -69,6 +70,12 @@ ENDS = st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r", b"\n\r\n", b"\r\n\n", b"\
 LINES = st.sampled_from([b"data: ", b"data:", b"event: e\ndata: ", b": c\ndata: ", b"id: \x00\ndata: ", b"data", b" "])
 EDITS = st.sampled_from([Edits(), Edits(hide_usage=True, cached_tokens=4)])
 CUTS = st.lists(st.integers(0, 10_000), max_size=10)
+FEW_CUTS = st.lists(st.integers(0, 10_000), max_size=3)
+
+
+def cut(data: bytes, cuts: Sequence[int]) -> list[bytes]:
+    bounds = [0, *sorted(each % (len(data) + 1) for each in cuts), len(data)]
+    return [data[start:end] for start, end in pairwise(bounds)]
 
 
 def replaced(draw: Any, event: Any) -> Any:
@@ -103,8 +110,7 @@ def relayed(
     reply = ReplyKey(parse(endpoint))
     observer = AnswerObserver(endpoint, reply)
     relay = StreamRelay(endpoint, edits, observer)
-    bounds = [0, *sorted(cut % (len(stream) + 1) for cut in cuts), len(stream)]
-    out = b"".join([*(relay.feed(stream[start:end]) for start, end in pairwise(bounds)), relay.finish()])
+    out = b"".join([*(relay.feed(piece) for piece in cut(stream, cuts)), relay.finish()])
     return out, observer.summary, reply.key()
 
 
@@ -146,12 +152,16 @@ def test_a_count_that_is_none_is_no_count(endpoint: Endpoint, count: int) -> Non
 
 
 class OddWorker:
-    """Healthy, serves model `sim`, and answers each POST with `answer`, as it stands."""
+    """Healthy, serves model `sim`, and answers each POST with `pieces`, as they stand.
+
+    `is_read` returns once the proxy has read what was sent to it: else two pieces could become one on their way.
+    """
 
     def __init__(self) -> None:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
-        self.answer = b""
+        self.pieces: list[bytes] = []
+        self.is_read: Callable[[], None] = lambda: None
         self.asked = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -169,13 +179,16 @@ class OddWorker:
     def _serve(self, connection: socket.socket) -> None:
         with connection:
             connection.settimeout(5)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
                 head = b""
                 while b"\r\n\r\n" not in head:
                     head += connection.recv(65536) or b"\r\n\r\n"
                 if head.startswith(b"POST"):
                     self.asked += 1
-                    connection.sendall(self.answer)
+                    for piece in self.pieces:
+                        connection.sendall(piece)
+                        self.is_read()
                     return
                 body = b'{"data":[{"id":"sim"}]}' if b"/v1/models" in head.split(b"\r\n")[0] else b""
                 connection.sendall(
@@ -205,11 +218,14 @@ def target(start_target: Callable[..., Target], odd: OddWorker) -> Target:
     )
 
 
-def asked(target: Target, odd: OddWorker, endpoint: Endpoint, answer: bytes, *, stream: bool) -> Answer:
-    """What the client gets when the worker says this: one answer, and if it is an error, one that it can read."""
+def asked(
+    target: Target, odd: OddWorker, endpoint: Endpoint, answer: bytes, *, stream: bool, cuts: Sequence[int] = ()
+) -> Answer:
+    """What the client gets when the worker says this, in pieces: one answer, and if an error, one that it can read."""
     prompt = {Endpoint.COMPLETIONS: {"prompt": "x"}, Endpoint.RESPONSES: {"input": "x"}}
     messages = {"messages": [{"role": "user", "content": "x"}]}
-    odd.answer, odd.asked = answer, 0
+    odd.pieces, odd.asked = cut(answer, cuts), 0
+    odd.is_read = partial(passed, target)
     body = json.dumps({"model": "sim", "max_tokens": 2, "stream": stream, **prompt.get(endpoint, messages)}).encode()
     heard = exchange(target.port, post(endpoint.value, body), quiet_s=10)
     (found,) = heard.answers
@@ -222,24 +238,30 @@ def asked(target: Target, odd: OddWorker, endpoint: Endpoint, answer: bytes, *, 
     return found
 
 
+def passed(target: Target) -> None:
+    """What was sent before has been read: the loop's first pass finds it, and before a second one it is taken."""
+    for _ in range(2):
+        target.call(lambda: None)
+
+
 JSON_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n"
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
 
 
 @pytest.mark.parametrize("endpoint", Endpoint)
-@given(data=st.data())
+@given(data=st.data(), cuts=FEW_CUTS)
 @settings(max_examples=40)
 def test_a_stream_of_any_events_is_answered(
-    target: Target, odd: OddWorker, endpoint: Endpoint, data: st.DataObject
+    target: Target, odd: OddWorker, endpoint: Endpoint, data: st.DataObject, cuts: list[int]
 ) -> None:
-    asked(target, odd, endpoint, STREAM_HEAD + data.draw(streams(endpoint)), stream=True)
+    asked(target, odd, endpoint, STREAM_HEAD + data.draw(streams(endpoint)), stream=True, cuts=cuts)
 
 
 @pytest.mark.parametrize("endpoint", Endpoint)
-@given(data=st.data())
+@given(data=st.data(), cuts=FEW_CUTS)
 @settings(max_examples=40)
 def test_a_whole_answer_of_any_content_is_answered(
-    target: Target, odd: OddWorker, endpoint: Endpoint, data: st.DataObject
+    target: Target, odd: OddWorker, endpoint: Endpoint, data: st.DataObject, cuts: list[int]
 ) -> None:
     shape = data.draw(st.sampled_from([{**RESPONSE, "choices": [], "content": []}, *EVENTS[endpoint]]))
     body = json.dumps(replaced(data.draw, shape)).encode()
@@ -248,7 +270,7 @@ def test_a_whole_answer_of_any_content_is_answered(
         body = body[:at] + data.draw(st.sampled_from([b"\xff", b"", b"\\ud800", b"[" * 2000])) + body[at:]
     status = data.draw(st.sampled_from([200, 200, 400, 422, 500, 501]))
     head = b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nConnection: close\r\n" % status
-    asked(target, odd, endpoint, head + b"Content-Length: %d\r\n\r\n" % len(body) + body, stream=False)
+    asked(target, odd, endpoint, head + b"Content-Length: %d\r\n\r\n" % len(body) + body, stream=False, cuts=cuts)
 
 
 HEADS = st.lists(
@@ -289,10 +311,10 @@ HEADS = st.lists(
 ).map(b"".join)
 
 
-@given(answer=HEADS | HEADS.map(lambda rest: b"HTTP/1.1 200 OK\r\n" + rest), stream=st.booleans())
+@given(answer=HEADS | HEADS.map(lambda rest: b"HTTP/1.1 200 OK\r\n" + rest), stream=st.booleans(), cuts=FEW_CUTS)
 @settings(max_examples=150)
-def test_any_bytes_are_answered(target: Target, odd: OddWorker, answer: bytes, stream: bool) -> None:
-    asked(target, odd, Endpoint.CHAT, answer, stream=stream)
+def test_any_bytes_are_answered(target: Target, odd: OddWorker, answer: bytes, stream: bool, cuts: list[int]) -> None:
+    asked(target, odd, Endpoint.CHAT, answer, stream=stream, cuts=cuts)
 
 
 CHOICE = b'"choices":[{"index":0,"message":{"content":"x"},"finish_reason":"stop"}]'

@@ -38,10 +38,11 @@ async def test_pieces_of_one_byte() -> None:
             assert at.asked == [b"{0}", b"{1}"]
 
 
-@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("before", [b"", b"\r\n", GET])
+@pytest.mark.parametrize("cut", [0, 30, 75, -60])
 @pytest.mark.parametrize("is_chunked", [False, True])
 @on_both_loops
-async def test_an_offer_of_http2_with_a_body_is_one_request(pieces: int, is_chunked: bool) -> None:
+async def test_an_offer_of_http2_with_a_body_is_one_request(before: bytes, cut: int, is_chunked: bool) -> None:
     """Java's own client offers HTTP/2 with its first request, whatever that is; and a body is never a request."""
     hidden = b"GET /hidden HTTP/1.1\r\nHost: p\r\n\r\n"
     if is_chunked:
@@ -49,8 +50,9 @@ async def test_an_offer_of_http2_with_a_body_is_one_request(pieces: int, is_chun
     else:
         head, body = TURN + H2C + b"Content-Length: %d\r\n\r\n" % len(hidden), hidden
     async with site() as at:
-        got, _ = await heard(at, *([head + body] if pieces == 1 else [head, body]))
-        assert [a.body for a in read_answers(got)] == [b"[%b]" % hidden]
+        wire = before + head + body
+        got, _ = await heard(at, *[part for part in (wire[:cut], wire[cut:]) if part])
+        assert [a.body for a in read_answers(got)] == [b"/a"] * (before == GET) + [b"[%b]" % hidden]
 
 
 @on_both_loops

@@ -44,6 +44,13 @@ async def test_a_request_that_must_arrive_once_is_not_sent_again(upstream: Upstr
         assert (failure.value.phase, failure.value.cause) == (Phase.SENT, Cause.RESET)
 
 
+async def test_what_follows_an_answer_is_no_part_of_it(upstream: Upstream) -> None:
+    async with server(says(WHOLE + b"x")) as target:
+        assert await read(upstream, Call(target)) == b"hi"
+        (pool,) = upstream._pools.values()
+        assert pool.take() is None, "nor of the next"
+
+
 async def test_a_new_connection_that_closes_is_a_failure(upstream: Upstream) -> None:
     asked = 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import secrets
 from collections.abc import Iterator
 from hashlib import sha256
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.proxy.errors import ConfigError
+from ppd.proxy.errors import ConfigError, Forbidden, Unauthorized
+from ppd.proxy.policy import Route
+from ppd.proxy.traffic.auth import check_admin, forced_route
 from ppd.proxy.traffic.keys import Client, Entry, Keys, decode, encode, hash_of, new_key
 
 ONE, TWO, THREE = (f"sha256:{digit * 64}" for digit in "123")
@@ -101,6 +104,35 @@ def test_every_entry_is_compared_wherever_the_key_is(key: str) -> None:
     nobody = Client(name="", tenant="")
     Keys(Counted(Entry(sha256(name).digest(), nobody) for name in (b"first", b"mid", b"last"))).find(key)
     assert Counted.looks == 3
+
+
+@pytest.fixture
+def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, bytes]]:
+    """What was compared in constant time; it finds nothing equal, so a key that is let in was compared otherwise."""
+    pairs: list[tuple[bytes, bytes]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        pairs.append((one, other))
+        return False
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    return pairs
+
+
+def test_a_clients_key_is_compared_in_constant_time(compared: list[tuple[bytes, bytes]]) -> None:
+    given, other = sha256(KEY.encode()).digest(), sha256(b"other").digest()
+    nobody = Client(name="", tenant="")
+    assert Keys((Entry(given, nobody), Entry(other, nobody))).find(KEY) is None
+    assert compared == [(given, given), (other, given)]
+
+
+def test_the_admin_key_is_compared_in_constant_time(compared: list[tuple[bytes, bytes]]) -> None:
+    headers = {"x-admin-key": "operator", "x-ppd-force-route": Route.LOCAL.value}
+    with pytest.raises(Unauthorized):
+        check_admin(headers, "operator")
+    with pytest.raises(Forbidden):
+        forced_route(headers, "operator")
+    assert compared == [(b"operator", b"operator")] * 2
 
 
 def test_the_hash_is_what_sha256sum_makes_of_the_key() -> None:

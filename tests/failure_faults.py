@@ -7,14 +7,17 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from fault_field import Field, Seen
 from ppd.proxy.resilience.failures import ROWS, Cause, Failure, Leg, Phase, Row
 from ppd.servers.sim.engine import SimEngine
+from ppd.servers.sim.errors import OrderedError
 from ppd.servers.sim.faults import Faults, Kind, Order
 from ppd.servers.sim.faults import Phase as Strikes
+from ppd.servers.sim.replies import openai_error
+from ppd.servers.sim.running import running_engine
 
 SOME_EVENTS = 4  # of a stream, so that the client has some of its text
 RETRY_AFTER_S = 7
@@ -80,6 +83,8 @@ class Provocation:
 
     is_freed: whether P is rid of the KV before its lease ends; not so where a stand-in takes the place of a D, or where
     only P knows that it pins anything.
+    own: the worker's own error, as JSON, where it answers one.
+    is_death: the worker's process has ended by this, so that it returns as another incarnation.
     """
 
     arm: Arm
@@ -87,6 +92,8 @@ class Provocation:
     act: Act | None = None
     is_freed: bool = True
     variant: str = ""
+    own: str = ""
+    is_death: bool = False
 
 
 # -- what is wrong with the worker
@@ -132,8 +139,10 @@ async def deaf(engine: SimEngine) -> AsyncIterator[None]:
 
 def raw(answer: bytes) -> Arm:
     """Something else stands at its port, and answers this to whatever it is asked."""
+    connections = set[asyncio.StreamWriter]()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(writer)
         head = await reader.readuntil(b"\r\n\r\n")
         size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
         await reader.readexactly(size)
@@ -149,8 +158,21 @@ def raw(answer: bytes) -> Arm:
                 yield
             finally:
                 server.close()
+                while connections:  # a spare one would be taken for the worker's own
+                    connections.pop().transport.abort()
+                await asyncio.sleep(0.01)  # until the proxy knows
 
     return arm
+
+
+@asynccontextmanager
+async def wedged(engine: SimEngine) -> AsyncIterator[None]:
+    """No KV comes from any P, while it goes on answering /health."""
+    engine.faults = Faults(wedge=["*"])
+    try:
+        yield
+    finally:
+        engine.faults = Faults()
 
 
 # -- what happens at which moment
@@ -165,6 +187,15 @@ async def leaves(strike: Strike) -> None:
 async def is_found_dead(strike: Strike) -> None:
     """As the prober finds out."""
     strike.field.proxy.upstream.hang_up(strike.field.worker(strike.name))
+
+
+async def revive(field: Field, name: str) -> None:
+    """An engine that was killed is started again at its address, and a probe has seen that."""
+    dead, before = field.engines[name], field.view(name).incarnation
+    config = replace(dead.config, port=dead.listener.port)
+    field.engines[name] = await field.stack.enter_async_context(running_engine(config, now=field.clock))
+    field.proxy.prober.nudge()
+    await field.until(lambda: field.view(name).incarnation != before and field.states()[name] == "up")
 
 
 def begun(strike: Strike) -> bool:
@@ -195,6 +226,9 @@ def done(strike: Strike) -> bool:
 # -- the failures
 
 
+ORDERED = json.dumps(openai_error(OrderedError(422)))
+
+
 def error(status: int) -> str:
     return json.dumps({"error": {"message": "no", "type": "x", "param": None, "code": status}})
 
@@ -216,9 +250,9 @@ _Where = tuple[tuple[Leg, ...], tuple[bool, ...], Phase]
 
 def _connect() -> Iterator[tuple[_Where, Cause, Provocation]]:
     where = (_EVERY, _BOTH, Phase.CONNECT)
-    yield where, Cause.REFUSED, Provocation(closed)
+    yield where, Cause.REFUSED, Provocation(closed, is_death=True)
     yield where, Cause.TIMEOUT, Provocation(deaf)
-    yield where, Cause.WORKER_GONE, Provocation(deaf, begun, is_found_dead)
+    yield where, Cause.WORKER_GONE, Provocation(deaf, begun, is_found_dead, is_death=True)
     yield where, Cause.CLIENT_GONE, Provocation(deaf, begun, leaves)
 
 
@@ -226,8 +260,9 @@ def _sent() -> Iterator[tuple[_Where, Cause, Provocation]]:
     where, hung = (_EVERY, _BOTH, Phase.SENT), ordered(Kind.HANG)
     yield where, Cause.RESET, Provocation(ordered(Kind.RESET))
     yield where, Cause.TIMEOUT, Provocation(hung)
+    yield (_D, _WHOLE, Phase.SENT), Cause.TIMEOUT, Provocation(wedged, variant="wedged")
     yield where, Cause.MALFORMED, Provocation(raw(NOT_HTTP))
-    yield where, Cause.WORKER_GONE, Provocation(hung, asked, is_found_dead)
+    yield where, Cause.WORKER_GONE, Provocation(hung, asked, is_found_dead, is_death=True)
     # An engine that was never told of the request has nothing to free.
     yield (_P, _BOTH, Phase.SENT), Cause.CLIENT_GONE, Provocation(hung, asked, leaves)
     yield (_ANSWERING, _BOTH, Phase.SENT), Cause.CLIENT_GONE, Provocation(hung, asked, leaves, is_freed=False)
@@ -237,14 +272,15 @@ def _headers() -> Iterator[tuple[_Where, Cause, Provocation]]:
     where, hung = (_EVERY, _BOTH, Phase.HEADERS), ordered(Kind.HANG, Strikes.HEAD)
     yield where, Cause.RESET, Provocation(ordered(Kind.RESET, Strikes.HEAD))
     yield where, Cause.TIMEOUT, Provocation(hung)
-    yield where, Cause.WORKER_GONE, Provocation(hung, head, is_found_dead)
+    yield (_D, _STREAMED, Phase.HEADERS), Cause.TIMEOUT, Provocation(wedged, variant="wedged")
+    yield where, Cause.WORKER_GONE, Provocation(hung, head, is_found_dead, is_death=True)
     yield where, Cause.CLIENT_GONE, Provocation(hung, head, leaves)
     yield where, Cause.SERVER, Provocation(ordered(Kind.ERROR, status=500))
     yield where, Cause.SERVER, Provocation(ordered(Kind.PAGE, status=502), variant="page")
     for status in (429, 503):
         busy = ordered(Kind.ERROR, status=status, retry_after_s=RETRY_AFTER_S)
         yield where, Cause.OVERLOADED, Provocation(busy, variant=str(status))
-    yield where, Cause.REQUEST, Provocation(ordered(Kind.ERROR, status=422))
+    yield where, Cause.REQUEST, Provocation(ordered(Kind.ERROR, status=422), own=ORDERED)
     yield (_P, _BOTH, Phase.HEADERS), Cause.MALFORMED, Provocation(raw(ENDLESS))
     yield (_ANSWERING, _WHOLE, Phase.HEADERS), Cause.MALFORMED, Provocation(raw(ENDLESS))
 
@@ -261,12 +297,12 @@ def _first_event() -> Iterator[tuple[_Where, Cause, Provocation]]:
         yield where, Cause.MALFORMED, Provocation(ordered(Kind.ABORT), variant="aborted")
         yield where, Cause.MALFORMED, Provocation(raw(_HEAD % b"application/json" + b"\r\n"), variant="empty")
         yield where, Cause.OVERLOADED, Provocation(ordered(Kind.BODY, body=error(503)))
-        yield where, Cause.REQUEST, Provocation(ordered(Kind.BODY, body=error(422)))
+        yield where, Cause.REQUEST, Provocation(ordered(Kind.BODY, body=error(422)), own=error(422))
         yield where, Cause.ERROR_EVENT, Provocation(ordered(Kind.BODY, body=error(500)))
     yield streamed, Cause.MALFORMED, Provocation(ordered(Kind.BODY, body="data: \x00garbage\n\n"))
     yield streamed, Cause.MALFORMED, Provocation(ordered(Kind.ABORT), variant="aborted")
     yield streamed, Cause.OVERLOADED, Provocation(ordered(Kind.ERROR, Strikes.HEAD, status=503))
-    yield streamed, Cause.REQUEST, Provocation(ordered(Kind.ERROR, Strikes.HEAD, status=422))
+    yield streamed, Cause.REQUEST, Provocation(ordered(Kind.ERROR, Strikes.HEAD, status=422), own=ORDERED)
     yield streamed, Cause.ERROR_EVENT, Provocation(ordered(Kind.ERROR, Strikes.HEAD, status=500))
     # The opening, or half of a body, is here.
     part = (_ANSWERING, _BOTH, Phase.FIRST_EVENT)
@@ -279,10 +315,11 @@ def _mid_stream() -> Iterator[tuple[_Where, Cause, Provocation]]:
     yield where, Cause.RESET, Provocation(ordered(Kind.RESET, Strikes.EVENTS, SOME_EVENTS))
     yield where, Cause.RESET, Provocation(ordered(Kind.CLOSE, Strikes.EVENTS, SOME_EVENTS), variant="closed")
     yield where, Cause.TIMEOUT, Provocation(hung)
-    yield where, Cause.ERROR_EVENT, Provocation(ordered(Kind.ERROR, Strikes.EVENTS, SOME_EVENTS, status=500))
+    failing = ordered(Kind.ERROR, Strikes.EVENTS, SOME_EVENTS, status=500)
+    yield where, Cause.ERROR_EVENT, Provocation(failing, own=json.dumps(openai_error(OrderedError(500))))
     odd = raw(_HEAD % b"text/event-stream" + b"\r\n" + ODD_STREAM.encode())
     yield where, Cause.MALFORMED, Provocation(odd, is_freed=False)
-    yield where, Cause.WORKER_GONE, Provocation(hung, first_bytes, is_found_dead)
+    yield where, Cause.WORKER_GONE, Provocation(hung, first_bytes, is_found_dead, is_death=True)
     yield where, Cause.CLIENT_GONE, Provocation(hung, first_bytes, leaves)
 
 
@@ -306,6 +343,23 @@ def _provocations() -> dict[Case, tuple[Provocation, ...]]:
 
 PROVOCATIONS = _provocations()
 """For every case that a spoilt worker or a leaving client brings about: how, once or in several variants."""
+
+
+def _kills() -> Iterator[tuple[Case, Provocation]]:
+    """As `kill -9` at some phase. A turn that loses a connection which was kept tries a fresh one, and is refused."""
+    for leg, stream in product(_EVERY, _BOTH):
+        at_once = Provocation(ordered(Kind.KILL))
+        # What is asked once only, as it brings a handoff, has no other try.
+        where = (Phase.SENT, Cause.RESET) if leg is Leg.DECODE else (Phase.CONNECT, Cause.REFUSED)
+        yield Case(leg, *where, stream), at_once
+        yield Case(leg, Phase.HEADERS, Cause.RESET, stream), Provocation(ordered(Kind.KILL, Strikes.HEAD))
+    for leg in _ANSWERING:
+        late = ordered(Kind.KILL, Strikes.EVENTS, SOME_EVENTS)
+        yield Case(leg, Phase.STREAM, Cause.RESET, stream=True), Provocation(late)
+
+
+KILLED = dict(_kills())
+"""For which a worker must die; each needs a fleet of its own, as the proxy forgets what it held against the dead."""
 
 
 def not_provoked(case: Case) -> str | None:

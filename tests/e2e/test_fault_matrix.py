@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from failure_outcomes import (
+    GETS,
+    WORDS,
+    check_belief,
+    check_handoff,
+    check_other_leg,
+    check_receipt,
+    check_residency,
+    check_standing,
+    strike,
+    topology,
+)
 
 from failure_faults import (
     DRAINED,
     EVERY_CASE,
-    ODD_TEXT,
+    KILLED,
     PROVOCATIONS,
     QUEUED,
     Case,
     Provocation,
-    Strike,
     not_provoked,
+    revive,
+    wedged,
 )
-from fault_field import Field, Seen, Talk, field_of
+from fault_field import Field, Talk, field_of
 from ppd.proxy.config import Mode
-from ppd.proxy.policy import Route
-from ppd.proxy.receipts import LegRecord, Receipt
-from ppd.proxy.resilience.failures import Belief, Cause, ClientGets, Fate, Leg, OtherLeg, Phase, Standing
-from ppd.proxy.workers import PairId, Role, WorkerId
+from ppd.proxy.resilience.failures import Belief, ClientGets, Leg
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-WORDS = "Some words, so that there are blocks to move. " * 3
-NO_LEG_ERROR = (Cause.CLIENT_GONE, Cause.NO_HANDOFF, Cause.DRAINING)
 
 
 class Fields:
@@ -63,6 +67,13 @@ async def fields() -> AsyncIterator[Fields]:
         yield Fields(stack)
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def returning() -> AsyncIterator[Fields]:
+    """Fleets whose workers return: at which the proxy forgets, sooner or later, what it held against them."""
+    async with AsyncExitStack() as stack:
+        yield Fields(stack)
+
+
 async def test_every_failure_is_provoked_or_says_why_it_cannot_be() -> None:
     ways = (PROVOCATIONS, QUEUED, DRAINED)
     for case in EVERY_CASE:
@@ -75,7 +86,9 @@ def tries() -> list[Any]:
     for case, provocations in PROVOCATIONS.items():
         needs = case.row.client_gets(stream=case.stream) in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE)
         for provocation in provocations:
-            for alone in (False, True) if needs else (False,):
+            # From a P that is wedged no KV comes: a D that is alone answers alone, see `test_dead_workers`.
+            has_choice = needs and provocation.arm is not wedged
+            for alone in (False, True) if has_choice else (False,):
                 name = "-".join(filter(None, (str(case), provocation.variant, "alone" if alone else "")))
                 found.append(pytest.param(case, provocation, alone, id=name))
     return found
@@ -85,7 +98,8 @@ def tries() -> list[Any]:
 async def test_what_happens_is_what_the_table_says(
     fields: Fields, case: Case, provocation: Provocation, alone: bool
 ) -> None:
-    out = await strike(fields, case, provocation, alone=alone)
+    field = await fields.of(topology(case, alone=alone))
+    out = await strike(field, fields.talk(), case, provocation, alone=alone)
     try:
         GETS[case.row.client_gets(stream=case.stream)](out)
         check_other_leg(out)
@@ -95,7 +109,45 @@ async def test_what_happens_is_what_the_table_says(
             check_standing(out)
         await check_handoff(out)
     finally:
-        out.field.forgive()
-    again = await out.field.ask({**out.body, "stream": False})
+        field.forgive()
+    if not provocation.is_death:
+        check_belief(out, case.row.residency)
+    again = await field.ask({**out.body, "stream": False})
     assert (again.is_complete, again.text) == (True, out.right), "the next turn succeeds at once"
-    await out.field.until(out.field.idle, 5)
+    await field.until(field.idle, 5)
+
+
+DEATHS = [
+    (case, provocation)
+    for case, provocations in PROVOCATIONS.items()
+    for provocation in provocations
+    if provocation.is_death and case.stream
+]
+KILLS = [(case, provocation) for case, provocation in KILLED.items() if not case.stream]
+
+
+@pytest.mark.parametrize(
+    ("case", "provocation"), DEATHS + KILLS, ids=lambda given: str(given) if type(given) is Case else ""
+)
+async def test_what_is_believed_of_a_worker_that_returns_is_what_the_table_says(
+    returning: Fields, case: Case, provocation: Provocation
+) -> None:
+    """Nobody else could answer, so that the session stays where it was."""
+    field = await returning.of(topology(case, alone=True))
+    out = await strike(field, returning.talk(), case, provocation, alone=True)
+    GETS[case.row.client_gets(stream=case.stream)](out)
+    check_receipt(out)
+    field.forgive()
+    check_belief(out, Belief.UNCHANGED)
+    if field.engines[out.name].is_dead:
+        await revive(field, out.name)
+        check_belief(out, Belief.FALLS)  # a reset alone says nothing of that
+    else:
+        await field.restart(out.name)
+        check_belief(out, case.row.residency)
+    again = await field.ask({**out.body, "stream": False})
+    assert (again.is_complete, again.text) == (True, out.right)
+    assert [leg.error for leg in field.newest().legs if leg.error] == []
+    if case.leg is not Leg.PREFILL:
+        assert field.newest().estimated_cached_tokens == 0
+    await field.until(field.idle, 5)

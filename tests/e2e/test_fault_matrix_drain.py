@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from failure_outcomes import held_against, held_by
 
 from failure_faults import DRAINED, Case, done, first_bytes, head
 from failure_faults import Strike as Struck
@@ -19,7 +20,7 @@ from fault_link import FaultLink, Way
 from ppd.proxy.config import Mode
 from ppd.proxy.data_path import answer
 from ppd.proxy.policy import Route
-from ppd.proxy.resilience.failures import ClientGets, Leg, Phase
+from ppd.proxy.resilience.failures import Belief, ClientGets, Fate, Leg, OtherLeg, Phase, Standing
 from ppd.proxy.workers import Role
 from ppd.servers.sim.config import SimConfig
 from ppd.servers.sim.faults import Faults, Kind, Order
@@ -51,6 +52,11 @@ class Draining:
     talk: Talk
     session: aiohttp.ClientSession
     goes_on: bool
+
+    @property
+    def is_whole(self) -> bool:
+        """The turn ends as if nothing were."""
+        return self.goes_on or self.case.phase is Phase.AFTER
 
 
 async def silent(draining: Draining, struck: Struck) -> None:
@@ -94,20 +100,22 @@ def hold(case: Case) -> Hold:
 @asynccontextmanager
 async def drainable(case: Case, *, goes_on: bool) -> AsyncIterator[Draining]:
     """A fleet of its own, whose target is behind a link, after a first turn."""
-    names = "R1" if case.leg is Leg.REPLICA else "D1" if case.leg is Leg.PREFILL else "P1"
-    target = {Leg.REPLICA: "", Leg.PREFILL: "P1", Leg.DECODE: "D1", Leg.LOCAL: "D1"}[case.leg]
+    names = "R1" if case.leg is Leg.REPLICA else "P1 D1"
+    target = {Leg.REPLICA: "R1", Leg.PREFILL: "P1", Leg.DECODE: "D1", Leg.LOCAL: "D1"}[case.leg]
     mode = Mode.REPLICA if case.leg is Leg.REPLICA else Mode.ALWAYS_SPLIT
     async with AsyncExitStack() as outer, AsyncExitStack() as proxy:
         session = await outer.enter_async_context(aiohttp.ClientSession())
         limit_s = 20.0 if goes_on else LIMIT_S
-        fleet = field_of("" if not target else names, mode=mode, shutdown_timeout_s=limit_s, **PATIENT)
-        field = await proxy.enter_async_context(fleet)
-        target = target or "R1"
-        config = replace(SimConfig(role=Role(target[0])), keep_requests=1000, shutdown_s=0.05)
-        engine = await outer.enter_async_context(running_engine(config, now=field.clock))
-        host, _, port = engine.address.partition(":")
-        link = await outer.enter_async_context(FaultLink(host, int(port)))
-        await field.join(target, engine, link.address)
+        field = await proxy.enter_async_context(field_of("", mode=mode, shutdown_timeout_s=limit_s, **PATIENT))
+        for name in names.split():  # which outlive the proxy
+            config = replace(SimConfig(role=Role(name[0])), keep_requests=1000, shutdown_s=0.05)
+            engine = await outer.enter_async_context(running_engine(config, now=field.clock))
+            address = engine.address
+            if name == target:
+                host, _, port = address.partition(":")
+                link = await outer.enter_async_context(FaultLink(host, int(port)))
+                address = link.address
+            await field.join(name, engine, address)
         talk = Talk([{"role": "user", "content": WORDS}])
         talk.heard((await field.ask(talk.body())).text, WORDS)
         yield Draining(case, field, proxy, link, target, talk, session, goes_on)
@@ -157,9 +165,12 @@ async def drained(case: Case, *, goes_on: bool) -> None:
         struck = Struck(field, case, draining.name, asyncio.current_task(), seen, received)  # type: ignore[arg-type]
         await hold(case)(draining, struck)
         before = field.newest()
+        believed = held_by(field, before.session, case.leg)[1]
         asking = asyncio.create_task(ask(draining, seen))
         await field.until(lambda: field.newest() is not before)
         await until_there(draining, struck)
+        if case.leg is Leg.DECODE and case.phase is Phase.CONNECT:
+            await field.add("D2")  # to take what the session's own D cannot
         admission = field.proxy.state.admission
         stopping = asyncio.create_task(draining.proxy.aclose())
         await field.until(lambda: field.proxy.drain.is_draining)
@@ -168,6 +179,10 @@ async def drained(case: Case, *, goes_on: bool) -> None:
         await asking
         await stopping
         check_client(case, seen, right, goes_on=goes_on)
+        check_receipt(draining)
+        check_residency(draining, believed)
+        check_standing(draining)
+        await check_handoff(draining)
         assert (admission.inside, admission.waiting) == (0, 0)
         assert not any(view.inflight for view in field.proxy.state.registry.views())
 
@@ -185,6 +200,56 @@ def check_client(case: Case, seen: Seen, right: str, *, goes_on: bool) -> None:
     assert (seen.status, "[DONE]" in others) == (200, False)
     assert set(last["error"]) == {"message", "type", "param", "code"}
     assert right.startswith(seen.text)
+
+
+def check_receipt(draining: Draining) -> None:
+    """With it what the row says of the other leg: P was done before its D is cut, and where P goes on so does D."""
+    case, receipt, is_whole = draining.case, draining.field.newest(), draining.is_whole
+    kinds = [leg.kind for leg in receipt.legs]
+    struck = next(leg for leg in receipt.legs if leg.kind is case.leg)
+    assert (struck.worker, struck.phase, struck.error) == (draining.name, None, None)
+    assert all(leg.ended_s is not None for leg in receipt.legs)
+    assert (receipt.outcome == "completed") == is_whole
+    match case.row.other_leg:
+        case OtherLeg.NONE:
+            assert kinds == [case.leg]
+        case OtherLeg.DONE:
+            assert kinds == [Leg.PREFILL, Leg.DECODE]
+        case OtherLeg.GOES_ON:
+            assert kinds == ([Leg.PREFILL, Leg.DECODE] if is_whole else [Leg.PREFILL])
+        case other:
+            raise AssertionError(f"{other} is not checked here")
+
+
+def check_standing(draining: Draining) -> None:
+    assert draining.case.row.standing is Standing.UNTOUCHED
+    assert held_against(draining.field) == {}, "the proxy's own end is nobody's failure"
+
+
+def check_residency(draining: Draining, believed: int) -> None:
+    case, receipt = draining.case, draining.field.newest()
+    _, tokens = held_by(draining.field, receipt.session, case.leg)
+    prompt, completion = receipt.prompt_tokens or 0, receipt.completion_tokens or 0
+    learnt = prompt if case.leg is Leg.PREFILL else prompt + completion
+    if draining.is_whole and case.phase is not Phase.AFTER:
+        assert tokens == learnt > believed, "as after any turn"
+    else:
+        assert tokens == {Belief.UNCHANGED: believed, Belief.LEARNT: learnt, Belief.FALLS: 0}[case.row.residency] > 0
+
+
+async def check_handoff(draining: Draining) -> None:
+    """A D that has pulled it may tell P so after the proxy's end."""
+    case, field = draining.case, draining.field
+    has_prefill = any(leg.kind is Leg.PREFILL for leg in field.newest().legs)
+    assert case.row.handoff is (Fate.TAKEN if has_prefill else Fate.NONE)
+    assert field.outstanding() == 0
+    # What P has pinned without having been heard is nobody's to free: only its lease does.
+    is_known = draining.is_whole or case.leg is not Leg.PREFILL or case.phase is Phase.CONNECT
+    if is_known:
+        await field.until(lambda: field.pinned() == 0, 5)
+    field.end_leases()
+    assert field.pinned() == 0
+    assert not any(sum(engine.counters.traps.values()) for engine in field.engines.values())
 
 
 @pytest.fixture(autouse=True)

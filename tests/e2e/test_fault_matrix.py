@@ -8,18 +8,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from failure_outcomes import (
-    GETS,
-    WORDS,
-    check_belief,
-    check_handoff,
-    check_other_leg,
-    check_receipt,
-    check_residency,
-    check_standing,
-    strike,
-    topology,
-)
 
 from failure_faults import (
     DRAINED,
@@ -32,6 +20,18 @@ from failure_faults import (
     not_provoked,
     revive,
     wedged,
+)
+from failure_outcomes import (
+    GETS,
+    WORDS,
+    check_belief,
+    check_handoff,
+    check_other_leg,
+    check_receipt,
+    check_residency,
+    check_standing,
+    strike,
+    topology,
 )
 from fault_field import Field, Talk, field_of
 from ppd.proxy.config import Mode

@@ -11,10 +11,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from failure_outcomes import held_against, held_by
 
 from failure_faults import DRAINED, Case, done, first_bytes, head
 from failure_faults import Strike as Struck
+from failure_outcomes import held_against, held_by
 from fault_field import PATH, Field, Seen, Talk, field_of
 from fault_link import FaultLink, Way
 from ppd.proxy.config import Mode

@@ -9,6 +9,8 @@ from itertools import groupby
 from typing import Any
 
 import pytest
+
+from failure_faults import KILLED, Case, revive
 from failure_outcomes import (
     GETS,
     WORDS,
@@ -21,8 +23,6 @@ from failure_outcomes import (
     strike,
     topology,
 )
-
-from failure_faults import KILLED, Case, revive
 from fault_field import Field, Talk, field_of
 from ppd.proxy.config import Mode
 from ppd.proxy.resilience.failures import Belief, Leg

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import cast
 
-from ppd.proxy.data_path.client_connection import OFFERED, ClientConnection, Head
+from ppd.proxy.data_path.client_connection import ClientConnection
+from ppd.proxy.data_path.request_head import OFFERED, Head
 from ppd.proxy.data_path.worker_connection import WorkerConnection
 from ppd.proxy.edge.limits import Limits, Patience
 from ppd.proxy.errors import RequestError

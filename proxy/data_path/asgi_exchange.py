@@ -11,7 +11,8 @@ from hypercorn.typing import ASGIFramework
 
 from ..edge import wire
 from ..errors import RequestError
-from .client_connection import ClientConnection, Head
+from .client_connection import ClientConnection
+from .request_head import Head
 
 log = logging.getLogger(__name__)
 

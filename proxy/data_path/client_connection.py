@@ -10,31 +10,15 @@ import asyncio
 from typing import Protocol, cast
 
 import httptools
-import msgspec
 
 from ..edge.heads import head_too_large
 from ..edge.limits import Limits
 from ..errors import RequestError
+from .request_head import OLD, VERSIONS, Head, unspoken, without_offer
 
 SLICE_BYTES = 16 * 1024
 HELD_BYTES = 64 * 1024
-OFFERED = b"xpgrade"  # the name that an Upgrade header goes by
 _HTTP2 = b"PRI * HTTP/2"
-_OLD = "1.0"
-_VERSIONS = (_OLD, "1.1")
-
-
-class Head(msgspec.Struct):
-    """A request's head. Names of headers are in lower case, values without the space around them."""
-
-    method: bytes
-    target: bytes
-    headers: list[tuple[bytes, bytes]]
-    fields: dict[str, str]  # the same as text; of a repeated one the first, as for the stock data plane
-    version: str
-    is_old: bool  # HTTP/1.0, which knows no chunks
-    keeps_alive: bool
-    read_bytes: int  # in which it came, and maybe some of a body
 
 
 class Exchange(Protocol):
@@ -346,11 +330,11 @@ class ClientConnection(asyncio.Protocol):
         parser = self._parser
         assert parser is not None, "it calls this"
         version = parser.get_http_version()
-        if version not in _VERSIONS or parser.get_method() == b"CONNECT":
-            self._refuse(_unspoken(version))
+        if version not in VERSIONS or parser.get_method() == b"CONNECT":
+            self._refuse(unspoken(version))
             return
         if parser.should_upgrade():
-            self._offer = self._without_offer(parser.get_method(), version)
+            self._offer = without_offer(parser.get_method(), self._target, version, self._headers)
             return
         head = Head(
             parser.get_method(),
@@ -358,7 +342,7 @@ class ClientConnection(asyncio.Protocol):
             self._headers,
             {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self._headers)},
             version,
-            version == _OLD,
+            version == OLD,
             parser.should_keep_alive(),
             self._unclear_bytes,
         )
@@ -381,21 +365,3 @@ class ClientConnection(asyncio.Protocol):
         if incoming is not None and not self._is_ended:
             self._stop_body_timer()
             incoming.taken()
-
-    def _without_offer(self, method: bytes, version: str) -> bytes:
-        """The head that was just read with its Upgrade header under a name that says nothing.
-
-        HTTP lets a server pass over an offer to upgrade, and some clients make one with every request. The parser does
-        not: it takes the request to end with its head, and its body for the next request.
-        """
-        lines = [b"%b %b HTTP/%b" % (method, self._target, version.encode())]
-        lines += [b"%b: %b" % (OFFERED if name == b"upgrade" else name, value) for name, value in self._headers]
-        return b"\r\n".join((*lines, b"", b""))
-
-
-def _unspoken(version: str) -> RequestError:
-    if version in _VERSIONS:
-        return RequestError("the request is for a tunnel, which nothing here makes")
-    error = RequestError(f"HTTP/{version} is not spoken here")
-    error.status = 505
-    return error

@@ -8,7 +8,8 @@ from ..errors import Forbidden, RequestError
 from ..turn_service import TurnService
 from ..turns import Endpoint
 from .asgi_exchange import AsgiExchange, RefusedExchange
-from .client_connection import OFFERED, ClientConnection, Exchange, Head
+from .client_connection import ClientConnection, Exchange
+from .request_head import OFFERED, Head
 from .turn_exchange import TurnExchange
 
 _TURNS = {endpoint.value.encode(): endpoint for endpoint in Endpoint}

@@ -15,7 +15,8 @@ from ..router import Reply
 from ..streaming import Body, Streaming
 from ..turn_service import Caller, TurnService, error_reply
 from ..turns import Endpoint
-from .client_connection import ClientConnection, Head
+from .client_connection import ClientConnection
+from .request_head import Head
 from .splice import Splice
 
 log = logging.getLogger(__name__)

@@ -32,7 +32,15 @@ BEST_S = 0.15  # the same for the best time of each phase, which a busy machine 
 OPTIONS = {"nixl": "", "none": ",connector=none", "p2p_nccl": ",connector=p2p_nccl,zmq_address=127.0.0.1:{port}"}
 LATE_S = 0.04  # an answer of P's is on its way for this long
 PATIENT: dict[str, Any] = dict.fromkeys(
-    ("prefill_timeout_s", "first_event_timeout_s", "answer_timeout_s", "idle_timeout_s", "queue_timeout_s"), 20.0
+    (
+        "connect_timeout_s",
+        "prefill_timeout_s",
+        "first_event_timeout_s",
+        "answer_timeout_s",
+        "idle_timeout_s",
+        "queue_timeout_s",
+    ),
+    20.0,
 )
 
 

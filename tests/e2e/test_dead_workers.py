@@ -37,7 +37,7 @@ async def turns(field: Field, talks: list[Talk], **body: Any) -> None:
 @pytest.mark.parametrize("name", ["P1", "D1"])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_one_dead_worker_of_two_costs_no_client_anything(name: str, stream: bool) -> None:
-    async with field_of("P1 P2 D1 D2", **PATIENT) as field:
+    async with field_of("P1 P2 D1 D2", breaker_open_s=60.0, **PATIENT) as field:
         talks = [talk(number) for number in range(12)]
         await turns(field, talks, stream=stream)
         field.engines[name].faults = Faults([Order(Kind.KILL)])

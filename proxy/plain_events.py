@@ -38,33 +38,28 @@ class PlainEvents:
     def is_learning(self) -> bool:
         return self._attempts > 0
 
-    def text(self, data: bytes, start: int, end: int) -> str | None:
-        """The text that is all that the event data[start:end] brings; None where it must be decoded to know."""
+    def text(self, event: bytes) -> str | None:
+        """The text that is all that this event brings; None where it must be decoded to know."""
         before, behind = self._before, self._behind
-        if not before or not data.startswith(before, start) or not data.endswith(behind, start, end):
+        if not before or not event.startswith(before) or not event.endswith(behind):
             return None
-        start += len(before)
-        end -= len(behind)
-        if _AS_IT_STANDS.fullmatch(data, start, end) is None:
+        end = len(event) - len(behind)
+        if _AS_IT_STANDS.fullmatch(event, len(before), end) is None:
             return None
         try:
-            return data[start:end].decode()
+            return event[len(before) : end].decode()
         except UnicodeDecodeError:
             return None
 
     def learn(self, event: bytes) -> None:
-        """Takes this event as the pattern of others if it brings some text and nothing else."""
+        """Takes this event as the pattern of others if it brings text and nothing else."""
         self._attempts -= 1
         data = event_data(event)
         if data is None or not event.endswith(b"\n\n") or event.count(self._name) != 1:
             return
         begin = event.find(b'"', event.index(self._name) + len(self._name)) + 1
         text = _AS_IT_STANDS.match(event, begin)
-        if (
-            text is not None
-            and text[0]
-            and text[0] + event[text.end() : text.end() + 1] == _plain_text(data).encode() + b'"'
-        ):
+        if text is not None and text[0] + event[text.end() : text.end() + 1] == _plain_text(data).encode() + b'"':
             self._attempts = 0
             self._before, self._behind = event[:begin], event[text.end() :]
 

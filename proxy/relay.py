@@ -39,23 +39,16 @@ class StreamRelay:
         self._may_pass = True  # between two events, and the worker has told of no error
         self._is_finished = False
 
-    def passes(self, data: bytes, start: int, end: int) -> bool:
-        """Whether data[start:end] is one event that brings text and nothing else, and not the first of the answer, as
-        nearly all that comes is: it goes on as it is.
+    def passes(self, chunk: bytes) -> bool:
+        """Whether this is one event that brings text and nothing else, as nearly every chunk is: it goes on as it is.
 
         If so, the observer has seen it, and `feed` must not.
         """
-        if not self._may_pass:
-            return False
-        text = self._plain.text(data, start, end)
-        if text is None:
-            return False
-        self._observer.observe_text(text)
-        return True
+        return self._may_pass and self._relays_text(chunk)
 
     def feed(self, chunk: bytes) -> bytes:
         """What goes to the client now; b"" while an event is not whole."""
-        if self.passes(chunk, 0, len(chunk)):
+        if self.passes(chunk):
             return chunk
         out = b"".join([self._relay(event) for event in self._splitter.feed(chunk)])
         self._may_pass = self._splitter.is_empty and self._observer.summary.error is None
@@ -89,9 +82,7 @@ class StreamRelay:
     def _relay(self, event: bytes) -> bytes:
         if self._observer.summary.error is not None:
             return b""  # vLLM ends its errors with [DONE], and a client would take what it has for the whole answer
-        text = self._plain.text(event, 0, len(event))
-        if text is not None:
-            self._observer.observe_text(text)
+        if self._relays_text(event):
             return event
         if type(event) is Fragment:
             return event
@@ -107,6 +98,14 @@ class StreamRelay:
             if marker in data:
                 return self._edit(event, data)
         return event
+
+    def _relays_text(self, event: bytes) -> bool:
+        """Observes an event that is text and nothing else."""
+        text = self._plain.text(event)
+        if text is None:
+            return False
+        self._observer.observe_text(text)
+        return True
 
     def _edit(self, event: bytes, data: bytes) -> bytes:
         new = edited_event(self._endpoint, data, self._edits)

@@ -42,7 +42,7 @@ class Streaming:
         self._place = place
         self._running = running
         self._opened = opened
-        self.relay = opened.relay
+        self._relay = opened.relay
         self._summary = opened.observer.summary
         self._first_token_s: float | None = None
         self._is_learnt = False
@@ -57,7 +57,9 @@ class Streaming:
 
     def feed(self, data: bytes) -> bytes:
         """What the client gets of this piece. All that it tells was learnt before: the next turn may come at once."""
-        out = self.relay.feed(data)
+        if self._first_token_s is not None and self._relay.passes(data):
+            return data  # as nearly every piece, it is one event of text: the answer goes on
+        out = self._relay.feed(data)
         self._note()
         return out
 
@@ -99,7 +101,7 @@ class Streaming:
             yield tail
 
     def _finish(self) -> bytes:
-        tail = self.relay.finish()
+        tail = self._relay.finish()
         self._note()
         if self._running.receipt.outcome == "running":
             self._learner.broken(self._running.receipt, self._elapsed_s())

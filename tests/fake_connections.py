@@ -12,7 +12,6 @@ from ppd.proxy.data_path.client_connection import ClientConnection
 from ppd.proxy.data_path.request_head import OFFERED, Head
 from ppd.proxy.data_path.worker_connection import WorkerConnection
 from ppd.proxy.edge.limits import Limits, Patience
-from ppd.proxy.edge.wire import payload_start
 from ppd.proxy.errors import RequestError
 
 UNREACHED_BYTES = 2**20  # limits on sizes count what came in one piece, so they are left out here
@@ -224,18 +223,10 @@ class FakeListener:
     is_whole: bool = False
     is_broken: bool = False
     is_malformed: bool = False
-    unparsed: int = field(default=0, compare=False)  # chunks
 
     def head(self, status: int, headers: dict[bytes, bytes]) -> None:
         assert status >= 200 and not (self.status or self.is_whole or self.is_broken)
         self.status, self.headers = status, headers
-
-    def pass_on(self, chunk: bytes) -> bool:
-        start = payload_start(chunk)
-        if start:
-            self.body_came(chunk[start:-2], is_last=False)
-            self.unparsed += 1
-        return start > 0
 
     def body_came(self, data: bytes, *, is_last: bool) -> None:
         assert (data or is_last) and self.status and not (self.is_whole or self.is_broken)
@@ -269,13 +260,12 @@ class Answered:
     is_kept: bool  # for another request
 
 
-async def answered(parts: Sequence[bytes], *, is_reset: bool = False, takes_chunks: bool = False) -> Answered:
-    """is_reset: what comes last is no orderly end. takes_chunks: unparsed, where they come whole."""
+async def answered(parts: Sequence[bytes], *, is_reset: bool = False) -> Answered:
+    """is_reset: what comes last is no orderly end."""
     owner, transport, listener = FakeOwner(), FakeTransport(), FakeListener()
     connection = WorkerConnection(owner, asyncio.get_running_loop())
     connection.connection_made(cast(asyncio.Transport, transport))
     connection.send(listener, b"POST", (b" /", b""))
-    connection.shortcut = listener.pass_on if takes_chunks else None
     size = 0
     for part in parts:
         if transport.is_ended:  # the loop reads no more then

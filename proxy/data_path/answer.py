@@ -22,9 +22,6 @@ END_S = 1.0  # for a worker to end its answer after the last event: that gives t
 class Sink(Protocol):
     """Takes a body as it comes."""
 
-    def pass_on(self, chunk: bytes) -> bool:
-        """Takes a whole chunk with its framing; False where it wants its payload instead."""
-
     def take(self, data: bytes, *, is_last: bool) -> None: ...
 
     def fail(self, error: LegError) -> None: ...
@@ -130,8 +127,6 @@ class Answer:
         self.sink = sink
         if self._parts or self._is_whole:
             sink.take(self._taken(), is_last=self._is_whole)
-        if self._connection is not None:
-            self._connection.shortcut = sink.pass_on
         if self._failure is not None and not self._is_whole:
             sink.fail(self._call.error(*self._failure))
 

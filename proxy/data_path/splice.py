@@ -9,7 +9,6 @@ import asyncio
 import logging
 from typing import Protocol
 
-from ..edge.wire import payload_start
 from ..errors import LegError
 from ..streaming import Streaming
 from .answer import END_S
@@ -20,14 +19,7 @@ log = logging.getLogger(__name__)
 class Receiver(Protocol):
     """The client's side."""
 
-    @property
-    def takes_chunks(self) -> bool:
-        """Whether it frames what it is sent as HTTP/1.1's chunks."""
-
     def send(self, data: bytes, *, is_last: bool = False) -> None: ...
-
-    def pass_on(self, chunk: bytes) -> None:
-        """The same with a whole chunk that holds whole events, framed as it came."""
 
     def fail(self) -> None:
         """The stream can't be told to its end."""
@@ -54,16 +46,6 @@ class Splice:
         self._stream.answer.hand_on(self)
         if self._is_paused:  # by the first piece: what had waited behind it has just been taken
             self._stream.answer.pause()
-
-    def pass_on(self, chunk: bytes) -> bool:
-        """A whole chunk of the worker's answer, framing and all, if it may go on as it is: nearly every one is an event
-        of text. If not, its payload comes by `take`."""
-        start = payload_start(chunk) if self._receiver.takes_chunks else 0
-        if not start or not self._stream.relay.passes(chunk, start, len(chunk) - 2):
-            return False
-        self._heard_s = self._loop.time()
-        self._receiver.pass_on(chunk)
-        return True
 
     def take(self, data: bytes, *, is_last: bool) -> None:
         """A piece of the worker's answer."""

@@ -178,16 +178,6 @@ class TurnExchange:
         if is_last:
             self._finish()
 
-    @property
-    def takes_chunks(self) -> bool:
-        return self._is_chunked
-
-    def pass_on(self, chunk: bytes) -> None:
-        """The same with a whole chunk of events, framed already."""
-        if self._state is _STREAMING:
-            self._tail = EVENT_ENDS[0]
-            self._connection.write(chunk)
-
     def fail(self) -> None:
         """The connection's end tells the client that its answer is not whole."""
         self._connection.abort()

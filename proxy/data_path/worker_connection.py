@@ -6,12 +6,10 @@ What is parsed goes straight to the answer that waits for it, without a task or 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol, cast
 
 import httptools
-
-from ..edge.wire import chunk
 
 HEAD_LIMIT_BYTES = 256 * 1024
 _CONTINUE = 200  # informational statuses lie below, and announce the real one
@@ -48,8 +46,6 @@ class WorkerConnection(asyncio.Protocol):
         self._has_head = False
         self._head_bytes = 0
         self._is_odd = False  # more came than was asked for
-        self._is_at_chunk = False  # what comes next begins one
-        self.shortcut: Callable[[bytes], bool] | None = None  # for whole chunks of the body, unparsed; False: parse it
         self.free_s = 0.0  # since when it is free, by the loop's clock
 
     @property
@@ -73,7 +69,7 @@ class WorkerConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Drops the connection, with what is unsent: vLLM aborts the request."""
-        self._listener = self.shortcut = None
+        self._listener = None
         if self._transport is not None:
             self._transport.abort()
 
@@ -87,10 +83,6 @@ class WorkerConnection(asyncio.Protocol):
         if listener is None:  # nobody has asked for anything
             self.abort()
             return
-        if self._is_at_chunk:
-            if self.shortcut is not None and self.shortcut(data):
-                return  # the parser, left at the end of a chunk, need not know
-            self._is_at_chunk = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
@@ -109,8 +101,6 @@ class WorkerConnection(asyncio.Protocol):
         if not parts and not is_whole:
             return
         self._parts = []
-        # What was read, but for its framing, is what was parsed: so it began and ended where a chunk does.
-        self._is_at_chunk = len(parts) == 1 and self.shortcut is not None and chunk(parts[0]) == data
         if is_whole:
             self._free()
         listener.body_came(parts[0] if len(parts) == 1 else b"".join(parts), is_last=is_whole)
@@ -133,7 +123,7 @@ class WorkerConnection(asyncio.Protocol):
 
     def _free(self) -> None:
         """Before the listener hears of the end: whoever it wakes may want this connection."""
-        self._listener = self.shortcut = None
+        self._listener = None
         self._is_whole = self._has_head = False
         self._head_bytes = 0
         # One with bytes behind the answer, or with some of the request unsent, would spoil the next.

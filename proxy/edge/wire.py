@@ -50,13 +50,6 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def payload_start(data: bytes) -> int:
-    """Where the payload begins of what is one whole chunk, not the last, and framed as `chunk` does it; else 0."""
-    start = data.find(b"\n") + 1
-    size = len(data) - start - 2
-    return start if size > 0 and data.startswith(b"%x\r\n" % size) and data.endswith(b"\r\n") else 0
-
-
 @lru_cache
 def status_line(status: int) -> str:
     try:

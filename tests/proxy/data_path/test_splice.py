@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -30,7 +30,6 @@ class Wire:
     def __init__(self) -> None:
         self.is_read = True
         self.is_aborted = False
-        self.shortcut: Callable[[bytes], bool] | None = None
         self.loop = asyncio.get_running_loop()
 
     def pause(self) -> None:
@@ -43,19 +42,11 @@ class Wire:
         self.is_aborted = True
 
 
-class Relay:
-    """Passes single letters."""
-
-    def passes(self, data: bytes, start: int, end: int) -> bool:
-        return end - start == 1
-
-
 @dataclass
 class Stream:
     """A `Streaming` that passes everything on."""
 
     answer: Answer
-    relay: Relay = field(default_factory=Relay)
     is_over: bool = False
     breaks: bool = False
     is_abandoned: bool = False
@@ -89,10 +80,6 @@ class Client:
     is_ended: bool = False
     has_failed: bool = False
     splice: Splice | None = None
-    takes_chunks: bool = True
-
-    def pass_on(self, chunk: bytes) -> None:
-        self.send(b"<" + chunk + b">")
 
     def send(self, data: bytes, *, is_last: bool = False) -> None:
         self.got.append(data)
@@ -141,27 +128,6 @@ async def test_a_client_that_takes_no_more_than_the_beginning_keeps_its_worker_f
     assert not wire.is_read
     splice.resume()
     assert wire.is_read
-
-
-@pytest.mark.parametrize(
-    ("takes_chunks", "read", "got"),
-    [
-        (True, b"1\r\na\r\n", b"<1\r\na\r\n>"),
-        (True, b"2\r\nab\r\n", None),  # the relay wants to look into it
-        (True, b"1\r\na\r\n1\r\nb\r\n", None),
-        (False, b"1\r\na\r\n", None),  # HTTP/1.0 has no chunks
-    ],
-)
-async def test_a_whole_chunk_that_may_pass_keeps_its_framing(
-    takes_chunks: bool, read: bytes, got: bytes | None
-) -> None:
-    wire = Wire()
-    _, _, client, splice = spliced(wire)
-    client.takes_chunks = takes_chunks
-    splice.start()
-    assert wire.shortcut is not None
-    assert wire.shortcut(read) is (got is not None)
-    assert client.got == [b"first ", *([got] if got else [])]
 
 
 async def test_a_pause_of_the_client_is_not_the_workers_silence() -> None:

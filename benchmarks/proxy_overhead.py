@@ -4,6 +4,7 @@
     python benchmarks/proxy_overhead.py run                   # everything, three times: about ten minutes
     python benchmarks/proxy_overhead.py run --rows c=16 --subjects ppd --repetitions 1
     python benchmarks/proxy_overhead.py run --peer-policy cache_aware   # the peers look for known prefixes too
+    python benchmarks/proxy_overhead.py scale --processes 2   # what does a second process add?
     python benchmarks/proxy_overhead.py churn --minutes 60    # is PPD's memory stable?
 
 The proxy has one core. The mock backend and the load generator are C and have the others; that they are not what
@@ -31,7 +32,7 @@ from pathlib import Path
 import click
 
 from overhead import churn as churning
-from overhead import peers
+from overhead import peers, scaling
 from overhead.native import build, cache_folder
 from overhead.peers import PEERS
 from overhead.processes import raise_descriptor_limit, share_out
@@ -74,10 +75,10 @@ def trials(chosen: Sequence[Subject | None], rows: Sequence[Row], repetitions: i
             yield from measure(one, rows, bench, repetition)
 
 
-def save(run: Run, out: Path) -> None:
+def save(run: Run, out: Path, table: str) -> None:
     """The records, and the table beside them."""
     write_whole(out, encode(run))
-    write_whole(out.with_suffix(".md"), markdown(run).encode())
+    write_whole(out.with_suffix(".md"), table.encode())
 
 
 @contextmanager
@@ -148,8 +149,9 @@ def run(
         records=records,
         peer_policy=peer_policy,
     )
-    save(found, out or RESULTS / f"proxy_overhead-{date}.json")
-    print(markdown(found))
+    table = markdown(found)
+    save(found, out or RESULTS / f"proxy_overhead-{date}.json", table)
+    print(table)
 
 
 @main.command()
@@ -166,6 +168,36 @@ def churn(minutes: float, name: str, ppd_args: str) -> None:
             shown = f"{sample.rss_kib / 1024:8.1f} MiB  {sample.requests:10,} requests  {sample.faults} faults"
             print(f"{sample.at_s / 60:7.1f} min  {shown}", flush=True)
     print(churning.verdict(samples))
+
+
+@main.command()
+@click.option("--processes", type=click.IntRange(2), default=2, show_default=True)
+@click.option("--repetitions", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--seconds", type=click.FloatRange(0.1), default=3.0, show_default=True, help="of a trial")
+@_ppd_args
+@click.option("--out", type=click.Path(path_type=Path), help="default: results/proxy_scaling-DATE.json, .md beside it")
+def scale(processes: int, repetitions: int, seconds: float, ppd_args: str, out: Path | None) -> None:
+    """Measure one process, and several with as much load for each; print what they bring, and save it."""
+    cores = len(os.sched_getaffinity(0))
+    if processes > cores:
+        raise click.UsageError(f"--processes: {processes} need a core each, this machine has {cores}")
+    more = tuple(shlex.split(ppd_args))
+    started_s, date = time.monotonic(), datetime.now(UTC).date().isoformat()
+    with told(), a_bench(seconds) as bench:
+        records = tuple(scaling.measure(processes, repetitions, more, bench))
+    found = Run(
+        date=date,
+        seconds=seconds,
+        repetitions=repetitions,
+        machine=this_machine(),
+        versions=versions((PPD,)),
+        ppd_args=more,
+        took_s=round(time.monotonic() - started_s, 1),
+        records=records,
+    )
+    table = scaling.markdown(found, processes)
+    save(found, out or RESULTS / f"proxy_scaling-{date}.json", table)
+    print(table)
 
 
 def listed(text: str, known: Sequence[str], option: str) -> tuple[str, ...]:

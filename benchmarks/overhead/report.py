@@ -85,7 +85,8 @@ def markdown(run: Run) -> str:
         shown = [_shown(by_subject.get(name), line) for name in names]
         rows.append([line.title, *shown, ratio, _target(line), _holds(verdict)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"{_about(run)}\n\n{table}\n{_problems(run)}"
+    head = f"{about(run, 'the proxy on one core')} Peers choose workers by {run.peer_policy}."
+    return f"{head}\n\n{table}\n{problems(run)}"
 
 
 def _shown(cell: Cell | None, line: Line) -> str:
@@ -109,17 +110,18 @@ def _holds(verdict: Verdict) -> str:
     return "" if verdict.holds is None else "yes" if verdict.holds else "no"
 
 
-def _about(run: Run) -> str:
+def about(run: Run, cores: str) -> str:
+    """What was measured where; cores: what the proxy has."""
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     machine = run.machine
     return (
         f"{run.date}: {run.repetitions} repetitions, interleaved, {run.seconds:g} s a row; medians. {machine.cpu}, "
-        f"{machine.cores} cores, {machine.memory_gib} GiB, Linux {machine.kernel}, Python {machine.python}; the proxy "
-        f"on one core. {versions}; these choose workers by {run.peer_policy}."
+        f"{machine.cores} cores, {machine.memory_gib} GiB, Linux {machine.kernel}, Python {machine.python}; {cores}. "
+        f"{versions}."
     )
 
 
-def _problems(run: Run) -> str:
+def problems(run: Run) -> str:
     """Each once, however many rows it cost."""
     problems: dict[tuple[str, str], list[str]] = {}
     for record in run.records:

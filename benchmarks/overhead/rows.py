@@ -89,11 +89,11 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def _rate(record: Record) -> float | None:
+def request_rate(record: Record) -> float | None:
     return record.load.right / record.load.seconds if record.load else None
 
 
-def _cpu_us(record: Record) -> float | None:
+def cpu_us(record: Record) -> float | None:
     load = record.load
     return record.cpu_s / load.right * 1e6 if load and load.right and record.cpu_s is not None else None
 
@@ -129,14 +129,14 @@ def _stream_kib(record: Record) -> float | None:
 
 def _throughput(row: str, target: float) -> tuple[Line, Line]:
     return (
-        Line(row=row, title=f"{row}, requests/s", value=_rate, digits=0, better=Better.MORE, target=target),
-        Line(row=row, title=f"{row}, CPU us a request", value=_cpu_us, digits=0),
+        Line(row=row, title=f"{row}, requests/s", value=request_rate, digits=0, better=Better.MORE, target=target),
+        Line(row=row, title=f"{row}, CPU us a request", value=cpu_us, digits=0),
     )
 
 
 def _prompt_lines(row: str) -> tuple[Line, Line]:
     return (
-        Line(row=row, title=f"{row} prompts, requests/s", value=_rate, digits=0, better=Better.MORE, target=1.2),
+        Line(row=row, title=f"{row} prompts, requests/s", value=request_rate, digits=0, better=Better.MORE, target=1.2),
         Line(row=row, title=f"{row} prompts, p99 ms", value=_ms("whole", "p99"), target=1 / 1.2),
     )
 

@@ -70,13 +70,19 @@ def subject(name: str, cache: Path, ppd_args: Sequence[str] = (), policy: str = 
     path = str(program(cache, name))
     match name:
         case "ppd" | "ppd x 2":
-            more = ppd_args if name == PPD else (*ppd_args, "--processes", "2")
-            return Subject(name, lambda place: _ppd(place, more), lambda place: _ppd(place, more))
+            return several(1 if name == PPD else 2, ppd_args)
         case "vllm-router":
             return Subject(name, partial(_vllm_plain, path, policy), partial(_vllm_pair, path, policy))
         case _:
             why = "asks P and D at once, SGLang's order"
             return Subject(name, partial(_shepherd, path, policy), why_not=why)
+
+
+def several(processes: int, ppd_args: Sequence[str] = ()) -> Subject:
+    """PPD of so many processes."""
+    more = (*ppd_args, "--processes", str(processes)) if processes > 1 else ppd_args
+    name = f"{PPD} x {processes}" if processes > 1 else PPD
+    return Subject(name, lambda place: _ppd(place, more), lambda place: _ppd(place, more))
 
 
 def _ppd(place: Place, more: Sequence[str]) -> list[str]:

@@ -122,13 +122,14 @@ def _rows(door: Door, rows: Sequence[Row], bench: Bench, repetition: int) -> Ite
             continue
         record = Record(row=row.name, subject=door.subject, repetition=repetition)
         try:
-            yield _timed(record, door, row, clients, bench.seconds)
+            yield timed(record, door, row, clients, bench.seconds)
         except TrialError as exc:
             yield msgspec.structs.replace(record, problem=exc.message)
         door.backend.wait_quiet()
 
 
-def _timed(record: Record, door: Door, row: Row, clients: Clients, seconds: float) -> Record:
+def timed(record: Record, door: Door, row: Row, clients: Clients, seconds: float) -> Record:
+    """One row, with what was found in its measured span."""
     first = clients.new_conversations()
     if not row.fresh:
         clients.greet(row, door.port, first)

@@ -54,9 +54,18 @@ def total(processes: Iterable[Process]) -> Usage:
 
 def usage(pid: int) -> Usage:
     """Now, of the process and its descendants."""
+    return total(family(pid, _all()))
+
+
+def children(pid: int) -> list[int]:
+    """Its own, the oldest first."""
+    return sorted(process.pid for process in _all().values() if process.parent == pid)
+
+
+def _all() -> dict[int, Process]:
     processes = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it ended meanwhile
             process = parse_stat(path.read_text())
             processes[process.pid] = process
-    return total(family(pid, processes))
+    return processes

@@ -59,6 +59,7 @@ class Mesh:
         self._by_peer = {wire.peer: wire for wire in self._wires}
         self._outbox: list[Event] = []
         self._flushing: asyncio.TimerHandle | None = None
+        self._is_caught_up = False  # in this round of the loop
         self.before_flush: Callable[[], Iterable[Event]] = tuple
         self.after_hearing: Callable[[], None] | None = None  # when all that has come was taken
 
@@ -106,6 +107,20 @@ class Mesh:
     def behind(self, peer: int) -> int:
         """Bytes for it that do not fit into its socket."""
         return self._by_peer[peer].backlog_bytes
+
+    def catch_up(self) -> None:
+        """Hears all that was said before what this step of the loop was begun for, a request, was read.
+
+        Whatever is read later begins its steps behind `_next_round`: asking the sockets once for all steps before that
+        is enough, and spares a busy process two looks a turn.
+        """
+        if not self._is_caught_up:
+            self._is_caught_up = True
+            asyncio.get_running_loop().call_soon(self._next_round)
+            self.drain()
+
+    def _next_round(self) -> None:
+        self._is_caught_up = False
 
     def drain(self) -> None:
         """Hears all that was said until now."""

@@ -72,6 +72,7 @@ class Replica:
         self._operated = operated
         self._mesh: Mesh | None = None
         self._used: set[WorkerId] = set()  # changed since it was told
+        self._scarce: set[WorkerId] = set()  # has so few places left that all processes should know of each
         self._inside_told = Inside(0, 0)
         self._inside: dict[int, Inside] = {}
         self._take = self._deeds()
@@ -80,7 +81,8 @@ class Replica:
         """From now on changes are told, and sessions are looked for when all that was said is heard."""
         self._mesh = mesh
         state = self._state
-        state.sessions.before_look = mesh.drain
+        state.sessions.before_look = self._catch_up
+        state.rate_limits.before_look = mesh.drain
         state.sessions.on_learned = self._learned
         state.registry.hooks = Hooks(
             seen=lambda view: mesh.tell(Seen(view)) if self._member.leads else None,
@@ -124,10 +126,17 @@ class Replica:
     def _use_changed(self, worker: WorkerId) -> None:
         assert self._mesh is not None
         self._used.add(worker)
-        if 2 * self._state.registry.inflight(worker) >= self._operated.settings.config.max_worker_inflight:
-            self._mesh.flush()  # so few places are left that all processes should know of each
+        self._note_places(worker)
+        if worker in self._scarce:
+            self._mesh.flush()
         else:
             self._mesh.remind()
+
+    def _note_places(self, worker: WorkerId) -> None:
+        if 2 * self._state.registry.inflight(worker) >= self._operated.settings.config.max_worker_inflight:
+            self._scarce.add(worker)
+        else:
+            self._scarce.discard(worker)
 
     def _own_use(self) -> Iterator[Event]:
         while self._used:
@@ -166,6 +175,14 @@ class Replica:
             yield [Learned(session, *state.sessions.ways_to(session)) for session in batch]
 
     # -- what is heard
+
+    def _catch_up(self) -> None:
+        """Before a turn looks for its session, and for a place."""
+        assert self._mesh is not None
+        if self._scarce or self._state.admission.is_tight:
+            self._mesh.drain()
+        else:
+            self._mesh.catch_up()
 
     def hear(self, sender: int, event: Event) -> bool:
         """Takes what another process says, if it is about the state."""
@@ -207,6 +224,7 @@ class Replica:
         else:
             use = Use(said.inflight, said.queued_prefill_tokens, said.written_tokens)
             registry.used_by(said.by, said.worker, use)
+            self._note_places(said.worker)
 
     def _take_inside(self, sender: int, said: Inside) -> None:
         self._inside[sender], admission = said, self._state.admission
@@ -230,6 +248,7 @@ class Replica:
     def _lose_worker(self, worker: WorkerId) -> None:
         view = self._state.registry.view(worker)
         self._state.registry.dismiss(worker)
+        self._scarce.discard(worker)
         if view is not None:
             self._prober.doubt(view)
 

@@ -36,6 +36,7 @@ class RateLimits:
         self._full_s: dict[tuple[str, Limit], float] = {}  # when a bucket is full again; one that is, is left out
         self._swept_s = -math.inf
         self.on_charged: Callable[[str, Limit, float], None] | None = None
+        self.before_look: Callable[[], None] | None = None  # hears what other processes have charged
 
     def __len__(self) -> int:
         """Buckets that are kept."""
@@ -45,6 +46,8 @@ class RateLimits:
         """Counts one request of so many tokens; RateLimited, and nothing counted, where the key must wait."""
         if not client.requests_per_minute and not client.tokens_per_minute:
             return
+        if self.before_look is not None:
+            self.before_look()
         self._sweep(now_s)
         waits_s = {limit: self._wait_s(client, limit, now_s) for limit in Limit}
         longest = max(Limit, key=waits_s.__getitem__)

@@ -57,6 +57,46 @@ async def until_heard(speaker: Ear, listener: Ear, text: str) -> None:
             await asyncio.sleep(0)
 
 
+async def test_sockets_are_looked_at_once_a_round() -> None:
+    with ears() as (_, (one, two)):
+        two.mesh.catch_up()
+        say(one, "later")
+        two.mesh.catch_up()
+        assert two.heard == []
+        await asyncio.sleep(0)
+        two.mesh.catch_up()
+        assert two.heard == [(0, "later")]
+
+
+async def test_whoever_catches_up_knows_what_was_said_before_its_request_was_read() -> None:
+    """However many others look, and whenever: a client has its answer after it was told, and asks again after that."""
+    loop, count = asyncio.get_running_loop(), 200
+    client, accepted = socket.socketpair()
+    looked: dict[int, bool] = {}
+
+    async def turn(number: int) -> None:
+        two.mesh.catch_up()
+        looked[number] = (0, str(number)) in two.heard
+
+    def read() -> None:
+        tasks.extend([loop.create_task(turn(number)) for number in accepted.recv(count)])
+
+    tasks: list[asyncio.Task[None]] = []
+    with client, accepted, ears() as (_, (one, two)):
+        loop.add_reader(accepted, read)
+        for number in range(count):
+            two.mesh.catch_up()
+            say(one, str(number))
+            client.send(bytes([number]))
+            if number % 3:
+                await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            while len(looked) < count:
+                await asyncio.sleep(0)
+        loop.remove_reader(accepted)
+    assert all(looked.values())
+
+
 @pytest.mark.parametrize(
     "size", [0, 1, PACKET_BYTES - 20, *range(PACKET_BYTES - 6, PACKET_BYTES + 3), 5 * PACKET_BYTES]
 )

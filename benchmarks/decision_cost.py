@@ -28,6 +28,7 @@ from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.connectors import plain_leg
 from ppd.proxy.dispatch import Dispatcher
+from ppd.proxy.edge.drain import Drain
 from ppd.proxy.learning import Learner
 from ppd.proxy.policy import Turn, decide, has_room
 from ppd.proxy.receipts import Receipt
@@ -194,7 +195,12 @@ def bench() -> Bench:
     dispatcher.watch = watch
     canary = Canary(settings.config, state, upstream)
     router = Router(
-        settings.config, settings.rules(), state, dispatcher, Learner(state, None), passed_over=canary.passed_over
+        settings.config,
+        settings.rules(),
+        state,
+        dispatcher,
+        Learner(state, Drain(), None),
+        passed_over=canary.passed_over,
     )
     return Bench(proxy, router, watch)
 

@@ -80,7 +80,8 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     upstream = Upstream(keepalive_s=config.keepalive_s, tls=worker_tls)
     winding_up = WindingUp(state, upstream)
     receipt_log = open_log(config.receipt_log) if config.receipt_log else None
-    learner = Learner(state, receipt_log.write if receipt_log else None)
+    drain = Drain()
+    learner = Learner(state, drain, receipt_log.write if receipt_log else None)
     dispatcher, canary = Dispatcher(config, state, upstream, winding_up), Canary(config, state, upstream)
     router = Router(config, settings.rules(), state, dispatcher, learner, passed_over=canary.passed_over)
     keys = KeyRing(Path(config.keys_file), config.admin_key) if config.keys_file else None
@@ -105,7 +106,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         canary=canary,
         listener=Listener(config, state.registry, state.metrics, now),
         keys=keys,
-        drain=Drain(),
+        drain=drain,
         receipt_log=receipt_log,
         change=change,
         siblings=Siblings(member, replica, lambda: families(state.metrics.registry)),

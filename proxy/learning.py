@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .edge.drain import Drain, draining
 from .policy import Route
 from .receipts import Receipt
 from .running import Opened, Running
@@ -18,7 +19,8 @@ MISS_SHARE = 0.5
 class Learner:
     """Closes receipts; only a completed turn changes what is believed about its session."""
 
-    def __init__(self, state: State, log: Callable[[Receipt], None] | None) -> None:
+    def __init__(self, state: State, drain: Drain, log: Callable[[Receipt], None] | None) -> None:
+        self._drain = drain
         self._sessions = state.sessions
         self._tokens = state.tokens
         self._registry = state.registry
@@ -47,9 +49,19 @@ class Learner:
     def failed(self, receipt: Receipt, ended_s: float) -> None:
         self._close(receipt, "failed", ended_s)
 
-    def cancelled(self, receipt: Receipt, ended_s: float) -> None:
-        receipt.status = 499
-        self._close(receipt, "cancelled", ended_s)
+    def cancelled(self, receipt: Receipt, ended_s: float, *, is_answered: bool) -> None:
+        """By its client, or by the end of a drain; is_answered: the client had the beginning of an answer."""
+        if not self._drain.is_cut:
+            receipt.status = 499
+            self._close(receipt, "cancelled", ended_s)
+            return
+        refusal = draining()
+        receipt.error = refusal.reason
+        if is_answered:
+            self.broken(receipt, ended_s)
+        else:
+            receipt.status = refusal.status
+            self.failed(receipt, ended_s)
 
     def broken(self, receipt: Receipt, ended_s: float) -> None:
         receipt.status = 200

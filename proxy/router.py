@@ -95,7 +95,7 @@ class Router:
                 receipt.status, receipt.error = exc.status, _error_name(exc)
                 self._learner.failed(receipt, self._now() - started_s)
             elif isinstance(exc, asyncio.CancelledError):
-                self._learner.cancelled(receipt, self._now() - started_s)
+                self._learner.cancelled(receipt, self._now() - started_s, is_answered=False)
             raise
         running.seat = seat
         if opened.relay is not None:

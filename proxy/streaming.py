@@ -80,7 +80,7 @@ class Streaming:
     def abandon(self) -> None:
         """The client is gone; after the end of the answer that changes nothing."""
         if self._running.receipt.outcome == "running":
-            self._learner.cancelled(self._running.receipt, self._elapsed_s())
+            self._learner.cancelled(self._running.receipt, self._elapsed_s(), is_answered=True)
         self._running.close()
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:

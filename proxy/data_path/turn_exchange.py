@@ -8,7 +8,8 @@ from contextlib import aclosing
 from enum import Enum
 
 from ..edge import wire
-from ..edge.exchange import EVENT_ENDS, Edge, draining
+from ..edge.drain import draining
+from ..edge.exchange import EVENT_ENDS, Edge
 from ..errors import BodyTooLarge, PPDError
 from ..relay import broken_off
 from ..router import Reply

@@ -21,14 +21,13 @@ from hypercorn.typing import (
 )
 
 from ..config import OPERATOR_PATHS, ProxyConfig
-from ..errors import Overloaded, PPDError, RequestError, comes_back, error_body
+from ..errors import PPDError, RequestError, comes_back, error_body
 from ..relay import broken_off
 from ..turns import Endpoint
-from .drain import Drain
+from .drain import Drain, draining
 from .heads import check_target, check_values, head_too_large, size_of, too_many_lines
 from .limits import AtWork, Limits
 
-RETRY_AFTER_S = 5.0
 HEAR_OUT_S = 5.0  # for the rest of a body whose answer is there already
 LAST_WORD_S = 1.0  # for a client to take the end of an answer that a drain cuts
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
@@ -205,6 +204,7 @@ class Edge:
             async with asyncio.timeout(limit_s):
                 await self._none_open()
         except TimeoutError:
+            self._drain.is_cut = True
             for exchange in tuple(self._open):
                 exchange.cut()
             with contextlib.suppress(TimeoutError):
@@ -239,7 +239,3 @@ class Edge:
         except RequestError as exc:
             return exc
         return None
-
-
-def draining() -> Overloaded:
-    return Overloaded("the proxy is about to stop", reason="draining", retry_after_s=RETRY_AFTER_S)

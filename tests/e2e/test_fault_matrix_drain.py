@@ -209,7 +209,12 @@ def check_receipt(draining: Draining) -> None:
     struck = next(leg for leg in receipt.legs if leg.kind is case.leg)
     assert (struck.worker, struck.phase, struck.error) == (draining.name, None, None)
     assert all(leg.ended_s is not None for leg in receipt.legs)
-    assert (receipt.outcome == "completed") == is_whole
+    if is_whole:
+        assert (receipt.outcome, receipt.error) == ("completed", None)
+    elif case.phase is Phase.STREAM:
+        assert (receipt.outcome, receipt.status, receipt.error) == ("broken", 200, "draining")
+    else:
+        assert (receipt.outcome, receipt.status, receipt.error) == ("failed", 503, "draining")
     match case.row.other_leg:
         case OtherLeg.NONE:
             assert kinds == [case.leg]

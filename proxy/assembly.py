@@ -15,7 +15,7 @@ from .config import ProxyConfig, convert
 from .data_path.upstream import Upstream
 from .dispatch import Dispatcher
 from .edge.drain import Drain
-from .edge.tls import worker_context
+from .edge.tls import OwnCertificate, worker_tls
 from .errors import ConfigError
 from .fan_out import FanOut
 from .learning import Learner
@@ -63,6 +63,7 @@ class Proxy:
     canary: Canary
     listener: Listener
     keys: KeyRing | None  # None: nobody is asked for a key
+    certificate: OwnCertificate | None  # for workers
     drain: Drain
     receipt_log: ReceiptLog | None
     change: Callable[[Mapping[str, object]], None]  # sets live keys of the config, here
@@ -76,8 +77,8 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     """
     member, config = member or Member(), settings.config
     state = remembering(config, member, now)
-    worker_tls = worker_context(config)
-    upstream = Upstream(keepalive_s=config.keepalive_s, tls=worker_tls)
+    tls = worker_tls(config)
+    upstream = Upstream(keepalive_s=config.keepalive_s, tls=tls.context)
     winding_up = WindingUp(state, upstream)
     receipt_log = open_log(config.receipt_log) if config.receipt_log else None
     drain = Drain()
@@ -87,7 +88,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     keys = KeyRing(Path(config.keys_file), config.admin_key) if config.keys_file else None
     passthrough = Passthrough(config, state, upstream)
     state.metrics.watch(lambda: _gauges(state))
-    prober = Prober(config, state.registry, upstream, now, partial(probing_session, worker_tls))
+    prober = Prober(config, state.registry, upstream, now, partial(probing_session, tls.context))
 
     def change(keys: Mapping[str, object]) -> None:
         settings.change(**{name: convert(name, value) for name, value in keys.items()})
@@ -106,6 +107,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         canary=canary,
         listener=Listener(config, state.registry, state.metrics, now),
         keys=keys,
+        certificate=tls.own,
         drain=drain,
         receipt_log=receipt_log,
         change=change,

@@ -12,7 +12,7 @@ from .data_path.connections import Connections
 from .data_path.direct import Direct
 from .data_path.stock import Stock
 from .edge.exchange import Edge
-from .edge.tls import server_context
+from .edge.tls import client_tls
 from .errors import ConfigError
 
 BACKLOG = 4096  # a burst of clients must not be refused by the kernel
@@ -42,14 +42,14 @@ async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> 
     ConfigError if a port is taken or a certificate can't be used.
     """
     config = proxy.settings.config
-    tls = server_context(config)
+    tls = client_tls(config)
     if proxy.siblings.leads:
         proxy.listener.open()
     app = create_app(proxy)
     edge = Edge(app, config, proxy.drain)
     is_direct = config.data_plane is DataPlane.DIRECT and tls is None
     direct = Direct(edge, proxy.turns, config) if is_direct else None
-    connections = Connections(Stock(edge, config), direct, config, tls, proxy.state.now)
+    connections = Connections(Stock(edge, config), direct, config, tls.context if tls else None, proxy.state.now)
     if proxy.siblings.peers:
         connections.leave_some()
     proxy.state.metrics.watch(connections.gauges)
@@ -57,7 +57,9 @@ async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> 
     await app.startup()
     try:
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(connections.watch())
+            watching = [tasks.create_task(connections.watch())]
+            if tls is not None and tls.own is not None:
+                watching.append(tasks.create_task(tls.own.watch()))
             accepting = tasks.create_task(connections.accept(listening))
             await stop.wait()
             accepting.cancel()
@@ -65,7 +67,8 @@ async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> 
             listening.close()
             proxy.drain.begin()
             await edge.drained(config.shutdown_timeout_s)
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             await connections.close()
     finally:
         await app.shutdown()

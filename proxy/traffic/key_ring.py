@@ -9,11 +9,10 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from ..settings import WATCH_EVERY_S
+from ..watched_files import WatchedFiles
 from .keys import Client, Keys, decode
 
 log = logging.getLogger(__name__)
-
-Stamp = tuple[int, int, int]
 
 
 class KeyRing:
@@ -23,7 +22,7 @@ class KeyRing:
         """ConfigError where the file can't be used, or says that the admin key is a client's."""
         self._file = file
         self._admin_key = admin_key
-        self._taken = self._seen = _stamp(file)  # before it is read, so that a change in between is not missed
+        self._watched = WatchedFiles(file)
         self._keys = self._load()
 
     def find(self, key: str) -> Client | None:
@@ -38,16 +37,8 @@ class KeyRing:
                 reloaded(taken)
 
     def look(self) -> bool | None:
-        """Rereads a file that has changed since it was taken, and not since the last look; None where it need not.
-
-        Half a file can be a good one, which lacks keys: one that is still being written has to wait.
-        """
-        stamp, before = _stamp(self._file), self._seen
-        self._seen = stamp
-        if stamp == self._taken or stamp != before:
-            return None
-        self._taken = stamp
-        return self.reload()
+        """Rereads a file that has changed and is at rest; None where it need not."""
+        return self.reload() if self._watched.are_new() else None
 
     def reload(self) -> bool:
         """The file's keys; False, logged and nothing changed, where it can't be used."""
@@ -86,12 +77,3 @@ def load(file: Path) -> Keys:
     except OSError as exc:
         raise ConfigError(f"{file}: must be a readable key file ({exc.strerror})", param="keys_file") from exc
     return decode(data, str(file))
-
-
-def _stamp(file: Path) -> Stamp | None:
-    """Changes with the file; the status change is in it, as new rights can make a file readable again."""
-    try:
-        stat = file.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -280,6 +281,24 @@ async def test_a_worker_that_asks_for_the_proxys_certificate_gets_it(
         assert (await client.chat(chat("hi"))).status == 200
         assert front.turns == [1]
         assert {one.shown for one in front.heard} == {"the proxy"}
+
+
+async def test_a_renewed_certificate_of_the_proxy_is_shown_to_workers(
+    authority: Authority, right: Certificate, tmp_path: Path
+) -> None:
+    mine = Authority(tmp_path)
+    own, renewed = mine.issue("the proxy"), mine.issue("the proxy, renewed")
+    files = {"worker_ca_file": authority.ca, "worker_cert_file": own.cert, "worker_key_file": own.key}
+    context = showing(right, asks_for=mine.ca)
+    async with tls_worker(context) as front, proxied(front, keepalive_s=0.02, **files) as client:
+        await is_up(client, front)
+        shutil.copyfile(renewed.cert, own.cert)
+        shutil.copyfile(renewed.key, own.key)
+        async with asyncio.timeout(20):
+            while front.heard[-1].shown == "the proxy":
+                await asyncio.sleep(0.05)  # no connection of a turn is kept for so long
+                assert (await client.chat(chat("hi"))).status == 200
+        assert {one.shown for one in front.heard} == {"the proxy", "the proxy, renewed"}
 
 
 @pytest.mark.parametrize("shown", ["none", "another authority's"])

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import ssl
+from pathlib import Path
 
 import pytest
 
 from certificates import Authority
 from ppd.proxy.config import ProxyConfig
-from ppd.proxy.edge.tls import server_context, worker_context
+from ppd.proxy.edge.tls import OwnCertificate, client_tls, worker_tls
 from ppd.proxy.errors import ConfigError
 
 
@@ -23,6 +26,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "ca": authority.ca,
         "cert": one.cert,
         "key": one.key,
+        "other cert": two.cert,
         "other key": two.key,
         "locked cert": locked.cert,
         "locked key": locked.key,
@@ -57,27 +61,88 @@ def test_a_file_that_cannot_be_used_is_named(
         names = {"cert": "worker_cert_file", "key": "worker_key_file", "ca": "worker_ca_file"}
     config = ProxyConfig(**{names["cert"]: files[cert], names["key"]: files[key], names["ca"]: files[ca]})  # type: ignore[arg-type]
     with pytest.raises(ConfigError) as refused:
-        server_context(config) if side == "clients" else worker_context(config)
+        client_tls(config) if side == "clients" else worker_tls(config)
     assert refused.value.param == names[blamed]
     assert repr(getattr(config, names[blamed])) in str(refused.value)
 
 
 def test_without_a_certificate_clients_speak_plain_http() -> None:
-    assert server_context(ProxyConfig()) is None
+    assert client_tls(ProxyConfig()) is None
 
 
 def test_clients_are_asked_for_a_certificate_only_where_an_authority_is_set(files: dict[str, str]) -> None:
     config = ProxyConfig(tls_cert_file=files["cert"], tls_key_file=files["key"])
     asked = ProxyConfig(tls_cert_file=files["cert"], tls_key_file=files["key"], tls_client_ca_file=files["ca"])
-    modes = [context.verify_mode for each in (config, asked) if (context := server_context(each)) is not None]
+    modes = [tls.context.verify_mode for each in (config, asked) if (tls := client_tls(each)) is not None]
     assert modes == [ssl.CERT_NONE, ssl.CERT_REQUIRED]
 
 
 @pytest.mark.parametrize("ca", ["", "ca"])
 def test_a_worker_must_always_show_who_it_is(files: dict[str, str], ca: str) -> None:
-    context = worker_context(ProxyConfig(worker_ca_file=files[ca]))
+    context = worker_tls(ProxyConfig(worker_ca_file=files[ca])).context
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
     assert context.minimum_version is ssl.TLSVersion.TLSv1_2
     authorities = {str(cert["subject"]) for cert in context.get_ca_certs() if ca}
     assert authorities == ({"((('commonName', 'authority'),),)"} if ca else set())
+
+
+# -- renewal
+
+
+class Shown:
+    """A context with a certificate in files of its own, and the one that a client would be shown."""
+
+    def __init__(self, files: dict[str, str], folder: Path) -> None:
+        self._files = files
+        self._cert, self._key = folder / "own.pem", folder / "own.key"
+        self.write("cert", "key")
+        config = ProxyConfig(tls_cert_file=str(self._cert), tls_key_file=str(self._key))
+        tls = client_tls(config)
+        assert tls is not None and tls.own is not None
+        self._context = tls.context
+        self.own: OwnCertificate = tls.own
+
+    def write(self, cert: str = "", key: str = "") -> None:
+        for name, file in ((cert, self._cert), (key, self._key)):
+            if name:
+                shutil.copyfile(self._files[name], file)
+
+    def name(self) -> str:
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname = False
+        client.load_verify_locations(self._files["ca"])
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        server = self._context.wrap_bio(to_server, to_client, server_side=True)
+        asking = client.wrap_bio(to_client, to_server)
+        for side in (asking, server, asking, server):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+        shown = asking.getpeercert()
+        assert shown is not None
+        return str(shown["subject"][0][0][1])
+
+
+@pytest.fixture
+def shown(files: dict[str, str], tmp_path: Path) -> Shown:
+    return Shown(files, tmp_path)
+
+
+def test_a_renewed_certificate_is_shown_once_both_files_are_there_and_at_rest(shown: Shown) -> None:
+    assert (shown.own.look(), shown.name()) == (None, "one")
+    shown.write("other cert", "other key")
+    assert (shown.own.look(), shown.name()) == (None, "one")
+    assert (shown.own.look(), shown.name()) == (True, "two")
+    assert (shown.own.look(), shown.name()) == (None, "two")
+
+
+def test_a_certificate_without_its_key_changes_nothing_until_that_comes(
+    shown: Shown, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown.write("other cert")
+    assert [shown.own.look(), shown.own.look(), shown.own.look()] == [None, False, None]
+    assert shown.name() == "one"
+    assert "tls_key_file" in caplog.text
+    shown.write(key="other key")
+    assert [shown.own.look(), shown.own.look()] == [None, True]
+    assert shown.name() == "two"

@@ -1,0 +1,39 @@
+"""Files that an operator may replace while the proxy runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+Stamp = tuple[int, int, int]
+
+
+class WatchedFiles:
+    """Make it before the files are read: a change in between is then seen."""
+
+    def __init__(self, *files: Path) -> None:
+        self._files = files
+        self._taken = self._seen = self._stamps()
+
+    def are_new(self) -> bool:
+        """Whether any has changed since they were taken, and none since the last look; they count as taken then.
+
+        Half a file can be a good one, and a key may come after its certificate: what is being written has to wait.
+        """
+        stamps, before = self._stamps(), self._seen
+        self._seen = stamps
+        if stamps == self._taken or stamps != before:
+            return False
+        self._taken = stamps
+        return True
+
+    def _stamps(self) -> list[Stamp | None]:
+        return [_stamp(file) for file in self._files]
+
+
+def _stamp(file: Path) -> Stamp | None:
+    """Changes with the file; the status change is in it, as new rights can make a file readable again."""
+    try:
+        stat = file.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size

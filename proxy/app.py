@@ -95,8 +95,7 @@ async def _start(proxy: Proxy) -> Background:
     background.start("drain", partial(_close_down, proxy))
     if proxy.keys is not None:
         background.start("keys", partial(proxy.keys.watch, partial(_count_reload, proxy)))
-    if proxy.certificate is not None:
-        background.start("certificate", proxy.certificate.watch)
+    background.start("certificates", proxy.tls.watch)
     background.start("expiry", partial(_expire, proxy, _pictures(proxy)))
     background.start("settings", partial(proxy.settings.watch, partial(_reloaded, proxy)))
     if proxy.receipt_log is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -15,7 +14,7 @@ from .config import ProxyConfig, convert
 from .data_path.upstream import Upstream
 from .dispatch import Dispatcher
 from .edge.drain import Drain
-from .edge.tls import OwnCertificate, worker_tls
+from .edge.tls import Tls, worker_tls
 from .errors import ConfigError
 from .fan_out import FanOut
 from .learning import Learner
@@ -63,7 +62,7 @@ class Proxy:
     canary: Canary
     listener: Listener
     keys: KeyRing | None  # None: nobody is asked for a key
-    certificate: OwnCertificate | None  # for workers
+    tls: Tls  # towards workers
     drain: Drain
     receipt_log: ReceiptLog | None
     change: Callable[[Mapping[str, object]], None]  # sets live keys of the config, here
@@ -78,7 +77,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     member, config = member or Member(), settings.config
     state = remembering(config, member, now)
     tls = worker_tls(config)
-    upstream = Upstream(keepalive_s=config.keepalive_s, tls=tls.context)
+    upstream = Upstream(keepalive_s=config.keepalive_s, tls=tls)
     winding_up = WindingUp(state, upstream)
     receipt_log = open_log(config.receipt_log) if config.receipt_log else None
     drain = Drain()
@@ -88,7 +87,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     keys = KeyRing(Path(config.keys_file), config.admin_key) if config.keys_file else None
     passthrough = Passthrough(config, state, upstream)
     state.metrics.watch(lambda: _gauges(state))
-    prober = Prober(config, state.registry, upstream, now, partial(probing_session, tls.context))
+    prober = Prober(config, state.registry, upstream, now, probing_session, tls)
 
     def change(keys: Mapping[str, object]) -> None:
         settings.change(**{name: convert(name, value) for name, value in keys.items()})
@@ -107,7 +106,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         canary=canary,
         listener=Listener(config, state.registry, state.metrics, now),
         keys=keys,
-        certificate=tls.own,
+        tls=tls,
         drain=drain,
         receipt_log=receipt_log,
         change=change,

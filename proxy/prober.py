@@ -14,6 +14,7 @@ import aiohttp
 
 from .config import ProxyConfig
 from .data_path.upstream import Upstream
+from .edge.tls import Tls
 from .probes import EngineStatus, probe
 from .registry import Registry
 from .views import WorkerView
@@ -34,6 +35,7 @@ class Prober:
         upstream: Upstream,
         now: Callable[[], float],
         session: Callable[[], aiohttp.ClientSession],
+        tls: Tls,
     ) -> None:
         """session: made at the first probe, as it needs a running loop."""
         self._interval_s = config.probe_interval_s
@@ -42,6 +44,7 @@ class Prober:
         self._upstream = upstream
         self._now = now
         self._make_session = session
+        self._tls = tls
         self._session: aiohttp.ClientSession | None = None
         self._nudged = asyncio.Event()
         self._probing: dict[WorkerId, asyncio.Task[None]] = {}
@@ -103,7 +106,7 @@ class Prober:
     async def _ask(self, view: WorkerView) -> EngineStatus:
         if self._session is None:
             self._session = self._make_session()
-        return await probe(self._session, view.worker.base_url, api_key=self._key)
+        return await probe(self._session, view.worker.base_url, api_key=self._key, tls=self._tls.context)
 
     async def _probe(self, view: WorkerView) -> None:
         status = await self._ask(view)

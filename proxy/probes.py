@@ -40,17 +40,22 @@ class _Version(msgspec.Struct):
     version: str
 
 
-def probing_session(tls: ssl.SSLContext | None) -> aiohttp.ClientSession:
+def probing_session() -> aiohttp.ClientSession:
     """Probes' own connections, so that none of them waits for a turn; needs a running loop."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, ssl=tls or True),
+        connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None),
     )
 
 
 async def probe(
-    session: aiohttp.ClientSession, base_url: str, *, api_key: str = "", timeout_s: float = TIMEOUT_S
+    session: aiohttp.ClientSession,
+    base_url: str,
+    *,
+    api_key: str = "",
+    tls: ssl.SSLContext | None = None,
+    timeout_s: float = TIMEOUT_S,
 ) -> EngineStatus:
     """Never raises for an engine's sake: one that can't be reached, or is dead, is not healthy."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -59,7 +64,8 @@ async def probe(
     async def ask(path: str) -> bytes | None:
         nonlocal refused
         try:
-            async with asyncio.timeout(timeout_s), session.get(base_url + path, headers=headers) as response:
+            getting = session.get(base_url + path, headers=headers, ssl=tls or True)
+            async with asyncio.timeout(timeout_s), getting as response:
                 data = await response.content.read(_TEXT_LIMIT_BYTES)
                 while chunk := await response.content.read(_TEXT_LIMIT_BYTES - len(data)):
                     data += chunk

@@ -49,7 +49,7 @@ async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> 
     edge = Edge(app, config, proxy.drain)
     is_direct = config.data_plane is DataPlane.DIRECT and tls is None
     direct = Direct(edge, proxy.turns, config) if is_direct else None
-    connections = Connections(Stock(edge, config), direct, config, tls.context if tls else None, proxy.state.now)
+    connections = Connections(Stock(edge, config), direct, config, tls, proxy.state.now)
     if proxy.siblings.peers:
         connections.leave_some()
     proxy.state.metrics.watch(connections.gauges)
@@ -58,8 +58,8 @@ async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> 
     try:
         async with asyncio.TaskGroup() as tasks:
             watching = [tasks.create_task(connections.watch())]
-            if tls is not None and tls.own is not None:
-                watching.append(tasks.create_task(tls.own.watch()))
+            if tls is not None:
+                watching.append(tasks.create_task(tls.watch()))
             accepting = tasks.create_task(connections.accept(listening))
             await stop.wait()
             accepting.cancel()

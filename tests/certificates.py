@@ -21,16 +21,17 @@ class Authority:
         self._own = self._request(name, "-x509", "-addext", "keyUsage=critical,keyCertSign")
         self.ca = self._own.cert
 
-    def issue(self, name: str, host: str = "127.0.0.1", *, password: str = "") -> Certificate:
-        """For the IP address `host`, valid for a day."""
+    def issue(self, name: str, host: str = "127.0.0.1", *, password: str = "", key: str = "ec") -> Certificate:
+        """For the IP address `host`, valid for a day; key: of which kind, as openssl names it."""
         signed = ("-CA", self._own.cert, "-CAkey", self._own.key, "-addext", f"subjectAltName=IP:{host}")
         leaf = ("-addext", "basicConstraints=critical,CA:FALSE", "-addext", "keyUsage=critical,digitalSignature")
-        return self._request(name, "-x509", *signed, *leaf, password=password)
+        return self._request(name, "-x509", *signed, *leaf, password=password, key=key)
 
-    def _request(self, name: str, *options: str, password: str = "") -> Certificate:
+    def _request(self, name: str, *options: str, password: str = "", key: str = "ec") -> Certificate:
         made = Certificate(str(self._folder / f"{name}.pem"), str(self._folder / f"{name}.key"))
         secret = ("-passout", f"pass:{password}") if password else ("-nodes",)
-        new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-keyout", made.key, *secret)
+        curve = ("-pkeyopt", "ec_paramgen_curve:prime256v1") if key == "ec" else ()
+        new_key = ("-newkey", key, *curve, "-keyout", made.key, *secret)
         subject = ("-subj", f"/CN={name}", "-days", "1", "-out", made.cert)
         command = ["openssl", "req", *new_key, *subject, *options]
         subprocess.run(command, check=True, capture_output=True)

@@ -7,7 +7,6 @@ import contextlib
 import ipaddress
 import logging
 import socket
-import ssl
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 
@@ -16,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from ..config import ProxyConfig
 from ..edge import wire
 from ..edge.limits import CLOSE_S, Limits, Patience
+from ..edge.tls import Tls
 from ..errors import Overloaded
 from ..open_files import limit as open_files_limit
 from ..open_files import share_of_clients
@@ -39,7 +39,7 @@ class Connections:
         stock: Stock,
         direct: Direct | None,
         config: ProxyConfig,
-        tls: ssl.SSLContext | None,
+        tls: Tls | None,
         now: Callable[[], float],
     ) -> None:
         """direct: who serves plain HTTP/1.1; None where all is the stock data plane's."""
@@ -183,7 +183,7 @@ class Connections:
             transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol,
                 accepted,
-                ssl=self._tls,
+                ssl=self._tls.context if self._tls else None,
                 ssl_handshake_timeout=self._patience.head_s if self._tls else None,
                 ssl_shutdown_timeout=CLOSE_S if self._tls else None,
             )

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import errno
 import socket
-import ssl
 import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
+from ..edge.tls import Tls
 from ..errors import Overloaded
 from .calls import GONE, LATE, UNREACHABLE, Call
 from .worker_connection import WorkerConnection
@@ -25,7 +25,7 @@ _NO_FILES = (errno.EMFILE, errno.ENFILE)
 class Pool:
     """The connections to one place. The one used last is taken first, so that what is not needed grows old."""
 
-    def __init__(self, place: Place, *, keepalive_s: float, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, place: Place, *, keepalive_s: float, tls: Tls | None) -> None:
         self._host, _, port = place[0].rpartition(":")
         self._host = self._host.strip("[]")
         self._port = int(port)
@@ -106,7 +106,7 @@ class Pool:
                 _, connection = await self._loop.create_connection(
                     lambda: WorkerConnection(self, self._loop),
                     sock=made,
-                    ssl=self._tls,
+                    ssl=self._tls.context if self._tls else None,
                     server_hostname=self._host if self._tls else None,
                 )
             except OSError as exc:

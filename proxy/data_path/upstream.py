@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping
 
+from ..edge.tls import Tls
 from ..errors import LegError
 from ..resilience.failures import Cause, Phase
 from ..workers import Worker, WorkerId
@@ -29,7 +29,7 @@ _OUR_LINES = 3 + _OURS.count("\n")
 class Upstream:
     """All requests under way, and the connections kept for more."""
 
-    def __init__(self, *, keepalive_s: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, *, keepalive_s: float, tls: Tls | None = None) -> None:
         self._keepalive_s = keepalive_s
         self._tls = tls
         self._pools: dict[Place, Pool] = {}

@@ -1,7 +1,7 @@
 """TLS on both sides: contexts for clients and for workers, from the config's PEM files.
 
-A file that can't be used is a ConfigError that names its key, raised before anything is served. The proxy's own
-certificates are read again when their files change; authorities are not.
+A file that can't be used is a ConfigError that names its key, raised before anything is served. Files that change while
+the proxy runs are read again, all of a side's or none.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import ProxyConfig
@@ -25,44 +24,32 @@ log = logging.getLogger(__name__)
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
-class OwnCertificate:
-    """What the proxy shows, in one context: connections that stand keep what they were given."""
+class Tls:
+    """One side's context: whoever begins a connection takes the one in force. Connections that stand keep theirs."""
 
-    def __init__(self, context: ssl.SSLContext, config: ProxyConfig, cert_key: str, key_key: str) -> None:
-        """The config's keys that name the files."""
-        self._context = context
-        self._config = config
-        self._keys = cert_key, key_key
-        self._watched = WatchedFiles(Path(getattr(config, cert_key)), Path(getattr(config, key_key)))
-        _load_own(context, config, cert_key, key_key)
+    def __init__(self, make: Callable[[], ssl.SSLContext], *files: str) -> None:
+        """files: of which `make` makes it; ConfigError where it can't."""
+        self._make = make
+        self._watched = WatchedFiles(*(Path(file) for file in files if file))
+        self.context = make()
 
     async def watch(self, every_s: float = WATCH_EVERY_S) -> None:
-        """Shows a renewed one, until cancelled."""
+        """Makes it anew when files change, until cancelled."""
         while True:
             await asyncio.sleep(every_s)
             self.look()
 
     def look(self) -> bool | None:
-        """Whether files that have changed, and are at rest, could be taken; None where they have not."""
+        """Whether files that have changed, and are at rest, could be taken; None where none has."""
         if not self._watched.are_new():
             return None
         try:
-            # Not in the context itself: a new certificate with another's key would stay there, and end all handshakes.
-            _load_own(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self._config, *self._keys)
-            _load_own(self._context, self._config, *self._keys)
+            self.context = self._make()
         except ConfigError as exc:
-            log.error("the changed certificate is not used: %s", exc)
+            log.error("changed certificates are not used: %s", exc)
             return False
-        log.info("%s was read again", self._keys[0])
+        log.info("changed certificates are in force")
         return True
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """One side's; `own` is None where the proxy shows nothing."""
-
-    context: ssl.SSLContext
-    own: OwnCertificate | None
 
 
 def client_tls(config: ProxyConfig) -> Tls | None:
@@ -72,31 +59,40 @@ def client_tls(config: ProxyConfig) -> Tls | None:
     """
     if not config.tls_cert_file:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-    context.set_ciphers(CIPHERS)
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    own = OwnCertificate(context, config, "tls_cert_file", "tls_key_file")
-    if config.tls_client_ca_file:
-        _load_authority(context, config, "tls_client_ca_file")
-        context.verify_mode = ssl.CERT_REQUIRED
-    return Tls(context, own)
+
+    def context() -> ssl.SSLContext:
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made.minimum_version = ssl.TLSVersion.TLSv1_2
+        made.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        made.set_ciphers(CIPHERS)
+        made.set_alpn_protocols(["h2", "http/1.1"])
+        _load_own(made, config, "tls_cert_file", "tls_key_file")
+        if config.tls_client_ca_file:
+            _load_authority(made, config, "tls_client_ca_file")
+            made.verify_mode = ssl.CERT_REQUIRED
+        return made
+
+    return Tls(context, config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
 
 
 def worker_tls(config: ProxyConfig) -> Tls:
     """Towards workers: their certificate must be of `worker_ca_file`, or of the system's authorities, and name their
     host; `worker_cert_file` is shown to those that ask."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.options |= ssl.OP_NO_COMPRESSION
-    context.set_alpn_protocols(["http/1.1"])
-    if config.worker_ca_file:
-        _load_authority(context, config, "worker_ca_file")
-    else:
-        context.load_default_certs()
-    shows = bool(config.worker_cert_file)
-    return Tls(context, OwnCertificate(context, config, "worker_cert_file", "worker_key_file") if shows else None)
+
+    def context() -> ssl.SSLContext:
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        made.minimum_version = ssl.TLSVersion.TLSv1_2
+        made.options |= ssl.OP_NO_COMPRESSION
+        made.set_alpn_protocols(["http/1.1"])
+        if config.worker_ca_file:
+            _load_authority(made, config, "worker_ca_file")
+        else:
+            made.load_default_certs()
+        if config.worker_cert_file:
+            _load_own(made, config, "worker_cert_file", "worker_key_file")
+        return made
+
+    return Tls(context, config.worker_ca_file, config.worker_cert_file, config.worker_key_file)
 
 
 def _load_own(context: ssl.SSLContext, config: ProxyConfig, cert_key: str, key_key: str) -> None:

@@ -1,7 +1,8 @@
 """The wires between the processes of one proxy: a socket pair for each two of them, and events in order on each.
 
 What is sent is in the other's socket when `flush` returns, unless that one is far behind. So a process that reads its
-sockets before it looks for a session knows every turn whose answer a client has had, whichever process gave it.
+sockets between a request and the look for its session knows every turn whose answer that client has had, whichever
+process gave it.
 
 The pairs are made before the processes, and stay open in the process that started them: what is sent to one that died
 waits for its successor.

@@ -44,6 +44,7 @@ from .member import Member
 from .mesh import Mesh
 
 AT_ONCE = 200  # sessions in one batch
+SMALL_LIMIT = 128  # on turns: others could take half of it while this process does one round of its loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +79,16 @@ class Replica:
         self._take = self._deeds()
 
     def attach(self, mesh: Mesh) -> None:
-        """From now on changes are told, and sessions are looked for when all that was said is heard."""
+        """From now on changes are told, and what the others say is heard before a turn is placed."""
         self._mesh = mesh
         state = self._state
         state.sessions.before_look = self._catch_up
+        state.sessions.before_change = mesh.drain  # or the last word of two that go on from one turn would be lost
         state.rate_limits.before_look = mesh.drain
         state.sessions.on_learned = self._learned
         state.registry.hooks = Hooks(
             seen=lambda view: mesh.tell(Seen(view)) if self._member.leads else None,
-            gone=lambda worker: mesh.tell(Gone(worker)) if self._member.leads else None,
+            gone=self._gone,
             used=self._use_changed,
         )
         state.standings.breakers.on_change = self._circuit_changed
@@ -133,10 +135,16 @@ class Replica:
             self._mesh.remind()
 
     def _note_places(self, worker: WorkerId) -> None:
-        if 2 * self._state.registry.inflight(worker) >= self._operated.settings.config.max_worker_inflight:
+        registry, limit = self._state.registry, self._operated.settings.config.max_worker_inflight
+        if 2 * registry.inflight(worker) >= limit and registry.view(worker) is not None:
             self._scarce.add(worker)
         else:
             self._scarce.discard(worker)
+
+    def _gone(self, worker: WorkerId) -> None:
+        self._scarce.discard(worker)
+        if self._member.leads and self._mesh is not None:
+            self._mesh.tell(Gone(worker))
 
     def _own_use(self) -> Iterator[Event]:
         while self._used:
@@ -177,9 +185,12 @@ class Replica:
     # -- what is heard
 
     def _catch_up(self) -> None:
-        """Before a turn looks for its session, and for a place."""
+        """Before a turn looks for its session, and for a place; to the last word where another's turns of this very
+        round may have taken the last place, or the one probe that is let through."""
         assert self._mesh is not None
-        if self._scarce or self._state.admission.is_tight:
+        state, config = self._state, self._operated.settings.config
+        is_small = min(config.max_inflight, config.max_worker_inflight) <= SMALL_LIMIT
+        if is_small or self._scarce or state.admission.is_tight or state.standings.breakers.states(state.now()):
             self._mesh.drain()
         else:
             self._mesh.catch_up()
@@ -195,6 +206,8 @@ class Replica:
     def begun_anew(self, process: int) -> None:
         """It runs nothing, whatever was said of its predecessor."""
         self._state.registry.ended(process)
+        for worker in tuple(self._scarce):
+            self._note_places(worker)
         self._take_inside(process, Inside(0, 0))
 
     def _deeds(self) -> dict[type[Event], Callable[[int, Any], object]]:

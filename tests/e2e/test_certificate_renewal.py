@@ -24,12 +24,15 @@ async def test_new_connections_are_shown_a_renewed_certificate(tmp_path: Path) -
             writer.transport.abort()
             return str(name)
 
-        async with session.get(url + "/health") as before:
-            assert (before.status, await shown()) == (200, "own")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        assert await shown() == "own"
         shutil.copyfile(renewed.cert, own.cert)
         shutil.copyfile(renewed.key, own.key)
         async with asyncio.timeout(20):
             while await shown() != "renewed":
                 await asyncio.sleep(0.05)
-        async with session.get(url + "/health") as after:
-            assert after.status == 200
+        async with session.get(url + "/health") as response:
+            assert response.status == 200
+        writer.write(b"GET /health HTTP/1.1\r\nHost: proxy\r\n\r\n")  # on the connection from before
+        assert await reader.readline() == b"HTTP/1.1 200 \r\n"
+        writer.transport.abort()

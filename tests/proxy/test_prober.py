@@ -13,6 +13,7 @@ from aiohttp.test_utils import BaseTestServer, TestServer
 
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.data_path.upstream import Upstream
+from ppd.proxy.edge.tls import worker_tls
 from ppd.proxy.prober import MISSES, Prober
 from ppd.proxy.registry import Registry
 from ppd.proxy.workers import Role, Source, Worker
@@ -41,7 +42,8 @@ class Bench:
         self.upstream = FakeUpstream()
         self.worker = Worker(role=Role.REPLICA, address=f"127.0.0.1:{server.port}", source=Source.STATIC)
         config = ProxyConfig(worker_api_key="inner")
-        self.prober = Prober(config, self.registry, cast(Upstream, self.upstream), lambda: 5.0, lambda: session)
+        upstream = cast(Upstream, self.upstream)
+        self.prober = Prober(config, self.registry, upstream, lambda: 5.0, lambda: session, worker_tls(config))
         self.registry.add_static(self.worker, 0.0)
 
     @property

@@ -11,7 +11,7 @@ import pytest
 
 from certificates import Authority
 from ppd.proxy.config import ProxyConfig
-from ppd.proxy.edge.tls import OwnCertificate, client_tls, worker_tls
+from ppd.proxy.edge.tls import client_tls, worker_tls
 from ppd.proxy.errors import ConfigError
 
 
@@ -19,15 +19,18 @@ from ppd.proxy.errors import ConfigError
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("tls")
     authority = Authority(folder)
-    one, two, locked = authority.issue("one"), authority.issue("two"), authority.issue("locked", password="secret")
+    one, two, rsa = authority.issue("one"), authority.issue("two"), authority.issue("rsa", key="rsa:2048")
+    locked = authority.issue("locked", password="secret")
     (folder / "text").write_text("no certificate")
     return {
         "": "",
         "ca": authority.ca,
         "cert": one.cert,
         "key": one.key,
-        "other cert": two.cert,
-        "other key": two.key,
+        "two cert": two.cert,
+        "two key": two.key,
+        "rsa cert": rsa.cert,
+        "rsa key": rsa.key,
         "locked cert": locked.cert,
         "locked key": locked.key,
         "text": str(folder / "text"),
@@ -45,7 +48,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("key", "key", "", "cert"),
         ("cert", "missing", "", "key"),
         ("cert", "text", "", "key"),
-        ("cert", "other key", "", "key"),
+        ("cert", "two key", "", "key"),
         ("cert", "cert", "", "key"),
         ("locked cert", "locked key", "", "key"),
         ("cert", "key", "missing", "ca"),
@@ -91,17 +94,15 @@ def test_a_worker_must_always_show_who_it_is(files: dict[str, str], ca: str) -> 
 
 
 class Shown:
-    """A context with a certificate in files of its own, and the one that a client would be shown."""
+    """A context with a certificate in files of its own, and the one that a client is shown."""
 
     def __init__(self, files: dict[str, str], folder: Path) -> None:
         self._files = files
         self._cert, self._key = folder / "own.pem", folder / "own.key"
         self.write("cert", "key")
-        config = ProxyConfig(tls_cert_file=str(self._cert), tls_key_file=str(self._key))
-        tls = client_tls(config)
-        assert tls is not None and tls.own is not None
-        self._context = tls.context
-        self.own: OwnCertificate = tls.own
+        tls = client_tls(ProxyConfig(tls_cert_file=str(self._cert), tls_key_file=str(self._key)))
+        assert tls is not None
+        self.tls = tls
 
     def write(self, cert: str = "", key: str = "") -> None:
         for name, file in ((cert, self._cert), (key, self._key)):
@@ -113,7 +114,7 @@ class Shown:
         client.check_hostname = False
         client.load_verify_locations(self._files["ca"])
         to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-        server = self._context.wrap_bio(to_server, to_client, server_side=True)
+        server = self.tls.context.wrap_bio(to_server, to_client, server_side=True)
         asking = client.wrap_bio(to_client, to_server)
         for side in (asking, server, asking, server):
             with contextlib.suppress(ssl.SSLWantReadError):
@@ -128,21 +129,33 @@ def shown(files: dict[str, str], tmp_path: Path) -> Shown:
     return Shown(files, tmp_path)
 
 
-def test_a_renewed_certificate_is_shown_once_both_files_are_there_and_at_rest(shown: Shown) -> None:
-    assert (shown.own.look(), shown.name()) == (None, "one")
-    shown.write("other cert", "other key")
-    assert (shown.own.look(), shown.name()) == (None, "one")
-    assert (shown.own.look(), shown.name()) == (True, "two")
-    assert (shown.own.look(), shown.name()) == (None, "two")
+@pytest.mark.parametrize("new", ["two", "rsa"])
+def test_a_renewed_certificate_is_shown_once_both_files_are_there_and_at_rest(shown: Shown, new: str) -> None:
+    assert (shown.tls.look(), shown.name()) == (None, "one")
+    shown.write(f"{new} cert", f"{new} key")
+    assert (shown.tls.look(), shown.name()) == (None, "one")
+    assert (shown.tls.look(), shown.name()) == (True, new)
+    assert (shown.tls.look(), shown.name()) == (None, new)
+    shown.write("cert", "key")
+    assert ([shown.tls.look(), shown.tls.look()], shown.name()) == ([None, True], "one")
 
 
 def test_a_certificate_without_its_key_changes_nothing_until_that_comes(
     shown: Shown, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shown.write("other cert")
-    assert [shown.own.look(), shown.own.look(), shown.own.look()] == [None, False, None]
+    shown.write("two cert")
+    assert [shown.tls.look(), shown.tls.look(), shown.tls.look()] == [None, False, None]
     assert shown.name() == "one"
     assert "tls_key_file" in caplog.text
-    shown.write(key="other key")
-    assert [shown.own.look(), shown.own.look()] == [None, True]
+    shown.write(key="two key")
+    assert [shown.tls.look(), shown.tls.look()] == [None, True]
     assert shown.name() == "two"
+
+
+def test_a_renewed_authority_counts(files: dict[str, str], tmp_path: Path) -> None:
+    authorities = tmp_path / "ca.pem"
+    shutil.copyfile(files["ca"], authorities)
+    tls = worker_tls(ProxyConfig(worker_ca_file=str(authorities)))
+    shutil.copyfile(Authority(tmp_path, "another").ca, authorities)
+    assert [tls.look(), tls.look()] == [None, True]
+    assert [cert["subject"][0][0][1] for cert in tls.context.get_ca_certs()] == ["another"]

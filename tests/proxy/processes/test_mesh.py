@@ -68,6 +68,25 @@ async def test_sockets_are_looked_at_once_a_round() -> None:
         assert two.heard == [(0, "later")]
 
 
+async def test_a_step_that_is_begun_after_a_look_has_a_look_of_its_own() -> None:
+    loop = asyncio.get_running_loop()
+    heard = loop.create_future()
+    with ears() as (_, (one, two)):
+
+        def read() -> None:
+            """What was said is newer than the look of this round, and so is the request."""
+            say(one, "news")
+            loop.call_soon(step)
+
+        def step() -> None:
+            two.mesh.catch_up()
+            heard.set_result(list(two.heard))
+
+        loop.call_soon(two.mesh.catch_up)
+        loop.call_soon(read)
+        assert await heard == [(0, "news")]
+
+
 async def test_whoever_catches_up_knows_what_was_said_before_its_request_was_read() -> None:
     """However many others look, and whenever: a client has its answer after it was told, and asks again after that."""
     loop, count = asyncio.get_running_loop(), 200

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ppd.proxy.assembly import Proxy, assemble
+from ppd.proxy.assembly import assemble
 from ppd.proxy.config import Mode, ProxyConfig
 from ppd.proxy.errors import NotFound, PPDError
 from ppd.proxy.processes import siblings as module
@@ -17,48 +17,8 @@ from ppd.proxy.processes.member import Member
 from ppd.proxy.processes.mesh import Mesh, wires
 from ppd.proxy.registry import Registry, Use
 from ppd.proxy.settings import Settings
-from ppd.proxy.workers import Role, Worker, WorkerId
-
-R1 = WorkerId("r1:1")
-
-
-def worker(registry: Registry, address: str = R1) -> WorkerId:
-    one = Worker(role=Role.REPLICA, address=address, models=("m",))
-    registry.add_static(one, 0.0)
-    registry.probed(one.id, one, None, 0.0)
-    return one.id
-
-
-def written(registry: Registry, worker_id: WorkerId = R1) -> int:
-    view = registry.view(worker_id)
-    assert view is not None
-    return view.written_tokens
-
-
-class Pair:
-    """Two processes, 0 and 1; tests do what their event loops would."""
-
-    def __init__(self) -> None:
-        self.ends = wires(2)
-        self.secret = Member().secret
-        self.clock = 1000.0
-        self.begun = list[Proxy]()
-        self.ones = [self.begin(index) for index in range(2)]
-
-    def begin(self, index: int) -> Proxy:
-        member = Member(index=index, ends=self.ends[index], secret=self.secret)
-        config = ProxyConfig(mode=Mode.REPLICA, heartbeat_port=0)
-        self.begun.append(assemble(Settings(config), now=lambda: self.clock, member=member))
-        return self.begun[-1]
-
-    async def join(self) -> None:
-        await asyncio.gather(*(one.siblings.join() for one in self.ones))
-
-    def close(self) -> None:
-        for one in self.begun:
-            one.listener.close()
-        for end in (end for of_one in self.ends for end in of_one.values()):
-            end.close()
+from ppd.proxy.workers import WorkerId
+from process_pair import R1, Pair, worker, written
 
 
 @pytest.fixture
@@ -68,16 +28,6 @@ def pair() -> Iterator[Pair]:
     one.close()
 
 
-async def hushed(pair: Pair) -> None:
-    for one in pair.begun:
-        await one.siblings.close()
-        probing = list(one.prober._probing.values())
-        for task in probing:
-            task.cancel()
-        await asyncio.gather(*probing, return_exceptions=True)
-        await one.prober.close()
-
-
 async def test_what_an_operator_did_is_in_the_others_sockets_before_he_is_answered(pair: Pair) -> None:
     """His next request may land on another process, which hears what was sent to it before that."""
     await pair.join()
@@ -85,7 +35,7 @@ async def test_what_an_operator_did_is_in_the_others_sockets_before_he_is_answer
     one.siblings.changed({"w_ttft": 7.5})
     two.siblings.hear_all()
     assert two.settings.config.w_ttft == 7.5
-    await hushed(pair)
+    await pair.hush()
 
 
 async def test_a_setting_is_of_the_same_type_at_all(pair: Pair) -> None:
@@ -98,7 +48,7 @@ async def test_a_setting_is_of_the_same_type_at_all(pair: Pair) -> None:
     two.siblings.hear_all()
     assert two.router.rules.mode is Mode.ALWAYS_SPLIT
     assert one.settings.config == two.settings.config
-    await hushed(pair)
+    await pair.hush()
 
 
 async def test_an_answer_to_a_predecessors_question_is_not_taken_for_ones_own(pair: Pair) -> None:
@@ -112,7 +62,7 @@ async def test_an_answer_to_a_predecessors_question_is_not_taken_for_ones_own(pa
     asking = asyncio.create_task(successor.siblings._ask(1, "what", b"this"))
     Mesh(pair.ends[1], lambda *_: None, lambda _: None).send(0, [Answer(old_number, b"the answer to that")])
     assert await asking == b"the answer to this"
-    await hushed(pair)
+    await pair.hush()
 
 
 async def test_what_another_cannot_do_is_raised_here_as_there(pair: Pair) -> None:
@@ -126,7 +76,7 @@ async def test_what_another_cannot_do_is_raised_here_as_there(pair: Pair) -> Non
         await pair.ones[1].siblings.ask_leader("what", b"")
     raised = caught.value
     assert (raised.status, raised.message, raised.param, raised.code) == (404, "no such thing", "thing", "gone")
-    await hushed(pair)
+    await pair.hush()
 
 
 async def test_one_that_is_silent_is_told_so_and_forgotten(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +110,7 @@ async def test_who_missed_that_a_worker_went_hears_it_when_it_is_told_everything
         await asyncio.sleep(0)
         two.siblings.hear_all()  # and raises nothing
     assert {view.id for view in two.state.registry.views()} == {"r1:1"}
-    await hushed(pair)
+    await pair.hush()
 
 
 # -- the fleet as others tell of it
@@ -217,7 +167,7 @@ async def test_a_worker_that_went_and_came_back_is_as_busy_as_it_is(pair: Pair) 
     assert again[0][0] == first[0][0]
     assert again[0][2] != first[0][2]
     assert again[0][3] >= first[0][3]
-    await hushed(pair)
+    await pair.hush()
 
 
 @pytest.mark.parametrize("event", [Gone(WorkerId("none:1")), Broke(R1, None), Changed({})], ids=str)
@@ -226,7 +176,7 @@ async def test_news_of_what_is_not_known_harm_nobody(pair: Pair, event: Any, cap
     pair.ones[0].siblings._mesh.send(1, [event])
     pair.ones[1].siblings.hear_all()
     assert not caplog.records
-    await hushed(pair)
+    await pair.hush()
 
 
 async def test_one_that_has_just_begun_asks_another_when_its_teacher_dies() -> None:

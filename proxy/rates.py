@@ -18,14 +18,14 @@ class RateMeter:
         self._counts: deque[list[int]] = deque()  # bucket number and events, oldest first
         self._total = 0
 
-    def count(self, now_s: float) -> None:
+    def count(self, now_s: float, events: int = 1) -> None:
         bucket = int(now_s / self._bucket_s)
         if self._counts and self._counts[-1][0] == bucket:
-            self._counts[-1][1] += 1
+            self._counts[-1][1] += events
         else:
             self._forget(bucket)
-            self._counts.append([bucket, 1])
-        self._total += 1
+            self._counts.append([bucket, events])
+        self._total += events
 
     def rate_rps(self, now_s: float) -> float:
         self._forget(int(now_s / self._bucket_s))
@@ -45,12 +45,12 @@ class Arrivals:
         self.on_counted: Callable[[bool], None] | None = None
 
     def count(self, now_s: float, *, opens: bool) -> None:
-        self.adopt(now_s, opens=opens)
+        self.adopt(now_s, turns=1, conversations=1 if opens else 0)
         if self.on_counted is not None:
             self.on_counted(opens)
 
-    def adopt(self, now_s: float, *, opens: bool) -> None:
-        """One that came to another process of this proxy."""
-        self.turns.count(now_s)
-        if opens:
-            self.conversations.count(now_s)
+    def adopt(self, now_s: float, *, turns: int, conversations: int) -> None:
+        """So many that came, here or to another process of this proxy; conversations: that some of the turns open."""
+        self.turns.count(now_s, turns)
+        if conversations:
+            self.conversations.count(now_s, conversations)

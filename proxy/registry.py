@@ -37,7 +37,7 @@ class Hooks:
 
     seen: Callable[[WorkerView], None]
     gone: Callable[[WorkerId], None]
-    used: Callable[[WorkerId], None]
+    used: Callable[[WorkerId, bool], None]  # and whether its legs have become more or fewer
 
 
 class Registry:
@@ -283,12 +283,12 @@ class Registry:
         if used is not None:  # it may have left meanwhile, and its counts with it
             used.inflight = max(0, used.inflight + inflight)
             used.queued_prefill_tokens = max(0, used.queued_prefill_tokens + tokens)
-            self._use_changed(worker_id)
+            self._use_changed(worker_id, moved=inflight != 0)
 
-    def _use_changed(self, worker_id: WorkerId) -> None:
+    def _use_changed(self, worker_id: WorkerId, *, moved: bool = False) -> None:
         self._changed.add(worker_id)
         if self.hooks is not None:
-            self.hooks.used(worker_id)
+            self.hooks.used(worker_id, moved)
 
     def _catch_up(self) -> None:
         while self._changed:

@@ -106,8 +106,7 @@ class SessionTable:
         self._named: dict[int, Session] = {}  # the newest strand of each label
         self._index: dict[int, Session] = {}  # by anchor key, the newest session that has it
         self._serial = serial
-        self.before_look: Callable[[], None] | None = None  # hears what others had learned when a request was read
-        self.before_change: Callable[[], None] | None = None  # hears what others have learned by now
+        self.before_look: Callable[[], None] | None = None  # hears what other processes have learned
         self.on_learned: Callable[[Session, int | None, Iterable[int]], None] | None = None  # see `adopt`
 
     def __len__(self) -> int:
@@ -129,8 +128,8 @@ class SessionTable:
 
     def finish(self, place: Place, request: Request, outcome: Outcome, now_s: float) -> None:
         """Learns from a turn that completed; one that failed or was cancelled is simply not told."""
-        if self.before_change is not None:
-            self.before_change()
+        if self.before_look is not None:
+            self.before_look()
         known = self._sessions.get(place.strand)
         session = known if known and _still_there(known, place, request, outcome) else self._add(place, request)
         known_anchors = session.anchors()

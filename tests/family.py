@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from typing import Any
 
 from ppd.proxy.config import Mode
 from ppd.proxy.processes.member import Member
-from ppd.proxy.processes.mesh import wires
+from ppd.proxy.processes.mesh import End, wires
 from ppd.proxy.workers import Role
 from ppd.servers.sim.config import SimConfig
 from ppd.servers.sim.engine import SimEngine
@@ -23,7 +22,7 @@ from proxy_client import Chat, ProxyClient, running_proxy
 class Family:
     """The proxies by their numbers, and engines by name (P1, D1, ...)."""
 
-    ends: list[dict[int, socket.socket]]
+    ends: list[dict[int, End]]
     settings: dict[str, Any]
     secret: bytes
     proxies: dict[int, ProxyClient] = field(default_factory=dict)

@@ -58,12 +58,14 @@ def running_backend(tools: Tools, cores: Collection[int], folder: Path) -> Itera
 class Clients:
     """Runs the load generator; conversations never return in another measurement."""
 
-    def __init__(self, tools: Tools, cores: Cores, folder: Path) -> None:
+    def __init__(self, tools: Tools, cores: Cores, folder: Path, *, name: str = "", millions: int = 0) -> None:
+        """name: of its files, where others have theirs beside them; millions: of conversations that are others'."""
         self._tools = tools
         self._cores = cores
         self._folder = folder
+        self._name = name
         self._files: dict[tuple[Talk, bool], Path] = {}
-        self._first = 0
+        self._first = 1_000_000 * millions
 
     def new_conversations(self) -> int:
         """The number of the first of a million."""
@@ -93,12 +95,12 @@ class Clients:
         return [str(self._tools.load), mode.value, str(port), str(bodies)]
 
     def _started(self, argv: list[str]) -> Program:
-        return Program(argv, self._cores.load, self._folder / "load.log", pipes=True)
+        return Program(argv, self._cores.load, self._folder / f"load{self._name}.log", pipes=True)
 
     def _file(self, talk: Talk, *, is_opening: bool) -> Path:
         path = self._files.get((talk, is_opening))
         if path is None:
-            path = self._folder / f"bodies-{len(self._files)}.jsonl"
+            path = self._folder / f"bodies{self._name}-{len(self._files)}.jsonl"
             path.write_bytes(opening(talk) if is_opening else follow_ups(talk))
             self._files[talk, is_opening] = path
         return path

@@ -1,58 +1,58 @@
-"""What several processes of one proxy bring: requests a second, and CPU time a request, beside those of one.
+"""What the processes of one proxy cost beside as many proxies of one process each, which share nothing.
 
-Each process has a core to itself, and as much load as any other. Where they leave the mock backend and the load
-generator no two cores, these run on the same cores as the processes: one process then has them on its one core too.
+Each process has a core to itself and the same load, from a load generator of its own. A proxy alone answers what one of
+several strangers does, so the ratio says how many times that the processes of one proxy answer. Where no two cores are
+left for the mock backend and the load generators, they run on the same ones, beside strangers and siblings alike.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from statistics import median
 
 import msgspec
 
-from .backend import Clients, TrialError, running_backend
+from .backend import Clients, TrialError, await_line, finished, running_backend
 from .peers import PeerError
 from .processes import Cores
-from .records import Record, Run
+from .records import Load, Record, Run
 from .report import about, problems
 from .rows import Row, cpu_us, request_rate
-from .subjects import Fleet, Subject, several
-from .trials import Bench, opened, timed
+from .subjects import Fleet, several
+from .trials import Bench, Door, opened
 from .usage import children
 
 _CONNECTIONS = 32  # for each process
+_MILLIONS = 1000  # of conversations, for each load generator: no two of them have one in common
+STRANGERS, SIBLINGS = "proxies of 1 process", "processes of 1 proxy"
 
 
 def measure(count: int, repetitions: int, args: Sequence[str], bench: Bench) -> Iterator[Record]:
-    """One process and `count` of them in turn; args: more flags of `serve`."""
+    """Strangers and siblings in turn, `count` of each; args: more flags of `serve`."""
     for repetition in range(repetitions):
-        for processes in (1, count):
-            bench.progress(f"repetition {repetition + 1}: {title(processes)}")
-            subject = several(processes, args)
-            record = Record(row=title(processes), subject=subject.name, repetition=repetition)
+        for row in (STRANGERS, SIBLINGS):
+            bench.progress(f"repetition {repetition + 1}: {count} {row}")
+            record = Record(row=row, subject=several(count if row == SIBLINGS else 1).name, repetition=repetition)
             try:
-                yield _trial(record, subject, processes, replace(bench, cores=_share_out(processes, count)))
+                yield _trial(record, count, args, replace(bench, cores=_share_out(count)))
             except (TrialError, PeerError) as exc:
                 yield msgspec.structs.replace(record, problem=exc.message)
 
 
-def title(count: int) -> str:
-    return f"{count} processes" if count > 1 else "1 process"
-
-
 def markdown(run: Run, count: int) -> str:
     """Medians over the repetitions, with the least and the most; ratios are of trials beside one another."""
-    one, many = ([record for record in run.records if record.row == title(processes)] for processes in (1, count))
+    strangers, siblings = ([record for record in run.records if record.row == row] for row in (STRANGERS, SIBLINGS))
     table = ["|  | requests/s | CPU us a request |", "| --- | ---: | ---: |"]
-    for processes, records in ((1, one), (count, many)):
+    for row, records in ((STRANGERS, strangers), (SIBLINGS, siblings)):
         rates, costs = _values(records, request_rate), _values(records, cpu_us)
-        table.append(f"| {title(processes)} | {_spread(rates, 0)} | {_spread(costs, 0)} |")
-    more = [b / a for a, b in _pairs(one, many, request_rate)]
-    room = [count * a / b for a, b in _pairs(one, many, cpu_us)]
-    table.append(f"| ratio | {_spread(more, 2)} | {count} cores have CPU time for {_spread(room, 2)} |")
+        table.append(f"| {count} {row} | {_spread(rates, 0)} | {_spread(costs, 0)} |")
+    more = [count * many / one for one, many in _pairs(strangers, siblings, request_rate)]
+    room = [count * one / many for one, many in _pairs(strangers, siblings, cpu_us)]
+    table.append(f"| {count} {SIBLINGS}, to one process | {_spread(more, 2)} x | {_spread(room, 2)} x by CPU time |")
     return "\n".join([about(run, "each process with a core"), "", *table, problems(run)])
 
 
@@ -73,30 +73,67 @@ def _pairs(one: Iterable[Record], many: Iterable[Record], value: Value) -> list[
     ]
 
 
-def _trial(record: Record, subject: Subject, processes: int, bench: Bench) -> Record:
-    row = Row(name=record.row, connections=processes * _CONNECTIONS)
-    with (
-        running_backend(bench.tools, bench.cores.mock, bench.folder) as backend,
-        opened(subject, Fleet.PLAIN, backend, bench) as door,
-    ):
-        assert door.pid is not None, "a proxy"
-        if processes > 1:
-            serving = children(door.pid)
-            if len(serving) != processes:
-                raise TrialError(f"{len(serving)} of {processes} processes serve")
-            for pid, core in zip(serving, bench.cores.proxy, strict=True):
-                os.sched_setaffinity(pid, {core})
-        clients = Clients(bench.tools, bench.cores, bench.folder)
-        timed(record, door, row, clients, bench.seconds)  # what is slower at first is no part of it
-        return timed(record, door, row, clients, bench.seconds)
+def _trial(record: Record, count: int, args: Sequence[str], bench: Bench) -> Record:
+    with running_backend(bench.tools, bench.cores.mock, bench.folder) as backend, ExitStack() as stack:
+        if record.row == SIBLINGS:
+            door = stack.enter_context(opened(several(count, args), Fleet.PLAIN, backend, bench))
+            _pin(door, bench.cores.proxy)
+            doors = [door] * count
+        else:
+            alone = [replace(bench, cores=replace(bench.cores, proxy=frozenset({core}))) for core in bench.cores.proxy]
+            doors = [stack.enter_context(opened(several(1, args), Fleet.PLAIN, backend, one)) for one in alone]
+        clients = [
+            Clients(bench.tools, bench.cores, bench.folder, name=f"-{number}", millions=_MILLIONS * number)
+            for number in range(count)
+        ]
+        _asked(record, doors, clients, bench.seconds)  # what is slower at first is no part of it
+        return _asked(record, doors, clients, bench.seconds)
 
 
-def _share_out(processes: int, most: int) -> Cores:
-    """A core for each. The mock backend and the load generator have those that `most` processes leave them, if that is
-    two or more; else they are on the same cores as the processes, however many these are."""
+def _asked(record: Record, doors: Sequence[Door], clients: Sequence[Clients], seconds: float) -> Record:
+    row = Row(name=record.row, connections=_CONNECTIONS)
+    pairs = list(zip(doors, clients, strict=True))
+    firsts = [each.new_conversations() for each in clients]
+    for (door, each), first in zip(pairs, firsts, strict=True):
+        each.greet(row, door.port, first)
+    with ExitStack() as stack:
+        programs = [
+            stack.enter_context(each.asking(row, door.port, first, seconds))
+            for (door, each), first in zip(pairs, firsts, strict=True)
+        ]
+        for program in programs:
+            await_line(program, "begin")
+        begun_s, begun = time.monotonic(), _cpu_s(doors)
+        for program in programs:
+            await_line(program, "end")
+        took_s, ended = time.monotonic() - begun_s, _cpu_s(doors)
+        loads = [finished(program) for program in programs]
+    load = Load(seconds=round(took_s, 4), **{name: sum(getattr(one, name) for one in loads) for name in _COUNTS})
+    return msgspec.structs.replace(record, load=load, cpu_s=round(ended - begun, 4))
+
+
+_COUNTS = ("asked", "right", "refused", "broken", "refusals", "wrong", "unanswered")
+
+
+def _cpu_s(doors: Sequence[Door]) -> float:
+    usages = {door.port: door.usage() for door in doors}  # one proxy has one door, however many go in by it
+    return sum(one.cpu_s for one in usages.values() if one is not None)
+
+
+def _pin(door: Door, cores: Iterable[int]) -> None:
+    assert door.pid is not None, "a proxy"
+    serving, cores = children(door.pid), list(cores)
+    if len(serving) != len(cores):
+        raise TrialError(f"{len(serving)} of {len(cores)} processes serve")
+    for pid, core in zip(serving, cores, strict=True):
+        os.sched_setaffinity(pid, {core})
+
+
+def _share_out(count: int) -> Cores:
+    """A core for each process, and the rest for the others if that is two or more, else all."""
     ordered = sorted(os.sched_getaffinity(0), reverse=True)
-    ours, left = frozenset(ordered[:processes]), frozenset(ordered[most:])
-    others = left if len(left) > 1 else ours
+    ours, left = frozenset(ordered[:count]), frozenset(ordered[count:])
+    others = left if len(left) > 1 else frozenset(ordered)
     return Cores(ours, others, others)
 
 

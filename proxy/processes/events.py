@@ -67,9 +67,10 @@ class Used(Event, tag="used"):
 
 
 class Came(Event, tag="came"):
-    """A turn has come to the sender; `opens`: and with it a conversation."""
+    """So many turns have come to the sender since it said so last, and with them conversations."""
 
-    opens: bool
+    turns: int
+    conversations: int
 
 
 class Inside(Event, tag="inside"):

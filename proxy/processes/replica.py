@@ -44,7 +44,6 @@ from .member import Member
 from .mesh import Mesh
 
 AT_ONCE = 200  # sessions in one batch
-SMALL_LIMIT = 128  # on turns: others could take half of it while this process does one round of its loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,38 +72,38 @@ class Replica:
         self._operated = operated
         self._mesh: Mesh | None = None
         self._used: set[WorkerId] = set()  # changed since it was told
-        self._scarce: set[WorkerId] = set()  # has so few places left that all processes should know of each
+        self._turns_came = self._conversations_came = 0  # since it was told
         self._inside_told = Inside(0, 0)
         self._inside: dict[int, Inside] = {}
         self._take = self._deeds()
 
     def attach(self, mesh: Mesh) -> None:
-        """From now on changes are told, and what the others say is heard before a turn is placed."""
+        """From now on changes are told, and sessions are looked for when all that was said is heard."""
         self._mesh = mesh
         state = self._state
-        state.sessions.before_look = self._catch_up
-        state.sessions.before_change = mesh.drain  # or the last word of two that go on from one turn would be lost
+        state.sessions.before_look = mesh.drain
         state.rate_limits.before_look = mesh.drain
         state.sessions.on_learned = self._learned
         state.registry.hooks = Hooks(
             seen=lambda view: mesh.tell(Seen(view)) if self._member.leads else None,
-            gone=self._gone,
+            gone=lambda worker: mesh.tell(Gone(worker)) if self._member.leads else None,
             used=self._use_changed,
         )
         state.standings.breakers.on_change = self._circuit_changed
         state.rate_limits.on_charged = self._charged
         state.admission.on_moved = self._moved
         state.admission.before_look = mesh.drain
-        state.arrivals.on_counted = lambda opens: mesh.tell(Came(opens))
+        state.arrivals.on_counted = self._arrived
         self._canary.on_flown = lambda tried, left: mesh.tell(Flown(list(tried), list(left)))
-        mesh.before_flush = self._own_use
+        mesh.before_flush = self._news
         mesh.after_hearing = state.admission.poke  # not sooner: what one gave back another may have taken
 
     # -- what is told
 
     def _learned(self, session: Session, label: int | None, keys: Iterable[int]) -> None:
         # At once: the answer's last bytes are about to go to the client, whose next turn may land on any process.
-        self._tell(Learned(session, label, list(keys)), at_once=True)
+        assert self._mesh is not None
+        self._mesh.say(Learned(session, label, list(keys)))
 
     def _charged(self, name: str, limit: Limit, seconds: float) -> None:
         self._tell(Charged(name, limit, seconds), at_once=True)  # or a burst would have its allowance in each process
@@ -125,28 +124,26 @@ class Replica:
         if at_once:
             self._mesh.flush()
 
-    def _use_changed(self, worker: WorkerId) -> None:
+    def _use_changed(self, worker: WorkerId, moved: bool) -> None:
         assert self._mesh is not None
         self._used.add(worker)
-        self._note_places(worker)
-        if worker in self._scarce:
-            self._mesh.flush()
+        limit = self._operated.settings.config.max_worker_inflight
+        if moved and 2 * self._state.registry.inflight(worker) >= limit:
+            self._mesh.flush()  # so few places are left that all processes should know of each
         else:
             self._mesh.remind()
 
-    def _note_places(self, worker: WorkerId) -> None:
-        registry, limit = self._state.registry, self._operated.settings.config.max_worker_inflight
-        if 2 * registry.inflight(worker) >= limit and registry.view(worker) is not None:
-            self._scarce.add(worker)
-        else:
-            self._scarce.discard(worker)
+    def _arrived(self, opens: bool) -> None:
+        assert self._mesh is not None
+        self._turns_came += 1
+        self._conversations_came += opens
+        self._mesh.remind()
 
-    def _gone(self, worker: WorkerId) -> None:
-        self._scarce.discard(worker)
-        if self._member.leads and self._mesh is not None:
-            self._mesh.tell(Gone(worker))
-
-    def _own_use(self) -> Iterator[Event]:
+    def _news(self) -> Iterator[Event]:
+        """Of what goes on all the time: how it stands, and not each step to there."""
+        if self._turns_came:
+            yield Came(self._turns_came, self._conversations_came)
+            self._turns_came = self._conversations_came = 0
         while self._used:
             use = self._state.registry.use(worker := self._used.pop())
             if use is not None:
@@ -184,17 +181,6 @@ class Replica:
 
     # -- what is heard
 
-    def _catch_up(self) -> None:
-        """Before a turn looks for its session, and for a place; to the last word where another's turns of this very
-        round may have taken the last place, or the one probe that is let through."""
-        assert self._mesh is not None
-        state, config = self._state, self._operated.settings.config
-        is_small = min(config.max_inflight, config.max_worker_inflight) <= SMALL_LIMIT
-        if is_small or self._scarce or state.admission.is_tight or state.standings.breakers.states(state.now()):
-            self._mesh.drain()
-        else:
-            self._mesh.catch_up()
-
     def hear(self, sender: int, event: Event) -> bool:
         """Takes what another process says, if it is about the state."""
         take = self._take.get(type(event))
@@ -206,8 +192,6 @@ class Replica:
     def begun_anew(self, process: int) -> None:
         """It runs nothing, whatever was said of its predecessor."""
         self._state.registry.ended(process)
-        for worker in tuple(self._scarce):
-            self._note_places(worker)
         self._take_inside(process, Inside(0, 0))
 
     def _deeds(self) -> dict[type[Event], Callable[[int, Any], object]]:
@@ -216,7 +200,7 @@ class Replica:
         return {
             Used: lambda _, said: self._take_use(said),
             Learned: lambda _, said: state.sessions.adopt(said.session, said.label, said.keys),
-            Came: lambda _, said: state.arrivals.adopt(now(), opens=said.opens),
+            Came: lambda _, said: state.arrivals.adopt(now(), turns=said.turns, conversations=said.conversations),
             Inside: self._take_inside,
             Seen: lambda _, said: self._take_worker(said.view),
             Present: lambda _, said: self._take_fleet(said.workers),
@@ -237,7 +221,6 @@ class Replica:
         else:
             use = Use(said.inflight, said.queued_prefill_tokens, said.written_tokens)
             registry.used_by(said.by, said.worker, use)
-            self._note_places(said.worker)
 
     def _take_inside(self, sender: int, said: Inside) -> None:
         self._inside[sender], admission = said, self._state.admission
@@ -261,7 +244,6 @@ class Replica:
     def _lose_worker(self, worker: WorkerId) -> None:
         view = self._state.registry.view(worker)
         self._state.registry.dismiss(worker)
-        self._scarce.discard(worker)
         if view is not None:
             self._prober.doubt(view)
 

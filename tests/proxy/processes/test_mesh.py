@@ -12,7 +12,7 @@ import pytest
 
 from ppd.proxy.processes import mesh as module
 from ppd.proxy.processes.events import Charged, Event, Forgotten
-from ppd.proxy.processes.mesh import PACKET_BYTES, Ends, Mesh, wires
+from ppd.proxy.processes.mesh import PACKET_BYTES, End, Ends, Mesh, wires
 
 SMALL = "s"
 LARGE = "l" * (3 * PACKET_BYTES)
@@ -36,7 +36,7 @@ class Ear:
 
 
 @contextmanager
-def ears(count: int = 2) -> Iterator[tuple[list[dict[int, socket.socket]], list[Ear]]]:
+def ears(count: int = 2) -> Iterator[tuple[list[dict[int, End]], list[Ear]]]:
     ends = wires(count)
     try:
         yield ends, [Ear(of_one) for of_one in ends]
@@ -57,44 +57,25 @@ async def until_heard(speaker: Ear, listener: Ear, text: str) -> None:
             await asyncio.sleep(0)
 
 
-async def test_sockets_are_looked_at_once_a_round() -> None:
-    with ears() as (_, (one, two)):
-        two.mesh.catch_up()
-        say(one, "later")
-        two.mesh.catch_up()
-        assert two.heard == []
-        await asyncio.sleep(0)
-        two.mesh.catch_up()
-        assert two.heard == [(0, "later")]
+async def test_a_socket_is_asked_only_where_something_was_spoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ears() as (ends, (one, two)):
+        say(one, "first")
+        assert two.texts() == ["first"]
+        with monkeypatch.context() as without:
+            without.setattr(ends[1][0], "socket", None)
+            assert two.texts() == ["first"]
+        say(one, "second")
+        assert two.texts() == ["first", "second"]
 
 
-async def test_a_step_that_is_begun_after_a_look_has_a_look_of_its_own() -> None:
-    loop = asyncio.get_running_loop()
-    heard = loop.create_future()
-    with ears() as (_, (one, two)):
-
-        def read() -> None:
-            """What was said is newer than the look of this round, and so is the request."""
-            say(one, "news")
-            loop.call_soon(step)
-
-        def step() -> None:
-            two.mesh.catch_up()
-            heard.set_result(list(two.heard))
-
-        loop.call_soon(two.mesh.catch_up)
-        loop.call_soon(read)
-        assert await heard == [(0, "news")]
-
-
-async def test_whoever_catches_up_knows_what_was_said_before_its_request_was_read() -> None:
+async def test_whoever_drains_knows_what_was_said_before_its_request_was_read() -> None:
     """However many others look, and whenever: a client has its answer after it was told, and asks again after that."""
     loop, count = asyncio.get_running_loop(), 200
     client, accepted = socket.socketpair()
     looked: dict[int, bool] = {}
 
     async def turn(number: int) -> None:
-        two.mesh.catch_up()
+        two.mesh.drain()
         looked[number] = (0, str(number)) in two.heard
 
     def read() -> None:
@@ -104,7 +85,7 @@ async def test_whoever_catches_up_knows_what_was_said_before_its_request_was_rea
     with client, accepted, ears() as (_, (one, two)):
         loop.add_reader(accepted, read)
         for number in range(count):
-            two.mesh.catch_up()
+            two.mesh.drain()
             say(one, str(number))
             client.send(bytes([number]))
             if number % 3:
@@ -114,6 +95,35 @@ async def test_whoever_catches_up_knows_what_was_said_before_its_request_was_rea
                 await asyncio.sleep(0)
         loop.remove_reader(accepted)
     assert all(looked.values())
+
+
+async def test_what_one_said_that_died_before_it_counted_is_heard_too() -> None:
+    with ears() as (ends, (one, two)):
+        say(one, "last words")
+        packet = ends[1][0].socket.recv(2 * PACKET_BYTES)
+        assert two.texts() == []
+        two.mesh.open()
+        ends[0][1].socket.send(packet)
+        async with asyncio.timeout(20):
+            while not two.heard:
+                await asyncio.sleep(0)
+        assert two.heard == [(0, "last words")]
+        two.mesh.close()
+
+
+def test_what_a_forked_process_says_is_counted_here() -> None:
+    ends = wires(2)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ends[0][1].send(b"from the child")
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert (ends[1][0].spoken(), ends[0][1].spoken()) == (1, 0)
+    assert ends[1][0].socket.recv(100) == b"from the child"
+    for end in (end for of_one in ends for end in of_one.values()):
+        end.close()
 
 
 @pytest.mark.parametrize(
@@ -134,6 +144,15 @@ async def test_what_was_told_is_there_when_flush_returns_and_in_the_order_of_tel
         one.mesh.tell(Forgotten("all"))
         one.mesh.send(1, [Forgotten("one")])
         assert two.texts() == [*map(str, range(2000)), "all", "one"]
+
+
+async def test_what_ends_after_the_close_is_still_told() -> None:
+    with ears() as (_, (one, two)):
+        one.mesh.tell(Forgotten("before"))
+        one.mesh.close()
+        one.mesh.tell(Forgotten("after"))
+        await until_heard(one, two, "after")
+        assert two.texts() == ["before", "after"]
 
 
 async def test_what_was_not_flushed_goes_at_the_end_of_the_round() -> None:
@@ -197,7 +216,7 @@ async def test_a_successor_that_begins_inside_a_batch_passes_over_the_rest_of_it
         say(one, LARGE)
         say(one, "next")
         for _ in range(read):
-            assert ends[1][0].recv(2 * PACKET_BYTES)
+            assert ends[1][0].socket.recv(2 * PACKET_BYTES)
         successor = Ear(ends[1])
         assert successor.texts() == ["next"]
 
@@ -207,7 +226,7 @@ async def test_a_successor_that_begins_inside_a_batch_passes_over_the_rest_of_it
 async def test_a_writer_that_dies_inside_a_batch_spoils_nothing_of_its_successors(sent: int, then: str) -> None:
     with ears() as (ends, (one, two)):
         say(one, LARGE)
-        packets = [ends[1][0].recv(2 * PACKET_BYTES) for _ in range(4)]
+        packets = [ends[1][0].socket.recv(2 * PACKET_BYTES) for _ in range(4)]
         for packet in packets[:sent]:
             ends[0][1].send(packet)
         assert two.texts() == []

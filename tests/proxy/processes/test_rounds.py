@@ -1,6 +1,6 @@
 """What a process knows of another's turns in the very round of its loop in which they run.
 
-Each test is one round of process 1, which has looked at its sockets already when process 0 does something.
+Each test is one round of process 1, which has looked for news already when process 0 does something.
 """
 
 from __future__ import annotations
@@ -77,26 +77,18 @@ async def test_of_two_turns_that_go_on_from_one_neither_is_lost() -> None:
                 assert (place.kind, place.turn) == (Kind.NEXT, 3), (said, process)
 
 
-@pytest.mark.parametrize("limit", [1, 2, 4, 100, 600])
+@pytest.mark.parametrize("limit", [1, 2, 4, 600])
 async def test_places_that_another_process_takes_are_taken_here_at_once(limit: int) -> None:
     async with pair_of(max_worker_inflight=limit, max_inflight=10_000) as pair:
         zero, one = pair.ones
         worker(zero.state.registry)
         zero.siblings._mesh.flush()
-        one.siblings.hear_all()
         looks(one)
-        taken = (limit + 1) // 2  # of a large limit, the others may take half before a look is worth its price
-        for _ in range(taken):
+        for _ in range(limit):
             zero.state.registry.reserve(R1, 10)
         looks(one)
         view = one.state.registry.view(R1)
-        assert view is not None
-        assert view.inflight == (taken if limit <= 128 else 0)
-        one.siblings.hear_all()
-        for _ in range(limit - taken):
-            zero.state.registry.reserve(R1, 10)
-        looks(one)
-        assert (view := one.state.registry.view(R1)) is not None and view.inflight == limit
+        assert view is not None and view.inflight == limit
 
 
 async def test_one_probe_is_let_through_by_all() -> None:
@@ -112,21 +104,3 @@ async def test_one_probe_is_let_through_by_all() -> None:
         zero.state.standings.breakers.began(R1, pair.clock)
         looks(one)
         assert R1 in one.state.standings.breakers.blocked(pair.clock)
-
-
-async def test_a_worker_that_is_gone_is_short_of_nothing() -> None:
-    """Also where another process speaks of its legs there before it has heard of that."""
-    async with pair_of(max_worker_inflight=200) as pair:
-        zero, one = pair.ones
-        worker(zero.state.registry)
-        zero.siblings._mesh.flush()
-        one.siblings.hear_all()
-        for process in pair.ones:
-            for _ in range(150):
-                process.state.registry.reserve(R1, 10)
-        zero.state.registry.remove(R1)
-        one.siblings._mesh.flush()
-        zero.siblings.hear_all()
-        zero.siblings._mesh.flush()
-        one.siblings.hear_all()
-        assert [process.siblings._replica._scarce for process in pair.ones] == [set(), set()]

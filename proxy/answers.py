@@ -90,14 +90,15 @@ class AnswerObserver:
         self.summary = AnswerSummary()
         self._sink = sink
         self._ends_with_done = False
-        self._event: Callable[[bytes], None]
-        self._body: Callable[[bytes], None]
+        # Unbound: an observer that held itself would be left to the garbage collector, one or two for each turn.
+        self._event: _Read
+        self._body: _Read
         if endpoint is _RESPONSES:
-            self._event, self._body = self._responses_event, self._response_body
+            self._event, self._body = AnswerObserver._responses_event, AnswerObserver._response_body
         elif endpoint is _MESSAGES:
-            self._event, self._body = self._messages_event, self._message_body
+            self._event, self._body = AnswerObserver._messages_event, AnswerObserver._message_body
         else:
-            self._event = self._body = self._chunk
+            self._event = self._body = AnswerObserver._chunk
             self._ends_with_done = True
 
     def observe(self, data: bytes) -> None:
@@ -122,9 +123,9 @@ class AnswerObserver:
         self.summary.events += 1
         self.summary.ended = self._read(self._body, body)
 
-    def _read(self, read: Callable[[bytes], None], data: bytes) -> bool:
+    def _read(self, read: _Read, data: bytes) -> bool:
         try:
-            read(data)
+            read(self, data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self.summary.undecodable += 1
             return False
@@ -288,3 +289,6 @@ class AnswerObserver:
     def _fail(self, error: bytes) -> None:
         if self.summary.error is None:
             self.summary.error = error
+
+
+_Read = Callable[[AnswerObserver, bytes], None]

@@ -156,7 +156,7 @@ class Answer:
     def close(self) -> None:
         """Drops the connection unless the body was read to its end."""
         self._forget(self._call)
-        self._call.on_failure = None
+        self._call.on_failure = self.sink = None
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()

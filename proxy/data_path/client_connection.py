@@ -146,7 +146,7 @@ class ClientConnection(asyncio.Protocol):
         """A client that closes its half is taken to be gone, as it most often is."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport = self._parser = None
         self._is_deaf = self._is_ended = True
         self._ahead.clear()
         self._stop_body_timer()

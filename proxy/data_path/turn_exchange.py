@@ -148,10 +148,10 @@ class TurnExchange:
         self._is_event_stream = reply.content_type.startswith(EVENT_STREAM)
         self._unsent = self._answer_head(reply, None)  # goes out with the first piece
         if isinstance(body, Streaming):
-            self._splice = Splice(body, self, self._connection.loop, self._idle_s)
+            splice = self._splice = Splice(body, self, self._connection.loop, self._idle_s)
             if self._room is not None:
-                self._splice.pause()
-            self._splice.start()
+                splice.pause()
+            splice.start()
             self._connection.lasts()
             self._task = None  # it ends here: the rest is the splice's
             return
@@ -210,13 +210,15 @@ class TurnExchange:
     def cut(self) -> None:
         """An answer that has not begun becomes a refusal; one under way ends with an event that says so."""
         self.is_draining = True
+        held = self._held()
         if self._state in (_READING, _ASKING):
             self._reply(error_reply(draining()))
         elif self._state is _STREAMING and self._is_event_stream and self._tail.endswith(EVENT_ENDS):
             self.send(broken_off(self._endpoint, draining().message, 503), is_last=True)
         else:
             self._connection.abort()
-        self._give_up(left=True)
+        self._over(left=True)
+        _abandon(*held)
 
     def pause(self) -> None:
         self._room = asyncio.Event()
@@ -235,14 +237,12 @@ class TurnExchange:
         self._connection.finished(keeps_alive=self._may_keep_alive and not self.is_draining)
 
     def _give_up(self, *, left: bool) -> None:
-        task, splice, body = self._task, self._splice, self._body
+        held = self._held()
         self._over(left=left)
-        if splice is not None:
-            splice.abandon()
-        elif body is not None:
-            body.abandon()
-        if task is not None:
-            task.cancel()
+        _abandon(*held)
+
+    def _held(self) -> tuple[asyncio.Task[None] | None, Splice | None, Body | None]:
+        return self._task, self._splice, self._body
 
     def _over(self, *, left: bool) -> None:
         if self._state is not _OVER:
@@ -251,6 +251,16 @@ class TurnExchange:
             if is_begun:
                 self._edge.ended(self, self._connection.limits, left=left)
         self._received = b""
+        self._task = self._splice = self._body = None  # they hold this exchange: all would wait for the collector
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body is larger than {self._body_limit_bytes} bytes")
+
+
+def _abandon(task: asyncio.Task[None] | None, splice: Splice | None, body: Body | None) -> None:
+    if splice is not None:
+        splice.abandon()
+    elif body is not None:
+        body.abandon()
+    if task is not None:
+        task.cancel()

@@ -114,6 +114,7 @@ class WorkerConnection(asyncio.Protocol):
         self._transport = None
         self._owner.lost(self)
         self._fail(is_malformed=False)
+        del self._parser  # it holds this connection: both would wait for the collector
 
     def _fail(self, *, is_malformed: bool) -> None:
         listener = self._listener

@@ -14,8 +14,10 @@ import pytest
 from ppd.proxy.assembly import Proxy
 from ppd.proxy.chain import Hasher
 from ppd.proxy.config import SessionKey
+from ppd.proxy.errors import RateLimited
 from ppd.proxy.replies import ReplyKey
 from ppd.proxy.sessions import Kind, Outcome, Place
+from ppd.proxy.traffic.keys import Client
 from ppd.proxy.turns import Endpoint, Request, parse_request
 from process_pair import R1, Pair, worker
 
@@ -104,3 +106,32 @@ async def test_one_probe_is_let_through_by_all() -> None:
         zero.state.standings.breakers.began(R1, pair.clock)
         looks(one)
         assert R1 in one.state.standings.breakers.blocked(pair.clock)
+
+
+async def test_an_allowance_that_another_process_used_up_is_used_up_here_at_once() -> None:
+    """Also for a list of prompts, which pays before any of its turns looks for a session."""
+    async with pair_of() as pair:
+        zero, one = pair.ones
+        client = Client(name="one", tenant="one", requests_per_minute=1)
+        looks(one)
+        zero.state.rate_limits.take(client, 0, pair.clock)
+        with pytest.raises(RateLimited):
+            one.state.rate_limits.take(client, 0, pair.clock)
+
+
+async def test_each_turn_that_came_is_counted_once_by_the_others() -> None:
+    async with pair_of() as pair:
+        zero, one = pair.ones
+        for opens in (True, False, False):
+            zero.state.arrivals.count(pair.clock, opens=opens)
+        for _ in range(2):
+            zero.siblings._mesh.flush()
+            one.siblings.hear_all()
+        rates = [
+            (
+                process.state.arrivals.turns.rate_rps(pair.clock),
+                process.state.arrivals.conversations.rate_rps(pair.clock),
+            )
+            for process in pair.ones
+        ]
+        assert rates == [(3.0, 1.0)] * 2

@@ -9,7 +9,9 @@ bytes at first, from 4 KiB on 1/128 to 1/256 of the offset, which keeps a 64 MiB
 that ends inside a block is known by the block's start, the length of its tail and a check of it (`Mark`).
 
 UTF-8 never holds the byte 0xFF, which therefore ends every string: framing that needs no length in advance, so that
-a reply can be hashed while it streams.
+a reply can be hashed while it streams. All goes through SHA-256, but of each text of a unit what lies beyond its first
+4 KiB: that goes through a keyed BLAKE3, whose digest stands for it. 0xFE, which UTF-8 never holds either, says that
+a digest follows, so a text reads `T text FF` or `T 4,096 bytes FE digest FF`.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
+from blake3 import blake3
 from msgspec.structs import replace
 
 from .errors import ConfigError
@@ -35,9 +38,15 @@ UNIT_OVERHEAD_BYTES = 16
 
 USUAL_KEYS = 1024
 
+HEAD_BYTES = 4096
+"""Of a text in a unit, what SHA-256 reads. The rest is BLAKE3's, whose 2 KB of state only a longer stream holds."""
+
+_BEYOND_CONTEXT = "ppd-router 2026-11-22 proxy.chain: texts beyond their first 4 KiB"
 _MIN_SECRET_BYTES = 16
 _MIN_BLOCK_BYTES = 16
+_DIGEST_BYTES = 32
 END = b"\xff"
+BEYOND = b"\xfe"
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -57,6 +66,10 @@ class Hasher:
         # SHA-256, as CPUs have instructions for it: half of BLAKE2's time. The secret is a whole block before all else,
         # hashed once, here; and since a key is but a part of a digest, nobody can go on from one.
         self._root = hashlib.sha256(hashlib.sha512(secret).digest())
+        # BLAKE3 hashes many blocks of a long text side by side, with AVX-512 a quarter of SHA-256's time: 130 KB take
+        # 25 and not 91 us, 26 KB 7 and not 19. 100 bytes take 0.5 us in both, but its state is 2.0 KB and not 0.2.
+        # Its key comes from the secret by a derivation of its own, so neither hash says anything about the other.
+        self._beyond = blake3(key=blake3(secret, derive_key_context=_BEYOND_CONTEXT).digest())
         self._once: dict[int, tuple[int, int]] = {}
         self.usual_key = lru_cache(USUAL_KEYS)(self.key)  # the same, for what nearly every request has again
 
@@ -65,6 +78,10 @@ class Hasher:
         state = self._root.copy()
         state.update(domain + previous.to_bytes(8, "little"))
         return state
+
+    def beyond(self, data: bytes | memoryview) -> blake3:
+        """A running hash of what a text has beyond its head, as far as it goes by now."""
+        return self._beyond.copy().update(data)
 
     def key(self, domain: bytes, *parts: str | bytes, previous: int = 0) -> int:
         """The key of a tuple of strings, after another key."""
@@ -88,9 +105,13 @@ class Hasher:
 
     def text_unit(self, previous: int, role: str, name: str | None, call_id: str | None, text: bytes) -> int:
         """The key of a `UnitHash` with one text that is not empty: what nearly all messages are, in one go."""
+        end = END
+        if len(text) > HEAD_BYTES:
+            end = _text_end(self.beyond(memoryview(text)[HEAD_BYTES:]))
+            text = text[:HEAD_BYTES]
         ids = encoded(name or "") + END + encoded(call_id or "") if name or call_id else END
         state = self._root.copy()
-        state.update(b"".join((b"U", previous.to_bytes(8, "little"), encoded(role), END, ids, END, b"T", text, END)))
+        state.update(b"".join((b"U", previous.to_bytes(8, "little"), encoded(role), END, ids, END, b"T", text, end)))
         return finished(state)
 
 
@@ -104,23 +125,30 @@ def encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def _text_end(beyond: blake3 | None) -> bytes:
+    """What follows the head of a text; `beyond`: the hash of what the head does not hold, if there is more."""
+    return END if beyond is None else b"".join((BEYOND, beyond.digest(_DIGEST_BYTES), END))
+
+
 class UnitHash:
     """One unit as it is hashed; it grows at its end only, so a reply can be hashed as it streams."""
 
-    __slots__ = ("_hasher", "_open", "_state", "size")
+    __slots__ = ("_beyond", "_hasher", "_head_end", "_state", "size")
 
     def __init__(self, hasher: Hasher, previous: int, role: str, name: str = "", call_id: str = "") -> None:
         self._hasher = hasher
         self._state = hasher.start(b"U", previous)
         self._state.update(b"".join((encoded(role), END, encoded(name), END, encoded(call_id), END)))
-        self._open = False  # inside a text part
+        self._head_end = 0  # the size at which the head of the open text is full; 0: no text is open
+        self._beyond: blake3 | None = None  # what the open text has beyond its head
         self.size = UNIT_OVERHEAD_BYTES
 
     def begin_text(self) -> None:
         """The next text is a part of its own."""
-        if self._open:
-            self._state.update(END)
-            self._open = False
+        if self._head_end:
+            self._state.update(_text_end(self._beyond))
+            self._head_end = 0
+            self._beyond = None
 
     def add_text(self, text: str) -> None:
         """More of the text part that is open; opens one if need be. Empty text leaves no trace."""
@@ -129,11 +157,13 @@ class UnitHash:
 
     def add_utf8(self, data: bytes) -> None:
         """The same with the bytes of a text, which is not empty."""
-        if not self._open:
-            self._state.update(b"T")
-            self._open = True
-        self._state.update(data)
-        self.size += len(data)
+        self.size = size = self.size + len(data)
+        if size <= self._head_end:
+            self._state.update(data)
+        elif self._beyond is not None:
+            self._beyond.update(data)
+        else:
+            self._open_or_cross(data)
 
     def add_part(self, kind: bytes, key: int, size: int) -> None:
         """A part known by its own key: media, a tool call, a tool's result. `kind` is one byte, not T."""
@@ -144,16 +174,28 @@ class UnitHash:
     def copy(self) -> UnitHash:
         twin = object.__new__(UnitHash)
         twin._hasher, twin._state = self._hasher, self._state.copy()
-        twin._open, twin.size = self._open, self.size
+        twin._beyond = None if self._beyond is None else self._beyond.copy()
+        twin._head_end, twin.size = self._head_end, self.size
         return twin
 
     def key(self) -> int:
         """The chain's key if the unit ended here."""
-        if not self._open:
+        if not self._head_end:
             return finished(self._state)
         state = self._state.copy()
-        state.update(END)
+        state.update(_text_end(self._beyond))
         return finished(state)
+
+    def _open_or_cross(self, data: bytes) -> None:
+        """Adds what a text begins with, or what is the first to go beyond its head; `size` counts it already."""
+        before = self.size - len(data)
+        if not self._head_end:
+            self._state.update(b"T")
+            self._head_end = before + HEAD_BYTES
+        room = self._head_end - before
+        self._state.update(data[:room])
+        if len(data) > room:
+            self._beyond = self._hasher.beyond(memoryview(data)[room:])
 
 
 class BlockHash:

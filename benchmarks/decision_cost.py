@@ -282,7 +282,7 @@ async def parts(one: Bench, name: str, number: int) -> dict[str, float]:
         decode=place.decode,
         prefill=place.prefill,
     )
-    decision = decide(turn, state.registry.views(), rules, qps=1.0, now_s=now_s)
+    decision = decide(turn, state.registry.fleet(turn.model), rules, qps=1.0, now_s=now_s)
     worker = decision.decode.id
     outcome = Outcome(
         prompt_tokens=900,
@@ -301,8 +301,8 @@ async def parts(one: Bench, name: str, number: int) -> dict[str, float]:
     steps: dict[str, Callable[[], object]] = {
         "parse_request": lambda: one.parse(last),
         "find": lambda: state.sessions.find(request, now_s),
-        "has_room": lambda: has_room(request.model, state.registry.views(), rules),
-        "decide": lambda: decide(turn, state.registry.views(), rules, qps=1.0, now_s=now_s),
+        "has_room": lambda: has_room(state.registry.fleet(request.model), rules),
+        "decide": lambda: decide(turn, state.registry.fleet(turn.model), rules, qps=1.0, now_s=now_s),
         "plain leg": lambda: plain_leg(request.endpoint, request.fields, "id"),
         "reserve, release": reserve,
         "read the answer": observe,

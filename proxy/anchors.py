@@ -65,17 +65,17 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     @property
     def output_tokens(self) -> float | None:
         """Mean length of its answers."""
-        return self._head()[0] or None
+        return _HEAD.unpack_from(self.packed)[0] or None
 
-    def residencies(self) -> tuple[Residency | None, Residency | None]:
-        """What the decode and the prefill worker were left holding."""
-        _, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp = self._head()
+    def learnt(self) -> tuple[float | None, Residency | None, Residency | None]:
+        """Mean length of its answers, and what the decode and the prefill worker were left holding."""
+        output_tokens, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp = _HEAD.unpack_from(self.packed)
         decode = prefill = None
         if self.decode is not None:
             decode = Residency(self.decode, self.decode_incarnation, decode_tokens, decode_stamp)
         if self.prefill is not None:
             prefill = Residency(self.prefill, self.prefill_incarnation, prefill_tokens, prefill_stamp)
-        return decode, prefill
+        return output_tokens or None, decode, prefill
 
     def anchors(self) -> list[Anchor]:
         """Oldest first."""
@@ -89,7 +89,8 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         anchors: Iterable[Anchor] | None = None,
     ) -> None:
         """The mean length of answers as it is now, and what else is new: None leaves what was known."""
-        _, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp = self._head()
+        head: _Head = _HEAD.unpack_from(self.packed)
+        _, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp = head
         if decode is not None:
             self.decode, self.decode_incarnation = decode.worker, decode.incarnation
             decode_tokens, decode_stamp = decode.tokens, decode.stamp
@@ -100,12 +101,9 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
             packed = self.packed[_HEAD.size :]
         else:
             packed = b"".join([_ANCHOR.pack(*astuple(anchor)) for anchor in anchors])
-        head = _HEAD.pack(output_tokens or 0.0, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp)
-        self.packed = head + packed
-
-    def _head(self) -> _Head:
-        head: _Head = _HEAD.unpack_from(self.packed)
-        return head
+        self.packed = (
+            _HEAD.pack(output_tokens or 0.0, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp) + packed
+        )
 
 
 def kept(anchors: Iterable[Anchor], turn: int, parent: int | None) -> list[Anchor]:
@@ -114,10 +112,13 @@ def kept(anchors: Iterable[Anchor], turn: int, parent: int | None) -> list[Ancho
     parent: the key that the turn grew from; of the turn before only that one stays. Of stored responses none earlier
     than that stays, as each has a place in the index.
     """
-    earlier = [anchor for anchor in anchors if anchor.turn < turn]
-    before = [anchor for anchor in earlier if anchor.turn == turn - 1]
-    grown = [anchor for anchor in before if anchor.key == parent] or before[-1:]
-    stay = [anchor for anchor in earlier if anchor.turn < turn - 1 and not anchor.is_stored] + grown
+    stay, before = list[Anchor](), list[Anchor]()
+    for anchor in anchors:
+        if anchor.turn == turn - 1:
+            before.append(anchor)
+        elif anchor.turn < turn and not anchor.is_stored:
+            stay.append(anchor)
+    stay += [anchor for anchor in before if anchor.key == parent] or before[-1:]
     return stay if len(stay) <= EARLIER_TURNS else [stay[0], *stay[1 - EARLIER_TURNS :]]
 
 
@@ -126,8 +127,11 @@ def indexed(anchors: list[Anchor], turn: int) -> set[int]:
 
     Whatever begins with an anchor in between begins with the oldest too, so the session is found by that one.
     """
-    newest = [anchor for anchor in anchors if anchor.is_stored or (anchor.turn == turn and not anchor.is_prompt)]
-    return {anchor.key for anchor in anchors[:1] + newest}
+    keys = {anchors[0].key} if anchors else set[int]()
+    for anchor in anchors:
+        if (anchor.turn == turn and not anchor.is_prompt) or anchor.is_stored:
+            keys.add(anchor.key)
+    return keys
 
 
 def hexadecimal(key: int) -> str:

@@ -9,7 +9,7 @@ A string and a list with that one text are the same content; two texts are never
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -118,21 +118,18 @@ class _Units:
 # -- the four endpoints
 
 
-def seed_of(
-    hasher: Hasher, scope: int, salt: str, fields: Mapping[str, msgspec.Raw], rendered: Iterable[str]
-) -> tuple[int, int]:
-    """The key before the first unit, and the bytes of what is rendered there; the members named in `rendered`."""
+def seed_of(hasher: Hasher, scope: int, salt: str, rendered: Mapping[str, msgspec.Raw]) -> tuple[int, int]:
+    """The key before the first unit, and the bytes of what is rendered there."""
+    if not salt and not rendered:
+        return hasher.usual_key(b"S", "", previous=scope), 0  # usual: of what clients send, nothing is kept
     parts: list[str | bytes] = [salt]
     size = 0
-    for name in rendered:
-        if name not in fields:
-            continue
-        value, value_size = hasher.once(bytes(fields[name]), partial(_canonical, name))
+    for name, raw in rendered.items():
+        value, value_size = hasher.once(bytes(raw), partial(_canonical, name))
         if value_size:
             parts += (name, f"{value:x}")
             size += value_size
-    key = hasher.usual_key if parts == [""] else hasher.key  # of what clients send, nothing is kept
-    return key(b"S", *parts, previous=scope), size
+    return hasher.key(b"S", *parts, previous=scope), size
 
 
 def _canonical(name: str, raw: bytes) -> bytes:

@@ -15,10 +15,11 @@ from msgspec.structs import replace
 
 from .heartbeats import Announcement
 from .residency import Residency
-from .views import WorkerView
+from .views import Fleet, WorkerView, taking_turns
 from .workers import Load, Role, Source, Worker, WorkerId
 
 NAMES_KEPT = 10_000
+MODELS_KEPT = 256  # clients may name any model, as long as a worker has not said which it serves
 JOINED = "join-"  # begins the incarnation of an engine that does not tell its own
 
 
@@ -53,6 +54,8 @@ class Registry:
         self._used: dict[WorkerId, Use] = {}
         self._others: dict[WorkerId, dict[int, Use]] = {}  # by process
         self._changed: set[WorkerId] = set()  # whose views are behind their use
+        self._fleets: dict[str, Fleet] = {}  # by model, until a view changes
+        self._takers: dict[str, tuple[list[WorkerId], ...]] = {}  # by model, until a worker changes
         self._names: OrderedDict[tuple[Role, WorkerId], str] = OrderedDict()
         self._numbers: Counter[Role] = Counter()
         self._joined = 0
@@ -61,6 +64,12 @@ class Registry:
     def views(self) -> tuple[WorkerView, ...]:
         self._catch_up()
         return tuple(self._views.values())
+
+    def fleet(self, model: str) -> Fleet:
+        """What a decision on a turn of this model sees."""
+        if self._changed:
+            self._catch_up()
+        return self._fleets.get(model) or self._new_fleet(model)
 
     def view(self, worker_id: WorkerId) -> WorkerView | None:
         self._catch_up()
@@ -181,13 +190,15 @@ class Registry:
         used = self._used.setdefault(view.id, Use())
         if old is None or old.incarnation != view.incarnation:
             used.written_tokens = max(used.written_tokens, self._written_total)
-        self._views[view.id] = view
+        self._put(view)
         self._keep_name(view)
         self._use_changed(view.id)
 
     def dismiss(self, worker_id: WorkerId) -> None:
         """Another process knows it no more."""
         self._views.pop(worker_id, None)
+        self._fleets.clear()
+        self._takers.clear()
         self._used.pop(worker_id, None)
         self._others.pop(worker_id, None)
 
@@ -231,6 +242,23 @@ class Registry:
 
     # -- inside
 
+    def _new_fleet(self, model: str) -> Fleet:
+        takers = self._takers.get(model)
+        if takers is None:
+            if len(self._takers) >= MODELS_KEPT:
+                self._takers.clear()
+                self._fleets.clear()
+            takers = self._takers[model] = taking_turns(self._views.values(), model)
+        views = dict(self._views)
+        fleet = self._fleets[model] = Fleet(views, *[list(map(views.__getitem__, ids)) for ids in takers])
+        return fleet
+
+    def _put(self, view: WorkerView) -> None:
+        """Whom it serves, or whether, may be another now."""
+        self._views[view.id] = view
+        self._fleets.clear()
+        self._takers.clear()
+
     def _admit(self, worker: Worker, incarnation: str, now_s: float) -> None:
         old = self._views.get(worker.id)
         if old is not None and (not incarnation or incarnation == old.incarnation) and old.role is worker.role:
@@ -253,7 +281,7 @@ class Registry:
         self._use_changed(worker.id)
 
     def _take(self, view: WorkerView) -> None:
-        self._views[view.id] = view
+        self._put(view)
         if self.hooks is not None:
             self.hooks.seen(view)
 
@@ -291,6 +319,8 @@ class Registry:
             self.hooks.used(worker_id, moved)
 
     def _catch_up(self) -> None:
+        if self._changed:
+            self._fleets.clear()
         while self._changed:
             worker_id = self._changed.pop()
             view = self._views.get(worker_id)

@@ -158,10 +158,10 @@ class Router:
         counts_turns = rules.scored is not None and rules.scored.table.axes.qps_counts == "turns"
         arrivals = self._state.arrivals
         qps = (arrivals.turns if counts_turns else arrivals.conversations).rate_rps(now_s)
-        views = self._state.registry.views()
-        avoid = () if failed is None else failed.avoid(views)
+        fleet = self._state.registry.fleet(turn.model)
+        avoid = () if failed is None else failed.avoid(fleet.views.values())
         blocked = self._passed_over(now_s)
-        decision = decide(turn, views, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
+        decision = decide(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
         _note_decision(job.receipt, turn, decision, rules)
         return decision
 
@@ -203,7 +203,7 @@ class Router:
             arrived_s=now_s,
             deadline_s=now_s + asker.patience_s,
             needs=model,
-            fits=lambda: has_room(model, self._state.registry.views(), self.rules),
+            fits=lambda: has_room(self._state.registry.fleet(model), self.rules),
         )
 
     def _turn(self, request: Request, place: Place, forced: Route | None) -> Turn:

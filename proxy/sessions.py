@@ -21,10 +21,10 @@ before those counts as one of the second turn, as all that is still known to be 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from operator import attrgetter
 
 import msgspec
 
@@ -87,10 +87,13 @@ class Summary:
     seen_s: float  # on the caller's clock
 
 
-class _Match(NamedTuple):
+class _Match(msgspec.Struct, frozen=True, gc=False):
     session: Session
     anchor: Anchor
     covered: int  # bytes of the request's prompt
+
+
+_COVERED = attrgetter("covered")
 
 
 class SessionTable:
@@ -131,8 +134,11 @@ class SessionTable:
         if self.before_look is not None:
             self.before_look()
         known = self._sessions.get(place.strand)
-        session = known if known and _still_there(known, place, request, outcome) else self._add(place, request)
-        known_anchors = session.anchors()
+        known_anchors = known.anchors() if known else []
+        if known and _still_there(known, known_anchors, place, request, outcome):
+            session = known
+        else:
+            session, known_anchors = self._add(place, request), []
         before = indexed(known_anchors, session.turn)
         anchors = kept(known_anchors, place.turn, place.parent) + _new_anchors(place, request, outcome)
         after = indexed(anchors, place.turn)
@@ -217,7 +223,7 @@ class SessionTable:
         if _may_grow(match, request, named):
             return _placed(Kind.NEXT, match.session, match.anchor.turn + 1, request, match)
         branch = Session(self._fresh(request), request.label)
-        branch.learn(match.session.output_tokens, *match.session.residencies())
+        branch.learn(*match.session.learnt())
         return _placed(Kind.BRANCH, branch, match.anchor.turn + 1, request, match)
 
     def _unmatched(self, kind: Kind, request: Request, named: Session | None) -> Place:
@@ -248,20 +254,24 @@ class SessionTable:
     def _matches(self, request: Request, named: Session | None) -> Iterator[_Match]:
         """Known prefixes of the request, the longest first; of equal ones the named session's comes first."""
         chain, index = request.chain, self._index
-        found = [index[key] for key in reversed(chain.keys) if key in index]
+        places = dict(zip(chain.keys, range(len(chain.keys)), strict=True))
+        known: Collection[int] = index.keys() & places.keys()
+        if len(known) > 1:
+            known = sorted(known, key=places.__getitem__, reverse=True)
+        found = [index[key] for key in known]
         if named is not None:
             found.insert(0, named)
-        if not found:
-            return iter(())
-        places = {key: place for place, key in enumerate(chain.keys)}
         matches = []
-        for session in dict.fromkeys(found):
+        for session in found if len(found) < 2 else dict.fromkeys(found):
             for anchor in session.anchors():
                 place = places.get(anchor.key)
-                covered = None if place is None else chain.reach(place, anchor.tail, anchor.check)
+                if place is None:
+                    continue
+                covered = chain.reach(place, anchor.tail, anchor.check) if anchor.tail else chain.ends[place]
                 if covered is not None:
                     matches.append(_Match(session, anchor, covered))
-        return iter(sorted(matches, key=lambda match: match.covered, reverse=True))
+        matches.sort(key=_COVERED, reverse=True)
+        return iter(matches)
 
     # -- keeping
 
@@ -326,15 +336,15 @@ def _may_grow(match: _Match, request: Request, named: Session | None) -> bool:
     return label is None or label == session.label or (session.label is None and named is None)
 
 
-def _still_there(session: Session, place: Place, request: Request, outcome: Outcome) -> bool:
+def _still_there(session: Session, anchors: Iterable[Anchor], place: Place, request: Request, outcome: Outcome) -> bool:
     """Whether the session is still where `find` saw it; another turn may have ended there since."""
     if request.opener is not None:
         return place.turn >= session.turn
     if request.label is not None and session.label not in (None, request.label):
         return False  # it was given another name meanwhile
-    newest = [anchor for anchor in session.anchors() if anchor.turn == session.turn]
+    newest = [anchor for anchor in anchors if anchor.turn == session.turn]
     if place.kind is Kind.NEXT:
-        return session.turn == place.turn - 1 and any(anchor.key == place.parent for anchor in newest)
+        return session.turn == place.turn - 1 and place.parent in [anchor.key for anchor in newest]
     if place.kind is not Kind.RETRY or session.turn != place.turn:
         return False
     replies = [anchor.mark for anchor in newest if not anchor.is_prompt]
@@ -356,7 +366,7 @@ def _new_anchors(place: Place, request: Request, outcome: Outcome) -> list[Ancho
 
 
 def _placed(kind: Kind, session: Session, turn: int, request: Request, parent: _Match | None) -> Place:
-    decode, prefill = session.residencies()
+    output_tokens, decode, prefill = session.learnt()
     return Place(
         session_id=session.id if request.label is None else hexadecimal(request.label),
         turn=turn,
@@ -365,14 +375,14 @@ def _placed(kind: Kind, session: Session, turn: int, request: Request, parent: _
         new_bytes=request.chain.size - (parent.covered if parent else 0),
         decode=decode,
         prefill=prefill,
-        output_tokens=session.output_tokens,
+        output_tokens=output_tokens,
         strand=session.strand,
         parent=parent.anchor.key if parent else None,
     )
 
 
 def _summary(session: Session) -> Summary:
-    decode, prefill = session.residencies()
+    _, decode, prefill = session.learnt()
     return Summary(
         session_id=session.id,
         turn=session.turn,

@@ -103,8 +103,14 @@ _CONVERSATION: Decoder[str | _Conversation | None] = Decoder(str | _Conversation
 
 _ID_HEADERS = ("x-session-id", "x-session-affinity", "x-correlation-id")
 _ID_MEMBERS = ("conversation_id", "session_id", "prompt_cache_key")
+_NAMING = frozenset((*_ID_MEMBERS, "conversation"))
 _CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _TEMPLATE = ("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "media_io_kwargs")
+
+# Members that can make a turn one engine's. Most bodies have none of them, which is found at once.
+_WANT_ONE_ENGINE = frozenset(
+    "truncation truncate_prompt_tokens n best_of use_beam_search prompt_logprobs prompt_embeds echo".split()
+)
 
 # What else routing reads, and as what. Members are decoded as they are met: a body has few of those that it may have.
 _EVERYWHERE = {
@@ -133,6 +139,7 @@ _RENDERED = {
     Endpoint.RESPONSES: ("tools", "prompt", "reasoning", *_TEMPLATE),
     Endpoint.MESSAGES: ("tools", *_TEMPLATE),
 }
+_RENDERED_ANYWHERE = frozenset(name for names in _RENDERED.values() for name in names)
 
 
 def parse_request(
@@ -164,11 +171,13 @@ def _request(
     hasher: Hasher,
     session_key: SessionKey,
 ) -> Request:
-    values = {name: read(kind, fields[name], name) for name, kind in _READ[endpoint].items() if name in fields}
+    kinds = _READ[endpoint]
+    values = {name: read(kinds[name], raw, name) for name, raw in fields.items() if name in kinds}
     model = _model(values)
     scope = hasher.usual_key(b"D", tenant, model, endpoint)
     chain, prompt_count = _chain(endpoint, fields, values, hasher, scope)
-    choices = prompt_count * _count(values, "n")
+    is_ordinary = prompt_count == 1 and _WANT_ONE_ENGINE.isdisjoint(fields)
+    choices = 1 if is_ordinary else prompt_count * _count(values, "n")
     opener = _opener(endpoint, fields) if session_key is SessionKey.FIRST_USER_MESSAGE else None
     explicit_id = _explicit_id(endpoint, fields, headers)
     named = opener or explicit_id
@@ -178,7 +187,7 @@ def _request(
         stream=bool(values.get("stream")),
         wants_usage=_wants_usage(endpoint, values),
         max_output_tokens=min(_caps(values), default=None),
-        single_engine=_single_engine(endpoint, fields, values, choices > prompt_count),
+        single_engine=None if is_ordinary else _single_engine(endpoint, fields, values, choices > prompt_count),
         choices=choices,
         prompt_bytes=chain.size,
         fields=fields,
@@ -203,7 +212,10 @@ def _model(values: Values) -> str:
 
 def _chain(endpoint: Endpoint, fields: Fields, values: Values, hasher: Hasher, scope: int) -> tuple[Chain, int]:
     """The prompt's chain, and how many prompts the request holds."""
-    seed, size = prompts.seed_of(hasher, scope, values.get("cache_salt") or "", fields, _RENDERED[endpoint])
+    rendered: Fields = {}
+    if not _RENDERED_ANYWHERE.isdisjoint(fields):
+        rendered = {name: fields[name] for name in _RENDERED[endpoint] if name in fields}
+    seed, size = prompts.seed_of(hasher, scope, values.get("cache_salt") or "", rendered)
     if endpoint is Endpoint.COMPLETIONS:
         if not _given(fields, "prompt") and _given(fields, "prompt_embeds"):
             return prompts.embeddings(hasher, seed, fields["prompt_embeds"]), 1
@@ -223,6 +235,8 @@ def _explicit_id(endpoint: Endpoint, fields: Fields, headers: Mapping[str, str])
     for name in _ID_HEADERS:
         if given := headers.get(name):
             return given
+    if _NAMING.isdisjoint(fields):
+        return None
     for name in _ID_MEMBERS:
         value = read(_ID, fields[name], name) if name in fields else None
         if value not in (None, ""):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -47,6 +47,30 @@ class WorkerView(msgspec.Struct, frozen=True):
     def takes_turns(self, model: str) -> bool:
         models = self.worker.models
         return self.up and not self.draining and not self.held_back and (not models or model in models)
+
+
+class Fleet(msgspec.Struct, frozen=True):
+    """All workers at one moment, and those of them that take turns of one model, by role, in the order of all."""
+
+    views: Mapping[WorkerId, WorkerView]
+    prefills: Sequence[WorkerView]
+    decodes: Sequence[WorkerView]
+    replicas: Sequence[WorkerView]
+
+    @classmethod
+    def of(cls, views: Iterable[WorkerView], model: str) -> Fleet:
+        by_id = {view.id: view for view in views}
+        prefills, decodes, replicas = (list(map(by_id.__getitem__, ids)) for ids in taking_turns(by_id.values(), model))
+        return cls(by_id, prefills, decodes, replicas)
+
+
+def taking_turns(views: Iterable[WorkerView], model: str) -> tuple[list[WorkerId], list[WorkerId], list[WorkerId]]:
+    """The workers that take turns of a model: P, D and R."""
+    by_role = {role: list[WorkerId]() for role in Role}
+    for view in views:
+        if view.takes_turns(model):
+            by_role[view.role].append(view.id)
+    return by_role[Role.PREFILL], by_role[Role.DECODE], by_role[Role.REPLICA]
 
 
 def ways_to_serve(views: Iterable[WorkerView]) -> dict[str, bool]:

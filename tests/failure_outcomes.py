@@ -319,7 +319,7 @@ def check_standing(out: Outcome) -> None:
 def held_by(field: Field, session: str, leg: Leg) -> tuple[WorkerId, int]:
     """The worker that is believed to hold the session for such a leg, and how many of its tokens."""
     found = next(one for one in field.proxy.state.sessions.all() if one.id == session)
-    decode, prefill = found.residencies()
+    _, decode, prefill = found.learnt()
     residency = prefill if leg is Leg.PREFILL else decode
     assert residency is not None
     view = field.proxy.state.registry.view(residency.worker)

@@ -73,7 +73,7 @@ class PolicyRouting:
         now_s = self._timeline.now_s
         place = self._sessions.find(request, now_s)
         asked = self._turn(request, place, conversation.turns[turn - 1].route)
-        decision = decide(asked, self._registry.views(), _RULES, qps=0.0, now_s=now_s)
+        decision = decide(asked, self._registry.fleet(asked.model), _RULES, qps=0.0, now_s=now_s)
         return self._booked(request, place, asked, decision, conversation, turn)
 
     def _booked(

@@ -12,7 +12,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import math
+from collections.abc import Collection, Sequence
+from operator import attrgetter
 
 import msgspec
 from msgspec.structs import replace
@@ -21,18 +23,20 @@ from ..config import Mode, Uncovered
 from ..errors import AllBusy, NoWorkerError
 from ..residency import standing
 from ..tables import Verdict, Workload
-from ..views import WorkerView, can_pair, check_model
+from ..views import Fleet, WorkerView, can_pair, check_model
 from ..workers import PairId, Role, WorkerId
 from .placement import held_on, pick_decode, pick_prefill, warmth_of
 from .values import Decision, Route, Rules, Turn
 
-_PREFILL, _DECODE, _REPLICA = Role  # an enum's members by their names are slow to look up in a loop
+_, _DECODE, _REPLICA = Role  # an enum's members by their names are slow to look up in a loop
+
+_INFLIGHT = attrgetter("inflight")
 
 Shunned = Collection[WorkerId | PairId]
 """Workers, and pairs of a P and a D."""
 
 
-class _Fleet(msgspec.Struct, frozen=True):
+class _Able(msgspec.Struct, frozen=True):
     """The workers that may take this turn, by role, and the pairs among them that can't hand over now."""
 
     prefills: Sequence[WorkerView]
@@ -66,7 +70,7 @@ class _Wish(msgspec.Struct, frozen=True):
 
 def decide(
     turn: Turn,
-    views: Iterable[WorkerView],
+    fleet: Fleet,
     rules: Rules,
     *,
     qps: float,
@@ -74,76 +78,64 @@ def decide(
     avoid: Shunned = (),
     blocked: Shunned = (),
 ) -> Decision:
-    """The decision for one turn.
+    """The decision for one turn; fleet: of its model.
 
     `avoid` failed this very turn; `blocked` are passed over for what they did to others. NoWorkerError if nobody can
     take the turn, AllBusy if somebody could, were it not for the others that it has.
     """
-    fleet = _able(turn, tuple(views), rules, now_s, avoid, blocked)
-    wish = _wish(turn, fleet, rules, qps)
-    decision = _carry_out(turn, wish, fleet)
+    able = _able(turn, fleet, rules, now_s, avoid, blocked)
+    wish = _wish(turn, able, rules, qps)
+    decision = _carry_out(turn, wish, able)
     held = held_on(turn.decode, decision.decode, turn.held_tokens)
     return replace(decision, verdict=wish.verdict, qps=qps, cached_tokens=held)
 
 
-def has_room(model: str, views: Iterable[WorkerView], rules: Rules) -> bool:
+def has_room(fleet: Fleet, rules: Rules) -> bool:
     """Whether a turn that arrives now would find a place; True too where no worker could ever take it.
 
     It needs no P: where all are full, or hang, D computes the prompt.
     """
-    is_served = False
-    for view in views:
-        if view.worker.role is not _PREFILL and view.takes_turns(model):
-            if not 0 < rules.worker_limit <= view.inflight:
-                return True
-            is_served = True
-    return not is_served
+    if not _has_full(fleet, rules):
+        return True
+    answering = (*fleet.decodes, *fleet.replicas)
+    return not answering or any(view.inflight < rules.worker_limit for view in answering)
 
 
-def _able(
-    turn: Turn, views: Sequence[WorkerView], rules: Rules, now_s: float, avoid: Shunned, blocked: Shunned
-) -> _Fleet:
-    decode_id = None if turn.decode is None else turn.decode.worker
-    known, prefills, decodes, replicas = None, list[WorkerView](), list[WorkerView](), list[WorkerView]()
-    passed_over, full = list[WorkerView](), list[WorkerId]()
-    for view in views:  # once for all that is asked of a worker, as most of a decision's time goes here
-        if view.worker.address == decode_id:
-            known = view
-        if not view.takes_turns(turn.model) or (avoid and view.id in avoid):
-            continue
-        is_full = 0 < rules.worker_limit <= view.inflight
-        is_blocked = bool(blocked) and view.id in blocked
-        role = view.worker.role
-        if role is _PREFILL:
-            # A turn can do without a P, so one that failed others, or has all it may have, is not asked at all.
-            if not is_full and not is_blocked:
-                prefills.append(view)
-        elif is_full:
-            full.append(view.id)
-        elif is_blocked:
-            passed_over.append(view)
-        elif role is _REPLICA:
-            replicas.append(view)
-        else:
-            decodes.append(view)
-    if not decodes and not replicas:
+def _has_full(fleet: Fleet, rules: Rules) -> bool:
+    """Whether some worker has all it may have: nearly always none has, and then none need be looked at by itself."""
+    limit = rules.worker_limit
+    return 0 < limit <= max(map(_INFLIGHT, fleet.views.values()), default=0)
+
+
+def _able(turn: Turn, fleet: Fleet, rules: Rules, now_s: float, avoid: Shunned, blocked: Shunned) -> _Able:
+    known = None if turn.decode is None else fleet.views.get(turn.decode.worker)
+    prefills, decodes, replicas = fleet.prefills, fleet.decodes, fleet.replicas
+    full: Collection[WorkerId] = ()
+    if avoid or blocked or _has_full(fleet, rules):
+        limit = rules.worker_limit or math.inf
+        # A turn can do without a P, so one that failed others, or has all it may have, is not asked at all.
+        prefills = [v for v in prefills if v.id not in avoid and v.id not in blocked and v.inflight < limit]
+        answering = [view for view in (*decodes, *replicas) if view.id not in avoid]
+        full = [view.id for view in answering if view.inflight >= limit]
+        free = [view for view in answering if view.inflight < limit]
         # One that failed others is asked only where there is no other.
-        decodes = [view for view in passed_over if view.worker.role is _DECODE]
-        replicas = [view for view in passed_over if view.worker.role is _REPLICA]
+        free = [view for view in free if view.id not in blocked] or free
+        decodes = [view for view in free if view.role is _DECODE]
+        replicas = [view for view in free if view.role is _REPLICA]
     if not decodes and not replicas:
         if full:
             raise AllBusy(f"every worker that serves model {turn.model!r} is busy")
-        check_model(turn.model, views)
+        check_model(turn.model, fleet.views.values())
         raise NoWorkerError(f"no decode or replica worker can serve model {turn.model!r} now")
     shunned = frozenset((*avoid, *blocked)) if avoid else blocked
-    return _Fleet(prefills, decodes, replicas, full, shunned, known, now_s, rules.warm_up_s)
+    return _Able(prefills, decodes, replicas, full, shunned, known, now_s, rules.warm_up_s)
 
 
-def _wish(turn: Turn, fleet: _Fleet, rules: Rules, qps: float) -> _Wish:
+def _wish(turn: Turn, able: _Able, rules: Rules, qps: float) -> _Wish:
     asks_for_replica = turn.forced is Route.REPLICA if turn.forced else rules.mode is Mode.REPLICA
-    if asks_for_replica and fleet.replicas and not _is_stored_on_decode(turn, fleet):
+    if asks_for_replica and able.replicas and not _is_stored_on_decode(turn, able):
         return _Wish(Route.REPLICA, "forced" if turn.forced else "mode_replica")
-    if not fleet.decodes:
+    if not able.decodes:
         return _Wish(Route.REPLICA, "no_decode_worker")
     if turn.stored_response:
         return _Wish(Route.LOCAL, "stored_response")
@@ -165,10 +157,10 @@ def _wish(turn: Turn, fleet: _Fleet, rules: Rules, qps: float) -> _Wish:
             return _Wish(Route.LOCAL if local else Route.SPLIT, "fraction_local" if local else "fraction_split")
 
 
-def _is_stored_on_decode(turn: Turn, fleet: _Fleet) -> bool:
+def _is_stored_on_decode(turn: Turn, able: _Able) -> bool:
     """Whether the history lies in a D alone, which no replica can ask for it."""
     decode = turn.decode
-    return turn.stored_response and decode is not None and any(view.id == decode.worker for view in fleet.decodes)
+    return turn.stored_response and decode is not None and any(view.id == decode.worker for view in able.decodes)
 
 
 def _by_table(turn: Turn, rules: Rules, qps: float) -> _Wish:
@@ -181,34 +173,34 @@ def _by_table(turn: Turn, rules: Rules, qps: float) -> _Wish:
     return _Wish(Route.LOCAL, "table_local", verdict) if verdict.local else _Wish(Route.SPLIT, "table_split", verdict)
 
 
-def _carry_out(turn: Turn, wish: _Wish, fleet: _Fleet) -> Decision:
+def _carry_out(turn: Turn, wish: _Wish, able: _Able) -> Decision:
     vetoes: tuple[str, ...] = ()
     if wish.route is Route.REPLICA:
-        if fleet.replicas:
-            return _on_replica(turn, wish, fleet, wish.reason, ())
+        if able.replicas:
+            return _on_replica(turn, wish, able, wish.reason, ())
         vetoes = ("no_replica_worker",)
     if wish.route is Route.LOCAL:
-        veto = _local_veto(turn, fleet)
+        veto = _local_veto(turn, able)
         if veto is None:
-            assert fleet.known is not None, "its absence is a veto"
-            return Decision(route=Route.LOCAL, reason=wish.reason, decode=fleet.known, wanted=wish.route)
+            assert able.known is not None, "its absence is a veto"
+            return Decision(route=Route.LOCAL, reason=wish.reason, decode=able.known, wanted=wish.route)
         vetoes = (veto,)
         if turn.stored_response or turn.single_engine is not None:
-            return _on_one_engine(turn, wish, fleet, wish.reason, vetoes)
+            return _on_one_engine(turn, wish, able, wish.reason, vetoes)
     # In a fleet of several versions or connectors, a D that some P can hand over to comes before others.
-    pairable = [view for view in fleet.decodes if any(fleet.can_hand_over(prefill, view) for prefill in fleet.prefills)]
-    decode = pick_decode(turn, pairable or fleet.decodes, fleet.warmth)
+    pairable = [view for view in able.decodes if any(able.can_hand_over(prefill, view) for prefill in able.prefills)]
+    decode = pick_decode(turn, pairable or able.decodes, able.warmth)
     assert decode is not None, "the caller saw a decode worker"
-    prefill = pick_prefill(turn, fleet.prefills_for(decode), fleet.warmth)
+    prefill = pick_prefill(turn, able.prefills_for(decode), able.warmth)
     if prefill is None:
-        return _on_one_engine(turn, wish, fleet, "no_prefill_worker", (*vetoes, "no_prefill_worker"))
+        return _on_one_engine(turn, wish, able, "no_prefill_worker", (*vetoes, "no_prefill_worker"))
     reason = vetoes[0] if vetoes else wish.reason
     return Decision(route=Route.SPLIT, reason=reason, decode=decode, prefill=prefill, wanted=wish.route, vetoes=vetoes)
 
 
-def _local_veto(turn: Turn, fleet: _Fleet) -> str | None:
+def _local_veto(turn: Turn, able: _Able) -> str | None:
     """Why the turn can't be appended on the session's D, or None."""
-    known = fleet.known
+    known = able.known
     if turn.decode is None or (turn.held_tokens == 0 and not turn.stored_response):
         return "not_resident"
     if known is None:
@@ -219,28 +211,28 @@ def _local_veto(turn: Turn, fleet: _Fleet) -> str | None:
         return "decode_down"
     if known.state == "draining":
         return "decode_draining"
-    if known.id in fleet.full:
+    if known.id in able.full:
         if turn.stored_response:
             raise AllBusy("the worker that keeps the response is busy")
         return "decode_busy"
-    for view in fleet.decodes:
+    for view in able.decodes:
         if view is known:
             return standing(turn.decode, known)
     return "decode_failed"
 
 
-def _on_one_engine(turn: Turn, wish: _Wish, fleet: _Fleet, reason: str, vetoes: tuple[str, ...]) -> Decision:
+def _on_one_engine(turn: Turn, wish: _Wish, able: _Able, reason: str, vetoes: tuple[str, ...]) -> Decision:
     """Without a hand-over: the engine that holds the prefix, else a replica, else a D that computes it all."""
-    own = next((view for view in fleet.decodes if held_on(turn.decode, view, max(1, turn.held_tokens))), None)
-    if own is None and fleet.replicas:
-        return _on_replica(turn, wish, fleet, reason, vetoes)
-    decode = own or pick_decode(turn, fleet.decodes, fleet.warmth)
+    own = next((view for view in able.decodes if held_on(turn.decode, view, max(1, turn.held_tokens))), None)
+    if own is None and able.replicas:
+        return _on_replica(turn, wish, able, reason, vetoes)
+    decode = own or pick_decode(turn, able.decodes, able.warmth)
     assert decode is not None, "the caller saw a decode worker"
     return Decision(route=Route.LOCAL, reason=reason, decode=decode, wanted=wish.route, vetoes=vetoes)
 
 
-def _on_replica(turn: Turn, wish: _Wish, fleet: _Fleet, reason: str, vetoes: tuple[str, ...]) -> Decision:
-    replica = pick_decode(turn, fleet.replicas, fleet.warmth)
+def _on_replica(turn: Turn, wish: _Wish, able: _Able, reason: str, vetoes: tuple[str, ...]) -> Decision:
+    replica = pick_decode(turn, able.replicas, able.warmth)
     assert replica is not None, "the caller saw a replica"
     return Decision(route=Route.REPLICA, reason=reason, decode=replica, wanted=wish.route, vetoes=vetoes)
 

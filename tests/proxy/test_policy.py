@@ -14,7 +14,7 @@ from ppd.proxy.policy import Decision, Route, Rules, Shunned, Turn, decide, has_
 from ppd.proxy.policy.decide import session_share
 from ppd.proxy.residency import Residency
 from ppd.proxy.tables import DecisionTable, Weights, find
-from ppd.proxy.views import WorkerView
+from ppd.proxy.views import Fleet, WorkerView
 from ppd.proxy.workers import Load, Role, Worker, WorkerId
 
 
@@ -60,7 +60,7 @@ def run(
     avoid: Shunned = (),
     blocked: Shunned = (),
 ) -> Decision:
-    return decide(turn, fleet, by or rules(), qps=2.0, now_s=100.0, avoid=avoid, blocked=blocked)
+    return decide(turn, Fleet.of(fleet, turn.model), by or rules(), qps=2.0, now_s=100.0, avoid=avoid, blocked=blocked)
 
 
 @pytest.mark.parametrize(
@@ -248,8 +248,8 @@ def test_a_full_worker_takes_no_more_and_says_so() -> None:
     ],
 )
 def test_there_is_room_where_some_worker_of_each_kind_has_it(fleet: tuple[WorkerView, ...], fits: bool) -> None:
-    assert has_room("m", fleet, replace(rules(), worker_limit=3)) is fits
-    assert has_room("m", fleet, rules())
+    assert has_room(Fleet.of(fleet, "m"), replace(rules(), worker_limit=3)) is fits
+    assert has_room(Fleet.of(fleet, "m"), rules())
 
 
 def test_a_new_workers_share_grows() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from ppd.proxy.heartbeats import Announcement
-from ppd.proxy.registry import NAMES_KEPT, Registry
+from ppd.proxy.registry import MODELS_KEPT, NAMES_KEPT, Registry, Use
 from ppd.proxy.residency import standing
-from ppd.proxy.views import WorkerView, can_pair, ways_to_serve
+from ppd.proxy.views import Fleet, WorkerView, can_pair, ways_to_serve
 from ppd.proxy.workers import Load, Role, Source, Worker, WorkerId
 
 D = Worker(role=Role.DECODE, address="d:1", models=("m",), incarnation="a", source=Source.AGENT)
@@ -210,3 +213,46 @@ def test_ways_to_serve(roles: str, ways: tuple[bool, bool, bool]) -> None:
 def test_which_p_and_d_can_pair(changes: dict[str, Any], expected: bool) -> None:
     d = replace(D, engine_version="0.33.0")
     assert can_pair(replace(d, role=Role.PREFILL, **changes), d) is expected
+
+
+FLEET_STEPS: list[Callable[[Registry], object]] = [
+    lambda registry: registry.hear(Announcement(D, Load(1)), 0.0),
+    lambda registry: registry.hear(Announcement(D, Load(2), draining=True), 0.0),
+    lambda registry: registry.hear(Announcement(replace(D, models=("other",))), 0.0),
+    lambda registry: registry.hear(Announcement(replace(D, incarnation="b")), 0.0),
+    lambda registry: registry.hear(Announcement(D, leaving=True), 0.0),
+    lambda registry: registry.hear(Announcement(PING), 0.0),
+    lambda registry: registry.hear(Announcement(replace(PING, role=Role.REPLICA)), 0.0),
+    lambda registry: registry.add_static(STATIC, 0.0),
+    lambda registry: registry.probed(STATIC.id, replace(STATIC, models=("m",)), Load(), 0.0),
+    lambda registry: registry.probe_failed(STATIC.id),
+    lambda registry: registry.hold_back(D.id, True),
+    lambda registry: registry.reserve(D.id, 10),
+    lambda registry: registry.wrote(STATIC.id, 10),
+    lambda registry: registry.release(D.id),
+    lambda registry: registry.used_by(1, D.id, Use(inflight=3)),
+    lambda registry: registry.ended(1),
+    lambda registry: registry.inherit(STATIC.id, 1000),
+    lambda registry: registry.adopt(
+        WorkerView(worker=STATIC, name="D9", incarnation="x"),
+    ),
+    lambda registry: registry.dismiss(STATIC.id),
+    lambda registry: registry.expire(1000.0, ttl_s=30.0),
+]
+
+
+@given(steps=st.lists(st.sampled_from(range(len(FLEET_STEPS))), max_size=30))
+@example(steps=list(range(len(FLEET_STEPS))))
+def test_the_fleet_of_a_model_is_what_the_views_say_after_every_step(steps: list[int]) -> None:
+    registry = Registry()
+    for step in steps:
+        FLEET_STEPS[step](registry)
+        for model in ("m", "other", "m"):
+            assert registry.fleet(model) == Fleet.of(registry.views(), model)
+
+
+def test_models_that_clients_make_up_do_not_pile_up() -> None:
+    registry = heard(Announcement(replace(D, models=())))  # it has not said yet which it serves
+    for number in range(3 * MODELS_KEPT):
+        assert registry.fleet(f"model {number}").decodes == registry.fleet(f"model {number}").decodes
+    assert max(len(registry._takers), len(registry._fleets)) <= MODELS_KEPT

@@ -21,6 +21,7 @@ from .errors import LegError, refusal
 from .legs import REQUEST_ID, Handoff, LegRequest, NoHandoff, Pair
 from .receipts import LegRecord
 from .relay import Edits, StreamRelay
+from .replies import ReplyKey
 from .resilience.failures import Cause, Leg, Phase
 from .resilience.winding_up import WindingUp
 from .running import ABORTED, Opened, Running
@@ -171,7 +172,8 @@ class Dispatcher:
 
     async def _first_event(self, running: Running, answer: Answer, record: LegRecord) -> Opened:
         request, handoff, view = running.request, running.handoff, running.decision.decode
-        observer = AnswerObserver(request.endpoint, running.reply)
+        reply = ReplyKey(request)
+        observer = AnswerObserver(request.endpoint, reply)
         hide_usage = not request.wants_usage and request.endpoint in CHOOSING
         inside = Inside(view.worker.address, handoff)
         edits = Edits(hide_usage, handoff.cached_tokens if handoff else None, inside)
@@ -186,7 +188,7 @@ class Dispatcher:
             first = await self._until_first_event(answer, relay, observer, request.endpoint)
             _check_begun(observer, view, inside)
             record.first_event_s = self._now() - running.started_s
-        return Opened(answer.content_type, first, observer, relay, handoff)
+        return Opened(answer.content_type, first, observer, reply, relay, handoff)
 
     async def _until_first_event(
         self, answer: Answer, relay: StreamRelay, observer: AnswerObserver, endpoint: Endpoint

@@ -111,9 +111,9 @@ class Learner:
         outcome = Outcome(
             prompt_tokens=prompt,
             completion_tokens=completion,
-            reply_key=running.reply.key(),
+            reply_key=opened.reply.key(),
             response_id=summary.response_id,
-            reasoned=running.reply.reasoned,
+            reasoned=opened.reply.reasoned,
             decode=residency(running.decode, prompt + completion),
             prefill=residency(decision.prefill.id, prompt) if decision.prefill else place.prefill,
         )

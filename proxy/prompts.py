@@ -90,21 +90,9 @@ class _Units:
         self._unit = UnitHash(self._hasher, self._key, role, name or "", call_id or "")
         return self._unit
 
-    def add(self, role: str, name: str | None, call_id: str | None, text: str) -> None:
-        """A whole unit of one text, which is not empty."""
-        if self._unit is not None:
-            self._close()
-        data = text.encode("utf-8", "surrogatepass")
-        self._key = key = self._hasher.text_unit(self._key, role, name, call_id, data)
-        self._size += UNIT_OVERHEAD_BYTES + len(data)
-        self.keys.append(key)
-        self.ends.append(self._size)
-
-    def chain(self, *, continues: bool = False) -> Chain:
-        """`continues`: the reply carries on with the last unit."""
-        unit = self._unit
+    def chain(self) -> Chain:
         self._close()
-        return Chain(tuple(self.keys), tuple(self.ends), self._hasher, open_unit=unit if continues else None)
+        return Chain(tuple(self.keys), tuple(self.ends), self._hasher)
 
     def _close(self) -> None:
         if self._unit is not None:
@@ -158,7 +146,8 @@ def chat(hasher: Hasher, seed: int, size: int, raw: msgspec.Raw, *, prefills: bo
         raise RequestError("messages: must not be empty", param="messages")
     last = messages[-1]
     continues = prefills and last.role == "assistant" and not last.tool_calls
-    units = _Units(hasher, seed, size)
+    key, keys, ends = seed, list[int](), list[int]()
+    unit: UnitHash | None = None
     for message in messages:
         content = message.content
         # Nearly all are a text and nothing else.
@@ -169,15 +158,26 @@ def chat(hasher: Hasher, seed: int, size: int, raw: msgspec.Raw, *, prefills: bo
             and not (message.role == "system" and content.startswith(_BILLING))
             and not (continues and message is last)
         ):
-            units.add(message.role, message.name, message.tool_call_id, content)
-            continue
-        unit = units.begin(message.role, message.name, message.tool_call_id)
-        _add_content(hasher, unit, content, system=message.role == "system")
-        for call in message.tool_calls or ():
-            _add_call(hasher, unit, call.id, call.function or call.custom)
-        if message.function_call is not None:
-            _add_call(hasher, unit, None, message.function_call)
-    return units.chain(continues=continues)
+            text = content.encode("utf-8", "surrogatepass")
+            key = hasher.text_unit(key, message.role, message.name, message.tool_call_id, text)
+            size += UNIT_OVERHEAD_BYTES + len(text)
+        else:
+            unit = _message_unit(hasher, key, message)
+            key = unit.key()
+            size += unit.size
+        keys.append(key)
+        ends.append(size)
+    return Chain(tuple(keys), tuple(ends), hasher, open_unit=unit if continues else None)
+
+
+def _message_unit(hasher: Hasher, previous: int, message: _Message) -> UnitHash:
+    unit = UnitHash(hasher, previous, message.role, message.name or "", message.tool_call_id or "")
+    _add_content(hasher, unit, message.content, system=message.role == "system")
+    for call in message.tool_calls or ():
+        _add_call(hasher, unit, call.id, call.function or call.custom)
+    if message.function_call is not None:
+        _add_call(hasher, unit, None, message.function_call)
+    return unit
 
 
 def responses(hasher: Hasher, seed: int, size: int, raw: msgspec.Raw, previous: int | None) -> Chain:

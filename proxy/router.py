@@ -18,7 +18,6 @@ from .errors import AllBusy, LegError, NoWorkerError, PPDError, Refused
 from .learning import Learner
 from .policy import Decision, Route, Rules, Shunned, Turn, decide, has_room
 from .receipts import CellRecord, Receipt
-from .replies import ReplyKey
 from .resilience.attempts import Asker, Failed, Job
 from .resilience.failures import Cause, Fate, Row, Standing
 from .running import Opened, Running
@@ -174,7 +173,6 @@ class Router:
             client=job.asker.client,
             charged_tokens=job.turn.prompt_tokens + job.turn.output_tokens,
             headers=job.asker.headers,
-            reply=ReplyKey(job.request),
             started_s=job.started_s,
             asked_s=now_s,
         )

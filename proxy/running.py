@@ -42,7 +42,6 @@ class Running(msgspec.Struct, kw_only=True, eq=False):
     client: Client
     charged_tokens: int  # the estimate that its allowance was charged with
     headers: Mapping[str, str]  # what every leg carries: authorization, content type, tracing
-    reply: ReplyKey
     started_s: float  # the turn's arrival
     asked_s: float  # when this attempt began
     attempt_id: str = msgspec.field(default_factory=new_id)
@@ -89,5 +88,6 @@ class Opened(msgspec.Struct):
     content_type: str
     first: bytes
     observer: AnswerObserver
+    reply: ReplyKey  # what the observer tells of
     relay: StreamRelay | None  # None: `first` is all of it
     handoff: Handoff | None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ppd.proxy.policy import Decision, Route
 from ppd.proxy.receipts import LegRecord, Receipt
-from ppd.proxy.replies import ReplyKey
 from ppd.proxy.resilience.failures import Leg
 from ppd.proxy.running import Running
 from ppd.proxy.traffic.keys import Client
@@ -40,7 +39,6 @@ def running(made: Decision, *begun: Leg, stream: bool = True) -> Running:
         client=Client(name="", tenant=""),
         charged_tokens=0,
         headers={},
-        reply=ReplyKey(request),
         started_s=0.0,
         asked_s=0.0,
     )

@@ -17,6 +17,7 @@ from ppd.proxy.config import ProxyConfig
 from ppd.proxy.data_path.calls import Call
 from ppd.proxy.errors import LegError
 from ppd.proxy.legs import Handoff
+from ppd.proxy.replies import ReplyKey
 from ppd.proxy.resilience.failures import Cause, Leg, Phase
 from ppd.proxy.resilience.winding_up import GRACE_S
 from ppd.proxy.running import Opened, Running
@@ -24,6 +25,7 @@ from ppd.proxy.settings import Settings
 from ppd.proxy.turns import Endpoint
 from ppd.proxy.views import WorkerView
 from ppd.proxy.workers import Role, Worker
+from request_bodies import parse
 from running_turns import decision, running
 
 Opening = Callable[[Running], Awaitable[Opened]]
@@ -105,7 +107,8 @@ async def lab() -> AsyncIterator[Lab]:
 
 
 def opened() -> Opened:
-    return Opened("text/event-stream", b"", AnswerObserver(Endpoint.CHAT), None, None)
+    reply = ReplyKey(parse())
+    return Opened("text/event-stream", b"", AnswerObserver(Endpoint.CHAT, reply), reply, None, None)
 
 
 def asks_d(made: Running) -> None:

@@ -45,7 +45,6 @@ _BEYOND_CONTEXT = "ppd-router 2026-11-22 proxy.chain: texts beyond their first 4
 _MIN_SECRET_BYTES = 16
 _MIN_BLOCK_BYTES = 16
 _DIGEST_BYTES = 32
-_SPARE_BITS = 64 - KEY_BITS
 END = b"\xff"
 BEYOND = b"\xfe"
 
@@ -112,14 +111,13 @@ class Hasher:
             text = text[:HEAD_BYTES]
         ids = encoded(name or "") + END + encoded(call_id or "") if name or call_id else END
         state = self._root.copy()
-        who = role.encode("utf-8", "surrogatepass")
-        state.update(b"".join((b"U", previous.to_bytes(8, "little"), who, END, ids, END, b"T", text, end)))
-        return int.from_bytes(state.digest()[:8], "little") >> _SPARE_BITS  # as `finished`, without its call
+        state.update(b"".join((b"U", previous.to_bytes(8, "little"), encoded(role), END, ids, END, b"T", text, end)))
+        return finished(state)
 
 
 def finished(state: _Hash) -> int:
     """The key that a running hash has now; the hash itself can go on."""
-    return int.from_bytes(state.digest()[:8], "little") >> _SPARE_BITS
+    return int.from_bytes(state.digest()[:8], "little") >> (64 - KEY_BITS)
 
 
 def encoded(text: str) -> bytes:

@@ -1,7 +1,7 @@
 """The live set of workers: who is there, how loaded, what this proxy has in flight on each.
 
 Synchronous and without a clock: callers pass `now_s` from a monotonic clock. Every change makes a new frozen
-`WorkerView`, so reading the whole fleet for a decision costs no copying.
+`WorkerView`; who of them serves a model is kept until a worker changes, so a decision looks at no worker by itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from .heartbeats import Announcement
 from .residency import Residency
-from .views import Fleet, WorkerView, taking_turns
+from .views import Fleet, Takers, WorkerView, taking_turns
 from .workers import Load, Role, Source, Worker, WorkerId
 
 NAMES_KEPT = 10_000
@@ -55,7 +55,7 @@ class Registry:
         self._others: dict[WorkerId, dict[int, Use]] = {}  # by process
         self._changed: set[WorkerId] = set()  # whose views are behind their use
         self._fleets: dict[str, Fleet] = {}  # by model, until a view changes
-        self._takers: dict[str, tuple[list[WorkerId], ...]] = {}  # by model, until a worker changes
+        self._takers: dict[str, Takers] = {}  # by model, until a worker changes
         self._names: OrderedDict[tuple[Role, WorkerId], str] = OrderedDict()
         self._numbers: Counter[Role] = Counter()
         self._joined = 0
@@ -249,8 +249,7 @@ class Registry:
                 self._takers.clear()
                 self._fleets.clear()
             takers = self._takers[model] = taking_turns(self._views.values(), model)
-        views = dict(self._views)
-        fleet = self._fleets[model] = Fleet(views, *[list(map(views.__getitem__, ids)) for ids in takers])
+        fleet = self._fleets[model] = Fleet.of(dict(self._views), takers)
         return fleet
 
     def _put(self, view: WorkerView) -> None:

@@ -20,7 +20,6 @@ before those counts as one of the second turn, as all that is still known to be 
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -110,7 +109,6 @@ class SessionTable:
         self._named: dict[int, Session] = {}  # the newest strand of each label
         self._index: dict[int, Session] = {}  # by anchor key, the newest session that has it
         self._serial = serial
-        self._stands_until_s = -math.inf  # until then no session is too old
         self.before_look: Callable[[], None] | None = None  # hears what other processes have learned
         self.on_learned: Callable[[Session, int | None, Iterable[int]], None] | None = None  # see `adopt`
 
@@ -123,8 +121,7 @@ class SessionTable:
         """The place of a request that has just come."""
         if self.before_look is not None:
             self.before_look()
-        if now_s >= self._stands_until_s:
-            self._expire(now_s)
+        self._expire(now_s)
         named = None if request.label is None else self._named.get(request.label)
         if request.opener is not None:
             return self._place_by_count(request, named, now_s)
@@ -154,8 +151,7 @@ class SessionTable:
         self._touch(session, now_s)
         if self.on_learned is not None:
             self.on_learned(session, request.label, after - before)
-        if now_s >= self._stands_until_s or len(self._sessions) > self._capacity:
-            self._expire(now_s)
+        self._expire(now_s)
 
     def adopt(self, theirs: Session, label: int | None, keys: Iterable[int]) -> None:
         """A session as another process has left it. Of two that ended a turn of it at once, the later one stands.
@@ -261,12 +257,12 @@ class SessionTable:
         places = dict(zip(chain.keys, range(len(chain.keys)), strict=True))
         known: Collection[int] = index.keys() & places.keys()
         if len(known) > 1:
-            known = sorted(known, key=places.__getitem__, reverse=True)
+            known = sorted(known, key=places.__getitem__, reverse=True)  # the session of the longest prefix first
         found = [index[key] for key in known]
         if named is not None:
             found.insert(0, named)
         matches = []
-        for session in found if len(found) < 2 else dict.fromkeys(found):
+        for session in dict.fromkeys(found):
             for anchor in session.anchors():
                 place = places.get(anchor.key)
                 if place is None:
@@ -313,10 +309,8 @@ class SessionTable:
         while self._sessions:
             oldest = next(iter(self._sessions.values()))
             if len(self._sessions) <= self._capacity and now_s - oldest.seen_s <= self._ttl_s:
-                self._stands_until_s = oldest.seen_s + self._ttl_s
                 return
             self._forget(oldest)
-        self._stands_until_s = now_s + self._ttl_s
 
     def _forget(self, session: Session) -> None:
         del self._sessions[session.strand]

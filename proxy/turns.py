@@ -109,7 +109,16 @@ _TEMPLATE = ("chat_template", "chat_template_kwargs", "documents", "mm_processor
 
 # Members that can make a turn one engine's. Most bodies have none of them, which is found at once.
 _WANT_ONE_ENGINE = frozenset(
-    "truncation truncate_prompt_tokens n best_of use_beam_search prompt_logprobs prompt_embeds echo".split()
+    (
+        "truncation",
+        "truncate_prompt_tokens",
+        "n",
+        "best_of",
+        "use_beam_search",
+        "prompt_logprobs",
+        "echo",
+        "prompt_embeds",
+    )
 )
 
 # What else routing reads, and as what. Members are decoded as they are met: a body has few of those that it may have.

@@ -49,6 +49,10 @@ class WorkerView(msgspec.Struct, frozen=True):
         return self.up and not self.draining and not self.held_back and (not models or model in models)
 
 
+Takers = tuple[Sequence[WorkerId], Sequence[WorkerId], Sequence[WorkerId]]
+"""Of one model's turns: P, D and R."""
+
+
 class Fleet(msgspec.Struct, frozen=True):
     """All workers at one moment, and those of them that take turns of one model, by role, in the order of all."""
 
@@ -58,14 +62,14 @@ class Fleet(msgspec.Struct, frozen=True):
     replicas: Sequence[WorkerView]
 
     @classmethod
-    def of(cls, views: Iterable[WorkerView], model: str) -> Fleet:
-        by_id = {view.id: view for view in views}
-        prefills, decodes, replicas = (list(map(by_id.__getitem__, ids)) for ids in taking_turns(by_id.values(), model))
-        return cls(by_id, prefills, decodes, replicas)
+    def of(cls, views: Mapping[WorkerId, WorkerView], takers: Takers) -> Fleet:
+        prefills, decodes, replicas = takers
+        view_of = views.__getitem__
+        return cls(views, list(map(view_of, prefills)), list(map(view_of, decodes)), list(map(view_of, replicas)))
 
 
-def taking_turns(views: Iterable[WorkerView], model: str) -> tuple[list[WorkerId], list[WorkerId], list[WorkerId]]:
-    """The workers that take turns of a model: P, D and R."""
+def taking_turns(views: Iterable[WorkerView], model: str) -> Takers:
+    """The workers that take turns of a model."""
     by_role = {role: list[WorkerId]() for role in Role}
     for view in views:
         if view.takes_turns(model):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from itertools import chain
 from operator import attrgetter
 
 import msgspec
@@ -95,10 +96,12 @@ def has_room(fleet: Fleet, rules: Rules) -> bool:
 
     It needs no P: where all are full, or hang, D computes the prompt.
     """
-    if not _has_full(fleet, rules):
+    if not rules.worker_limit:
         return True
-    answering = (*fleet.decodes, *fleet.replicas)
-    return not answering or any(view.inflight < rules.worker_limit for view in answering)
+    for view in chain(fleet.decodes, fleet.replicas):  # nearly always the first one has
+        if view.inflight < rules.worker_limit:
+            return True
+    return not fleet.decodes and not fleet.replicas
 
 
 def _has_full(fleet: Fleet, rules: Rules) -> bool:

@@ -79,10 +79,12 @@ async def test_a_split_turn_2_moves_only_what_d_lacks(start_fleet: Any) -> None:
 async def test_a_receipt_tells_the_whole_decision(start_fleet: Any) -> None:
     async with start_fleet("P1 D1", mode=Mode.TABLE) as fleet:
         chat = fleet.conversation()
-        await chat.say(THREE[0])
+        usage = (await chat.say(THREE[0])).body["usage"]
         receipt = await fleet.receipt(await chat.say(THREE[1]))
     assert (receipt["turn"], receipt["kind"], receipt["route"]) == (2, "next", "LOCAL")
     assert receipt["cell"]["score"] > 0
+    # The first prompt and its answer, which the client sent back.
+    assert receipt["estimated_cached_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert receipt["estimated_cached_tokens"] > receipt["estimated_new_tokens"]
     assert receipt["outcome"] == "completed"
     assert [leg["kind"] for leg in receipt["legs"]] == ["local"]

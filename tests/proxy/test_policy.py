@@ -14,7 +14,7 @@ from ppd.proxy.policy import Decision, Route, Rules, Shunned, Turn, decide, has_
 from ppd.proxy.policy.decide import session_share
 from ppd.proxy.residency import Residency
 from ppd.proxy.tables import DecisionTable, Weights, find
-from ppd.proxy.views import Fleet, WorkerView
+from ppd.proxy.views import Fleet, WorkerView, taking_turns
 from ppd.proxy.workers import Load, Role, Worker, WorkerId
 
 
@@ -53,6 +53,10 @@ def by_table(w_ttft: float, w_tpot: float) -> Rules:
     return Rules(mode=Mode.TABLE, scored=TABLE.scored(Weights(w_ttft, w_tpot)))
 
 
+def fleet_of(views: tuple[WorkerView, ...], model: str = "m") -> Fleet:
+    return Fleet.of({view.id: view for view in views}, taking_turns(views, model))
+
+
 def run(
     turn: Turn,
     fleet: tuple[WorkerView, ...] = FLEET,
@@ -60,7 +64,7 @@ def run(
     avoid: Shunned = (),
     blocked: Shunned = (),
 ) -> Decision:
-    return decide(turn, Fleet.of(fleet, turn.model), by or rules(), qps=2.0, now_s=100.0, avoid=avoid, blocked=blocked)
+    return decide(turn, fleet_of(fleet, turn.model), by or rules(), qps=2.0, now_s=100.0, avoid=avoid, blocked=blocked)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +194,7 @@ def test_kv_never_moves_between_engines_of_different_versions_or_connectors() ->
 
 def test_a_worker_that_failed_this_turn_is_not_asked_again() -> None:
     assert run(FIRST, avoid=(P1.id, D1.id)).prefill is P2
+    assert run(FIRST, avoid=(P2.id,)).prefill is P1
     assert run(FIRST, avoid=(P1.id, D1.id)).decode is D2
     assert run(NEXT, avoid=(D2.id,)).reason == "decode_failed"
 
@@ -245,11 +250,13 @@ def test_a_full_worker_takes_no_more_and_says_so() -> None:
         ((replace(D1, inflight=3), replace(R1, up=False)), False),
         ((D1, replace(P1, inflight=3)), True),  # D computes the prompt
         ((replace(D1, inflight=2),), True),
+        ((replace(P1, inflight=3),), True),  # nobody could take it, ever
+        ((replace(P1, inflight=3), replace(D1, inflight=3, draining=True)), True),
     ],
 )
 def test_there_is_room_where_some_worker_of_each_kind_has_it(fleet: tuple[WorkerView, ...], fits: bool) -> None:
-    assert has_room(Fleet.of(fleet, "m"), replace(rules(), worker_limit=3)) is fits
-    assert has_room(Fleet.of(fleet, "m"), rules())
+    assert has_room(fleet_of(fleet), replace(rules(), worker_limit=3)) is fits
+    assert has_room(fleet_of(fleet), rules())
 
 
 def test_a_new_workers_share_grows() -> None:

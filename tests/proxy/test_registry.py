@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ppd.proxy.heartbeats import Announcement
 from ppd.proxy.registry import MODELS_KEPT, NAMES_KEPT, Registry, Use
 from ppd.proxy.residency import standing
-from ppd.proxy.views import Fleet, WorkerView, can_pair, ways_to_serve
+from ppd.proxy.views import Fleet, WorkerView, can_pair, taking_turns, ways_to_serve
 from ppd.proxy.workers import Load, Role, Source, Worker, WorkerId
 
 D = Worker(role=Role.DECODE, address="d:1", models=("m",), incarnation="a", source=Source.AGENT)
@@ -241,6 +241,11 @@ FLEET_STEPS: list[Callable[[Registry], object]] = [
 ]
 
 
+def fleet_of(registry: Registry, model: str) -> Fleet:
+    views = registry.views()
+    return Fleet.of({view.id: view for view in views}, taking_turns(views, model))
+
+
 @given(steps=st.lists(st.sampled_from(range(len(FLEET_STEPS))), max_size=30))
 @example(steps=list(range(len(FLEET_STEPS))))
 def test_the_fleet_of_a_model_is_what_the_views_say_after_every_step(steps: list[int]) -> None:
@@ -248,11 +253,12 @@ def test_the_fleet_of_a_model_is_what_the_views_say_after_every_step(steps: list
     for step in steps:
         FLEET_STEPS[step](registry)
         for model in ("m", "other", "m"):
-            assert registry.fleet(model) == Fleet.of(registry.views(), model)
+            assert registry.fleet(model) == fleet_of(registry, model)
+            assert registry.fleet(model) is registry.fleet(model)
 
 
 def test_models_that_clients_make_up_do_not_pile_up() -> None:
     registry = heard(Announcement(replace(D, models=())))  # it has not said yet which it serves
     for number in range(3 * MODELS_KEPT):
-        assert registry.fleet(f"model {number}").decodes == registry.fleet(f"model {number}").decodes
+        assert registry.fleet(f"model {number}") == fleet_of(registry, f"model {number}")
     assert max(len(registry._takers), len(registry._fleets)) <= MODELS_KEPT

@@ -90,6 +90,17 @@ def test_a_session_is_forgotten_after_its_time_without_use() -> None:
     check(table)
 
 
+def test_a_session_adopted_late_goes_when_its_own_time_is_over() -> None:
+    table, other = SessionTable(ttl_s=10.0, capacity=5), SessionTable(ttl_s=10.0, capacity=5, serial=1 << 40)
+    turn(other, "b", now_s=91.0)
+    turn(table, "a", now_s=100.0)
+    (theirs,) = other.all()
+    table.adopt(theirs, *other.ways_to(theirs))
+    turn(table, "axm", now_s=100.5)
+    assert table.find(request("bxm"), 102.0).kind is Kind.FIRST
+    check(table)
+
+
 def test_the_session_unused_for_longest_makes_room() -> None:
     table = SessionTable(ttl_s=10.0, capacity=2)
     turn(table, "a")

@@ -28,10 +28,13 @@ class TokenEstimator:
 
     def learn(self, model: str, prompt_bytes: int, prompt_tokens: int, completion_tokens: int | None) -> None:
         """What one finished turn's usage says; counts of zero or less teach nothing."""
-        known = self._models.setdefault(model, _Model())
-        self._models.move_to_end(model)
-        if len(self._models) > self._capacity:
-            self._models.popitem(last=False)
+        known = self._models.get(model)
+        if known is None:
+            known = self._models[model] = _Model()
+            if len(self._models) > self._capacity:
+                self._models.popitem(last=False)
+        else:
+            self._models.move_to_end(model)
         if prompt_bytes > 0 and prompt_tokens > 0:
             known.prompt_bytes = known.prompt_bytes * _DECAY + prompt_bytes
             known.prompt_tokens = known.prompt_tokens * _DECAY + prompt_tokens

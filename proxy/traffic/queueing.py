@@ -72,8 +72,7 @@ class Shares:
             self._ends[tenant] -= share
 
 
-@dataclass(eq=False, slots=True)
-class Waiter:
+class Waiter(msgspec.Struct, eq=False):
     """A ticket in the order of arrivals; `number` stays when it comes back."""
 
     ticket: Ticket

@@ -15,10 +15,6 @@ import msgspec
 from .measurements import Axes
 from .triangulation import Mix, Triangulation
 
-_SQUARES = 4  # in the logarithm of each factor of two; a power of two, so that products with it are exact
-
-_log2 = math.log2
-
 
 class Workload(msgspec.Struct, frozen=True):
     """What a turn is looked up by; `qps` counts what the table's `axes.qps_counts` says."""
@@ -39,20 +35,19 @@ class Nearest:
     against 1024.
     """
 
-    __slots__ = ("_bounds", "_last", "_midpoints", "_ranges", "_types", "_types_count")
+    __slots__ = ("_bounds", "_centres", "_last", "_midpoints", "_ranges")
 
     def __init__(self, axes: Axes) -> None:
         self._bounds = [context.max_tokens for context in axes.contexts]
         self._last = len(self._bounds) - 1
-        self._types = _NearestType(_centres(axes))
-        self._types_count = len(axes.workloads)
+        self._centres = _centres(axes)
         self._midpoints = [(low + high) / 2 for low, high in pairwise(axes.qps)]
         new, output = [w.new_tokens for w in axes.workloads], [w.output_tokens for w in axes.workloads]
         self._ranges = (min(new), max(new), min(output), max(output), self._bounds[-1], axes.qps[0], axes.qps[-1])
 
     def cell(self, workload: Workload) -> int:
         context = min(bisect_left(self._bounds, workload.cached_tokens), self._last)
-        row = context * self._types_count + self._types.find(workload.new_tokens, workload.output_tokens)
+        row = context * len(self._centres) + self._type(workload.new_tokens, workload.output_tokens)
         return row * (len(self._midpoints) + 1) + bisect_right(self._midpoints, workload.qps)
 
     def covers(self, workload: Workload) -> bool:
@@ -65,38 +60,11 @@ class Nearest:
             and min_qps <= workload.qps <= max_qps
         )
 
-
-class _NearestType:
-    """The centre nearest to a point, the first of several as near.
-
-    What lies nearest to one centre is convex, so a square whose corners do lies so as a whole: of the small squares
-    that the plane is cut into, most need be looked at once.
-    """
-
-    __slots__ = ("_centres", "_squares")
-
-    def __init__(self, centres: Sequence[tuple[float, float]]) -> None:
-        self._centres = centres
-        self._squares: dict[int, int] = {}
-
-    def find(self, new_tokens: int, output_tokens: int) -> int:
-        x = _log2(new_tokens) * _SQUARES if new_tokens > 1 else 0.0
-        y = _log2(output_tokens) * _SQUARES if output_tokens > 1 else 0.0
-        square = int(x) << 16 | int(y)
-        found = self._squares.get(square)
-        if found is None:
-            found = self._squares[square] = self._of_square(int(x), int(y))
-        return found if found >= 0 else self._nearest(x, y)
-
-    def _of_square(self, x: int, y: int) -> int:
-        """-1 where several centres share it."""
-        corners = {self._nearest(x + right, y + up) for right in (0, 1) for up in (0, 1)}
-        return corners.pop() if len(corners) == 1 else -1
-
-    def _nearest(self, x: float, y: float) -> int:
+    def _type(self, new_tokens: int, output_tokens: int) -> int:
+        new_log, output_log = math.log2(max(new_tokens, 1)), math.log2(max(output_tokens, 1))
         nearest, least = 0, math.inf
         for index, (new, output) in enumerate(self._centres):
-            distance = (new * _SQUARES - x) ** 2 + (output * _SQUARES - y) ** 2
+            distance = (new - new_log) ** 2 + (output - output_log) ** 2
             if distance < least:
                 nearest, least = index, distance
         return nearest

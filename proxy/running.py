@@ -88,6 +88,6 @@ class Opened(msgspec.Struct):
     content_type: str
     first: bytes
     observer: AnswerObserver
-    reply: ReplyKey  # what the observer tells of
+    reply: ReplyKey  # fed by the observer
     relay: StreamRelay | None  # None: `first` is all of it
     handoff: Handoff | None

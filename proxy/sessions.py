@@ -265,9 +265,7 @@ class SessionTable:
         for session in dict.fromkeys(found):
             for anchor in session.anchors():
                 place = places.get(anchor.key)
-                if place is None:
-                    continue
-                covered = chain.reach(place, anchor.tail, anchor.check) if anchor.tail else chain.ends[place]
+                covered = None if place is None else chain.reach(place, anchor.tail, anchor.check)
                 if covered is not None:
                     matches.append(_Match(session, anchor, covered))
         matches.sort(key=_COVERED, reverse=True)

@@ -107,20 +107,6 @@ _NAMING = frozenset((*_ID_MEMBERS, "conversation"))
 _CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _TEMPLATE = ("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "media_io_kwargs")
 
-# Members that can make a turn one engine's. Most bodies have none of them, which is found at once.
-_WANT_ONE_ENGINE = frozenset(
-    (
-        "truncation",
-        "truncate_prompt_tokens",
-        "n",
-        "best_of",
-        "use_beam_search",
-        "prompt_logprobs",
-        "echo",
-        "prompt_embeds",
-    )
-)
-
 # What else routing reads, and as what. Members are decoded as they are met: a body has few of those that it may have.
 _EVERYWHERE = {
     **dict.fromkeys(("model", "cache_salt"), _STRING),
@@ -185,8 +171,7 @@ def _request(
     model = _model(values)
     scope = hasher.usual_key(b"D", tenant, model, endpoint)
     chain, prompt_count = _chain(endpoint, fields, values, hasher, scope)
-    is_ordinary = prompt_count == 1 and _WANT_ONE_ENGINE.isdisjoint(fields)
-    choices = 1 if is_ordinary else prompt_count * _count(values, "n")
+    choices = prompt_count * _count(values, "n")
     opener = _opener(endpoint, fields) if session_key is SessionKey.FIRST_USER_MESSAGE else None
     explicit_id = _explicit_id(endpoint, fields, headers)
     named = opener or explicit_id
@@ -196,7 +181,7 @@ def _request(
         stream=bool(values.get("stream")),
         wants_usage=_wants_usage(endpoint, values),
         max_output_tokens=min(_caps(values), default=None),
-        single_engine=None if is_ordinary else _single_engine(endpoint, fields, values, choices > prompt_count),
+        single_engine=_single_engine(endpoint, fields, values, choices > prompt_count),
         choices=choices,
         prompt_bytes=chain.size,
         fields=fields,
@@ -265,8 +250,23 @@ def _opener(endpoint: Endpoint, fields: Fields) -> str | None:
     return None if text is None else hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
+_WANT_ONE_ENGINE = {
+    "n",
+    "best_of",
+    "use_beam_search",
+    "echo",
+    "prompt_logprobs",
+    "prompt_embeds",
+    "truncation",
+    "truncate_prompt_tokens",
+}
+"""All that `_single_engine` reads. Most bodies have none of these, which is found at once."""
+
+
 def _single_engine(endpoint: Endpoint, fields: Fields, values: Values, several: bool) -> str | None:
     """`several`: each prompt gets more than one choice."""
+    if _WANT_ONE_ENGINE.isdisjoint(fields):
+        return None
     if endpoint is Endpoint.RESPONSES and values.get("truncation") not in (None, "disabled"):
         return "truncation"
     if endpoint not in CHOOSING:

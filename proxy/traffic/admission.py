@@ -84,7 +84,7 @@ class Admission:
         self._on_waited = on_waited
         self._departures = RateMeter(DEPARTURES_S, now())
         self._line = Line()
-        self._futures: dict[Waiter, asyncio.Future[Overloaded | None]] = {}  # of all in the line, at least
+        self._futures: dict[Waiter, asyncio.Future[Overloaded | None]] = {}
         # Needs of turns that were admitted and have not run since: what they take of the fleet is not to be seen yet.
         self._handed: dict[Hashable, Waiter] = {}
         self._arrivals = 0
@@ -102,7 +102,7 @@ class Admission:
             return None
         if ticket.needs in self._handed:
             return None
-        if (self._futures and self._line.is_wanted(ticket.needs)) or not ticket.fits():
+        if (self._line and self._line.is_wanted(ticket.needs)) or not ticket.fits():
             return None
         self.inside += 1
         self._moved()
@@ -122,7 +122,7 @@ class Admission:
 
     def poke(self) -> None:
         """Something changed in the fleet: admit whoever fits now."""
-        if self._courtesy is not None or not self._futures:
+        if self._courtesy is not None or not self._line:
             return
         self._hear()  # a place that came free here may be another process's by now
         while self._line and self.inside + self.inside_elsewhere < self._max_inflight:
@@ -149,7 +149,7 @@ class Admission:
         self.inside -= 1
         self._moved()
         self._departures.count(self._now())
-        if self.waiting_elsewhere and self._line:  # else it would be our own turns' for ever
+        if self._line and self.waiting_elsewhere:  # else it would be our own turns' for ever
             self._courtesy = self._courtesy or asyncio.get_running_loop().call_later(COURTESY_S, self._end_courtesy)
         else:
             self.poke()

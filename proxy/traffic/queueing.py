@@ -72,7 +72,8 @@ class Shares:
             self._ends[tenant] -= share
 
 
-class Waiter(msgspec.Struct, eq=False):
+@dataclass(eq=False, slots=True)
+class Waiter:
     """A ticket in the order of arrivals; `number` stays when it comes back."""
 
     ticket: Ticket

@@ -8,8 +8,9 @@ PYTEST := $(BIN)/python -m pytest
 BESIDE := $(PYTEST) --numprocesses $(JOBS) --dist loadfile
 
 # What clients are promised, whichever data plane speaks to them: tested on both.
-CONFORMANCE := $(addprefix tests/e2e/test_,$(addsuffix .py,cancel_matrix conversations dead_workers drain edge failures \
-	fault_matrix hostile keys pass_through_rules prompt_lists queue))
+CONFORMANCE := $(patsubst %,tests/e2e/%.py,access/test_edge access/test_keys access/test_queue failures/test_cancel_matrix \
+	failures/test_dead_workers failures/test_drain failures/test_failures failures/test_fault_matrix \
+	turns/test_conversations turns/test_hostile turns/test_pass_through_rules turns/test_prompt_lists)
 
 .PHONY: demo test check format clean browser chromium
 

@@ -9,42 +9,42 @@ from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, Metric
 
-from .chain import Hasher
+from .admission.arrival_rate import Arrivals
+from .admission.gate import Admission
+from .admission.key_file import KeyRing
+from .admission.rate_limits import RateLimits
 from .config import ProxyConfig, convert
-from .data_path.upstream import Upstream
-from .dispatch import Dispatcher
-from .edge.drain import Drain
-from .edge.tls import Tls, worker_tls
+from .discovery.heartbeat_listener import Listener
+from .downstream.drain import Drain
 from .errors import ConfigError
-from .fan_out import FanOut
-from .learning import Learner
-from .listener import Listener
-from .metrics import Metrics, fleet_gauges, gauge
-from .passthrough import Passthrough
-from .prober import Prober
-from .probes import probing_session
-from .processes.member import Member
-from .processes.replica import Operated, Replica
-from .processes.siblings import Siblings
-from .processes.totals import families
-from .rates import Arrivals
-from .receipts import ReceiptLog, Receipts
-from .registry import Registry
-from .resilience.breakers import Breakers
-from .resilience.canary import Canary
-from .resilience.handoffs import Ledger
-from .resilience.retries import RetryBudget
-from .resilience.standing import Standings
-from .resilience.winding_up import WindingUp
-from .router import Router
-from .sessions import SessionTable
+from .fleet.registry import Registry
+from .health.canary import Canary
+from .health.circuit_breaker import Breakers
+from .health.probe import probing_session
+from .health.prober import Prober
+from .health.retry_budget import RetryBudget
+from .health.worker_health import Standings
+from .peers.member import Member
+from .peers.membership import Siblings
+from .peers.replication import Operated, Replica
+from .routing.dispatch import Dispatcher
+from .routing.handoff_ledger import Ledger
+from .routing.handoff_release import WindingUp
+from .routing.learning import Learner
+from .routing.passthrough import Passthrough
+from .routing.prompt_fan_out import FanOut
+from .routing.router import Router
+from .routing.service import TurnService
+from .routing.state import State
+from .runtime.tls import Tls, worker_tls
+from .sessions.prefix_chain import Hasher
+from .sessions.table import SessionTable
+from .sessions.token_estimates import TokenEstimator
 from .settings import Settings
-from .state import State
-from .tokens import TokenEstimator
-from .traffic.admission import Admission
-from .traffic.key_ring import KeyRing
-from .traffic.rate_limits import RateLimits
-from .turn_service import TurnService
+from .telemetry.merged_metrics import families
+from .telemetry.metrics import Metrics, fleet_gauges, gauge
+from .telemetry.receipts import ReceiptLog, Receipts
+from .upstream.client import Upstream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from .decision_table.score import Lookup
+from .discovery.heartbeat import check_address
 from .errors import ConfigError, FormatError
-from .heartbeats import check_address
-from .tables import Lookup
-from .workers import TRANSFERS, Role, Source, Worker
+from .fleet.worker import TRANSFERS, Role, Source, Worker
 
 MIB = 1024 * 1024
 

@@ -21,7 +21,7 @@ import math
 
 import msgspec
 
-from .resilience.failures import Cause, Phase
+from .failures import Cause, Phase
 
 OVERLOAD = (429, 503)  # statuses by which a worker says that it is busy, not broken
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .config import LIVE, Mode, ProxyConfig, build, with_changes
+from .decision_table.score import DecisionTable, Weights, find
 from .errors import PPDError
+from .fleet.worker import WorkerId
 from .policy import Rules
-from .tables import DecisionTable, Weights, find
-from .workers import WorkerId
 
 log = logging.getLogger(__name__)
 

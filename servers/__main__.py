@@ -1,5 +1,5 @@
 """`python -m ppd.servers` is `ppd`: what starts another part of the project needs no script on the PATH."""
 
-from .cli import main
+from .cli.main import main
 
 main()

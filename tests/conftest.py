@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
-import proxy_client
 from ppd.proxy.config import DataPlane
+from tests.support import proxy as proxy_client
+from tests.support.clock import FakeClock
 
 # The same examples everywhere and no clock: a slow machine must not fail a test, nor a lucky one pass it.
 settings.register_profile("project", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -21,19 +22,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     proxy_client.DEFAULTS["data_plane"] = DataPlane(config.getoption("--data-plane"))
-
-
-class FakeClock:
-    """Seconds that pass only when a test says so."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def advance(self, seconds: float) -> None:
-        self.now_s += seconds
 
 
 @pytest.fixture

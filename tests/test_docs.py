@@ -8,9 +8,9 @@ from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 
-from ppd.offline.cli import COMMANDS
+from ppd.offline.cli.main import COMMANDS
 from ppd.proxy.config import LIVE, ProxyConfig
-from ppd.proxy.resilience.failures import Belief, ClientGets, Fate, OtherLeg, Standing, as_markdown
+from ppd.proxy.failures import Belief, ClientGets, Fate, OtherLeg, Standing, as_markdown
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

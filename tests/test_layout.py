@@ -35,12 +35,11 @@ def test_imports_point_one_way_and_go_through_ppd(path: Path) -> None:
 def test_every_package_folder_ships() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = {
-        str(init.parent.relative_to(ROOT))
+        "ppd." + ".".join(init.parent.relative_to(ROOT).parts)
         for top in ("proxy", "servers", "offline")
         for init in (ROOT / top).rglob("__init__.py")
     }
-    assert folders | {"tables"} == set(settings["package-dir"].values())
-    assert set(settings["packages"]) == set(settings["package-dir"])
+    assert folders | {"ppd.tables"} == set(settings["packages"])
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -6,8 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from soaking.slope import Slope, slope
-
+from ..soak.slope import Slope, slope
 from .backend import Clients, finished, running_backend
 from .bodies import Talk
 from .rows import Load as Mode

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppd.proxy.errors import ConfigError, PPDError
-from ppd.servers.vllm_cpu import cache_root
+from ppd.servers.vllm.cpu_install import cache_root
 
 SOURCES = Path(__file__).with_name("native")
 _FLAGS = ("-O2", "-Wall", "-Wextra")

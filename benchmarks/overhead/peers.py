@@ -28,7 +28,7 @@ def version(cache: Path, peer: str) -> str:
     """Of the installed peer; PeerError names the command that installs it."""
     found = sorted((cache / "peers" / peer).glob(f"lib/python*/site-packages/{peer.replace('-', '_')}-*.dist-info"))
     if not found or not program(cache, peer).exists():
-        raise PeerError(f"{peer} is not installed: python benchmarks/proxy_overhead.py install")
+        raise PeerError(f"{peer} is not installed: python -m benchmarks.overhead install")
     return found[-1].name.removesuffix(".dist-info").rpartition("-")[2]
 
 

@@ -93,7 +93,7 @@ def opened(subject: Subject | None, fleet: Fleet, backend: Backend, bench: Bench
     try:
         program = Program(command(place), bench.cores.proxy, bench.folder / f"{subject.name}-{fleet}.log")
     except OSError as exc:
-        hint = "`python benchmarks/proxy_overhead.py install` installs the peers"
+        hint = "`python -m benchmarks.overhead install` installs the peers"
         raise PeerError(f"can't be started: {exc.strerror}; {hint}") from exc
     with program:
         _wait_ready(program, place, fleet, backend)

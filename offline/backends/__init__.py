@@ -1,1 +1,1 @@
-"""The ways of measuring a run: in virtual time, on a fleet that is there, on fleets that are started for it."""
+"""The ways to measure a run: in virtual time, on a running fleet, or on fleets started for it."""

@@ -10,7 +10,7 @@ import msgspec
 
 from ppd.proxy.errors import FormatError
 
-from ..runs import Topology
+from ..experiment.run import Topology
 
 
 class Worker(msgspec.Struct, frozen=True):

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ppd.proxy.errors import PPDError
-from ppd.proxy.workers import Role
-from ppd.servers.fleet import Fleet, FleetSpec
-from ppd.servers.prepare import Prepared, prepare
-from ppd.servers.process import EngineFailed
-from ppd.servers.up_command import READY_S
+from ppd.proxy.fleet.worker import Role
+from ppd.servers.cli.up import READY_S
+from ppd.servers.fleet.fleet import Fleet, FleetSpec
+from ppd.servers.fleet.prepare import Prepared, prepare
+from ppd.servers.fleet.process import EngineFailed
 
+from ..experiment.records import Origin, Outcome, Record, RunResult
+from ..experiment.run import Run, Topology
 from ..load import Target
-from ..records import Origin, Outcome, Record, RunResult
-from ..runs import Run, Topology
-from ..stations import FleetLost, Survey
-from ..sweep import failure
+from ..sweep.backend import FleetLost, Survey
+from ..sweep.loop import failure
 from .live import Limits, LiveFleet
 from .ports import free_offset, free_ports
 

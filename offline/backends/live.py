@@ -15,11 +15,11 @@ import aiohttp
 
 from ppd.proxy.errors import ConfigError, PPDError
 
+from ..experiment.records import Origin, Outcome, Record, RunResult, in_order
+from ..experiment.run import Run
 from ..load import Target, measure
-from ..records import Origin, Outcome, Record, RunResult, in_order
-from ..runs import Run
-from ..stations import FleetLost
-from ..sweep import utc_now
+from ..sweep.backend import FleetLost
+from ..sweep.loop import utc_now
 from .fleet_view import FleetView, is_same
 
 TIMEOUT_S = 10.0  # of one look

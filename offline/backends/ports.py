@@ -7,8 +7,8 @@ import socket
 from collections.abc import Mapping
 
 from ppd.proxy.errors import ConfigError
-from ppd.proxy.workers import Role
-from ppd.servers.fleet import FIRST_PORT, FIRST_SIDE_CHANNEL, HOST
+from ppd.proxy.fleet.worker import Role
+from ppd.servers.fleet.fleet import FIRST_PORT, FIRST_SIDE_CHANNEL, HOST
 
 PORTS_A_FLEET = 50
 

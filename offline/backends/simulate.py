@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from ppd.proxy.errors import PPDError
 
-from ..records import Outcome, Record, RunResult
-from ..runs import Run
+from ..experiment.records import Outcome, Record, RunResult
+from ..experiment.run import Run
 from ..simulation import Setup, simulate
-from ..stations import Survey
-from ..sweep import utc_now
+from ..sweep.backend import Survey
+from ..sweep.loop import utc_now
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from ppd.proxy.errors import ConfigError
 
+from ..experiment.records import Origin, RunResult
+from ..experiment.run import Run
 from ..load import Target
-from ..records import Origin, RunResult
-from ..runs import Run
-from ..stations import Survey
+from ..sweep.backend import Survey
 from .fleet_view import FleetView, is_same
 from .live import Limits, LiveFleet
 

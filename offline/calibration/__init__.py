@@ -1,1 +1,1 @@
-"""Fitting an engine profile to measured runs, by simulating those runs."""
+"""Fits an engine profile to measured runs, by simulating those runs."""

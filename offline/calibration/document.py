@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from ppd.servers.profiles import ProfileFile
+from ppd.servers.engine_profile.profile_file import ProfileFile
 
 from .errors import Errors, markdown
 

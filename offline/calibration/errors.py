@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ppd.servers.profiles import Check
+from ppd.servers.engine_profile.profile_file import Check
 
-from ..statistics import percentile
+from ..experiment.statistics import percentile
 from .fit import Means
 from .observations import Observation
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace as replace_struct
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from ppd.servers.timing import EngineProfile
+from ppd.servers.engine_profile.step_time import EngineProfile
 
 from ..simulation import Setup, simulate
 from .observations import Observation

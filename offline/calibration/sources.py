@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppd.proxy.errors import FormatError
-from ppd.servers.profiles import ProfileFile, Status, Transfers
+from ppd.servers.engine_profile.profile_file import ProfileFile, Status, Transfers
 
-from .. import published
-from ..folder import SweepFolder
-from ..runs import Topology
+from ..experiment.run import Topology
 from ..simulation import Setup
+from ..sweep.folder import SweepFolder
+from ..tables import published_rows
 from .fit import START
 from .observations import Observation, from_published, from_sweep, unrecognised_share
 
@@ -91,7 +91,7 @@ def _published(path: Path, kv_capacity_tokens: int | None) -> Source:
     )
     setup = Setup(
         profile=profile,
-        connections=published.CONNECTIONS,
+        connections=published_rows.CONNECTIONS,
         retokenised_replies=True,
         published_routing=True,
         unrecognised=round(unrecognised_share(path, "1P_3pD", "1P_3D"), 3),

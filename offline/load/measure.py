@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..records import Record, in_order
-from ..runs import Run
-from .dialogues import check_lengths
+from ..experiment.records import Record, in_order
+from ..experiment.run import Run
+from .dialogue import check_lengths
+from .open_player import playing
 from .player import Progress
-from .playing import playing
-from .scripts import scripts_of
+from .script import scripts_of
 from .target import Target
 
 

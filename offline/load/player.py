@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ..records import Record
+from ..experiment.records import Record
 from ..traces import TracedTurn
-from .answers import Answer
-from .dialogues import Author, Dialogue
-from .scripts import Script
+from .answer import Answer
+from .dialogue import Author, Dialogue
+from .script import Script
 from .target import Target
 from .wording import short
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ppd.proxy.errors import ConfigError
 
 from ..traces import Message
-from .tokenizing import Tokenizer
+from .server_tokenizer import Tokenizer
 
 ORDINARY_IDS = tuple(range(1000, 2000))
 """Ids that are plain text in every vocabulary of some size, for endpoints that encode nothing for others."""

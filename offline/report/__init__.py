@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..files import write_whole
-from ..folder import SweepFolder
-from . import comparison, numbers, published, study
-from .document import Document
-from .drawing import is_own
-from .page import page
+from ..experiment.files import write_whole
+from ..sweep.folder import SweepFolder
+from .analysis import study
+from .figures import numbers
+from .figures.style import is_own
+from .page.document import Document
+from .page.html import page
+from .paper import comparison, published
 from .sections import document
 
 __all__ = ["write_published_report", "write_report"]

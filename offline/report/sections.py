@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from . import decision_figures, frontier_figure, latency, numbers
-from .document import Block, Caution, Document, Section, Terms, Text
-from .numerals import count, percent
-from .result_tables import failures_table, gains_table, trade_off_table, winners_table
-from .study import Study, cell_cautions
-from .winners import TPOT, TTFT, disagreement
+from .analysis.study import Study, cell_cautions
+from .analysis.winners import TPOT, TTFT, disagreement
+from .figures import decision_figures, frontier_figure, latency, numbers
+from .figures.result_tables import failures_table, gains_table, trade_off_table, winners_table
+from .page.document import Block, Caution, Document, Section, Terms, Text
+from .page.numerals import count, percent
 
 _MOST_MAPS: Final = 12
 

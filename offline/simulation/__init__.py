@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ppd.proxy.errors import ConfigError
 
-from ..conversations import plan
-from ..records import Record
-from ..runs import Run, Topology
+from ..experiment.plan import plan
+from ..experiment.records import Record
+from ..experiment.run import Run, Topology
 from .clients import Clients, Connections
 from .fleet import Fleet
 from .routing import PolicyRouting, PublishedRouting, Routing

@@ -9,8 +9,8 @@ from itertools import count
 
 from ppd.proxy.policy import Route
 
-from ..conversations import Conversation
-from ..records import Record
+from ..experiment.plan import Conversation
+from ..experiment.records import Record
 from .engine import Job
 from .fleet import Fleet, Handoff, Leg
 from .kv_cache import Span

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ppd.servers.timing import EngineProfile, attention_pairs, step_time_s
+from ppd.servers.engine_profile.step_time import EngineProfile, attention_pairs, step_time_s
 
 from .kv_cache import Held, KvCache, Span
 from .timeline import Timeline

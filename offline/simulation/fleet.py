@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ppd.proxy.workers import Role
-from ppd.servers.profiles import Transfers
-from ppd.servers.timing import request_time_s
+from ppd.proxy.fleet.worker import Role
+from ppd.servers.engine_profile.profile_file import Transfers
+from ppd.servers.engine_profile.step_time import request_time_s
 
-from ..runs import Topology
+from ..experiment.run import Topology
 from .engine import Engine, Job
 from .kv_cache import KvCache, Span
-from .links import Port, transfer
+from .network import Port, transfer
 from .setup import Setup
 from .timeline import Timeline
 

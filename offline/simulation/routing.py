@@ -12,19 +12,19 @@ from typing import Protocol
 
 import numpy as np
 
-from ppd.proxy.chain import KEY_BITS, Chain, Hasher, Mark
 from ppd.proxy.config import Mode
-from ppd.proxy.heartbeats import Announcement
+from ppd.proxy.discovery.heartbeat import Announcement
+from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.fleet.worker import Load, Role, Source, WorkerId
+from ppd.proxy.fleet.worker import Worker as KnownWorker
+from ppd.proxy.openai.request import Endpoint, Request
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
-from ppd.proxy.registry import Registry
-from ppd.proxy.sessions import Outcome, Place, SessionTable
-from ppd.proxy.tokens import TokenEstimator
-from ppd.proxy.turns import Endpoint, Request
-from ppd.proxy.workers import Load, Role, Source, WorkerId
-from ppd.proxy.workers import Worker as KnownWorker
+from ppd.proxy.sessions.prefix_chain import KEY_BITS, Chain, Hasher, Mark
+from ppd.proxy.sessions.table import Outcome, Place, SessionTable
+from ppd.proxy.sessions.token_estimates import TokenEstimator
 
-from ..conversations import Conversation
-from ..runs import Run
+from ..experiment.plan import Conversation
+from ..experiment.run import Run
 from .fleet import Fleet, Worker
 from .kv_cache import KvCache
 from .timeline import Timeline

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ppd.proxy.errors import ConfigError
-from ppd.servers.profiles import ProfileFile, Transfers
+from ppd.servers.engine_profile.profile_file import ProfileFile, Transfers
 
-from ..records import Origin
-from ..roofline import profile_for
-from ..runs import Run, Topology
+from ..experiment.records import Origin
+from ..experiment.run import Run, Topology
+from .modelled_hardware import profile_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Protocol
 
-from ..legs import Handoff, LegRequest, NoHandoff, Pair, plain_leg
-from ..turns import Endpoint, Fields
+from ..openai.request import Endpoint, Fields
+from .leg import Handoff, LegRequest, NoHandoff, Pair, plain_leg
 from .nixl import Nixl
 from .none import NoConnector
 from .p2p_nccl import P2pNccl

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from ..answer_shapes import Usage, usage_of
-from ..legs import Handoff, LegRequest, NoHandoff, Pair, answering_fields, decoded, encoded, leg
-from ..turns import Endpoint, Fields
+from ..openai.answer_shapes import Usage, usage_of
+from ..openai.request import Endpoint, Fields
+from .leg import Handoff, LegRequest, NoHandoff, Pair, answering_fields, decoded, encoded, leg
 from .prefill import engine_version, prefill_fields
 
 PARAMS = "kv_transfer_params"

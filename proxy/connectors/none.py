@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..answer_shapes import body_usage
-from ..legs import Handoff, LegRequest, NoHandoff, Pair, leg, plain_leg
-from ..turns import Endpoint, Fields
+from ..openai.answer_shapes import body_usage
+from ..openai.request import Endpoint, Fields
+from .leg import Handoff, LegRequest, NoHandoff, Pair, leg, plain_leg
 from .prefill import engine_version, prefill_fields
 
 

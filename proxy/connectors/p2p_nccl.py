@@ -13,11 +13,11 @@ from __future__ import annotations
 import hashlib
 import re
 
-from ..answer_shapes import body_usage
 from ..errors import NoWorkerError
-from ..legs import Handoff, LegRequest, NoHandoff, Pair, answering_fields, leg
-from ..turns import Endpoint, Fields
-from ..workers import Worker
+from ..fleet.worker import Worker
+from ..openai.answer_shapes import body_usage
+from ..openai.request import Endpoint, Fields
+from .leg import Handoff, LegRequest, NoHandoff, Pair, answering_fields, leg
 from .prefill import Version, engine_version, prefill_fields
 
 ADDRESS = "zmq_address"  # the worker's coordinate: host:port of its rank 0

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from ..legs import decoded, public_fields
-from ..turns import Endpoint, Fields
+from ..openai.request import Endpoint, Fields
+from .leg import decoded, public_fields
 
 Version = tuple[int, int]
 

@@ -4,6 +4,6 @@ The live proxy, the simulator in virtual time and the replay of a recorded log c
 """
 
 from .decide import Shunned, decide, has_room
-from .values import Decision, Route, Rules, Turn
+from .decision import Decision, Route, Rules, Turn
 
 __all__ = ["Decision", "Route", "Rules", "Shunned", "Turn", "decide", "has_room"]

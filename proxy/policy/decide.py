@@ -21,13 +21,13 @@ import msgspec
 from msgspec.structs import replace
 
 from ..config import Mode, Uncovered
+from ..decision_table.score import Verdict, Workload
 from ..errors import AllBusy, NoWorkerError
-from ..residency import standing
-from ..tables import Verdict, Workload
-from ..views import Fleet, WorkerView, can_pair, check_model
-from ..workers import PairId, Role, WorkerId
+from ..fleet.residency import standing
+from ..fleet.view import Fleet, WorkerView, can_pair, check_model
+from ..fleet.worker import PairId, Role, WorkerId
+from .decision import Decision, Route, Rules, Turn
 from .placement import held_on, pick_decode, pick_prefill, warmth_of
-from .values import Decision, Route, Rules, Turn
 
 _, _DECODE, _REPLICA = Role  # an enum's members by their names are slow to look up in a loop
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 
-from ..residency import Residency, standing
-from ..views import WorkerView
-from .values import Turn
+from ..fleet.residency import Residency, standing
+from ..fleet.view import WorkerView
+from .decision import Turn
 
 KV_FULL = 0.95  # at this share of KV blocks in use, a new session would evict or preempt others
 COLDEST = 0.1  # a worker that has just come counts as ten times as loaded

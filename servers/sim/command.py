@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from ppd.proxy.errors import ConfigError, PPDError
-from ppd.proxy.workers import Role
+from ppd.proxy.fleet.worker import Role
 
-from ..profiles import find
-from ..timing import EngineProfile
-from .config import LoadFailurePolicy, SimConfig
-from .running import running_engine
+from ..engine_profile.profile_file import find
+from ..engine_profile.step_time import EngineProfile
+from .core.config import LoadFailurePolicy, SimConfig
+from .launch import running_engine
 
 _DEFAULT = SimConfig()
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-PROGRAM: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "decision_cost.py"))
+from benchmarks.small.decision_cost import SIZES, bench, conversation, play
 
 
 async def row(name: str) -> Any:
-    bench = PROGRAM["bench"]()
+    stand = bench()
     try:
-        return await PROGRAM["play"](bench, name, 3, 1)
+        return await play(stand, name, 3, 1)
     finally:
-        bench.proxy.listener.close()
+        stand.proxy.listener.close()
 
 
 @pytest.mark.parametrize(("size", "kind"), [("200 B", "first SPLIT"), ("2 KB", "next LOCAL"), ("130 KB", "next LOCAL")])
@@ -30,7 +28,8 @@ def test_every_stage_of_every_turn_is_timed(size: str, kind: str) -> None:
 
 @pytest.mark.parametrize("size", ["2 KB", "130 KB", "600 KB"])
 def test_bodies_are_as_long_as_the_row_says(size: str) -> None:
-    wanted = PROGRAM["SIZES"][size][0]
-    earlier, last = PROGRAM["conversation"](5, *PROGRAM["SIZES"][size])
+    wanted = SIZES[size][0]
+    earlier, last = conversation(5, *SIZES[size])
+    assert earlier is not None
     assert len(last) == pytest.approx(wanted, rel=0.1)
     assert len(earlier) < len(last)

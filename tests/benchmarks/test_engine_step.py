@@ -12,17 +12,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_profiles import profile_of
-from engine_step import measure
-from engine_step.commands import add_arguments
-from engine_step.fit import TERMS, fit_steps, loads, markdown, profile
-from engine_step.network import Point, Shape
-from engine_step.records import StepRecord, Steps, decode
+from benchmarks.interference.engine_step import measure
+from benchmarks.interference.engine_step.commands import add_arguments
+from benchmarks.interference.engine_step.fit import TERMS, fit_steps, loads, markdown, profile
+from benchmarks.interference.engine_step.network import Point, Shape
+from benchmarks.interference.engine_step.records import StepRecord, Steps, decode
 from ppd.proxy.errors import ConfigError, FormatError
-from ppd.servers.profiles import Status, Transfers
-from ppd.servers.profiles import decode as decode_profile
-from ppd.servers.profiles import encode as encode_profile
-from ppd.servers.timing import EngineProfile, step_time_s
+from ppd.servers.engine_profile.profile_file import Status, Transfers
+from ppd.servers.engine_profile.profile_file import decode as decode_profile
+from ppd.servers.engine_profile.profile_file import encode as encode_profile
+from ppd.servers.engine_profile.step_time import EngineProfile, step_time_s
+from tests.support.engine_profiles import profile_of
 
 TRUE = EngineProfile(
     step_s=6e-3, decode_sequence_s=2e-5, context_token_s=3e-8, prefill_token_s=1.6e-5, attention_pair_s=1.5e-9

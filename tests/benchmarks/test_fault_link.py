@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from fault_link import Conditions, FaultLink, Line, Way
+from benchmarks.network.fault_link import Conditions, FaultLink, Line, Way
 
 Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

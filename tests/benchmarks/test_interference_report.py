@@ -7,10 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from decode_batch.figures import draw
-from decode_batch.records import Experiment, Head, Kind, Stream, Trial, TrialResult, decode, encode, load, save
-from decode_batch.slowdowns import Measured, Place, Point, gather
-from decode_batch.table import markdown
+from benchmarks.interference.figures import draw
+from benchmarks.interference.records import (
+    Experiment,
+    Head,
+    Kind,
+    Stream,
+    Trial,
+    TrialResult,
+    decode,
+    encode,
+    load,
+    save,
+)
+from benchmarks.interference.slowdowns import Measured, Place, Point, gather
+from benchmarks.interference.table import markdown
 from ppd.proxy.errors import FormatError
 
 HEAD = Head(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import runpy
-from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import pytest
 
-from ppd.proxy.tables import DecisionTable, Lookup, bundled
+from benchmarks.small import lookup
+from ppd.proxy.decision_table.score import DecisionTable, Lookup, bundled
 
-PROGRAM: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "lookup.py"))
 TABLES = [DecisionTable.load(path) for path in bundled().values() if path.stem.startswith("h100-llama-3.1-8b")]
 
 
@@ -27,7 +24,7 @@ def test_a_left_out_point_is_found_better_by_interpolation(
 ) -> None:
     found: dict[Lookup, list[tuple[float, float]]] = {rule: [] for rule in Lookup}
     for table in TABLES:
-        for rule, errors in PROGRAM["errors"](table, PROGRAM[leave_out](table)).items():
+        for rule, errors in lookup.errors(table, getattr(lookup, leave_out)(table)).items():
             found[rule] += errors
     assert [len(errors) for errors in found.values()] == [arms, arms]
     for rule, expected in ((Lookup.NEAREST, nearest), (Lookup.INTERPOLATED, interpolated)):

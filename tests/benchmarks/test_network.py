@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-import network
-from fault_link import Conditions
-from networks.namespaces import netem
-from networks.report import Found, markdown, wrong
-from networks.trials import TRIALS
-from soaking.records import Outcome, Request
+from benchmarks.network import __main__ as network
+from benchmarks.network.fault_link import Conditions
+from benchmarks.network.namespaces import netem
+from benchmarks.network.report import Found, markdown, wrong
+from benchmarks.network.trials import TRIALS
+from benchmarks.soak.records import Outcome, Request
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import gzip
 
 import pytest
 
-from decode_batch.published import OUTPUT_TOKENS, read
-from decode_batch.records import Kind
-from decode_batch.slowdowns import gather
+from benchmarks.interference.published import OUTPUT_TOKENS, read
+from benchmarks.interference.records import Kind
+from benchmarks.interference.slowdowns import gather
 from ppd.proxy.errors import FormatError
 
 HEAD = (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ppd.offline.records import Origin, Outcome, Record, RunResult
-from ppd.offline.runs import Profile, Run, Workload
-from simulator_cost import costs
+from benchmarks.small.simulator_cost import costs
+from ppd.offline.experiment.records import Origin, Outcome, Record, RunResult
+from ppd.offline.experiment.run import Profile, Run, Workload
 
 
 def result(qps: float, wall_s: float, requests: int) -> RunResult:

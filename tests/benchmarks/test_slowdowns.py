@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from decode_batch.records import Experiment, Kind, Stream, Trial, TrialResult
-from decode_batch.slowdowns import Measured, Place, gather, measure
+from benchmarks.interference.records import Experiment, Kind, Stream, Trial, TrialResult
+from benchmarks.interference.slowdowns import Measured, Place, gather, measure
 
 
 def times(start_s: float, *gaps_s: float) -> tuple[float, ...]:

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from ppd.proxy.turns import Endpoint
-from soaking.heard import Heard
-from soaking.judging import Reception, judge
-from soaking.records import Outcome
-from soaking.talks import Move
+from benchmarks.soak.client_view import Heard
+from benchmarks.soak.records import Outcome
+from benchmarks.soak.verify import Reception, judge
+from benchmarks.soak.workload import Move
+from ppd.proxy.openai.request import Endpoint
 
 RIGHT = {0: "the right text"}
 FULL = Reception(status=200)

@@ -7,14 +7,14 @@ from collections import Counter
 import msgspec
 import pytest
 
-from ppd.proxy.turns import Endpoint
-from ppd.servers.sim.faults import Faults
-from soaking.disturbances import SPARE, WORKERS, costs, faults, felt, plan
-from soaking.fleet import samples
-from soaking.oracle import running_oracle
-from soaking.records import FINE, Disturbance, Kind, Outcome, Request
-from soaking.talks import Ask, Move, Talk
-from soaking.watch import short
+from benchmarks.soak.fault_plan import SPARE, WORKERS, costs, faults, felt, plan
+from benchmarks.soak.fleet import samples
+from benchmarks.soak.monitor import short
+from benchmarks.soak.oracle import running_oracle
+from benchmarks.soak.records import FINE, Disturbance, Kind, Outcome, Request
+from benchmarks.soak.workload import Ask, Move, Talk
+from ppd.proxy.openai.request import Endpoint
+from ppd.servers.sim.core.fault_orders import Faults
 
 FLEET = (Kind.KILL, Kind.RESTART, Kind.DRAIN, Kind.REMOVE, Kind.FLIP, Kind.JOIN)  # done to processes and the proxy
 

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from benchmarks.soak import summary
+from benchmarks.soak.records import Disturbance, Ending, Head, Kind, Outcome, Records, Request, Sample, decode
+from benchmarks.soak.report import markdown
+from benchmarks.soak.slope import slope
 from ppd.proxy.errors import FormatError
-from soaking import verdict
-from soaking.records import Disturbance, Ending, Head, Kind, Outcome, Records, Request, Sample, decode
-from soaking.report import markdown
-from soaking.slope import slope
 
 SECONDS = 300.0
 
@@ -46,7 +46,7 @@ GOOD = Records(
 
 
 def test_a_soak_without_faults_of_the_proxy_passes() -> None:
-    assert verdict.problems(GOOD) == []
+    assert summary.problems(GOOD) == []
     assert "**Passed.**" in markdown(GOOD)
     assert "| success | 100.000% |" in markdown(GOOD)
 
@@ -55,7 +55,7 @@ def test_a_soak_without_faults_of_the_proxy_passes() -> None:
 @pytest.mark.parametrize("at_s", [10.0, 102.0])
 def test_one_such_answer_is_too_many_whatever_was_done(outcome: Outcome, at_s: float) -> None:
     found = replace(GOOD, requests=[*GOOD.requests, request(at_s, outcome)])
-    assert verdict.problems(found) == [f"1 {outcome}"]
+    assert summary.problems(found) == [f"1 {outcome}"]
     assert f"- {outcome} `r`" in markdown(found)
 
 
@@ -72,22 +72,22 @@ def test_one_such_answer_is_too_many_whatever_was_done(outcome: Outcome, at_s: f
 )
 def test_failures_must_have_a_cause(outcome: Outcome, at_s: float, fails: bool) -> None:
     found = replace(GOOD, requests=[*GOOD.requests, *[request(at_s, outcome)] * 10])
-    assert bool(verdict.problems(found)) is fails
+    assert bool(summary.problems(found)) is fails
     if outcome in (Outcome.LEFT, Outcome.REJECTED):
-        assert verdict.failures(found) == []
+        assert summary.failures(found) == []
     else:
-        (failure,) = verdict.failures(found)
+        (failure,) = summary.failures(found)
         assert failure.during == ("kill D" if at_s > 100 else "nothing")
         assert (failure.count, failure.explained) == (10, not fails)
 
 
 def test_a_few_failures_without_a_cause_are_tolerated() -> None:
-    assert verdict.problems(replace(GOOD, requests=[*GOOD.requests, *[request(10, Outcome.FAILED)] * 3])) == []
-    assert verdict.problems(replace(GOOD, requests=[*GOOD.requests, *[request(10, Outcome.FAILED)] * 4]))
+    assert summary.problems(replace(GOOD, requests=[*GOOD.requests, *[request(10, Outcome.FAILED)] * 3])) == []
+    assert summary.problems(replace(GOOD, requests=[*GOOD.requests, *[request(10, Outcome.FAILED)] * 4]))
 
 
 def test_a_soak_that_served_nobody_fails() -> None:
-    assert verdict.problems(replace(GOOD, requests=[])) == ["no request was completed"]
+    assert summary.problems(replace(GOOD, requests=[])) == ["no request was completed"]
 
 
 @pytest.mark.parametrize(
@@ -99,13 +99,13 @@ def test_a_soak_that_served_nobody_fails() -> None:
     ],
 )
 def test_what_is_left_over_fails_it(change: dict[str, Any], said: str) -> None:
-    (problem,) = verdict.problems(replace(GOOD, ending=msgspec.structs.replace(ENDING, **change)))
+    (problem,) = summary.problems(replace(GOOD, ending=msgspec.structs.replace(ENDING, **change)))
     assert problem.startswith(said)
 
 
 def test_a_disturbance_that_could_not_be_undone_fails_it() -> None:
     stuck = Disturbance(kind=Kind.DRAIN, worker="P1", at_s=5, lasts_s=30, problem="not whole")
-    assert verdict.problems(replace(GOOD, disturbances=[stuck])) == ["drain of P1 at 5 s: not whole"]
+    assert summary.problems(replace(GOOD, disturbances=[stuck])) == ["drain of P1 at 5 s: not whole"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_memory_may_grow_in_the_warm_up_and_is_not_judged_by_minutes(
         return msgspec.structs.replace(one, at_s=at_s, rss_kib=kib)
 
     records = replace(GOOD, head=head, samples=[grown(one) for one in GOOD.samples])
-    assert bool(verdict.problems(records)) is fails
+    assert bool(summary.problems(records)) is fails
 
 
 def test_a_slope_has_an_interval_that_noise_widens() -> None:
@@ -140,7 +140,7 @@ def test_a_slope_has_an_interval_that_noise_widens() -> None:
 
 def test_times_are_told_apart_by_what_was_done() -> None:
     late = request(102, first_text_s=103.0)
-    calm, stormy = verdict.first_text(replace(GOOD, requests=[request(10), late]))
+    calm, stormy = summary.first_text(replace(GOOD, requests=[request(10), late]))
     assert calm is not None and stormy is not None
     assert (calm.n, stormy.n) == (1, 1)
     assert (calm.p50_s, stormy.p99_s) == pytest.approx((0.1, 1.0))

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from decode_batch.records import Experiment, Kind
-from decode_batch.trials import LOWEST_TOKEN, Prompts, Setting, plan
+from benchmarks.interference.records import Experiment, Kind
+from benchmarks.interference.trials import LOWEST_TOKEN, Prompts, Setting, plan
 from ppd.proxy.errors import ConfigError
 
 SMALL = Setting(

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ppd.proxy.config import Mode
-from ppd.proxy.workers import Role
-from ppd.servers.sim.config import SimConfig
-from ppd.servers.sim.engine import SimEngine
-from ppd.servers.sim.running import running_engine
-from proxy_client import ProxyClient, running_proxy
+from ppd.proxy.fleet.worker import Role
+from ppd.servers.sim.core.config import SimConfig
+from ppd.servers.sim.engine.engine import SimEngine
+from ppd.servers.sim.launch import running_engine
+from tests.support.proxy import ProxyClient, running_proxy
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

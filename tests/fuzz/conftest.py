@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ppd.proxy.config import Mode
-from proxy_thread import Alarms, Target, run_target
+from tests.support.proxy_thread import Alarms, Target, run_target
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

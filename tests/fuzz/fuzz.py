@@ -1,4 +1,4 @@
-"""Runs one of the targets in `parser_targets.py` under atheris, for a while or until it finds something.
+"""Runs one of the targets in `targets.py` under atheris, for a while or until it finds something.
 
     python tests/fuzz/fuzz.py relay -max_total_time=3600 corpus/relay
 
@@ -16,9 +16,9 @@ from pathlib import Path
 def main() -> None:
     import atheris  # type: ignore[import-untyped]
 
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     with atheris.instrument_imports(include=["ppd"]):
-        from parser_targets import TARGETS
+        from tests.fuzz.targets import TARGETS
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in TARGETS:
         sys.exit(f"the first argument is a target: {', '.join(TARGETS)}")

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from ppd.proxy.config import SessionKey
 from ppd.proxy.errors import RequestError, error_body
-from ppd.proxy.turns import Endpoint
-from proxy_thread import Target
-from raw_http import Answer, error_of, exchange_all, post
-from request_bodies import parse_bytes
+from ppd.proxy.openai.request import Endpoint
+from tests.support.proxy_thread import Target
+from tests.support.raw_http import Answer, error_of, exchange_all, post
+from tests.support.requests import parse_bytes
 
 SECRET = "Chrysanthemum"  # stands for a prompt's text: no message repeats it
 BODIES: dict[Endpoint, dict[str, Any]] = {

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppd.proxy.discovery.heartbeat import Announcement, decode
 from ppd.proxy.errors import FormatError
-from ppd.proxy.heartbeats import Announcement, decode
-from ppd.proxy.registry import Registry
+from ppd.proxy.fleet.registry import Registry
 
 OURS: dict[str, Any] = {
     "version": 1,

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy_thread import Target
-from raw_http import exchange, exchange_all, post, read_answers
+from tests.support.proxy_thread import Target
+from tests.support.raw_http import exchange, exchange_all, post, read_answers
 
 BODY = json.dumps({"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}).encode()
 CHAT = "/v1/chat/completions"

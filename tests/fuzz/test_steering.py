@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppd.servers.sim.engine import Received
-from proxy_thread import Target
-from raw_http import Answer, exchange_all, post
+from ppd.servers.sim.engine.engine import Received
+from tests.support.proxy_thread import Target
+from tests.support.raw_http import Answer, exchange_all, post
 
 # Names that a leg may carry; all but the last row are the proxy's own doing.
 OWN = {"host", "accept-encoding", "x-request-id", "user-agent", "content-length", "content-type", "accept"}

@@ -11,9 +11,9 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error, positive_data_acceptance, unsupported_method
 
-from ppd.proxy.edge.openapi import document
-from proxy_client import ADMIN_KEY
-from proxy_thread import Target
+from ppd.proxy.app.openapi import document
+from tests.support.proxy import ADMIN_KEY
+from tests.support.proxy_thread import Target
 
 # A worker may refuse what the proxy takes, 5xx are documented answers (and 500 is checked for), and HEAD is not there.
 UNCHECKED = [not_a_server_error, positive_data_acceptance, unsupported_method]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fake_connections import answered
-from parser_targets import SEEDS, TARGETS
+from tests.fuzz.targets import SEEDS, TARGETS
+from tests.support.fake_connections import answered
 
 SECONDS = dict.fromkeys(TARGETS, 6) | {"clients": 4, "workers": 4}
 

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppd.proxy.answers import AnswerObserver, AnswerSummary
-from ppd.proxy.chain import Mark
-from ppd.proxy.relay import Edits, StreamRelay
-from ppd.proxy.replies import ReplyKey
-from ppd.proxy.turns import Endpoint
-from proxy_thread import Target
-from raw_http import Answer, exchange, post
-from request_bodies import parse
+from ppd.proxy.openai.answer import AnswerObserver, AnswerSummary
+from ppd.proxy.openai.reply_key import ReplyKey
+from ppd.proxy.openai.request import Endpoint
+from ppd.proxy.openai.stream_relay import Edits, StreamRelay
+from ppd.proxy.sessions.prefix_chain import Mark
+from tests.support.proxy_thread import Target
+from tests.support.raw_http import Answer, exchange, post
+from tests.support.requests import parse
 
 # -- pure: events with any value in any place, cut anywhere
 

@@ -9,7 +9,7 @@ import pytest
 
 from ppd.proxy.config import Mode, ProxyConfig, build, convert, parse_worker, read_file, with_changes
 from ppd.proxy.errors import ConfigError
-from ppd.proxy.workers import Role
+from ppd.proxy.fleet.worker import Role
 
 
 def write(path: Path, text: str) -> Path:

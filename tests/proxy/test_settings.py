@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ppd.proxy.config import Mode, build
+from ppd.proxy.decision_table.score import Lookup
 from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.settings import ConfigSource, Settings
-from ppd.proxy.tables import Lookup
 
 
 def settings(tmp_path: Path, text: str) -> tuple[Settings, Path]:

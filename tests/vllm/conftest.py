@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from fault_link import FaultLink
+from benchmarks.network.fault_link import FaultLink
 from ppd.proxy.config import Mode
-from ppd.proxy.probes import probe
-from ppd.proxy.workers import Load, Role
-from ppd.servers.process import EngineProcess
-from ppd.servers.tiny_model import ensure_model
-from ppd.servers.vllm import TINY_ARGS, TINY_NAME, EngineSpec, command
-from ppd.servers.vllm_cpu import ensure, unsupported_reason
-from proxy_client import ProxyClient, running_proxy
+from ppd.proxy.fleet.worker import Load, Role
+from ppd.proxy.health.probe import probe
+from ppd.servers.fleet.process import EngineProcess
+from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
+from ppd.servers.vllm.launch import TINY_ARGS, TINY_NAME, EngineSpec, command
+from ppd.servers.vllm.tiny_model import ensure_model
+from tests.support.proxy import ProxyClient, running_proxy
 
 START_S = 600.0  # three engines side by side on a loaded machine
 
@@ -97,7 +97,7 @@ class Fleet(StreamClient):
         await process.wait_healthy(self.urls[role], timeout_s=START_S)
 
     async def counters(self, role: Role) -> dict[str, float]:
-        """What the engine of this role has counted: see `ppd.proxy.scrape`."""
+        """What the engine of this role has counted: see `ppd.proxy.fleet.engine_metrics`."""
         return (await probe(self.session, self.urls[role])).metrics.counters
 
     async def mode(self, mode: Mode) -> None:

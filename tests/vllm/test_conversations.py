@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ppd.proxy.config import Mode
-from ppd.proxy.workers import Role
-from ppd.servers.vllm import TINY_NAME
+from ppd.proxy.fleet.worker import Role
+from ppd.servers.vllm.launch import TINY_NAME
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -165,7 +165,7 @@ async def test_a_client_that_leaves_frees_everything(fleet: Any) -> None:
         return not any(view.inflight for view in fleet.proxy.state.registry.views())
 
     await fleet.until(is_idle)
-    from ppd.proxy.probes import probe
+    from ppd.proxy.health.probe import probe
 
     for _ in range(200):
         load = (await probe(fleet.session, fleet.urls[Role.DECODE])).metrics.load

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ppd.proxy.config import Mode
-from proxy_client import ADMIN_KEY
+from tests.support.proxy import ADMIN_KEY
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from engine_step.records import load as load_steps
-from ppd.servers.profiles import Status, load
-from ppd.servers.vllm_cpu import ensure, unsupported_reason
+from benchmarks.interference.engine_step.records import load as load_steps
+from ppd.servers.engine_profile.profile_file import Status, load
+from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
 SHAPE = (
     "--name tiny --layers 2 --hidden 128 --heads 8 --kv-heads 2 --head-dim 16 --mlp 256 --vocabulary 500 "
     "--dtype float32 --device cpu --threads 1"
@@ -25,7 +25,7 @@ GRID = (
 # Attention against its definition: softmax over what each token may see, query heads shared in order by KV heads.
 AGAINST_ITS_DEFINITION = """
 import torch
-from engine_step.network import Network, Point, Shape
+from benchmarks.interference.engine_step.network import Network, Point, Shape
 
 shape = Shape(layers=1, hidden=64, heads=8, kv_heads=2, head_dim=16, mlp=64, vocabulary=50)
 network = Network(shape, kv_tokens=200, device="cpu", dtype="float32")
@@ -75,7 +75,7 @@ def torch_python() -> str:
 def test_attention_is_what_it_is_defined_as(torch_python: str) -> None:
     result = subprocess.run(
         [torch_python, "-c", AGAINST_ITS_DEFINITION],
-        env=os.environ | {"PYTHONPATH": str(BENCHMARKS)},
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
@@ -85,7 +85,7 @@ def test_attention_is_what_it_is_defined_as(torch_python: str) -> None:
 
 
 def test_steps_become_a_profile(torch_python: str, tmp_path: Path) -> None:
-    program = [sys.executable, str(BENCHMARKS / "interference.py"), "--torch", "--python", torch_python]
+    program = [sys.executable, "-m", "benchmarks.interference", "--torch", "--python", torch_python]
     asked = ["--output", str(tmp_path), "--profile-name", "tiny-cpu", *SHAPE, *GRID]
     result = subprocess.run([*program, *asked], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -100,7 +100,7 @@ def test_steps_become_a_profile(torch_python: str, tmp_path: Path) -> None:
 
 
 def test_points_without_room_are_kept_with_the_reason(torch_python: str, tmp_path: Path) -> None:
-    program = [sys.executable, str(BENCHMARKS / "interference.py"), "--torch", "--python", torch_python]
+    program = [sys.executable, "-m", "benchmarks.interference", "--torch", "--python", torch_python]
     asked = ["--output", str(tmp_path), *SHAPE, *GRID, "--kv-tokens", "300"]
     result = subprocess.run([*program, *asked], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

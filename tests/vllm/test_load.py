@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from ppd.offline.experiment.run import Profile, Run, Workload
 from ppd.offline.load import Api, Target, measure
-from ppd.offline.runs import Profile, Run, Workload
-from ppd.servers.vllm import TINY_NAME
-from proxy_client import ADMIN_KEY
+from ppd.servers.vllm.launch import TINY_NAME
+from tests.support.proxy import ADMIN_KEY
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from overhead.bodies import MARK, WORD, Talk, follow_ups, opening
-from overhead.native import SOURCES
+from benchmarks.overhead.bodies import MARK, WORD, Talk, follow_ups, opening
+from benchmarks.overhead.native import SOURCES
 
 TALK = Talk(turns=4, words=3, streams=True, first_us=7, every_us=11)
 

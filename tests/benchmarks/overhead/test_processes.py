@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from overhead.processes import Cores, share_out
-from overhead.records import Load, Record, Stats
-from overhead.rows import ROWS, Row
-from overhead.subjects import DIRECT, Fleet
-from overhead.trials import select, stray_legs
-from overhead.usage import Process, Usage, family, parse_stat, total
+from benchmarks.overhead.processes import Cores, share_out
+from benchmarks.overhead.records import Load, Record, Stats
+from benchmarks.overhead.rows import ROWS, Row
+from benchmarks.overhead.subjects import DIRECT, Fleet
+from benchmarks.overhead.trials import select, stray_legs
+from benchmarks.overhead.usage import Process, Usage, family, parse_stat, total
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -13,17 +13,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overhead.backend import Backend, Clients, TrialError, await_line, finished, running_backend
-from overhead.bodies import MARK, WORD, Talk, opening
-from overhead.native import Tools, build
-from overhead.processes import HOST, Cores, Program
-from overhead.records import Load, decode
-from overhead.rows import Load as Mode
-from overhead.rows import Row
+from benchmarks.overhead.backend import Backend, Clients, TrialError, await_line, finished, running_backend
+from benchmarks.overhead.bodies import MARK, WORD, Talk, opening
+from benchmarks.overhead.native import Tools, build
+from benchmarks.overhead.processes import HOST, Cores, Program
+from benchmarks.overhead.records import Load, decode
+from benchmarks.overhead.rows import Load as Mode
+from benchmarks.overhead.rows import Row
 
 pytestmark = pytest.mark.e2e
 
-PROGRAM = Path(__file__).parents[3] / "benchmarks" / "proxy_overhead.py"
+ROOT = Path(__file__).parents[3]
 EVERYWHERE = frozenset(os.sched_getaffinity(0))
 CORES = Cores(EVERYWHERE, EVERYWHERE, EVERYWHERE)
 STREAMED = Talk(turns=3, words=5, streams=True, every_us=1000)
@@ -113,7 +113,7 @@ def test_a_load_generator_without_a_result_says_why(tools: Tools, backend: Backe
 
 def test_a_run_measures_a_direct_connection_and_ppd(tools: Tools, tmp_path: Path) -> None:
     out = tmp_path / "found.json"
-    argv = [sys.executable, str(PROGRAM), "run", "--subjects", "direct,ppd,smg", "--rows", "c=16"]
+    argv = [sys.executable, "-m", "benchmarks.overhead", "run", "--subjects", "direct,ppd,smg", "--rows", "c=16"]
     argv += ["--repetitions", "1", "--seconds", "0.3", "--out", str(out)]
     done = subprocess.run(
         argv, env={**os.environ, "PPD_CACHE": str(tmp_path)}, capture_output=True, text=True, check=False

@@ -7,7 +7,18 @@ import platform
 import msgspec
 import pytest
 
-from overhead.records import Load, Machine, Record, Run, Spread, Stats, cpu_model, decode, encode, this_machine
+from benchmarks.overhead.records import (
+    Load,
+    Machine,
+    Record,
+    Run,
+    Spread,
+    Stats,
+    cpu_model,
+    decode,
+    encode,
+    this_machine,
+)
 from ppd.proxy.errors import FormatError
 
 LOAD = Load(1.0, 9, 5, 1, 2, 3, 4, first=Spread(5, 1.0, 2.0, 3.0, 4.0))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from overhead.records import Load, Machine, Record, Run, Spread
-from overhead.report import Cell, Verdict, cells, judge, markdown
-from overhead.rows import LINES, ROWS, Better, Line
+from benchmarks.overhead.records import Load, Machine, Record, Run, Spread
+from benchmarks.overhead.report import Cell, Verdict, cells, judge, markdown
+from benchmarks.overhead.rows import LINES, ROWS, Better, Line
 
 
 def rate(record: Record) -> float | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from overhead.records import Load, Machine, Record, Run
-from overhead.scaling import SIBLINGS, STRANGERS, markdown
+from benchmarks.overhead.records import Load, Machine, Record, Run
+from benchmarks.overhead.scaling import SIBLINGS, STRANGERS, markdown
 
 MACHINE = Machine(cpu="c", cores=2, memory_gib=1, kernel="k", python="p")
 

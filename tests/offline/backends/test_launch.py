@@ -10,11 +10,11 @@ from ppd.offline.backends.launch import LaunchPlan, fleet_spec, in_one_line, too
 from ppd.offline.backends.ports import free_offset
 from ppd.offline.load import Target
 from ppd.proxy.errors import ConfigError
-from ppd.proxy.workers import Role
-from ppd.servers.fleet import FIRST_PORT, plan
-from ppd.servers.prepare import Prepared
-from ppd.servers.process import EngineFailed
-from sweep_fakes import run
+from ppd.proxy.fleet.worker import Role
+from ppd.servers.fleet.fleet import FIRST_PORT, plan
+from ppd.servers.fleet.prepare import Prepared
+from ppd.servers.fleet.process import EngineFailed
+from tests.support.sweep import run
 
 ON_CPU = Prepared(model="", name="sim")
 ASKING = Target(url="http://", model="", admin_key="-", forces_routes=True)

@@ -5,10 +5,10 @@ import pytest
 from ppd.offline.backends.fleet_view import FleetView, Worker
 from ppd.offline.backends.live import too_many_failures
 from ppd.offline.backends.target import served_model
+from ppd.offline.experiment.records import Record
 from ppd.offline.load import Target
-from ppd.offline.records import Record
 from ppd.proxy.errors import ConfigError
-from sweep_fakes import record
+from tests.support.sweep import record
 
 
 def requests(good: int, bad: int) -> list[Record]:

@@ -9,20 +9,20 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from engine_profiles import profile_of
-from ppd.offline import grid_file
-from ppd.offline.calibration.command import command
 from ppd.offline.calibration.errors import errors, markdown
 from ppd.offline.calibration.fit import Simulations
 from ppd.offline.calibration.observations import Observation, from_sweep, unrecognised_share
 from ppd.offline.calibration.sources import Region, open_source
-from ppd.offline.folder import SweepFolder
-from ppd.offline.records import Origin, Outcome, RunResult
-from ppd.offline.runs import Profile, Run, Workload
+from ppd.offline.cli.calibrate import command
+from ppd.offline.experiment.records import Origin, Outcome, RunResult
+from ppd.offline.experiment.run import Profile, Run, Workload
 from ppd.offline.simulation import Setup, simulate
+from ppd.offline.sweep import grid_file
+from ppd.offline.sweep.folder import SweepFolder
 from ppd.proxy.errors import FormatError
-from ppd.servers.profiles import ProfileFile, Status, load
-from ppd.servers.timing import EngineProfile
+from ppd.servers.engine_profile.profile_file import ProfileFile, Status, load
+from ppd.servers.engine_profile.step_time import EngineProfile
+from tests.support.engine_profiles import profile_of
 
 TRUTH = EngineProfile(
     step_s=12e-3,

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from ppd.offline.load.answers import Answer
-from ppd.offline.load.dialogues import ChatAuthor, TokenAuthor
+from ppd.offline.experiment.records import Record
+from ppd.offline.load.answer import Answer
+from ppd.offline.load.dialogue import ChatAuthor, TokenAuthor
 from ppd.offline.load.player import Player, Progress, Stage
-from ppd.offline.load.scripts import Script
+from ppd.offline.load.script import Script
 from ppd.offline.load.target import Api, Target
-from ppd.offline.records import Record
 from ppd.offline.traces import Message, TracedTurn
 
 TOOK_S = 2.0

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from ppd.offline.cells import Cell
-from ppd.offline.conversations import plan
-from ppd.offline.folder import SweepFolder
-from ppd.offline.grid import Arms, Grid
-from ppd.offline.records import Origin, Outcome, Record, RunResult
-from ppd.offline.runs import Profile, Run, Workload
-from ppd.offline.statistics import Estimate
+from ppd.offline.experiment.cells import Cell
+from ppd.offline.experiment.plan import plan
+from ppd.offline.experiment.records import Origin, Outcome, Record, RunResult
+from ppd.offline.experiment.run import Profile, Run, Workload
+from ppd.offline.experiment.statistics import Estimate
+from ppd.offline.sweep.folder import SweepFolder
+from ppd.offline.sweep.grid import Arms, Grid
 
 MakeCell = Callable[..., Cell]
 MakeSweep = Callable[..., Path]

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from ppd.offline.cells import Cell
-from ppd.offline.folder import SweepFolder
-from ppd.offline.grid import Arms, Grid
-from ppd.offline.records import Origin
-from ppd.offline.report import numbers, write_report
-from ppd.offline.report.document import Caution, Document, Table
-from ppd.offline.report.result_tables import failures_table, gains_table, winners_table
+from ppd.offline.experiment.cells import Cell
+from ppd.offline.experiment.records import Origin
+from ppd.offline.experiment.run import Profile, Run
+from ppd.offline.report import write_report
+from ppd.offline.report.analysis.study import cell_cautions, of_sweep
+from ppd.offline.report.figures import numbers
+from ppd.offline.report.figures.result_tables import failures_table, gains_table, winners_table
+from ppd.offline.report.page.document import Caution, Document, Table
 from ppd.offline.report.sections import document, overview
-from ppd.offline.report.study import cell_cautions, of_sweep
-from ppd.offline.runs import Profile, Run
+from ppd.offline.sweep.folder import SweepFolder
+from ppd.offline.sweep.grid import Arms, Grid
 from ppd.proxy.errors import FormatError
 
 MakeSweep = Callable[..., Path]

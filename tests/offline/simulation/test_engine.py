@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ppd.offline.simulation.engine import Engine, Job
 from ppd.offline.simulation.kv_cache import KvCache, Span
 from ppd.offline.simulation.timeline import Timeline
-from ppd.servers.timing import EngineProfile, attention_pairs, step_time_s
-from stepped_engine import Engine as SteppedEngine
+from ppd.servers.engine_profile.step_time import EngineProfile, attention_pairs, step_time_s
+from tests.support.stepped_engine import Engine as SteppedEngine
 
 PROFILE = EngineProfile(max_batched_tokens=64)
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as replace_struct
 
-from engine_profiles import profile_of
-from ppd.offline.records import Record
-from ppd.offline.runs import Profile, Run, Workload
+from ppd.offline.experiment.records import Record
+from ppd.offline.experiment.run import Profile, Run, Workload
 from ppd.offline.simulation import Setup, simulate
 from ppd.proxy.errors import ConfigError
-from ppd.servers.profiles import Transfers
-from ppd.servers.timing import EngineProfile
+from ppd.servers.engine_profile.profile_file import Transfers
+from ppd.servers.engine_profile.step_time import EngineProfile
+from tests.support.engine_profiles import profile_of
 
 PROFILE = profile_of()
 SETUP = Setup(profile=PROFILE)

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from ppd.proxy.legs import Pair
-from ppd.proxy.turns import Fields
-from ppd.proxy.workers import Role, Worker
+from ppd.proxy.connectors.leg import Pair
+from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.openai.request import Fields
 
 
 @pytest.fixture

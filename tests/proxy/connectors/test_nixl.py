@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.proxy.connectors import CONNECTORS
+from ppd.proxy.connectors.leg import Handoff, NoHandoff, Pair
 from ppd.proxy.connectors.nixl import Nixl
-from ppd.proxy.legs import Handoff, NoHandoff, Pair
-from ppd.proxy.turns import Endpoint, Fields
-from ppd.proxy.workers import Role, Worker
+from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.openai.request import Endpoint, Fields
 
 FieldsOf = Callable[[dict[str, Any]], Fields]
 MakePair = Callable[..., Pair]

@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
+from ppd.proxy.connectors.leg import Handoff, Pair, plain_leg
 from ppd.proxy.connectors.none import NoConnector
-from ppd.proxy.legs import Handoff, Pair, plain_leg
-from ppd.proxy.turns import Endpoint, Fields
+from ppd.proxy.openai.request import Endpoint, Fields
 
 TEXT = {"model": "m", "prompt": "Once upon", "max_tokens": 40}
 

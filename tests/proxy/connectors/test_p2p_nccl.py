@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from ppd.proxy.connectors.leg import Handoff, Pair
 from ppd.proxy.connectors.p2p_nccl import P2pNccl
 from ppd.proxy.errors import NoWorkerError
-from ppd.proxy.legs import Handoff, Pair
-from ppd.proxy.turns import Endpoint, Fields
+from ppd.proxy.openai.request import Endpoint, Fields
 
 FieldsOf = Callable[[dict[str, Any]], Fields]
 MakePair = Callable[..., Pair]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.proxy.connectors.prefill import RULES, Version, engine_version, prefill_fields
-from ppd.proxy.turns import Endpoint, Fields
+from ppd.proxy.openai.request import Endpoint, Fields
 
 FieldsOf = Callable[[dict[str, Any]], Fields]
 

@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ppd.proxy.workers import Role
-from ppd.servers.sim.config import SimConfig
-from ppd.servers.sim.engine import SimEngine
-from ppd.servers.sim.running import running_engine
+from ppd.proxy.fleet.worker import Role
+from ppd.servers.sim.core.config import SimConfig
+from ppd.servers.sim.engine.engine import SimEngine
+from ppd.servers.sim.launch import running_engine
 
 CHAT = "/v1/chat/completions"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ppd.servers.sim.counters import Trap
+from ppd.servers.sim.core.counters import Trap
 
 SYSTEM = {"role": "system", "content": "You are a patient teacher of arithmetic and of the history of numbers."}
 

@@ -9,8 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ppd.servers.sim.config import LoadFailurePolicy
-from ppd.servers.sim.faults import Faults, Kind, Leg, Order, Phase
+from ppd.servers.sim.core.config import LoadFailurePolicy
+from ppd.servers.sim.core.fault_orders import Faults, Kind, Leg, Order, Phase
 
 HI = [{"role": "user", "content": "Tell me about the sea and the ships on it, at some length."}]
 HAND_OVER = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.servers.sim.counters import Trap
-from ppd.servers.sim.handoffs import RemotePrefill, Transfer
-from ppd.servers.sim.scheduler import EngineDied, Step
-from ppd.servers.sim.sequences import Finish, Sampling, State
-from stepped_engine import Engine, alone, shape
+from ppd.servers.sim.core.counters import Trap
+from ppd.servers.sim.core.handoffs import RemotePrefill, Transfer
+from ppd.servers.sim.core.scheduler import EngineDied, Step
+from ppd.servers.sim.core.sequence import Finish, Sampling, State
+from tests.support.stepped_engine import Engine, alone, shape
 
 # Handing over and pulling.
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ppd.servers.sim.config import LoadFailurePolicy
-from ppd.servers.sim.counters import Trap
+from ppd.servers.sim.core.config import LoadFailurePolicy
+from ppd.servers.sim.core.counters import Trap
 
 HI = [{"role": "user", "content": "Tell me about the sea and the ships on it, at some length."}]
 

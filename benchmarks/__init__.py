@@ -1,0 +1,1 @@
+"""Programs that measure and compare; each writes records, then a report."""

@@ -1,0 +1,147 @@
+"""Times of steps -> the costs of the timing law, and the engine profile made of them. Pure.
+
+The law (`step_time_s`) is linear in its five costs, so they are found by least squares over the points' medians, none
+negative, each point's error taken relative to its time: a decode step of 8 ms counts as much as a prefill of 500 ms.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+from scipy.optimize import nnls
+
+from ppd.offline.experiment.statistics import percentile
+from ppd.proxy.errors import ConfigError
+from ppd.servers.engine_profile.profile_file import ProfileFile, Status, Transfers
+from ppd.servers.engine_profile.step_time import EngineProfile, attention_pairs, step_time_s
+
+from .records import StepRecord, Steps
+
+TERMS = ("step_s", "decode_sequence_s", "context_token_s", "prefill_token_s", "attention_pair_s")
+_PEER = "gpu-to-gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """A measured point and what the law says of it, in s."""
+
+    step: StepRecord
+    measured_s: float
+    law_s: float
+
+    @property
+    def error(self) -> float:
+        return self.law_s / self.measured_s - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepFit:
+    costs: EngineProfile
+    residuals: tuple[Residual, ...]
+
+    def error(self, share: float) -> float:
+        """The absolute relative error that `share` of the points stay below."""
+        return percentile([abs(residual.error) for residual in self.residuals], share)
+
+
+def loads(step: StepRecord) -> tuple[int, int, int, int]:
+    """What the law takes besides the profile."""
+    return (
+        step.decode,
+        step.decode * step.context,
+        step.prefill,
+        attention_pairs(step.prefill, step.cached) if step.prefill else 0,
+    )
+
+
+def fit_steps(steps: Sequence[StepRecord], base: EngineProfile) -> StepFit:
+    """`base` with the step's five costs replaced."""
+    known = [(step, step.median_s) for step in steps if step.median_s is not None]
+    if len(known) < len(TERMS):
+        raise ConfigError(f"steps: {len(known)} points were measured, the law has {len(TERMS)} costs")
+    times = np.array([seconds for _, seconds in known])
+    matrix = np.array([(1.0, *map(float, loads(step))) for step, _ in known]) / times[:, None]
+    sizes = matrix.max(axis=0)
+    sizes[sizes == 0] = 1.0
+    found, _ = nnls(matrix / sizes, np.ones(len(known)))
+    values = dict(zip(TERMS, (found / sizes).tolist(), strict=True))
+    costs = replace(base, **values)
+    return StepFit(costs, tuple(Residual(step, s, step_time_s(costs, *loads(step))) for step, s in known))
+
+
+def profile(steps: Steps, base: ProfileFile | None, name: str) -> tuple[ProfileFile, StepFit]:
+    """Step costs, fitted together; host work and transfers, which a bare step does not have, from `base`."""
+    others, whence = (base.costs, base.name) if base else (EngineProfile(), "the built-in profile")
+    head = steps.head
+    others = replace(others, kv_bytes_per_token=head.kv_bytes_per_token)
+    peer = max((copy.bytes_per_s for copy in steps.copies if copy.copy == _PEER), default=None)
+    if peer is not None:
+        others = replace(others, transfer_bytes_per_s=peer)
+    fit = fit_steps(steps.steps, others)
+    known = {*TERMS, "kv_bytes_per_token"} | ({"transfer_bytes_per_s"} if peer is not None else set())
+    missing = ", ".join(field.name for field in fields(EngineProfile) if field.name not in known)
+    note = (
+        f"A step of a network with {head.name}'s shapes and random {head.dtype} weights, not an engine: no scheduler, "
+        f"no HTTP, no sampling, contexts equally long, KV not paged. {missing}: not measured, from {whence}. The law's "
+        f"error over {len(fit.residuals)} steps: median {fit.error(0.5):.1%}, 90 % below {fit.error(0.9):.1%}."
+    )
+    return (
+        ProfileFile(
+            name=name,
+            status=Status.FITTED,
+            model=head.name,
+            gpu=head.device,
+            gpu_count=1,
+            engine=f"PyTorch {head.torch}{f' with CUDA {head.cuda}' if head.cuda else ''}"
+            f"{', CUDA graphs' if head.graphs else ''}",
+            source=f"benchmarks/interference --torch, {head.started}",
+            note=note,
+            licence="Apache-2.0",
+            costs=fit.costs,
+            kv_capacity_tokens=head.kv_tokens,
+            transfers=base.transfers if base else Transfers.MISSING,
+            network="GPU to GPU on one machine" if peer is not None else base.network if base else "not measured",
+        ),
+        fit,
+    )
+
+
+def markdown(profile_: ProfileFile, fit: StepFit, skipped: Sequence[StepRecord]) -> str:
+    """The costs and how well they explain each step."""
+    costs = [f"| `{name}` | {getattr(profile_.costs, name):.3e} |" for name in TERMS]
+    rows = [
+        f"| {r.step.decode:,} | {r.step.context:,} | {r.step.prefill:,} | {r.step.cached:,} "
+        f"| {1000 * r.measured_s:.3f} | {_spread(r.step):.1%} | {1000 * r.law_s:.3f} | {r.error:+.1%} |"
+        for r in fit.residuals
+    ]
+    left_out = [
+        f"- {s.decode:,} x {s.context:,}, {s.prefill:,} after {s.cached:,}: not measured, {s.skipped}" for s in skipped
+    ]
+    return "\n".join(
+        [
+            f"# Engine steps: {profile_.model} on {profile_.gpu}",
+            "",
+            profile_.note,
+            "",
+            "| cost | s |",
+            "| --- | ---: |",
+            *costs,
+            "",
+            "| decoding | context | chunk | cached | median, ms | spread | law, ms | error |",
+            "| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+            *rows,
+            *(["", *left_out] if left_out else []),
+            "",
+        ]
+    )
+
+
+def _spread(step: StepRecord) -> float:
+    """The quartiles' distance over the median."""
+    if step.seconds is None or len(step.seconds) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(step.seconds, n=4)
+    return (high - low) / statistics.median(step.seconds)

@@ -1,0 +1,57 @@
+"""What came of the trials, as a table of Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ppd.offline.experiment.statistics import percentile
+
+from ..soak.records import FINE, Outcome, Request
+
+_HEAD = (
+    "network",
+    "made by",
+    "requests",
+    "success",
+    "broken off, and said so",
+    "wrong texts",
+    "TTFT p50",
+    "p99",
+    "max",
+)
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """One trial."""
+
+    trial: str
+    made_by: str
+    retries: int
+    requests: list[Request]
+
+
+def markdown(found: Sequence[Found]) -> str:
+    rows = [(*_HEAD, "retries"), ("---",) * (len(_HEAD) + 1), *map(_row, found)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def wrong(found: Found) -> int:
+    """Texts that are not the right one, and ends that do not say that they are not whole."""
+    return sum(request.outcome in (Outcome.WRONG, Outcome.UNMARKED) for request in found.requests)
+
+
+def _row(found: Found) -> tuple[str, ...]:
+    requests = found.requests
+    fine = sum(request.outcome in FINE for request in requests)
+    broken = sum(request.outcome is Outcome.BROKEN for request in requests)
+    first_s = [
+        request.first_text_s - request.sent_s
+        for request in requests
+        if request.stream and request.outcome is Outcome.COMPLETED and request.first_text_s is not None
+    ]
+    times = [f"{percentile(first_s, share) * 1e3:.0f} ms" if first_s else "none" for share in (0.5, 0.99, 1.0)]
+    success = f"{fine / len(requests):.1%}" if requests else "none"
+    counts = (str(len(requests)), success, str(broken), str(wrong(found)))
+    return (found.trial, found.made_by, *counts, *times, str(found.retries))

@@ -1,0 +1,217 @@
+"""What a proxy costs: PPD beside other routers that speak vLLM's protocol, and beside no proxy at all.
+
+    python -m benchmarks.overhead install               # the peers' newest releases
+    python -m benchmarks.overhead run                   # everything, three times: about ten minutes
+    python -m benchmarks.overhead run --rows c=16 --subjects ppd --repetitions 1
+    python -m benchmarks.overhead run --peer-policy cache_aware   # the peers look for known prefixes too
+    python -m benchmarks.overhead scale --processes 2   # what does a second process add?
+    python -m benchmarks.overhead churn --minutes 60    # is PPD's memory stable?
+
+The proxy has one core. The mock backend and the load generator are C and have the others; that they are not what
+limits is seen in the direct connection's column. Subjects take turns, and each is started anew in every repetition.
+Every answer is checked: its status, its end, its length, and that it is its own conversation's. PPD runs with its
+defaults, with sessions, receipts, metrics and decisions: timed requests are follow-up turns of conversations that it
+knows, and in the rows "P then D" first turns. Needs Linux and a C compiler; all of it is on the loopback interface.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+import click
+
+from ppd.offline.experiment.files import write_whole
+from ppd.proxy.errors import PPDError
+
+from . import churn as churning
+from . import peers, scaling
+from .native import build, cache_folder
+from .peers import PEERS
+from .processes import raise_descriptor_limit, share_out
+from .records import Record, Run, encode, this_machine
+from .report import markdown
+from .rows import ROWS, Row
+from .subjects import DIRECT, POLICIES, PPD, SUBJECTS, Subject, subject
+from .trials import Bench, measure, select
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+@contextmanager
+def a_bench(seconds: float) -> Iterator[Bench]:
+    """Built, with a folder for logs that is gone afterwards; it ends as after Ctrl-C where it is told to."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    raise_descriptor_limit()
+    tools, cores = build(cache_folder()), share_out(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory(prefix="ppd-overhead-") as folder:
+        yield Bench(tools=tools, cores=cores, folder=Path(folder), seconds=seconds, progress=_say)
+
+
+def versions(names: Collection[str]) -> dict[str, str]:
+    """Of what is measured, as far as it is installed."""
+    found = {PPD: metadata.version("ppd-router")} if PPD in names else {}
+    for name in PEERS:
+        if name in names:
+            try:
+                found[name] = peers.version(cache_folder(), name)
+            except PPDError:
+                found[name] = "not installed"
+    return found
+
+
+def trials(chosen: Sequence[Subject | None], rows: Sequence[Row], repetitions: int, bench: Bench) -> Iterator[Record]:
+    for repetition in range(repetitions):
+        for one in chosen:
+            yield from measure(one, rows, bench, repetition)
+
+
+def save(run: Run, out: Path, table: str) -> None:
+    """The records, and the table beside them."""
+    write_whole(out, encode(run))
+    write_whole(out.with_suffix(".md"), table.encode())
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """What went wrong, in one line."""
+    try:
+        yield
+    except PPDError as exc:
+        raise click.ClickException(exc.message) from exc
+
+
+_ppd_args = click.option("--ppd-args", default="", help='more flags of `ppd serve`, e.g. "--data-plane asgi"')
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """What a proxy costs, beside other routers and beside none."""
+
+
+@main.command()
+@click.argument("names", nargs=-1, type=click.Choice(PEERS))
+def install(names: tuple[str, ...]) -> None:
+    """Install the newest release of the peers, all of them or those named, from PyPI."""
+    failed = False
+    for name in names or PEERS:
+        try:
+            print(f"{name} {peers.install(cache_folder(), name)}")
+        except PPDError as exc:
+            failed = True
+            _say(f"error: {exc.message}")
+    raise SystemExit(failed)
+
+
+@main.command()
+@click.option("--subjects", default=",".join(SUBJECTS), show_default=True, help="which, with commas between")
+@click.option("--rows", default="", help=f"with commas between, any of: {', '.join(row.name for row in ROWS)}")
+@click.option("--repetitions", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--peer-policy", type=click.Choice(POLICIES), default=POLICIES[0], show_default=True)
+@click.option("--seconds", type=click.FloatRange(0.1), default=2.0, show_default=True, help="of a row")
+@_ppd_args
+@click.option("--out", type=click.Path(path_type=Path), help="default: results/proxy_overhead-DATE.json, .md beside it")
+def run(
+    subjects: str,
+    rows: str,
+    repetitions: int,
+    peer_policy: str,
+    seconds: float,
+    ppd_args: str,
+    out: Path | None,
+) -> None:
+    """Measure, print the table, and save it with its records."""
+    names = listed(subjects, SUBJECTS, "subjects")
+    wanted = select(listed(rows, [row.name for row in ROWS], "rows"))
+    more = tuple(shlex.split(ppd_args))
+    subject_of = partial(subject, cache=cache_folder(), ppd_args=more, policy=peer_policy)
+    chosen = [None if name == DIRECT else subject_of(name) for name in SUBJECTS if name in names]
+    started_s, date = time.monotonic(), datetime.now(UTC).date().isoformat()
+    with told(), a_bench(seconds) as bench:
+        records = tuple(trials(chosen, wanted, repetitions, bench))
+    found = Run(
+        date=date,
+        seconds=seconds,
+        repetitions=repetitions,
+        machine=this_machine(),
+        versions=versions(names),
+        ppd_args=more,
+        took_s=round(time.monotonic() - started_s, 1),
+        records=records,
+        peer_policy=peer_policy,
+    )
+    table = markdown(found)
+    save(found, out or RESULTS / f"proxy_overhead-{date}.json", table)
+    print(table)
+
+
+@main.command()
+@click.option("--minutes", type=click.FloatRange(0.1), default=60.0, show_default=True)
+@click.option("--subject", "name", type=click.Choice([PPD, *PEERS]), default=PPD, show_default=True)
+@_ppd_args
+def churn(minutes: float, name: str, ppd_args: str) -> None:
+    """Open and close streams, and print how the proxy's memory grows."""
+    one = subject(name, cache_folder(), (*churning.PPD_ARGS, *shlex.split(ppd_args)))
+    samples = []
+    with told(), a_bench(1.0) as bench:
+        for sample in churning.churn(one, minutes, bench):
+            samples.append(sample)
+            shown = f"{sample.rss_kib / 1024:8.1f} MiB  {sample.requests:10,} requests  {sample.faults} faults"
+            print(f"{sample.at_s / 60:7.1f} min  {shown}", flush=True)
+    print(churning.verdict(samples))
+
+
+@main.command()
+@click.option("--processes", type=click.IntRange(2), default=2, show_default=True)
+@click.option("--repetitions", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--seconds", type=click.FloatRange(0.1), default=3.0, show_default=True, help="of a trial")
+@_ppd_args
+@click.option("--out", type=click.Path(path_type=Path), help="default: results/proxy_scaling-DATE.json, .md beside it")
+def scale(processes: int, repetitions: int, seconds: float, ppd_args: str, out: Path | None) -> None:
+    """Measure several processes beside as many proxies of one; print what they bring, and save it."""
+    cores = len(os.sched_getaffinity(0))
+    if processes > cores:
+        raise click.UsageError(f"--processes: {processes} need a core each, this machine has {cores}")
+    more = tuple(shlex.split(ppd_args))
+    started_s, date = time.monotonic(), datetime.now(UTC).date().isoformat()
+    with told(), a_bench(seconds) as bench:
+        records = tuple(scaling.measure(processes, repetitions, more, bench))
+    found = Run(
+        date=date,
+        seconds=seconds,
+        repetitions=repetitions,
+        machine=this_machine(),
+        versions=versions((PPD,)),
+        ppd_args=more,
+        took_s=round(time.monotonic() - started_s, 1),
+        records=records,
+    )
+    table = scaling.markdown(found, processes)
+    save(found, out or RESULTS / f"proxy_scaling-{date}.json", table)
+    print(table)
+
+
+def listed(text: str, known: Sequence[str], option: str) -> tuple[str, ...]:
+    """The names between the commas; click's own error names those that are not known."""
+    names = tuple(filter(None, (name.strip() for name in text.split(","))))
+    if unknown := [name for name in names if name not in known]:
+        raise click.UsageError(f"--{option}: no {', '.join(unknown)}; known are {', '.join(known)}")
+    return names
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,363 @@
+"""What a turn costs besides sockets: microseconds of Python from a body to a decision, and from there to its end.
+
+    python -m benchmarks.small.decision_cost
+
+The router, the dispatcher and all state are real; the worker's answer comes from memory. A conversation's earlier turn
+is played first and not timed, so that its last one is found among `--sessions` others, in mode `table`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from operator import add
+from random import Random
+from typing import Any, cast
+
+import click
+import msgspec
+
+from ppd.offline.experiment.statistics import percentile
+from ppd.proxy.admission.keys import Client
+from ppd.proxy.assembly import Proxy, assemble
+from ppd.proxy.config import ProxyConfig
+from ppd.proxy.connectors import plain_leg
+from ppd.proxy.downstream.drain import Drain
+from ppd.proxy.health.canary import Canary
+from ppd.proxy.openai.answer import AnswerObserver
+from ppd.proxy.openai.reply_key import ReplyKey
+from ppd.proxy.openai.request import Endpoint, Request, parse_request
+from ppd.proxy.policy import Turn, decide, has_room
+from ppd.proxy.routing.attempts import Asker
+from ppd.proxy.routing.dispatch import Dispatcher
+from ppd.proxy.routing.handoff_release import WindingUp
+from ppd.proxy.routing.learning import Learner
+from ppd.proxy.routing.router import Router
+from ppd.proxy.sessions.table import Outcome
+from ppd.proxy.settings import Settings
+from ppd.proxy.telemetry.receipts import Receipt
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+WORKERS = tuple(f"{role}=10.0.{net}.{n}:8000,model={MODEL}" for net, role in enumerate("PD") for n in range(1, 5))
+SIZES = {"200 B": (200, 1), "400 B": (400, 3), "2 KB": (2_000, 3), "130 KB": (130_000, 5), "600 KB": (600_000, 9)}
+STAGES = ("parse", "decide", "legs", "learn")
+DECISION_TARGETS_US = {"2 KB": 50, "130 KB": 250}  # from the body to the decision
+WARM_UP = 30
+BATCH_BYTES = 16_000_000
+REPLY = "The answer is forty-two, as far as anybody can tell; shall I go on? "
+ASKER = Asker(Client(name="", tenant=""), {"content-type": "application/json"})
+
+
+class Stopwatch:
+    """Microseconds that one turn spends in each stage."""
+
+    def __init__(self) -> None:
+        self.spent_us: defaultdict[str, float] = defaultdict(float)
+        self._since_ns = 0
+
+    def start(self) -> None:
+        self.spent_us = defaultdict(float)
+        self._since_ns = time.perf_counter_ns()
+
+    def lap(self, stage: str) -> None:
+        """The time since the last moment was this stage's."""
+        now_ns = time.perf_counter_ns()
+        self.spent_us[stage] += (now_ns - self._since_ns) / 1000
+        self._since_ns = time.perf_counter_ns()
+
+
+PARAMS = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_block_ids": [list(range(64))],
+    "remote_engine_id": "0b4d6d5a-8a8e-4d61-9a4e-0f7c1d1f2a3b",
+    "remote_request_id": "chatcmpl-6f0d9a5e4c9b4b6e8e9d1c2b3a4f5e6d",
+    "remote_host": "10.0.0.1",
+    "remote_port": 5600,
+    "tp_size": 1,
+}
+
+
+def _answer(**members: object) -> bytes:
+    return msgspec.json.encode(
+        {
+            "id": "chatcmpl-6f0d9a5e4c9b4b6e8e9d1c2b3a4f5e6d",
+            "object": "chat.completion",
+            "created": 1_760_000_000,
+            "model": MODEL,
+            "choices": [
+                {"index": 0, "message": {"role": "assistant", "content": REPLY}, "finish_reason": "stop"},
+            ],
+            "usage": {"prompt_tokens": 900, "completion_tokens": 20, "total_tokens": 920},
+            **members,
+        }
+    )
+
+
+ANSWER, HANDOFF = _answer(), _answer(kv_transfer_params=PARAMS)
+
+
+class MemoryAnswer:
+    """A worker's whole answer, there at once."""
+
+    status = 200
+    content_type = "application/json"
+    retry_after_s = 0.0
+    is_event_stream = False
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def body(self) -> bytes:
+        return self._body
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryUpstream:
+    """Answers every leg in the place of `Upstream`; P's answers hold a handoff."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        self._watch = watch
+
+    async def ask(self, _call: object, _path: str, **_leg: object) -> MemoryAnswer:
+        self._watch.lap("legs")
+        return MemoryAnswer(ANSWER)
+
+    @contextlib.asynccontextmanager
+    async def answer(self, _call: object, _path: str, **_leg: object) -> AsyncIterator[MemoryAnswer]:
+        self._watch.lap("legs")
+        yield MemoryAnswer(HANDOFF)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One proxy without sockets."""
+
+    proxy: Proxy
+    router: Router
+    watch: Stopwatch
+
+    def parse(self, body: bytes) -> Request:
+        return parse_request(
+            Endpoint.CHAT,
+            body,
+            {},
+            tenant="",
+            hasher=self.proxy.state.hasher,
+            session_key=self.proxy.settings.config.session_key,
+        )
+
+    async def turn(self, body: bytes, number: int) -> str:
+        """Plays a turn as `app` does; the route that it took."""
+        self.watch.start()
+        request = self.parse(body)
+        self.watch.lap("parse")
+        receipt = Receipt(
+            id=f"{number:032x}",
+            at="2026-01-01T00:00:00.000+00:00",
+            endpoint=Endpoint.CHAT.value,
+            model=request.model,
+            stream=request.stream,
+            session="",
+            turn=0,
+            kind="",
+        )
+        await self.router.answer(request, receipt, ASKER)
+        self.watch.lap("learn")
+        return f"{receipt.kind} {receipt.route}"
+
+
+class WatchedDispatcher(Dispatcher):
+    """Tells the watch that the decision is made."""
+
+    watch: Stopwatch
+
+    async def open(self, running: Any) -> Any:
+        self.watch.lap("decide")
+        return await super().open(running)
+
+
+def bench() -> Bench:
+    settings, watch = Settings(ProxyConfig(workers=WORKERS, heartbeat_port=0)), Stopwatch()
+    proxy = assemble(settings)
+    state, upstream = proxy.state, cast(Any, MemoryUpstream(watch))
+    for worker in settings.config.static_workers:
+        state.registry.add_static(worker, state.now())
+        state.registry.probed(worker.id, worker, None, state.now())
+    dispatcher = WatchedDispatcher(settings.config, state, upstream, WindingUp(state, upstream))
+    dispatcher.watch = watch
+    canary = Canary(settings.config, state, upstream)
+    router = Router(
+        settings.config,
+        settings.rules(),
+        state,
+        dispatcher,
+        Learner(state, Drain(), None),
+        passed_over=canary.passed_over,
+    )
+    return Bench(proxy, router, watch)
+
+
+def conversation(number: int, size: int, messages: int) -> tuple[bytes | None, bytes]:
+    """The bodies of a conversation's last two turns; None where there is but one."""
+    random = Random(number)
+    words = [f"{random.getrandbits(20):x}" for _ in range(97)]
+    share = max(20, (size - 130) // ((messages + 1) // 2) - 100)
+    said = []
+    for at in range(messages):
+        text = " ".join([f"{number}-{at}", *words] * (share // 500 + 1))[:share]
+        said.append({"role": "assistant", "content": REPLY} if at % 2 else {"role": "user", "content": text})
+    return (body(said[:-2]) if messages > 1 else None), body(said)
+
+
+def body(messages: Sequence[object]) -> bytes:
+    return msgspec.json.encode({"model": MODEL, "messages": messages, "max_tokens": 64, "temperature": 0.7})
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The timed turns of one size."""
+
+    name: str
+    kinds: Counter[str]
+    stages_us: dict[str, list[float]]  # one entry a turn
+
+    @property
+    def cells(self) -> list[list[float] | str]:
+        parse, decide, legs, learn = (self.stages_us[stage] for stage in STAGES)
+        decision = list(map(add, parse, decide))
+        target = f"<= {DECISION_TARGETS_US[self.name]}" if self.name in DECISION_TARGETS_US else ""
+        return [parse, decide, decision, target, legs, learn, list(map(add, decision, map(add, legs, learn)))]
+
+
+async def play(one: Bench, name: str, rounds: int, first: int) -> Row:
+    """The last turns of so many conversations, numbered from `first`: turn after turn, as in a busy proxy."""
+    row = Row(name, Counter(), {stage: [] for stage in STAGES})
+    batch = max(1, BATCH_BYTES // SIZES[name][0])
+    for start in range(first, first + rounds, batch):
+        numbers = range(start, min(start + batch, first + rounds))
+        bodies = [(number, *conversation(number, *SIZES[name])) for number in numbers]
+        for number, earlier, _ in bodies:
+            if earlier is not None:
+                await asyncio.create_task(one.turn(earlier, number))
+        for number, _, last in bodies:
+            row.kinds[await asyncio.create_task(one.turn(last, number))] += 1
+            for stage, times_us in row.stages_us.items():
+                times_us.append(one.watch.spent_us[stage])
+    return row
+
+
+async def measure(sessions: int, rounds: int) -> tuple[list[Row], dict[str, dict[str, float]]]:
+    one, rows = bench(), []
+    await play(one, "200 B", sessions, 10**6)
+    gc.freeze()  # what the table holds is not to be walked through while a turn is timed
+    for at, name in enumerate(SIZES, start=1):
+        await play(one, name, WARM_UP, at * 10**7)
+        rows.append(await play(one, name, rounds, at * 10**7 + WARM_UP))
+    return rows, {name: await parts(one, name, at) for at, name in enumerate(SIZES)}
+
+
+async def parts(one: Bench, name: str, number: int) -> dict[str, float]:
+    """Median us of single steps of a last turn, each done again and again, so that caches are warm."""
+    earlier, last = conversation(number, *SIZES[name])
+    if earlier is not None:
+        await one.turn(earlier, number)
+    state, rules, request = one.proxy.state, one.router.rules, one.parse(last)
+    now_s = state.now()
+    place = state.sessions.find(request, now_s)
+    turn = Turn(
+        model=request.model,
+        session_id=place.session_id,
+        number=place.turn,
+        prompt_tokens=place.held_tokens + place.new_bytes // 4,
+        held_tokens=place.held_tokens,
+        output_tokens=64,
+        decode=place.decode,
+        prefill=place.prefill,
+    )
+    decision = decide(turn, state.registry.fleet(turn.model), rules, qps=1.0, now_s=now_s)
+    worker = decision.decode.id
+    outcome = Outcome(
+        prompt_tokens=900,
+        completion_tokens=20,
+        reply_key=ReplyKey(request).key(),
+        decode=state.registry.residency(worker, 920),
+    )
+
+    def observe() -> None:
+        AnswerObserver(request.endpoint, ReplyKey(request)).observe_body(ANSWER)
+
+    def reserve() -> None:
+        state.registry.reserve(worker, 100)
+        state.registry.release(worker)
+
+    steps: dict[str, Callable[[], object]] = {
+        "parse_request": lambda: one.parse(last),
+        "find": lambda: state.sessions.find(request, now_s),
+        "has_room": lambda: has_room(state.registry.fleet(request.model), rules),
+        "decide": lambda: decide(turn, state.registry.fleet(turn.model), rules, qps=1.0, now_s=now_s),
+        "plain leg": lambda: plain_leg(request.endpoint, request.fields, "id"),
+        "reserve, release": reserve,
+        "read the answer": observe,
+        "finish": lambda: state.sessions.finish(place, request, outcome, now_s),
+    }
+    return {step: _median_us(call) for step, call in steps.items()}
+
+
+def _median_us(call: Callable[[], object], calls: int = 300) -> float:
+    times_us = []
+    for _ in range(calls):
+        started_ns = time.perf_counter_ns()
+        call()
+        times_us.append((time.perf_counter_ns() - started_ns) / 1000)
+    return percentile(times_us, 0.5)
+
+
+def show(rows: Sequence[Row]) -> None:
+    _table(
+        ["body", "turns", "parse", "to decision", "decision", "target", "legs", "answer, learning", "turn"],
+        [
+            [
+                row.name,
+                ", ".join(f"{count} {kind}" for kind, count in row.kinds.items()),
+                *(cell if isinstance(cell, str) else _cell(cell) for cell in row.cells),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def show_parts(found: dict[str, dict[str, float]]) -> None:
+    steps = next(iter(found.values()))
+    _table(["step", *found], [[step, *(f"{times_us[step]:.1f}" for times_us in found.values())] for step in steps])
+
+
+def _table(head: list[str], rows: list[list[str]]) -> None:
+    for cells in (head, ["---"] * len(head), *rows):
+        click.echo(f"| {' | '.join(cells)} |")
+
+
+def _cell(times_us: Sequence[float]) -> str:
+    return f"{percentile(times_us, 0.5):.0f} / {percentile(times_us, 0.99):.0f}"
+
+
+@click.command(help=__doc__)
+@click.option("--sessions", default=10_000, show_default=True, help="Known before the first timed turn.")
+@click.option("--rounds", default=1000, show_default=True, help="Timed turns of each size.")
+def main(sessions: int, rounds: int) -> None:
+    rows, steps = asyncio.run(measure(sessions, rounds))
+    click.echo(f"us, median / p99 of {rounds} turns, with {sessions} sessions known; decision = parse + to decision\n")
+    show(rows)
+    click.echo("\nus, medians of single steps with warm caches\n")
+    show_parts(steps)
+
+
+if __name__ == "__main__":
+    main()

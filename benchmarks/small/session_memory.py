@@ -1,0 +1,122 @@
+"""What the session table costs: bytes per idle session, and the time of one look-up.
+
+    python -m benchmarks.small.session_memory --sessions 100000
+
+Every session has an id of its own from the client, a D and a P that hold its prefix, and as many finished turns as
+the column says: the most that an idle chat session keeps. Prints one JSON line per number of turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+import tracemalloc
+from statistics import quantiles
+
+from ppd.proxy.config import SessionKey
+from ppd.proxy.fleet.residency import Residency
+from ppd.proxy.fleet.worker import WorkerId
+from ppd.proxy.openai.reply_key import ReplyKey
+from ppd.proxy.openai.request import Endpoint, Request, parse_request
+from ppd.proxy.sessions.prefix_chain import Hasher
+from ppd.proxy.sessions.table import Outcome, SessionTable
+
+WORKERS = tuple((WorkerId(f"10.0.0.{n}:8000"), f"incarnation-{n}") for n in range(8))
+
+
+def conversation(number: int, turns: int, hasher: Hasher) -> list[Request]:
+    """The requests of one conversation, each with the whole history."""
+    messages: list[dict[str, str]] = [{"role": "system", "content": "You are helpful."}]
+    requests = []
+    for turn in range(turns):
+        messages.append({"role": "user", "content": f"question {turn} of {number}"})
+        body = json.dumps({"model": "m", "messages": messages}).encode()
+        headers = {"x-session-id": f"session-{number}"}
+        requests.append(
+            parse_request(Endpoint.CHAT, body, headers, tenant="t", hasher=hasher, session_key=SessionKey.PREFIX)
+        )
+        messages.append({"role": "assistant", "content": reply_to(turn)})
+    return requests
+
+
+def reply_to(turn: int) -> str:
+    return f"answer {turn}"
+
+
+def play(table: SessionTable, requests: list[Request], number: int, now_s: float) -> float:
+    """Finishes each request in turn; returns the last one's time in `find`, in seconds."""
+    took_s = 0.0
+    for turn, request in enumerate(requests):
+        started_s = time.perf_counter()
+        place = table.find(request, now_s)
+        took_s = time.perf_counter() - started_s
+        reply = ReplyKey(request)
+        reply.add_text(reply_to(turn))
+        prompt, completion = 1000 * (turn + 1), 300 + turn
+        outcome = Outcome(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            reply_key=reply.key(),
+            decode=residency(number, prompt + completion, turn),
+            prefill=residency(number + 1, prompt, turn),
+        )
+        table.finish(place, request, outcome, now_s)
+    return took_s
+
+
+def residency(number: int, tokens: int, turn: int) -> Residency:
+    worker, incarnation = WORKERS[number % len(WORKERS)]
+    return Residency(worker, incarnation, tokens, 10**9 + number * 7 + turn)
+
+
+def bytes_per_session(sessions: int, turns: int) -> tuple[float, list[float]]:
+    """Bytes that one idle session takes in a table of so many, and the times of look-ups in it."""
+    hasher = Hasher(bytes(32))
+    tracemalloc.start()
+    try:
+        before = _traced_bytes()
+        table = SessionTable(ttl_s=1e9, capacity=sessions)
+        for number in range(sessions):
+            play(table, conversation(number, turns, hasher), number, float(number))
+        after = _traced_bytes()
+    finally:
+        tracemalloc.stop()
+    assert len(table) == sessions, "every conversation is one session"
+    times_s = [
+        play(table, conversation(number, turns, hasher)[-1:], number, float(sessions))
+        for number in range(sessions - min(sessions, 2000), sessions)
+    ]
+    return (after - before) / sessions, times_s
+
+
+def _traced_bytes() -> int:
+    """Bytes in use, without the interpreter's free lists: a full collection empties them."""
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Bytes per idle session and time per look-up.")
+    parser.add_argument("--sessions", type=int, default=100_000)
+    parser.add_argument("--turns", type=int, nargs="+", default=[1, 3, 10])
+    args = parser.parse_args()
+    for turns in args.turns:
+        size, times_s = bytes_per_session(args.sessions, turns)
+        cuts = quantiles(times_s, n=100)
+        print(
+            json.dumps(
+                {
+                    "sessions": args.sessions,
+                    "turns": turns,
+                    "bytes_per_session": round(size),
+                    "find_p50_us": round(cuts[49] * 1e6, 1),
+                    "find_p99_us": round(cuts[98] * 1e6, 1),
+                }
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""How many of the prefix hits that are possible do conversations without any id get, and how even is the load?
+
+    python -m benchmarks.small.stickiness                        # 200 conversations, 6 turns, 4 D, every mode
+    python -m benchmarks.small.stickiness --conversations 500 --turns 8
+
+Conversations, some of them with one opener, with answers asked for again and earlier messages edited, through a real
+proxy with 1 P and 4 D, simulated engines with ample KV. A hit is a prompt token that the engine which computed the
+prompt had cached, as the answer's usage says. Ideal is each prompt's longest prefix that an earlier prompt of the same
+conversation, with its answer, began with, in whole blocks. Hits beyond that, on other conversations' KV, do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from random import Random
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from ppd.proxy.assembly import assemble
+from ppd.proxy.config import Mode, ProxyConfig
+from ppd.proxy.downstream.serve import listen, serve
+from ppd.proxy.fleet.worker import Role
+from ppd.proxy.settings import Settings
+from ppd.servers.sim.api.prompts import chat_prompt
+from ppd.servers.sim.api.requests import Body
+from ppd.servers.sim.core.config import SimConfig
+from ppd.servers.sim.core.tokens import encode
+from ppd.servers.sim.launch import running_engine
+
+MODES = (Mode.ALWAYS_LOCAL, Mode.TABLE, Mode.FRACTION, Mode.ALWAYS_SPLIT)
+DECODES = 4
+BLOCK = SimConfig().block_size
+ANSWER_TOKENS = 48
+TWINS = 0.3  # of all conversations begin with an opener that others have too
+AGAIN, EDIT = 0.1, 0.1  # of all turns after the first
+_WORDS = "tide lamp river stone letter orchard signal winter copper harbour glass engine paper north garden".split()
+
+
+class Kind(Enum):
+    SAY = "say"  # goes on from the last answer
+    AGAIN = "again"  # asks for the last answer once more, and goes on from that
+    EDIT = "edit"  # replaces the message before the last answer's
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    kind: Kind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """What one user does, turn by turn."""
+
+    steps: tuple[Step, ...]
+
+
+@dataclass(slots=True)
+class Ideal:
+    """What a cache of one conversation's own KV would hold of its next prompt."""
+
+    block: int = BLOCK
+    held: list[tuple[int, ...]] = field(default_factory=list)
+
+    def of(self, prompt: tuple[int, ...]) -> int:
+        """Tokens, in whole blocks; the last one of a prompt is always computed."""
+        longest = max((_common(prompt, one) for one in self.held), default=0)
+        return min(longest, len(prompt) - 1) // self.block * self.block
+
+    def learn(self, tokens: tuple[int, ...]) -> None:
+        """A prompt and its answer. The answer's last token was never an input, so it is not held."""
+        self.held.append(tokens)
+
+
+@dataclass(slots=True)
+class Played:
+    """What came of it."""
+
+    turns: int = 0
+    failures: int = 0
+    ideal_tokens: int = 0
+    hit_tokens: int = 0
+    routes: Counter[str] = field(default_factory=Counter)
+    workers: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def share(self) -> float:
+        return self.hit_tokens / self.ideal_tokens if self.ideal_tokens else 0.0
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """Of turns, by D."""
+        return {name: count / self.turns for name, count in sorted(self.workers.items())}
+
+
+def conversations(count: int, turns: int, seed: int) -> tuple[Talk, ...]:
+    random = Random(seed)
+
+    def text(words: int) -> str:
+        return " ".join(random.choices(_WORDS, k=words))
+
+    shared = [text(40), "hi"]
+    talks = []
+    for _ in range(count):
+        opener = random.choice(shared) if random.random() < TWINS else text(random.randint(20, 120))
+        steps = [Step(Kind.SAY, opener)]
+        while len(steps) < turns:
+            kind = random.choices([*Kind], weights=[1 - AGAIN - EDIT, AGAIN, EDIT])[0]
+            steps.append(Step(kind, "" if kind is Kind.AGAIN else text(random.randint(5, 60))))
+        talks.append(Talk(tuple(steps)))
+    return tuple(talks)
+
+
+async def play(session: aiohttp.ClientSession, base_url: str, talks: Sequence[Talk], at_once: int) -> Played:
+    """All conversations, so many at a time."""
+    played, places = Played(), asyncio.Semaphore(at_once)
+
+    async def one(talk: Talk) -> None:
+        async with places:
+            await _converse(session, base_url, talk, played)
+
+    await asyncio.gather(*(one(talk) for talk in talks))
+    return played
+
+
+async def _converse(session: aiohttp.ClientSession, base_url: str, talk: Talk, played: Played) -> None:
+    messages: list[dict[str, str]] = []
+    ideal = Ideal()
+    for step in talk.steps:
+        messages = _next(messages, step)
+        # Sampled: what is asked for again is answered anew.
+        body = {"model": "sim", "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 1.0}
+        prompt = chat_prompt(Body.decode(msgspec.json.encode(body)))
+        async with session.post(f"{base_url}/v1/chat/completions", json=body) as response:
+            played.turns += 1
+            if response.status != 200:
+                played.failures += 1
+                return
+            answer = await response.json()
+            played.routes[response.headers["X-PPD-Route"]] += 1
+            played.workers[response.headers["X-PPD-Decode"]] += 1
+        text = answer["choices"][0]["message"]["content"]
+        possible = ideal.of(prompt)
+        played.ideal_tokens += possible
+        played.hit_tokens += min(possible, _cached(answer))
+        ideal.learn((*prompt, *encode(text)[:-1]))
+        messages = [*messages, {"role": "assistant", "content": text}]
+
+
+def _next(messages: list[dict[str, str]], step: Step) -> list[dict[str, str]]:
+    """`messages` ends with an answer, or is empty."""
+    match step.kind:
+        case Kind.AGAIN:
+            return messages[:-1]
+        case Kind.EDIT:
+            return [*messages[:-2], {"role": "user", "content": step.text}]
+        case _:
+            return [*messages, {"role": "user", "content": step.text}]
+
+
+def _cached(answer: Any) -> int:
+    details = answer["usage"].get("prompt_tokens_details") or {}
+    return int(details.get("cached_tokens") or 0)
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    length = min(len(one), len(other))
+    return next((at for at in range(length) if one[at] != other[at]), length)
+
+
+@asynccontextmanager
+async def fleet(mode: Mode) -> AsyncIterator[str]:
+    """The base URL of a proxy with 1 P and 4 D, all of them up."""
+    async with AsyncExitStack() as stack:
+        roles = [Role.PREFILL, *[Role.DECODE] * DECODES]
+        engines = [await stack.enter_async_context(running_engine(SimConfig(role=role))) for role in roles]
+        workers = tuple(f"{role}={engine.address}" for role, engine in zip(roles, engines, strict=True))
+        config = ProxyConfig(port=0, heartbeat_port=0, mode=mode, workers=workers, warm_up_s=0.0, probe_interval_s=0.5)
+        proxy, listening, stop = assemble(Settings(config)), listen(config), asyncio.Event()
+        serving = asyncio.create_task(serve(proxy, listening, stop))
+        try:
+            while not serving.done() and sum(view.up for view in proxy.state.registry.views()) < len(roles):
+                await asyncio.sleep(0.02)
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            stop.set()
+            await serving
+
+
+async def measure(talks: Sequence[Talk], at_once: int) -> dict[Mode, Played]:
+    found = {}
+    for mode in MODES:
+        async with fleet(mode) as base_url, aiohttp.ClientSession() as session:
+            found[mode] = await play(session, base_url, talks, at_once)
+    return found
+
+
+def table(found: Mapping[Mode, Played]) -> str:
+    rows = ["| mode | turns | failed | local | hits / ideal | share of turns per D |", "|---|---:|---:|---:|---:|---|"]
+    for mode, played in found.items():
+        local = played.routes["LOCAL"] / played.turns
+        shares = ", ".join(f"{name} {share:.3f}" for name, share in played.shares.items())
+        rows.append(f"| {mode} | {played.turns} | {played.failures} | {local:.3f} | {played.share:.4f} | {shares} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Prefix hits of conversations without ids, and every D's share.")
+    parser.add_argument("--conversations", type=int, default=200)
+    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--at-once", type=int, default=24)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    talks = conversations(args.conversations, args.turns, args.seed)
+    print(table(asyncio.run(measure(talks, args.at_once))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Conversations through the proxy for as long as asked, while its workers fail, leave and come back.
+
+    python -m benchmarks.soak --minutes 30 --out DIR
+    python -m benchmarks.soak --records DIR/soak.jsonl.gz --out DIR
+
+The proxy and seven simulated engines run as processes of their own. Clients chat, edit, branch, retry, read slowly and
+leave; engines are killed, drained, removed, given another role, and told to refuse, hang, cut or answer garbage. Each
+answer is compared with that of one engine without faults. The exit status is 1 where a text was wrong, something did
+not return to zero, the proxy's log has a traceback, its memory grows, or requests failed that nothing done at the time
+justifies. The records are written first, then the report from them; `--records` does only that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import aiohttp
+
+from ppd.offline.experiment.files import write_whole
+from ppd.proxy.errors import PPDError
+
+from . import records, summary
+from .clients import Crowd
+from .fault_plan import plan
+from .fault_runner import Chaos
+from .fleet import ADMIN_KEY, descriptors, running_fleet
+from .monitor import Watch, log_defects
+from .oracle import Oracle, running_oracle
+from .records import Ending, Head, Records
+from .report import markdown
+from .workload import Talk
+
+_RECORDS = "soak.jsonl.gz"
+_WARM_UP_SHARE = 1 / 3  # of the time, at most
+_WARM_UP_S = 300.0
+
+
+async def soak(head: Head, folder: Path, oracle: Oracle) -> Records:
+    """Runs it; logs and receipts go to `folder`."""
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
+    async with (
+        aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as operator,
+        running_fleet(folder, operator) as fleet,
+    ):
+        descriptors_before = descriptors(fleet.proxy_pid)
+        begun_s = time.monotonic()
+
+        def clock() -> float:
+            return time.monotonic() - begun_s
+
+        watch, chaos = Watch(fleet, clock), Chaos(fleet, clock)
+        watching = asyncio.create_task(watch.run())
+        async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
+            crowd = Crowd(session, fleet.url, ADMIN_KEY, oracle, clock)
+            talks = (Talk(head.seed, number) for number in itertools.count())
+            async with asyncio.TaskGroup() as group:
+                group.create_task(chaos.run(plan(head.seed, head.seconds)))
+                for _ in range(head.clients):
+                    group.create_task(crowd.play(talks, head.seconds))
+        watching.cancel()
+        await asyncio.wait({watching})
+        leaked, quiet_after_s = await watch.settle()
+        ending = Ending(
+            leaked=leaked,
+            quiet_after_s=quiet_after_s,
+            descriptors_before=descriptors_before,
+            descriptors_after=descriptors(fleet.proxy_pid),
+            log_defects=log_defects(fleet.proxy_log),
+            engine_counts=await watch.engine_counts(),
+        )
+        return Records(head, crowd.requests, chaos.done, watch.samples, ending)
+
+
+def head_of(args: argparse.Namespace) -> Head:
+    seconds = args.minutes * 60
+    return Head(
+        seed=args.seed,
+        seconds=seconds,
+        warm_up_s=min(_WARM_UP_S, seconds * _WARM_UP_SHARE),
+        clients=args.clients,
+        machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+async def measure(args: argparse.Namespace) -> Records:
+    logs = args.output / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    async with running_oracle() as oracle:
+        return await soak(head_of(args), logs, oracle)
+
+
+def report(found: Records, output: Path) -> list[str]:
+    """Writes the page; returns why the soak failed."""
+    write_whole(output / "soak.md", markdown(found).encode())
+    print(output / "soak.md")
+    return summary.problems(found)
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(description="A soak of the proxy among faults.", allow_abbrev=False)
+    top.add_argument("--minutes", type=float, default=30.0, help="how long clients ask; default: 30")
+    top.add_argument("--seed", type=int, default=0, help="of the conversations and the faults; default: 0")
+    top.add_argument("--clients", type=int, default=12, help="conversations at a time; default: 12")
+    top.add_argument("--records", type=Path, help="records of an earlier run: report them again")
+    top.add_argument("--out", dest="output", type=Path, required=True, help="folder for records, report and logs")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    args = parser().parse_args(arguments)
+    try:
+        if args.records:
+            found = records.load(args.records)
+        else:
+            found = asyncio.run(measure(args))
+            write_whole(args.output / _RECORDS, found.encode())
+        problems = report(found, args.output)
+    except PPDError as exc:
+        raise SystemExit(f"error: {exc.message}") from exc
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    raise SystemExit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Does what was planned to a running fleet, and undoes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import aiohttp
+import msgspec
+
+from .fault_plan import faults
+from .fleet import Fleet
+from .records import Disturbance, Kind
+
+
+class Chaos:
+    """`done` holds what was really done, with its true times."""
+
+    def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
+        self._fleet = fleet
+        self._clock = clock
+        self.done: list[Disturbance] = []
+
+    async def run(self, planned: Iterable[Disturbance]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for one in planned:
+                group.create_task(self._disturb(one))
+
+    async def _disturb(self, planned: Disturbance) -> None:
+        await asyncio.sleep(max(0.0, planned.at_s - self._clock()))
+        begun_s, problem = self._clock(), ""
+        try:
+            await self._begin(planned)
+            await asyncio.sleep(max(0.0, begun_s + planned.lasts_s - self._clock()))
+            await self._end(planned)
+            await self._fleet.all_up()
+        except TimeoutError:
+            problem = "the fleet was not whole again in time"
+        except aiohttp.ClientError as exc:
+            problem = f"the admin API failed: {type(exc).__name__}"
+        lasted_s = self._clock() - begun_s
+        self.done.append(msgspec.structs.replace(planned, at_s=begun_s, lasts_s=lasted_s, problem=problem))
+
+    async def _begin(self, one: Disturbance) -> None:
+        fleet, name = self._fleet, one.worker
+        match one.kind:
+            case Kind.KILL:
+                await fleet.kill_engine(name)
+            case Kind.RESTART:
+                await fleet.drain(name, draining=True)
+                await fleet.idle(name)
+                await fleet.stop_engine(name)
+            case Kind.DRAIN:
+                await fleet.drain(name, draining=True)
+            case Kind.REMOVE:
+                await fleet.remove(name)
+            case Kind.FLIP:
+                await fleet.remove(name)
+                await fleet.register(name, "D" if name[0] == "P" else "P")
+            case Kind.JOIN:
+                await fleet.start_engine(name)
+                await fleet.register(name)
+            case _:
+                await fleet.order_faults(name, faults(one))
+
+    async def _end(self, one: Disturbance) -> None:
+        fleet, name = self._fleet, one.worker
+        match one.kind:
+            case Kind.KILL:
+                await fleet.start_engine(name)
+            case Kind.RESTART:
+                await fleet.start_engine(name)
+                await fleet.drain(name, draining=False)
+            case Kind.DRAIN:
+                await fleet.drain(name, draining=False)
+            case Kind.REMOVE:
+                await fleet.register(name)
+            case Kind.FLIP:
+                await fleet.remove(name)
+                await fleet.register(name)
+            case Kind.JOIN:
+                await fleet.remove(name)
+                await fleet.idle(name)
+                await fleet.stop_engine(name)
+            case Kind.DEAF:
+                return  # over by itself; until then it could not be told so
+            case _:
+                await fleet.order_faults(name, {})

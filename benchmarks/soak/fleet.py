@@ -1,0 +1,231 @@
+"""The programs of a soak, each in a process of its own: the proxy, and simulated engines that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import sys
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from ppd.servers.fleet.process import EngineFailed, EngineProcess
+from ppd.servers.vllm.launch import Launch
+
+from .fault_plan import SPARE, WORKERS
+
+HOST = "127.0.0.1"
+ADMIN_KEY = "operator"
+LEASE_S = 30.0  # vLLM's default, by which the proxy too gives up a handoff
+_STARTS_S = 60.0
+_PORTS = (18_000, 30_000)
+_NOT_HELD = ("0A", "06", "03")  # listening, TIME_WAIT, SYN_RECV
+_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{([^}]*)\})? (\S+)")
+
+# Small enough that conversations push each other out of the cache; a long one still fits.
+ENGINE_FLAGS = ("--num-blocks", "2048", "--max-model-len", "16384", "--time-scale", "0.15", "--lease-s", f"{LEASE_S:g}")
+# Tables that are full after a minute, so that a slope after it is no filling; limits that a fault reaches in seconds.
+SESSION_LIMIT = 300
+PROXY_FLAGS = {
+    "receipts-kept": 500,
+    "session-limit": SESSION_LIMIT,
+    "probe-interval-s": 1.0,
+    "connect-timeout-s": 1.0,
+    "prefill-timeout-s": 3.0,
+    "first-event-timeout-s": 3.0,
+    "answer-timeout-s": 8.0,
+    "idle-timeout-s": 10.0,
+    "warm-up-s": 2.0,
+    "breaker-open-s": 1.0,
+    "canary-interval-s": 10.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an engine lives, in every one of its lives."""
+
+    name: str
+    port: int
+    side_port: int
+
+    @property
+    def address(self) -> str:
+        return f"{HOST}:{self.port}"
+
+
+class Fleet:
+    """Owns the processes. Every engine that is to serve is a static worker of the proxy, by its admin API."""
+
+    def __init__(self, folder: Path, session: aiohttp.ClientSession) -> None:
+        ports = iter(free_ports(2 * len(WORKERS) + 3))
+        self.places = {name: Place(name, next(ports), next(ports)) for name in (*WORKERS, SPARE)}
+        self._port = next(ports)
+        self._folder = folder
+        self._session = session
+        self._engines: dict[str, EngineProcess] = {}
+        self._lives = 0
+        self.proxy_log = folder / "proxy.log"
+        self._pid_file = folder / "proxy.pid"
+        flags = [item for name, value in PROXY_FLAGS.items() for item in (f"--{name}", str(value))]
+        argv = [*_ppd("serve"), "--port", str(self._port), "--heartbeat-port", "0", *flags]
+        argv += ["--receipt-log", str(folder / "receipts.jsonl")]
+        with_pid = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._pid_file), *argv)
+        env = {"PPD_ADMIN_KEY": ADMIN_KEY, "PYTHONWARNINGS": "default"}
+        self.proxy = EngineProcess(Launch(with_pid, env), self.proxy_log, name="proxy")
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self._port}"
+
+    @property
+    def client_connections(self) -> int:
+        """Of the proxy. The operator closes each of its own at once."""
+        return connections(self._port)
+
+    @property
+    def proxy_pid(self) -> int:
+        return int(self._pid_file.read_text())
+
+    @property
+    def running(self) -> list[Place]:
+        return [self.places[name] for name, engine in self._engines.items() if engine.is_running]
+
+    async def start(self) -> None:
+        await self.proxy.start()
+        await asyncio.gather(
+            self.proxy.wait_healthy(self.url, timeout_s=_STARTS_S), *(self.start_engine(name) for name in WORKERS)
+        )
+        for name in WORKERS:
+            await self.register(name)
+        await self.all_up()
+
+    async def stop(self) -> int | None:
+        """The proxy's exit code."""
+        code = await self.proxy.stop()
+        await asyncio.gather(*(engine.stop() for engine in self._engines.values()))
+        return code
+
+    async def start_engine(self, name: str) -> None:
+        place = self.places[name]
+        self._lives += 1
+        argv = [*_ppd("sim"), "--role", name[0], "--port", str(place.port), "--allow-faults", *ENGINE_FLAGS]
+        argv += ["--side-channel-port", str(place.side_port)]
+        if name in ("D2", SPARE):
+            argv += ["--kv-load-failure-policy", "recompute"]
+        engine = EngineProcess(Launch(tuple(argv), {}), self._folder / f"{name}-{self._lives}.log", name=name)
+        self._engines[name] = engine
+        await engine.start()
+        await engine.wait_healthy(f"http://{place.address}", timeout_s=_STARTS_S)
+
+    async def kill_engine(self, name: str) -> None:
+        await self._engines[name].kill()
+
+    async def stop_engine(self, name: str) -> None:
+        await self._engines[name].stop()
+
+    async def register(self, name: str, role: str = "") -> None:
+        await self.admin("POST", "/workers", {"worker": f"{role or name[0]}={self.places[name].address}"})
+
+    async def remove(self, name: str) -> None:
+        await self.admin("DELETE", f"/workers/{self.places[name].address}")
+
+    async def drain(self, name: str, *, draining: bool) -> None:
+        await self.admin("PATCH", f"/workers/{self.places[name].address}", {"draining": draining})
+
+    async def order_faults(self, name: str, faults: dict[str, Any]) -> None:
+        url = f"http://{self.places[name].address}/faults"
+        async with self._session.post(url, json=faults) as answer:
+            answer.raise_for_status()
+
+    async def all_up(self, limit_s: float = LEASE_S + 40.0) -> None:
+        """Until every worker that is known is up, and all of WORKERS are known; one may wait for a lease to end."""
+        async with asyncio.timeout(limit_s):
+            while True:
+                workers = (await self.admin("GET", "/workers"))["workers"]
+                states = {worker["id"]: worker["state"] for worker in workers}
+                if set(states.values()) == {"up"} and {self.places[name].address for name in WORKERS} <= states.keys():
+                    return
+                await asyncio.sleep(0.2)
+
+    async def idle(self, name: str, limit_s: float = LEASE_S + 10.0) -> None:
+        """Until nothing runs on an engine, waits or is pinned."""
+        async with asyncio.timeout(limit_s):
+            while any((await self.engine_metrics(name, ENGINE_GAUGES)).values()):
+                await asyncio.sleep(0.1)
+
+    async def admin(self, method: str, path: str, body: Any = None) -> Any:
+        headers = {"X-Admin-Key": ADMIN_KEY}
+        async with self._session.request(method, f"{self.url}/admin{path}", json=body, headers=headers) as answer:
+            answer.raise_for_status()
+            return await answer.json()
+
+    async def engine_metrics(self, name: str, wanted: Iterable[str]) -> dict[str, float]:
+        return await self._metrics(f"http://{self.places[name].address}", wanted)
+
+    async def proxy_metrics(self, wanted: Iterable[str]) -> dict[str, float]:
+        return await self._metrics(self.url, wanted)
+
+    async def _metrics(self, url: str, wanted: Iterable[str]) -> dict[str, float]:
+        async with self._session.get(f"{url}/metrics", timeout=aiohttp.ClientTimeout(total=5)) as answer:
+            return samples(await answer.text(), re.compile("|".join(wanted)))
+
+
+ENGINE_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting$", "vllm:kv_cache_usage_perc")
+
+
+def samples(text: str, wanted: re.Pattern[str]) -> dict[str, float]:
+    """Values by name and labels, of the samples whose whole name begins with what is wanted."""
+    found = (_SAMPLE.match(line) for line in text.splitlines())
+    return {
+        match[1] + (f"{{{match[2]}}}" if match[2] else ""): float(match[3])
+        for match in found
+        if match is not None and wanted.match(match[1])
+    }
+
+
+@asynccontextmanager
+async def running_fleet(folder: Path, session: aiohttp.ClientSession) -> AsyncIterator[Fleet]:
+    """EngineFailed where a program does not start."""
+    async with AsyncExitStack() as stack:
+        fleet = Fleet(folder, session)
+        stack.push_async_callback(fleet.stop)
+        await fleet.start()
+        yield fleet
+
+
+def free_ports(count: int) -> list[int]:
+    """Below the range of outgoing connections, one of which could take a dead engine's port otherwise."""
+    first, found = _PORTS[0] + os.getpid() % 1000 * 10, list[int]()
+    for port in (*range(first, _PORTS[1]), *range(_PORTS[0], first)):
+        with socket.socket() as one, suppress(OSError):
+            one.bind((HOST, port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise EngineFailed(f"fewer than {count} of the ports {_PORTS[0]} to {_PORTS[1]} are free")
+
+
+def rss_kib(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def connections(port: int) -> int:
+    """That a program on this machine still holds at its own port, whatever the other end thinks of them."""
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return sum(row[1].endswith(f":{port:04X}") and row[3] not in _NOT_HELD for row in rows)
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def _ppd(command: str) -> list[str]:
+    return [sys.executable, "-m", "ppd.servers", command]

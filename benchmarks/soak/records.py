@@ -1,0 +1,153 @@
+"""What a soak leaves behind: a head, then one row for each request, disturbance and sample. Figures are computed later.
+
+Times are seconds since the load began. No row holds text of a prompt or an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from ppd.offline.experiment import files
+from ppd.offline.experiment.files import decode_rows, encode_rows
+from ppd.proxy.errors import FormatError
+
+VERSION: Final = 1
+KIND: Final = "ppd-soak"
+
+
+class Outcome(StrEnum):
+    """How a request ended, as its client saw it."""
+
+    COMPLETED = "completed"  # all of the right text
+    REJECTED = "rejected"  # a request that was meant to be refused, and was
+    LEFT = "left"  # the client went; what came until then was right
+    BROKEN = "broken"  # begun, and marked as not whole; what came was right
+    TIMED_OUT = "timed_out"  # 504
+    FAILED = "failed"  # another error status
+    WRONG = "wrong"  # other text than a fault-free engine's
+    UNMARKED = "unmarked"  # not whole, and nothing says so
+    UNANSWERED = "unanswered"  # no answer at all, or the connection ended in the middle of one
+
+
+FINE: Final = frozenset({Outcome.COMPLETED, Outcome.REJECTED, Outcome.LEFT})
+
+
+class Kind(StrEnum):
+    """What is done to the fleet."""
+
+    KILL = "kill"  # SIGKILL, and some seconds later a new process at the same address
+    RESTART = "restart"  # drained, ended by SIGTERM, started again
+    DRAIN = "drain"
+    REMOVE = "remove"  # from the proxy, with requests under way on it
+    FLIP = "flip"  # a P serves as D, or a D as P
+    JOIN = "join"  # one more D
+    REFUSE = "refuse"  # with 429, 500 or 503
+    PAGE = "page"  # answers with HTML
+    HANG = "hang"
+    SLOW = "slow"
+    GARBAGE = "garbage"
+    CUT = "cut"  # resets connections before the answer, or in the middle of it
+    EVENT = "event"  # ends streams by an error event
+    ABORT = "abort"  # gives up before the first token
+    HANDOFF = "handoff"  # a P says nothing of where its KV is
+    LOAD = "load"  # a D cannot load KV
+    WEDGE = "wedge"  # no KV comes from or to it, and its health is good
+    DEAF = "deaf"  # refuses connections
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    version: int = VERSION
+    kind: str = KIND
+    seed: int
+    seconds: float
+    warm_up_s: float
+    clients: int
+    machine: str
+    started: str  # ISO 8601, UTC
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
+    id: str  # the proxy's
+    talk: int
+    endpoint: str
+    move: str
+    stream: bool
+    sent_s: float
+    first_text_s: float | None
+    ended_s: float
+    status: int  # 0: none came
+    outcome: Outcome
+    route: str
+    detail: str  # the error's code or type, or where the text goes wrong
+
+
+class Disturbance(msgspec.Struct, frozen=True, kw_only=True, tag="disturbance"):
+    """`at_s` and `lasts_s` as planned, then as it went: until the worker was whole again."""
+
+    kind: Kind
+    worker: str
+    at_s: float
+    lasts_s: float
+    detail: int = 0  # a status, or a number of events
+    problem: str = ""
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True, tag="sample"):
+    """The proxy's process."""
+
+    at_s: float
+    rss_kib: int
+    descriptors: int
+    sessions: int
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True, tag="ending"):
+    """After the load, when all had time to end. `leaked`: what should be 0 and is not, by its name."""
+
+    leaked: dict[str, float]
+    quiet_after_s: float  # since the last request ended
+    descriptors_before: int  # before the load
+    descriptors_after: int
+    log_defects: list[str]  # what the proxy's log should never hold, each line once
+    engine_counts: dict[str, float]  # over all lives of all engines
+
+
+Row = Request | Disturbance | Sample | Ending
+_ROW = msgspec.json.Decoder(Row)
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    head: Head
+    requests: Sequence[Request]
+    disturbances: Sequence[Disturbance]
+    samples: Sequence[Sample]
+    ending: Ending
+
+    def encode(self) -> bytes:
+        return encode_rows(self.head, [*self.requests, *self.disturbances, *self.samples, self.ending])
+
+
+def decode(data: bytes) -> Records:
+    """FormatError names what is missing, unknown or of another version."""
+    head, rows = decode_rows(data, Head, _ROW.decode, kind=KIND, version=VERSION)
+    endings = [row for row in rows if isinstance(row, Ending)]
+    if len(endings) != 1:
+        raise FormatError(f"not a {KIND} file: {len(endings)} endings")
+    return Records(
+        head,
+        [row for row in rows if isinstance(row, Request)],
+        [row for row in rows if isinstance(row, Disturbance)],
+        [row for row in rows if isinstance(row, Sample)],
+        endings[0],
+    )
+
+
+def load(path: Path) -> Records:
+    return files.load(path, decode)

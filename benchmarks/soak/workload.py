@@ -1,0 +1,165 @@
+"""What clients say and how they behave. Pure: everything follows from a seed and from what was answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from random import Random
+from typing import Any
+
+from ppd.proxy.openai.request import Endpoint
+
+TENANTS = 4
+_SYLLABLES = "ka lo mi ten dur vas pel ion gra ush bek tol ras nim cor".split()
+_SYSTEMS = 3  # that talks share
+_OPENERS = ("hi", "Good morning.", "Help me with a plan, please.")
+_ENDPOINTS = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES)
+_WEIGHTS = (50, 14, 18, 18)
+IMPOSSIBLE_TOKENS = 10**6
+
+
+class Move(StrEnum):
+    """How a turn goes on from what was said before."""
+
+    OPEN = "open"
+    CONTINUE = "continue"
+    AGAIN = "again"  # the same request once more
+    EDIT = "edit"  # the last thing said, in other words
+    BRANCH = "branch"  # from an earlier answer
+    IMPOSSIBLE = "impossible"  # asks for more tokens than any engine has
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manners:
+    """How a client reads. At most one of the two leavings is set."""
+
+    leave_after_s: float | None = None  # since sending, whatever has come
+    leave_after_events: int | None = None  # that brought text
+    pause_s: float = 0.0  # between two reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request, ready to be sent."""
+
+    endpoint: Endpoint
+    move: Move
+    body: dict[str, Any] = field(repr=False)
+    headers: dict[str, str] = field(repr=False)
+    manners: Manners
+    force: str  # the route that the operator's key asks for; empty: none
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.body.get("stream"))
+
+
+Said = tuple[tuple[str, str], ...]  # what was said and answered, turn by turn
+
+
+class Talk:
+    """One conversation: `next`, send it, `hear` what was answered; until `next` is None."""
+
+    def __init__(self, seed: int, number: int, model: str = "sim") -> None:
+        self._draw = draw = Random(f"{seed}/{number}")
+        self.number = number
+        self._model = model
+        self._endpoint = draw.choices(_ENDPOINTS, _WEIGHTS)[0]
+        self._left = draw.randint(2, 12)
+        self._long_at = draw.randrange(40)  # one prompt at most, so that all of a talk fits in an engine's context
+        self._system = _words(Random(draw.randrange(_SYSTEMS)), 150) if draw.random() < 0.5 else ""
+        self._tenant = f"tenant-{draw.randrange(TENANTS)}"
+        self._named = draw.random()  # which kind of session id it brings, if any
+        self._said: Said = ()
+        self._before: Said = ()
+        self._saying = ""
+
+    def next(self) -> Ask | None:
+        if self._left == 0:
+            return None
+        self._left -= 1
+        move = self._move()
+        if move not in (Move.AGAIN, Move.IMPOSSIBLE):
+            self._before = self._base(move)
+            self._saying = self._words(move)
+        return Ask(
+            endpoint=self._endpoint,
+            move=move,
+            body=self._body(move),
+            headers=self._headers(),
+            manners=self._manners(),
+            force=self._draw.choice(("LOCAL", "SPLIT", "REPLICA")) if self._draw.random() < 0.15 else "",
+        )
+
+    def hear(self, text: str | None) -> None:
+        """The answer to the last request; None where it did not come whole, or is none to go on from."""
+        if text:
+            self._said = (*self._before, (self._saying, text))
+
+    def _move(self) -> Move:
+        if not self._saying:
+            return Move.OPEN
+        if not self._said:
+            return Move.AGAIN
+        moves = (Move.CONTINUE, Move.AGAIN, Move.EDIT, Move.BRANCH, Move.IMPOSSIBLE)
+        return self._draw.choices(moves, (76, 8, 7, 7, 2))[0]
+
+    def _base(self, move: Move) -> Said:
+        if move is Move.EDIT:
+            return self._said[:-1]
+        if move is Move.BRANCH:
+            return self._said[: self._draw.randrange(len(self._said))]
+        return self._said
+
+    def _words(self, move: Move) -> str:
+        if move is Move.OPEN and self._draw.random() < 0.2:
+            return self._draw.choice(_OPENERS)
+        count = self._draw.randint(700, 1200) if self._left == self._long_at else self._draw.randint(3, 60)
+        return _words(self._draw, count)
+
+    def _manners(self) -> Manners:
+        draw = self._draw.random()
+        if draw < 0.05:
+            return Manners(leave_after_s=self._draw.uniform(0.0, 0.15))
+        if draw < 0.10:
+            return Manners(leave_after_events=self._draw.randint(1, 20))
+        return Manners(pause_s=self._draw.uniform(0.005, 0.05) if draw < 0.16 else 0.0)
+
+    def _headers(self) -> dict[str, str]:
+        is_anthropic = self._endpoint is Endpoint.MESSAGES
+        headers = {"x-api-key": self._tenant} if is_anthropic else {"Authorization": f"Bearer {self._tenant}"}
+        return headers | ({"X-Session-ID": f"talk-{self.number}"} if self._named < 0.3 else {})
+
+    def _body(self, move: Move) -> dict[str, Any]:
+        draw = self._draw
+        body: dict[str, Any] = {"model": self._model, "temperature": 0, "stream": draw.random() < 0.7}
+        limit = IMPOSSIBLE_TOKENS if move is Move.IMPOSSIBLE else draw.choice((12, 32, 64, 120))
+        body["max_output_tokens" if self._endpoint is Endpoint.RESPONSES else "max_tokens"] = limit
+        if self._named > 0.8:
+            body["prompt_cache_key" if self._endpoint is Endpoint.RESPONSES else "conversation_id"] = f"c{self.number}"
+        if self._endpoint in (Endpoint.CHAT, Endpoint.COMPLETIONS):
+            if body["stream"] and draw.random() < 0.5:
+                body["stream_options"] = {"include_usage": True}
+            if draw.random() < 0.03:
+                body["n"] = 2
+        return body | self._prompt()
+
+    def _prompt(self) -> dict[str, Any]:
+        if self._endpoint is Endpoint.COMPLETIONS:
+            before = "".join(f"User: {said}\nBot:{answer}\n" for said, answer in self._before)
+            prompt = f"{self._system}\n{before}User: {self._saying}\nBot:"
+            return {"prompt": [prompt, prompt + " And"] if self._draw.random() < 0.03 else prompt}
+        turns = [(role, text) for pair in self._before for role, text in zip(("user", "assistant"), pair, strict=True)]
+        messages = [{"role": role, "content": text} for role, text in (*turns, ("user", self._saying))]
+        match self._endpoint:
+            case Endpoint.RESPONSES:
+                return {"input": messages} | ({"instructions": self._system} if self._system else {})
+            case Endpoint.MESSAGES:
+                return {"messages": messages} | ({"system": self._system} if self._system else {})
+            case _:
+                system = [{"role": "system", "content": self._system}] if self._system else []
+                return {"messages": system + messages}
+
+
+def _words(draw: Random, count: int) -> str:
+    return " ".join("".join(draw.choices(_SYLLABLES, k=draw.randint(1, 3))) for _ in range(count))

@@ -1,0 +1,1 @@
+"""`ppd bench`: one workload against one endpoint, and what came of it."""

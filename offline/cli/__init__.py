@@ -1,0 +1,1 @@
+"""The programs `ppd` and `ppd-build-table`, and the commands that measure."""

@@ -1,0 +1,150 @@
+"""The slots that the flags of `ppd-build-table` ask for, and the station in each."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from ppd.proxy.errors import ConfigError
+from ppd.servers.engine_profile.profile_file import Transfers, encode
+
+from ..backends.live import Limits
+from ..load import Api, Target
+from ..simulation.setup import Setup, setup_for
+from ..sweep.backend import StationPlan
+from ..sweep.folder import How
+from ..sweep.processes import Process, Slot
+from ..sweep.ray import Ray
+from .build_table_flags import Flags
+
+USUAL_HARDWARE = "h100-llama-3.1-8b"
+
+
+def open_slots(flags: Flags, trace: Sequence[float] | None, runs: int, stack: ExitStack) -> list[Slot]:
+    """The slots that the flags ask for, no more than there are runs; `stack` closes them."""
+    ray = Ray(flags.ray) if flags.ray else None
+    if ray is not None:
+        stack.callback(ray.close)
+    slots: list[Slot] = []
+    for plan, node in _places(flags, trace, runs, ray):
+        if ray is None:
+            slots.append(Process(plan))
+        else:
+            slots.append(ray.on(node, plan) if node else ray.anywhere(plan))
+        stack.callback(slots[-1].close)
+    return slots
+
+
+def _places(flags: Flags, trace: Sequence[float] | None, runs: int, ray: Ray | None) -> list[tuple[StationPlan, str]]:
+    """A plan for each slot, and the node of the cluster that it must be on, if any."""
+    if flags.simulate:
+        cores = usable_cores() if ray is None else ray.cpus
+        return [(_simulated(flags, trace), "")] * min(flags.jobs or cores, runs)
+    if flags.launch:
+        return [(_launched(flags, trace), node) for node in (ray.nodes if ray else [""])]
+    key = admin_key(flags)
+    return [(_targeted(flags, trace, url, key), "") for url in flags.targets]
+
+
+def how_of(flags: Flags, trace: Sequence[float] | None) -> How:
+    """What figures depend on, so that a sweep that is resumed goes on in the same way."""
+    arrivals = "" if trace is None else _digest("\n".join(map(repr, trace)).encode())
+    if flags.simulate:
+        return How(profile_sha256=_digest(encode(_setup(flags).profile)), arrivals_sha256=arrivals)
+    return How(
+        gpus_per_worker=str(flags.tensor_parallel) if flags.launch else "",
+        engine_args=shlex.join(flags.engine_args),
+        api=flags.api,
+        tokenizer_sha256=_digest_of(flags.tokenizer / "tokenizer.json") if flags.tokenizer else "",
+        arrivals_sha256=arrivals,
+    )
+
+
+def _digest_of(path: Path) -> str:
+    try:
+        return _digest(path.read_bytes())
+    except OSError as exc:
+        raise ConfigError(f"tokenizer: {path}: {exc.strerror}", param="tokenizer") from exc
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def usable_cores() -> int:
+    """Those that this process may use, where the system tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _simulated(flags: Flags, trace: Sequence[float] | None) -> StationPlan:
+    from ..backends.simulate import SimulatePlan
+
+    return SimulatePlan(_setup(flags), trace)
+
+
+def _setup(flags: Flags) -> Setup:
+    setup = setup_for(flags.hardware or USUAL_HARDWARE)
+    if flags.transfers is None:
+        return setup
+    return replace(setup, profile=msgspec.structs.replace(setup.profile, transfers=Transfers(flags.transfers)))
+
+
+def _launched(flags: Flags, trace: Sequence[float] | None) -> StationPlan:
+    from ..backends.launch import LaunchPlan
+
+    return LaunchPlan(
+        engine=flags.engine,
+        model=flags.model,
+        tensor_parallel=flags.tensor_parallel,
+        engine_args=flags.engine_args,
+        log_dir=flags.folder / "logs",
+        asking=_target(flags, "http://", "-"),
+        note=flags.note,
+        limits=Limits(health_s=flags.health_limit),
+        trace=trace,
+    )
+
+
+def _targeted(flags: Flags, trace: Sequence[float] | None, url: str, key: str) -> StationPlan:
+    from ..backends.target import TargetPlan
+
+    return TargetPlan(
+        target=_target(flags, url.rstrip("/").removesuffix("/v1"), key),
+        gpu=flags.gpu,
+        gpu_count=flags.gpu_count,
+        note=flags.note,
+        limits=Limits(health_s=flags.health_limit),
+        trace=trace,
+    )
+
+
+def _target(flags: Flags, url: str, key: str) -> Target:
+    return Target(
+        url=url,
+        model=flags.model,
+        api=Api(flags.api),
+        admin_key=key,
+        forces_routes=True,
+        timeout_s=flags.request_timeout,
+        tokenizer=flags.tokenizer,
+    )
+
+
+def admin_key(flags: Flags) -> str:
+    """ConfigError where there is none; the key itself is in no message."""
+    key = flags.admin_key
+    if flags.admin_key_file is not None:
+        try:
+            key = flags.admin_key_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"admin_key_file = {str(flags.admin_key_file)!r}: must be a readable file") from exc
+    if not key:
+        raise ConfigError("the proxy's admin key is needed: set PPD_ADMIN_KEY, or give --admin-key-file")
+    return key

@@ -1,0 +1,168 @@
+"""A sweep as `ppd-build-table` runs it: begins or resumes a folder, measures what is left, ends in order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import click
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from ppd.proxy.errors import ConfigError
+
+from ..experiment.records import Outcome, RunResult
+from ..experiment.run import POISSON
+from ..sweep import grid_file
+from ..sweep.folder import How, SweepFolder
+from ..sweep.grid import Grid
+from ..sweep.loop import Loop, Place, survey, utc_now
+from ..sweep.progress import Display, Pace, arrivals_s, spoken
+from ..sweep.schedule import Schedule
+from ..traces import arrival_times
+from .build_table_flags import Flags
+from .build_table_slots import how_of, open_slots
+
+USUAL_GRID = "paper"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be done, from the flags and what the folder holds."""
+
+    flags: Flags
+    grid: Grid
+    folder: SweepFolder | None  # None: it is begun when there is something to measure with
+    schedule: Schedule  # without what need not be measured again
+    pace: Pace  # of the runs that are there
+
+
+def prepare(flags: Flags, say: Callable[[str], None]) -> Job:
+    """ConfigError for a folder that holds a sweep, unless it is to be resumed.
+
+    A file that can't be read is kept under another name, and its run is done again.
+    """
+    folder = _folder(flags)
+    if folder is None and flags.resume:
+        raise ConfigError(f"{flags.folder}: must be a sweep's folder to go on with: it has no sweep.json")
+    if folder is not None:
+        if not flags.resume:
+            raise ConfigError(f"{flags.folder}: holds a sweep already; --resume goes on with it")
+        grid = _grid(flags, folder)
+        folder.check(grid, how_of(flags, _trace(grid)))
+
+    def keep_aside(path: Path, reason: str) -> None:
+        assert folder is not None, "only a folder has files"
+        say(f"{reason}; kept as {folder.set_aside(path).name}, and its run is done again")
+
+    return _job(flags, folder, keep_aside)
+
+
+def look(flags: Flags) -> Job:
+    """The same, and nothing is changed."""
+    return _job(flags, _folder(flags) if flags.out else None, lambda path, reason: None)
+
+
+def _folder(flags: Flags) -> SweepFolder | None:
+    return SweepFolder(flags.folder) if (flags.folder / "sweep.json").exists() else None
+
+
+def _job(flags: Flags, folder: SweepFolder | None, unreadable: Callable[[Path, str], None]) -> Job:
+    grid, pace = _grid(flags, folder), Pace()
+
+    def there() -> Iterator[RunResult]:
+        for result in folder.readable(unreadable) if folder else ():
+            pace.add(result)
+            if flags.keep_failed or result.outcome is Outcome.FINISHED:
+                yield result
+
+    schedule = Schedule(grid, there(), only=flags.only, topology_first=flags.launch)
+    return Job(flags, grid, folder, schedule, pace)
+
+
+def _grid(flags: Flags, folder: SweepFolder | None) -> Grid:
+    """The one that is asked for, else that of the folder, else the usual one."""
+    grid = folder.sweep.grid if folder and not flags.grid else grid_file.read(flags.grid or USUAL_GRID)
+    seeds = flags.seeds or grid.seeds
+    return msgspec.structs.replace(
+        grid,
+        seeds=seeds,
+        max_seeds=max(seeds, flags.max_seeds or grid.max_seeds),
+        precision=grid.precision if flags.precision is None else flags.precision,
+    )
+
+
+def list_runs(flags: Flags) -> None:
+    """Every run that is left, and on standard error how long they take together."""
+    job = look(flags)
+    waiting = job.schedule.waiting
+    for run in waiting:
+        click.echo(run.id)
+    seconds = job.pace.left_s(waiting, 1)
+    if seconds is None and not flags.simulate:
+        seconds = sum(map(arrivals_s, waiting))
+    more = f", {job.grid.max_seeds} seeds a cell at most" if job.grid.max_seeds > job.grid.seeds else ""
+    lasting = "time known once some are done" if seconds is None else f"one after the other about {spoken(seconds)}"
+    there = f"{job.schedule.finished + job.schedule.failed} are there"
+    click.echo(f"{len(waiting)} runs{more}, {lasting}; {there}", err=True)
+
+
+def measure(job: Job, console: Console) -> tuple[SweepFolder | None, int]:
+    """The folder, and 0 or the signal that ended the sweep. ConfigError where it ended by itself, too early."""
+    schedule = job.schedule
+    with ExitStack() as stack:
+        trace = _trace(job.grid)
+        slots = open_slots(job.flags, trace, len(schedule.waiting), stack)
+        came = stack.enter_context(_signals())
+
+        def is_stopped() -> bool:
+            return came() != 0
+
+        places = survey(slots, schedule.waiting, is_stopped, lambda line: console.print(Text(line), soft_wrap=True))
+        if is_stopped():
+            return job.folder, came()
+        reachable = set().union(*(place.topologies for place in places))
+        folder = _taken_up(job, places, how_of(job.flags, trace))
+        display = stack.enter_context(Display(console, schedule, job.pace, len(slots), time.monotonic))
+        Loop(schedule, folder, display, is_stopped).drive(places)
+    if not came() and (left := [run for run in schedule.waiting if run.topology in reachable]):
+        raise ConfigError(f"{len(left)} runs are left that no fleet can measure now; --resume goes on with them")
+    return folder, came()
+
+
+def _trace(grid: Grid) -> Sequence[float] | None:
+    """Read here, once: the processes that need it may be on machines that do not have the file."""
+    return None if grid.arrivals == POISSON else tuple(arrival_times(Path(grid.arrivals)))
+
+
+def _taken_up(job: Job, places: Sequence[Place], how: How) -> SweepFolder:
+    """The folder, which holds what these places measure and nothing else."""
+    folder = job.folder or SweepFolder.create(job.flags.folder, job.grid, places[0].survey.origin, utc_now(), how)
+    for place in places:
+        folder.take_up(job.grid, place.survey.origin, how)
+    return folder
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[], int]]:
+    """The signal that came first, 0 if none has: SIGINT and SIGTERM end a sweep in order, a second one at once."""
+    came: list[int] = []
+
+    def take(number: int, _: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > 1:
+            os._exit(128 + number)
+
+    before = {number: signal.signal(number, take) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: came[0] if came else 0
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,58 @@
+"""The programs `ppd` and `ppd-build-table`.
+
+The proxy and the engines start where the extra `offline` (NumPy and the like) is not installed; a command that needs it
+says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+import click
+
+from ppd.servers.cli.main import COMMANDS as OF_FLEETS
+from ppd.servers.cli.main import Commands as FleetCommands
+
+COMMANDS = {
+    **OF_FLEETS,
+    "bench": ("ppd.offline.cli.bench", "Play one workload against any OpenAI-compatible endpoint."),
+    "calibrate": ("ppd.offline.cli.calibrate", "Fit an engine profile to measurements."),
+}
+NEEDED = ("numpy", "pandas", "scipy", "matplotlib")  # what the extra `offline` installs
+
+
+class Commands(FleetCommands):
+    modules = COMMANDS
+
+    def load(self, module: str, cmd_name: str) -> ModuleType:
+        return _module(module, cmd_name)
+
+
+@click.command(cls=Commands)
+@click.version_option(package_name="ppd-router")
+def main() -> None:
+    """PPD: a session-aware proxy for prefill/decode-disaggregated LLM serving."""
+
+
+def build_table() -> None:
+    """The program `ppd-build-table`."""
+    try:
+        program = _module("ppd.offline.cli.build_table", "ppd-build-table")
+    except click.ClickException as exc:
+        exc.show()
+        sys.exit(exc.exit_code)
+    program.main()
+
+
+def _module(name: str, command: str) -> ModuleType:
+    """A command's module; ClickException, naming the extra, where what it needs is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] not in NEEDED:
+            raise
+        raise click.ClickException(
+            f'{command} needs {exc.name}: pip install "ppd-router[offline]", or ".[offline]" in a clone'
+        ) from exc

@@ -1,0 +1,149 @@
+"""Runs gathered into cells: what one combination of the sweep's axes measured, over all its seeds.
+
+Tables, reports and calibration read these. Failed requests are counted and enter no other figure; the warm-up
+enters none. `is_evidence` says of which cells the figures may be compared, for tables and reports alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ppd.proxy.policy import Route
+
+from .records import Outcome, Record, RunResult
+from .run import Workload
+from .statistics import Estimate, estimate, percentile
+
+ROUTES: Final = {0.0: Route.SPLIT, 1.0: Route.LOCAL}  # by x: the one way of an arm's later turns
+MAX_FAILED_SHARE: Final = 0.05  # of requests, and of later turns; the paper calls a service degraded beyond it
+MIN_OWN_SHARE: Final = 0.9  # of an arm's later turns must go its way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Times in s; None where no request tells. Later turns are those after a conversation's first."""
+
+    topology: str
+    x: float | None
+    workload: Workload
+    qps: float  # conversations a second
+    seeds: tuple[int, ...]  # of the runs that finished
+    requests: int  # measured, of all turns
+    failures: int  # of them
+    later_requests: int
+    later_failures: int
+    ttft_s: Estimate | None  # of all turns
+    tpot_s: Estimate | None
+    first_ttft_s: Estimate | None
+    later_ttft_s: Estimate | None
+    later_tpot_s: Estimate | None
+    tokens_per_s: float | None  # generated, from the first scheduled request to the last token; mean of the runs
+    failed: tuple[str, ...] = ()  # why runs failed
+    local_turns: int = 0  # later turns that finished, by the way they went; what a mixed fleet gave to its R is in none
+    split_turns: int = 0
+    lateness_p99_s: float | None = None  # from when a request was to be sent until it was
+
+    @property
+    def local_share(self) -> float | None:
+        """What x came to; it is less where turns that were to be LOCAL had to be SPLIT."""
+        chosen = self.local_turns + self.split_turns
+        return self.local_turns / chosen if chosen else None
+
+    @property
+    def mode(self) -> str:
+        """The paper's categories: `replica`, `hybrid`, `x=0`, `0<x<1`, `x=1`."""
+        if "R" in self.topology:
+            return "hybrid" if self.x is not None else "replica"
+        return {0.0: "x=0", 1.0: "x=1"}.get(self.x or 0.0, "0<x<1")
+
+
+def is_evidence(cell: Cell) -> bool:
+    """Whether its figures may be compared."""
+    return not why_no_evidence(cell)
+
+
+def why_no_evidence(cell: Cell) -> str:
+    """Empty where it is evidence.
+
+    What gets through a failing fleet is not the workload any more, and what few turns go an arm's way are chosen by
+    what kept the others from it.
+    """
+    if cell.failed:
+        return "; ".join(filter(None, dict.fromkeys(cell.failed))) or "a run failed"
+    if cell.failures > MAX_FAILED_SHARE * cell.requests:
+        return f"{cell.failures} of {cell.requests} requests failed"
+    if cell.later_failures > MAX_FAILED_SHARE * cell.later_requests:
+        return f"{cell.later_failures} of {cell.later_requests} later turns failed"
+    chosen = cell.local_turns + cell.split_turns
+    for x, other, strays in ((0.0, Route.LOCAL, cell.local_turns), (1.0, Route.SPLIT, cell.split_turns)):
+        if cell.x == x and chosen - strays < MIN_OWN_SHARE * chosen:
+            return f"{strays} of {chosen} later turns went {other}"
+    if cell.later_ttft_s is None:
+        return "no later turn of this arm finished"
+    return "" if cell.later_tpot_s is not None else "answers of one token have no TPOT"
+
+
+def gather(results: Iterable[RunResult], *, own_way: bool = False) -> list[Cell]:
+    """The cells of these runs, in the order in which they first come.
+
+    own_way: at x=0 and x=1, figures of later turns are only of those that went the arm's way. The counts stay whole.
+    """
+    by_cell: dict[str, list[RunResult]] = {}
+    for result in results:
+        by_cell.setdefault(result.run.cell, []).append(result)
+    return [_cell(group, own_way) for group in by_cell.values()]
+
+
+def _cell(results: Sequence[RunResult], own_way: bool) -> Cell:
+    run = results[0].run
+    finished = [result for result in results if result.outcome is Outcome.FINISHED]
+    measured = [[record for record in result.records if record.measured] for result in finished]
+    later = [[record for record in records if record.turn > 1] for records in measured]
+    first = [[record for record in records if record.turn == 1] for records in measured]
+    way = ROUTES.get(run.x) if own_way and run.x is not None else None
+    compared = [[record for record in records if way in (None, record.route)] for records in later]
+    rates = [rate for records in measured if (rate := _tokens_per_s(records)) is not None]
+    late_s = [record.sent_s - record.scheduled_s for records in measured for record in records]
+    return Cell(
+        topology=run.topology,
+        x=run.x,
+        workload=run.workload,
+        qps=run.qps,
+        seeds=tuple(result.run.seed for result in finished),
+        requests=sum(map(len, measured)),
+        failures=_failures(measured),
+        later_requests=sum(map(len, later)),
+        later_failures=_failures(later),
+        ttft_s=_of(measured, lambda record: record.ttft_s),
+        tpot_s=_of(measured, lambda record: record.tpot_s),
+        first_ttft_s=_of(first, lambda record: record.ttft_s),
+        later_ttft_s=_of(compared, lambda record: record.ttft_s),
+        later_tpot_s=_of(compared, lambda record: record.tpot_s),
+        tokens_per_s=sum(rates) / len(rates) if rates else None,
+        failed=tuple(result.reason for result in results if result.outcome is Outcome.FAILED),
+        local_turns=_went(later, Route.LOCAL),
+        split_turns=_went(later, Route.SPLIT),
+        lateness_p99_s=percentile(late_s, 0.99) if late_s else None,
+    )
+
+
+def _of(groups: Sequence[Sequence[Record]], figure: Callable[[Record], float | None]) -> Estimate | None:
+    return estimate([[value for record in group if (value := figure(record)) is not None] for group in groups])
+
+
+def _failures(groups: Sequence[Sequence[Record]]) -> int:
+    return sum(bool(record.error) for group in groups for record in group)
+
+
+def _went(groups: Sequence[Sequence[Record]], route: Route) -> int:
+    return sum(record.route == route and not record.error for group in groups for record in group)
+
+
+def _tokens_per_s(records: Sequence[Record]) -> float | None:
+    ends = [record.last_token_s for record in records if record.last_token_s is not None and not record.error]
+    if not ends:
+        return None
+    tokens = sum(record.output_tokens for record in records if not record.error)
+    return tokens / (max(ends) - min(record.scheduled_s for record in records))

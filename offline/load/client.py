@@ -1,0 +1,94 @@
+"""One request over HTTP, from the first byte written to the end of its stream."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+
+import aiohttp
+
+from ppd.proxy.openai.sse import EventSplitter, event_data
+
+from .answer import Answer, error_message
+from .target import Target
+
+_KEEP_ALIVE_S = 2.0
+"""Below the 5 s after which servers close an idle connection: a request that meets the closing fails for nothing."""
+
+
+class Caller:
+    """Asks the target; `now` is the run's clock."""
+
+    def __init__(self, session: aiohttp.ClientSession, target: Target, now: Callable[[], float]) -> None:
+        self._session = session
+        self._target = target
+        self._now = now
+
+    async def ask(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """The answer, whatever became of it; only cancellation is raised."""
+        answer = Answer(sent_s=self._now())
+        context = SimpleNamespace(now=self._now, answer=answer)
+        try:
+            async with asyncio.timeout(self._target.timeout_s):
+                async with self._session.post(
+                    self._target.at(self._target.api.path),
+                    data=body,
+                    headers={**self._target.headers(), **headers},
+                    allow_redirects=False,
+                    trace_request_ctx=context,
+                ) as response:
+                    await self._read(response, answer)
+        except TimeoutError:
+            answer.error = answer.error or f"no whole answer within {self._target.timeout_s:g} s"
+        except (aiohttp.ClientError, OSError) as exc:
+            if not answer.finished:
+                answer.error = answer.error or f"the connection broke: {_cause(exc)}"
+        answer.ended_s = self._now()
+        return answer
+
+    async def _read(self, response: aiohttp.ClientResponse, answer: Answer) -> None:
+        answer.status = response.status
+        answer.route = response.headers.get("X-PPD-Route", "")
+        answer.prefill = response.headers.get("X-PPD-Prefill", "")
+        answer.decode = response.headers.get("X-PPD-Decode", "")
+        if response.status != 200:
+            said = error_message(await response.read())
+            answer.error = f"status {response.status}" + (f": {said}" if said else "")
+            return
+        splitter = EventSplitter()
+        async for chunk in response.content.iter_any():
+            at_s = self._now()
+            for event in splitter.feed(chunk):
+                data = event_data(event)
+                if data is not None:
+                    answer.read(data, at_s)
+        data = event_data(splitter.rest())
+        if data is not None:
+            answer.read(data, self._now())
+
+
+def open_session(target: Target) -> aiohttp.ClientSession:
+    """No limit on connections unless the target asks for one; time-outs are the caller's."""
+    connector = aiohttp.TCPConnector(limit=target.connections or 0, keepalive_timeout=_KEEP_ALIVE_S)
+    tracing = aiohttp.TraceConfig()
+    tracing.on_request_chunk_sent.append(_note_sent)
+    return aiohttp.ClientSession(
+        connector=connector, timeout=aiohttp.ClientTimeout(total=None), trace_configs=[tracing]
+    )
+
+
+def _cause(exc: Exception) -> str:
+    """Without the address that an exception's own text may hold."""
+    number = exc.errno if isinstance(exc, OSError) else None
+    return os.strerror(number) if number else type(exc).__name__
+
+
+async def _note_sent(
+    _: aiohttp.ClientSession, context: SimpleNamespace, __: aiohttp.TraceRequestChunkSentParams
+) -> None:
+    """The body is written in one piece once there is a connection: until then the request waited here."""
+    asked = context.trace_request_ctx
+    if asked is not None:
+        asked.answer.sent_s = asked.now()

@@ -1,0 +1,169 @@
+"""What a conversation sends turn by turn: the whole history each time, with the answers that the server really gave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import aiohttp
+
+from ppd.proxy.errors import ConfigError
+
+from ..traces import TracedTurn
+from .local_tokenizer import LocalTokenizer
+from .prompt_text import draw
+from .script import Script
+from .server_tokenizer import ServerTokenizer, Tokenizer
+from .target import Api, Target
+from .vocabulary import ORDINARY_IDS, Vocabulary, learn_ids, learn_vocabulary
+
+_ROLES = frozenset(("system", "user", "assistant"))
+
+
+class Dialogue(Protocol):
+    """One conversation as it grows."""
+
+    def ask(self, index: int) -> dict[str, Any]:
+        """The members of the body that hold the prompt of a turn; asked once for each, in order."""
+
+    def answered(self, text: str, token_ids: list[int]) -> None: ...
+
+
+class Author(Protocol):
+    """Writes the prompts of a run."""
+
+    def begin(self, script: Script) -> Dialogue: ...
+
+    def shortest(self, *, later: bool) -> int:
+        """Fewest tokens that a turn can add to the prompt."""
+
+
+async def author_for(session: aiohttp.ClientSession, target: Target, scripts: Sequence[Script], seed: int) -> Author:
+    """Who writes these prompts for the target; ConfigError where they cannot be made. Another seed has other words."""
+    turns = [turn for script in scripts for turn in script.turns]
+    if target.api is not Api.CHAT and any(turn.messages for turn in turns):
+        raise ConfigError("endpoint: conversations with text need chat", param="endpoint")
+    if all(turn.messages for turn in turns):
+        return ChatAuthor(None, seed)
+    tokenizer: Tokenizer = ServerTokenizer(session, target)
+    if target.tokenizer is not None:
+        tokenizer = LocalTokenizer.load(target.tokenizer)
+    if target.api is Api.CHAT:
+        try:
+            return ChatAuthor(await learn_vocabulary(tokenizer), seed)
+        except ConfigError as exc:
+            raise ConfigError(
+                f"texts of exact lengths cannot be made for {Api.CHAT.path}: {exc.message}; "
+                "give a tokenizer, or use the completions endpoint",
+                param="endpoint",
+            ) from exc
+    try:
+        return TokenAuthor(await learn_ids(tokenizer), seed)
+    except ConfigError:
+        if target.tokenizer is not None:
+            raise
+        return TokenAuthor(ORDINARY_IDS, seed)
+
+
+def too_short(scripts: Sequence[Script], author: Author) -> list[int]:
+    """New tokens of the turns that can only be sent longer than they should be."""
+    return [
+        turn.new_tokens
+        for script in scripts
+        for index, turn in enumerate(script.turns)
+        if turn.new_tokens is not None and turn.new_tokens < author.shortest(later=index > 0)
+    ]
+
+
+def check_lengths(scripts: Sequence[Script], author: Author) -> None:
+    """ConfigError for a turn that cannot have the length it should have."""
+    if short := too_short(scripts, author):
+        least = (author.shortest(later=False), author.shortest(later=True))
+        raise ConfigError(
+            f"a turn of {min(short)} new tokens cannot be sent as chat: the template alone takes {least[0]} in a first "
+            f"turn and {least[1]} in a later one; use the completions endpoint",
+            param="endpoint",
+        )
+
+
+class ChatAuthor:
+    """`vocabulary`: None where every turn has its own messages."""
+
+    def __init__(self, vocabulary: Vocabulary | None, seed: int) -> None:
+        self.vocabulary = vocabulary
+        self.seed = seed
+
+    def begin(self, script: Script) -> Dialogue:
+        return _Chat(self, script)
+
+    def shortest(self, *, later: bool) -> int:
+        if self.vocabulary is None:
+            return 0
+        return self.vocabulary.later_overhead if later else self.vocabulary.first_overhead
+
+    def text(self, turn: TracedTurn, place: tuple[int, int], *, later: bool) -> str:
+        """What makes the prompt longer by the turn's new tokens, the template's own included.
+
+        The template's head takes the place of what would be drawn there, so that blocks end where they should.
+        """
+        assert self.vocabulary is not None, "a turn without messages has its text made"
+        units, head = self.vocabulary.units, 0 if later else self.vocabulary.head
+        count = max(0, (turn.new_tokens or 0) - self.shortest(later=later))
+        drawn = draw(turn, place, seed=self.seed, count=head + count, choices=len(units))
+        return self.vocabulary.opening + "".join([units[at] for at in drawn[head:]])
+
+
+class _Chat:
+    def __init__(self, author: ChatAuthor, script: Script) -> None:
+        self._author = author
+        self._script = script
+        self._messages: list[dict[str, str]] = []
+
+    def ask(self, index: int) -> dict[str, Any]:
+        turn = self._script.turns[index]
+        if turn.restarts:
+            self._messages = []
+        for message in turn.messages:
+            # A tool's result answers a call that this server did not make: templates take it from the user only.
+            role = message.role if message.role in _ROLES else "user"
+            self._messages.append({"role": role, "content": message.content})
+        if not turn.messages:
+            text = self._author.text(turn, (self._script.number, index), later=bool(self._messages))
+            self._messages.append({"role": "user", "content": text})
+        return {"messages": self._messages}
+
+    def answered(self, text: str, token_ids: list[int]) -> None:
+        self._messages.append({"role": "assistant", "content": text})
+
+
+class TokenAuthor:
+    """`ids`: of plain text, of which prompts are made."""
+
+    def __init__(self, ids: tuple[int, ...], seed: int) -> None:
+        self.ids = ids
+        self.seed = seed
+
+    def begin(self, script: Script) -> Dialogue:
+        return _Tokens(self, script)
+
+    def shortest(self, *, later: bool) -> int:
+        return 1
+
+
+class _Tokens:
+    def __init__(self, author: TokenAuthor, script: Script) -> None:
+        self._author = author
+        self._script = script
+        self._ids: list[int] = []
+
+    def ask(self, index: int) -> dict[str, Any]:
+        turn, author = self._script.turns[index], self._author
+        if turn.restarts:
+            self._ids = []
+        place = (self._script.number, index)
+        drawn = draw(turn, place, seed=author.seed, count=turn.new_tokens or 1, choices=len(author.ids))
+        self._ids += [author.ids[at] for at in drawn]
+        return {"prompt": self._ids, "return_token_ids": True}
+
+    def answered(self, text: str, token_ids: list[int]) -> None:
+        self._ids += token_ids

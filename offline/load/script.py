@@ -1,0 +1,51 @@
+"""What is to be played: a conversation's turns, when it begins, and which way its turns are forced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..experiment.plan import Conversation, plan
+from ..experiment.run import Run
+from ..traces import Blocks, TracedTurn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """`turns` tell their output_tokens, and each its new_tokens or its messages."""
+
+    number: int  # in order of arrival, from 0
+    arrival_s: float = 0.0  # since the run began; means nothing in a closed loop
+    measured: bool = True  # False: part of the warm-up
+    turns: tuple[TracedTurn, ...]
+    routes: tuple[str, ...] = ()  # to be forced, one a turn; none are where it is empty
+
+    def route(self, index: int) -> str:
+        """The route to be forced on a turn; empty where the endpoint is free to choose."""
+        return self.routes[index] if self.routes else ""
+
+
+def scripts_of(run: Run, trace: Sequence[float] | None, *, forced: bool) -> list[Script]:
+    return [_script(conversation, forced) for conversation in plan(run, trace)]
+
+
+def _script(conversation: Conversation, forced: bool) -> Script:
+    """A prefix that all conversations share is one block of that size; what follows is each conversation's own."""
+    shared = conversation.shared_prefix_tokens
+    blocks = Blocks((0,), shared) if shared else None
+    turns = tuple(
+        TracedTurn(
+            new_tokens=turn.new_tokens,
+            output_tokens=turn.output_tokens,
+            think_s=turn.think_s,
+            blocks=None if index else blocks,
+        )
+        for index, turn in enumerate(conversation.turns)
+    )
+    return Script(
+        number=conversation.number,
+        arrival_s=conversation.arrival_s,
+        measured=conversation.measured,
+        turns=turns,
+        routes=tuple(turn.route.value for turn in conversation.turns) if forced else (),
+    )

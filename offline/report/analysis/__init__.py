@@ -1,0 +1,1 @@
+"""What the runs of a sweep say, as values."""

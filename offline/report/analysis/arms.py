@@ -1,0 +1,70 @@
+"""How cells are compared: an *arm* (a topology with one share of LOCAL turns) competes with others at a *point*."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from ...experiment.cells import Cell
+from ...experiment.run import Workload
+
+MODES: Final = ("replica", "x=0", "0<x<1", "x=1", "hybrid")
+CLASSES: Final = ("decode-heavy", "balanced", "prefill-heavy")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    topology: str
+    x: float | None
+    mode: str
+
+    @classmethod
+    def of(cls, cell: Cell) -> Arm:
+        return cls(cell.topology, cell.x, cell.mode)
+
+    @property
+    def label(self) -> str:
+        return self.topology if self.x is None else f"{self.topology} x={share(self.x)}"
+
+    @property
+    def rank(self) -> tuple[str, float, int]:
+        """Sorts by topology, then x."""
+        return (self.topology, -1.0 if self.x is None else self.x, MODES.index(self.mode))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A workload under a load."""
+
+    workload: Workload
+    qps: float
+
+
+def share(x: float) -> str:
+    """x as the paper writes it: thirds as fractions."""
+    thirds = {"0.333": "1/3", "0.667": "2/3", "0.5": "1/2"}
+    return thirds.get(f"{x:.3g}", f"{x:.3g}")
+
+
+def arms(cells: Iterable[Cell]) -> list[Arm]:
+    return sorted({Arm.of(cell) for cell in cells}, key=lambda arm: arm.rank)
+
+
+def modes(cells: Iterable[Cell]) -> list[str]:
+    """In the paper's order."""
+    found = {cell.mode for cell in cells}
+    return [mode for mode in MODES if mode in found]
+
+
+def by_point(cells: Iterable[Cell]) -> dict[Point, dict[Arm, Cell]]:
+    points: dict[Point, dict[Arm, Cell]] = {}
+    for cell in cells:
+        points.setdefault(Point(cell.workload, cell.qps), {})[Arm.of(cell)] = cell
+    return points
+
+
+def workload_class(new_tokens: int, output_tokens: int) -> str:
+    """The paper's three classes of follow-up turn."""
+    ratio = new_tokens / output_tokens
+    return CLASSES[0] if ratio <= 0.5 else CLASSES[2] if ratio >= 2 else CLASSES[1]

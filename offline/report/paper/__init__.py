@@ -1,0 +1,1 @@
+"""The rows published with the paper, beside what the paper prints."""

@@ -1,0 +1,144 @@
+"""Ways to work out the paper's printed figures from the published rows, to find the ones that it used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...experiment.cells import Cell, is_evidence
+from ...experiment.statistics import Estimate
+from ..analysis import winners
+from ..analysis.gains import Band, change, mean_ttft_s, pairs
+from ..analysis.winners import Objective, Wins, wins
+from .printed import GAINS, WINS
+
+
+@dataclass(frozen=True, slots=True)
+class GainReading:
+    """How the cells of one topology under some loads become one change of TTFT; None: too little is there."""
+
+    name: str
+    of: Callable[[Sequence[Cell], str, Sequence[float]], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class WinReading:
+    name: str
+    objective: Objective
+    is_eligible: Callable[[Cell], bool]
+
+
+def is_whole(cell: Cell) -> bool:
+    """Every request finished."""
+    return cell.later_ttft_s is not None and not cell.failures and not cell.failed
+
+
+def is_anything(cell: Cell) -> bool:
+    return cell.later_ttft_s is not None
+
+
+def own_means(cells: Sequence[Cell], topology: str, qps: Sequence[float], take: Callable[[Cell], bool]) -> float | None:
+    """Mean TTFT at x=1 over that at x=0, less 1, each over its own cells: what failed at x=0 stays in x=1."""
+    split, local = (
+        [mean_ttft_s(c) for c in cells if c.topology == topology and c.x == x and c.qps in qps and take(c)]
+        for x in (0.0, 1.0)
+    )
+    return (sum(local) / len(local)) / (sum(split) / len(split)) - 1 if split and local else None
+
+
+def _paired_means(cells: Sequence[Cell], topology: str, qps: Sequence[float]) -> float | None:
+    found = pairs(cells, topology, qps)
+    return sum(mean_ttft_s(b) for _, b in found) / sum(mean_ttft_s(a) for a, _ in found) - 1 if found else None
+
+
+def _mean_of_changes(cells: Sequence[Cell], topology: str, qps: Sequence[float]) -> float | None:
+    changes = [mean_ttft_s(b) / mean_ttft_s(a) - 1 for a, b in pairs(cells, topology, qps)]
+    return sum(changes) / len(changes) if changes else None
+
+
+def _typical(cells: Sequence[Cell], topology: str, qps: Sequence[float]) -> float | None:
+    found = pairs(cells, topology, qps)
+    return change([mean_ttft_s(a) for a, _ in found], [mean_ttft_s(b) for _, b in found]).typical if found else None
+
+
+OWN_WHOLE: Final = GainReading(
+    "own means, runs without a failed request", lambda cells, t, qps: own_means(cells, t, qps, is_whole)
+)
+TYPICAL: Final = GainReading("pairs, geometric mean of ratios", _typical)
+GAIN_READINGS: Final = (
+    OWN_WHOLE,
+    GainReading("own means, any run with a figure", lambda cells, t, qps: own_means(cells, t, qps, is_anything)),
+    GainReading("pairs, ratio of means", _paired_means),
+    GainReading("pairs, mean of changes", _mean_of_changes),
+    TYPICAL,
+)
+
+
+def matches(value: float | None, printed_percent: float) -> bool:
+    """Whether it would be printed so, to a tenth of a percent."""
+    return value is not None and abs(round(100 * value, 1) - printed_percent) < 0.05
+
+
+def gain_matches(cells: Sequence[Cell], reading: GainReading, loads: Sequence[Band]) -> int:
+    """How many of the printed gains it gives. loads: the paper's three."""
+    return sum(
+        matches(reading.of(cells, topology, band.qps), figure)
+        for topology, figures in GAINS.items()
+        for band, figure in zip(loads, figures, strict=True)
+    )
+
+
+def closest_loads(cells: Sequence[Cell], column: int) -> tuple[tuple[float, ...], float]:
+    """Of all sets of loads, that whose own means come nearest to a printed column, and how far they are off at worst,
+    in percent points."""
+    qps = sorted({cell.qps for cell in cells})
+    chosen = (np.arange(1, 2 ** len(qps))[:, None] >> np.arange(len(qps)) & 1).astype(float)
+    worst = np.zeros(len(chosen))
+    for topology, figures in GAINS.items():
+        split, local = (_means(cells, topology, x, qps, chosen) for x in (0.0, 1.0))
+        worst = np.fmax(worst, np.abs(100 * (local / split - 1) - figures[column]))
+    best = int(np.nanargmin(worst))
+    return tuple(point for point, taken in zip(qps, chosen[best], strict=True) if taken), float(worst[best])
+
+
+def _means(
+    cells: Sequence[Cell], topology: str, x: float, qps: Sequence[float], chosen: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Of whole cells, for each set of loads; (sets,)."""
+    groups = [
+        [mean_ttft_s(c) for c in cells if c.topology == topology and c.x == x and c.qps == point and is_whole(c)]
+        for point in qps
+    ]
+    with np.errstate(invalid="ignore"):
+        means: NDArray[np.float64] = (chosen @ [sum(group) for group in groups]) / (chosen @ [len(g) for g in groups])
+    return means
+
+
+def _of_ttft(figure: Callable[[Estimate], float | None]) -> Callable[[Cell], float | None]:
+    return lambda cell: None if cell.later_ttft_s is None else figure(cell.later_ttft_s)
+
+
+def _ttft(name: str, figure: Callable[[Estimate], float | None]) -> Objective:
+    return Objective(name, lambda cell: cell.later_ttft_s, _of_ttft(figure))
+
+
+WIN_READINGS: Final = (
+    WinReading("mean TTFT", winners.TTFT, is_evidence),
+    WinReading("mean TTFT, runs without a failed request", winners.TTFT, is_whole),
+    WinReading("median TTFT", _ttft("TTFT p50", lambda estimate: estimate.p50), is_evidence),
+    WinReading("p99 TTFT", _ttft("TTFT p99", lambda estimate: estimate.p99), is_evidence),
+)
+
+
+def can_be_printed(found: Wins, column: int, modes: Collection[str]) -> bool:
+    """Whether the paper's shares can come of this reading of its rows, of which only these modes are here: with fewer
+    competitors, each of them can only win more."""
+    return all(100 * found.share(mode) >= WINS[mode][column] - 0.05 for mode in modes)
+
+
+def wins_of(cells: Sequence[Cell], reading: WinReading) -> Wins | None:
+    return wins(cells, reading.objective, reading.is_eligible)

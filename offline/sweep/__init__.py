@@ -1,0 +1,1 @@
+"""Which runs of a grid come next, where each is done, and where it is kept."""

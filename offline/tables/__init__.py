@@ -1,0 +1,1 @@
+"""Decision tables, made from runs or from published rows."""

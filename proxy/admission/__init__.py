@@ -1,0 +1,1 @@
+"""Who may come in, how much each may use, and who is next."""

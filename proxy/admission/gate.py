@@ -1,0 +1,251 @@
+"""The way into the fleet: so many turns inside, so many waiting for a time, the rest refused with a time to come back.
+
+`queueing` has the order. Here are the futures, the deadlines, and the counts, which are right whatever happens: a turn
+is admitted, refused or gone by exactly one synchronous step, and a client that leaves while it is being admitted gives
+its seat back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+
+from ..errors import Overloaded
+from .arrival_rate import RateMeter
+from .queue import Line, Ticket, Waiter
+
+RETRY_AFTER_S = (1.0, 60.0)  # the least and the most that a client is asked to wait
+COURTESY_S = 0.005  # before a place that came free here is our own turns', while another process has some waiting
+DEPARTURES_S = 30.0  # over which the rate of leaving turns is measured
+
+MESSAGES = {
+    "queue_full": "too many requests wait already",
+    "queue_timeout": "no worker had room for this request in time",
+    "workers_overloaded": "the workers ask to come back later than this request can wait",
+    "draining": "this proxy is shutting down",
+}
+
+
+class Seat:
+    """A turn's right to be inside; whoever holds it calls `leave` in a `finally`."""
+
+    __slots__ = ("_admission", "_inside", "_waiter")
+
+    def __init__(self, admission: Admission, waiter: Waiter) -> None:
+        self._admission = admission
+        self._waiter = waiter
+        self._inside = True
+
+    def leave(self) -> None:
+        """Free the seat for the next; a second call does nothing."""
+        if self._inside:
+            self._inside = False
+            self._admission.left()
+
+    async def wait_again(self, not_before_s: float) -> None:
+        """The workers want no more now: back into the queue, with the old arrival and deadline.
+
+        The seat is given up meanwhile, and stays so where this raises: Overloaded, as in `Admission.enter`.
+        """
+        assert self._inside, "only a turn that is inside can go back"
+        self._inside = False
+        await self._admission.return_to_queue(self._waiter, not_before_s)
+        self._inside = True
+
+
+class Admission:
+    """Bounds on the turns inside and waiting.
+
+    on_refused(reason), on_waited(seconds of a turn that waited and was admitted): for metrics.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_inflight: int,
+        queue_limit: int,
+        queue_timeout_s: float,
+        now: Callable[[], float],
+        on_refused: Callable[[str], None],
+        on_waited: Callable[[float], None],
+    ) -> None:
+        self.inside = 0
+        # In the other processes of this proxy.
+        self.inside_elsewhere = 0
+        self.waiting_elsewhere = 0
+        self.on_moved: Callable[[], None] | None = None  # turns came in, or wait, or left
+        self.before_look: Callable[[], None] | None = None  # hears what the others have done
+        self._courtesy: asyncio.TimerHandle | None = None  # until then what is free is theirs
+        self._max_inflight = max_inflight
+        self._queue_limit = queue_limit
+        self._queue_timeout_s = queue_timeout_s
+        self._now = now
+        self._on_refused = on_refused
+        self._on_waited = on_waited
+        self._departures = RateMeter(DEPARTURES_S, now())
+        self._line = Line()
+        self._futures: dict[Waiter, asyncio.Future[Overloaded | None]] = {}
+        # Needs of turns that were admitted and have not run since: what they take of the fleet is not to be seen yet.
+        self._handed: dict[Hashable, Waiter] = {}
+        self._arrivals = 0
+        self._draining = False
+
+    @property
+    def waiting(self) -> int:
+        return len(self._line)
+
+    def try_enter(self, ticket: Ticket) -> Seat | None:
+        """A seat if one is free and none waits for the same; raises Overloaded when draining."""
+        if self._draining:
+            raise self._refusal("draining", ticket)
+        if self.inside + self.inside_elsewhere >= self._max_inflight or self._courtesy:
+            return None
+        if ticket.needs in self._handed:
+            return None
+        if (self._line and self._line.is_wanted(ticket.needs)) or not ticket.fits():
+            return None
+        self.inside += 1
+        self._moved()
+        return Seat(self, self._arrived(ticket))
+
+    async def enter(self, ticket: Ticket) -> Seat:
+        """A seat, at once or after a wait; Overloaded: queue_full, queue_timeout or draining.
+
+        The caller takes its room on a worker before its next await: only then is the next of its kind admitted.
+        """
+        seat = self.try_enter(ticket)
+        if seat is None:
+            waiter = self._arrived(ticket)
+            await self._wait(waiter)
+            seat = Seat(self, waiter)
+        return seat
+
+    def poke(self) -> None:
+        """Something changed in the fleet: admit whoever fits now."""
+        if self._courtesy is not None or not self._line:
+            return
+        self._hear()  # a place that came free here may be another process's by now
+        while self._line and self.inside + self.inside_elsewhere < self._max_inflight:
+            waiter = self._line.take(self._has_room)
+            if waiter is None:
+                return
+            future = self._futures[waiter]
+            if future.done():  # its client left in this very round of the loop
+                waiter.refund()
+                continue
+            self.inside += 1
+            self._moved()
+            self._handed[waiter.ticket.needs] = waiter
+            future.set_result(None)
+
+    def close_down(self) -> None:
+        """Draining: those inside go on, all others are refused from now on."""
+        self._draining = True
+        for waiter in list(self._line):
+            self._turn_away(waiter, "draining")
+
+    def left(self) -> None:
+        """A seat was given back by a turn that is over."""
+        self.inside -= 1
+        self._moved()
+        self._departures.count(self._now())
+        if self._line and self.waiting_elsewhere:  # else it would be our own turns' for ever
+            self._courtesy = self._courtesy or asyncio.get_running_loop().call_later(COURTESY_S, self._end_courtesy)
+        else:
+            self.poke()
+
+    async def return_to_queue(self, waiter: Waiter, not_before_s: float) -> None:
+        self.inside -= 1
+        waiter.refund()
+        self.poke()
+        if self._draining:
+            raise self._refusal("draining", waiter.ticket)
+        deadline_s = self._deadline_s(waiter.ticket)
+        if self._now() < deadline_s <= not_before_s:  # waiting for it would be for nothing
+            raise self._refusal("workers_overloaded", waiter.ticket, not_before_s - self._now())
+        await self._wait(waiter, not_before_s)
+
+    async def _wait(self, waiter: Waiter, not_before_s: float = 0.0) -> None:
+        """Returns when the turn is inside."""
+        loop, started_s = asyncio.get_running_loop(), self._now()
+        left_s = self._deadline_s(waiter.ticket) - started_s
+        if left_s <= 0:
+            raise self._refusal("queue_timeout", waiter.ticket)
+        timers = [loop.call_later(left_s, self._turn_away, waiter, "queue_timeout")]
+        pause_s = not_before_s - started_s
+        if pause_s > 0:
+            timers.append(loop.call_later(pause_s, self._due, waiter))
+        future = self._futures[waiter] = loop.create_future()
+        self._line.add(waiter, parked=pause_s > 0)
+        self._moved()
+        try:
+            self.poke()
+            if len(self._line) > self._queue_limit:
+                self._turn_away(self._line.last(waiter), "queue_full")
+            refusal = await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.result() is None:
+                self.inside -= 1  # admitted, and gone before it knew
+                waiter.refund()
+            raise
+        finally:
+            for timer in timers:
+                timer.cancel()
+            self._line.remove(waiter)
+            del self._futures[waiter]
+            if self._handed.get(waiter.ticket.needs) is waiter:
+                del self._handed[waiter.ticket.needs]
+                loop.call_soon(self.poke)  # after this turn has taken its room on a worker
+        if refusal is not None:
+            raise refusal
+        self._hear()
+        self._on_waited(self._now() - started_s)
+
+    def _end_courtesy(self) -> None:
+        self._courtesy = None
+        self.poke()
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether so few places are left that all processes should know of each."""
+        return 2 * (self.inside + self.inside_elsewhere) >= self._max_inflight
+
+    def _hear(self) -> None:
+        if self.before_look is not None:
+            self.before_look()
+
+    def _moved(self) -> None:
+        if self.on_moved is not None:
+            self.on_moved()
+
+    def _arrived(self, ticket: Ticket) -> Waiter:
+        self._arrivals += 1
+        return Waiter(ticket, self._arrivals)
+
+    def _deadline_s(self, ticket: Ticket) -> float:
+        return min(ticket.deadline_s, ticket.arrived_s + self._queue_timeout_s)
+
+    def _has_room(self, ticket: Ticket) -> bool:
+        return ticket.needs not in self._handed and ticket.fits()
+
+    def _due(self, waiter: Waiter) -> None:
+        self._line.unpark(waiter)
+        self.poke()
+
+    def _turn_away(self, waiter: Waiter, reason: str) -> None:
+        self._line.remove(waiter)
+        future = self._futures[waiter]
+        if not future.done():
+            future.set_result(self._refusal(reason, waiter.ticket))
+
+    def _refusal(self, reason: str, ticket: Ticket, retry_after_s: float | None = None) -> Overloaded:
+        self._on_refused(reason)
+        least_s, most_s = RETRY_AFTER_S
+        if reason == "draining":
+            retry_after_s = least_s  # another proxy takes it, or this one when it is back
+        elif retry_after_s is None:
+            rate_rps = self._departures.rate_rps(self._now())
+            # With nothing measured yet, what waits now is served or gone by then.
+            unknown_s = self._queue_timeout_s
+            retry_after_s = (self._line.ahead(ticket.priority) + 1) / rate_rps if rate_rps > 0 else unknown_s
+        return Overloaded(MESSAGES[reason], reason=reason, retry_after_s=max(least_s, min(most_s, retry_after_s)))

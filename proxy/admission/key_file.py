@@ -1,0 +1,79 @@
+"""The keys in force: read from the key file at the start, and again whenever it changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import ConfigError
+from ..runtime.watched_files import WatchedFiles
+from ..settings import WATCH_EVERY_S
+from .keys import Client, Keys, decode
+
+log = logging.getLogger(__name__)
+
+
+class KeyRing:
+    """A file is taken whole or not at all. A key that is gone from it opens nothing from then on; turns at work end."""
+
+    def __init__(self, file: Path, admin_key: str = "") -> None:
+        """ConfigError where the file can't be used, or says that the admin key is a client's."""
+        self._file = file
+        self._admin_key = admin_key
+        self._watched = WatchedFiles(file)
+        self._keys = self._load()
+
+    def find(self, key: str) -> Client | None:
+        return self._keys.find(key)
+
+    async def watch(self, reloaded: Callable[[bool], None], every_s: float = WATCH_EVERY_S) -> None:
+        """Rereads the file when it changes, until cancelled, and says whether it could be taken."""
+        while True:
+            await asyncio.sleep(every_s)
+            taken = self.look()
+            if taken is not None:
+                reloaded(taken)
+
+    def look(self) -> bool | None:
+        """Rereads a file that has changed and is at rest; None where it need not."""
+        return self.reload() if self._watched.are_new() else None
+
+    def reload(self) -> bool:
+        """The file's keys; False, logged and nothing changed, where it can't be used."""
+        try:
+            keys = self._load()
+        except ConfigError as exc:
+            log.error("the changed keys are not used: %s", exc)
+            return False
+        before = {entry.client.name: entry for entry in self._keys.entries}
+        after = {entry.client.name: entry for entry in keys.entries}
+        changed = sorted(name for name in before.keys() & after.keys() if before[name] != after[name])
+        log.info(
+            "keys: %d in force; added: %s; removed: %s; changed: %s",
+            len(after),
+            ", ".join(sorted(after.keys() - before.keys())) or "none",
+            ", ".join(sorted(before.keys() - after.keys())) or "none",
+            ", ".join(changed) or "none",
+        )
+        self._keys = keys
+        return True
+
+    def _load(self) -> Keys:
+        keys = load(self._file)
+        holder = keys.find(self._admin_key) if self._admin_key else None
+        if holder is not None:
+            raise ConfigError(
+                f"{self._file}: key {holder.name!r}: must be another key than admin_key", param="keys_file"
+            )
+        return keys
+
+
+def load(file: Path) -> Keys:
+    """A file's keys; ConfigError where it can't be read or used."""
+    try:
+        data = file.read_bytes()
+    except OSError as exc:
+        raise ConfigError(f"{file}: must be a readable key file ({exc.strerror})", param="keys_file") from exc
+    return decode(data, str(file))

@@ -1,0 +1,172 @@
+"""The operator's API under /admin: workers, sessions, receipts and weights. Every route needs the admin key."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from quart import Blueprint, Response, request
+
+from ..admission.auth import check_admin, lowered
+from ..assembly import Proxy
+from ..config import ProxyConfig, convert
+from ..errors import NotFound, RequestError
+from ..fleet.view import WorkerView
+from ..fleet.worker import Source
+from ..sessions.table import Summary
+from .past_turns import find, newest
+from .peer_commands import Add, Drain, Remove, give, known
+from .request_body import whole_body
+
+T = TypeVar("T")
+BODY_LIMIT_S = 30.0
+CHANGEABLE = ("mode", "x", "w_ttft", "w_tpot", "lookup", "uncovered", "table")
+
+
+class WorkerCall(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of POST /admin/workers: a worker in the config's own notation."""
+
+    worker: str
+
+
+class DrainCall(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of PATCH /admin/workers/{id}."""
+
+    draining: bool
+
+
+def admin_routes(proxy: Proxy) -> Blueprint:
+    routes = Blueprint("admin", __name__, url_prefix="/admin")
+
+    @routes.before_request
+    async def authenticate() -> None:
+        check_admin(lowered(request.headers), proxy.settings.config.admin_key)
+
+    _worker_routes(routes, proxy)
+    _record_routes(routes, proxy)
+
+    @routes.get("/weights")
+    async def weights() -> Response:
+        return _json(_weights(proxy.settings.config))
+
+    @routes.put("/weights")
+    async def change_weights() -> Response:
+        changes = await _body(dict[str, object])
+        for name in changes:
+            if name not in CHANGEABLE:
+                raise RequestError(f"{name}: can't be changed; {', '.join(CHANGEABLE)} can", param=name)
+        wanted = {name: convert(name, value) for name, value in changes.items()}
+        proxy.change(wanted)
+        proxy.siblings.changed(wanted)
+        return _json(_weights(proxy.settings.config))
+
+    return routes
+
+
+def _worker_routes(routes: Blueprint, proxy: Proxy) -> None:
+    registry = proxy.state.registry
+
+    @routes.get("/workers")
+    async def workers() -> Response:
+        now_s = proxy.state.now()
+        return _json({"workers": [_worker(view, now_s) for view in registry.views()]})
+
+    @routes.post("/workers")
+    async def add() -> Response:
+        return _json({"id": await give(proxy, Add((await _body(WorkerCall)).worker))}, 201)
+
+    @routes.patch("/workers/<worker_id>")
+    async def drain(worker_id: str) -> Response:
+        drained = await give(proxy, Drain(worker_id, (await _body(DrainCall)).draining))
+        return _json(_worker(known(proxy, drained), proxy.state.now()))
+
+    @routes.delete("/workers/<worker_id>")
+    async def remove(worker_id: str) -> Response:
+        return _json({"id": await give(proxy, Remove(worker_id))})
+
+
+def _record_routes(routes: Blueprint, proxy: Proxy) -> None:
+    @routes.get("/sessions")
+    async def sessions() -> Response:
+        newest = [_session(summary, proxy.state.now()) for summary in proxy.state.sessions.recent(_limit())]
+        return _json({"count": len(proxy.state.sessions), "newest": newest})
+
+    @routes.get("/sessions/<session_id>")
+    async def session(session_id: str) -> Response:
+        found = proxy.state.sessions.summary(session_id)
+        if found is None:
+            raise NotFound(f"no session {session_id!r}", param="session_id")
+        return _json(_session(found, proxy.state.now()))
+
+    @routes.delete("/sessions/<session_id>")
+    async def forget(session_id: str) -> Response:
+        proxy.state.sessions.drop(session_id)
+        proxy.siblings.forgot(session_id)
+        return _json({"id": session_id})
+
+    @routes.get("/requests")
+    async def receipts() -> Response:
+        return _json({"newest": await newest(proxy, _limit())})
+
+    @routes.get("/requests/<request_id>")
+    async def receipt(request_id: str) -> Response:
+        found = await find(proxy, request_id)
+        if found is None:
+            raise NotFound(f"no receipt for request {request_id!r}: only the newest are kept", param="request_id")
+        return _json(found)
+
+
+def _limit() -> int:
+    text = request.args.get("limit", "50")
+    if not (text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= 1000):
+        raise RequestError(f"limit = {text!r}: must be a whole number from 1 to 1000", param="limit")
+    return int(text)
+
+
+async def _body(kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(await whole_body(BODY_LIMIT_S), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise RequestError(f"body: {exc}") from exc
+
+
+def _weights(config: ProxyConfig) -> dict[str, object]:
+    return {name: getattr(config, name) for name in CHANGEABLE}
+
+
+def _session(summary: Summary, now_s: float) -> dict[str, object]:
+    return {
+        "session_id": summary.session_id,
+        "turn": summary.turn,
+        "held_tokens": summary.held_tokens,
+        "decode": summary.decode,
+        "prefill": summary.prefill,
+        "idle_s": round(now_s - summary.seen_s, 1),
+    }
+
+
+def _worker(view: WorkerView, now_s: float) -> dict[str, object]:
+    worker, load = view.worker, view.load
+    return {
+        "id": view.id,
+        "name": view.name,
+        "role": worker.role,
+        "state": view.state,
+        "models": worker.models,
+        "engine": worker.engine,
+        "engine_version": worker.engine_version,
+        "connector": worker.connector,
+        "source": worker.source,
+        "incarnation": view.incarnation,
+        "silent_s": round(now_s - view.heard_s, 1) if worker.source is not Source.STATIC else None,
+        "running": load.running,
+        "waiting": load.waiting,
+        "kv_usage": load.kv_usage,
+        "kv_capacity_tokens": load.kv_capacity_tokens,
+        "inflight": view.inflight,
+        "queued_prefill_tokens": view.queued_prefill_tokens,
+    }
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, content_type="application/json")

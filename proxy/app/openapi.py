@@ -1,0 +1,281 @@
+"""The HTTP surface as an OpenAPI 3.1 document: precise where the proxy judges, open where the worker does.
+
+Built from the same tables as the routes; a test holds the two against each other. What a worker answers is passed on,
+so its own errors and bodies are described only as far as the proxy reads or edits them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..openai.request import Endpoint
+from ..policy import Route
+from ..routing.passthrough import ENDPOINTS
+from .openapi_schemas import SCHEMAS, ref
+
+Json = dict[str, Any]
+
+PATH = "/openapi.json"
+VERSION = "1"  # of the surface, not of the package
+
+# Who is asked for which key is the config's matter: {} says that none may be needed.
+_CLIENT: list[Json] = [{}, {"bearer": []}, {"apiKey": []}]
+_OPERATOR: list[Json] = [{"adminKey": []}, {"bearer": []}]
+
+_SCHEMES: Json = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "A client's API key; under /admin the admin key."},
+    "apiKey": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "X-Api-Key",
+        "description": "The same, as Anthropic sends it.",
+    },
+    "adminKey": {"type": "apiKey", "in": "header", "name": "X-Admin-Key"},
+}
+
+# Every status that is the proxy's own, and when it comes.
+STATUSES: dict[int, str] = {
+    400: "The request can't be used: `param` names the member or header at fault; also a body that is no JSON, or is "
+    "nested deeper than json_depth_limit, and a request that is no HTTP.",
+    401: "A key is missing or wrong.",
+    403: "The key is right, and does not allow this; X-PPD-Force-Route without the admin key.",
+    404: "No such path, model, worker, session or receipt; under /admin also: the admin API is off.",
+    405: "This path has other methods.",
+    408: "The body did not arrive in time.",
+    413: "The body is larger than body_limit_bytes.",
+    429: "The key's rate limit: X-PPD-Refused names which. Or overload, in the worker's own words.",
+    431: "The request's head is too large, or has too many lines.",
+    502: "The workers asked could not be reached, broke off, or answered nothing of use.",
+    503: "No worker can serve this now, or the proxy takes no more: X-PPD-Refused says why.",
+    504: "The workers asked did not answer in time.",
+}
+_REFUSALS = (429, 503)
+
+# Of requests that have no body, or whose answer needs no worker.
+_HEAD_ONLY = (400, 401, 403, 404, 431, 503)
+_WITH_BODY = (400, 401, 403, 404, 408, 413, 431, 503)
+
+
+def document() -> Json:
+    """The whole of it, as plain JSON values."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "PPD",
+            "version": VERSION,
+            "description": "A session-aware, OpenAI-compatible proxy for disaggregated vLLM fleets. Every error of "
+            "the proxy's own has OpenAI's shape.",
+        },
+        "paths": {**_turns(), **_passed_through(), **_operators(), **_admin()},
+        "components": {
+            "schemas": SCHEMAS,
+            "responses": _errors(),
+            "headers": _HEADERS,
+            "securitySchemes": _SCHEMES,
+        },
+    }
+
+
+def render() -> bytes:
+    return msgspec.json.encode(document())
+
+
+# -- headers
+
+
+def _header(text: str, **schema: Any) -> Json:
+    return {"description": text, "schema": {"type": "string", **schema}}
+
+
+_DECISION = ("X-Request-Id", "X-PPD-Route", "X-PPD-Reason", "X-PPD-Decode", "X-PPD-Prefill", "X-PPD-Evidence")
+_REFUSAL = ("Retry-After", "X-PPD-Refused")
+_HEADERS: Json = {
+    "X-Request-Id": _header("The turn's id, the client's own where it sent a harmless one; its receipt has it."),
+    "X-PPD-Route": _header("Where the turn is computed.", enum=[*Route]),
+    "X-PPD-Reason": _header("Why."),
+    "X-PPD-Decode": _header("The worker that answers, by name."),
+    "X-PPD-Prefill": _header("The worker that computed the prompt, by name."),
+    "X-PPD-Evidence": _header("How near to a measurement the table was asked."),
+    "Retry-After": _header("Seconds until it is worth another try.", pattern=r"^[0-9]+$"),
+    "X-PPD-Refused": _header("Why the proxy takes no more now."),
+}
+
+
+def _headers(names: tuple[str, ...]) -> Json:
+    return {name: {"$ref": f"#/components/headers/{name}"} for name in names}
+
+
+def _parameter(name: str, where: str, text: str, **schema: Any) -> Json:
+    return {
+        "name": name,
+        "in": where,
+        "required": where == "path",
+        "description": text,
+        "schema": {"type": "string", **schema},
+    }
+
+
+_TURN_HEADERS: list[Json] = [
+    _parameter("X-Session-ID", "header", "Pins the conversation; counts before the body's ids."),
+    _parameter("X-Session-Affinity", "header", "The same, where there is no X-Session-ID."),
+    _parameter("X-Correlation-ID", "header", "The same, where there is neither."),
+    _parameter("X-Request-Id", "header", "Kept where it matches ^[A-Za-z0-9_.:-]{1,128}$."),
+    _parameter("X-PPD-Force-Route", "header", "With X-Admin-Key: this turn's route.", enum=[*Route]),
+]
+
+
+# -- answers
+
+
+def _json(schema: Json) -> Json:
+    return {"application/json": {"schema": schema}}
+
+
+def _answers(found: Json, statuses: tuple[int, ...], error: str = "Error") -> Json:
+    return found | {str(status): {"$ref": f"#/components/responses/{error}{status}"} for status in statuses}
+
+
+def _worker_errors(error: str) -> Json:
+    words = {"$ref": f"#/components/responses/{error}"}
+    return {"4XX": words, "5XX": words}
+
+
+def _errors() -> Json:
+    """Every error by the schema of its body and its status; the worker's own by the schema alone."""
+    found: Json = {}
+    for schema, headers in (("Error", ()), ("TurnError", _DECISION), ("WorkerError", ())):
+        found[schema] = _ok("The worker's own error, unchanged.", _json(ref(schema)), headers)
+        for status, text in STATUSES.items():
+            refusal = _REFUSAL if status in _REFUSALS else ()
+            found[f"{schema}{status}"] = _ok(text, _json(ref(schema)), headers + refusal)
+    return found
+
+
+def _ok(text: str, content: Json, headers: tuple[str, ...] = ()) -> Json:
+    answer: Json = {"description": text, "content": content}
+    if headers:
+        answer["headers"] = _headers(headers)
+    return answer
+
+
+# -- paths
+
+
+def _turns() -> Json:
+    content = _json(ref("TurnAnswer")) | {"text/event-stream": {"schema": {"type": "string"}}}
+    statuses = tuple(status for status in STATUSES if status != 405)
+    return {
+        endpoint.value: {
+            "post": {
+                "operationId": endpoint.name.lower(),
+                "summary": "One turn of a conversation, routed.",
+                "tags": ["turns"],
+                "security": _CLIENT,
+                "parameters": _TURN_HEADERS,
+                "requestBody": {"required": True, "content": _json(ref(endpoint.name.title()))},
+                "responses": {
+                    "200": _ok("The answer, whole or as events, as the worker writes it.", content, _DECISION),
+                    **_answers({}, statuses, "TurnError"),
+                    **_worker_errors("TurnError"),
+                },
+            }
+        }
+        for endpoint in Endpoint
+    }
+
+
+def _passed_through() -> Json:
+    statuses = (*_WITH_BODY, 429, 502, 504)
+    responses = {
+        "2XX": _ok("The worker's answer, unchanged.", {"*/*": {}}),
+        **_answers({}, statuses, "WorkerError"),
+        **_worker_errors("WorkerError"),
+    }
+    body = {"required": True, "content": _json(ref("PassedThrough")) | {"*/*": {}}}
+    shared = {"tags": ["pass-through"], "security": _CLIENT, "responses": responses}
+
+    def post(path: str) -> Json:
+        return {"summary": "Passed to a worker.", "operationId": f"post{path}", "requestBody": body, **shared}
+
+    audio = "/v1/audio/{name}"
+    name = _parameter("name", "path", "Names only, with / between them.", pattern="^[A-Za-z0-9_-]+$")
+    return {
+        **{path: {"post": post(path)} for path in ENDPOINTS},
+        audio: {
+            "parameters": [name],
+            "get": {"summary": "Passed to a worker.", "operationId": f"get{audio}", **shared},
+            "post": post(audio),
+        },
+        "/v1/models": {
+            "get": _get("models", "The fleet's models, each once.", "Models", "pass-through", _CLIENT, _HEAD_ONLY)
+        },
+    }
+
+
+def _get(id: str, text: str, schema: str, tag: str, security: list[Json], statuses: tuple[int, ...]) -> Json:
+    return {
+        "summary": text,
+        "operationId": id,
+        "tags": [tag],
+        "security": security,
+        "responses": _answers({"200": _ok(text, _json(ref(schema)))}, statuses),
+    }
+
+
+def _operators() -> Json:
+    """What is answered from the process alone; the config says which of them need the admin key."""
+    security = [{}, *_OPERATOR]
+    ready = _get("ready", "Which ways to serve exist.", "Ways", "operation", security, (400, 401, 404, 431))
+    ready["responses"]["503"] = _ok("There is none.", _json(ref("Ways")))
+    metrics = _get("metrics", "Prometheus.", "Ways", "operation", security, (400, 401, 404, 431))
+    metrics["responses"]["200"] = _ok("Prometheus' text format.", {"text/plain": {"schema": {"type": "string"}}})
+    health = _get("health", "The process is alive.", "Ways", "operation", security, (400, 401, 404, 431))
+    health["responses"]["200"] = {"description": "It is; the body is empty."}
+    own = _get("openapi", "This document.", "Object", "operation", [{}, *_CLIENT[1:]], (400, 401, 404, 431))
+    return {"/health": {"get": health}, "/ready": {"get": ready}, "/metrics": {"get": metrics}, PATH: {"get": own}}
+
+
+def _admin() -> Json:
+    def get(id: str, text: str, schema: str) -> Json:
+        return _get(id, text, schema, "admin", _OPERATOR, _HEAD_ONLY)
+
+    def change(id: str, text: str, schema: str, body: str, status: str = "200") -> Json:
+        operation = _get(id, text, schema, "admin", _OPERATOR, _WITH_BODY)
+        operation["requestBody"] = {"required": True, "content": _json(ref(body))}
+        operation["responses"][status] = operation["responses"].pop("200")
+        return operation
+
+    limit = _parameter("limit", "query", "How many of the newest.", type="integer", minimum=1, maximum=1000, default=50)
+
+    def named(name: str) -> list[Json]:
+        return [_parameter(name, "path", "As the list has it.", minLength=1)]
+
+    listed = {"parameters": [limit]}
+    return {
+        "/admin/workers": {
+            "get": get("workers", "All workers.", "Workers"),
+            "post": change("add_worker", "Adds a static worker.", "Named", "WorkerCall", "201"),
+        },
+        "/admin/workers/{worker_id}": {
+            "parameters": named("worker_id"),
+            "patch": change("drain_worker", "Holds a worker back, or not.", "Worker", "DrainCall"),
+            "delete": get("remove_worker", "Removes a static worker.", "Named"),
+        },
+        "/admin/sessions": {"get": {**get("sessions", "The newest sessions.", "Sessions"), **listed}},
+        "/admin/sessions/{session_id}": {
+            "parameters": named("session_id"),
+            "get": get("session", "One session.", "Session"),
+            "delete": get("forget_session", "Forgets a session.", "Named"),
+        },
+        "/admin/requests": {"get": {**get("receipts", "The newest receipts.", "Receipts"), **listed}},
+        "/admin/requests/{request_id}": {
+            "parameters": named("request_id"),
+            "get": get("receipt", "One receipt.", "Receipt"),
+        },
+        "/admin/weights": {
+            "get": get("weights", "What decisions are made by.", "Weights"),
+            "put": change("change_weights", "Changes any of it.", "Weights", "WeightsCall"),
+        },
+    }

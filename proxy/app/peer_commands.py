@@ -1,0 +1,73 @@
+"""What an operator may do to workers, by the one process that watches them; the others pass it on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ..config import parse_worker
+from ..errors import NotFound, RequestError
+from ..fleet.view import WorkerView
+from ..fleet.worker import Source
+
+if TYPE_CHECKING:
+    from ..assembly import Proxy
+
+
+class Add(msgspec.Struct, tag=True, frozen=True):
+    """A worker in the config's own notation."""
+
+    worker: str
+
+
+class Drain(msgspec.Struct, tag=True, frozen=True):
+    """Give it no new turns, or again."""
+
+    worker_id: str
+    draining: bool
+
+
+class Remove(msgspec.Struct, tag=True, frozen=True):
+    worker_id: str
+
+
+Command = Add | Drain | Remove
+
+_DECODER = msgspec.msgpack.Decoder(Command)
+
+
+async def give(proxy: Proxy, command: Command) -> str:
+    """Has it done, and returns the worker's id; PPDError where it can't be."""
+    return (await proxy.siblings.ask_leader("workers", msgspec.msgpack.encode(command))).decode()
+
+
+def obey(proxy: Proxy, command: bytes) -> bytes:
+    """Does it, in the process that leads."""
+    registry = proxy.state.registry
+    order = _DECODER.decode(command)
+    if isinstance(order, Add):
+        worker = parse_worker(order.worker)
+        proxy.settings.added.add(worker.id)
+        registry.add_static(worker, proxy.state.now())
+        proxy.siblings.added(proxy.settings.added)
+        proxy.prober.nudge()
+        return worker.id.encode()
+    view = known(proxy, order.worker_id)
+    if isinstance(order, Drain):
+        registry.hold_back(view.id, order.draining)
+    elif view.worker.source is not Source.STATIC:
+        raise RequestError("this worker announces itself: stop its agent, or drain it", param="worker_id")
+    else:
+        proxy.settings.added.discard(view.id)
+        proxy.siblings.added(proxy.settings.added)
+        registry.remove(view.id)
+    return view.id.encode()
+
+
+def known(proxy: Proxy, worker_id: str) -> WorkerView:
+    """By id or by name; NotFound."""
+    for view in proxy.state.registry.views():
+        if worker_id in (view.id, view.name):
+            return view
+    raise NotFound(f"no worker {worker_id!r}", param="worker_id")

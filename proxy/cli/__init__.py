@@ -1,0 +1,1 @@
+"""The commands `ppd serve`, `table`, `keys` and `doctor`."""

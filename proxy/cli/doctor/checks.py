@@ -1,0 +1,168 @@
+"""`ppd doctor`'s checks: pure functions from what was found out to findings. `examine` runs them all, in order.
+
+The facts are in `values`; the checks of a fleet and of the probe conversation have files of their own.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from ...config import Mode
+from .conversation import follow_ups_hit_the_cache, handoff_works, nothing_is_lost, prefill_computes, turns_are_answered
+from .fleet import (
+    connectors_agree,
+    connectors_are_known,
+    models_are_shared,
+    prefix_caching_is_on,
+    versions_agree,
+    ways_to_serve,
+    workers_answer,
+)
+from .values import Facts, Finding, Level, PortFact
+
+
+def config_is_valid(facts: Facts) -> Iterator[Finding]:
+    if facts.config_error:
+        yield Finding(Level.FAIL, "config", facts.config_error, "Correct the key in the file; the README lists all.")
+    elif facts.config is not None:
+        yield Finding(Level.OK, "config", "valid")
+
+
+def ports_are_free(facts: Facts) -> Iterator[Finding]:
+    """Each port that the config wants can be bound, and none is wanted twice."""
+    if facts.config is None:
+        return
+    for fact in facts.config.ports:
+        yield _port(fact)
+    wanted = Counter(fact.port for fact in facts.config.ports if fact.port)
+    for port in (port for port, times in wanted.items() if times > 1):
+        keys = " and ".join(fact.key for fact in facts.config.ports if fact.port == port)
+        yield Finding(Level.FAIL, "ports", f"{keys} are both {port}", "Give each its own port.")
+
+
+def _port(fact: PortFact) -> Finding:
+    where = f"{fact.host}:{fact.port}"
+    if not fact.port:
+        return Finding(Level.SKIP, fact.key, "0: any free port" if fact.key == "port" else "0: off")
+    if not fact.error:
+        return Finding(Level.OK, fact.key, f"{where} is free")
+    remedy = "Stop what uses it or choose another; if it is the proxy itself, check that with `ppd doctor --proxy`."
+    return Finding(Level.FAIL, fact.key, f"{where} can't be bound ({fact.error})", remedy)
+
+
+def table_can_be_used(facts: Facts) -> Iterator[Finding]:
+    config, check = facts.config, "table"
+    if config is None:
+        return
+    if config.mode != Mode.TABLE:
+        yield Finding(Level.SKIP, check, f"not used in mode {config.mode}")
+    elif config.table_error:
+        yield Finding(Level.FAIL, check, config.table_error, "`ppd table list` shows the tables that ship.")
+    elif not config.table_cells:
+        remedy = "Measure the failed cells again; until then `uncovered` decides every follow-up turn."
+        yield Finding(Level.WARN, check, f"{config.table} holds no evidence", remedy)
+    else:
+        yield Finding(Level.OK, check, f"{config.table}, {config.table_cells} cells with evidence")
+
+
+def heartbeats_are_guarded(facts: Facts) -> Iterator[Finding]:
+    """Whoever can register a worker is sent the clients' prompts."""
+    config, check = facts.config, "heartbeats"
+    if config is None:
+        return
+    if config.curve_error:
+        remedy = "Make the keys with zmq.auth.create_certificates, and point the config at them."
+        yield Finding(Level.FAIL, check, config.curve_error, remedy)
+    if not config.heartbeat_port:
+        return
+    if is_loopback(config.heartbeat_host):
+        yield Finding(Level.OK, check, f"only from this machine ({config.heartbeat_host})")
+    elif config.has_allow_list:
+        yield Finding(Level.OK, check, "only from the ranges in heartbeat_allow")
+    elif config.has_curve:
+        yield Finding(Level.OK, check, "agents need a key, and pings are dropped without heartbeat_allow")
+    else:
+        said = f"anyone who reaches {config.heartbeat_host}:{config.heartbeat_port} can register and get prompts"
+        yield Finding(Level.WARN, check, said, "Set heartbeat_allow, or curve_port with its keys.")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def admin_api_is_on(facts: Facts) -> Iterator[Finding]:
+    check = "admin API"
+    if facts.config is not None:
+        said = (
+            "on" if facts.config.has_admin_key else "off, as admin_key is empty: no receipts, no `ppd doctor --proxy`"
+        )
+        yield Finding(Level.OK, check, said)
+    proxy = facts.proxy
+    if proxy is None or proxy.error:
+        return
+    match proxy.admin_status:
+        case 200:
+            yield Finding(Level.OK, check, "answers")
+        case 401:
+            yield Finding(Level.FAIL, check, "the admin key is missing or wrong", "Give --admin-key or PPD_ADMIN_KEY.")
+        case 404:
+            remedy = "Set admin_key in the proxy's config: without it workers and receipts can't be looked at."
+            yield Finding(Level.WARN, check, "off", remedy)
+        case status:
+            said = f"answered {status}" if status else "did not answer in time"
+            yield Finding(Level.FAIL, check, said, "Look at the proxy's log.")
+
+
+def proxy_answers(facts: Facts) -> Iterator[Finding]:
+    """The process is there, and it has at least one complete way to serve."""
+    proxy = facts.proxy
+    if proxy is None:
+        return
+    if proxy.error:
+        remedy = "Start it with `ppd serve`, or correct --proxy."
+        yield Finding(Level.FAIL, "proxy", f"no proxy at {proxy.address}: {proxy.error}", remedy)
+        return
+    yield Finding(Level.OK, "proxy", f"{proxy.address} answers")
+    if proxy.ready_status == 200:
+        yield Finding(Level.OK, "ready", f"can serve by {', '.join(proxy.ways)}")
+    else:
+        said = f"/ready answered {proxy.ready_status}" if proxy.ready_status else "/ready did not answer in time"
+        yield Finding(Level.FAIL, "ready", said, "Start a D or an R: the proxy knows none that is up.")
+
+
+Check = Callable[[Facts], Iterable[Finding]]
+
+CHECKS: tuple[Check, ...] = (
+    config_is_valid,
+    ports_are_free,
+    table_can_be_used,
+    heartbeats_are_guarded,
+    proxy_answers,
+    admin_api_is_on,
+    workers_answer,
+    ways_to_serve,
+    versions_agree,
+    connectors_are_known,
+    connectors_agree,
+    models_are_shared,
+    prefix_caching_is_on,
+    turns_are_answered,
+    prefill_computes,
+    handoff_works,
+    follow_ups_hit_the_cache,
+    nothing_is_lost,
+)
+
+
+def examine(facts: Facts) -> tuple[Finding, ...]:
+    """Every finding, in the order of the checks."""
+    return tuple(finding for check in CHECKS for finding in check(facts))
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    return int(any(finding.level is Level.FAIL for finding in findings))

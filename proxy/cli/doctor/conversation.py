@@ -1,0 +1,183 @@
+"""`ppd doctor` on its probe conversation: did the KV move, and did the caches hit? Facts in, findings out.
+
+Counters of a fleet in use also hold what other clients' requests did in the meantime, so nothing here asks for equal
+numbers: a growth of at least half of what the probe alone must cause is evidence for it, and one of nothing is
+evidence against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...fleet.worker import Role
+from ...policy import Route
+from .values import Conversation, Counts, Facts, Finding, Level, TurnFact
+
+ENOUGH = 0.5  # this share of the tokens in question is evidence
+FEW_TOKENS = 64  # less than this may be what blocks, always whole, leave over
+
+LOOK_AT_HANDOFF = (
+    "Look at kv_transfer_params in P's answer, at P's VLLM_NIXL_SIDE_CHANNEL_HOST (it must be reachable from D), "
+    "and at D's log for failed transfers."
+)
+SHARED_STORE = "Connector none moves nothing by itself: give P and D a shared KV store, or use nixl."
+
+
+def turns_are_answered(facts: Facts) -> Iterator[Finding]:
+    conversation = facts.conversation
+    if conversation is None:
+        return
+    if conversation.skipped:
+        yield Finding(Level.SKIP, "conversation", conversation.skipped)
+    for index, turn in enumerate(conversation.turns, 1):
+        yield _answered(f"turn {index}", turn, index)
+
+
+def _answered(check: str, turn: TurnFact, number: int) -> Finding:
+    if turn.status != 200:
+        what = f"answered with {turn.status}" if turn.status else "not answered"
+        remedy = "Look up the request in the logs of the proxy and of its workers."
+        return Finding(Level.FAIL, check, f"{what}: {turn.error}", remedy)
+    workers = f"{turn.prefill} -> {turn.decode}" if turn.prefill else turn.decode
+    cached = "unknown" if turn.cached_tokens is None else turn.cached_tokens
+    said = f"{turn.route} on {workers} ({turn.reason}), {turn.prompt_tokens} prompt tokens, {cached} cached"
+    if turn.number and turn.number != number:
+        remedy = "Look whether something between here and the proxy changes the messages or drops X-Session-ID."
+        return Finding(Level.WARN, check, f"{said}; taken for turn {turn.number} of its session", remedy)
+    return Finding(Level.OK, check, said)
+
+
+def handoff_works(facts: Facts) -> Iterator[Finding]:
+    """On a SPLIT turn D must get what it lacks of the prompt from outside, and P must have computed it."""
+    check = "handoff"
+    conversation = _answered_conversation(facts)
+    if conversation is None:
+        return
+    splits = [(index, turn) for index, turn in enumerate(conversation.turns, 1) if turn.route == Route.SPLIT]
+    if not splits:
+        yield Finding(Level.SKIP, check, _no_split(facts, conversation))
+    for index, turn in splits:
+        yield _moved(check, f"turn {index}", turn, _connector(facts, turn.prefill))
+
+
+def _no_split(facts: Facts, conversation: Conversation) -> str:
+    if not facts.serving(Role.PREFILL):
+        return "no P serves, so nothing is handed over"
+    return "no turn of the conversation was SPLIT: " + ", ".join(turn.reason for turn in conversation.turns)
+
+
+def _moved(check: str, which: str, turn: TurnFact, connector: str) -> Finding:
+    """1. P's answer had no handoff.  2. D can't be read.  3. D had it all.  4. D pulled.  5. D computed it again."""
+    if turn.handoff_missing:
+        said = f"{which}: {turn.prefill}'s answer held no usable handoff ({turn.handoff_missing})"
+        return Finding(Level.FAIL, check, said, "Start P with a --kv-transfer-config that names its connector.")
+    grown = turn.grown(turn.decode)
+    if grown is None or grown.transferred is None:
+        said = f"{which}: the metrics of {turn.decode} do not tell what it pulled"
+        return Finding(Level.SKIP, check, said, "Run the doctor where the worker's /metrics can be read.")
+    lacked = max(0, turn.prompt_tokens - (grown.local_hits or 0))
+    if lacked < FEW_TOKENS and not grown.transferred:
+        return Finding(Level.SKIP, check, f"{which}: {turn.decode} held nearly all of the prompt already")
+    amount = f"{grown.transferred} of the {lacked} tokens that {turn.decode} lacked"
+    if grown.transferred >= ENOUGH * lacked:
+        return Finding(Level.OK, check, f"{which}: {amount} came from {turn.prefill}")
+    remedy = SHARED_STORE if connector == "none" else LOOK_AT_HANDOFF
+    if grown.transferred:
+        return Finding(Level.WARN, check, f"{which}: only {amount} came from outside", remedy)
+    said = f"{which}: handoff does not work: {turn.decode} pulled nothing and computed {_shown(grown.computed)} tokens"
+    return Finding(Level.FAIL, check, said, remedy)
+
+
+def prefill_computes(facts: Facts) -> Iterator[Finding]:
+    """The first turn is new to every cache, so the P that was asked must have computed it."""
+    check = "prefill"
+    conversation = _answered_conversation(facts)
+    if conversation is None or conversation.turns[0].route != Route.SPLIT:
+        return
+    turn = conversation.turns[0]
+    grown = turn.grown(turn.prefill)
+    if grown is None or grown.computed is None:
+        yield Finding(Level.SKIP, check, f"the metrics of {turn.prefill} do not tell what it computed")
+    elif grown.computed + (grown.local_hits or 0) >= ENOUGH * turn.prompt_tokens:
+        yield Finding(Level.OK, check, f"{turn.prefill} computed {grown.computed} tokens of turn 1")
+    else:
+        said = f"{turn.prefill} computed {grown.computed} of {turn.prompt_tokens} tokens of turn 1"
+        remedy = "Look whether its address is the engine itself: behind a balancer, metrics are another engine's."
+        yield Finding(Level.WARN, check, said, remedy)
+
+
+def follow_ups_hit_the_cache(facts: Facts) -> Iterator[Finding]:
+    """Turn 2 starts with all of turn 1: the worker that computed turn 1's prompt or answer must find it."""
+    check = "prefix cache"
+    conversation = _answered_conversation(facts)
+    if conversation is None:
+        return
+    if len(conversation.turns) < 2:
+        yield Finding(Level.SKIP, check, "the conversation has no second turn")
+        return
+    first, second = conversation.turns
+    worker = _same_worker(first, second)
+    if worker is None:
+        yield Finding(Level.SKIP, check, "turn 2 met none of turn 1's workers")
+        return
+    hits = _hits(second, worker)
+    if hits is None:
+        remedy = "Start the engines with --enable-prompt-tokens-details, and make their /metrics readable from here."
+        yield Finding(Level.WARN, check, f"neither metrics nor usage tell what {worker} had cached", remedy)
+    elif hits >= ENOUGH * first.prompt_tokens:
+        yield Finding(Level.OK, check, f"{worker} found {hits} of {second.prompt_tokens} tokens of turn 2")
+    else:
+        said = f"{worker} found {hits} of the {first.prompt_tokens} tokens that it held since turn 1"
+        remedy = "Start it with prefix caching on, and with room for more KV if other requests evict so soon."
+        yield Finding(Level.FAIL, check, said, remedy)
+
+
+def _same_worker(first: TurnFact, second: TurnFact) -> str | None:
+    """Who saw both turns: the D or R that answered, else the P."""
+    if first.decode == second.decode:
+        return first.decode
+    return first.prefill if first.prefill and first.prefill == second.prefill else None
+
+
+def _hits(turn: TurnFact, worker: str) -> int | None:
+    """By the metrics; else by the usage, which after a handoff is P's."""
+    grown = turn.grown(worker)
+    if grown is not None and grown.local_hits is not None:
+        return grown.local_hits
+    is_own = turn.route != Route.SPLIT or worker == turn.prefill
+    return turn.cached_tokens if is_own else None
+
+
+def nothing_is_lost(facts: Facts) -> Iterator[Finding]:
+    """Handoffs that expired and transfers that failed while the conversation ran."""
+    conversation = _answered_conversation(facts)
+    if conversation is None:
+        return
+    for fact in facts.workers:
+        growth = [grown for turn in conversation.turns if (grown := turn.grown(fact.name)) is not None]
+        if expired := _sum(growth, "expired"):
+            remedy = "Look for D legs that start late: P keeps a prompt for 30 s after it answered."
+            yield Finding(Level.WARN, "expired handoffs", f"{expired} on {fact.name} during the probe", remedy)
+        if failed := _sum(growth, "failed"):
+            remedy = "Look at the worker's log, and whether it reaches P's side-channel host and port."
+            yield Finding(Level.WARN, "failed transfers", f"{failed} on {fact.name} during the probe", remedy)
+
+
+def _sum(growth: list[Counts], name: str) -> int:
+    return sum(getattr(grown, name) or 0 for grown in growth)
+
+
+def _answered_conversation(facts: Facts) -> Conversation | None:
+    """The conversation with the turns that were answered, if any was."""
+    if facts.conversation is None:
+        return None
+    turns = tuple(turn for turn in facts.conversation.turns if turn.status == 200)
+    return Conversation(model=facts.conversation.model, turns=turns) if turns else None
+
+
+def _connector(facts: Facts, name: str) -> str:
+    return next((fact.worker.connector for fact in facts.workers if fact.name == name), "")
+
+
+def _shown(count: int | None) -> str:
+    return "an unknown number of" if count is None else str(count)

@@ -1,0 +1,189 @@
+"""`ppd doctor` on a fleet: are its workers there, and can they work with each other? Facts in, findings out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from ...config import Mode
+from ...connectors import CONNECTORS
+from ...connectors.p2p_nccl import ADDRESS
+from ...connectors.prefill import engine_version
+from ...fleet.view import can_pair
+from ...fleet.worker import Role
+from .values import Facts, Finding, Level, WorkerFact
+
+P2P_NCCL_ENDED = (0, 24)  # the vLLM version that no longer has this connector
+
+
+def workers_answer(facts: Facts) -> Iterator[Finding]:
+    check = "workers"
+    if facts.config is None and (facts.proxy is None or facts.proxy.error):
+        return
+    if not facts.workers:
+        yield _no_workers(check, facts)
+        return
+    troubles = [finding for fact in facts.workers for finding in _troubles(check, fact)]
+    if not troubles:
+        yield Finding(Level.OK, check, f"all healthy: {_names(facts.workers)}")
+    yield from troubles
+
+
+def _no_workers(check: str, facts: Facts) -> Finding:
+    if facts.proxy is not None and facts.proxy.admin_status != 200:
+        return Finding(Level.SKIP, check, "which workers there are is not known without the admin API")
+    if facts.proxy is not None:
+        remedy = "Start `ppd agent` beside each engine, or name the engines in the config's `workers`."
+        return Finding(Level.FAIL, check, "the proxy knows no worker", remedy)
+    return Finding(Level.SKIP, check, "the config names none: agents will announce them to the running proxy")
+
+
+def _troubles(check: str, fact: WorkerFact) -> Iterator[Finding]:
+    """Without a proxy's word, what we see counts. With it, a worker may be out of reach from here alone."""
+    who = f"{fact.name} at {fact.worker.address}"
+    if fact.state == "down" or (not fact.state and not fact.reachable):
+        remedy = "Start the engine, or correct its address; a firewall between the proxy and it looks the same."
+        yield Finding(Level.FAIL, check, f"{who} is not reachable", remedy)
+    elif not fact.reachable:
+        remedy = "Run the doctor where the engines can be reached, to see what their metrics say."
+        yield Finding(Level.WARN, check, f"{who} does not answer here, though the proxy calls it {fact.state}", remedy)
+    elif not fact.healthy:
+        remedy = "Read the end of the engine's log: it answers, but its /health does not say 200, so it starts or died."
+        yield Finding(Level.FAIL, check, f"{who} is not healthy", remedy)
+    elif fact.state == "draining":
+        remedy = f'If nobody is stopping it: PATCH /admin/workers/{fact.name} with {{"draining": false}}.'
+        yield Finding(Level.WARN, check, f"{who} is draining and takes no new turns", remedy)
+
+
+def ways_to_serve(facts: Facts) -> Iterator[Finding]:
+    """Which routes the fleet allows; one that is missing without need is a warning."""
+    check = "ways to serve"
+    if not facts.workers:
+        return
+    prefills, decodes = facts.serving(Role.PREFILL), facts.serving(Role.DECODE)
+    replicas = facts.serving(Role.REPLICA)
+    split = any(can_pair(p.worker, d.worker) for p in prefills for d in decodes)
+    ways = [way for way, is_there in (("SPLIT", split), ("LOCAL", decodes), ("REPLICA", replicas)) if is_there]
+    can = f"turns can be {', '.join(ways)}"
+    if not ways:
+        yield Finding(Level.FAIL, check, "no worker can answer", "Start a D beside the P, or an R.")
+    elif prefills and decodes and not split:
+        remedy = "Give each P a D of the same connector, engine, version and model."
+        yield Finding(Level.FAIL, check, f"no P can hand over to any D; {can}", remedy)
+    elif decodes and not prefills:
+        remedy = "Start a P, or leave it so if D is meant to compute every prompt."
+        yield Finding(Level.WARN, check, f"there is no P; {can}", remedy)
+    elif prefills and not decodes:
+        yield Finding(Level.WARN, check, f"P serves nobody without a D; {can}", "Start a D, or stop the P.")
+    else:
+        yield Finding(Level.OK, check, can)
+    if facts.mode == Mode.REPLICA and not replicas:
+        remedy = "Start an R, or choose another mode."
+        yield Finding(Level.WARN, check, "the mode is replica, but there is no R: turns go to D", remedy)
+
+
+def versions_agree(facts: Facts) -> Iterator[Finding]:
+    remedy = "Run one vLLM version on P and D, or during an upgrade at least a P and a D of each version."
+    yield from _agreement("versions", facts, lambda fact: fact.worker.engine_version, remedy)
+
+
+def connectors_agree(facts: Facts) -> Iterator[Finding]:
+    remedy = "Start P and D with the same kv_connector, and announce it by that name."
+    yield from _agreement("connectors", facts, lambda fact: fact.worker.connector, remedy)
+
+
+def _agreement(check: str, facts: Facts, value_of: Callable[[WorkerFact], str], remedy: str) -> Iterator[Finding]:
+    """KV moves only between a P and a D with one value.
+
+    1. A value that is not known can't be compared.  2. One value on all: fine.  3. Several, each of them on both
+    sides: the proxy pairs like with like.  4. A value on one side only: those workers can't be paired.
+    """
+    prefills, decodes = _of(facts, Role.PREFILL), _of(facts, Role.DECODE)
+    if not prefills or not decodes:
+        return
+    shown = ", ".join(f"{fact.name} {value_of(fact) or 'unknown'}" for fact in (*prefills, *decodes))
+    left, right = ({value_of(fact) for fact in side} for side in (prefills, decodes))
+    known = (left | right) - {""}
+    if not known:
+        yield Finding(Level.SKIP, check, f"not known: {shown}")
+    elif len(known) == 1 and "" in left | right:
+        yield Finding(Level.WARN, check, f"not all are known: {shown}", "Make the workers reachable from here.")
+    elif len(known) == 1:
+        yield Finding(Level.OK, check, f"P and D agree: {known.pop()}")
+    elif left == right:
+        yield Finding(Level.WARN, check, f"mixed, and paired like with like: {shown}", remedy)
+    else:
+        yield Finding(Level.FAIL, check, f"P and D differ: {shown}", remedy)
+
+
+def connectors_are_known(facts: Facts) -> Iterator[Finding]:
+    check = "connectors"
+    for fact in _of(facts, Role.PREFILL, Role.DECODE):
+        worker = fact.worker
+        if worker.connector not in CONNECTORS:
+            remedy = f"The proxy speaks {', '.join(CONNECTORS)}."
+            yield Finding(Level.FAIL, check, f"{fact.name} uses {worker.connector!r}, which is not known", remedy)
+        elif worker.connector == "p2p_nccl":
+            if facts.config is not None and not worker.coordinates.get(ADDRESS):  # a proxy does not tell them
+                remedy = f"Add {ADDRESS}=host:port to the worker, or let its engine ping the proxy."
+                yield Finding(Level.FAIL, check, f"{fact.name} does not say where its KV transfer listens", remedy)
+            if (engine_version(worker.engine_version) or (0, 0)) >= P2P_NCCL_ENDED:
+                said = f"{fact.name} runs vLLM {worker.engine_version}, which has no p2p_nccl any more"
+                yield Finding(Level.FAIL, check, said, "Use nixl.")
+
+
+def models_are_shared(facts: Facts) -> Iterator[Finding]:
+    """Every model of a P has a D that serves it, and the other way round where there is a P at all."""
+    check = "models"
+    if not facts.workers:
+        return
+    unknown = [fact for fact in facts.workers if not fact.worker.models]
+    prefills, decodes = _of(facts, Role.PREFILL), _of(facts, Role.DECODE)
+    if unknown:
+        yield Finding(Level.SKIP, check, f"not known of {_names(unknown)}")
+    if any(fact in unknown for fact in (*prefills, *decodes)):
+        return
+    on_p, on_d = _models(prefills), _models(decodes)
+    troubles = []
+    if prefills and decodes and not on_p & on_d:
+        remedy = "Start P and D with the same model and the same --served-model-name."
+        troubles.append(
+            Finding(Level.FAIL, check, f"P serves {', '.join(sorted(on_p))}, D {', '.join(sorted(on_d))}", remedy)
+        )
+    elif prefills and decodes and on_p != on_d:
+        remedy = "Serve it on both, or leave it so if its turns need no hand-over."
+        troubles += [
+            Finding(Level.WARN, check, f"{model} is on {'P' if model in on_p else 'D'} only", remedy)
+            for model in sorted(on_p ^ on_d)
+        ]
+    if not troubles and len(unknown) < len(facts.workers):
+        troubles.append(Finding(Level.OK, check, f"served: {', '.join(sorted(_models(facts.workers)))}"))
+    yield from troubles
+
+
+def prefix_caching_is_on(facts: Facts) -> Iterator[Finding]:
+    """By the engines' own word; the probe conversation shows whether it really works."""
+    check = "prefix caching"
+    if not facts.workers:
+        return
+    off = [fact for fact in facts.workers if fact.prefix_caching is False]
+    told = [fact for fact in facts.workers if fact.prefix_caching is not None]
+    remedy = "Start the engine without --no-enable-prefix-caching."
+    for fact in off:
+        level = Level.WARN if fact.role is Role.PREFILL else Level.FAIL
+        yield Finding(level, check, f"off on {fact.name}: every turn computes the whole context again", remedy)
+    if not told:
+        yield Finding(Level.SKIP, check, "the metrics do not tell; only a conversation can show it")
+    elif not off:
+        yield Finding(Level.OK, check, f"on, say the metrics of {_names(told)}")
+
+
+def _of(facts: Facts, *roles: Role) -> tuple[WorkerFact, ...]:
+    return tuple(fact for fact in facts.workers if fact.role in roles)
+
+
+def _models(workers: Iterable[WorkerFact]) -> set[str]:
+    return {model for fact in workers for model in fact.worker.models}
+
+
+def _names(workers: Iterable[WorkerFact]) -> str:
+    return ", ".join(fact.name for fact in workers)

@@ -1,0 +1,302 @@
+"""Finds out what `ppd doctor` looks at: of a config's machine, of a running proxy, and of the workers behind either.
+
+Only this file of the doctor's touches sockets and files. Every await has a time-out, and none of its failures raises:
+what could not be asked is a fact as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import zmq.auth
+
+from ...config import Mode, ProxyConfig, build
+from ...decision_table.score import DecisionTable, Weights, find
+from ...errors import PPDError
+from ...fleet.worker import Role, Worker
+from ...health.probe import EngineStatus, probe
+from ..table_view import Counts as Cells
+from .values import ConfigFact, Counts, Facts, PortFact, ProxyFact, WorkerFact
+
+ASK_S = 5.0  # for one small answer
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A small answer; status 0 and a reason where there was none."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
+    error: str = ""
+
+    def json(self) -> Any:
+        """The body's value, {} where it is not a JSON object."""
+        try:
+            value = msgspec.json.decode(self.body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+
+class ProxyClient:
+    """Asks one proxy. The keys go to it and nowhere else."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, *, admin_key: str, client_key: str) -> None:
+        self.address = url.partition("://")[2].rpartition("@")[2]
+        self._session = session
+        self._url = url
+        self._admin = {"X-Admin-Key": admin_key} if admin_key else {}
+        self._client = {"Authorization": f"Bearer {client_key}"} if client_key else {}
+
+    async def operator(self, path: str) -> Said:
+        return await self._ask("GET", path, self._admin, None, ASK_S)
+
+    async def client(self, path: str, body: object = None, *, session_id: str = "", timeout_s: float = ASK_S) -> Said:
+        """As any client asks: GET without a body, else POST."""
+        headers = self._client | ({"X-Session-ID": session_id} if session_id else {})
+        data = None if body is None else msgspec.json.encode(body)
+        return await self._ask("GET" if data is None else "POST", path, headers, data, timeout_s)
+
+    async def _ask(self, method: str, path: str, headers: dict[str, str], data: bytes | None, timeout_s: float) -> Said:
+        if data is not None:
+            headers = {**headers, "Content-Type": "application/json"}
+        try:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._session.request(
+                    method, self._url + path, headers=headers, data=data, allow_redirects=False
+                ) as answer,
+            ):
+                headers = {name.lower(): value for name, value in answer.headers.items()}
+                return Said(answer.status, await answer.read(), headers)
+        except TimeoutError:
+            return Said(0, error=f"no answer in {timeout_s:g} s")
+        except (aiohttp.ClientError, OSError) as exc:
+            return Said(0, error=_reason(exc))
+
+
+def _reason(exc: Exception) -> str:
+    """The system's words where there are some; aiohttp's own may repeat the URL."""
+    error = getattr(exc, "os_error", exc)
+    return getattr(error, "strerror", None) or type(exc).__name__
+
+
+# -- a config
+
+
+async def facts_of_config(session: aiohttp.ClientSession, path: Path, flags: Mapping[str, object]) -> Facts:
+    try:
+        config = build(path, flags)
+    except PPDError as exc:
+        return Facts(config_error=str(exc))
+    named = _named(config.static_workers)
+    workers = await look_at(session, named, api_key=config.worker_api_key)
+    return Facts(config=_config_fact(config), workers=workers)
+
+
+def _named(workers: Iterable[Worker]) -> list[WorkerFact]:
+    """Workers under the names that the proxy would give them."""
+    counts = dict.fromkeys(Role, 0)
+    facts = []
+    for worker in workers:
+        counts[worker.role] += 1
+        facts.append(WorkerFact(name=f"{worker.role}{counts[worker.role]}", worker=worker))
+    return facts
+
+
+def _config_fact(config: ProxyConfig) -> ConfigFact:
+    ports = [
+        PortFact("port", config.host, config.port),
+        PortFact("heartbeat_port", config.heartbeat_host, config.heartbeat_port),
+    ]
+    if config.curve_port:
+        ports.append(PortFact("curve_port", config.heartbeat_host, config.curve_port))
+    cells, table_error = _table(config)
+    return ConfigFact(
+        ports=tuple(replace(port, error=_bind_error(port.host, port.port)) for port in ports),
+        mode=config.mode,
+        table=config.table,
+        table_cells=cells,
+        table_error=table_error,
+        heartbeat_host=config.heartbeat_host,
+        heartbeat_port=config.heartbeat_port,
+        has_allow_list=bool(config.heartbeat_allow),
+        has_curve=bool(config.curve_port),
+        curve_error=_curve_error(config),
+        has_admin_key=bool(config.admin_key),
+    )
+
+
+def _bind_error(host: str, port: int) -> str:
+    """Why nothing can listen there; empty if it can."""
+    host = "0.0.0.0" if host == "*" else host.strip("[]")  # ZeroMQ's word for every address
+    if not port:
+        return ""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as listening:
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((host, port))
+            listening.listen(1)
+        except OSError as exc:
+            return exc.strerror or type(exc).__name__
+    return ""
+
+
+def _table(config: ProxyConfig) -> tuple[int, str]:
+    """How many cells of the table hold evidence, and why it can't be loaded."""
+    if config.mode is not Mode.TABLE:
+        return 0, ""
+    try:
+        table = DecisionTable.load(find(config.table))
+    except (PPDError, OSError) as exc:
+        return 0, str(exc)
+    return Cells.of(table.scored(Weights(config.w_ttft, config.w_tpot))).evidence, ""
+
+
+def _curve_error(config: ProxyConfig) -> str:
+    if not config.curve_port:
+        return ""
+    try:
+        _, secret = zmq.auth.load_certificate(config.curve_server_key_file)
+    except (OSError, ValueError):
+        return f"curve_server_key_file = {config.curve_server_key_file!r} is no ZeroMQ certificate"
+    if secret is None:
+        return f"curve_server_key_file = {config.curve_server_key_file!r} holds no secret key"
+    if not Path(config.curve_clients_dir).is_dir():
+        return f"curve_clients_dir = {config.curve_clients_dir!r} is no folder"
+    return ""
+
+
+# -- a running proxy
+
+
+async def facts_of_proxy(session: aiohttp.ClientSession, proxy: ProxyClient) -> Facts:
+    """The proxy's word on itself and its workers, and the workers' own."""
+    health = await proxy.operator("/health")
+    if health.status != 200:
+        error = health.error or f"/health answered {health.status}"
+        return Facts(proxy=ProxyFact(address=proxy.address, error=error))
+    ready, admin, weights = await asyncio.gather(
+        proxy.operator("/ready"), proxy.operator("/admin/workers"), proxy.operator("/admin/weights")
+    )
+    listed = _listed(admin)
+    fact = ProxyFact(
+        address=proxy.address,
+        error="" if listed is not None else "its /admin/workers is not a PPD proxy's",
+        ready_status=ready.status,
+        ways=tuple(way for way, is_there in ready.json().items() if is_there is True),
+        admin_status=admin.status,
+        mode=str(weights.json().get("mode", "")),
+    )
+    return Facts(proxy=fact, workers=await look_at(session, listed or (), api_key=""))
+
+
+class _Listed(msgspec.Struct):
+    """A worker in the answer of /admin/workers."""
+
+    id: str
+    name: str
+    role: Role
+    state: str
+    models: tuple[str, ...]
+    engine: str
+    engine_version: str
+    connector: str
+
+
+class _Workers(msgspec.Struct):
+    workers: list[_Listed]
+
+
+def _listed(admin: Said) -> list[WorkerFact] | None:
+    """None for an answer that can't be read."""
+    if admin.status != 200:
+        return []
+    try:
+        listed = msgspec.json.decode(admin.body, type=_Workers).workers
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return [
+        WorkerFact(
+            name=entry.name,
+            state=entry.state,
+            worker=Worker(
+                role=entry.role,
+                address=entry.id,
+                models=entry.models,
+                engine=entry.engine,
+                engine_version=entry.engine_version,
+                connector=entry.connector,
+            ),
+        )
+        for entry in listed
+    ]
+
+
+# -- workers, from here
+
+
+async def look_at(
+    session: aiohttp.ClientSession, workers: Iterable[WorkerFact], *, api_key: str
+) -> tuple[WorkerFact, ...]:
+    """The workers with what they answer here, asked side by side."""
+    return tuple(await asyncio.gather(*(_look(session, fact, api_key) for fact in workers)))
+
+
+async def _look(session: aiohttp.ClientSession, fact: WorkerFact, api_key: str) -> WorkerFact:
+    base_url = f"http://{fact.worker.address}"
+    status = await probe(session, base_url, api_key=api_key)
+    if status.healthy:
+        return seen(fact, status)
+    return replace(fact, healthy=False, reachable=await _answers(session, base_url))
+
+
+async def _answers(session: aiohttp.ClientSession, base_url: str) -> bool:
+    """Whether there is an HTTP server, however it is."""
+    try:
+        async with asyncio.timeout(ASK_S), session.get(f"{base_url}/health"):
+            return True
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return False
+
+
+def seen(fact: WorkerFact, status: EngineStatus) -> WorkerFact:
+    """What is known of a healthy worker with its own answers in place of what others say of it."""
+    worker, metrics = fact.worker, status.metrics
+    return replace(
+        fact,
+        worker=replace(
+            worker,
+            models=status.models or worker.models,
+            engine_version=status.version or worker.engine_version,
+        ),
+        reachable=True,
+        healthy=True,
+        prefix_caching=metrics.prefix_caching,
+        load=metrics.load if metrics.counters else None,
+        counts=counts_of(metrics.counters) if metrics.counters else None,
+    )
+
+
+def counts_of(counters: Mapping[str, float]) -> Counts:
+    """By source where the engine counts so; older ones tell only what their caches found."""
+
+    def first(*names: str) -> int | None:
+        return next((int(counters[name]) for name in names if math.isfinite(counters.get(name, math.nan))), None)
+
+    return Counts(
+        computed=first("local_compute"),
+        local_hits=first("local_cache_hit", "vllm:prefix_cache_hits_total"),
+        transferred=first("external_kv_transfer", "vllm:external_prefix_cache_hits_total"),
+        expired=first("vllm:nixl_num_kv_expired_reqs_total"),
+        failed=first("vllm:nixl_num_failed_transfers_total"),
+    )

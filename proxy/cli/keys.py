@@ -1,0 +1,107 @@
+"""`ppd keys`: make clients' API keys, and show what a key file says."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from ..admission.key_file import load
+from ..admission.keys import Client, decode, encode, hash_of, new_key
+from ..errors import ConfigError
+from .group import CommandGroup
+from .table_view import columns
+
+OWNER_ONLY = 0o600
+
+
+@click.group("keys", cls=CommandGroup)
+def command() -> None:
+    """Clients' API keys: made here, kept as hashes in the proxy's `keys_file`."""
+
+
+@command.command("new")
+@click.option("--name", required=True, help="Of the key, unique: what receipts and logs show.")
+@click.option("--tenant", help="Who shares conversations and a fair share; the name if not given.")
+@click.option("--priority", type=int, default=0, show_default=True, help="Lower is served earlier.")
+@click.option("--weight", type=float, default=1.0, show_default=True, help="Of the tenant's fair share.")
+@click.option("--rpm", "requests_per_minute", type=int, default=0, help="Requests per minute; 0: no limit.")
+@click.option("--tpm", "tokens_per_minute", type=int, default=0, help="Tokens per minute; 0: no limit.")
+@click.option("--model", "models", multiple=True, help="A model that it may use, repeatable; all if none is given.")
+@click.option(
+    "--file", type=click.Path(dir_okay=False, path_type=Path), help="Key file to add it to; made if there is none."
+)
+def new(name: str, tenant: str | None, file: Path | None, **rights: Any) -> None:
+    """Make a key.
+
+    Standard output is the key and nothing else; it is shown once and kept nowhere. Its entry for the key file goes
+    into --file, or to standard error.
+    """
+    client = Client(name=name, tenant=name if tenant is None else tenant, **rights)
+    key = new_key(secrets.token_urlsafe)
+    entry = encode(client, hash_of(key)).encode(errors="surrogateescape")  # what the shell gave, for `decode` to judge
+    if file is None:
+        decode(entry, "new key")
+        click.echo(b"For the keys_file:\n\n" + entry, err=True)
+    else:
+        append(file, entry)
+        click.echo(f"{file}: key {name!r} added; this is the only time that it is shown", err=True)
+    click.echo(key)
+
+
+@command.command("list")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+def list_keys(file: Path) -> None:
+    """Show the keys of FILE: whose they are, and what they may."""
+    rows = [("name", "tenant", "priority", "weight", "requests/min", "tokens/min", "models")]
+    for client in (entry.client for entry in load(file).entries):
+        limits = (client.requests_per_minute or "-", client.tokens_per_minute or "-")
+        row = (client.name, client.tenant, client.priority, f"{client.weight:g}", *limits)
+        rows.append((*map(str, row), ", ".join(client.models) or "all"))  # type: ignore[arg-type]
+    Console().print(columns(rows, right=(2, 3, 4, 5)), soft_wrap=True)
+
+
+def append(file: Path, entry: bytes) -> None:
+    """The file with one more entry, whole or as it was; what stands in it stays, comments too.
+
+    ConfigError where it could not be used then. The part beside it is also a lock, so that of two entries that are
+    added at once none is lost. A new file is its owner's alone; one that is there keeps its owner and rights.
+    """
+    target = file.resolve()  # a link stays one
+    part = target.with_name(f"{target.name}.part")
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
+    except FileExistsError:
+        raise ConfigError(f"{part}: another key is being added; if that run was ended, delete this file") from None
+    except OSError as exc:
+        raise ConfigError(f"{file}: cannot be written: {exc.strerror}") from exc
+    try:
+        with os.fdopen(descriptor, "wb") as out:
+            before = target.read_bytes() if target.exists() else b""
+            gap = b"" if not before else b"\n" if before.endswith(b"\n") else b"\n\n"
+            after = before + gap + entry
+            decode(after, str(file))
+            _keep_rights(target, descriptor)
+            out.write(after)
+            out.flush()
+            os.fsync(descriptor)
+        part.replace(target)
+    except BaseException as exc:  # once it is renamed, a part of that name is somebody else's
+        part.unlink(missing_ok=True)
+        if isinstance(exc, OSError):
+            raise ConfigError(f"{file}: cannot be written: {exc.strerror}") from exc
+        raise
+
+
+def _keep_rights(target: Path, descriptor: int) -> None:
+    """Owner and rights of the file to be replaced: the proxy may not be the one who adds a key."""
+    if not target.exists():
+        return
+    old, new = target.stat(), os.fstat(descriptor)
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+    os.fchmod(descriptor, old.st_mode & 0o777)

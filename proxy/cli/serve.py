@@ -1,0 +1,154 @@
+"""`ppd serve`: reads the config, opens the port, and runs the proxy until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from dataclasses import fields
+from enum import StrEnum
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..assembly import assemble
+from ..config import SECRET, ProxyConfig, build
+from ..downstream.serve import listen, serve
+from ..errors import PPDError
+from ..peers.member import Member
+from ..peers.supervisor import UNUSABLE, Supervisor
+from ..runtime.open_files import raise_limit as raise_open_files_limit
+from ..runtime.process_limits import bound as bound_memory
+from ..runtime.process_limits import look_for_cycles_less
+from ..settings import ConfigSource, Settings
+
+log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def _option(name: str, default: Any) -> click.Option:
+    """A flag for a key of the config; its text names the default, never a secret."""
+    kind: Any = {bool: bool, int: int, float: float}.get(type(default), str)
+    if isinstance(default, StrEnum):
+        kind = click.Choice([str(value) for value in type(default)])
+    shown = "" if name in SECRET or default in ("", ()) else f"default {default}"
+    many = isinstance(default, tuple)
+    envvar = f"PPD_{name.upper()}" if name in SECRET else None  # a key on a command line is seen by all
+    return click.Option(
+        [f"--{name.replace('_', '-')}", name], type=kind, multiple=many, default=None, help=shown, envvar=envvar
+    )
+
+
+def _run(config_path: Path | None, **flags: object) -> None:
+    given = {name: value for name, value in flags.items() if value is not None and value != ()}
+    try:
+        config = build(config_path, given)
+        settings = Settings(config, ConfigSource(config_path, given) if config_path else None)
+    except PPDError as exc:
+        raise click.ClickException(str(exc)) from exc
+    bound_memory()
+    raise_open_files_limit()
+    _log_from(logging.getLevelNamesMapping()[config.log_level.upper()])
+    log.info("%s", describe(settings))
+    try:
+        with listen(settings.config) as listening:
+            if config.processes > 1:
+                work = partial(_run_one, settings, listening)
+                raise SystemExit(Supervisor(config.processes, work, listening.close).run())
+            with asyncio.Runner(loop_factory=_new_loop) as runner:
+                runner.run(_serve(settings, listening))
+    except PPDError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+def _run_one(settings: Settings, listening: socket.socket, member: Member, alive: int) -> int:
+    """One of several processes; its exit code."""
+    settings.catch_up()  # the file may have changed since the supervisor read it
+    try:
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            runner.run(_serve(settings, listening, member, alive))
+    except PPDError as exc:
+        log.error("%s", exc)
+        return UNUSABLE
+    return 0
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where there is one, which is everywhere but on Windows: a third of a request's time less."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def _log_from(level: int) -> None:
+    """DEBUG is for our own loggers only: libraries then log what they carry, such as hpack each header with its key."""
+    logging.basicConfig(level=max(level, logging.INFO), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("ppd").setLevel(level)
+
+
+def describe(settings: Settings) -> str:
+    """One line for the log that tells how this proxy runs."""
+    config = settings.config
+    table = ""
+    if settings.rules().scored is not None:
+        table = f", table {config.table} ({config.lookup}), w_ttft {config.w_ttft:g}, w_tpot {config.w_tpot:g}"
+    beats = f"{config.heartbeat_host}:{config.heartbeat_port}" if config.heartbeat_port else "off"
+    admin = "on" if config.admin_key else "off"
+    scheme = "https" if config.tls_cert_file else "http"
+    processes = f"{config.processes} processes; " if config.processes > 1 else ""
+    keys = f"by {config.keys_file}" if config.keys_file else "not asked for"
+    return (
+        f"ppd {version('ppd-router')}: {scheme}://{config.host}:{config.port}; {processes}mode {config.mode}{table}; "
+        f"heartbeats {beats}; clients' keys {keys}; admin API {admin}"
+    )
+
+
+async def _serve(
+    settings: Settings, listening: socket.socket, member: Member | None = None, alive: int | None = None
+) -> None:
+    """Until SIGTERM or SIGINT, which drains; a second one ends the process at once, as if nobody handled it.
+
+    alive: closed at the other end when the supervisor is gone, which is as good as a signal.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def signalled() -> None:
+        stop.set()
+        if member is not None:  # the supervisor says when it is to end at once
+            return
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+        log.info("draining; a second signal ends the process at once")
+
+    def left_alone() -> None:
+        assert alive is not None
+        loop.remove_reader(alive)
+        stop.set()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, signalled)
+    if alive is not None:
+        loop.add_reader(alive, left_alone)
+    proxy = assemble(settings, member=member)
+    look_for_cycles_less()
+    await serve(proxy, listening, stop)
+
+
+command = click.Command(
+    "serve",
+    callback=_run,
+    help="Run the proxy. Every key of the config file is also a flag, and flags win.",
+    params=[
+        click.Option(["--config", "config_path"], type=click.Path(path_type=Path), help="TOML file"),
+        *(_option(field.name, field.default) for field in fields(ProxyConfig)),
+    ],
+)

@@ -1,0 +1,132 @@
+"""What is sent to a worker: one leg's path, body and headers, and the handoff that ties two legs together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..fleet.worker import Worker
+from ..openai.body_members import Part, spliced
+from ..openai.request import CHOOSING, Endpoint, Fields
+
+REQUEST_ID = "X-Request-Id"
+
+# Members that end at the proxy.
+# * The transfer members hold peers' addresses and block ids. From a client they can hang a request, read another
+#   tenant's KV, open connections to any host, or kill the engine: only connectors write them.
+# * `request_id` would name the request inside the engine. vLLM prefers the header, but /v1/responses reads no header,
+#   and P2pNccl takes its peers' addresses from that name.
+# * `conversation_id` is this proxy's own.
+PRIVATE = ("kv_transfer_params", "ec_transfer_params", "request_id", "conversation_id")
+
+# vLLM merges `vllm_xargs` into the very dict that it then reads the transfer parameters from, so they can hide there.
+_XARGS = "vllm_xargs"
+_HIDDEN = ("kv_transfer_params", "ec_transfer_params")
+
+_NULL = msgspec.Raw(b"null")
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """The P that prefills and the D that pulls and answers."""
+
+    prefill: Worker
+    decode: Worker
+
+
+class LegRequest(msgspec.Struct, frozen=True):
+    """One upstream POST; `headers` are only those that the leg itself needs, not authorization or content type."""
+
+    path: str
+    parts: tuple[Part, ...]  # of the body; those that the client sent are not copied
+    headers: dict[str, str]
+
+    @property
+    def body(self) -> bytes:
+        """In one piece, which a body that was edited has to be copied for."""
+        first = self.parts[0]
+        return first if len(self.parts) == 1 and isinstance(first, bytes) else b"".join(self.parts)
+
+
+class Handoff(msgspec.Struct, frozen=True):
+    """P's answer, checked: what D needs to pull the prompt's KV. It expires within seconds and is used once."""
+
+    params: dict[str, Any]  # opaque and complete, forwarded as it is; empty where the connector puts nothing in bodies
+    tokens: int  # prompt tokens that the handoff covers; 0 where P does not say
+    cached_tokens: int | None  # prompt tokens that P found in its own cache; None where P does not say
+
+
+class NoHandoff(msgspec.Struct, frozen=True):
+    """Why P's answer cannot be handed over; D then gets the plain body and computes the prompt itself."""
+
+    reason: str  # from a bounded set: it labels a metric
+
+
+def decoded(raw: msgspec.Raw) -> Any:
+    """A member's value, None where it is no JSON (the worker will say so)."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def members(raw: msgspec.Raw) -> Fields | None:
+    """An object's members, each verbatim; None where the value is no object."""
+    try:
+        return msgspec.json.decode(raw, type=Fields)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def encoded(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def public_fields(fields: Fields) -> Fields:
+    """A copy without the members that end at the proxy."""
+    kept = dict(fields)
+    for name in PRIVATE:
+        kept.pop(name, None)
+    xargs = members(kept[_XARGS]) if _XARGS in kept else None
+    if xargs is not None and any(name in xargs for name in _HIDDEN):
+        kept[_XARGS] = encoded({name: value for name, value in xargs.items() if name not in _HIDDEN})
+    return kept
+
+
+def client_wants_usage(endpoint: Endpoint, fields: Fields) -> bool:
+    """Whether a stream of this request shows usage to the client without the proxy's doing.
+
+    Only chat and completions have the choice; a value that is no boolean is left for the worker to judge.
+    """
+    if endpoint not in CHOOSING:
+        return True
+    value = fields.get("stream_options", _NULL)
+    options = members(value)
+    if options is None:
+        return decoded(value) is not None
+    return decoded(options.get("include_usage", _NULL)) not in (None, False)
+
+
+def answering_fields(endpoint: Endpoint, fields: Fields) -> Fields:
+    """The members for the leg that answers the client: what it sent, with usage in every stream.
+
+    The proxy learns true token counts from the usage chunk, and the relay hides it from a client that did not ask.
+    """
+    kept = public_fields(fields)
+    if decoded(kept.get("stream", _NULL)) is not True or client_wants_usage(endpoint, kept):
+        return kept
+    options = members(kept.get("stream_options", _NULL)) or {}
+    # Continuous usage needs include_usage, so this client would have got none; it would only be cut out again.
+    others = {name: value for name, value in options.items() if name != "continuous_usage_stats"}
+    kept["stream_options"] = encoded({**others, "include_usage": True})
+    return kept
+
+
+def leg(endpoint: Endpoint, fields: Fields, request_id: str, original: Fields) -> LegRequest:
+    """`original`: the members that `fields` is an edited copy of."""
+    return LegRequest(endpoint, spliced(fields, original), {REQUEST_ID: request_id})
+
+
+def plain_leg(endpoint: Endpoint, fields: Fields, leg_id: str) -> LegRequest:
+    """The leg of LOCAL and REPLICA, and of a SPLIT whose handoff failed: the client's request and nothing about KV."""
+    return leg(endpoint, answering_fields(endpoint, fields), leg_id, fields)

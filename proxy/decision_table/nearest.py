@@ -1,0 +1,126 @@
+"""Which cells of a table stand for a turn: the nearest one, or the ones around it with a share each.
+
+A cell's place in the table is its number: by context, then workload type, then QPS, as the axes list them.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+
+from .format import Axes
+from .interpolation import Mix, Triangulation
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """What a turn is looked up by; `qps` counts what the table's `axes.qps_counts` says."""
+
+    new_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    qps: float
+
+
+class Nearest:
+    """One cell for every turn, found axis by axis (the paper's Algorithm 1).
+
+    Context: the class that takes the cached tokens, the last class above its bound. QPS: the nearest point, the higher
+    one in a tie. Workload type: the measured (new, output) pair nearest in log space, the first in a tie; so a pair's
+    own centre always finds itself, which the published prototype's rules on new/output ratios do not grant (16 -> 32
+    can never be `tiny` there). Logs because costs are compared by ratio: 16 against 32 new tokens is as far as 512
+    against 1024.
+    """
+
+    __slots__ = ("_bounds", "_centres", "_last", "_midpoints", "_ranges")
+
+    def __init__(self, axes: Axes) -> None:
+        self._bounds = [context.max_tokens for context in axes.contexts]
+        self._last = len(self._bounds) - 1
+        self._centres = _centres(axes)
+        self._midpoints = [(low + high) / 2 for low, high in pairwise(axes.qps)]
+        new, output = [w.new_tokens for w in axes.workloads], [w.output_tokens for w in axes.workloads]
+        self._ranges = (min(new), max(new), min(output), max(output), self._bounds[-1], axes.qps[0], axes.qps[-1])
+
+    def cell(self, workload: Workload) -> int:
+        context = min(bisect_left(self._bounds, workload.cached_tokens), self._last)
+        row = context * len(self._centres) + self._type(workload.new_tokens, workload.output_tokens)
+        return row * (len(self._midpoints) + 1) + bisect_right(self._midpoints, workload.qps)
+
+    def covers(self, workload: Workload) -> bool:
+        """Whether the turn lies in the range of every axis; each by itself, not their combination."""
+        min_new, max_new, min_output, max_output, max_cached, min_qps, max_qps = self._ranges
+        return (
+            min_new <= workload.new_tokens <= max_new
+            and min_output <= workload.output_tokens <= max_output
+            and 0 < workload.cached_tokens <= max_cached
+            and min_qps <= workload.qps <= max_qps
+        )
+
+    def _type(self, new_tokens: int, output_tokens: int) -> int:
+        new_log, output_log = math.log2(max(new_tokens, 1)), math.log2(max(output_tokens, 1))
+        nearest, least = 0, math.inf
+        for index, (new, output) in enumerate(self._centres):
+            distance = (new - new_log) ** 2 + (output - output_log) ** 2
+            if distance < least:
+                nearest, least = index, distance
+        return nearest
+
+
+class Around:
+    """Up to twelve cells for every turn, with shares that sum to 1 and vary continuously with it.
+
+    Linear in the logarithms of cached tokens, new tokens, output tokens and QPS: between the two measured contexts and
+    the two QPS points on either side, and between the three measured workload types whose triangle the turn lies in.
+    On a measured point of an axis that point has the whole share; beyond an axis its nearest end has.
+    """
+
+    __slots__ = ("_contexts", "_qps", "_types", "_types_count")
+
+    def __init__(self, axes: Axes) -> None:
+        self._contexts = _Scale([context.measured_tokens for context in axes.contexts])
+        self._qps = _Scale(axes.qps)
+        self._types = Triangulation(_centres(axes))
+        self._types_count = len(axes.workloads)
+
+    def mix(self, workload: Workload) -> Mix:
+        """`is_inside`: cached tokens and QPS lie between measured points, and the type between measured types."""
+        new, output = max(workload.new_tokens, 1), max(workload.output_tokens, 1)
+        contexts, types = self._contexts.mix(workload.cached_tokens), self._types.mix(math.log2(new), math.log2(output))
+        rates = self._qps.mix(workload.qps)
+        shares = tuple(
+            ((context * self._types_count + kind) * self._qps.count + rate, by_context * by_kind * by_rate)
+            for context, by_context in contexts.shares
+            for kind, by_kind in types.shares
+            for rate, by_rate in rates.shares
+        )
+        return Mix(shares, contexts.is_inside and types.is_inside and rates.is_inside)
+
+
+class _Scale:
+    """Rising points, and places between them by their logarithms."""
+
+    __slots__ = ("_logs", "_points", "count")
+
+    def __init__(self, points: Sequence[float]) -> None:
+        self._points = points
+        self._logs = [math.log2(point) for point in points]
+        self.count = len(points)
+
+    def mix(self, value: float) -> Mix:
+        after = bisect_left(self._points, value)
+        if after == self.count:
+            return Mix(((after - 1, 1.0),), False)
+        if value == self._points[after] or after == 0:
+            return Mix(((after, 1.0),), value == self._points[after])
+        before = after - 1
+        span = self._logs[after] - self._logs[before]
+        share = (math.log2(value) - self._logs[before]) / span if span else 0.0
+        return Mix(((before, 1.0 - share), (after, share)), True)
+
+
+def _centres(axes: Axes) -> list[tuple[float, float]]:
+    return [(math.log2(w.new_tokens), math.log2(w.output_tokens)) for w in axes.workloads]

@@ -1,0 +1,1 @@
+"""How workers are announced: heartbeats, engines' own pings, and the config."""

@@ -1,0 +1,137 @@
+"""The three messages that announce a worker, as they are on the wire: msgpack maps in one ZeroMQ frame.
+
+* ours: `Heartbeat`, sent by `ppd agent`, with a `version`;
+* vLLM's P2pNccl ping: `type` P or D, `http_address`, `zmq_address` (vLLM 0.9 to 0.23);
+* vLLM's MoRIIO ping: the same with `dp_size`, `tp_size` and `transfer_mode` (vLLM 0.14 on).
+
+Sources: vLLM's `p2p_nccl_engine.py` and `moriio_common.py`; the layouts are in docs/protocols.md.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Any
+
+import msgspec
+
+from ..errors import FormatError
+from ..fleet.worker import Load, Role, Source, Worker
+
+VERSION = 1
+_NAME = r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63}){0,20}"
+_ADDRESS = re.compile(rf"(?:{_NAME}|\[[0-9A-Fa-f:.]{{2,45}}\]):([0-9]{{1,5}})")
+
+
+class Heartbeat(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=False):
+    """The project's own message, `version` 1; sent every 10 s and once more when the worker starts to drain."""
+
+    version: int
+    role: str  # P, D or R
+    http_address: str
+    models: list[str]
+    engine: str = "vllm"
+    engine_version: str = ""
+    connector: str = "nixl"
+    coordinates: dict[str, str] = {}
+    incarnation: str = ""
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    kv_capacity_tokens: int = 0
+    draining: bool = False
+    leaving: bool = False  # the engine is about to stop: forget it now
+    tls: bool = False  # whether `http_address` speaks TLS
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """What any of the three messages amounts to; `load` is None where the message carries none."""
+
+    worker: Worker
+    load: Load | None = None
+    draining: bool = False
+    leaving: bool = False
+
+
+def decode(payload: bytes) -> Announcement:
+    """The announcement in a frame; FormatError names the field that is missing or wrong."""
+    try:
+        message: Any = msgspec.msgpack.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        raise FormatError("heartbeat: not msgpack") from exc
+    if not isinstance(message, dict):
+        raise FormatError("heartbeat: not a map")
+    if "version" in message:
+        return _ours(message)
+    return _ping(message)
+
+
+def _ours(message: dict[str, Any]) -> Announcement:
+    if message["version"] != VERSION:
+        raise FormatError(f"heartbeat: version must be {VERSION}")
+    try:
+        beat = msgspec.convert(message, Heartbeat)
+    except msgspec.ValidationError as exc:
+        raise FormatError(f"heartbeat: {exc}") from exc
+    if not 0.0 <= beat.kv_usage <= 1.0 or min(beat.running, beat.waiting, beat.kv_capacity_tokens) < 0:
+        raise FormatError("heartbeat: running, waiting, kv_capacity_tokens or kv_usage out of range")
+    worker = Worker(
+        role=_role(beat.role),
+        address=check_address(beat.http_address, "http_address"),
+        models=tuple(beat.models),
+        connector=beat.connector,
+        coordinates=beat.coordinates,
+        engine=beat.engine,
+        engine_version=beat.engine_version,
+        incarnation=beat.incarnation,
+        source=Source.AGENT,
+        tls=beat.tls,
+    )
+    load = Load(beat.running, beat.waiting, beat.kv_usage, beat.kv_capacity_tokens)
+    return Announcement(worker, load, beat.draining, beat.leaving)
+
+
+def _ping(message: dict[str, Any]) -> Announcement:
+    if message.get("type") not in ("P", "D"):
+        raise FormatError("ping: type must be P or D")
+    for name in ("http_address", "zmq_address"):
+        if not isinstance(message.get(name), str):
+            raise FormatError(f"ping: {name} is missing or not a string")
+    coordinates = {"zmq_address": message["zmq_address"]}
+    if "transfer_mode" in message:
+        connector = "moriio"
+        coordinates |= {name: str(message[name]) for name in ("dp_size", "tp_size", "transfer_mode") if name in message}
+    else:
+        connector = "p2p_nccl"
+        check_address(message["zmq_address"], "zmq_address")
+    worker = Worker(
+        role=_role(message["type"]),
+        address=check_address(message["http_address"], "http_address"),
+        connector=connector,
+        coordinates=coordinates,
+        source=Source.PING,
+    )
+    return Announcement(worker)
+
+
+def _role(text: str) -> Role:
+    try:
+        return Role(text)
+    except ValueError:
+        raise FormatError("heartbeat: role must be P, D or R") from None
+
+
+def check_address(text: str, name: str) -> str:
+    """`host:port`, or FormatError naming the field: an address becomes a URL, so it may hold nothing else."""
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match.group(1)) < 65536:
+        raise FormatError(f"{name}: must be host:port")
+    if text.startswith("["):
+        try:
+            ipaddress.IPv6Address(text[1 : text.index("]")])
+        except ValueError:
+            raise FormatError(f"{name}: must be host:port") from None
+    return text

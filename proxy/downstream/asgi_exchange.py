@@ -1,0 +1,192 @@
+"""A request that is no turn, over HTTP/1.1: answered by the ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+from urllib.parse import unquote
+
+from hypercorn.typing import ASGIFramework
+
+from ..errors import RequestError
+from . import response
+from .http1_connection import ClientConnection
+from .request_head import Head
+
+log = logging.getLogger(__name__)
+
+_BODILESS = (204, 304)
+_LATE = 408
+
+
+class AsgiExchange:
+    """An `Exchange` of a client connection, as an ASGI server has it: https://asgi.readthedocs.io."""
+
+    def __init__(self, connection: ClientConnection, head: Head, app: ASGIFramework) -> None:
+        self._connection = connection
+        self._head = head
+        self._app = app
+        self._task: asyncio.Task[None] | None = None
+        self._parts: list[bytes] = []
+        self._is_whole = False  # the request is
+        self._is_gone = False
+        self._refused: RequestError | None = None  # before `begin`
+        self._is_over = False
+        self._is_complete = False  # the answer is
+        self._is_told = False  # the application knows that the request is
+        self._has_no_body = False
+        self._has_answered = False
+        self._came = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._start: dict[str, Any] | None = None  # the answer's first event, until its body begins
+        self._is_chunked = False
+        self._keeps_alive = head.keeps_alive
+        expects = head.fields.get("expect", "").lower() == "100-continue"
+        self._expects_continue = expects and not head.is_old
+
+    # -- as its connection has it
+
+    def begin(self) -> None:
+        if self._refused is None:
+            self._task = asyncio.create_task(self._run())
+        else:
+            self._connection.write(response.refusal(self._refused))
+            self._connection.finished(keeps_alive=False)
+
+    def take(self, data: bytes) -> None:
+        if not self._is_over:
+            self._parts.append(data)
+            self._came.set()
+
+    def taken(self) -> None:
+        self._is_whole = True
+        self._came.set()
+
+    def refuse(self, error: RequestError) -> None:
+        if error.status == _LATE:  # the application has a limit of its own
+            return
+        if self._task is None:  # the answers before it are not out yet
+            self._refused = error
+            return
+        if not self._has_answered:
+            self._has_answered = True
+            self._connection.write(response.refusal(error))
+        self.leave()
+        self._connection.finished(keeps_alive=False)
+
+    def leave(self) -> None:
+        self._is_gone = self._is_over = True
+        self._connection.limits.lost()
+        self._came.set()
+        self._room.set()
+
+    def pause(self) -> None:
+        self._room.clear()
+
+    def resume(self) -> None:
+        self._room.set()
+
+    # -- as the application has it
+
+    async def _run(self) -> None:
+        try:
+            await self._app(self._scope(), self._receive, self._send)  # type: ignore[arg-type]
+        except Exception:
+            log.exception("the application failed")
+        self._is_over = True
+        if self._is_complete:
+            self._connection.finished(keeps_alive=self._keeps_alive and self._is_whole)
+        elif not self._is_gone:
+            self._connection.abort()
+
+    def _scope(self) -> dict[str, Any]:
+        path, _, query = self._head.target.partition(b"?")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self._head.version,
+            "method": self._head.method.decode("ascii"),
+            "scheme": "http",
+            "path": unquote(path.decode("latin-1")),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": self._head.headers,
+            "client": None,
+            "server": None,
+            "state": {"connection": self._connection.limits},
+            "extensions": {},
+        }
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._expects_continue and not self._parts and not self._is_whole and not self._has_answered:
+            self._expects_continue = False
+            self._connection.write(response.CONTINUE)
+        while not self._is_gone and not self._parts and (self._is_told or not self._is_whole):
+            self._came.clear()
+            await self._came.wait()
+        if self._is_gone:
+            return {"type": "http.disconnect"}
+        data, self._parts = b"".join(self._parts), []
+        self._is_told = self._is_whole
+        return {"type": "http.request", "body": data, "more_body": not self._is_whole}
+
+    async def _send(self, event: dict[str, Any]) -> None:
+        if self._is_gone or self._is_complete:
+            return
+        if event["type"] == "http.response.start":
+            self._start = event
+            return
+        data, is_last = event.get("body", b""), not event.get("more_body", False)
+        head = b"" if self._start is None else self._answer_head(self._start, len(data) if is_last else None)
+        self._start = None
+        if self._has_no_body:
+            data = b""
+        elif self._is_chunked:
+            data = (response.chunk(data) if data else b"") + (response.END if is_last else b"")
+        self._connection.write(head + data)
+        self._is_complete = is_last
+        await self._room.wait()
+
+    def _answer_head(self, start: dict[str, Any], size: int | None) -> bytes:
+        status: int = start["status"]
+        pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in start["headers"]]
+        given = {name.lower(): value for name, value in pairs}
+        self._has_answered = True
+        self._has_no_body = self._head.method == b"HEAD" or status in _BODILESS
+        if "content-length" in given or self._has_no_body:
+            size = None
+        elif size is None:
+            self._is_chunked = not self._head.is_old
+            self._keeps_alive &= self._is_chunked
+        kept = [(name, value) for name, value in pairs if name.lower() not in ("connection", "date")]
+        self._keeps_alive &= given.get("connection", "").lower() != "close" and self._is_whole
+        connection = response.connection(self._keeps_alive, is_old=self._head.is_old)
+        return response.head(status, kept, size=size, is_chunked=self._is_chunked, connection=connection)
+
+
+class RefusedExchange:
+    """An `Exchange` for what was no request that could be read."""
+
+    def __init__(self, connection: ClientConnection, error: RequestError) -> None:
+        self._connection = connection
+        self._error = error
+
+    def begin(self) -> None:
+        self._connection.write(response.refusal(self._error))
+        self._connection.finished(keeps_alive=False)
+
+    def take(self, data: bytes) -> None:
+        """It is not read."""
+
+    def taken(self) -> None: ...
+
+    def refuse(self, error: RequestError) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...

@@ -1,0 +1,219 @@
+"""Clients' connections: accepted here, counted, each with its limits, and given to the data plane that speaks to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from ..config import ProxyConfig
+from ..errors import Overloaded
+from ..runtime.open_files import limit as open_files_limit
+from ..runtime.open_files import share_of_clients
+from ..runtime.tls import Tls
+from . import response
+from .direct import Direct
+from .http1_connection import ClientConnection
+from .hypercorn import Stock, StockReader
+from .limits import CLOSE_S, Limits, Patience
+
+log = logging.getLogger(__name__)
+
+LAST_S = 1.0  # for a client to take what is left at the end of the process
+ACCEPT_AGAIN_S = 0.5  # after the system had no file descriptor left
+AT_ONCE = 64  # connections accepted before those that are open are served again
+SOME_AT_ONCE = 4  # the same, where other processes accept too: a burst is for all of them
+
+
+class Connections:
+    """Every connection of one listening socket."""
+
+    def __init__(
+        self,
+        stock: Stock,
+        direct: Direct | None,
+        config: ProxyConfig,
+        tls: Tls | None,
+        now: Callable[[], float],
+    ) -> None:
+        """direct: who serves plain HTTP/1.1; None where all is the stock data plane's."""
+        self._stock = stock
+        self._direct = direct
+        self._tls = tls
+        self._now = now
+        self._patience = Patience(config.head_timeout_s, config.idle_connection_s)
+        self._limit = config.connections_per_address
+        self._limit_of_all = share_of_clients(open_files_limit())
+        self._open: set[Limits] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._by_address: Counter[str] = Counter()
+        self._count = 0
+        self._refused = 0
+        self._at_once = AT_ONCE
+
+    def leave_some(self) -> None:
+        """Other processes accept from the same socket."""
+        self._at_once = SOME_AT_ONCE
+
+    async def accept(self, listening: socket.socket) -> None:
+        """Until it is cancelled. Many at once: one for each round of the loop would make a burst of clients wait."""
+        loop = asyncio.get_running_loop()
+        listening.setblocking(False)
+        readable = asyncio.Event()
+        loop.add_reader(listening, readable.set)
+        try:
+            while True:
+                await readable.wait()
+                readable.clear()
+                try:
+                    for _ in range(self._at_once):
+                        accepted, (host, *_) = listening.accept()
+                        self._admit(accepted, _address_key(host))
+                except BlockingIOError:
+                    continue
+                except OSError as exc:  # no file descriptor left, or a client that was gone at once
+                    log.debug("a connection could not be accepted: %s", exc)
+                    loop.remove_reader(listening)
+                    await asyncio.sleep(ACCEPT_AGAIN_S)
+                    loop.add_reader(listening, readable.set)
+                await asyncio.sleep(0)  # a flood of connections must not keep the others from being served
+        finally:
+            loop.remove_reader(listening)
+
+    async def watch(self) -> None:
+        """Looks at every connection now and then, until it is cancelled."""
+        pause_s = min(1.0, self._patience.head_s / 4, self._patience.idle_s / 4)
+        while True:
+            await asyncio.sleep(pause_s)
+            for limits in tuple(self._open):
+                limits.look()
+
+    async def close(self) -> None:
+        """Ends all of them; what is written and not yet taken gets a moment."""
+        for limit_s in (LAST_S, 0.0):
+            for limits in tuple(self._open):
+                limits.close(limit_s) if limit_s else limits.abort()
+            until_s = self._now() + LAST_S
+            while self._count and self._now() < until_s:
+                await asyncio.sleep(0.01)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def gauges(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("ppd_connections", "Clients' connections that are open", self._count)
+        yield CounterMetricFamily("ppd_connections_refused", "Connections above a limit on their number", self._refused)
+
+    # -- for direct connections
+
+    def opened(self, transport: asyncio.Transport) -> Limits:
+        limits = Limits(transport, self._patience, self._now)
+        self._open.add(limits)
+        return limits
+
+    def closed(self, limits: Limits, address: str) -> None:
+        self._open.discard(limits)
+        self._gone(address)
+
+    def speak_http2(self, limits: Limits, address: str, data: bytes) -> None:
+        """Its first bytes are HTTP/2's, which the stock data plane speaks."""
+        reader = StockReader()
+        protocol = asyncio.StreamReaderProtocol(reader, loop=asyncio.get_running_loop())
+        limits.transport.set_protocol(protocol)
+        protocol.connection_made(limits.transport)
+        reader.feed_data(data)
+        self._start(self._speak_stock(limits, protocol, reader, address))
+
+    # -- their beginning
+
+    def _admit(self, accepted: socket.socket, key: str) -> None:
+        refusal = self._refusal(key)
+        if refusal:
+            self._refused += 1
+            _turn_away(accepted, "" if self._tls else refusal)
+            return
+        self._count += 1
+        self._by_address[key] += 1
+        self._start(self._serve_stock(accepted, key) if self._direct is None else self._serve(accepted, key))
+
+    def _refusal(self, key: str) -> str:
+        """Why no more connections can be had from this address; empty where they can.
+
+        Idle ones must not take the files that turns need towards the workers, as it is these that would then fail.
+        """
+        if self._by_address[key] >= self._limit:
+            return f"more than {self._limit} connections from one address"
+        if self._count >= self._limit_of_all:
+            return f"more than {self._limit_of_all} connections"
+        return ""
+
+    def _gone(self, key: str) -> None:
+        self._count -= 1
+        self._by_address[key] -= 1
+        if not self._by_address[key]:
+            del self._by_address[key]
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, accepted: socket.socket, address: str) -> None:
+        direct = self._direct
+        assert direct is not None, "this is its data plane"
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(lambda: ClientConnection(direct, self, address), accepted)
+        except OSError as exc:
+            log.debug("a connection was gone at once: %s", exc)
+            accepted.close()
+            self._gone(address)
+
+    async def _serve_stock(self, accepted: socket.socket, address: str) -> None:
+        loop = asyncio.get_running_loop()
+        reader = StockReader()
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol,
+                accepted,
+                ssl=self._tls.context if self._tls else None,
+                ssl_handshake_timeout=self._patience.head_s if self._tls else None,
+                ssl_shutdown_timeout=CLOSE_S if self._tls else None,
+            )
+        except OSError as exc:  # a handshake that failed
+            log.debug("a TLS handshake failed: %s", exc)
+            accepted.close()
+            self._gone(address)
+            return
+        await self._speak_stock(self.opened(transport), protocol, reader, address)
+
+    async def _speak_stock(
+        self, limits: Limits, protocol: asyncio.StreamReaderProtocol, reader: StockReader, address: str
+    ) -> None:
+        try:
+            await self._stock.serve(limits, protocol, reader)
+        finally:
+            self.closed(limits, address)
+
+
+def _address_key(host: str) -> str:
+    """What counts as one address: of IPv6 the network of 64 bits, within which a host picks its own."""
+    if ":" not in host:
+        return host
+    address = ipaddress.IPv6Address(host.partition("%")[0])
+    return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))
+
+
+def _turn_away(accepted: socket.socket, why: str) -> None:
+    """Closes; where the client reads plain HTTP it is told why, if it takes it at once."""
+    with accepted:
+        if why:
+            with contextlib.suppress(OSError):
+                accepted.send(response.refusal(Overloaded(why, reason="connections", retry_after_s=1.0)))

@@ -1,0 +1,367 @@
+"""One client's HTTP/1.1 connection: requests in, as they are parsed, and answers out, in their order.
+
+Each request becomes an `Exchange`, which answers it. Requests that a client sends ahead wait here, and nothing more is
+read from it meanwhile; while a client does not take what it was sent, its next request waits too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol, cast
+
+import httptools
+
+from ..errors import RequestError
+from .heads import head_too_large
+from .limits import Limits
+from .request_head import OLD, VERSIONS, Head, unspoken, without_offer
+
+SLICE_BYTES = 16 * 1024
+HELD_BYTES = 64 * 1024
+_HTTP2 = b"PRI * HTTP/2"
+
+
+class Exchange(Protocol):
+    """One request and its answer. `begin` comes first, once the answers before it are out."""
+
+    def begin(self) -> None: ...
+
+    def take(self, data: bytes) -> None:
+        """More of the request's body."""
+
+    def taken(self) -> None:
+        """That was all of it."""
+
+    def refuse(self, error: RequestError) -> None:
+        """What follows is not HTTP, or the rest of the body did not come in time; before or after `begin`."""
+
+    def leave(self) -> None:
+        """The client is gone."""
+
+    def pause(self) -> None:
+        """The client takes less than it is sent."""
+
+    def resume(self) -> None: ...
+
+
+class Host(Protocol):
+    """Keeps count of connections."""
+
+    def opened(self, transport: asyncio.Transport) -> Limits: ...
+
+    def closed(self, limits: Limits, address: str) -> None: ...
+
+    def speak_http2(self, limits: Limits, address: str, data: bytes) -> None: ...
+
+
+class Server(Protocol):
+    """Answers requests."""
+
+    patience_s: float  # for a request's body, and for a client to take what it was sent
+    head_limit_bytes: int
+
+    def exchange(self, connection: ClientConnection, head: Head) -> Exchange: ...
+
+    def refusal(self, connection: ClientConnection, error: RequestError) -> Exchange:
+        """In place of a request whose head could not be read."""
+
+
+class ClientConnection(asyncio.Protocol):
+    """address: what counts as one client."""
+
+    def __init__(self, server: Server, host: Host, address: str) -> None:
+        self.limits: Limits
+        self.loop = asyncio.get_running_loop()
+        self._server = server
+        self._host = host
+        self._address = address
+        self._transport: asyncio.Transport | None = None
+        self._parser: httptools.HttpRequestParser | None = None
+        self._current: Exchange | None = None  # answers now
+        self._incoming: Exchange | None = None  # its request is being read
+        self._ahead: list[Exchange] = []
+        self._held = b""  # bytes behind those, or a beginning that may become HTTP/2's
+        self._target = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._offer = b""  # the head of a request that offers an upgrade, without the offer
+        self._body_left_bytes = 0  # still to come of the request that is being read, where its head says how many
+        self._unclear_bytes = 0  # read since anything whole came of it, a head or some of a body
+        self._has_read = False
+        self._is_in_head = False
+        self._is_deaf = False  # nothing that still comes is a request
+        self._is_ending = False  # what was answered last is the last
+        self._is_ended = False
+        self._is_stalled = False  # the client does not take what it was sent
+        self._is_advancing = False
+        self._body_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    # -- for the exchange that answers
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None and not self._is_ended:
+            self._transport.write(data)
+
+    def lasts(self) -> None:
+        """The answer may take long: what reads requests is made anew when one comes, a kilobyte less until then."""
+        if self._incoming is None and not self._is_in_head and not self._unclear_bytes:
+            self._parser = None
+
+    def finished(self, *, keeps_alive: bool) -> None:
+        """The answer is written."""
+        if self._incoming is self._current:
+            self._stop_body_timer()
+        self._current = None
+        self._is_ending = self._is_ending or not keeps_alive
+        self._advance()
+        if self._current is not None:
+            self._watch_body()
+
+    def abort(self) -> None:
+        """The client sees by the connection's end that its answer is not whole."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.limits = self._host.opened(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        if not self._has_read:
+            data, self._held = self._held + data, b""
+            if len(data) < len(_HTTP2) and _HTTP2.startswith(data):
+                self._held = data
+                return
+            self._has_read = True
+            if data.startswith(_HTTP2):
+                self._host.speak_http2(self.limits, self._address, data)
+                return
+        self._parse(data)
+
+    def eof_received(self) -> None:
+        """A client that closes its half is taken to be gone, as it most often is."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = self._parser = None
+        self._is_deaf = self._is_ended = True
+        self._ahead.clear()
+        self._stop_body_timer()
+        self._stop_stall_timer()
+        current, self._current, self._incoming = self._current, None, None
+        try:
+            if current is not None:
+                current.leave()
+        finally:
+            self._host.closed(self.limits, self._address)
+
+    def pause_writing(self) -> None:
+        self._is_stalled = self.limits.is_stalled = True
+        self._watch_stall()
+        if self._current is not None:
+            self._current.pause()
+
+    def resume_writing(self) -> None:
+        self._is_stalled = self.limits.is_stalled = False
+        self._stop_stall_timer()
+        if self._current is not None:
+            self._current.resume()
+        else:
+            self._advance()
+            self._watch_body()
+
+    # -- requests
+
+    def _parse(self, data: bytes) -> None:
+        """In slices: what a client sends ahead is turned into exchanges as far as needed, and held as bytes."""
+        start = 0
+        while start < len(data):
+            if self._is_deaf:
+                return
+            if self._ahead or self._is_stalled:
+                self._hold(data[start:])
+                return
+            piece = data[start : start + max(SLICE_BYTES, self._body_left_bytes)]
+            start += len(piece)
+            self._parse_piece(piece)
+
+    def _parse_piece(self, data: bytes) -> None:
+        self._unclear_bytes += len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserCallbackError:
+            raise  # a defect of ours: asyncio logs it, and closes the connection
+        except httptools.HttpParserError:
+            self._refuse(RequestError("the request is not HTTP/1.1"))
+            return
+        if self._unclear_bytes > self._server.head_limit_bytes:
+            self._refuse(head_too_large(self._server.head_limit_bytes))
+        if self._incoming is not None:
+            self._watch_body()
+
+    def _feed(self, data: bytes) -> None:
+        while True:
+            if self._parser is None:
+                self._parser = httptools.HttpRequestParser(self)
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as exc:
+                offer, self._offer = self._offer, b""
+                if offer:  # else it is refused already, as `on_headers_complete` has it
+                    self._parser, data = None, offer + data[exc.args[0] :]
+                    continue
+            return
+
+    def _refuse(self, error: RequestError) -> None:
+        """No more requests; the one whose body this was, or else this one, is told why."""
+        self._is_deaf = True
+        if self._incoming is None:
+            self._queue(self._server.refusal(self, error))
+        else:
+            self._incoming.refuse(error)
+
+    def _hold(self, data: bytes) -> None:
+        """Reads on for a little: where nothing is read, the end of the connection is not seen either."""
+        self._held += data
+        if len(self._held) > HELD_BYTES and self._transport is not None:
+            self._transport.pause_reading()
+
+    def _queue(self, exchange: Exchange) -> None:
+        if not self._is_ended:
+            self._ahead.append(exchange)
+            self._advance()
+
+    def _advance(self) -> None:
+        """Begins what can begin, or ends. An answer may be out before `begin` returns: hence a loop."""
+        if self._is_advancing:
+            return
+        self._is_advancing = True
+        try:
+            while self._current is None and not self._is_stalled and not self._is_ended:
+                if self._is_ending or (self._is_deaf and not self._ahead):
+                    self._end()
+                elif self._ahead:
+                    self._current = self._ahead.pop(0)
+                    self._current.begin()
+                    if self._held and self._current is not None and self._current is self._incoming:
+                        self._read_on()  # the rest of its body
+                elif self._held and self._has_read:
+                    self._read_on()
+                else:
+                    break
+        finally:
+            self._is_advancing = False
+
+    def _read_on(self) -> None:
+        held, self._held = self._held, b""
+        if self._transport is not None:
+            self._transport.resume_reading()
+        self._parse(held)
+
+    def _end(self) -> None:
+        """Closes, once the client has: with bytes of its own unread its answer would be cut short by a reset."""
+        self._is_deaf = self._is_ended = True
+        self._ahead.clear()
+        self._held = b""
+        self._stop_body_timer()
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self.limits.close_gently()
+
+    # -- how long a client may take
+
+    def _watch_body(self) -> None:
+        """The limit on a body begins when its request's turn has come; one that came with its head needs none."""
+        if self._current is not None and self._current is self._incoming and self._body_timer is None:
+            self._body_timer = self.loop.call_later(self._server.patience_s, self._late)
+
+    def _late(self) -> None:
+        error = RequestError(f"the body did not come within {self._server.patience_s:g} s")
+        error.status = 408
+        self._refuse(error)
+
+    def _watch_stall(self) -> None:
+        transport = self._transport
+        if transport is None:
+            return
+        unsent_bytes = transport.get_write_buffer_size()
+
+        def look() -> None:
+            """A client that takes anything at all may go on."""
+            if transport.get_write_buffer_size() < unsent_bytes:
+                self._watch_stall()
+            else:
+                self.abort()
+
+        self._stop_stall_timer()
+        self._stall_timer = self.loop.call_later(self._server.patience_s, look)
+
+    def _stop_body_timer(self) -> None:
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    # -- the parser's side
+
+    def on_message_begin(self) -> None:
+        self.limits.heard()  # not before: an empty line behind a body is no request
+        self._target, self._headers = b"", []
+        self._is_in_head = True
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_head:  # else a trailer, of which nobody here makes use
+            self._headers.append((name.lower(), value.rstrip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        if self._is_deaf:
+            return
+        parser = self._parser
+        assert parser is not None, "it calls this"
+        version = parser.get_http_version()
+        if version not in VERSIONS or parser.get_method() == b"CONNECT":
+            self._refuse(unspoken(version))
+            return
+        if parser.should_upgrade():
+            self._offer = without_offer(parser.get_method(), self._target, version, self._headers)
+            return
+        head = Head(
+            parser.get_method(),
+            self._target,
+            self._headers,
+            {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self._headers)},
+            version,
+            version == OLD,
+            parser.should_keep_alive(),
+            self._unclear_bytes,
+        )
+        self._unclear_bytes, self._headers = 0, []
+        self._body_left_bytes = 0 if "transfer-encoding" in head.fields else int(head.fields.get("content-length", "0"))
+        self._incoming = self._server.exchange(self, head)
+        self._queue(self._incoming)
+
+    def on_body(self, data: bytes) -> None:
+        self._unclear_bytes = 0
+        self._body_left_bytes -= len(data)
+        if self._incoming is not None and not self._is_ended:
+            self._incoming.take(data)
+
+    def on_message_complete(self) -> None:
+        if self._offer:
+            return
+        self._unclear_bytes = self._body_left_bytes = 0
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None and not self._is_ended:
+            self._stop_body_timer()
+            incoming.taken()

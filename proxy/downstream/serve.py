@@ -1,0 +1,74 @@
+"""The proxy's port: bound here, served until a signal, drained."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from ..app.client_routes import create_app
+from ..assembly import Proxy
+from ..config import DataPlane, ProxyConfig
+from ..errors import ConfigError
+from ..runtime.tls import client_tls
+from .asgi_edge import Edge
+from .connections import Connections
+from .direct import Direct
+from .hypercorn import Stock
+
+BACKLOG = 4096  # a burst of clients must not be refused by the kernel
+
+
+def listen(config: ProxyConfig) -> socket.socket:
+    """The listening socket; ConfigError where the port can't be had. Port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    # The protocol by its name: only then does asyncio turn Nagle's algorithm off for what is accepted here, and without
+    # that each answer in two writes waits 40 ms for the client's acknowledgement.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((config.host, config.port))
+        listening.listen(BACKLOG)
+    except OSError as exc:
+        listening.close()
+        raise ConfigError(
+            f"port = {config.port}: must be a free port on {config.host} ({exc.strerror})", param="port"
+        ) from exc
+    return listening
+
+
+async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> None:
+    """Serves until `stop` is set, then drains: open answers get `shutdown_timeout_s` to end. Closes `listening`.
+
+    ConfigError if a port is taken or a certificate can't be used.
+    """
+    config = proxy.settings.config
+    tls = client_tls(config)
+    if proxy.siblings.leads:
+        proxy.listener.open()
+    app = create_app(proxy)
+    edge = Edge(app, config, proxy.drain)
+    is_direct = config.data_plane is DataPlane.DIRECT and tls is None
+    direct = Direct(edge, proxy.turns, config) if is_direct else None
+    connections = Connections(Stock(edge, config), direct, config, tls, proxy.state.now)
+    if proxy.siblings.peers:
+        connections.leave_some()
+    proxy.state.metrics.watch(connections.gauges)
+    await proxy.siblings.join()
+    await app.startup()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watching = [tasks.create_task(connections.watch())]
+            if tls is not None:
+                watching.append(tasks.create_task(tls.watch()))
+            accepting = tasks.create_task(connections.accept(listening))
+            await stop.wait()
+            accepting.cancel()
+            await asyncio.wait({accepting})
+            listening.close()
+            proxy.drain.begin()
+            await edge.drained(config.shutdown_timeout_s)
+            for task in watching:
+                task.cancel()
+            await connections.close()
+    finally:
+        await app.shutdown()

@@ -1,0 +1,111 @@
+"""A stream's way from its worker to its client, piece by piece as they come, without a task of its own.
+
+While the client takes less than it is sent, the worker is not read; one that falls silent is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from ..errors import LegError
+from ..routing.stream import Streaming
+from ..upstream.answer import END_S
+
+log = logging.getLogger(__name__)
+
+
+class Receiver(Protocol):
+    """The client's side."""
+
+    def send(self, data: bytes, *, is_last: bool = False) -> None: ...
+
+    def fail(self) -> None:
+        """The stream can't be told to its end."""
+
+
+class Splice:
+    """`start` once; `pause`, `resume` and `abandon` as the client has it."""
+
+    def __init__(self, stream: Streaming, receiver: Receiver, loop: asyncio.AbstractEventLoop, idle_s: float) -> None:
+        self._stream = stream
+        self._receiver = receiver
+        self._idle_s = idle_s
+        self._loop = loop
+        self._heard_s = self._loop.time()
+        self._watch: asyncio.TimerHandle | None = None
+        self._is_paused = False
+
+    def start(self) -> None:
+        self._receiver.send(self._stream.begin())
+        if self._stream.is_over:
+            self._expect_end()
+        else:
+            self._watch = self._loop.call_later(self._idle_s, self._look)
+        self._stream.answer.hand_on(self)
+        if self._is_paused:  # by the first piece: what had waited behind it has just been taken
+            self._stream.answer.pause()
+
+    def take(self, data: bytes, *, is_last: bool) -> None:
+        """A piece of the worker's answer."""
+        self._heard_s = self._loop.time()
+        try:
+            was_over = self._stream.is_over
+            out = self._stream.feed(data) if data else b""
+            if is_last:
+                out += self._stream.end()
+        except Exception:
+            log.exception("a stream failed")
+            self._receiver.fail()
+            return
+        if is_last:
+            self._stop()
+        elif self._stream.is_over and not was_over:
+            self._expect_end()
+        if out or is_last:
+            self._receiver.send(out, is_last=is_last)
+
+    def fail(self, error: LegError) -> None:
+        """There will be no more of it."""
+        self._stop()
+        try:
+            out = self._stream.fail(error)
+        except Exception:
+            log.exception("a stream failed")
+            self._receiver.fail()
+            return
+        self._receiver.send(out, is_last=True)
+
+    def pause(self) -> None:
+        self._is_paused = True
+        self._stream.answer.pause()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        self._heard_s = self._loop.time()  # what the worker could not send is not its silence
+        self._stream.answer.resume()
+
+    def abandon(self) -> None:
+        self._stop()
+        self._stream.abandon()
+
+    def _look(self) -> None:
+        """One timer for the life of the stream: moving it with each piece would cost more than the piece."""
+        due_s = self._heard_s + self._idle_s
+        if self._stream.answer.is_paused:
+            due_s = self._loop.time() + self._idle_s
+        if due_s > self._loop.time():
+            self._watch = self._loop.call_at(due_s, self._look)
+        else:
+            self._stream.answer.give_up_waiting()
+
+    def _expect_end(self) -> None:
+        """The client has all of it: that the worker ends its message is worth a moment, for the connection's sake."""
+        self._stop()
+        self._watch = self._loop.call_later(min(END_S, self._idle_s), self._stream.answer.give_up_waiting)
+
+    def _stop(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None

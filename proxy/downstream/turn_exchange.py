@@ -1,0 +1,266 @@
+"""One turn over HTTP/1.1: its head checked, its body read, answered by the turn service, its answer written."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+from enum import Enum
+
+from ..errors import BodyTooLarge, PPDError
+from ..openai.request import Endpoint
+from ..openai.stream_relay import broken_off
+from ..routing.router import Reply
+from ..routing.service import Caller, TurnService, error_reply
+from ..routing.stream import Body, Streaming
+from . import response
+from .asgi_edge import EVENT_ENDS, Edge
+from .drain import draining
+from .http1_connection import ClientConnection
+from .request_head import Head
+from .stream_splice import Splice
+
+log = logging.getLogger(__name__)
+
+EVENT_STREAM = "text/event-stream"
+
+
+class _State(Enum):
+    WAITING = "waiting"  # for the answers before this one
+    READING = "reading"  # the request's body
+    ASKING = "asking"  # a task has it
+    STREAMING = "streaming"  # the head of the answer is out
+    OVER = "over"
+
+
+_WAITING, _READING, _ASKING, _STREAMING, _OVER = _State  # an enum's members are slow to look up by their names
+
+
+class TurnExchange:
+    """An `Exchange` of a client connection, and one of the edge's requests under way."""
+
+    is_multiplexed = False
+
+    def __init__(
+        self,
+        connection: ClientConnection,
+        head: Head,
+        endpoint: Endpoint,
+        edge: Edge,
+        service: TurnService,
+        *,
+        body_limit_bytes: int,
+        idle_s: float,
+    ) -> None:
+        self.is_draining = False
+        self._connection = connection
+        self._head: Head | None = head  # until it is read: a stream may be open for long
+        self._is_old, self._may_keep_alive = head.is_old, head.keeps_alive
+        self._endpoint = endpoint
+        self._edge = edge
+        self._service = service
+        self._body_limit_bytes = body_limit_bytes
+        self._idle_s = idle_s
+        self._state = _WAITING
+        self._caller: Caller | None = None
+        self._received: bytes | bytearray = b""  # of the request's body
+        self._is_whole = False  # the request is
+        self._refused: PPDError | None = None  # before `begin`
+        self._task: asyncio.Task[None] | None = None
+        self._splice: Splice | None = None
+        self._body: Body | None = None
+        self._room: asyncio.Event | None = None  # set when the client takes again what it is sent; None: it does
+        self._is_chunked = not head.is_old
+        self._is_event_stream = False
+        self._unsent = b""
+        self._tail = b"\n\n"  # the last bytes of the answer's body
+
+    # -- the request
+
+    def begin(self) -> None:
+        self._state = _READING
+        self._edge.began(self, self._connection.limits)
+        head = self._head
+        assert head is not None, "it begins once"
+        refused = self._refused or self._edge.refusal(
+            self._endpoint, head.target, head.headers, read_bytes=head.read_bytes
+        )
+        if refused is not None:
+            self.refuse(refused)
+            return
+        headers = head.fields
+        try:
+            self._caller = self._service.caller(self._endpoint, headers)
+        except PPDError as exc:
+            self.refuse(exc)
+            return
+        if int(headers.get("content-length", "0")) > self._body_limit_bytes:
+            self.refuse(self._too_large())
+        elif self._is_whole:
+            self._start()
+        elif headers.get("expect", "").lower() == "100-continue" and not head.is_old and not self._received:
+            self._connection.write(response.CONTINUE)
+
+    def take(self, data: bytes) -> None:
+        if self._state is _OVER or self._refused is not None:
+            return
+        if not self._received:
+            self._received = data  # most bodies come in one piece, and need no copy
+        else:
+            if isinstance(self._received, bytes):
+                self._received = bytearray(self._received)
+            self._received += data
+        if len(self._received) > self._body_limit_bytes:
+            self.refuse(self._too_large())
+
+    def taken(self) -> None:
+        self._is_whole = True
+        if self._state is _READING:
+            self._start()
+
+    def _start(self) -> None:
+        self._state, self._head = _ASKING, None
+        self._task = self._connection.loop.create_task(self._answer())
+
+    # -- its answer
+
+    async def _answer(self) -> None:
+        caller, self._caller = self._caller, None
+        assert caller is not None, "it was let in"
+        body, self._received = bytes(self._received), b""
+        try:
+            reply = await self._service.answer(caller, body)
+            if self._state is _OVER:
+                if not isinstance(reply.body, bytes):
+                    reply.body.abandon()
+            elif isinstance(reply.body, bytes):
+                self._reply(reply)
+            else:
+                await self._stream(reply, reply.body)
+        except Exception:
+            log.exception("an answer could not be written")
+            self.fail()
+
+    async def _stream(self, reply: Reply, body: Body) -> None:
+        self._body = body
+        self._state = _STREAMING
+        self._may_keep_alive = self._may_keep_alive and self._is_chunked  # else its end is the connection's
+        self._is_event_stream = reply.content_type.startswith(EVENT_STREAM)
+        self._unsent = self._answer_head(reply, None)  # goes out with the first piece
+        if isinstance(body, Streaming):
+            splice = self._splice = Splice(body, self, self._connection.loop, self._idle_s)
+            if self._room is not None:
+                splice.pause()
+            splice.start()
+            self._connection.lasts()
+            self._task = None  # it ends here: the rest is the splice's
+            return
+        async with aclosing(body.chunks()) as chunks:
+            async for data in chunks:
+                self.send(data)
+                if self._room is not None:
+                    await self._room.wait()
+        body.abandon()
+        self.send(b"", is_last=True)
+
+    # -- its pieces
+
+    def send(self, data: bytes, *, is_last: bool = False) -> None:
+        """More of a body in pieces."""
+        if self._state is not _STREAMING:
+            return
+        self._tail = data[-3:] or self._tail
+        out = response.chunk(data) if self._is_chunked and data else data
+        if is_last and self._is_chunked:
+            out += response.END
+        if self._unsent:
+            out, self._unsent = self._unsent + out, b""
+        self._connection.write(out)
+        if is_last:
+            self._finish()
+
+    def fail(self) -> None:
+        """The connection's end tells the client that its answer is not whole."""
+        self._connection.abort()
+        self._give_up(left=True)
+
+    def refuse(self, error: PPDError) -> None:
+        if self._state is _WAITING:
+            self._refused = self._refused or error
+        elif self._state is _READING:
+            # What follows on the connection is the rest of a body that nobody reads, or no request at all.
+            self.is_draining = self.is_draining or not self._is_whole or self._refused is not None
+            self._reply(error_reply(error))
+
+    def _reply(self, reply: Reply) -> None:
+        assert isinstance(reply.body, bytes), "the answer is whole"
+        self._connection.write(self._answer_head(reply, len(reply.body)) + reply.body)
+        self._finish()
+
+    def _answer_head(self, reply: Reply, size: int | None) -> bytes:
+        headers = (("Content-Type", reply.content_type), *reply.headers.items())
+        connection = response.connection(self._may_keep_alive and not self.is_draining, is_old=self._is_old)
+        return response.head(reply.status, headers, size=size, is_chunked=self._is_chunked, connection=connection)
+
+    # -- its end
+
+    def leave(self) -> None:
+        self._give_up(left=True)
+
+    def cut(self) -> None:
+        """An answer that has not begun becomes a refusal; one under way ends with an event that says so."""
+        self.is_draining = True
+        held = self._held()
+        if self._state in (_READING, _ASKING):
+            self._reply(error_reply(draining()))
+        elif self._state is _STREAMING and self._is_event_stream and self._tail.endswith(EVENT_ENDS):
+            self.send(broken_off(self._endpoint, draining().message, 503), is_last=True)
+        else:
+            self._connection.abort()
+        self._over(left=True)
+        _abandon(*held)
+
+    def pause(self) -> None:
+        self._room = asyncio.Event()
+        if self._splice is not None:
+            self._splice.pause()
+
+    def resume(self) -> None:
+        if self._room is not None:
+            self._room.set()
+            self._room = None
+        if self._splice is not None:
+            self._splice.resume()
+
+    def _finish(self) -> None:
+        self._over(left=False)
+        self._connection.finished(keeps_alive=self._may_keep_alive and not self.is_draining)
+
+    def _give_up(self, *, left: bool) -> None:
+        held = self._held()
+        self._over(left=left)
+        _abandon(*held)
+
+    def _held(self) -> tuple[asyncio.Task[None] | None, Splice | None, Body | None]:
+        return self._task, self._splice, self._body
+
+    def _over(self, *, left: bool) -> None:
+        if self._state is not _OVER:
+            is_begun = self._state is not _WAITING
+            self._state = _OVER
+            if is_begun:
+                self._edge.ended(self, self._connection.limits, left=left)
+        self._received = b""
+        self._task = self._splice = self._body = None  # they hold this exchange: all would wait for the collector
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"the body is larger than {self._body_limit_bytes} bytes")
+
+
+def _abandon(task: asyncio.Task[None] | None, splice: Splice | None, body: Body | None) -> None:
+    if splice is not None:
+        splice.abandon()
+    elif body is not None:
+        body.abandon()
+    if task is not None:
+        task.cancel()

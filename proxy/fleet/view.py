@@ -1,0 +1,106 @@
+"""Workers as a decision sees them: frozen pictures, and what the fleet they make up can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from ..errors import NotFound
+from .worker import TRANSFERS, Load, Role, Worker, WorkerId
+
+
+class WorkerView(msgspec.Struct, frozen=True):
+    """One worker as a decision sees it. A struct: copies of it are made at every step of a turn."""
+
+    worker: Worker
+    name: str  # "D2": what clients and metrics see in place of the address
+    incarnation: str
+    load: Load = Load()
+    inflight: int = 0  # legs of this proxy that run there now
+    queued_prefill_tokens: int = 0  # prompt tokens that this proxy's legs still have to compute there
+    written_tokens: int = 0  # grows by the tokens of KV that this proxy has written there; never starts over
+    heard_s: float = 0.0
+    up: bool = True  # False: a static worker whose probe fails
+    draining: bool = False  # the worker says so
+    held_back: bool = False  # the operator says so
+    configured: Worker | None = None  # as the config or the admin API named it, before anything was probed
+    since_s: float = 0.0  # when it last came, or came back: traffic to it grows from there
+
+    @property
+    def id(self) -> WorkerId:
+        return self.worker.address  # type: ignore[return-value]  # as Worker.id, without its call
+
+    @property
+    def role(self) -> Role:
+        return self.worker.role
+
+    @property
+    def state(self) -> str:
+        return "down" if not self.up else "draining" if self.draining or self.held_back else "up"
+
+    @property
+    def requests(self) -> int:
+        """Requests on the engine: its own count where it is the larger, as other proxies may use it too."""
+        return max(self.inflight, self.load.running + self.load.waiting)
+
+    def takes_turns(self, model: str) -> bool:
+        models = self.worker.models
+        return self.up and not self.draining and not self.held_back and (not models or model in models)
+
+
+Takers = tuple[Sequence[WorkerId], Sequence[WorkerId], Sequence[WorkerId]]
+"""Of one model's turns: P, D and R."""
+
+
+class Fleet(msgspec.Struct, frozen=True):
+    """All workers at one moment, and those of them that take turns of one model, by role, in the order of all."""
+
+    views: Mapping[WorkerId, WorkerView]
+    prefills: Sequence[WorkerView]
+    decodes: Sequence[WorkerView]
+    replicas: Sequence[WorkerView]
+
+    @classmethod
+    def of(cls, views: Mapping[WorkerId, WorkerView], takers: Takers) -> Fleet:
+        prefills, decodes, replicas = takers
+        view_of = views.__getitem__
+        return cls(views, list(map(view_of, prefills)), list(map(view_of, decodes)), list(map(view_of, replicas)))
+
+
+def taking_turns(views: Iterable[WorkerView], model: str) -> Takers:
+    """The workers that take turns of a model."""
+    by_role = {role: list[WorkerId]() for role in Role}
+    for view in views:
+        if view.takes_turns(model):
+            by_role[view.role].append(view.id)
+    return by_role[Role.PREFILL], by_role[Role.DECODE], by_role[Role.REPLICA]
+
+
+def ways_to_serve(views: Iterable[WorkerView]) -> dict[str, bool]:
+    """Which routes the fleet could take now: what `/ready` answers."""
+    able = [view for view in views if view.state == "up"]
+    decodes = [view for view in able if view.role is Role.DECODE]
+    prefills = [view for view in able if view.role is Role.PREFILL]
+    return {
+        "split": any(can_pair(p.worker, d.worker) for p in prefills for d in decodes),
+        "local": bool(decodes),
+        "replica": any(view.role is Role.REPLICA for view in able),
+    }
+
+
+def check_model(model: str, views: Iterable[WorkerView]) -> None:
+    """NotFound where workers are known, up or not, and none of them serves the model."""
+    served = [view.worker.models for view in views]
+    if served and not any(not models or model in models for models in served):
+        raise NotFound(f"model {model!r} is not served here", param="model", code="model_not_found")
+
+
+def can_pair(prefill: Worker, decode: Worker) -> bool:
+    """KV moves only between engines with one connector and, where both are known, one version and a shared model."""
+    if prefill.connector not in TRANSFERS or prefill.connector != decode.connector or prefill.engine != decode.engine:
+        return False
+    if prefill.engine_version != decode.engine_version and prefill.engine_version and decode.engine_version:
+        return False
+    theirs, ours = prefill.models, decode.models
+    return theirs == ours or not theirs or not ours or not set(theirs).isdisjoint(ours)

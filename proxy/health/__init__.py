@@ -1,0 +1,1 @@
+"""Which workers to leave alone for now, and who finds out when they are well again."""

@@ -1,0 +1,294 @@
+"""What a worker's answer says: token counts, how it ended, and what it wrote, read from events or from a whole body.
+
+`AnswerObserver` sees every event's data and keeps an `AnswerSummary` up to date; the text and the tool calls of the
+first choice go to an `AnswerSink`. Shapes are OpenAI's and Anthropic's as vLLM fills them; what cannot be read is
+counted and never raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from ..errors import error_body
+from .answer_shapes import (
+    AnthropicMessage,
+    Block,
+    BlockDelta,
+    Choice,
+    Chunk,
+    Error,
+    Function,
+    MessagesEvent,
+    Response,
+    ResponsesEvent,
+    Usage,
+    usage_of,
+)
+from .request import Endpoint
+
+DONE = b"[DONE]"
+
+_RESPONSES, _MESSAGES = Endpoint.RESPONSES, Endpoint.MESSAGES  # slow to look up by their names, once a turn
+
+
+class AnswerSink(Protocol):
+    """Takes what the first choice says, piece by piece or at once."""
+
+    def add_text(self, text: str) -> None: ...
+
+    def add_tool_call(self, index: int, id: str | None, name: str | None, arguments: str) -> None:
+        """One piece of the call at `index`; indexes grow and may have gaps, arguments are pieces of a JSON text."""
+
+    def add_reasoning(self) -> None:
+        """Some reasoning came, for the first time or again; its text is for nobody here."""
+
+
+class AnswerSummary(msgspec.Struct):
+    """What is known of an answer so far; token counts as the worker says them, None until it does."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    response_id: str | None = None
+    events: int = 0  # with data, readable or not; comments and [DONE] do not count
+    undecodable: int = 0
+    first_token_seen: bool = False  # text, reasoning, refusal or a tool call
+    error: bytes | None = None  # the error that the worker sent, as {"error": {...}}
+    ended: bool = False  # the stream's own terminator, or a whole body, has come
+
+    @property
+    def completed(self) -> bool:
+        """Whether the answer is all there: ended, and not by an error."""
+        return self.ended and self.error is None
+
+
+_CHUNK = msgspec.json.Decoder(Chunk)
+_BODY = msgspec.json.Decoder(Response)
+_RESPONSES_EVENT = msgspec.json.Decoder(ResponsesEvent)
+_MESSAGE_BODY = msgspec.json.Decoder(AnthropicMessage)
+_MESSAGES_EVENT = msgspec.json.Decoder(MessagesEvent)
+
+_REASONING_DELTAS = frozenset(("response.reasoning_text.delta", "response.reasoning_summary_text.delta"))
+_WRITTEN_DELTAS = frozenset(
+    (
+        "response.refusal.delta",
+        "response.mcp_call_arguments.delta",
+        "response.code_interpreter_call_code.delta",
+    )
+)
+_LAST_EVENTS = frozenset(("response.completed", "response.incomplete", "response.failed"))
+
+
+class AnswerObserver:
+    """Reads one answer; `summary` is one object, updated in place."""
+
+    def __init__(self, endpoint: Endpoint, sink: AnswerSink | None = None) -> None:
+        self.summary = AnswerSummary()
+        self._sink = sink
+        self._ends_with_done = False
+        # Unbound: an observer that held itself would be left to the garbage collector, one or two for each turn.
+        self._event: _Read
+        self._body: _Read
+        if endpoint is _RESPONSES:
+            self._event, self._body = AnswerObserver._responses_event, AnswerObserver._response_body
+        elif endpoint is _MESSAGES:
+            self._event, self._body = AnswerObserver._messages_event, AnswerObserver._message_body
+        else:
+            self._event = self._body = AnswerObserver._chunk
+            self._ends_with_done = True
+
+    def observe(self, data: bytes) -> None:
+        """One event's data."""
+        if data == DONE:
+            self.summary.ended = self.summary.ended or self._ends_with_done
+            return
+        self.summary.events += 1
+        self._read(self._event, data)
+
+    def observe_text(self, text: str) -> None:
+        """One event that brings this text to the first choice, and nothing else."""
+        summary = self.summary
+        summary.events += 1
+        if text:
+            summary.first_token_seen = True
+            if self._sink is not None:
+                self._sink.add_text(text)
+
+    def observe_body(self, body: bytes) -> None:
+        """A whole answer, not streamed."""
+        self.summary.events += 1
+        self.summary.ended = self._read(self._body, body)
+
+    def _read(self, read: _Read, data: bytes) -> bool:
+        try:
+            read(self, data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self.summary.undecodable += 1
+            return False
+        return True
+
+    # Chat and completions
+
+    def _chunk(self, data: bytes) -> None:
+        chunk = _CHUNK.decode(data)
+        if chunk.error is not None:
+            self._fail(data)
+        elif chunk.object == "error":  # vLLM 0.9: the error's members at the top level
+            self._fail(b'{"error":' + data + b"}")
+        if chunk.usage is not None:
+            self._count(chunk.usage)
+        if self.summary.response_id is None:
+            self.summary.response_id = chunk.id
+        for choice in chunk.choices or ():
+            if choice.index == 0:
+                self._choice(choice)
+
+    def _choice(self, choice: Choice) -> None:
+        self.summary.finish_reason = choice.finish_reason or self.summary.finish_reason
+        if choice.text:
+            self._text(choice.text)
+        message = choice.delta or choice.message
+        if message is None:
+            return
+        self._text(message.content)
+        if message.reasoning or message.reasoning_content:
+            self._reasoning()
+        if message.refusal:
+            self.summary.first_token_seen = True
+        for position, call in enumerate(message.tool_calls or ()):
+            function = call.function or Function()
+            index = position if call.index is None else call.index
+            self._tool_call(index, call.id, function.name, function.arguments or "")
+
+    # Responses
+
+    def _responses_event(self, data: bytes) -> None:
+        event = _RESPONSES_EVENT.decode(data)
+        if event.type == "response.output_text.delta":
+            self._text(event.delta)
+        elif event.type == "response.function_call_arguments.delta":
+            self._tool_call(event.output_index, None, None, event.delta or "")
+        elif event.type == "response.output_item.added":
+            if event.item is not None and event.item.type == "function_call":
+                self._tool_call(event.output_index, event.item.call_id, event.item.name, "")
+        elif event.type in _REASONING_DELTAS:
+            self._reasoning()
+        elif event.type in _WRITTEN_DELTAS:
+            self.summary.first_token_seen = True
+        elif event.type == "error":
+            self._fail(error_body(event.message or "", "upstream_error", event.code))
+        elif event.error is not None:
+            self._fail(data)
+        if event.response is not None:
+            self._response(event.response)
+            self.summary.ended = self.summary.ended or event.type in _LAST_EVENTS
+
+    def _response_body(self, body: bytes) -> None:
+        response = _BODY.decode(body)
+        for index, item in enumerate(response.output or ()):
+            if item.type == "function_call":
+                self._tool_call(index, item.call_id, item.name, item.arguments or "")
+            elif item.type == "reasoning":
+                self._reasoning()
+            elif item.type == "message":
+                for part in item.content or ():
+                    self._text(part.text)
+        self._response(response)
+
+    def _response(self, response: Response) -> None:
+        self.summary.response_id = response.id or self.summary.response_id
+        if response.usage is not None:
+            self._count(response.usage)
+        incomplete = response.incomplete_details.reason if response.incomplete_details is not None else None
+        if response.status not in (None, "queued", "in_progress"):
+            self.summary.finish_reason = incomplete or response.status
+        if response.error is not None or response.status == "failed":
+            error = response.error or Error()
+            self._fail(error_body(error.message or "", error.type or "upstream_error", error.code))
+
+    # Messages
+
+    def _messages_event(self, data: bytes) -> None:
+        event = _MESSAGES_EVENT.decode(data)
+        if event.error is not None:
+            self._fail(data)
+        if event.message is not None:
+            self._message(event.message)
+        if event.usage is not None:
+            self._count(event.usage)
+        if event.content_block is not None:
+            self._block(event.index, event.content_block, "")
+        if event.delta is not None:
+            self._block_delta(event.index, event.delta)
+        if event.type == "message_stop":
+            self.summary.ended = True
+
+    def _block_delta(self, index: int, delta: BlockDelta) -> None:
+        self.summary.finish_reason = delta.stop_reason or self.summary.finish_reason
+        self._text(delta.text)
+        if delta.thinking:
+            self._reasoning()
+        if delta.partial_json is not None:
+            self._tool_call(index, None, None, delta.partial_json)
+
+    def _message_body(self, body: bytes) -> None:
+        message = _MESSAGE_BODY.decode(body)
+        if message.error is not None:
+            self._fail(body)
+        for index, block in enumerate(message.content or ()):
+            self._block(index, block, bytes(block.input).decode())
+        self._message(message)
+
+    def _message(self, message: AnthropicMessage) -> None:
+        self.summary.response_id = message.id or self.summary.response_id
+        self.summary.finish_reason = message.stop_reason or self.summary.finish_reason
+        if message.usage is not None:
+            self._count(message.usage)
+
+    def _block(self, index: int, block: Block, arguments: str) -> None:
+        """`arguments`: "" in a stream, where the block's `input` is a placeholder and the text comes in deltas."""
+        if block.type == "tool_use":
+            self._tool_call(index, block.id, block.name, arguments)
+        elif block.thinking:
+            self._reasoning()
+        else:
+            self._text(block.text)
+
+    # What they have in common
+
+    def _text(self, text: str | None) -> None:
+        if text:
+            self.summary.first_token_seen = True
+            if self._sink is not None:
+                self._sink.add_text(text)
+
+    def _reasoning(self) -> None:
+        self.summary.first_token_seen = True
+        if self._sink is not None:
+            self._sink.add_reasoning()
+
+    def _tool_call(self, index: int, id: str | None, name: str | None, arguments: str) -> None:
+        self.summary.first_token_seen = True
+        if self._sink is not None:
+            self._sink.add_tool_call(index, id, name, arguments)
+
+    def _count(self, usage: Usage) -> None:
+        """Later counts win, each by itself: Messages tells the prompt first and the completion last."""
+        counts, summary = usage_of(usage), self.summary
+        if counts.prompt_tokens is not None:
+            summary.prompt_tokens = counts.prompt_tokens
+        if counts.completion_tokens is not None:
+            summary.completion_tokens = counts.completion_tokens
+        if counts.cached_tokens is not None:
+            summary.cached_tokens = counts.cached_tokens
+
+    def _fail(self, error: bytes) -> None:
+        if self.summary.error is None:
+            self.summary.error = error
+
+
+_Read = Callable[[AnswerObserver, bytes], None]

@@ -1,0 +1,231 @@
+"""A list of prompts as turns of their own, and their answers as one. Pure: the caller runs the turns.
+
+`/v1/completions` takes k prompts at once, and an engine answers them as one request, with one handoff: the other
+prompts' KV would stay pinned on P. So each prompt becomes a request with all else that the client asked for, and the
+answers are put together as an engine would have written them:
+
+* Choice j of prompt i has the index i * n + j, n being the choices of each prompt.
+* `id`, `created` and `model` are those of the answer, or of the event, that is the first.
+* `usage` is the sum, where every answer has one. Usage in each chunk of a stream stays as it came: vLLM counts there
+  what one choice has, also in a list.
+* `metrics` go, as vLLM leaves them out where they belong to several prompts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import msgspec
+
+from ..connectors.leg import decoded, encoded, members
+from ..errors import BodyTooLarge, PPDError, RequestError
+from .answer import DONE
+from .request import Endpoint, Fields, Request
+from .sse import EventSplitter, Fragment, event_data, with_data
+from .stream_relay import BROKE_OFF
+
+LIST_LIMIT = 1024  # prompts in one request: vLLM's own default (VLLM_MAX_COMPLETION_PROMPTS)
+
+_LIST_OF_PROMPTS = re.compile(rb'\[\s*["\[]')  # not a list of token ids, which is one prompt
+_NULL = msgspec.Raw(b"null")
+_FRAME = ("id", "created", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptList:
+    """A request with several prompts."""
+
+    prompts: list[msgspec.Raw]
+    choices: int  # of each prompt
+    others: Fields  # the body's members without the prompts
+
+    def body(self, at: int) -> bytes:
+        """The request of one prompt. It stays a list: an engine takes an empty text in a list only."""
+        return msgspec.json.encode({**self.others, "prompt": [self.prompts[at]]})
+
+
+class BrokenAnswer(PPDError):
+    """An answer that cannot become part of the whole; `event` is the error event that it ended with, if it did."""
+
+    status = 502
+    kind = "upstream_error"
+
+    def __init__(self, message: str = BROKE_OFF, *, event: bytes = b"") -> None:
+        super().__init__(message)
+        self.event = event
+
+
+def prompt_list(request: Request, limit_bytes: int) -> PromptList | None:
+    """The prompts of a request that has several; None for any other.
+
+    RequestError for too many. BodyTooLarge where the bodies would hold more than `limit_bytes`: each repeats all
+    members but its prompt.
+    """
+    prompt = request.fields.get("prompt", _NULL)
+    # Prompts as embeddings come before the others in the answer: one engine keeps their order.
+    with_embeddings = request.fields.get("prompt_embeds", _NULL) != _NULL
+    if request.endpoint is not Endpoint.COMPLETIONS or with_embeddings or not _LIST_OF_PROMPTS.match(prompt):
+        return None
+    prompts = msgspec.json.decode(prompt, type=list[msgspec.Raw])
+    if len(prompts) == 1:
+        return None
+    if len(prompts) > LIST_LIMIT:
+        raise RequestError(f"prompt: must be a list of at most {LIST_LIMIT} prompts", param="prompt")
+    others = {name: value for name, value in request.fields.items() if name != "prompt"}
+    size = memoryview(prompt).nbytes + len(prompts) * sum(memoryview(value).nbytes for value in others.values())
+    if size > limit_bytes:
+        raise BodyTooLarge(
+            f"the prompts, each with the members that they share, are larger than {limit_bytes} bytes", param="prompt"
+        )
+    return PromptList(prompts, request.choices // len(prompts), others)
+
+
+# -- whole answers
+
+
+class AnswerMerge:
+    """Answers that are not streamed, in any order, as one of at most `limit_bytes`."""
+
+    def __init__(self, choices: int, limit_bytes: int) -> None:
+        self._choices = choices
+        self._left_bytes = limit_bytes
+        self._answers: dict[int, Fields] = {}
+        self._parts: dict[int, list[Fields]] = {}
+
+    def add(self, at: int, body: bytes) -> None:
+        """The whole answer to prompt `at`; BrokenAnswer if it lacks choices, or all are too long."""
+        self._left_bytes -= len(body)
+        if self._left_bytes < 0:
+            raise BrokenAnswer("the answers to the prompts are too long")
+        answer = members(msgspec.Raw(body)) or {}
+        choices = _renumbered(answer.pop("choices", _NULL), at, self._choices) or {}
+        if len(choices) != self._choices:
+            raise BrokenAnswer
+        self._answers[at] = answer
+        self._parts[at] = [choice for _, choice in sorted(choices.items())]
+
+    def whole(self) -> bytes:
+        """All answers as one."""
+        positions = sorted(self._answers)
+        merged = dict(self._answers[positions[0]])
+        merged.pop("metrics", None)
+        merged["choices"] = encoded([choice for at in positions for choice in self._parts[at]])
+        merged["usage"] = encoded(_total([answer.get("usage", _NULL) for answer in self._answers.values()]))
+        return msgspec.json.encode(merged)
+
+
+# -- streams
+
+
+class StreamMerge:
+    """Streams as one: events in the order in which they come, one usage, one end."""
+
+    def __init__(self, count: int, choices: int) -> None:
+        self._count = count
+        self._choices = choices
+        self._frame: Fields = {}
+        self._usages: list[msgspec.Raw] = []
+        self._usage_chunk: Fields = {}
+
+    def part(self, at: int) -> StreamPart:
+        """The stream of prompt `at`."""
+        return StreamPart(self, at)
+
+    def end(self) -> bytes:
+        """The last events, once every stream has ended."""
+        usage = _total(self._usages) if len(self._usages) == self._count else None
+        end = b"data: " + DONE + b"\n\n"
+        if usage is None:
+            return end
+        return b"data: " + msgspec.json.encode({**self._usage_chunk, "usage": usage}) + b"\n\n" + end
+
+    def merged(self, at: int, chunk: Fields) -> bytes | None:
+        """A chunk as one of the whole's; None for the usage of one prompt. BrokenAnswer where it has no place."""
+        self._frame = self._frame or {name: chunk[name] for name in _FRAME if name in chunk}
+        choices = _renumbered(chunk.get("choices", _NULL), at, self._choices)
+        if choices is None:
+            raise BrokenAnswer
+        chunk |= self._frame
+        if not choices and chunk.get("usage", _NULL) != _NULL:
+            self._usages.append(chunk["usage"])
+            chunk.pop("metrics", None)
+            self._usage_chunk = chunk
+            return None
+        return msgspec.json.encode({**chunk, "choices": list(choices.values())})
+
+
+class StreamPart:
+    """One prompt's stream. What a client could take for another prompt's answer never gets through."""
+
+    def __init__(self, merge: StreamMerge, at: int) -> None:
+        self._merge = merge
+        self._at = at
+        self._splitter = EventSplitter()
+        self._has_ended = False
+
+    def feed(self, data: bytes) -> bytes:
+        """What goes to the client now; BrokenAnswer for an error event, and for one that can't be read."""
+        return b"".join([self._event(event) for event in self._splitter.feed(data)])
+
+    def end(self) -> None:
+        """The stream's end of file; BrokenAnswer if it came before its last event."""
+        if not self._has_ended:
+            raise BrokenAnswer
+
+    def _event(self, event: bytes) -> bytes:
+        if type(event) is Fragment:
+            raise BrokenAnswer
+        data = event_data(event)
+        self._has_ended = self._has_ended or data == DONE
+        if self._has_ended:
+            return b""
+        if data is None:
+            return event
+        chunk = members(msgspec.Raw(data))
+        if chunk is None:
+            raise BrokenAnswer
+        if _is_error(chunk):
+            raise BrokenAnswer(event=event)
+        merged = self._merge.merged(self._at, chunk)
+        return b"" if merged is None else with_data(event, merged)
+
+
+def _is_error(chunk: Fields) -> bool:
+    """vLLM 0.9 has the error's members at the top level."""
+    return chunk.get("error", _NULL) != _NULL or decoded(chunk.get("object", _NULL)) == "error"
+
+
+# -- what they have in common
+
+
+def _renumbered(raw: msgspec.Raw, at: int, count: int) -> dict[int, Fields] | None:
+    """The choices of prompt `at`, which has `count`, by their index there; None where they are not such choices."""
+    try:
+        choices = msgspec.json.decode(raw, type=list[Fields])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    found: dict[int, Fields] = {}
+    for choice in choices:
+        index = decoded(choice.get("index", _NULL))
+        if type(index) is not int or not 0 <= index < count or index in found:
+            return None
+        found[index] = choice
+        choice["index"] = encoded(at * count + index)
+    return found
+
+
+def _total(usages: list[msgspec.Raw]) -> Any:
+    """The sum of all counts, by their names at any depth; None where one usage is missing."""
+    counts = [decoded(usage) for usage in usages]
+    return None if None in counts else reduce(_added, counts)
+
+
+def _added(one: Any, other: Any) -> Any:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return {name: _added(one.get(name), other.get(name)) for name in one | other}
+    if isinstance(one, int | float) and isinstance(other, int | float):
+        return one + other
+    return one if other is None else other

@@ -1,0 +1,353 @@
+"""What the model reads, endpoint by endpoint, as the units of a chain.
+
+What counts is what a chat template renders: role, name, text, tool calls and results, media by content. What does not:
+members that are null or absent, `cache_control` (clients move it from turn to turn), ids and states that a server gave
+its own items, and reasoning, which most templates leave out of earlier turns and many clients do not send back.
+A string and a list with that one text are the same content; two texts are never the same as their concatenation.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from functools import partial
+from typing import TypeVar
+
+import msgspec
+from msgspec.json import Decoder, Encoder
+
+from ..errors import RequestError
+from ..sessions.prefix_chain import UNIT_OVERHEAD_BYTES, BlockHash, Chain, Hasher, UnitHash
+from ..sessions.tool_call_hash import CallHash
+
+MEDIA_BYTES = 4096
+"""What one image, sound or file counts in bytes of text, about a thousand tokens; its own size says nothing."""
+
+Members = dict[str, msgspec.Raw]
+Content = str | list[str | Members] | None
+T = TypeVar("T")
+
+_ABSENT = msgspec.Raw(b"")
+_TEXT = frozenset(("text", "input_text", "output_text"))
+_REASONING = frozenset(("reasoning", "thinking", "redacted_thinking"))
+_CALLS = frozenset(("function_call", "custom_tool_call"))
+_SERVERS_OWN = frozenset(("id", "status"))
+_BILLING = "x-anthropic-billing-header"  # new in every request of one client; vLLM drops it from system prompts too
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: msgspec.Raw = _ABSENT
+    input: msgspec.Raw = _ABSENT  # what a custom tool has instead
+
+
+class _ToolCall(msgspec.Struct):
+    id: str | None = None
+    function: _Function | None = None
+    custom: _Function | None = None
+
+
+class _Message(msgspec.Struct, kw_only=True):
+    role: str
+    content: Content = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    function_call: _Function | None = None
+
+
+_ANY: Decoder[object] = Decoder(object)
+_STRING: Decoder[str | None] = Decoder(str | None)
+_FLAG: Decoder[bool | None] = Decoder(bool | None)
+_CONTENT: Decoder[Content] = Decoder(Content)
+_MESSAGES: Decoder[list[_Message]] = Decoder(list[_Message])
+_ITEMS: Decoder[str | list[Members]] = Decoder(str | list[Members])
+_PROMPT: Decoder[str | list[int | str | list[int]] | None] = Decoder(str | list[int | str | list[int]] | None)
+_CANONICAL = Encoder(order="deterministic")
+
+
+def read(decoder: Decoder[T], raw: msgspec.Raw, name: str) -> T:
+    """A member in the form asked for; RequestError names it."""
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise RequestError(f"{name}: {exc}", param=name) from exc
+
+
+class _Units:
+    """Collects the units of one prompt."""
+
+    def __init__(self, hasher: Hasher, seed: int, size: int) -> None:
+        self._hasher = hasher
+        self._key = seed
+        self._size = size
+        self._unit: UnitHash | None = None
+        self.keys: list[int] = []
+        self.ends: list[int] = []
+
+    def begin(self, role: str, name: str | None = None, call_id: str | None = None) -> UnitHash:
+        self._close()
+        self._unit = UnitHash(self._hasher, self._key, role, name or "", call_id or "")
+        return self._unit
+
+    def chain(self) -> Chain:
+        self._close()
+        return Chain(tuple(self.keys), tuple(self.ends), self._hasher)
+
+    def _close(self) -> None:
+        if self._unit is not None:
+            self._key = self._unit.key()
+            self._size += self._unit.size
+            self._unit = None
+            self.keys.append(self._key)
+            self.ends.append(self._size)
+
+
+# -- the four endpoints
+
+
+def seed_of(hasher: Hasher, scope: int, salt: str, rendered: Mapping[str, msgspec.Raw]) -> tuple[int, int]:
+    """The key before the first unit, and the bytes of what is rendered there."""
+    if not salt and not rendered:
+        return hasher.usual_key(b"S", "", previous=scope), 0  # usual: of what clients send, nothing is kept
+    parts: list[str | bytes] = [salt]
+    size = 0
+    for name, raw in rendered.items():
+        value, value_size = hasher.once(bytes(raw), partial(_canonical, name))
+        if value_size:
+            parts += (name, f"{value:x}")
+            size += value_size
+    return hasher.key(b"S", *parts, previous=scope), size
+
+
+def _canonical(name: str, raw: bytes) -> bytes:
+    """What a member comes to when it is rendered; nothing if it says nothing."""
+    value = _pruned(read(_ANY, msgspec.Raw(raw), name))
+    return b"" if value is None or value in ([], {}) else _CANONICAL.encode(value)
+
+
+def system_of(hasher: Hasher, seed: int, size: int, raw: msgspec.Raw | None, name: str) -> tuple[int, int]:
+    """The same with a system prompt that is not one of the messages."""
+    content = None if raw is None else read(_CONTENT, raw, name)
+    if not content:
+        return seed, size
+    unit = UnitHash(hasher, seed, "system")
+    _add_content(hasher, unit, content, system=True)
+    return unit.key(), size + unit.size
+
+
+def chat(hasher: Hasher, seed: int, size: int, raw: msgspec.Raw, *, prefills: bool) -> Chain:
+    """`messages` of chat completions and of Anthropic's Messages.
+
+    prefills: a last message by the assistant is the start of the reply, which the client will echo as one message.
+    """
+    messages = read(_MESSAGES, raw, "messages")
+    if not messages:
+        raise RequestError("messages: must not be empty", param="messages")
+    last = messages[-1]
+    continues = prefills and last.role == "assistant" and not last.tool_calls
+    key, keys, ends = seed, list[int](), list[int]()
+    unit: UnitHash | None = None
+    for message in messages:
+        content = message.content
+        # Nearly all are a text and nothing else.
+        if (
+            type(content) is str
+            and content
+            and not (message.tool_calls or message.function_call)
+            and not (message.role == "system" and content.startswith(_BILLING))
+            and not (continues and message is last)
+        ):
+            text = content.encode("utf-8", "surrogatepass")
+            key = hasher.text_unit(key, message.role, message.name, message.tool_call_id, text)
+            size += UNIT_OVERHEAD_BYTES + len(text)
+        else:
+            unit = _message_unit(hasher, key, message)
+            key = unit.key()
+            size += unit.size
+        keys.append(key)
+        ends.append(size)
+    return Chain(tuple(keys), tuple(ends), hasher, open_unit=unit if continues else None)
+
+
+def _message_unit(hasher: Hasher, previous: int, message: _Message) -> UnitHash:
+    unit = UnitHash(hasher, previous, message.role, message.name or "", message.tool_call_id or "")
+    _add_content(hasher, unit, message.content, system=message.role == "system")
+    for call in message.tool_calls or ():
+        _add_call(hasher, unit, call.id, call.function or call.custom)
+    if message.function_call is not None:
+        _add_call(hasher, unit, None, message.function_call)
+    return unit
+
+
+def responses(hasher: Hasher, seed: int, size: int, raw: msgspec.Raw, previous: int | None) -> Chain:
+    """`input` of Responses; `previous` is the key of the stored response that it continues."""
+    items = read(_ITEMS, raw, "input")
+    units = _Units(hasher, seed if previous is None else previous, size)
+    if previous is not None:
+        units.keys.append(previous)
+        units.ends.append(0)
+    if isinstance(items, str):
+        units.begin("user").add_text(items)
+    elif not items:
+        raise RequestError("input: must not be empty", param="input")
+    else:
+        for item in items:
+            _add_item(hasher, units, item)
+    chain = units.chain()
+    if len(chain.keys) == (previous is not None):  # only reasoning: still a prompt of its own
+        units.begin("")
+        chain = units.chain()
+    return chain
+
+
+def completions(hasher: Hasher, seed: int, raw: msgspec.Raw) -> tuple[Chain, int]:
+    """`prompt` of completions, and how many prompts it holds. Several at once are one unit: known only as a whole."""
+    prompt = read(_PROMPT, raw, "prompt")
+    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+    prompts: list[object] = [*prompt] if isinstance(prompt, list) and several else [prompt]
+    data = [_prompt_bytes(one) for one in prompts]
+    if len(data) == 1:
+        kind, text = data[0]
+        blocks = BlockHash(hasher, hasher.key(b"P", f"{seed:x}", kind))
+        blocks.add(text)
+        tail = text[blocks.ends[-1] :]
+        return Chain(tuple(blocks.keys), tuple(blocks.ends), hasher, text, tail, is_text=kind == "text"), 1
+    keys = [hasher.key(b"P", kind, f"{len(text):x}", text) for kind, text in data]
+    whole = hasher.key(b"P", f"{seed:x}", *(f"{key:x}" for key in keys))
+    return Chain((whole,), (sum(len(text) for _, text in data),), hasher), len(data)
+
+
+def embeddings(hasher: Hasher, seed: int, raw: msgspec.Raw) -> Chain:
+    """A prompt given as embeddings: known only as a whole."""
+    key = hasher.key(b"E", f"{seed:x}", _CANONICAL.encode(read(_ANY, raw, "prompt_embeds")))
+    return Chain((key,), (MEDIA_BYTES,), hasher)
+
+
+def first_user_text(raw: msgspec.Raw, name: str) -> str | None:
+    """The text of the first message by a user; None if there is none."""
+    items = read(_ITEMS, raw, name)
+    if isinstance(items, str):
+        return items
+    for item in items:
+        if _string(item, "role") == "user":
+            content = _content(item, "content")
+            if isinstance(content, str):
+                return content
+            return "\n".join(text for part in content or () if (text := _part_text(part)))
+    return None
+
+
+# -- their pieces
+
+
+def _prompt_bytes(prompt: object) -> tuple[str, bytes]:
+    """What kind of prompt it is, and four bytes a token id or the text's UTF-8."""
+    if isinstance(prompt, str):
+        return "text", prompt.encode()
+    if isinstance(prompt, list) and prompt:
+        try:
+            return "ids", struct.pack(f"<{len(prompt)}I", *prompt)
+        except struct.error as exc:
+            raise RequestError("prompt: token ids must be integers from 0 to 2**32 - 1", param="prompt") from exc
+    raise RequestError("prompt: must be text, token ids, or a list of either, and not empty", param="prompt")
+
+
+def _add_content(hasher: Hasher, unit: UnitHash, content: Content, *, system: bool = False) -> None:
+    for part in (content,) if isinstance(content, str) else content or ():
+        unit.begin_text()
+        if (text := _part_text(part)) is not None:
+            if not (system and text.startswith(_BILLING)):
+                unit.add_text(text)
+        elif not isinstance(part, str):
+            _add_part(hasher, unit, part)
+
+
+def _part_text(part: str | Members) -> str | None:
+    """The text of a text part, "" for one that is not read; None for any other part."""
+    if isinstance(part, str):
+        return part
+    kind = _string(part, "type")
+    if kind in _REASONING:
+        return ""
+    if kind in _TEXT or (kind is None and "text" in part):
+        return _string(part, "text") or ""
+    return None
+
+
+def _add_part(hasher: Hasher, unit: UnitHash, part: Members) -> None:
+    match _string(part, "type"):
+        case "tool_use":
+            call = _Function(_string(part, "name"), part.get("input", _ABSENT))
+            _add_call(hasher, unit, _string(part, "id"), call)
+        case "tool_result":
+            failed = "is_error" in part and read(_FLAG, part["is_error"], "is_error")
+            result = UnitHash(hasher, 0, "tool", "error" if failed else "", _string(part, "tool_use_id") or "")
+            _add_content(hasher, result, _content(part, "content"))
+            unit.add_part(b"R", result.key(), result.size)
+        case _:
+            _add_opaque(hasher, unit, part)
+
+
+def _add_opaque(hasher: Hasher, unit: UnitHash, part: Members) -> None:
+    """Media, and whatever else is known by its members only."""
+    members = {name: value for name, raw in part.items() if (value := _pruned(read(_ANY, raw, name))) is not None}
+    image = members.get("image_url")
+    if isinstance(image, dict):  # the two ways to write one image
+        members = {**members, **image, "image_url": image.get("url")}
+        members.pop("url", None)
+    if members.get("detail") == "auto":
+        del members["detail"]
+    members.pop("cache_control", None)
+    text = _CANONICAL.encode(members)
+    unit.add_part(b"M", hasher.key(b"M", text), min(len(text), MEDIA_BYTES))
+
+
+def _add_call(hasher: Hasher, unit: UnitHash, id: str | None, function: _Function | None) -> None:
+    function = function or _Function()
+    call = CallHash(hasher, id, function.name)
+    raw = bytes(function.arguments) or bytes(function.input)
+    if raw.startswith(b'"'):
+        call.add(read(_STRING, msgspec.Raw(raw), "arguments") or "")
+    elif raw not in (b"", b"null"):
+        read(_ANY, msgspec.Raw(raw), "arguments")
+        call.add(raw.decode())
+    unit.add_part(b"C", call.key(), call.size + len(call.name))
+
+
+def _add_item(hasher: Hasher, units: _Units, item: Members) -> None:
+    """One item of a Responses input; reasoning makes no unit."""
+    kind = _string(item, "type") or "message"
+    if kind in _REASONING:
+        return
+    if kind == "message":
+        unit = units.begin(_string(item, "role") or "", _string(item, "name"))
+        _add_content(hasher, unit, _content(item, "content"))
+    elif kind in _CALLS:
+        call = _Function(_string(item, "name"), item.get("arguments", _ABSENT), item.get("input", _ABSENT))
+        _add_call(hasher, units.begin("call"), _string(item, "call_id"), call)
+    elif kind.endswith("_output") and "output" in item:
+        unit = units.begin("tool", call_id=_string(item, "call_id"))
+        _add_content(hasher, unit, _content(item, "output"))
+    else:
+        own = {name: raw for name, raw in item.items() if kind == "item_reference" or name not in _SERVERS_OWN}
+        _add_opaque(hasher, units.begin(kind), own)
+
+
+def _string(members: Members, name: str) -> str | None:
+    return read(_STRING, members[name], name) if name in members else None
+
+
+def _content(members: Members, name: str) -> Content:
+    return read(_CONTENT, members[name], name) if name in members else None
+
+
+def _pruned(value: object) -> object:
+    """Without what makes no difference: null members and cache marks, at any depth."""
+    if isinstance(value, dict):
+        return {
+            name: _pruned(member) for name, member in value.items() if member is not None and name != "cache_control"
+        }
+    if isinstance(value, list):
+        return [_pruned(member) for member in value]
+    return value

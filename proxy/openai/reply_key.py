@@ -1,0 +1,169 @@
+"""The key that a conversation has once the client has sent a reply back, known while the reply still streams.
+
+Next turn's request carries the reply as the client echoes it: an assistant's message, content blocks, output items,
+or simply more text. `ReplyKey` hashes the pieces as they pass in just that form and keeps none of them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ..sessions.prefix_chain import BlockHash, Hasher, Mark, UnitHash, encoded
+from ..sessions.tool_call_hash import CallHash
+from .request import Endpoint, Request
+
+
+class ReplyKey:
+    """The first choice of one reply; feed it what the worker says, in order."""
+
+    __slots__ = ("_form", "add_text", "reasoned")
+
+    def __init__(self, request: Request) -> None:
+        self._form = _form_for(request)
+        self.add_text = self._form.add_text
+        self.reasoned = False  # the model wrote reasoning too, which the next prompt will hardly hold
+
+    def add_tool_call(self, index: int, id: str | None, name: str | None, arguments: str) -> None:
+        """One piece of the call at `index`; `arguments` is a piece of a JSON text."""
+        call = self._form.call(index)
+        call.id, call.name = id or call.id, name or call.name
+        call.add(arguments)
+
+    def add_reasoning(self) -> None:
+        self.reasoned = True
+
+    def key(self) -> Mark | None:
+        """Where the conversation stands if the reply ends here; None if no next request could show it."""
+        return self._form.mark()
+
+
+class _Form(Protocol):
+    """How one endpoint's clients echo a reply."""
+
+    def add_text(self, text: str) -> None:
+        """More of it; never empty."""
+
+    def call(self, index: int) -> CallHash: ...
+
+    def mark(self) -> Mark | None: ...
+
+
+def _form_for(request: Request) -> _Form:
+    chain = request.chain
+    if request.choices > 1 or request.single_engine in ("echo", "prompt_embeds"):
+        return _Unknowable(chain.hasher)
+    if request.endpoint is Endpoint.COMPLETIONS:
+        return _MoreText(chain.hasher, chain.resume()) if chain.is_text else _Unknowable(chain.hasher)
+    if request.endpoint is Endpoint.RESPONSES:
+        return _Items(chain.hasher, chain.keys[-1])
+    unit = chain.open_unit.copy() if chain.open_unit else UnitHash(chain.hasher, chain.keys[-1], "assistant")
+    return _Blocks(chain.hasher, unit) if request.endpoint is Endpoint.MESSAGES else _Message(chain.hasher, unit)
+
+
+class _Message:
+    """Chat: one message whose text is one string, wherever calls came in between, and its calls after it."""
+
+    def __init__(self, hasher: Hasher, unit: UnitHash) -> None:
+        self._hasher = hasher
+        self._unit = unit
+        self._calls: dict[int, CallHash] = {}
+
+    def add_text(self, text: str) -> None:
+        self._unit.add_text(text)
+
+    def call(self, index: int) -> CallHash:
+        if index not in self._calls:
+            self._calls[index] = CallHash(self._hasher)
+        return self._calls[index]
+
+    def mark(self) -> Mark | None:
+        return Mark((self._with_calls() if self._calls else self._unit).key())
+
+    def _with_calls(self) -> UnitHash:
+        unit = self._unit.copy()
+        for _, call in sorted(self._calls.items()):
+            unit.add_part(b"C", call.key(), call.size)
+        return unit
+
+
+class _Blocks(_Message):
+    """Messages: one message of blocks in the order in which they came."""
+
+    def add_text(self, text: str) -> None:
+        if self._calls:
+            self._unit = self._with_calls()
+            self._calls = {}
+        self._unit.add_text(text)
+
+
+class _Items:
+    """Responses: a message item, and an item for each call, in the order in which they came."""
+
+    def __init__(self, hasher: Hasher, key: int) -> None:
+        self._hasher = hasher
+        self._key = key
+        self._text: UnitHash | None = None
+        self._calls: dict[int, CallHash] = {}
+        self._empty = True
+
+    def add_text(self, text: str) -> None:
+        if self._calls:
+            self._key = self._end()
+            self._calls = {}
+            self._text = None
+        if self._text is None:
+            self._text = UnitHash(self._hasher, self._key, "assistant")
+        self._text.add_text(text)
+        self._empty = False
+
+    def call(self, index: int) -> CallHash:
+        self._empty = False
+        if index not in self._calls:
+            self._calls[index] = CallHash(self._hasher)
+        return self._calls[index]
+
+    def mark(self) -> Mark | None:
+        return None if self._empty else Mark(self._end())
+
+    def _end(self) -> int:
+        key = self._key if self._text is None else self._text.key()
+        for _, call in sorted(self._calls.items()):
+            unit = UnitHash(self._hasher, key, "call")
+            unit.add_part(b"C", call.key(), call.size)
+            key = unit.key()
+        return key
+
+
+class _MoreText:
+    """Completions: the prompt goes on with the reply's text."""
+
+    def __init__(self, hasher: Hasher, blocks: BlockHash) -> None:
+        self._hasher = hasher
+        self._blocks = blocks
+        self._empty = True
+
+    def add_text(self, text: str) -> None:
+        self._blocks.add(encoded(text))
+        self._empty = False
+
+    def call(self, index: int) -> CallHash:
+        return CallHash(self._hasher)  # completions have none
+
+    def mark(self) -> Mark | None:
+        return None if self._empty else self._blocks.mark()
+
+
+class _Unknowable:
+    """Several choices, an answer that repeats the prompt, or token ids whose reply comes as text."""
+
+    def __init__(self, hasher: Hasher) -> None:
+        self._hasher = hasher
+
+    def add_text(self, text: str) -> None:
+        pass
+
+    def call(self, index: int) -> CallHash:
+        return CallHash(self._hasher)
+
+    def mark(self) -> Mark | None:
+        return None

@@ -1,0 +1,338 @@
+"""A client's body as a turn: what routing must know of it, and nothing decoded that routing need not know.
+
+Whatever a client sends, the result is a `Request` or one `RequestError` that names the member at fault. Members that
+routing does not read are left for the worker to judge.
+
+Ids that a client may give its conversation, the first that is there counts: headers `X-Session-ID`,
+`X-Session-Affinity`, `X-Correlation-ID`; body members `conversation_id`, `session_id`, `prompt_cache_key`, and
+`conversation` of Responses. `metadata` is not read: what clients put there (a user, an account) spans conversations.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from msgspec.json import Decoder
+from msgspec.structs import replace
+
+from ..config import SessionKey
+from ..errors import RequestError
+from ..sessions.prefix_chain import Chain, Hasher
+from . import body_members, prompts
+from .json_depth import DEPTH_LIMIT, check_depth
+from .prompts import read
+
+Fields = body_members.Fields
+Values = dict[str, Any]  # of members, decoded as `_READ` has it
+
+MODEL_LIMIT = 256  # characters; a name is kept in receipts and repeated in errors
+
+
+class Endpoint(StrEnum):
+    CHAT = "/v1/chat/completions"
+    COMPLETIONS = "/v1/completions"
+    RESPONSES = "/v1/responses"
+    MESSAGES = "/v1/messages"
+
+
+CHOOSING = (Endpoint.CHAT, Endpoint.COMPLETIONS)
+"""Whose clients choose how many answers they get, and whether a stream shows usage."""
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One client request. Sizes are bytes of what the model reads, not of the body."""
+
+    endpoint: Endpoint
+    model: str
+    stream: bool
+    wants_usage: bool  # the client asked for the usage event, or gets usage in any case
+    max_output_tokens: int | None  # the smallest cap that the client gave
+    single_engine: str | None  # why one engine must do all of it: n, echo, ...
+    choices: int
+    prompt_bytes: int
+    fields: Fields  # the body's members as they came, private ones included
+    chain: Chain
+    scope: int  # key of tenant, model and endpoint: ids mean something only inside it
+    label: int | None  # key of the session that the client named, or of the opener
+    explicit_id: str | None
+    previous_response_id: str | None
+    opener: str | None  # MD5 of the first user message, where sessions go by it
+    priority: int | None = None  # vLLM's member: lower is earlier
+
+    def __repr__(self) -> str:
+        return f"Request({self.endpoint}, model={self.model!r}, prompt_bytes={self.prompt_bytes})"  # without the prompt
+
+    def without_prompt(self) -> Request:
+        """The same when no worker will be asked any more: a stream may be open for long, and its body is large."""
+        return replace(self, fields=_NO_FIELDS, chain=self.chain.without_prompt())
+
+    @property
+    def stores_responses(self) -> bool:
+        """Whether a later request can name this one's answer instead of sending the history."""
+        return self.endpoint is Endpoint.RESPONSES
+
+    def response_key(self, response_id: str) -> int:
+        """The chain key of a stored response: prompts that continue it start there."""
+        return self.chain.hasher.key(b"R", f"{self.scope:x}", response_id)
+
+
+_NO_FIELDS: Fields = {}
+_NULL = msgspec.Raw(b"null")
+_TO_FIT = msgspec.Raw(b"-1")
+_BODY: Decoder[Fields] = Decoder(Fields)
+_STRING: Decoder[Any] = Decoder(str | None)
+_FLAG: Decoder[Any] = Decoder(bool | None)
+_NUMBER: Decoder[Any] = Decoder(int | float | None)
+_ID: Decoder[str | int | None] = Decoder(str | int | None)
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class _Conversation(msgspec.Struct):
+    id: str
+
+
+_STREAM_OPTIONS: Decoder[Any] = Decoder(_StreamOptions | None)
+_CONVERSATION: Decoder[str | _Conversation | None] = Decoder(str | _Conversation | None)
+
+_ID_HEADERS = ("x-session-id", "x-session-affinity", "x-correlation-id")
+_ID_MEMBERS = ("conversation_id", "session_id", "prompt_cache_key")
+_NAMING = frozenset((*_ID_MEMBERS, "conversation"))
+_CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_TEMPLATE = ("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "media_io_kwargs")
+
+# What else routing reads, and as what. Members are decoded as they are met: a body has few of those that it may have.
+_EVERYWHERE = {
+    **dict.fromkeys(("model", "cache_salt"), _STRING),
+    **dict.fromkeys((*_CAPS, "priority"), _NUMBER),
+    "stream": _FLAG,
+}
+_OPENAI = {
+    **_EVERYWHERE,
+    **dict.fromkeys(("n", "best_of"), _NUMBER),
+    **dict.fromkeys(("use_beam_search", "echo", "continue_final_message"), _FLAG),
+    "stream_options": _STREAM_OPTIONS,
+}
+_READ: dict[Endpoint, dict[str, Decoder[Any]]] = {
+    Endpoint.CHAT: _OPENAI,
+    Endpoint.COMPLETIONS: {name: kind for name, kind in _OPENAI.items() if name != "continue_final_message"},
+    Endpoint.RESPONSES: {**_EVERYWHERE, **dict.fromkeys(("previous_response_id", "truncation"), _STRING)},
+    Endpoint.MESSAGES: _EVERYWHERE,
+}
+
+# What is rendered before the messages, or changes how all of them are. `tool_choice` and `response_format` guide the
+# sampling only; `add_generation_prompt` and `continue_final_message` touch the end of the prompt, not its start.
+_RENDERED = {
+    Endpoint.CHAT: ("tools", "functions", "reasoning_effort", "add_special_tokens", *_TEMPLATE),
+    Endpoint.COMPLETIONS: ("suffix", "add_special_tokens"),
+    Endpoint.RESPONSES: ("tools", "prompt", "reasoning", *_TEMPLATE),
+    Endpoint.MESSAGES: ("tools", *_TEMPLATE),
+}
+_RENDERED_ANYWHERE = frozenset(name for names in _RENDERED.values() for name in names)
+
+
+def parse_request(
+    endpoint: Endpoint,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    tenant: str,
+    hasher: Hasher,
+    session_key: SessionKey,
+    depth_limit: int = DEPTH_LIMIT,
+) -> Request:
+    """The turn in a body; RequestError (400) if it is none. `headers`: names in lower case, or case ignored."""
+    check_depth(body, depth_limit)
+    try:
+        fields = body_members.Members(_BODY.decode(body), body)
+        return _request(endpoint, fields, headers, tenant, hasher, session_key)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise RequestError(f"the body is not a JSON object: {exc}") from exc
+    except RecursionError:
+        raise RequestError("the body is nested too deeply") from None
+
+
+def _request(
+    endpoint: Endpoint,
+    fields: Fields,
+    headers: Mapping[str, str],
+    tenant: str,
+    hasher: Hasher,
+    session_key: SessionKey,
+) -> Request:
+    kinds = _READ[endpoint]
+    values = {name: read(kinds[name], raw, name) for name, raw in fields.items() if name in kinds}
+    model = _model(values)
+    scope = hasher.usual_key(b"D", tenant, model, endpoint)
+    chain, prompt_count = _chain(endpoint, fields, values, hasher, scope)
+    choices = prompt_count * _count(values, "n")
+    opener = _opener(endpoint, fields) if session_key is SessionKey.FIRST_USER_MESSAGE else None
+    explicit_id = _explicit_id(endpoint, fields, headers)
+    named = opener or explicit_id
+    return Request(
+        endpoint=endpoint,
+        model=model,
+        stream=bool(values.get("stream")),
+        wants_usage=_wants_usage(endpoint, values),
+        max_output_tokens=min(_caps(values), default=None),
+        single_engine=_single_engine(endpoint, fields, values, choices > prompt_count),
+        choices=choices,
+        prompt_bytes=chain.size,
+        fields=fields,
+        chain=chain,
+        scope=scope,
+        label=hasher.key(b"I", f"{scope:x}", "opener" if opener else "id", named) if named else None,
+        explicit_id=explicit_id,
+        previous_response_id=values.get("previous_response_id"),
+        opener=opener,
+        priority=_priority(values),
+    )
+
+
+def _model(values: Values) -> str:
+    model: str | None = values.get("model")
+    if not model:
+        raise RequestError("model: is missing", param="model")
+    if len(model) > MODEL_LIMIT:
+        raise RequestError(f"model: must be a name of at most {MODEL_LIMIT} characters", param="model")
+    return model
+
+
+def _chain(endpoint: Endpoint, fields: Fields, values: Values, hasher: Hasher, scope: int) -> tuple[Chain, int]:
+    """The prompt's chain, and how many prompts the request holds."""
+    rendered: Fields = {}
+    if not _RENDERED_ANYWHERE.isdisjoint(fields):
+        rendered = {name: fields[name] for name in _RENDERED[endpoint] if name in fields}
+    seed, size = prompts.seed_of(hasher, scope, values.get("cache_salt") or "", rendered)
+    if endpoint is Endpoint.COMPLETIONS:
+        if not _given(fields, "prompt") and _given(fields, "prompt_embeds"):
+            return prompts.embeddings(hasher, seed, fields["prompt_embeds"]), 1
+        return prompts.completions(hasher, seed, _required(fields, "prompt"))
+    if endpoint is Endpoint.RESPONSES:
+        seed, size = prompts.system_of(hasher, seed, size, fields.get("instructions"), "instructions")
+        previous = values.get("previous_response_id")
+        stored = None if previous is None else hasher.key(b"R", f"{scope:x}", previous)
+        return prompts.responses(hasher, seed, size, _required(fields, "input"), stored), 1
+    if endpoint is Endpoint.MESSAGES:
+        seed, size = prompts.system_of(hasher, seed, size, fields.get("system"), "system")
+    prefills = endpoint is Endpoint.MESSAGES or bool(values.get("continue_final_message"))
+    return prompts.chat(hasher, seed, size, _required(fields, "messages"), prefills=prefills), 1
+
+
+def _explicit_id(endpoint: Endpoint, fields: Fields, headers: Mapping[str, str]) -> str | None:
+    for name in _ID_HEADERS:
+        if given := headers.get(name):
+            return given
+    if _NAMING.isdisjoint(fields):
+        return None
+    for name in _ID_MEMBERS:
+        value = read(_ID, fields[name], name) if name in fields else None
+        if value not in (None, ""):
+            return str(value)
+    if endpoint is not Endpoint.RESPONSES or "conversation" not in fields:
+        return None
+    conversation = read(_CONVERSATION, fields["conversation"], "conversation")
+    return conversation.id if isinstance(conversation, _Conversation) else conversation or None
+
+
+def _opener(endpoint: Endpoint, fields: Fields) -> str | None:
+    """MD5, as the paper has it; nothing secret rests on it. A raw prompt grows with each turn and has no opener."""
+    if endpoint is Endpoint.COMPLETIONS:
+        return None
+    name = "input" if endpoint is Endpoint.RESPONSES else "messages"
+    text = prompts.first_user_text(fields[name], name)
+    return None if text is None else hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+
+
+_WANT_ONE_ENGINE = {
+    "n",
+    "best_of",
+    "use_beam_search",
+    "echo",
+    "prompt_logprobs",
+    "prompt_embeds",
+    "truncation",
+    "truncate_prompt_tokens",
+}
+"""All that `_single_engine` reads. Most bodies have none of these, which is found at once."""
+
+
+def _single_engine(endpoint: Endpoint, fields: Fields, values: Values, several: bool) -> str | None:
+    """`several`: each prompt gets more than one choice."""
+    if _WANT_ONE_ENGINE.isdisjoint(fields):
+        return None
+    if endpoint is Endpoint.RESPONSES and values.get("truncation") not in (None, "disabled"):
+        return "truncation"
+    if endpoint not in CHOOSING:
+        return None
+    # -1 fits the prompt to what the output's cap leaves, and P's cap is 1: P and D would see two prompts.
+    if "truncate_prompt_tokens" in fields and fields["truncate_prompt_tokens"] == _TO_FIT:
+        return "truncation"
+    best_of = _count(values, "best_of")
+    if several:
+        return "n"
+    if best_of > 1:
+        return "best_of"
+    if values.get("use_beam_search"):
+        return "beam_search"
+    if _given(fields, "prompt_logprobs"):
+        return "prompt_logprobs"
+    if values.get("echo"):
+        return "echo"
+    return "prompt_embeds" if endpoint is Endpoint.COMPLETIONS and _given(fields, "prompt_embeds") else None
+
+
+def _wants_usage(endpoint: Endpoint, values: Values) -> bool:
+    if endpoint not in CHOOSING:
+        return True
+    options: _StreamOptions | None = values.get("stream_options")
+    return options is not None and bool(options.include_usage)
+
+
+# -- members of the body
+
+
+def _given(fields: Fields, name: str) -> bool:
+    return name in fields and fields[name] != _NULL
+
+
+def _required(fields: Fields, name: str) -> msgspec.Raw:
+    if not _given(fields, name):
+        raise RequestError(f"{name}: is missing", param=name)
+    return fields[name]
+
+
+def _integer(values: Values, name: str) -> int | None:
+    """A count; 10.0 is 10, as the workers' own parsers have it."""
+    value = values.get(name)
+    if value is None:
+        return None
+    if value < 0 or value != int(value):
+        raise RequestError(f"{name}: must be a whole number and not negative", param=name)
+    return int(value)
+
+
+def _caps(values: Values) -> list[int]:
+    return [cap for name in _CAPS if name in values and (cap := _integer(values, name)) is not None]
+
+
+def _priority(values: Values) -> int | None:
+    """Lower is earlier, and may be below 0."""
+    value = values.get("priority")
+    if value is not None and (value != int(value) or abs(value) > 2**53):
+        raise RequestError("priority: must be a whole number", param="priority")
+    return None if value is None else int(value)
+
+
+def _count(values: Values, name: str) -> int:
+    """A number of things, 1 where it is not given."""
+    value = _integer(values, name)
+    if value == 0:
+        raise RequestError(f"{name}: must be at least 1", param=name)
+    return 1 if value is None else value

@@ -1,0 +1,139 @@
+"""The answer's way to the client: bytes as they come, whole events, edited only where they must be.
+
+Pure: the caller reads the worker and writes the client. An event is looked into once, for the observer and for the
+edits; what cannot be read goes through untouched.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..errors import error_body
+from .answer import DONE, AnswerObserver
+from .edits import Dropped, Edits, edited_event
+from .plain_events import PlainEvents
+from .request import Endpoint
+from .sse import EventSplitter, Fragment, event_data, with_data
+
+__all__ = ["Edits", "StreamRelay"]
+
+BROKE_OFF = "the worker's answer broke off before its end"
+_KIND = "upstream_error"
+_BAD_GATEWAY = 502
+
+
+class _ErrorBody(msgspec.Struct):
+    error: msgspec.Raw
+
+
+class StreamRelay:
+    """One streamed answer. `observer` sees every event as the worker wrote it, before the edits."""
+
+    def __init__(self, endpoint: Endpoint, edits: Edits, observer: AnswerObserver) -> None:
+        self._endpoint = endpoint
+        self._edits = edits
+        self._markers = edits.markers()
+        self._observer = observer
+        self._splitter = EventSplitter()
+        self._plain = PlainEvents(endpoint)
+        self._may_pass = True  # between two events, and the worker has told of no error
+        self._is_finished = False
+
+    def passes(self, chunk: bytes) -> bool:
+        """Whether this is one event that brings text and nothing else, as nearly every chunk is: it goes on as it is.
+
+        If so, the observer has seen it, and `feed` must not.
+        """
+        return self._may_pass and self._relays_text(chunk)
+
+    def feed(self, chunk: bytes) -> bytes:
+        """What goes to the client now; b"" while an event is not whole."""
+        if self.passes(chunk):
+            return chunk
+        out = b"".join([self._relay(event) for event in self._splitter.feed(chunk)])
+        self._may_pass = self._splitter.is_empty and self._observer.summary.error is None
+        return out
+
+    def finish(self) -> bytes:
+        """What goes to the client at the worker's end of file: an error event unless the answer had ended."""
+        if self._is_finished:
+            return b""
+        self._is_finished = True
+        tail = self._tail()
+        summary = self._observer.summary
+        if summary.ended or summary.error is not None:
+            return tail
+        return tail + broken_off(self._endpoint)
+
+    def _tail(self) -> bytes:
+        """The last event where only its blank line is missing; half an event would spoil what follows it."""
+        is_cut = self._splitter.in_fragment
+        tail = self._splitter.rest()
+        if is_cut:
+            return tail + b"\n\n"
+        data = event_data(tail)
+        if data is None:
+            return b"" if tail.strip(b"\r\n") else tail
+        if data != DONE and not _is_json(data):
+            return b""
+        event = self._relay(tail)
+        return event if not event or event.endswith((b"\n\n", b"\r\r", b"\n\r")) else event + b"\n\n"
+
+    def _relay(self, event: bytes) -> bytes:
+        if self._observer.summary.error is not None:
+            return b""  # vLLM ends its errors with [DONE], and a client would take what it has for the whole answer
+        if self._relays_text(event):
+            return event
+        if type(event) is Fragment:
+            return event
+        data = event_data(event)
+        if data is None:
+            return event
+        self._observer.observe(data)
+        if self._observer.summary.error is not None and self._edits.inside and self._edits.inside.is_named(data):
+            return broken_off(self._endpoint)
+        if self._plain.is_learning:
+            self._plain.learn(event)
+        for marker in self._markers:
+            if marker in data:
+                return self._edit(event, data)
+        return event
+
+    def _relays_text(self, event: bytes) -> bool:
+        """Observes an event that is text and nothing else."""
+        text = self._plain.text(event)
+        if text is None:
+            return False
+        self._observer.observe_text(text)
+        return True
+
+    def _edit(self, event: bytes, data: bytes) -> bytes:
+        new = edited_event(self._endpoint, data, self._edits)
+        if new is None:
+            return event
+        return b"" if isinstance(new, Dropped) else with_data(event, new)
+
+
+def broken_off(endpoint: Endpoint, why: str = BROKE_OFF, code: int = _BAD_GATEWAY) -> bytes:
+    """The event that tells a client that its answer is not whole: each endpoint's clients raise on theirs.
+
+    No terminator follows, so that nobody takes what came for the whole answer.
+    """
+    if endpoint is Endpoint.MESSAGES:
+        error = {"type": "error", "error": {"type": "api_error", "message": why}}
+        return b"event: error\ndata: " + msgspec.json.encode(error) + b"\n\n"
+    body = error_body(why, _KIND, code)
+    if endpoint is not Endpoint.RESPONSES:
+        return b"data: " + body + b"\n\n"
+    # Responses has an event of its own, which OpenAI's client yields; it raises on the `error` member.
+    inner = msgspec.json.decode(body, type=_ErrorBody).error
+    own = {"type": "error", "message": why, "code": str(code), "param": None, "sequence_number": 0}
+    return b"event: error\ndata: " + msgspec.json.encode({**own, "error": inner}) + b"\n\n"
+
+
+def _is_json(data: bytes) -> bool:
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""The other processes of this proxy: what one learns, the others know before they need it."""

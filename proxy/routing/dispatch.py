@@ -1,0 +1,294 @@
+"""Runs one decision: the legs in the connector's order, up to the answer's first event.
+
+Nothing goes to the client from here. When `open` returns, the answering worker's status is known and its first event
+is at hand; when it raises, whatever it had asked for is closed and may be tried elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from ..config import ProxyConfig
+from ..connectors import CONNECTORS, Connector, plain_leg
+from ..connectors.leg import REQUEST_ID, Handoff, LegRequest, NoHandoff, Pair
+from ..errors import LegError, refusal
+from ..failures import Cause, Leg, Phase
+from ..fleet.view import WorkerView
+from ..openai.answer import AnswerObserver, AnswerSummary
+from ..openai.edits import Inside, edited_body
+from ..openai.reply_key import ReplyKey
+from ..openai.request import CHOOSING, Endpoint
+from ..openai.stream_relay import Edits, StreamRelay
+from ..telemetry.receipts import LegRecord
+from ..upstream.answer import Answer
+from ..upstream.call import Call, Timeouts
+from ..upstream.client import Upstream
+from .attempt import ABORTED, Opened, Running
+from .handoff_release import WindingUp
+from .state import State
+
+
+class Dispatcher:
+    """Runs legs; what it reserves and opens is in the `Running` it is given."""
+
+    def __init__(self, config: ProxyConfig, state: State, upstream: Upstream, winding_up: WindingUp) -> None:
+        self._registry = state.registry
+        self._ledger = state.ledger
+        self._admission = state.admission
+        self._metrics = state.metrics
+        self._now = state.now
+        self._shows_own_key = bool(config.worker_api_key or config.keys_file)
+        self._upstream = upstream
+        self._winding_up = winding_up
+        self._prefill_timeouts = Timeouts(config.connect_timeout_s, config.prefill_timeout_s, config.idle_timeout_s)
+        self._stream_timeouts = Timeouts(config.connect_timeout_s, config.first_event_timeout_s, config.idle_timeout_s)
+        # The head of an answer that is not streamed comes when all of it is there.
+        self._answer_timeouts = Timeouts(config.connect_timeout_s, config.answer_timeout_s, config.idle_timeout_s)
+
+    async def open(self, running: Running) -> Opened:
+        """The decision's answer at its first event; LegError, with everything closed, where a leg fails."""
+        prefill, receipt = running.decision.prefill, running.receipt
+        try:
+            # Places are taken at the decision, or a burst of turns would all find the same workers idle.
+            if prefill is not None:
+                self._registry.reserve(running.decode, 0)  # what D pulls it does not compute
+                self._registry.reserve(prefill.id, receipt.estimated_prompt_tokens)
+                running.keeper, running.holds_prefill = self, True
+                return await self._winding_up.shielded(self._split(running), running)
+            kind = running.answering_leg
+            leg = plain_leg(running.request.endpoint, running.request.fields, running.leg_id(kind[0]))
+            self._registry.reserve(running.decode, receipt.estimated_new_tokens)
+            running.keeper = self
+            return await self._answered(running, leg, kind)
+        except BaseException:
+            if not running.is_left:  # else it is closed by who winds it up
+                running.close()
+            raise
+
+    def give_back(self, running: Running) -> None:
+        if running.leg is not None:
+            self._end_leg(running, running.leg)
+        if running.holds_prefill:
+            self._free_prefill(running)
+        self._registry.release(running.decode)
+
+    def release(self, running: Running) -> None:
+        """Another D takes the KV of a hand-over whose own D was never reached."""
+        self._winding_up.release(running)
+
+    def _free_prefill(self, running: Running) -> None:
+        view = running.decision.prefill
+        assert view is not None, "its place is held"
+        running.holds_prefill = False
+        self._registry.prefilled(view.id, running.receipt.estimated_prompt_tokens)
+        self._registry.release(view.id)
+        self._admission.poke()
+
+    async def _split(self, running: Running) -> Opened:
+        decision, request = running.decision, running.request
+        assert decision.prefill is not None, "a SPLIT has a P"
+        connector = CONNECTORS[decision.prefill.worker.connector]
+        pair = Pair(decision.prefill.worker, decision.decode.worker)
+        prefill = connector.prefill_leg(request.endpoint, request.fields, pair, running.leg_id("p"))
+        running.handoff = await self._prefilled(running, connector, pair, prefill)
+        if running.is_left:
+            raise asyncio.CancelledError  # what there is to release, is released by who shields this
+        leg_id = prefill.headers[REQUEST_ID] if connector.shares_request_id else running.leg_id("d")
+        leg = connector.decode_leg(request.endpoint, request.fields, pair, leg_id, running.handoff)
+        opened = await self._answered(running, leg, Leg.DECODE)
+        self._ledger.close(running.leg_id("p"))  # D has begun to answer, so it has the KV
+        return opened
+
+    async def _prefilled(self, running: Running, connector: Connector, pair: Pair, leg: LegRequest) -> Handoff | None:
+        view = running.decision.prefill
+        assert view is not None, "a SPLIT has a P"
+        record = self._start_leg(running, Leg.PREFILL, view)
+        try:
+            body = await self._prefill_body(view, leg, running, record)
+            found = connector.handoff(body, pair)
+        except LegError as exc:
+            record.fail(exc)
+            raise
+        finally:
+            if running.holds_prefill:  # else the attempt was closed meanwhile
+                self._free_prefill(running)
+            self._end_leg(running, record)
+        if isinstance(found, NoHandoff):
+            running.receipt.handoff_missing = found.reason
+            self._metrics.handoffs_missing.labels(found.reason).inc()
+            return None
+        if connector.needs_handoff:
+            self._ledger.open(running.leg_id("p"), self._now())
+        computed = running.receipt.estimated_prompt_tokens - (found.cached_tokens or 0)
+        self._registry.wrote(view.id, max(0, computed))
+        return found
+
+    async def _prefill_body(self, view: WorkerView, leg: LegRequest, running: Running, record: LegRecord) -> bytes:
+        """P's whole answer, within its time-out as a whole."""
+        call, timeouts = Call(view.worker), self._prefill_timeouts
+        try:
+            async with (
+                asyncio.timeout(timeouts.connect_s + timeouts.first_s),
+                self._upstream.answer(
+                    call, leg.path, body=leg.parts, headers={**running.headers, **leg.headers}, timeouts=timeouts
+                ) as answer,
+            ):
+                record.status = answer.status
+                body = await answer.body()
+                if answer.status != 200:
+                    raise self._refusal(answer, body, running, view)
+        except TimeoutError as exc:
+            raise call.error("the prompt was not computed in time", Cause.TIMEOUT) from exc
+        observer = AnswerObserver(running.request.endpoint)
+        observer.observe_body(body)
+        _check_whole(running.request.endpoint, observer, view, Inside(view.worker.address))
+        return body
+
+    async def _answered(self, running: Running, leg: LegRequest, kind: Leg) -> Opened:
+        """The leg that answers the client: on D, or on R."""
+        view, worker = running.decision.decode, running.decode
+        record = running.leg = self._start_leg(running, kind, view)
+        running.call = Call(view.worker, once=running.handoff is not None)
+        timeouts = self._stream_timeouts if running.request.stream else self._answer_timeouts
+        try:
+            answer = running.answer = await self._upstream.ask(
+                running.call, leg.path, body=leg.parts, headers={**running.headers, **leg.headers}, timeouts=timeouts
+            )
+            record.status = answer.status
+            if answer.status != 200:
+                raise self._refusal(answer, await answer.body(), running, view)
+            opened = await self._first_event(running, answer, record)
+        except LegError as exc:
+            record.fail(exc)
+            raise
+        finally:
+            if kind is not Leg.DECODE:
+                self._registry.prefilled(worker, running.receipt.estimated_new_tokens)
+        # The prompt's KV is on the worker from here on, whatever becomes of its answer.
+        self._registry.wrote(worker, running.receipt.estimated_new_tokens)
+        return opened
+
+    async def _first_event(self, running: Running, answer: Answer, record: LegRecord) -> Opened:
+        request, handoff, view = running.request, running.handoff, running.decision.decode
+        reply = ReplyKey(request)
+        observer = AnswerObserver(request.endpoint, reply)
+        hide_usage = not request.wants_usage and request.endpoint in CHOOSING
+        inside = Inside(view.worker.address, handoff)
+        edits = Edits(hide_usage, handoff.cached_tokens if handoff else None, inside)
+        if not answer.is_event_stream:
+            body = await answer.body()
+            observer.observe_body(body)
+            _check_whole(request.endpoint, observer, view, inside)
+            record.first_event_s = self._now() - running.started_s
+            first, relay = edited_body(body, edits), None
+        else:
+            relay = StreamRelay(request.endpoint, edits, observer)
+            first = await self._until_first_event(answer, relay, observer, request.endpoint)
+            _check_begun(observer, view, inside)
+            record.first_event_s = self._now() - running.started_s
+        return Opened(answer.content_type, first, observer, reply, relay, handoff)
+
+    async def _until_first_event(
+        self, answer: Answer, relay: StreamRelay, observer: AnswerObserver, endpoint: Endpoint
+    ) -> bytes:
+        """What the client gets first."""
+        parts, events = list[bytes](), 0
+        now = asyncio.get_running_loop().time
+        # One limit for all of it: a worker that only sends comments has not answered.
+        by_s = now() + self._stream_timeouts.first_s
+        while not _has_begun(endpoint, observer):
+            chunk = await answer.chunk(by_s=by_s)
+            if not chunk:
+                raise answer.failure("the worker ended its answer before it began", Cause.RESET)
+            parts.append(relay.feed(chunk))
+            if events == 0 < observer.summary.events:
+                events = observer.summary.events
+                by_s = now() + self._stream_timeouts.idle_s
+        return b"".join(parts)
+
+    def _refusal(self, answer: Answer, body: bytes, running: Running, view: WorkerView) -> LegError:
+        """A worker's error as ours; of one that repeats what a handoff says of P, the status alone."""
+        if Inside(view.worker.address, running.handoff).is_named(body):
+            body = b""
+        # A key that the proxy itself shows is not the client's fault; nor is a worker that was too slow to read.
+        is_own = answer.status == 408 or (self._shows_own_key and answer.status in (401, 403))
+        return refusal(
+            500 if is_own else answer.status,
+            body,
+            worker=view.id,
+            phase=Phase.HEADERS,
+            retry_after_s=answer.retry_after_s,
+        )
+
+    def _start_leg(self, running: Running, kind: Leg, view: WorkerView) -> LegRecord:
+        record = LegRecord(
+            kind=kind, worker=view.name, address=view.worker.address, started_s=self._now() - running.started_s
+        )
+        running.receipt.legs.append(record)
+        return record
+
+    def _end_leg(self, running: Running, record: LegRecord) -> None:
+        record.ended_s = self._now() - running.started_s
+        self._metrics.legs.observe(record.kind, record.ended_s - record.started_s)
+
+
+def _has_begun(endpoint: Endpoint, observer: AnswerObserver) -> bool:
+    """Whether the answer can no longer fail unseen: what opens a stream promises nothing."""
+    summary = observer.summary
+    if summary.first_token_seen or summary.ended or summary.error is not None or summary.undecodable:
+        return True
+    # The opening of chat names the role; what follows it, even an empty delta, came out of the model. Where that is
+    # the end already, the usage behind it tells whether there was a token.
+    is_open = summary.events > 1 and summary.finish_reason is None
+    return endpoint in CHOOSING and is_open
+
+
+def _check_begun(observer: AnswerObserver, view: WorkerView, inside: Inside) -> None:
+    """LegError for a stream that begins with an error, with what is no event, or with its own giving up."""
+    summary = observer.summary
+    if summary.first_token_seen:
+        return
+    if summary.error is not None:
+        raise _refused(summary.error, view, inside)
+    if summary.undecodable or _is_none(summary) or (summary.ended and not summary.events):
+        raise _malformed(view)
+
+
+def _check_whole(endpoint: Endpoint, observer: AnswerObserver, view: WorkerView, inside: Inside) -> None:
+    """LegError for a 200 that is no answer: not JSON, empty, an error, or one that the engine gave up."""
+    summary = observer.summary
+    if summary.error is not None:
+        raise _refused(summary.error, view, inside)
+    # A response that is computed in the background has an id and nothing else yet.
+    is_queued = endpoint is Endpoint.RESPONSES and summary.response_id is not None and summary.finish_reason is None
+    is_empty = not summary.first_token_seen and summary.finish_reason is None
+    # Nobody has seen it yet, so an answer that the engine gave up half-way is worth another try too.
+    if summary.undecodable or _is_none(summary) or (is_empty and not is_queued):
+        raise _malformed(view)
+
+
+def _is_none(summary: AnswerSummary) -> bool:
+    """Whether the engine gave up. Messages and Responses call that an end, but count no token: even a model that has
+    nothing to say generates the end of its turn."""
+    return summary.finish_reason == ABORTED or (summary.completion_tokens == 0 and not summary.first_token_seen)
+
+
+def _refused(error: bytes, view: WorkerView, inside: Inside) -> LegError:
+    told = b"" if inside.is_named(error) else error
+    return refusal(_error_status(error), told, worker=view.id, phase=Phase.FIRST_EVENT)
+
+
+def _malformed(view: WorkerView) -> LegError:
+    message = "the worker's answer is none"
+    return LegError(message, worker=view.id, phase=Phase.FIRST_EVENT, cause=Cause.MALFORMED)
+
+
+def _error_status(body: bytes) -> int:
+    """The HTTP status that an error event stands for; 500 where it says none."""
+    try:
+        code = msgspec.json.decode(body)["error"]["code"]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+        return 500
+    return code if isinstance(code, int) and 400 <= code < 600 else 500

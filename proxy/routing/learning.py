@@ -1,0 +1,120 @@
+"""What a finished turn teaches: token counts, residency, times; to sessions, estimator, metrics and the receipt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..downstream.drain import Drain, draining
+from ..policy import Route
+from ..sessions.table import Outcome, Place
+from ..telemetry.receipts import Receipt
+from .attempt import Opened, Running
+from .state import State
+
+# A LOCAL turn that found less than this share of what was believed to lie there is a residency miss: blocks are
+# whole, so the last few tokens never count, but half of a prefix does not get lost by rounding.
+MISS_SHARE = 0.5
+
+
+class Learner:
+    """Closes receipts; only a completed turn changes what is believed about its session."""
+
+    def __init__(self, state: State, drain: Drain, log: Callable[[Receipt], None] | None) -> None:
+        self._drain = drain
+        self._sessions = state.sessions
+        self._tokens = state.tokens
+        self._registry = state.registry
+        self._metrics = state.metrics
+        self._rate_limits = state.rate_limits
+        self._log = log
+
+    def completed(
+        self,
+        place: Place,
+        running: Running,
+        opened: Opened,
+        now_s: float,
+        token_times_s: tuple[float, float] | None = None,
+    ) -> None:
+        """`token_times_s`: when the first and the last token came; None for an answer that came whole."""
+        receipt, route, summary = running.receipt, running.decision.route, opened.observer.summary
+        receipt.status = 200
+        receipt.finish_reason = summary.finish_reason
+        if token_times_s is not None:
+            self._note_times(receipt, route, running.started_s, token_times_s, summary.completion_tokens)
+        if summary.prompt_tokens is not None:
+            self._note_usage(place, running, opened, now_s)
+        self._close(receipt, "completed", now_s - running.started_s)
+
+    def failed(self, receipt: Receipt, ended_s: float) -> None:
+        self._close(receipt, "failed", ended_s)
+
+    def cancelled(self, receipt: Receipt, ended_s: float, *, is_answered: bool) -> None:
+        """By its client, or by the end of a drain; is_answered: the client had the beginning of an answer."""
+        if not self._drain.is_cut:
+            receipt.status = 499
+            self._close(receipt, "cancelled", ended_s)
+            return
+        refusal = draining()
+        receipt.error = refusal.reason
+        if is_answered:
+            self.broken(receipt, ended_s)
+        else:
+            receipt.status = refusal.status
+            self.failed(receipt, ended_s)
+
+    def broken(self, receipt: Receipt, ended_s: float) -> None:
+        receipt.status = 200
+        self._close(receipt, "broken", ended_s)
+
+    def _close(self, receipt: Receipt, outcome: str, ended_s: float) -> None:
+        receipt.outcome, receipt.ended_s = outcome, ended_s
+        for leg in receipt.legs:  # the one that has just ended is closed after this
+            leg.ended_s = ended_s if leg.ended_s is None else leg.ended_s
+        self._metrics.turns.add(receipt.route or "none", receipt.reason or "none")
+        self._metrics.outcomes.add(receipt.route or "none", outcome)
+        if self._log is not None:
+            self._log(receipt)
+
+    def _note_times(
+        self,
+        receipt: Receipt,
+        route: Route,
+        started_s: float,
+        token_times_s: tuple[float, float],
+        completion_tokens: int | None,
+    ) -> None:
+        first_s, last_s = token_times_s
+        receipt.ttft_s = first_s - started_s
+        self._metrics.ttft.observe(route, receipt.ttft_s)
+        if completion_tokens is not None and completion_tokens > 1:
+            receipt.tpot_s = (last_s - first_s) / (completion_tokens - 1)
+            self._metrics.tpot.observe(route, receipt.tpot_s)
+
+    def _note_usage(self, place: Place, running: Running, opened: Opened, now_s: float) -> None:
+        request, decision, receipt = running.request, running.decision, running.receipt
+        summary = opened.observer.summary
+        prompt, completion = summary.prompt_tokens or 0, summary.completion_tokens or 0
+        # After a remote prefill D counts all that it pulled as cached; what was really cached, P's answer said.
+        cached = opened.handoff.cached_tokens if opened.handoff else summary.cached_tokens
+        receipt.prompt_tokens, receipt.completion_tokens, receipt.cached_tokens = prompt, completion, cached
+        # Where the worker does not say what was really used, the estimate stands.
+        self._rate_limits.settle(running.client, running.charged_tokens, prompt + completion, now_s)
+        self._metrics.prompt_tokens.add(decision.route, by=prompt)
+        self._metrics.cached_tokens.add(decision.route, by=cached or 0)
+        self._metrics.completion_tokens.add(decision.route, by=completion)
+        if decision.route is Route.LOCAL and cached is not None and cached < decision.cached_tokens * MISS_SHARE:
+            self._metrics.residency_misses.inc()
+        self._tokens.learn(request.model, request.prompt_bytes, prompt, completion)
+        self._registry.wrote(running.decode, completion)  # its prompt was counted when it began to answer
+        residency = self._registry.residency
+        outcome = Outcome(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            reply_key=opened.reply.key(),
+            response_id=summary.response_id,
+            reasoned=opened.reply.reasoned,
+            decode=residency(running.decode, prompt + completion),
+            prefill=residency(decision.prefill.id, prompt) if decision.prefill else place.prefill,
+        )
+        self._sessions.finish(place, request, outcome, now_s)

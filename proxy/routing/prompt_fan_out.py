@@ -1,0 +1,188 @@
+"""Answers a list of prompts: a turn for each, a few at once, and one answer to the client.
+
+Each turn is routed, retried and accounted for by itself. The first one that fails for good ends the others and is what
+the client is told: as a status while nothing has been sent, as the stream's last event after that.
+
+A turn never waits for another of its request once it has begun, whatever they wait for: each gives back what it holds
+when its own answer has been read. So a limit on turns at work delays a list but can't lock it up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from ..connectors.leg import REQUEST_ID
+from ..errors import LegError, PPDError, error_body
+from ..openai.prompt_list import AnswerMerge, BrokenAnswer, PromptList, StreamMerge, StreamPart
+from ..openai.request import Request
+from ..telemetry.receipts import Receipt
+from ..upstream.answer import ANSWER_LIMIT_BYTES
+from .attempts import Asker
+from .router import Reply
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 8  # prompts of one request that are at work: one client's list must not fill the fleet
+
+
+class Answering(Protocol):
+    """Who answers one turn."""
+
+    async def answer(self, request: Request, receipt: Receipt, asker: Asker) -> Reply: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ListTurn:
+    """A request for a list, and what its turns have in common."""
+
+    prompts: PromptList
+    parse: Callable[[bytes], Request]
+    receipt: Receipt  # the request's own; each turn gets one with its number behind the id
+    asker: Asker
+
+    def receipt_of(self, at: int) -> Receipt:
+        return msgspec.structs.replace(self.receipt, id=f"{self.receipt.id}-{at}", vetoes=[], legs=[])
+
+
+class FanOut:
+    """Answers lists; `router` answers their turns."""
+
+    def __init__(self, router: Answering) -> None:
+        self._router = router
+
+    async def answer(self, turn: ListTurn) -> Reply:
+        """All answers as one; PPDError where a turn has none. The calling task is the request's."""
+        if turn.receipt.stream:
+            return await _Stream(turn, self._router).open()
+        merge, replies = AnswerMerge(turn.prompts.choices, ANSWER_LIMIT_BYTES), dict[int, Reply]()
+
+        async def one(at: int) -> None:
+            reply = await _asked(self._router, turn, at)
+            if not isinstance(reply.body, bytes):
+                raise BrokenAnswer
+            merge.add(at, reply.body)
+            replies[at] = Reply(reply.content_type, reply.headers, b"")
+
+        await _each(len(turn.prompts.prompts), one)
+        in_order = [reply for _, reply in sorted(replies.items())]
+        return Reply(in_order[0].content_type, _headers(turn, in_order), merge.whole())
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One streamed answer. At most one piece of it waits for the client, and one of each turn behind that."""
+
+    turn: ListTurn
+    router: Answering
+    first: Reply | None = None  # of the turn that was the first to begin
+    failure: PPDError | None = None
+    begun: asyncio.Event = field(default_factory=asyncio.Event)  # there is something for the client, or a failure
+    out: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(1))
+    end: bytes | None = None  # the last events, once all turns have ended
+    driver: asyncio.Task[None] | None = None
+
+    async def open(self) -> Reply:
+        """The reply as soon as one turn has begun to answer.
+
+        It does not wait for the others: those that have begun hold their places until they are read.
+        """
+        self.driver = asyncio.create_task(self._drive(), name=f"prompts of {self.turn.receipt.id}")
+        try:
+            await self.begun.wait()
+            if self.failure is not None:
+                raise self.failure
+        except BaseException:
+            self.abandon()
+            raise
+        assert self.first is not None, "it has begun and not failed"
+        return Reply(self.first.content_type, _headers(self.turn, [self.first]), self)
+
+    def abandon(self) -> None:
+        if self.driver is not None:
+            self.driver.cancel()
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        while self.end is None or not self.out.empty():
+            if data := await self.out.get():
+                yield data
+        yield self.end
+
+    async def _drive(self) -> None:
+        """Runs the turns, and ends the stream whatever becomes of them.
+
+        Awaits nothing after them: a group that fails and is cancelled at once tells of its failure only.
+        """
+        prompts = self.turn.prompts
+        merge = StreamMerge(len(prompts.prompts), prompts.choices)
+        try:
+            await _each(len(prompts.prompts), lambda at: self._one(at, merge.part(at)))
+            self.end = merge.end()
+        except PPDError as exc:
+            self.failure = exc
+        except Exception:
+            log.exception("a list of prompts failed")
+            self.failure = PPDError("internal error")
+        if self.failure is not None:
+            self.end = _error_event(self.failure)
+        self.begun.set()
+        if self.out.empty():  # the reader may be waiting
+            self.out.put_nowait(b"")
+
+    async def _one(self, at: int, part: StreamPart) -> None:
+        reply = await _asked(self.router, self.turn, at)
+        self.first = self.first or reply
+        if isinstance(reply.body, bytes):
+            raise BrokenAnswer
+        try:
+            async with aclosing(reply.body.chunks()) as chunks:
+                async for chunk in chunks:
+                    if data := part.feed(chunk):
+                        self.begun.set()
+                        await self.out.put(data)
+        finally:
+            reply.body.abandon()
+        part.end()
+
+
+async def _each(count: int, one: Callable[[int], Coroutine[None, None, None]]) -> None:
+    """A task for each turn, as the router gives back what a turn holds when its task ends. The first failure ends all
+    and is raised."""
+    places = asyncio.Semaphore(AT_ONCE)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for at in range(count):
+                await places.acquire()
+                group.create_task(one(at)).add_done_callback(lambda _: places.release())
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+async def _asked(router: Answering, turn: ListTurn, at: int) -> Reply:
+    request = turn.parse(turn.prompts.body(at))
+    return await router.answer(request, turn.receipt_of(at), turn.asker)
+
+
+def _headers(turn: ListTurn, replies: Sequence[Reply]) -> dict[str, str]:
+    """What the turns' own headers say, each value once and in the prompts' order."""
+    names = dict.fromkeys(name for reply in replies for name in reply.headers)
+    merged = {
+        name: ", ".join(dict.fromkeys(reply.headers[name] for reply in replies if name in reply.headers))
+        for name in names
+    }
+    return merged | {REQUEST_ID: turn.receipt.id}
+
+
+def _error_event(exc: PPDError) -> bytes:
+    if isinstance(exc, BrokenAnswer) and exc.event:
+        return exc.event
+    body = error_body(exc.message, exc.kind, exc.code or exc.status, exc.param)
+    if isinstance(exc, LegError) and exc.is_openai_error:
+        body = msgspec.json.encode(msgspec.json.decode(exc.body))  # on one line, as an event needs it
+    return b"data: " + body + b"\n\n"

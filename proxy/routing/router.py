@@ -1,0 +1,273 @@
+"""One turn from request to answer: find its session, decide, run the legs, relay, and learn from what came back.
+
+The decision is redone without the workers that failed, as long as no byte has gone to the client: a P that fails is
+replaced by another, and where there is none the policy itself falls back to a turn without hand-over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from ..admission.gate import Seat
+from ..admission.queue import Ticket, effective_priority
+from ..config import ProxyConfig
+from ..errors import AllBusy, LegError, NoWorkerError, PPDError, Refused
+from ..failures import Cause, Fate, Row, Standing
+from ..openai.request import Request
+from ..policy import Decision, Route, Rules, Shunned, Turn, decide, has_room
+from ..sessions.table import Place
+from ..telemetry.receipts import CellRecord, Receipt
+from .attempt import Opened, Running
+from .attempts import Asker, Failed, Job
+from .dispatch import Dispatcher
+from .learning import Learner
+from .state import State
+from .stream import Body, Streaming, complete
+
+log = logging.getLogger(__name__)
+
+BUSY_S = 0.05  # between two looks for a worker that has room, by a turn that can't take any
+
+
+class Reply(msgspec.Struct):
+    """What the client gets: a head, then a whole body or a stream."""
+
+    content_type: str
+    headers: dict[str, str]
+    body: bytes | Body
+    status: int = 200
+
+
+class Router:
+    """Routes turns. `rules` is replaced whole when weights, mode or table change."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        rules: Rules,
+        state: State,
+        dispatcher: Dispatcher,
+        learner: Learner,
+        *,
+        passed_over: Callable[[float], Shunned],
+    ) -> None:
+        """passed_over: workers and pairs that are not asked while there are others, at a time in seconds."""
+        self.rules = rules
+        self._attempts = config.attempts
+        self._state = state
+        self._dispatcher = dispatcher
+        self._learner = learner
+        self._passed_over = passed_over
+        self._now = state.now
+
+    async def answer(self, request: Request, receipt: Receipt, asker: Asker) -> Reply:
+        """The reply to one turn; PPDError where there is none."""
+        started_s = self._now()
+        place = self._state.sessions.find(request, started_s)
+        turn = self._turn(request, place, asker.forced)
+        _note_turn(receipt, place, turn)
+        tokens = turn.prompt_tokens + turn.output_tokens
+        if asker.is_counted:
+            self._state.rate_limits.settle(asker.client, 0, tokens, started_s)
+        else:
+            self._state.rate_limits.take(asker.client, tokens, started_s)
+        self._state.arrivals.count(started_s, opens=turn.number == 1)
+        self._state.receipts.open(receipt)
+        seat: Seat | None = None
+        try:
+            seat = await self._state.admission.enter(self._ticket(request, turn, asker, started_s))
+            receipt.waited_s = self._now() - started_s
+            job = Job(request, turn, receipt, asker, started_s, seat)
+            running, opened = await self._first_success(job)
+        except BaseException as exc:
+            if seat is None:
+                receipt.waited_s = self._now() - started_s
+            else:
+                seat.leave()
+            # What was begun was paid for: leaving early must not make a prompt free.
+            self._state.rate_limits.settle(asker.client, tokens, turn.prompt_tokens if receipt.legs else 0, self._now())
+            if isinstance(exc, PPDError):
+                receipt.status, receipt.error = exc.status, _error_name(exc)
+                self._learner.failed(receipt, self._now() - started_s)
+            elif isinstance(exc, asyncio.CancelledError):
+                self._learner.cancelled(receipt, self._now() - started_s, is_answered=False)
+            raise
+        running.seat = seat
+        if opened.relay is not None:
+            stream = Streaming(self._state, self._learner, place, running, opened)
+            return Reply(opened.content_type, decision_headers(receipt), stream)
+        complete(self._state, self._learner, place, running, opened)
+        running.close()
+        return Reply(opened.content_type, decision_headers(receipt), opened.first)
+
+    async def _first_success(self, job: Job) -> tuple[Running, Opened]:
+        """Attempts until one has an answer, each without what failed before it."""
+        failed: Failed | None = None
+        self._state.retries.deposit()
+        while True:
+            now_s = self._now()
+            try:
+                decision = self._decide(job, failed, now_s)
+            except AllBusy:
+                await job.seat.wait_again(self._now() + BUSY_S)
+                continue
+            except NoWorkerError:
+                if failed is None or failed.last is None:
+                    raise
+                if not await self._waited(job, failed):
+                    raise failed.last from None
+                continue
+            running = self._running(job, decision, now_s)
+            try:
+                self._state.standings.asked(decision)
+                opened = await self._dispatcher.open(running)
+            except LegError as exc:
+                row = self._give_up(running, exc)
+                failed = failed or Failed(self._attempts)
+                if not failed.may_try_again(running, exc, row, self._now()):
+                    raise
+                # Whom it was busy for is asked no more for a while, so that needs no budget.
+                if row.standing is Standing.PASSED_OVER or self._state.retries.take():
+                    self._state.metrics.retries.labels("retried").inc()
+                    continue
+                self._state.metrics.retries.labels("no_budget").inc()
+                if not await self._waited(job, failed):
+                    raise
+            except BaseException:
+                self._state.standings.left(decision)
+                raise
+            else:
+                self._state.standings.began(decision, moved=opened.handoff is not None)
+                return running, opened
+
+    async def _waited(self, job: Job, failed: Failed) -> bool:
+        """Whether workers asked to be left alone for a while; if so, after that while in the queue."""
+        if failed.overloaded_until_s is None:
+            return False
+        await job.seat.wait_again(failed.overloaded_until_s)
+        failed.forgive()
+        return True
+
+    def _decide(self, job: Job, failed: Failed | None, now_s: float) -> Decision:
+        rules, turn = self.rules, job.turn
+        counts_turns = rules.scored is not None and rules.scored.table.axes.qps_counts == "turns"
+        arrivals = self._state.arrivals
+        qps = (arrivals.turns if counts_turns else arrivals.conversations).rate_rps(now_s)
+        fleet = self._state.registry.fleet(turn.model)
+        avoid = () if failed is None else failed.avoid(fleet.views.values())
+        blocked = self._passed_over(now_s)
+        decision = decide(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
+        _note_decision(job.receipt, turn, decision, rules)
+        return decision
+
+    def _running(self, job: Job, decision: Decision, now_s: float) -> Running:
+        return Running(
+            request=job.request,
+            decision=decision,
+            decode=decision.decode.id,
+            receipt=job.receipt,
+            client=job.asker.client,
+            charged_tokens=job.turn.prompt_tokens + job.turn.output_tokens,
+            headers=job.asker.headers,
+            started_s=job.started_s,
+            asked_s=now_s,
+        )
+
+    def _give_up(self, running: Running, exc: LegError) -> Row:
+        """Notes the failure of a leg, and lets no handoff lie that could still be taken."""
+        leg = running.failed_leg
+        row = self._state.standings.failed(leg, exc, running.decision, running.asked_s)
+        self._state.metrics.failures.labels(leg, exc.phase, exc.cause).inc()
+        log.log(
+            logging.DEBUG if exc.cause is Cause.REQUEST else logging.WARNING,
+            "request %s: %s on %s %s: %s at %s",
+            *(running.receipt.id, leg, running.receipt.legs[-1].worker, exc.worker, exc.cause, exc.phase),
+        )
+        if row.handoff is Fate.RELEASED and running.handoff is not None:
+            self._dispatcher.release(running)
+        return row
+
+    def _ticket(self, request: Request, turn: Turn, asker: Asker, now_s: float) -> Ticket:
+        client, model = asker.client, request.model  # the ticket lasts as long as the answer, its prompt should not
+        return Ticket(
+            tenant=client.tenant,
+            weight=client.weight,
+            priority=effective_priority(client.priority, request.priority),
+            cost=turn.new_tokens + turn.output_tokens,
+            arrived_s=now_s,
+            deadline_s=now_s + asker.patience_s,
+            needs=model,
+            fits=lambda: has_room(self._state.registry.fleet(model), self.rules),
+        )
+
+    def _turn(self, request: Request, place: Place, forced: Route | None) -> Turn:
+        tokens = self._state.tokens
+        new_tokens = tokens.estimate(request.model, place.new_bytes)
+        return Turn(
+            model=request.model,
+            session_id=place.session_id,
+            number=place.turn,
+            prompt_tokens=place.held_tokens + new_tokens,
+            held_tokens=place.held_tokens,
+            output_tokens=tokens.expected_output(request.model, place.output_tokens, request.max_output_tokens),
+            decode=place.decode,
+            prefill=place.prefill,
+            single_engine=request.single_engine,
+            stored_response=request.previous_response_id is not None,
+            forced=forced,
+        )
+
+
+def _error_name(exc: PPDError) -> str:
+    if isinstance(exc, LegError):
+        return f"{exc.phase}: {exc.cause}"
+    return exc.reason if isinstance(exc, Refused) else type(exc).__name__
+
+
+def decision_headers(receipt: Receipt) -> dict[str, str]:
+    """The response headers that explain a turn; workers by name, as addresses are not for clients."""
+    headers = {"X-Request-Id": receipt.id}
+    if receipt.route:
+        headers["X-PPD-Route"] = receipt.route
+        headers["X-PPD-Reason"] = receipt.reason
+        headers["X-PPD-Decode"] = receipt.decode
+    if receipt.prefill:
+        headers["X-PPD-Prefill"] = receipt.prefill
+    if receipt.cell is not None:
+        headers["X-PPD-Evidence"] = receipt.cell.evidence
+    return headers
+
+
+def _note_turn(receipt: Receipt, place: Place, turn: Turn) -> None:
+    receipt.session, receipt.turn, receipt.kind = place.session_id, place.turn, place.kind
+    receipt.forced = turn.forced or ""
+    receipt.estimated_prompt_tokens = turn.prompt_tokens
+    receipt.estimated_output_tokens = turn.output_tokens
+
+
+def _note_decision(receipt: Receipt, turn: Turn, decision: Decision, rules: Rules) -> None:
+    receipt.mode = rules.mode
+    receipt.route, receipt.reason, receipt.wanted = decision.route, decision.reason, decision.wanted
+    receipt.vetoes = list(decision.vetoes)
+    receipt.decode = decision.decode.name
+    receipt.prefill = decision.prefill.name if decision.prefill else ""
+    receipt.qps = round(decision.qps, 3)
+    receipt.estimated_cached_tokens = decision.cached_tokens
+    receipt.estimated_new_tokens = max(1, turn.prompt_tokens - decision.cached_tokens)
+    verdict, scored = decision.verdict, rules.scored
+    if verdict is not None and scored is not None:
+        receipt.cell = CellRecord(
+            table=scored.table.name,
+            lookup=scored.rule,
+            cell=str(verdict.cell),
+            evidence=verdict.evidence,
+            score=verdict.score,
+            d_ttft=verdict.d_ttft,
+            d_tpot=verdict.d_tpot,
+            w_ttft=scored.weights.ttft,
+            w_tpot=scored.weights.tpot,
+        )

@@ -1,0 +1,122 @@
+"""A turn as HTTP has it, whoever speaks HTTP: headers and a body in, a status, headers and a body out."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from functools import partial
+
+import msgspec
+from msgspec.structs import replace
+
+from ..admission.auth import authenticate, check_use, forced_route, leg_headers, queue_patience_s
+from ..admission.key_file import KeyRing
+from ..admission.keys import Client
+from ..config import ProxyConfig
+from ..errors import LegError, PPDError, comes_back, error_body
+from ..openai.prompt_list import prompt_list
+from ..openai.request import Endpoint, Request, parse_request
+from ..policy import Route
+from ..runtime.ids import new_id, now_text
+from ..telemetry.receipts import Receipt
+from .attempts import Asker, in_class
+from .prompt_fan_out import FanOut, ListTurn
+from .router import Reply, Router, decision_headers
+from .state import State
+
+log = logging.getLogger(__name__)
+
+JSON = "application/json"
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who asks, by the request's head alone: known before its body is read."""
+
+    endpoint: Endpoint
+    headers: Mapping[str, str]  # names in lower case
+    client: Client
+    forced: Route | None
+
+
+class TurnService:
+    """Answers turns. Every PPDError of a turn is a reply too."""
+
+    def __init__(
+        self, config: ProxyConfig, state: State, router: Router, fan_out: FanOut, keys: KeyRing | None
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._router = router
+        self._fan_out = fan_out
+        self._keys = keys
+
+    def caller(self, endpoint: Endpoint, headers: Mapping[str, str]) -> Caller:
+        """PPDError where this head may not ask."""
+        client = authenticate(headers, self._keys)
+        return Caller(endpoint, headers, client, forced_route(headers, self._config.admin_key))
+
+    async def answer(self, caller: Caller, body: bytes) -> Reply:
+        """The reply to one request; whoever gets a body in pieces gives it up at last."""
+        receipt = _new_receipt(caller)
+        try:
+            request = in_class(self._parse(caller, body), caller.client)
+            check_use(caller.client, request.model)
+            receipt.model, receipt.stream = request.model, request.stream
+            asker = self._asker(caller)
+            prompts = prompt_list(request, self._config.body_limit_bytes)
+            if prompts is None:
+                return await self._router.answer(request, receipt, asker)
+            self._state.rate_limits.take(caller.client, 0, self._state.now())
+            each = replace(asker, is_counted=True)
+            return await self._fan_out.answer(ListTurn(prompts, partial(self._parse, caller), receipt, each))
+        except PPDError as exc:
+            reply = error_reply(exc)
+            reply.headers.update(decision_headers(receipt))
+            return reply
+        except Exception as exc:
+            # Its text may hold addresses: the client gets none of it.
+            log.error("request %s failed", receipt.id, exc_info=exc)
+            return error_reply(PPDError("internal error"))
+
+    def _asker(self, caller: Caller) -> Asker:
+        legs = leg_headers(caller.headers, self._config.worker_api_key, forwards_key=self._keys is None)
+        legs["content-type"] = JSON  # it was read as JSON, whatever the client called it
+        return Asker(caller.client, legs, caller.forced, queue_patience_s(caller.headers))
+
+    def _parse(self, caller: Caller, body: bytes) -> Request:
+        return parse_request(
+            caller.endpoint,
+            body,
+            caller.headers,
+            tenant=caller.client.tenant,
+            hasher=self._state.hasher,
+            session_key=self._config.session_key,
+            depth_limit=self._config.json_depth_limit,
+        )
+
+
+def error_reply(exc: PPDError) -> Reply:
+    """An error as its client sees it: a worker's own words on the request, else ours in OpenAI's shape."""
+    if isinstance(exc, LegError) and exc.is_openai_error:
+        return Reply(JSON, {}, exc.body, exc.status)
+    return Reply(
+        JSON, comes_back(exc), error_body(exc.message, exc.kind, exc.code or exc.status, exc.param), exc.status
+    )
+
+
+def _new_receipt(caller: Caller) -> Receipt:
+    """The client's own request id is kept where it is harmless, so that its logs and ours can be joined."""
+    given = caller.headers.get("x-request-id", "")
+    return Receipt(
+        id=given if _REQUEST_ID.fullmatch(given) else new_id(),
+        at=now_text(),
+        endpoint=caller.endpoint,
+        client=caller.client.name,
+        model="",
+        stream=False,
+        session="",
+        turn=0,
+        kind="",
+    )

@@ -1,0 +1,38 @@
+"""What one proxy process remembers: all of its mutable state, in one place, with the clock that dates it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..admission.arrival_rate import Arrivals
+from ..admission.gate import Admission
+from ..admission.rate_limits import RateLimits
+from ..fleet.registry import Registry
+from ..health.retry_budget import RetryBudget
+from ..health.worker_health import Standings
+from ..sessions.prefix_chain import Hasher
+from ..sessions.table import SessionTable
+from ..sessions.token_estimates import TokenEstimator
+from ..telemetry.metrics import Metrics
+from ..telemetry.receipts import Receipts
+from .handoff_ledger import Ledger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Changed only between awaits, by synchronous methods, so nothing here needs a lock."""
+
+    registry: Registry
+    sessions: SessionTable
+    tokens: TokenEstimator
+    ledger: Ledger
+    receipts: Receipts
+    metrics: Metrics
+    standings: Standings
+    retries: RetryBudget
+    arrivals: Arrivals
+    admission: Admission
+    rate_limits: RateLimits
+    hasher: Hasher
+    now: Callable[[], float]  # seconds, monotonic

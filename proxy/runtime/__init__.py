@@ -1,0 +1,1 @@
+"""The process: its tasks, limits, files, ids and TLS contexts."""

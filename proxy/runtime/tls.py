@@ -1,0 +1,121 @@
+"""TLS on both sides: contexts for clients and for workers, from the config's PEM files.
+
+A file that can't be used is a ConfigError that names its key, raised before anything is served. Files that change while
+the proxy runs are read again, all of a side's or none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..config import ProxyConfig
+from ..errors import ConfigError
+from ..settings import WATCH_EVERY_S
+from .watched_files import WatchedFiles
+
+log = logging.getLogger(__name__)
+
+# What HTTP/2 allows under TLS 1.2 (RFC 9113, 9.2.2); those of TLS 1.3 are not chosen here.
+CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
+
+
+class Tls:
+    """One side's context: whoever begins a connection takes the one in force. Connections that stand keep theirs."""
+
+    def __init__(self, make: Callable[[], ssl.SSLContext], *files: str) -> None:
+        """files: of which `make` makes it; ConfigError where it can't."""
+        self._make = make
+        self._watched = WatchedFiles(*(Path(file) for file in files if file))
+        self.context = make()
+
+    async def watch(self, every_s: float = WATCH_EVERY_S) -> None:
+        """Makes it anew when files change, until cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            self.look()
+
+    def look(self) -> bool | None:
+        """Whether files that have changed, and are at rest, could be taken; None where none has."""
+        if not self._watched.are_new():
+            return None
+        try:
+            self.context = self._make()
+        except ConfigError as exc:
+            log.error("changed certificates are not used: %s", exc)
+            return False
+        log.info("changed certificates are in force")
+        return True
+
+
+def client_tls(config: ProxyConfig) -> Tls | None:
+    """For clients: HTTP/2 or 1.1 by ALPN, with a certificate asked of them if `tls_client_ca_file` is set.
+
+    None where the config names no certificate: clients then speak plain HTTP.
+    """
+    if not config.tls_cert_file:
+        return None
+
+    def context() -> ssl.SSLContext:
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        made.minimum_version = ssl.TLSVersion.TLSv1_2
+        made.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+        made.set_ciphers(CIPHERS)
+        made.set_alpn_protocols(["h2", "http/1.1"])
+        _load_own(made, config, "tls_cert_file", "tls_key_file")
+        if config.tls_client_ca_file:
+            _load_authority(made, config, "tls_client_ca_file")
+            made.verify_mode = ssl.CERT_REQUIRED
+        return made
+
+    return Tls(context, config.tls_cert_file, config.tls_key_file, config.tls_client_ca_file)
+
+
+def worker_tls(config: ProxyConfig) -> Tls:
+    """Towards workers: their certificate must be of `worker_ca_file`, or of the system's authorities, and name their
+    host; `worker_cert_file` is shown to those that ask."""
+
+    def context() -> ssl.SSLContext:
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        made.minimum_version = ssl.TLSVersion.TLSv1_2
+        made.options |= ssl.OP_NO_COMPRESSION
+        made.set_alpn_protocols(["http/1.1"])
+        if config.worker_ca_file:
+            _load_authority(made, config, "worker_ca_file")
+        else:
+            made.load_default_certs()
+        if config.worker_cert_file:
+            _load_own(made, config, "worker_cert_file", "worker_key_file")
+        return made
+
+    return Tls(context, config.worker_ca_file, config.worker_cert_file, config.worker_key_file)
+
+
+def _load_own(context: ssl.SSLContext, config: ProxyConfig, cert_key: str, key_key: str) -> None:
+    """A certificate chain and its private key; the error names the one of the two that is at fault."""
+    cert_file, key_file = getattr(config, cert_key), getattr(config, key_key)
+    with _naming(config, cert_key, "a PEM certificate chain"):
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cert_file)
+    with _naming(config, key_key, f"the unencrypted PEM private key of {cert_key}"):
+        # Without a password OpenSSL would ask for one on the terminal.
+        context.load_cert_chain(cert_file, key_file, password="")
+
+
+def _load_authority(context: ssl.SSLContext, config: ProxyConfig, key: str) -> None:
+    with _naming(config, key, "a file of PEM certificates"):
+        context.load_verify_locations(getattr(config, key))
+
+
+@contextmanager
+def _naming(config: ProxyConfig, key: str, allowed: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
+        why = exc.reason if isinstance(exc, ssl.SSLError) else getattr(exc, "strerror", None)
+        raise ConfigError(
+            f"{key} = {getattr(config, key)!r}: must be {allowed}" + (f" ({why})" if why else ""), param=key
+        ) from exc

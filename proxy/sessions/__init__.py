@@ -1,0 +1,1 @@
+"""Which conversation a request continues, and how much of it was seen before."""

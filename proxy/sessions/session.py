@@ -1,0 +1,139 @@
+"""One session as the table keeps it, and the prefixes by which it is found again.
+
+Numbers are packed into bytes: an idle session has 1 KiB, and a `Residency` or an `Anchor` as an object takes four
+times what it is made of.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+import msgspec
+from msgspec.structs import astuple
+
+from ..fleet.residency import Residency
+from ..fleet.worker import WorkerId
+from .prefix_chain import KEY_BITS, Mark
+
+EARLIER_TURNS = 5
+"""Turns before the newest that a session remembers, its first among them: 25 bytes each."""
+
+_ANCHOR = struct.Struct("<QIIII??")
+_HEAD = struct.Struct("<dQQQQ")  # see `_Head`
+_Head = tuple[float, int, int, int, int]
+"""Mean length of answers, 0 where no turn has ended yet; tokens and stamp of D's residency, then of P's."""
+
+
+class Anchor(msgspec.Struct, frozen=True, gc=False):
+    """A prefix that a later request may start with: `key`, `tail` and `check` are its mark."""
+
+    key: int
+    tail: int
+    check: int
+    turn: int
+    tokens: int  # by the worker's own usage
+    is_prompt: bool = False  # a whole prompt, without its reply
+    is_stored: bool = False  # a response kept by the engine: prompts that name it hold nothing of what was before
+
+    @classmethod
+    def at(cls, mark: Mark, turn: int, tokens: int, *, is_prompt: bool = False, is_stored: bool = False) -> Anchor:
+        return cls(mark.key, mark.tail, mark.check, turn, tokens, is_prompt, is_stored)
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.key, self.tail, self.check)
+
+
+class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
+    """One history; `label` is the key of its name where the client gave one. It is in no cycle, so no `gc`."""
+
+    strand: int
+    label: int | None
+    turn: int = 0
+    seen_s: float = 0.0  # when it was last used
+    packed: bytes = _HEAD.pack(0.0, 0, 0, 0, 0)  # the head, then the anchors
+    decode: WorkerId | None = None
+    decode_incarnation: str = ""
+    prefill: WorkerId | None = None
+    prefill_incarnation: str = ""
+
+    @property
+    def id(self) -> str:
+        return hexadecimal(self.strand if self.label is None else self.label)
+
+    @property
+    def output_tokens(self) -> float | None:
+        """Mean length of its answers."""
+        return _HEAD.unpack_from(self.packed)[0] or None
+
+    def learnt(self) -> tuple[float | None, Residency | None, Residency | None]:
+        """Mean length of its answers, and what the decode and the prefill worker were left holding."""
+        output_tokens, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp = _HEAD.unpack_from(self.packed)
+        decode = prefill = None
+        if self.decode is not None:
+            decode = Residency(self.decode, self.decode_incarnation, decode_tokens, decode_stamp)
+        if self.prefill is not None:
+            prefill = Residency(self.prefill, self.prefill_incarnation, prefill_tokens, prefill_stamp)
+        return output_tokens or None, decode, prefill
+
+    def anchors(self) -> list[Anchor]:
+        """Oldest first."""
+        return [Anchor(*values) for values in _ANCHOR.iter_unpack(self.packed[_HEAD.size :])]
+
+    def learn(
+        self,
+        output_tokens: float | None,
+        decode: Residency | None,
+        prefill: Residency | None,
+        anchors: Iterable[Anchor] | None = None,
+    ) -> None:
+        """The mean length of answers as it is now, and what else is new: None leaves what was known."""
+        head: _Head = _HEAD.unpack_from(self.packed)
+        _, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp = head
+        if decode is not None:
+            self.decode, self.decode_incarnation = decode.worker, decode.incarnation
+            decode_tokens, decode_stamp = decode.tokens, decode.stamp
+        if prefill is not None:
+            self.prefill, self.prefill_incarnation = prefill.worker, prefill.incarnation
+            prefill_tokens, prefill_stamp = prefill.tokens, prefill.stamp
+        if anchors is None:
+            packed = self.packed[_HEAD.size :]
+        else:
+            packed = b"".join([_ANCHOR.pack(*astuple(anchor)) for anchor in anchors])
+        self.packed = (
+            _HEAD.pack(output_tokens or 0.0, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp) + packed
+        )
+
+
+def kept(anchors: Iterable[Anchor], turn: int, parent: int | None) -> list[Anchor]:
+    """Of a session's anchors those of earlier turns that stay when `turn` is its newest, oldest first.
+
+    parent: the key that the turn grew from; of the turn before only that one stays. Of stored responses none earlier
+    than that stays, as each has a place in the index.
+    """
+    stay, before = list[Anchor](), list[Anchor]()
+    for anchor in anchors:
+        if anchor.turn == turn - 1:
+            before.append(anchor)
+        elif anchor.turn < turn and not anchor.is_stored:
+            stay.append(anchor)
+    stay += [anchor for anchor in before if anchor.key == parent] or before[-1:]
+    return stay if len(stay) <= EARLIER_TURNS else [stay[0], *stay[1 - EARLIER_TURNS :]]
+
+
+def indexed(anchors: list[Anchor], turn: int) -> set[int]:
+    """The keys that must lead to the session: the oldest, stored responses, and the newest turn with its reply.
+
+    Whatever begins with an anchor in between begins with the oldest too, so the session is found by that one.
+    """
+    keys = {anchors[0].key} if anchors else set[int]()
+    for anchor in anchors:
+        if (anchor.turn == turn and not anchor.is_prompt) or anchor.is_stored:
+            keys.add(anchor.key)
+    return keys
+
+
+def hexadecimal(key: int) -> str:
+    """A key as clients and operators see it; its first digits are as random as its last."""
+    return f"{key:0{KEY_BITS // 4}x}"

@@ -1,0 +1,391 @@
+"""Conversations as the proxy knows them: which session a request continues, at which turn, and what is held where.
+
+The table keeps keys, counts and worker names, never text. A request's parent is the longest of its prefixes that was
+once a whole prompt, or a prompt and its reply:
+
+1. The parent is its session's newest turn: NEXT, the session grows by a turn.
+2. The parent is older, or belongs to another named session: BRANCH, a session of its own from there on.
+3. The whole request is the newest prompt of its session: RETRY, the same turn again. A different reply to it starts a
+   session of its own, so that two users with one opener are apart from their second turn on.
+4. No prefix is known: FIRST; or LOST, where the client names a conversation that is known but begins otherwise.
+
+An id pins its conversation's name, not its content: prefixes alone say what is held. Several histories under one id
+(an agent's helpers, an edit, a key that an application shares among its users) are *strands* of one session, each
+found by its prefix.
+
+A session remembers its newest turn (the prompt, and the prompt with the reply) and, of the turns before, the last four
+and the first, each by the prefix that its next turn grew from: what an idle session of 1 KiB has room for. An edit
+before those counts as one of the second turn, as all that is still known to be held is the first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from operator import attrgetter
+
+import msgspec
+
+from ..errors import ConfigError
+from ..fleet.residency import Residency
+from ..fleet.worker import WorkerId
+from ..openai.request import Request
+from .prefix_chain import KEY_BITS, Mark
+from .session import Anchor, Session, hexadecimal, indexed, kept
+from .token_estimates import decayed_mean
+
+_OUTPUT_DECAY = 0.7  # a session's answers change with its task: the last three or four count
+_SPREAD = 0x9E3779B97F4A7C15  # odd, so that successive ids differ in all bits
+
+
+class Kind(StrEnum):
+    FIRST = "first"
+    NEXT = "next"
+    RETRY = "retry"
+    BRANCH = "branch"
+    LOST = "lost"
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a request stands in the conversations known, as of `find`."""
+
+    session_id: str  # hexadecimal
+    turn: int  # 1-based
+    kind: Kind
+    held_tokens: int  # of the known prefix, by its own usage; 0 where none is known
+    new_bytes: int  # of the prompt, beyond that prefix
+    decode: Residency | None = None
+    prefill: Residency | None = None
+    output_tokens: float | None = None  # mean length of this session's answers
+    strand: int  # the one history this belongs to; strands under one id share `session_id`
+    parent: int | None = None  # key of the known prefix
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a completed turn taught. None leaves what was known of a residency."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reply_key: Mark | None = None
+    response_id: str | None = None
+    decode: Residency | None = None
+    prefill: Residency | None = None
+    reasoned: bool = False  # the reply held reasoning: its tokens are not in the next prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A session for an operator's eyes."""
+
+    session_id: str
+    turn: int
+    held_tokens: int
+    decode: WorkerId | None
+    prefill: WorkerId | None
+    seen_s: float  # on the caller's clock
+
+
+class _Match(msgspec.Struct, frozen=True, gc=False):
+    session: Session
+    anchor: Anchor
+    covered: int  # bytes of the request's prompt
+
+
+_COVERED = attrgetter("covered")
+
+
+class SessionTable:
+    """All sessions; `now_s` must never decrease. `find` changes nothing but a session's time of last use."""
+
+    def __init__(self, *, ttl_s: float, capacity: int, serial: int = 0) -> None:
+        """serial: where the numbers of its sessions begin; other processes' begin elsewhere."""
+        if ttl_s <= 0 or capacity < 1:
+            raise ConfigError(f"sessions need a ttl_s above 0 and a capacity of at least 1, not {ttl_s} and {capacity}")
+        self._ttl_s = ttl_s
+        self._capacity = capacity
+        self._sessions: OrderedDict[int, Session] = OrderedDict()  # by strand, the longest unused first
+        self._named: dict[int, Session] = {}  # the newest strand of each label
+        self._index: dict[int, Session] = {}  # by anchor key, the newest session that has it
+        self._serial = serial
+        self.before_look: Callable[[], None] | None = None  # hears what other processes have learned
+        self.on_learned: Callable[[Session, int | None, Iterable[int]], None] | None = None  # see `adopt`
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    # -- the two ends of a turn
+
+    def find(self, request: Request, now_s: float) -> Place:
+        """The place of a request that has just come."""
+        if self.before_look is not None:
+            self.before_look()
+        self._expire(now_s)
+        named = None if request.label is None else self._named.get(request.label)
+        if request.opener is not None:
+            return self._place_by_count(request, named, now_s)
+        place = self._place(request, named)
+        self._touch(self._sessions.get(place.strand), now_s)
+        return place
+
+    def finish(self, place: Place, request: Request, outcome: Outcome, now_s: float) -> None:
+        """Learns from a turn that completed; one that failed or was cancelled is simply not told."""
+        if self.before_look is not None:
+            self.before_look()
+        known = self._sessions.get(place.strand)
+        known_anchors = known.anchors() if known else []
+        if known and _still_there(known, known_anchors, place, request, outcome):
+            session = known
+        else:
+            session, known_anchors = self._add(place, request), []
+        before = indexed(known_anchors, session.turn)
+        anchors = kept(known_anchors, place.turn, place.parent) + _new_anchors(place, request, outcome)
+        after = indexed(anchors, place.turn)
+        self._unlink(session, before - after)
+        self._index.update(dict.fromkeys(after - before, session))
+        session.turn = place.turn
+        output_tokens = decayed_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
+        session.learn(output_tokens, outcome.decode, outcome.prefill, anchors)
+        self._name(session, request.label)
+        self._touch(session, now_s)
+        if self.on_learned is not None:
+            self.on_learned(session, request.label, after - before)
+        self._expire(now_s)
+
+    def adopt(self, theirs: Session, label: int | None, keys: Iterable[int]) -> None:
+        """A session as another process has left it. Of two that ended a turn of it at once, the later one stands.
+
+        label: the name that it is to be found by from now on, if it was given one; keys: those that now lead to it.
+        """
+        ours = self._sessions.get(theirs.strand)
+        if ours is not None:
+            if ours.seen_s > theirs.seen_s and ours.turn >= theirs.turn:
+                return
+            after = indexed(theirs.anchors(), theirs.turn)
+            for key in indexed(ours.anchors(), ours.turn):
+                if self._index.get(key) is ours:
+                    if key in after:
+                        self._index[key] = theirs
+                    else:
+                        del self._index[key]
+            if ours.label is not None and self._named.get(ours.label) is ours:
+                self._named[ours.label] = theirs
+        self._index.update(dict.fromkeys(keys, theirs))
+        if label is not None:
+            self._named[label] = theirs
+        self._sessions[theirs.strand] = theirs
+        self._sessions.move_to_end(theirs.strand)
+        self._expire(theirs.seen_s)
+
+    def ways_to(self, session: Session) -> tuple[int | None, list[int]]:
+        """The name and the keys by which it is found now."""
+        label = session.label if session.label is not None and self._named.get(session.label) is session else None
+        keys = indexed(session.anchors(), session.turn)
+        return label, [key for key in keys if self._index.get(key) is session]
+
+    def all(self) -> list[Session]:
+        """The longest unused first."""
+        return list(self._sessions.values())
+
+    # -- for the operator
+
+    def drop(self, session_id: str) -> bool:
+        """Forget a session with all its strands; whether there was one."""
+        found = [session for session in self._sessions.values() if session.id == session_id]
+        for session in found:
+            self._forget(session)
+        return bool(found)
+
+    def summary(self, session_id: str) -> Summary | None:
+        """The session, by its strand used last."""
+        session = next((one for one in reversed(self._sessions.values()) if one.id == session_id), None)
+        return None if session is None else _summary(session)
+
+    def recent(self, limit: int) -> list[Summary]:
+        """The sessions used last, newest first."""
+        newest = reversed(self._sessions.values())
+        return [_summary(session) for _, session in zip(range(limit), newest, strict=False)]
+
+    # -- finding
+
+    def _place(self, request: Request, named: Session | None) -> Place:
+        matches = self._matches(request, named)
+        match = next(matches, None)
+        if match is not None and match.anchor.is_prompt and match.covered == request.chain.size:
+            parent = next((shorter for shorter in matches if shorter.covered < match.covered), None)
+            if _may_grow(match, request, named):
+                return _placed(Kind.RETRY, match.session, match.anchor.turn, request, parent)
+            match = parent  # that turn again, but in a session of its own
+        if match is None:
+            lost = named is not None or request.previous_response_id is not None
+            return self._unmatched(Kind.LOST if lost else Kind.FIRST, request, named)
+        if _may_grow(match, request, named):
+            return _placed(Kind.NEXT, match.session, match.anchor.turn + 1, request, match)
+        branch = Session(self._fresh(request), request.label)
+        branch.learn(*match.session.learnt())
+        return _placed(Kind.BRANCH, branch, match.anchor.turn + 1, request, match)
+
+    def _unmatched(self, kind: Kind, request: Request, named: Session | None) -> Place:
+        """A conversation without a known prefix. Under a known id it counts on, but nothing is believed to be held."""
+        new = Session(self._fresh(request), request.label)
+        if named is not None:
+            new.learn(named.output_tokens, None, None)
+        return _placed(kind, new, named.turn + 1 if named else 1, request, None)
+
+    def _place_by_count(self, request: Request, session: Session | None, now_s: float) -> Place:
+        """The paper's rule: the opener is the session, each request in it a turn, all of its history is held."""
+        if session is None:
+            return self._unmatched(Kind.FIRST, request, None)
+        self._touch(session, now_s)
+        anchors = session.anchors()
+        end = request.chain.end()
+        is_retry = any(one.is_prompt and one.turn == session.turn and one.mark == end for one in anchors)
+        kind, turn = (Kind.RETRY, session.turn) if is_retry else (Kind.NEXT, session.turn + 1)
+        parent = max((one for one in anchors if one.turn < turn), key=lambda one: one.tokens, default=None)
+        if parent is None:
+            return _placed(kind, session, turn, request, None)
+        # What the new turn adds: beyond the known prefix where there is one, else the last message.
+        ends = request.chain.ends
+        known = next((match.covered for match in self._matches(request, session) if match.anchor.turn < turn), None)
+        covered = known if known is not None else ends[-2] if len(ends) > 1 else 0
+        return _placed(kind, session, turn, request, _Match(session, parent, covered))
+
+    def _matches(self, request: Request, named: Session | None) -> Iterator[_Match]:
+        """Known prefixes of the request, the longest first; of equal ones the named session's comes first."""
+        chain, index = request.chain, self._index
+        places = dict(zip(chain.keys, range(len(chain.keys)), strict=True))
+        known: Collection[int] = index.keys() & places.keys()
+        if len(known) > 1:
+            known = sorted(known, key=places.__getitem__, reverse=True)  # the session of the longest prefix first
+        found = [index[key] for key in known]
+        if named is not None:
+            found.insert(0, named)
+        matches = []
+        for session in dict.fromkeys(found):
+            for anchor in session.anchors():
+                place = places.get(anchor.key)
+                covered = None if place is None else chain.reach(place, anchor.tail, anchor.check)
+                if covered is not None:
+                    matches.append(_Match(session, anchor, covered))
+        matches.sort(key=_COVERED, reverse=True)
+        return iter(matches)
+
+    # -- keeping
+
+    def _add(self, place: Place, request: Request) -> Session:
+        strand = place.strand if place.strand not in self._sessions else self._fresh(request)
+        session = Session(strand, request.label)
+        if place.kind is not Kind.FIRST:  # which brings nothing
+            session.learn(place.output_tokens, place.decode, place.prefill)
+        self._sessions[strand] = session
+        return session
+
+    def _fresh(self, request: Request) -> int:
+        """A strand that no session has: the label itself for its first, else one that nobody can foretell."""
+        if request.label is not None and request.label not in self._sessions:
+            return request.label
+        while True:
+            self._serial += 1
+            strand = (request.chain.keys[-1] ^ (self._serial * _SPREAD)) & ((1 << KEY_BITS) - 1)
+            if strand not in self._sessions:
+                return strand
+
+    def _name(self, session: Session, label: int | None) -> None:
+        if label is not None:
+            if session.label is None:
+                session.label = label
+            self._named[label] = session
+
+    def _touch(self, session: Session | None, now_s: float) -> None:
+        if session is not None:
+            session.seen_s = now_s
+            self._sessions.move_to_end(session.strand)
+
+    def _expire(self, now_s: float) -> None:
+        """Amortised: each session is looked at once when it goes."""
+        while self._sessions:
+            oldest = next(iter(self._sessions.values()))
+            if len(self._sessions) <= self._capacity and now_s - oldest.seen_s <= self._ttl_s:
+                return
+            self._forget(oldest)
+
+    def _forget(self, session: Session) -> None:
+        del self._sessions[session.strand]
+        self._unlink(session, indexed(session.anchors(), session.turn))
+        if session.label is not None and self._named.get(session.label) is session:
+            del self._named[session.label]
+
+    def _unlink(self, session: Session, keys: set[int]) -> None:
+        for key in keys:
+            if self._index.get(key) is session:
+                del self._index[key]
+
+
+def _may_grow(match: _Match, request: Request, named: Session | None) -> bool:
+    """Whether the request carries on with the very session that has its parent.
+
+    It must be that session's newest turn, and the names must agree: a session without a name takes the first one
+    that it is given, unless that name is another session's already.
+    """
+    session, label = match.session, request.label
+    if match.anchor.turn != session.turn:
+        return False
+    return label is None or label == session.label or (session.label is None and named is None)
+
+
+def _still_there(session: Session, anchors: Iterable[Anchor], place: Place, request: Request, outcome: Outcome) -> bool:
+    """Whether the session is still where `find` saw it; another turn may have ended there since."""
+    if request.opener is not None:
+        return place.turn >= session.turn
+    if request.label is not None and session.label not in (None, request.label):
+        return False  # it was given another name meanwhile
+    newest = [anchor for anchor in anchors if anchor.turn == session.turn]
+    if place.kind is Kind.NEXT:
+        return session.turn == place.turn - 1 and place.parent in [anchor.key for anchor in newest]
+    if place.kind is not Kind.RETRY or session.turn != place.turn:
+        return False
+    replies = [anchor.mark for anchor in newest if not anchor.is_prompt]
+    same_reply = not replies or outcome.reply_key is None or outcome.reply_key in replies
+    return same_reply and any(anchor.is_prompt and anchor.mark == request.chain.end() for anchor in newest)
+
+
+def _new_anchors(place: Place, request: Request, outcome: Outcome) -> list[Anchor]:
+    """What the finished turn adds: its prompt, its prompt with the reply, and the id that stands for both."""
+    prompt, both = outcome.prompt_tokens, outcome.prompt_tokens + outcome.completion_tokens
+    anchors = []
+    if request.chain.size > 0:
+        anchors.append(Anchor.at(request.chain.end(), place.turn, prompt, is_prompt=True))
+    if outcome.reply_key is not None:
+        anchors.append(Anchor.at(outcome.reply_key, place.turn, prompt if outcome.reasoned else both))
+    if outcome.response_id is not None and request.stores_responses:
+        anchors.append(Anchor.at(Mark(request.response_key(outcome.response_id)), place.turn, both, is_stored=True))
+    return anchors
+
+
+def _placed(kind: Kind, session: Session, turn: int, request: Request, parent: _Match | None) -> Place:
+    output_tokens, decode, prefill = session.learnt()
+    return Place(
+        session_id=session.id if request.label is None else hexadecimal(request.label),
+        turn=turn,
+        kind=kind,
+        held_tokens=parent.anchor.tokens if parent else 0,
+        new_bytes=request.chain.size - (parent.covered if parent else 0),
+        decode=decode,
+        prefill=prefill,
+        output_tokens=output_tokens,
+        strand=session.strand,
+        parent=parent.anchor.key if parent else None,
+    )
+
+
+def _summary(session: Session) -> Summary:
+    _, decode, prefill = session.learnt()
+    return Summary(
+        session_id=session.id,
+        turn=session.turn,
+        held_tokens=max((anchor.tokens for anchor in session.anchors()), default=0),
+        decode=decode.worker if decode else None,
+        prefill=prefill.worker if prefill else None,
+        seen_s=session.seen_s,
+    )

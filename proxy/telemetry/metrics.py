@@ -1,0 +1,141 @@
+"""The proxy's Prometheus metrics. Labels are bounded: routes, reasons, roles, states and leg kinds are fixed sets."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ..fleet.view import WorkerView
+from ..fleet.worker import Role
+
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30.0, 60.0)
+TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.15, 0.3, 1.0)
+
+
+class Counts(Collector):
+    """A counter of every turn. The library's own takes locks and checks, for threads and labels that there are not."""
+
+    def __init__(self, registry: CollectorRegistry, name: str, text: str, *labels: str) -> None:
+        self._about = (name, text, None, labels)
+        self._values = defaultdict[tuple[str, ...], float](float)
+        registry.register(self)
+
+    def add(self, *values: str, by: float = 1.0) -> None:
+        """values: of the labels, in their order."""
+        self._values[values] += by
+
+    def collect(self) -> Iterator[Metric]:
+        name, text, value, labels = self._about
+        family = CounterMetricFamily(name, text, value, labels)
+        for values, count in self._values.items():
+            family.add_metric(values, count)
+        yield family
+
+
+class Spread(Collector):
+    """A histogram of every turn, by one label. bounds: of the buckets, ascending; above the last there is one more."""
+
+    def __init__(
+        self, registry: CollectorRegistry, name: str, text: str, bounds: tuple[float, ...], label: str
+    ) -> None:
+        self._about = (name, text, None, None, (label,))
+        self._bounds = bounds
+        self._counts = defaultdict[str, list[int]](lambda: [0] * (len(bounds) + 1))
+        self._sums = defaultdict[str, float](float)
+        registry.register(self)
+
+    def observe(self, value: str, amount: float) -> None:
+        """value: of the label."""
+        self._counts[value][bisect_left(self._bounds, amount)] += 1
+        self._sums[value] += amount
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(*self._about)
+        names = [*(repr(bound) for bound in self._bounds), "+Inf"]
+        for value, counts in self._counts.items():
+            buckets = list(zip(names, accumulate(counts), strict=True))
+            family.add_metric((value,), buckets, self._sums[value])
+        yield family
+
+
+class Metrics:
+    """Every series of one proxy, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=self.registry)
+
+        def counts(name: str, text: str, *labels: str) -> Counts:
+            return Counts(self.registry, name, text, *labels)
+
+        def spread(name: str, text: str, bounds: tuple[float, ...], label: str) -> Spread:
+            return Spread(self.registry, name, text, bounds, label)
+
+        self.turns = counts("ppd_turns", "Turns by route and reason", "route", "reason")
+        self.outcomes = counts("ppd_turn_outcomes", "How turns ended", "route", "outcome")
+        self.failures = counter("ppd_leg_failures", "Legs that failed, at what, and why", "leg", "phase", "cause")
+        self.retries = counter("ppd_retries", "Turns to be tried again, by what became of that", "result")
+        self.abandoned = counter("ppd_handovers_abandoned", "Hand-overs whose client left", "fate")
+        self.refused = counter("ppd_refused", "Requests refused for the proxy's own limits", "reason")
+        self.queue_wait = Histogram(
+            "ppd_queue_wait_seconds",
+            "Waits of those that were admitted late",
+            buckets=TTFT_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.canaries = counter("ppd_canaries", "Tiny conversations over a pair of P and D", "result")
+        self.ttft = spread("ppd_ttft_seconds", "Time to first token, at the proxy", TTFT_BUCKETS_S, "route")
+        self.tpot = spread("ppd_tpot_seconds", "Mean time per output token", TPOT_BUCKETS_S, "route")
+        self.legs = spread("ppd_leg_seconds", "Leg durations", TTFT_BUCKETS_S, "leg")
+        self.prompt_tokens = counts("ppd_prompt_tokens", "Prompt tokens as engines counted them", "route")
+        self.cached_tokens = counts("ppd_cached_tokens", "Prompt tokens found in the worker's cache", "route")
+        self.completion_tokens = counts("ppd_completion_tokens", "Generated tokens", "route")
+        self.residency_misses = counter("ppd_residency_misses", "LOCAL turns whose prefix was not cached after all")
+        self.handoffs_missing = counter("ppd_handoffs_missing", "Prefill answers without a usable handoff", "reason")
+        self.heartbeats = counter("ppd_heartbeats", "Messages on the heartbeat ports", "result")
+        self.passed_through = counter("ppd_passthrough_requests", "Requests outside of sessions", "endpoint", "status")
+        self.config_reloads = counter("ppd_config_reloads", "Reads of a changed config or key file", "result")
+
+    def watch(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        """Adds gauges that are read when they are scraped."""
+        self.registry.register(_Live(collect))
+
+
+class _Live(Collector):
+    def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
+        self._collect = collect
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._collect()
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+
+def fleet_gauges(views: Iterable[WorkerView]) -> Iterator[Metric]:
+    """Workers by role and state, and what this proxy has in flight on each role."""
+    views = tuple(views)
+    workers = GaugeMetricFamily("ppd_workers", "Workers by role and state", labels=("role", "state"))
+    inflight = GaugeMetricFamily("ppd_inflight_legs", "Legs that run now", labels=("role",))
+    queued = GaugeMetricFamily("ppd_queued_prefill_tokens", "Prompt tokens still to compute", labels=("role",))
+    for role in Role:
+        members = [view for view in views if view.role is role]
+        for state in ("up", "draining", "down"):
+            workers.add_metric((role, state), sum(view.state == state for view in members))
+        inflight.add_metric((role,), sum(view.inflight for view in members))
+        queued.add_metric((role,), sum(view.queued_prefill_tokens for view in members))
+    yield from (workers, inflight, queued)
+
+
+def gauge(name: str, text: str, value: float) -> Metric:
+    family = GaugeMetricFamily(name, text)
+    family.add_metric((), value)
+    return family

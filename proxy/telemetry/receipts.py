@@ -1,0 +1,148 @@
+"""Receipts: for every turn, what was decided, from which numbers, and how each leg went.
+
+Kept in a ring in memory for `GET /admin/requests/{id}`, and written as JSON lines when a log is configured. They hold
+counts, names and times; never text of a prompt or an answer, nor a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from pathlib import Path
+
+import msgspec
+
+from ..errors import LegError
+from ..failures import Leg, Phase
+
+
+class LegRecord(msgspec.Struct, kw_only=True):
+    """One upstream request; times in seconds from the turn's arrival."""
+
+    kind: Leg
+    worker: str  # the registry's name, "D2"
+    address: str
+    started_s: float
+    first_event_s: float | None = None
+    events: int | None = None  # of a stream that broke: how many had come
+    ended_s: float | None = None
+    status: int | None = None
+    phase: Phase | None = None  # what it was at when it failed
+    error: str | None = None  # why it failed: a `failures.Cause`
+
+    def fail(self, exc: LegError) -> None:
+        self.phase, self.error = exc.phase, exc.cause
+
+
+class CellRecord(msgspec.Struct, kw_only=True):
+    """What the table said."""
+
+    table: str
+    lookup: str  # nearest or interpolated
+    cell: str  # of several the one with the largest share
+    evidence: str  # inside, interpolated, extrapolated or none
+    score: float | None
+    d_ttft: float | None
+    d_tpot: float | None
+    w_ttft: float
+    w_tpot: float
+
+
+class Receipt(msgspec.Struct, kw_only=True):
+    """One turn, whole. Token counts marked `estimated` were known before the turn; the others are the engine's."""
+
+    id: str
+    at: str  # wall clock, ISO 8601
+    endpoint: str
+    client: str = ""  # the name of its key
+    model: str
+    stream: bool
+    session: str
+    turn: int
+    kind: str  # first, next, retry, branch or lost
+    route: str = ""
+    reason: str = ""
+    wanted: str = ""
+    forced: str = ""  # the route that the request itself asked for, with the admin key
+    vetoes: list[str] = []
+    mode: str = ""
+    decode: str = ""
+    prefill: str = ""
+    qps: float = 0.0
+    waited_s: float = 0.0  # for a place in the fleet
+    estimated_prompt_tokens: int = 0
+    estimated_new_tokens: int = 0
+    estimated_cached_tokens: int = 0
+    estimated_output_tokens: int = 0
+    cell: CellRecord | None = None
+    legs: list[LegRecord] = []
+    handoff_missing: str | None = None  # why D got the plain prompt although P had answered
+    status: int = 0
+    error: str | None = None
+    outcome: str = "running"  # completed, failed, cancelled or broken (the answer ended early)
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    ended_s: float | None = None
+
+
+class Receipts:
+    """The newest `kept` receipts, by request id."""
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._by_id: OrderedDict[str, Receipt] = OrderedDict()
+
+    def open(self, receipt: Receipt) -> None:
+        self._by_id[receipt.id] = receipt
+        self._by_id.move_to_end(receipt.id)
+        while len(self._by_id) > self._kept:
+            self._by_id.popitem(last=False)
+
+    def find(self, request_id: str) -> Receipt | None:
+        return self._by_id.get(request_id)
+
+    def newest(self, limit: int) -> list[Receipt]:
+        ids = list(self._by_id)[-limit:]
+        return [self._by_id[request_id] for request_id in reversed(ids)]
+
+
+class ReceiptLog:
+    """Appends finished receipts to a file, off the event loop and in batches; what a full disk refuses is counted."""
+
+    FLUSH_S = 0.5
+    WAITING_LIMIT = 100_000
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._waiting: deque[bytes] = deque(maxlen=self.WAITING_LIMIT)
+        self.lost = 0
+
+    def write(self, receipt: Receipt) -> None:
+        self.lost += len(self._waiting) == self.WAITING_LIMIT
+        self._waiting.append(msgspec.json.encode(receipt) + b"\n")
+
+    async def run(self) -> None:
+        """Until cancelled; what is waiting then is still written."""
+        try:
+            while True:
+                await asyncio.sleep(self.FLUSH_S)
+                await asyncio.to_thread(self._flush)
+        finally:
+            self._flush()
+
+    def _flush(self) -> None:
+        lines = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        if not lines:
+            return
+        try:
+            with self._path.open("ab") as file:
+                file.write(b"".join(lines))
+        except OSError:
+            self.lost += len(lines)
+            with contextlib.suppress(IndexError):
+                self._waiting.clear()

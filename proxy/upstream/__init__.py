@@ -1,0 +1,1 @@
+"""HTTP to workers: pooled connections, calls, and their answers."""

@@ -1,0 +1,165 @@
+"""Open connections to workers: kept for the next request, or made before there is one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+from ..errors import Overloaded
+from ..runtime.tls import Tls
+from .call import GONE, LATE, UNREACHABLE, Call
+from .connection import WorkerConnection
+
+Place = tuple[str, bool]
+"""A worker's host:port, and whether it speaks TLS."""
+
+_RST_AT_CLOSE = struct.pack("ii", 1, 0)
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
+
+
+class Pool:
+    """The connections to one place. The one used last is taken first, so that what is not needed grows old."""
+
+    def __init__(self, place: Place, *, keepalive_s: float, tls: Tls | None) -> None:
+        self._host, _, port = place[0].rpartition(":")
+        self._host = self._host.strip("[]")
+        self._port = int(port)
+        self._tls = tls
+        self._keepalive_s = keepalive_s
+        self._loop = asyncio.get_running_loop()
+        self._idle: dict[WorkerConnection, None] = {}  # the longest unused first
+        self._retiring: asyncio.TimerHandle | None = None
+
+    @property
+    def is_used(self) -> bool:
+        return bool(self._idle)
+
+    def take(self) -> WorkerConnection | None:
+        """A connection that is there and still good, or None."""
+        oldest_s = self._loop.time() - self._keepalive_s
+        while self._idle:
+            connection, _ = self._idle.popitem()
+            if connection.is_open and connection.free_s > oldest_s:
+                return connection
+            connection.abort()
+        return None
+
+    async def warm(self, count: int, limit_s: float) -> None:
+        """So many connections at hand, or as many as the worker takes in that time; none is older than any other kept.
+
+        Whether the worker is well is for others to find out.
+        """
+        with contextlib.suppress(OSError, UnicodeError, TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while len(self._idle) < count:
+                    self.free(await self._connected())
+
+    async def connect(self, call: Call, limit_s: float) -> WorkerConnection:
+        """A new connection; LegError where there is none in time, Overloaded where the proxy has no file left."""
+        connection: WorkerConnection | None = None
+        try:
+            async with connecting(call, limit_s):
+                connection = await self._connected()
+        except BaseException:
+            if connection is not None:
+                connection.abort()
+            raise
+        return connection
+
+    def free(self, connection: WorkerConnection) -> None:
+        connection.free_s = self._loop.time()
+        self._idle[connection] = None
+        if self._retiring is None:
+            self._retiring = self._loop.call_later(self._keepalive_s, self._retire)
+
+    def lost(self, connection: WorkerConnection) -> None:
+        self._idle.pop(connection, None)
+
+    def close(self) -> None:
+        if self._retiring is not None:
+            self._retiring.cancel()
+        for connection in tuple(self._idle):
+            connection.abort()
+
+    def _retire(self) -> None:
+        """Closes what the worker is about to close itself: a request must not meet that."""
+        self._retiring = None
+        oldest_s = self._loop.time() - self._keepalive_s
+        for connection in tuple(self._idle):
+            if connection.free_s <= oldest_s:
+                connection.abort()
+            else:
+                self._retiring = self._loop.call_at(connection.free_s + self._keepalive_s, self._retire)
+                return
+
+    async def _connected(self) -> WorkerConnection:
+        failure: OSError | None = None
+        for family, address in await self._addresses():
+            made = _socket(family)
+            try:
+                await self._loop.sock_connect(made, address)
+                _, connection = await self._loop.create_connection(
+                    lambda: WorkerConnection(self, self._loop),
+                    sock=made,
+                    ssl=self._tls.context if self._tls else None,
+                    server_hostname=self._host if self._tls else None,
+                )
+            except OSError as exc:
+                made.close()
+                failure = exc
+            except BaseException:
+                made.close()
+                raise
+            else:
+                return connection
+        raise failure or OSError("no address")
+
+    async def _addresses(self) -> list[tuple[int, Any]]:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        with contextlib.suppress(OSError):
+            socket.inet_pton(family, self._host)
+            return [(family, (self._host, self._port))]  # asking a resolver would cost a thread's time
+        found = await self._loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        return [(family, address) for family, _, _, _, address in found]
+
+
+def _socket(family: int) -> socket.socket:
+    """One that drops what is unsent when it is closed: a leg that was given up must not arrive after all.
+
+    Its handoff may have ended by then, and the blocks that it names hold another prompt's KV.
+    """
+    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST_AT_CLOSE)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
+
+
+@contextlib.asynccontextmanager
+async def connecting(call: Call, limit_s: float) -> AsyncIterator[None]:
+    """Bounds a connecting, and names its failure."""
+    try:
+        async with asyncio.timeout(0.0 if call.is_gone else limit_s) as limit:
+
+            def give_up(_: object) -> None:
+                with contextlib.suppress(RuntimeError):  # its time has just run out
+                    limit.reschedule(0.0)
+
+            call.on_failure = give_up
+            try:
+                yield
+            finally:
+                call.on_failure = None
+        if call.is_gone:  # in the very moment in which the connection stood
+            raise call.error(*GONE)
+    except TimeoutError as exc:
+        raise call.error(*(GONE if call.is_gone else LATE)) from exc
+    except (OSError, UnicodeError) as exc:  # UnicodeError: a name that no resolver could be asked for
+        if isinstance(exc, OSError) and exc.errno in _NO_FILES:
+            raise Overloaded("the proxy has no connection left", reason="queue_full", retry_after_s=1.0) from exc
+        raise call.error(*(GONE if call.is_gone else UNREACHABLE)) from exc

@@ -1,0 +1,1 @@
+"""Announces one engine to the proxy, and drains it."""

@@ -1,0 +1,195 @@
+"""The flags of `ppd agent`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import click
+import zmq.auth
+
+from ppd.proxy.discovery.heartbeat import check_address
+from ppd.proxy.errors import ConfigError, PPDError
+from ppd.proxy.fleet.worker import Role
+
+from ..agent.agent import Agent, Announcer, Identity, run_until_signal
+from ..fleet.process import EngineProcess
+from ..vllm.launch import WILDCARDS, Device, EngineSpec, Launch
+from ..vllm.launch import command as vllm_command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions:
+    """The flags, as they are named on the command line."""
+
+    role: Role
+    proxies: tuple[str, ...]
+    attach: str
+    engine: str
+    model: str
+    host: str
+    port: int
+    side_channel_host: str
+    side_channel_port: int
+    kv_events_port: int
+    device: Device
+    gpus: str
+    tensor_parallel: int
+    python: str
+    advertise: str
+    connector: str
+    coordinates: tuple[str, ...]
+    interval: float
+    drain_timeout: float
+    api_key: str
+    curve_key: Path | None
+    curve_server_key: Path | None
+    log_path: Path
+    engine_args: tuple[str, ...]
+
+
+def launch_of(options: AgentOptions) -> Launch:
+    """The engine to start."""
+    if options.engine == "sim":
+        argv = [sys.executable, "-m", "ppd.servers.sim", "--role", options.role, "--host", options.host]
+        argv += ["--port", str(options.port), "--side-channel-port", str(options.side_channel_port)]
+        return Launch((*argv, *(("--model", options.model) if options.model else ()), *options.engine_args))
+    if not options.model:
+        raise ConfigError("model = '': must name the model that the engine serves", param="model")
+    spec = EngineSpec(
+        role=options.role,
+        model=options.model,
+        host=options.host,
+        port=options.port,
+        side_channel_host=options.side_channel_host or options.advertise.rpartition(":")[0],
+        kv_events_port=options.kv_events_port or None,
+        side_channel_port=options.side_channel_port,
+        device=options.device,
+        gpus=_indices(options.gpus),
+        tensor_parallel=options.tensor_parallel,
+        python=options.python,
+        extra_args=options.engine_args,
+    )
+    return vllm_command(spec)
+
+
+def check_free(host: str, port: int) -> None:
+    """ConfigError where somebody listens already, whose health would be taken for the launched engine's."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as attempt:
+        if attempt.connect_ex(("127.0.0.1" if host == "0.0.0.0" else host, port)) == 0:
+            raise ConfigError(f"port = {port}: must be a free port on {host} (in use)", param="port")
+
+
+def identity_of(options: AgentOptions, address: str) -> Identity:
+    if not options.advertise and not options.attach and options.host in WILDCARDS:
+        raise ConfigError(f"advertise: must be given when host is {options.host!r}: proxies connect to it")
+    pairs = [text.partition("=") for text in options.coordinates]
+    if not all(name and value for name, _, value in pairs):
+        raise ConfigError("coordinate: must be NAME=VALUE", param="coordinate")
+    return Identity(
+        role=options.role,
+        address=check_address(options.advertise or address, "advertise"),
+        engine=options.engine,
+        connector=options.connector,
+        coordinates={name: value for name, _, value in pairs},
+        launch_id=uuid.uuid4().hex,
+    )
+
+
+def _indices(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part)
+    except ValueError:
+        raise ConfigError(f"gpus = {text!r}: must be indices such as 0,1", param="gpus") from None
+
+
+def curve_keys(key_file: Path | None, server_key_file: Path | None) -> tuple[bytes, bytes, bytes] | None:
+    """The agent's key pair and the proxy's public key, from ZeroMQ certificates; None where neither is given."""
+    if key_file is None and server_key_file is None:
+        return None
+    if key_file is None or server_key_file is None:
+        raise ConfigError("curve_key and curve_server_key: must be given together", param="curve_key")
+    try:
+        public, secret = zmq.auth.load_certificate(key_file)
+        server, _ = zmq.auth.load_certificate(server_key_file)
+    except (OSError, ValueError) as exc:
+        raise ConfigError(f"curve_key, curve_server_key: must be ZeroMQ certificates ({exc})") from exc
+    if secret is None:
+        raise ConfigError(f"curve_key = {str(key_file)!r}: must be the secret certificate", param="curve_key")
+    return public, secret, server
+
+
+def address_of(url: str) -> str:
+    """host:port of a base URL."""
+    parts = urlsplit(url if "//" in url else f"//{url}")
+    if not parts.hostname or parts.port is None:
+        raise ConfigError(f"attach = {url!r}: must be http://host:port", param="attach")
+    return parts.netloc
+
+
+@click.command("agent")
+@click.option("--role", type=click.Choice([role.value for role in Role]), required=True)
+@click.option("--proxy", "proxies", multiple=True, default=("127.0.0.1:30001",), show_default=True, help="repeatable")
+@click.option("--attach", default="", help="base URL of a running engine; default: launch one")
+@click.option("--engine", type=click.Choice(["sim", "vllm"]), default="vllm", show_default=True)
+@click.option("--model", default="", help="folder or name of the model to launch with")
+@click.option("--host", default="127.0.0.1", show_default=True, help="where the launched engine listens")
+@click.option("--port", type=click.IntRange(1, 65535), default=8100, show_default=True)
+@click.option("--side-channel-host", default="", help="where other engines reach NIXL; default: as --advertise, --host")
+@click.option("--side-channel-port", type=click.IntRange(1, 65535), default=5600, show_default=True, help="of NIXL")
+@click.option("--kv-events-port", type=click.IntRange(0, 65535), default=0, help="publish KV events; default: not")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
+@click.option("--gpus", default="", help="indices, such as 0,1; default: all")
+@click.option("--tensor-parallel", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--python", default=sys.executable, show_default="this one", help="the interpreter that has vLLM")
+@click.option("--advertise", default="", help="host:port at which proxies reach the engine; default: its own")
+@click.option("--connector", type=click.Choice(["nixl", "p2p_nccl", "none"]), default="nixl", show_default=True)
+@click.option("--coordinate", "coordinates", multiple=True, help="NAME=VALUE that the connector needs; repeatable")
+@click.option("--interval", type=click.FloatRange(0.1), default=10.0, show_default=True, help="s between heartbeats")
+@click.option("--drain-timeout", type=click.FloatRange(0), default=60.0, show_default=True, help="s for its streams")
+@click.option("--api-key", envvar="PPD_WORKER_API_KEY", default="", help="of the engine; or PPD_WORKER_API_KEY")
+@click.option("--curve-key", type=click.Path(path_type=Path), help="this agent's secret certificate")
+@click.option("--curve-server-key", type=click.Path(path_type=Path), help="the proxy's public certificate")
+@click.option("--log", "log_path", type=click.Path(path_type=Path), default=Path("ppd-engine.log"), show_default=True)
+@click.argument("engine_args", nargs=-1, type=click.UNPROCESSED)
+def command(role: str, **flags: Any) -> None:
+    """Announce one engine to the proxy. ENGINE_ARGS after -- go to the engine that is launched."""
+    options = AgentOptions(role=Role(role), **flags)
+    logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        for proxy in options.proxies:
+            check_address(proxy, "proxy")
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(_run(options))
+    except PPDError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+async def _run(options: AgentOptions) -> None:
+    address = address_of(options.attach) if options.attach else f"{options.host}:{options.port}"
+    if not options.attach:
+        check_free(options.host, options.port)
+    process = None if options.attach else EngineProcess(launch_of(options), options.log_path)
+    identity = identity_of(options, address)
+    announcer = Announcer(options.proxies, curve_keys(options.curve_key, options.curve_server_key))
+    agent = Agent(
+        identity,
+        announcer,
+        process,
+        base_url=f"http://{address}",
+        interval_s=options.interval,
+        drain_timeout_s=options.drain_timeout,
+        api_key=options.api_key,
+    )
+    try:
+        await run_until_signal(agent)
+    finally:
+        announcer.close()

@@ -1,0 +1,107 @@
+"""`ppd demo`: a fleet, and a real three-turn conversation played through it with OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import click
+from rich.console import Console
+
+from ..fleet.fleet import Fleet, FleetSpec
+from .up import READY_S, fleet_options, fleet_spec, run, show, until_signal
+
+CONVERSATION = Path(__file__).with_name("demo_conversation.json")
+ADMIN_KEY = "demo"
+ANSWER_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TurnShown:
+    """One line of the demo: the turn as the proxy's receipt tells it."""
+
+    number: int
+    receipt: dict[str, Any]
+
+    def line(self) -> str:
+        r = self.receipt
+        workers = f"{r['prefill']}->{r['decode']}" if r["prefill"] else r["decode"]
+        cached = r["cached_tokens"] or 0
+        ttft, tpot = f"{r['ttft_s'] * 1000:.0f} ms", "-" if r["tpot_s"] is None else f"{r['tpot_s'] * 1000:.1f} ms"
+        tokens = f"{cached}/{r['prompt_tokens'] - cached}"
+        return f"{self.number:<6}{r['route']:<9}{r['reason']:<19}{workers:<9}{tokens:<13}{ttft:<9}{tpot:<9}"
+
+
+HEADING = f"{'turn':<6}{'route':<9}{'reason':<19}{'workers':<9}{'cached/new':<13}{'TTFT':<9}{'TPOT':<9}"
+
+
+async def play(base_url: str, model: str) -> AsyncIterator[TurnShown]:
+    """The conversation's turns, streamed; each turn's request carries what was answered before it."""
+    from openai import AsyncOpenAI, AsyncStream
+
+    user_turns = json.loads(CONVERSATION.read_text())["user_turns"]
+    messages: list[dict[str, str]] = []
+    async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key="demo", max_retries=0) as client:
+        for number, text in enumerate(user_turns, 1):
+            messages.append({"role": "user", "content": text})
+            raw = await client.chat.completions.with_raw_response.create(
+                model=model,
+                messages=messages,  # type: ignore[arg-type]
+                max_tokens=ANSWER_TOKENS,
+                temperature=0,
+                stream=True,
+            )
+            stream = raw.parse()
+            assert isinstance(stream, AsyncStream), "asked for as a stream"
+            parts = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
+            answer = "".join(parts)
+            messages.append({"role": "assistant", "content": answer})
+            yield TurnShown(number, await _receipt(base_url, raw.headers["X-Request-Id"]))
+
+
+async def _receipt(base_url: str, request_id: str) -> dict[str, Any]:
+    async with (
+        aiohttp.ClientSession(headers={"X-Admin-Key": ADMIN_KEY}) as session,
+        session.get(f"{base_url}/admin/requests/{request_id}") as response,
+    ):
+        response.raise_for_status()
+        receipt: dict[str, Any] = await response.json()
+        return receipt
+
+
+async def _demo(console: Console, spec: FleetSpec, once: bool) -> None:
+    started = time.monotonic()
+    async with Fleet(spec) as fleet:
+        with console.status(f"starting {sum(spec.workers.values())} workers on the {spec.engine} engine"):
+            await fleet.wait_ready(READY_S[spec.engine])
+        show(fleet)
+        click.echo(f"ready after {time.monotonic() - started:.1f} s\n")
+        click.echo(HEADING)
+        async for turn in play(fleet.url, spec.prepared.name):
+            click.echo(turn.line())
+        if once:
+            return
+        body = json.dumps({"model": spec.prepared.name, "messages": [{"role": "user", "content": "hi"}]})
+        click.echo("\nThe fleet stays up: Ctrl-C ends it. Ask it something:")
+        click.echo(f"  curl {fleet.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
+        await until_signal(fleet)
+
+
+@click.command("demo")
+@fleet_options
+@click.option("--once", is_flag=True, help="end after the conversation")
+def command(once: bool, **flags: Any) -> None:
+    """Start a fleet (1 P, 2 D, 1 R) and the proxy, and play a three-turn conversation through them."""
+
+    async def demo() -> None:
+        console = Console()
+        log_dir = Path(tempfile.mkdtemp(prefix="ppd-demo-"))
+        await _demo(console, fleet_spec(console, admin_key=ADMIN_KEY, log_dir=log_dir, **flags), once)
+
+    run(demo)

@@ -1,0 +1,106 @@
+"""`ppd up`: a fleet on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from ppd.proxy.errors import PPDError
+from ppd.proxy.fleet.worker import Role
+
+from ..fleet.fleet import Fleet, FleetSpec
+from ..fleet.prepare import prepare
+
+READY_S = {"sim": 60.0, "vllm": 900.0}
+
+_OPTIONS = (
+    click.option("--engine", type=click.Choice(["sim", "vllm"]), default="sim", show_default=True),
+    click.option("--model", default="", help="folder or name; default: a tiny model made here, on CPUs"),
+    click.option("-P", "--prefill", type=click.IntRange(0), default=1, show_default=True, help="prefill workers"),
+    click.option("-D", "--decode", type=click.IntRange(0), default=2, show_default=True, help="decode workers"),
+    click.option("-R", "--replica", type=click.IntRange(0), default=1, show_default=True, help="replicas"),
+    click.option("--tensor-parallel", type=click.IntRange(1), default=1, show_default=True, help="GPUs a worker"),
+    click.option("--port", type=click.IntRange(1, 65535), default=10001, show_default=True, help="of the proxy"),
+    click.option("--heartbeat-port", type=click.IntRange(1, 65535), default=30001, show_default=True),
+    click.option("--port-offset", type=click.IntRange(0, 50000), default=0, help="added to the workers' ports"),
+    click.argument("engine_args", nargs=-1, type=click.UNPROCESSED),
+)
+
+
+def fleet_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The flags that `up` and `demo` share."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def fleet_spec(
+    console: Console, engine: str, model: str, prefill: int, decode: int, replica: int, engine_args: Any, **rest: Any
+) -> FleetSpec:
+    """The fleet that the flags ask for, with all that its engines need in place."""
+    workers = {Role.PREFILL: prefill, Role.DECODE: decode, Role.REPLICA: replica}
+    prepared = prepare(engine, model, tuple(engine_args), console.print)
+    return FleetSpec(engine=engine, workers=workers, prepared=prepared, **rest)
+
+
+async def until_signal(fleet: Fleet) -> None:
+    """Until Ctrl-C or SIGTERM; EngineFailed if a program of the fleet ends by itself."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    ended = asyncio.ensure_future(fleet.wait_ended())
+    stopped = asyncio.ensure_future(stop.wait())
+    try:
+        done, _ = await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        ended.cancel()
+        stopped.cancel()
+        await asyncio.gather(ended, stopped, return_exceptions=True)
+
+
+def show(fleet: Fleet) -> None:
+    """The programs, where they listen, and their logs."""
+    click.echo(f"{'program':<9}{'address':<18}log")
+    for member in fleet.members:
+        click.echo(f"{member.name:<9}{member.address:<18}{member.log}")
+    click.echo(f"\nOpenAI base URL: {fleet.url}/v1")
+
+
+def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Runs a command's coroutine; our errors and Ctrl-C end it in one line."""
+    try:
+        with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+            asyncio.run(work())
+    except PPDError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+@click.command("up")
+@fleet_options
+@click.option("--admin-key", envvar="PPD_ADMIN_KEY", default="", help="or PPD_ADMIN_KEY")
+@click.option("--config", "config_path", type=click.Path(exists=True, path_type=Path), help="the proxy's TOML file")
+@click.option("--log-dir", type=click.Path(path_type=Path), default=Path("ppd-logs"), show_default=True)
+def command(config_path: Path | None, **flags: Any) -> None:
+    """Run workers by role and the proxy on this machine; ENGINE_ARGS after -- go to every engine."""
+
+    async def up() -> None:
+        console = Console()
+        proxy_args = ("--config", str(config_path)) if config_path else ()
+        spec = fleet_spec(console, proxy_args=proxy_args, **flags)
+        async with Fleet(spec) as fleet:
+            with console.status("starting the fleet"):
+                await fleet.wait_ready(READY_S[spec.engine])
+            show(fleet)
+            await until_signal(fleet)
+
+    run(up)

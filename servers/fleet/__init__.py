@@ -1,0 +1,1 @@
+"""A fleet on one machine: its processes, started and ended together."""

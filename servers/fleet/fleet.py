@@ -1,0 +1,179 @@
+"""A fleet on one machine: an agent and an engine for every worker, and the proxy in front of them.
+
+`plan` is pure and says which programs run with which ports; `Fleet` starts them, waits until the proxy can use every
+worker, and stops them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from ppd.proxy.fleet.worker import Role
+
+from ..vllm.launch import Launch
+from .prepare import Prepared
+from .process import EngineFailed, EngineProcess
+
+HOST = "127.0.0.1"
+FIRST_PORT = {Role.PREFILL: 8100, Role.DECODE: 8200, Role.REPLICA: 8300}
+FIRST_SIDE_CHANNEL = 5600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSpec:
+    """What to run."""
+
+    engine: str  # sim or vllm
+    workers: Mapping[Role, int]
+    prepared: Prepared
+    tensor_parallel: int = 1
+    port: int = 10001
+    heartbeat_port: int = 30001
+    port_offset: int = 0  # added to every worker's port, so that two fleets fit on one machine
+    admin_key: str = ""
+    proxy_args: tuple[str, ...] = ()
+    log_dir: Path = field(default_factory=lambda: Path("ppd-logs"))
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One program of the fleet."""
+
+    name: str  # "P1", or "proxy"
+    address: str
+    launch: Launch
+    log: Path
+
+
+def plan(spec: FleetSpec) -> tuple[Member, ...]:
+    """The proxy first, then the workers."""
+    members = [_proxy(spec)]
+    ordinal = 0
+    for role in Role:
+        for index in range(spec.workers.get(role, 0)):
+            members.append(_worker(spec, role, index, ordinal))
+            ordinal += 1
+    return tuple(members)
+
+
+def _proxy(spec: FleetSpec) -> Member:
+    flags = ["--port", str(spec.port), "--heartbeat-port", str(spec.heartbeat_port), *spec.proxy_args]
+    env = {"PPD_ADMIN_KEY": spec.admin_key} if spec.admin_key else {}
+    return Member("proxy", f"{HOST}:{spec.port}", Launch((*_ppd("serve"), *flags), env), spec.log_dir / "proxy.log")
+
+
+def _worker(spec: FleetSpec, role: Role, index: int, ordinal: int) -> Member:
+    port = FIRST_PORT[role] + spec.port_offset + index
+    argv = [*_ppd("agent"), "--role", role, "--engine", spec.engine, "--port", str(port)]
+    argv += ["--proxy", f"{HOST}:{spec.heartbeat_port}"]
+    argv += ["--side-channel-port", str(FIRST_SIDE_CHANNEL + spec.port_offset + ordinal)]
+    name, engine = f"{role}{index + 1}", spec.prepared
+    engine_log = spec.log_dir / f"{name}-engine.log"
+    argv += ["--log", str(engine_log)]
+    if engine.model:
+        argv += ["--model", engine.model]
+    if spec.engine == "vllm":
+        argv += ["--device", engine.device, "--tensor-parallel", str(spec.tensor_parallel), "--python", engine.python]
+    args = engine.engine_args
+    if engine.device == "cuda":
+        gpus, share = share_of_gpus(spec, ordinal)
+        argv += ["--gpus", ",".join(map(str, gpus))]
+        args = (*(("--gpu-memory-utilization", f"{share:.2f}") if share < 1 else ()), *args)
+    return Member(name, f"{HOST}:{port}", Launch((*argv, "--", *args)), engine_log)
+
+
+def share_of_gpus(spec: FleetSpec, ordinal: int) -> tuple[tuple[int, ...], float]:
+    """A worker's GPUs, and its share of each one's memory: 1 where it has them to itself.
+
+    GPUs are given out in order; where there are fewer than the fleet needs, workers share them evenly.
+    """
+    count, wanted = spec.prepared.gpu_count, sum(spec.workers.values()) * spec.tensor_parallel
+    first = ordinal * spec.tensor_parallel
+    gpus = tuple((first + n) % count for n in range(spec.tensor_parallel))
+    return gpus, 1.0 if wanted <= count else 0.9 / math.ceil(wanted / count)
+
+
+def _ppd(command: str) -> list[str]:
+    return [sys.executable, "-m", "ppd.servers", command]
+
+
+class Fleet:
+    """The running programs of a plan, as `async with`."""
+
+    def __init__(self, spec: FleetSpec) -> None:
+        self._spec = spec
+        self.members = plan(spec)
+        self._processes = {
+            member.name: EngineProcess(member.launch, spec.log_dir / f"{member.name}.log", name=member.name)
+            for member in self.members
+        }
+
+    async def __aenter__(self) -> Fleet:
+        try:
+            for process in self._processes.values():
+                await process.start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stop()
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self._spec.port}"
+
+    def process(self, name: str) -> EngineProcess:
+        return self._processes[name]
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Return when the proxy knows every worker; EngineFailed, with a log's tail, as soon as a program ends."""
+        ended = [asyncio.ensure_future(self._ended(process)) for process in self._processes.values()]
+        ready = asyncio.ensure_future(self._ready())
+        try:
+            done, _ = await asyncio.wait({ready, *ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise EngineFailed(f"the fleet was not ready after {timeout_s:g} s; logs are in {self._spec.log_dir}")
+            for task in done:
+                task.result()
+        finally:
+            for task in (ready, *ended):
+                task.cancel()
+            await asyncio.gather(ready, *ended, return_exceptions=True)
+
+    async def wait_ended(self) -> None:
+        """Until any program ends by itself, which is an error."""
+        await asyncio.gather(*(self._ended(process) for process in self._processes.values()))
+
+    async def _ended(self, process: EngineProcess) -> None:
+        code = await process.wait()
+        raise EngineFailed(f"{process.name} ended with {code}; the end of {process.log_path}:\n{process.log_tail()}")
+
+    async def _ready(self) -> None:
+        wanted = sum(self._spec.workers.values())
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+            while await self._known_workers(session) < wanted:
+                await asyncio.sleep(0.1)
+
+    async def _known_workers(self, session: aiohttp.ClientSession) -> int:
+        try:
+            async with session.get(f"{self.url}/metrics") as response:
+                lines = (await response.text()).splitlines()
+        except (aiohttp.ClientError, TimeoutError):
+            return -1
+        counts = [line for line in lines if line.startswith("ppd_workers{") and 'state="up"' in line]
+        return int(sum(float(line.rpartition(" ")[2]) for line in counts))
+
+    async def _stop(self) -> None:
+        """Workers first, so that none announces itself to a proxy that is gone."""
+        workers = [process for name, process in self._processes.items() if name != "proxy"]
+        await asyncio.gather(*(process.stop() for process in workers))
+        await self._processes["proxy"].stop()

@@ -1,0 +1,1 @@
+"""The simulated engine's HTTP: vLLM's endpoints, and faults on request."""

@@ -1,0 +1,184 @@
+"""/v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..core.config import SimConfig
+from ..core.errors import BadRequest, SimError
+from ..core.tokens import encode
+from .prompts import chat_prompt
+from .reply import DONE, Choice, Delta, Reply, data_event, openai_error
+from .requests import Body, Generation, is_token, read_generation
+
+
+class _OpenAI:
+    """What the two share: the frame of bodies and chunks, usage and errors."""
+
+    id_prefix: str
+    object: str
+    chunk_object: str
+
+    def frame(self, reply: Reply, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": reply.id,
+            "object": kind,
+            "created": reply.created,
+            "model": reply.generation.model,
+            "choices": choices,
+        }
+
+    def chunk(self, reply: Reply, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        chunk = self.frame(reply, self.chunk_object, choices)
+        if reply.generation.continuous_usage:
+            chunk["usage"] = reply.usage()
+        return chunk
+
+    def closing(self, reply: Reply) -> Iterable[bytes]:
+        if reply.generation.include_usage:
+            yield data_event(self.frame(reply, self.chunk_object, []) | {"usage": reply.usage()})
+        yield DONE
+
+    def failure(self, error: SimError) -> Iterable[bytes]:
+        return [data_event(openai_error(error)), DONE]
+
+    def error(self, error: SimError) -> dict[str, Any]:
+        return openai_error(error)
+
+
+class ChatCompletions(_OpenAI):
+    id_prefix = "chatcmpl-"
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def read(self, body: Body, config: SimConfig) -> Generation:
+        prompt = transferred_prompt(body) or chat_prompt(body)
+        return read_generation(body, config, (prompt,), limits=("max_completion_tokens", "max_tokens"))
+
+    def whole(self, reply: Reply) -> dict[str, Any]:
+        with_ids = reply.generation.return_token_ids
+        choices = [self._choice(at, choice, with_ids=with_ids) for at, choice in enumerate(reply.choices)]
+        return self.frame(reply, self.object, choices) | {
+            "usage": reply.usage(),
+            "prompt_token_ids": list(reply.generation.prompts[0]) if with_ids else None,
+            "kv_transfer_params": reply.transfer_params,
+        }
+
+    def opening(self, reply: Reply) -> Iterable[bytes]:
+        for at in range(len(reply.choices)):
+            delta = {"role": "assistant", "content": ""}
+            choice = {"index": at, "delta": delta, "logprobs": None, "finish_reason": None}
+            chunk = self.chunk(reply, [choice])
+            if reply.generation.return_token_ids:
+                chunk["prompt_token_ids"] = list(reply.generation.prompts[0])
+            yield data_event(chunk)
+
+    def delta(self, reply: Reply, delta: Delta) -> Iterable[bytes]:
+        if not is_shown(reply, delta):
+            return
+        choice = {
+            "index": delta.choice,
+            "delta": {"content": delta.text},
+            "logprobs": None,
+            "finish_reason": delta.finish,
+            **ending(reply, delta),
+        }
+        yield data_event(self.chunk(reply, [choice]))
+
+    def _choice(self, at: int, choice: Choice, *, with_ids: bool) -> dict[str, Any]:
+        return {
+            "index": at,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None, "tool_calls": []},
+            "logprobs": None,
+            "finish_reason": choice.finish,
+            "stop_reason": choice.stop_reason,
+            "token_ids": choice.token_ids if with_ids else None,
+        }
+
+
+class Completions(_OpenAI):
+    id_prefix = "cmpl-"
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def read(self, body: Body, config: SimConfig) -> Generation:
+        return read_generation(body, config, read_prompts(body.raw("prompt")), limits=("max_tokens",), default_limit=16)
+
+    def whole(self, reply: Reply) -> dict[str, Any]:
+        choices = [self._choice(reply, at, choice) for at, choice in enumerate(reply.choices)]
+        return self.frame(reply, self.object, choices) | {
+            "usage": reply.usage(),
+            "kv_transfer_params": reply.transfer_params,
+        }
+
+    def opening(self, reply: Reply) -> Iterable[bytes]:
+        return ()
+
+    def delta(self, reply: Reply, delta: Delta) -> Iterable[bytes]:
+        if not is_shown(reply, delta):
+            return
+        choice = {
+            "index": delta.choice,
+            "text": delta.text,
+            "logprobs": None,
+            "finish_reason": delta.finish,
+            **ending(reply, delta),
+        }
+        yield data_event(self.chunk(reply, [choice]))
+
+    def _choice(self, reply: Reply, at: int, choice: Choice) -> dict[str, Any]:
+        with_ids = reply.generation.return_token_ids
+        prompt = reply.generation.prompts[at // reply.generation.choices]
+        return {
+            "index": at,
+            "text": choice.text,
+            "logprobs": None,
+            "finish_reason": choice.finish,
+            "stop_reason": choice.stop_reason,
+            "token_ids": choice.token_ids if with_ids else None,
+            "prompt_token_ids": list(prompt) if with_ids else None,
+        }
+
+
+def is_shown(reply: Reply, delta: Delta) -> bool:
+    """Text that is held back for a stop string sends no chunk."""
+    return bool(delta.text or delta.finish or reply.generation.return_token_ids)
+
+
+def ending(reply: Reply, delta: Delta) -> dict[str, Any]:
+    """What a streamed choice carries beside its text."""
+    fields: dict[str, Any] = {}
+    if delta.finish is not None:
+        fields["stop_reason"] = delta.stop_reason
+    if reply.generation.return_token_ids:
+        fields["token_ids"] = [] if delta.token is None else [delta.token]
+    return fields
+
+
+def transferred_prompt(body: Body) -> tuple[int, ...] | None:
+    """P's token ids in kv_transfer_params stand in for rendering the messages again (vLLM 0.32)."""
+    params = body.mapping("kv_transfer_params") or {}
+    if params.get("prompt_token_ids") is None:
+        return None
+    tokens = Body(params).token_ids("prompt_token_ids")
+    if not tokens:
+        raise BadRequest("prompt_token_ids must not be empty.", "kv_transfer_params")
+    return tokens
+
+
+def read_prompts(prompt: Any) -> tuple[tuple[int, ...], ...]:
+    """A text, a list of token ids, or a list of either."""
+    if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and is_token(prompt[0])):
+        prompt = [prompt]
+    if not isinstance(prompt, list) or not prompt:
+        raise BadRequest("prompt must be a string, a list of token ids, or a list of either.", "prompt")
+    return tuple(_prompt(item) for item in prompt)
+
+
+def _prompt(item: Any) -> tuple[int, ...]:
+    if isinstance(item, str):
+        return tuple(encode(item))
+    if not isinstance(item, list) or not all(is_token(token) for token in item):
+        raise BadRequest("prompt must be a string, a list of token ids, or a list of either.", "prompt")
+    return tuple(item)

@@ -1,0 +1,135 @@
+"""How an ordered fault looks on the wire: one `Sabotage` sits beside one request and spoils its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from ..core.errors import OrderedError
+from ..core.fault_orders import Kind, Order, Phase
+from ..engine.engine import SimEngine
+
+_PAGE = "<html><head><title>{status}</title></head><body><h1>{status}</h1><hr>gateway</body></html>\n"
+_NO_LINGER = struct.pack("ii", 1, 0)  # SO_LINGER: close with RST
+_BREAKS = frozenset({Kind.HANG, Kind.RESET, Kind.CLOSE, Kind.KILL})
+
+
+class Ended(Exception):
+    """Nothing more is to be written."""
+
+
+class Sabotage:
+    """`order` None: all goes well. What raises Ended or OrderedError has spoilt the answer."""
+
+    def __init__(self, order: Order | None, request: web.Request, engine: SimEngine) -> None:
+        self._order = order
+        self._request = request
+        self._engine = engine
+        self._events = 0
+
+    @property
+    def abort_after(self) -> int | None:
+        """Tokens after which the engine aborts each choice; None: it does not."""
+        if self._order is None or self._order.kind is not Kind.ABORT:
+            return None
+        return self._order.after_events if self._order.phase is Phase.EVENTS else 0
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of an ordered error."""
+        if self._order is None or self._order.retry_after_s is None:
+            return {}
+        return {"Retry-After": str(self._order.retry_after_s)}
+
+    async def instead(self) -> web.StreamResponse | None:
+        """What answers before the engine has seen the request."""
+        order = self._order
+        if order is None or order.phase is not Phase.REQUEST:
+            return None
+        if order.kind is Kind.PAGE:
+            page = _PAGE.format(status=order.status)
+            return web.Response(text=page, status=order.status, content_type="text/html", headers=self.headers)
+        if order.kind is Kind.BODY:
+            form = "text/event-stream" if order.body.startswith("data:") else "application/json"
+            return web.Response(body=order.body.encode(), content_type=form)
+        await self._strike(order, None)
+        return None
+
+    # Streams
+
+    async def reaches(self, phase: Phase, response: web.StreamResponse) -> None:
+        if self._order is not None and self._order.phase is phase:
+            await self._strike(self._order, response)
+
+    async def before_event(self, response: web.StreamResponse) -> None:
+        if self._order is None:
+            return
+        if self._order.kind is Kind.SLOW:
+            await asyncio.sleep(self._order.delay_s)
+        if self._order.phase is Phase.EVENTS and self._events == self._order.after_events:
+            await self._strike(self._order, response)
+        self._events += 1
+
+    # What is not streamed
+
+    def before_whole(self) -> None:
+        """The engine has the request: an error now ends it there."""
+        if self._order is not None and self._order.kind is Kind.ERROR:
+            raise OrderedError(self._order.status)
+
+    async def whole(self, payload: dict[str, Any]) -> web.StreamResponse:
+        order = self._order
+        if order is not None and order.kind is Kind.HANDOFF:
+            _spoil_handoff(payload, order.member)
+        body = msgspec.json.encode(payload)
+        if order is not None and order.kind is Kind.BODY:
+            body = order.body.encode()
+        if order is not None and order.kind is Kind.SLOW:
+            await asyncio.sleep(order.delay_s)
+        if order is not None and order.kind in _BREAKS:
+            head = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+            response = web.StreamResponse(headers=head)
+            await response.prepare(self._request)
+            if order.phase is not Phase.HEAD:
+                await response.write(body[: len(body) // 2])
+            await self._strike(order, response)
+        return web.Response(body=body, content_type="application/json")
+
+    async def _strike(self, order: Order, response: web.StreamResponse | None) -> None:
+        if order.kind is Kind.ERROR:
+            raise OrderedError(order.status)
+        if order.kind is Kind.BODY and response is not None:
+            await response.write(order.body.encode())
+            raise Ended
+        if order.kind not in _BREAKS:
+            return
+        if order.kind is Kind.HANG:
+            await self._engine.until_stopped()
+        elif order.kind is Kind.KILL:
+            self._engine.kill()
+        _drop(self._request, order.kind)
+        raise Ended
+
+
+def _spoil_handoff(payload: dict[str, Any], member: str) -> None:
+    if not member:
+        del payload["kv_transfer_params"]
+    elif (params := payload["kv_transfer_params"]) is not None:
+        params.pop(member, None)
+
+
+def _drop(request: web.Request, kind: Kind) -> None:
+    transport = request.transport
+    if transport is None:
+        return
+    if kind is Kind.CLOSE:
+        transport.close()  # after what is buffered
+        return
+    if kind is Kind.RESET:
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()

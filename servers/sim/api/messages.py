@@ -1,0 +1,82 @@
+"""/v1/messages, Anthropic's API as vLLM serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..core.config import SimConfig
+from ..core.errors import BadRequest, SimError
+from ..core.sequence import Finish
+from .prompts import messages_prompt
+from .reply import DONE, Delta, Reply, named_event
+from .requests import Body, Generation, read_generation
+
+_ERROR_KINDS = {400: "invalid_request_error", 404: "not_found_error"}
+
+
+class Messages:
+    id_prefix = "msg_"
+
+    def read(self, body: Body, config: SimConfig) -> Generation:
+        if body.raw("max_tokens") is None:
+            raise BadRequest("max_tokens is required.", "max_tokens")
+        return read_generation(body, config, (messages_prompt(body),), limits=("max_tokens",), stop="stop_sequences")
+
+    def whole(self, reply: Reply) -> dict[str, Any]:
+        return {
+            **_head(reply),
+            "content": [{"type": "text", "text": reply.choices[0].text}],
+            "stop_reason": _stop_reason(reply),
+            "stop_sequence": _stop_sequence(reply),
+            "usage": _usage(reply),
+            "kv_transfer_params": reply.transfer_params,
+        }
+
+    def opening(self, reply: Reply) -> Iterable[bytes]:
+        usage = _usage(reply) | {"output_tokens": 0}
+        message = _head(reply) | {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+        yield named_event({"type": "message_start", "message": message})
+        yield named_event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
+
+    def delta(self, reply: Reply, delta: Delta) -> Iterable[bytes]:
+        if delta.text:
+            text = {"type": "text_delta", "text": delta.text}
+            yield named_event({"type": "content_block_delta", "index": 0, "delta": text})
+
+    def closing(self, reply: Reply) -> Iterable[bytes]:
+        stop = {"stop_reason": _stop_reason(reply), "stop_sequence": _stop_sequence(reply)}
+        yield named_event({"type": "content_block_stop", "index": 0})
+        yield named_event({"type": "message_delta", "delta": stop, "usage": _usage(reply)})
+        yield named_event({"type": "message_stop"})
+        yield DONE
+
+    def failure(self, error: SimError) -> Iterable[bytes]:
+        return [named_event(self.error(error)), DONE]
+
+    def error(self, error: SimError) -> dict[str, Any]:
+        kind = _ERROR_KINDS.get(error.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+def _head(reply: Reply) -> dict[str, Any]:
+    return {"id": reply.id, "type": "message", "role": "assistant", "model": reply.generation.model}
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    return {
+        "input_tokens": reply.prompt_tokens,
+        "output_tokens": reply.completion_tokens,
+        "cache_read_input_tokens": reply.cached_tokens,
+    }
+
+
+def _stop_sequence(reply: Reply) -> str | None:
+    reason = reply.choices[0].stop_reason
+    return reason if isinstance(reason, str) else None
+
+
+def _stop_reason(reply: Reply) -> str:
+    if reply.choices[0].finish is Finish.LENGTH:
+        return "max_tokens"
+    return "end_turn" if _stop_sequence(reply) is None else "stop_sequence"

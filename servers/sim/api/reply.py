@@ -1,0 +1,147 @@
+"""What has been generated for one request so far, and the shape that every API gives it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from ..core.config import SimConfig
+from ..core.errors import EngineFailure, SimError
+from ..core.sequence import Finish
+from .requests import Body, Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One token of one choice; with `finish` it is the last one."""
+
+    choice: int
+    text: str
+    token: int | None
+    finish: Finish | None = None
+    stop_reason: str | int | None = None
+    cached_tokens: int = 0
+    transfer_params: dict[str, Any] | None = None  # P's handoff, on the last one
+
+
+class Answers:
+    """The deltas of one request's choices, as they come; ends when every choice has."""
+
+    def __init__(self, choices: int) -> None:
+        self._open = choices
+        self._inbox: asyncio.Queue[Delta | EngineFailure] = asyncio.Queue()
+
+    def put(self, item: Delta | EngineFailure) -> None:
+        self._inbox.put_nowait(item)
+
+    def __aiter__(self) -> Answers:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._open == 0:
+            raise StopAsyncIteration
+        item = await self._inbox.get()
+        if isinstance(item, EngineFailure):
+            raise item
+        self._open -= item.finish is not None
+        return item
+
+
+@dataclass(slots=True)
+class Choice:
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish: Finish | None = None
+    stop_reason: str | int | None = None
+    transfer_params: dict[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Reply:
+    """One request's answer as it grows; `choices` in the order of the prompts."""
+
+    id: str
+    created: int  # Unix time, seconds
+    generation: Generation
+    choices: list[Choice] = field(default_factory=list)
+    cached_tokens: int = 0
+    events: int = 0  # streamed so far, where an API numbers them
+
+    def __post_init__(self) -> None:
+        self.choices = [Choice() for _ in range(len(self.generation.prompts) * self.generation.choices)]
+
+    def add(self, delta: Delta) -> None:
+        choice = self.choices[delta.choice]
+        choice.text += delta.text
+        if delta.token is not None:
+            choice.token_ids.append(delta.token)
+        choice.finish = delta.finish
+        choice.stop_reason = delta.stop_reason
+        choice.transfer_params = delta.transfer_params
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+
+    @property
+    def transfer_params(self) -> dict[str, Any] | None:
+        """Only the first choice's: the others stay pinned until their leases end."""
+        return self.choices[0].transfer_params
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.generation.prompts))
+
+    @property
+    def completion_tokens(self) -> int:
+        return sum(len(choice.token_ids) for choice in self.choices)
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "completion_tokens": self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+class Dialect(Protocol):
+    """One API's way of asking and answering. Events are whole, ready to be written."""
+
+    id_prefix: str
+
+    def read(self, body: Body, config: SimConfig) -> Generation: ...
+
+    def whole(self, reply: Reply) -> dict[str, Any]: ...
+
+    def opening(self, reply: Reply) -> Iterable[bytes]: ...
+
+    def delta(self, reply: Reply, delta: Delta) -> Iterable[bytes]: ...
+
+    def closing(self, reply: Reply) -> Iterable[bytes]: ...
+
+    def failure(self, error: SimError) -> Iterable[bytes]:
+        """The end of a stream whose 200 has been sent already."""
+        ...
+
+    def error(self, error: SimError) -> dict[str, Any]: ...
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def data_event(payload: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+
+
+def named_event(payload: dict[str, Any]) -> bytes:
+    """An event that carries its payload's type as its name."""
+    return f"event: {payload['type']}\n".encode() + data_event(payload)
+
+
+def openai_error(error: SimError) -> dict[str, Any]:
+    return {
+        "error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.status},
+    }

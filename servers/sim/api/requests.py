@@ -1,0 +1,172 @@
+"""Bodies of generation requests, read into one value whatever the API they came by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..core.block_pool import Namespace
+from ..core.config import SimConfig
+from ..core.errors import BadRequest, UnknownName
+from ..core.sequence import Sampling
+from ..core.tokens import VOCABULARY_SIZE
+
+_MAX_CHOICES = 128
+_MAX_SALT = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One client request: prompts as token ids, each to be answered `choices` times."""
+
+    model: str
+    namespace: Namespace
+    prompts: tuple[tuple[int, ...], ...]
+    choices: int
+    sampling: Sampling
+    transfer_params: dict[str, Any] | None = None
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    return_token_ids: bool = False
+
+
+class Body:
+    """A JSON object from a client, read field by field; BadRequest names the field."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self._fields = fields
+
+    @classmethod
+    def decode(cls, raw: bytes) -> Body:
+        try:
+            fields = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise BadRequest("The body is not valid JSON.") from exc
+        if not isinstance(fields, dict):
+            raise BadRequest("The body must be a JSON object.")
+        return cls(fields)
+
+    def raw(self, name: str) -> Any:
+        return self._fields.get(name)
+
+    def integer(self, name: str, *, least: int = 0) -> int | None:
+        value = self._fields.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise BadRequest(f"{name} must be an integer of at least {least}.", name)
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self._fields.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise BadRequest(f"{name} must be true or false.", name)
+        return bool(value)
+
+    def text(self, name: str) -> str | None:
+        value = self._fields.get(name)
+        if value is not None and not isinstance(value, str):
+            raise BadRequest(f"{name} must be a string.", name)
+        return value
+
+    def mapping(self, name: str) -> dict[str, Any] | None:
+        value = self._fields.get(name)
+        if value is not None and not isinstance(value, dict):
+            raise BadRequest(f"{name} must be an object.", name)
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A string or a list of non-empty strings."""
+        value = self._fields.get(name)
+        items = [value] if isinstance(value, str) else value or []
+        if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
+            raise BadRequest(f"{name} must be a string or a list of non-empty strings.", name)
+        return tuple(items)
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        value = self._fields.get(name) or []
+        if not isinstance(value, list) or not all(is_token(item) for item in value):
+            raise BadRequest(f"{name} must be a list of token ids below {VOCABULARY_SIZE}.", name)
+        return tuple(value)
+
+
+def is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < VOCABULARY_SIZE
+
+
+def served_model(body: Body, config: SimConfig) -> str:
+    """The model a request names; without one it is the engine's own."""
+    name = body.text("model") or config.model
+    if name not in config.names:
+        raise UnknownName(f"The model `{name}` does not exist.", "model")
+    return name
+
+
+def read_generation(
+    body: Body,
+    config: SimConfig,
+    prompts: tuple[tuple[int, ...], ...],
+    *,
+    limits: tuple[str, ...],
+    default_limit: int | None = None,
+    stop: str = "stop",
+) -> Generation:
+    """The request in `body` for `prompts`. `limits`: the fields that cap the answer, the first one set counts."""
+    model = served_model(body, config)
+    stream = body.flag("stream")
+    options = Body(body.mapping("stream_options") or {})
+    if not stream and body.raw("stream_options") is not None:
+        raise BadRequest("Stream options can only be defined when `stream=True`.", "stream_options")
+    salt = body.text("cache_salt")
+    if salt is not None and not 1 <= len(salt) <= _MAX_SALT:
+        raise BadRequest(f"cache_salt must have 1 to {_MAX_SALT} characters.", "cache_salt")
+    choices = body.integer("n", least=1) or 1
+    if choices > _MAX_CHOICES:
+        raise BadRequest(f"n must be at most {_MAX_CHOICES}.", "n")
+    asked = [value for name in limits if (value := body.integer(name, least=1)) is not None]
+    return Generation(
+        model=model,
+        namespace=Namespace(config.model, model if model != config.model else None, salt),
+        prompts=prompts,
+        choices=choices,
+        sampling=_sampling(body, _limit(config, prompts, asked[0] if asked else None, default_limit), stop),
+        transfer_params=body.mapping("kv_transfer_params"),
+        stream=stream,
+        include_usage=options.flag("include_usage"),
+        continuous_usage=options.flag("continuous_usage_stats"),
+        return_token_ids=body.flag("return_token_ids"),
+    )
+
+
+def _limit(config: SimConfig, prompts: tuple[tuple[int, ...], ...], asked: int | None, default: int | None) -> int:
+    """How many tokens the answer may have; BadRequest if prompt and answer do not fit in the context."""
+    longest = max(map(len, prompts))
+    if not all(prompts):
+        raise BadRequest("The decoder prompt cannot be empty.", "prompt")
+    room = config.max_model_len - longest
+    if room < 1 or (asked or 0) > room:
+        raise BadRequest(
+            f"This model's maximum context length is {config.max_model_len} tokens. However, you requested "
+            f"{asked or 1} output tokens and your prompt contains {longest} input tokens, for a total of "
+            f"{longest + (asked or 1)} tokens. Please reduce the length of the input prompt or the number of "
+            f"requested output tokens.",
+            "input_tokens" if room < 1 else "max_tokens",
+        )
+    return asked or min(default or room, room)
+
+
+def _sampling(body: Body, max_tokens: int, stop: str) -> Sampling:
+    min_tokens = body.integer("min_tokens") or 0
+    if min_tokens > max_tokens:
+        raise BadRequest(f"min_tokens must be at most max_tokens={max_tokens}, got {min_tokens}.", "min_tokens")
+    return Sampling(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        ignore_eos=body.flag("ignore_eos"),
+        stop=body.texts(stop),
+        stop_token_ids=body.token_ids("stop_token_ids"),
+        include_stop=body.flag("include_stop_str_in_output"),
+    )

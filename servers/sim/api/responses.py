@@ -1,0 +1,117 @@
+"""/v1/responses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..core.config import SimConfig
+from ..core.errors import SimError, UnknownName
+from ..core.sequence import Finish
+from .prompts import responses_prompt
+from .reply import Delta, Reply, data_event, named_event, openai_error
+from .requests import Body, Generation, read_generation
+
+
+class Responses:
+    """Keeps nothing: a previous_response_id is unknown, as on a vLLM server without a store."""
+
+    id_prefix = "resp_"
+
+    def read(self, body: Body, config: SimConfig) -> Generation:
+        if previous := body.text("previous_response_id"):
+            raise UnknownName(f"Response with id '{previous}' not found.", "previous_response_id")
+        return read_generation(body, config, (responses_prompt(body),), limits=("max_output_tokens",))
+
+    def whole(self, reply: Reply) -> dict[str, Any]:
+        is_cut = reply.choices[0].finish is Finish.LENGTH
+        return {
+            **_head(reply, "incomplete" if is_cut else "completed"),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "output": [_item(reply, "completed")],
+            "usage": {
+                "input_tokens": reply.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": reply.cached_tokens},
+                "output_tokens": reply.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": reply.prompt_tokens + reply.completion_tokens,
+            },
+            "kv_transfer_params": reply.transfer_params,
+        }
+
+    def opening(self, reply: Reply) -> Iterable[bytes]:
+        started = _head(reply, "in_progress") | {"output": [], "usage": None}
+        item = _item(reply, "in_progress") | {"content": []}
+        yield _event(reply, {"type": "response.created", "response": started})
+        yield _event(reply, {"type": "response.in_progress", "response": started})
+        yield _event(reply, {"type": "response.output_item.added", "output_index": 0, "item": item})
+        yield _event(reply, {"type": "response.content_part.added", **_place(reply), "part": _part("")})
+
+    def delta(self, reply: Reply, delta: Delta) -> Iterable[bytes]:
+        if delta.text:
+            event = {"type": "response.output_text.delta", **_place(reply), "delta": delta.text, "logprobs": []}
+            yield _event(reply, event)
+
+    def closing(self, reply: Reply) -> Iterable[bytes]:
+        text = reply.choices[0].text
+        response = self.whole(reply) | {"kv_transfer_params": None}
+        yield _event(reply, {"type": "response.output_text.done", **_place(reply), "text": text, "logprobs": []})
+        yield _event(reply, {"type": "response.content_part.done", **_place(reply), "part": _part(text)})
+        yield _event(
+            reply,
+            {"type": "response.output_item.done", "output_index": 0, "item": _item(reply, "completed")},
+        )
+        yield _event(reply, {"type": f"response.{response['status']}", "response": response})
+
+    def failure(self, error: SimError) -> Iterable[bytes]:
+        return [data_event(openai_error(error))]
+
+    def error(self, error: SimError) -> dict[str, Any]:
+        return openai_error(error)
+
+
+def _head(reply: Reply, status: str) -> dict[str, Any]:
+    return {
+        "id": reply.id,
+        "object": "response",
+        "created_at": reply.created,
+        "model": reply.generation.model,
+        "status": status,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "metadata": None,
+        "parallel_tool_calls": True,
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+
+
+def _event(reply: Reply, payload: dict[str, Any]) -> bytes:
+    """Events are numbered from 0 in each stream."""
+    number, reply.events = reply.events, reply.events + 1
+    return named_event(payload | {"sequence_number": number})
+
+
+def _item(reply: Reply, status: str) -> dict[str, Any]:
+    return {
+        "id": _item_id(reply),
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": [_part(reply.choices[0].text)],
+    }
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": None}
+
+
+def _place(reply: Reply) -> dict[str, Any]:
+    return {"item_id": _item_id(reply), "output_index": 0, "content_index": 0}
+
+
+def _item_id(reply: Reply) -> str:
+    return "msg_" + reply.id.removeprefix("resp_")

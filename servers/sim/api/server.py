@@ -1,0 +1,236 @@
+"""The HTTP surface of one engine, in the shapes of vLLM's OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import hmac
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from ..core.config import SimConfig
+from ..core.errors import BadRequest, SimError
+from ..core.fault_orders import Faults, Phase, leg_of
+from ..core.tokens import decode
+from ..engine.engine import Received, SimEngine
+from ..engine.metrics import CONTENT_TYPE
+from . import pooling
+from .completions import ChatCompletions, Completions, read_prompts
+from .fault_injection import Ended, Sabotage
+from .messages import Messages
+from .prompts import chat_prompt
+from .reply import Answers, Dialect, Reply, openai_error
+from .requests import Body
+from .responses import Responses
+
+VERSION = "0.33.0"  # the vLLM release whose wire format this follows
+_MAX_BODY_BYTES = 256 * 1024**2
+_GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # what vLLM's API key guards; nothing else
+
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def create_app(engine: SimEngine) -> web.Application:
+    server = _Server(engine)
+    app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[server.guard, server.answer_errors])
+    get, post = app.router.add_get, app.router.add_post
+    post("/v1/chat/completions", server.generates(ChatCompletions()))
+    post("/v1/completions", server.generates(Completions()))
+    post("/v1/responses", server.generates(Responses()))
+    post("/v1/messages", server.generates(Messages()))
+    post("/v1/embeddings", server.pools(pooling.embeddings))
+    post("/pooling", server.pools(pooling.pooling))
+    post("/classify", server.pools(pooling.classify))
+    for path in ("/score", "/v1/score"):
+        post(path, server.pools(pooling.score))
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        post(path, server.pools(pooling.rerank))
+    post("/v1/audio/transcriptions", server.transcribe)
+    post("/tokenize", server.tokenize)
+    post("/detokenize", server.detokenize)
+    get("/v1/models", server.models)
+    get("/version", server.version)
+    get("/metrics", server.metrics)
+    get("/health", server.health)
+    get("/ping", server.health)
+    post("/ping", server.health)
+    if engine.config.allow_faults:
+        post("/faults", server.set_faults)
+    return app
+
+
+class _Server:
+    """The handlers. Everything they know is in the engine."""
+
+    def __init__(self, engine: SimEngine) -> None:
+        self._engine = engine
+        self._config = engine.config
+
+    @web.middleware
+    async def guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        key = self._config.api_key
+        if key and request.path.startswith(_GUARDED):
+            given = request.headers.get("Authorization", "").encode()
+            if not hmac.compare_digest(given, f"Bearer {key}".encode()):
+                return _json({"error": "Unauthorized"}, status=401)
+        return await handler(request)
+
+    @web.middleware
+    async def answer_errors(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except SimError as error:
+            return _json(openai_error(error), status=error.status)
+        except web.HTTPException as error:
+            return _json({"detail": error.reason}, status=error.status)
+
+    def generates(self, dialect: Dialect) -> _Handler:
+        """A handler that generates text in one API's form."""
+
+        async def handle(request: web.Request) -> web.StreamResponse:
+            raw = await request.read()
+            self._engine.received.append(Received(request.path, request.headers, raw))
+            sabotage = Sabotage(self._engine.faults.take(leg_of(raw)), request, self._engine)
+            try:
+                return await sabotage.instead() or await self._generate(request, raw, dialect, sabotage)
+            except SimError as error:
+                return _json(dialect.error(error), status=error.status, headers=sabotage.headers)
+            except (Ended, ConnectionResetError):
+                return web.Response()  # to a connection that is gone
+
+        return handle
+
+    def pools(self, answer: Callable[[Body, SimConfig], dict[str, Any]]) -> _Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            return _json(answer(await _body(request), self._config))
+
+        return handle
+
+    async def transcribe(self, request: web.Request) -> web.StreamResponse:
+        if request.content_type != "multipart/form-data":
+            raise BadRequest("The body must be multipart/form-data.")
+        form = await request.post()
+        upload = form.get("file")
+        if not isinstance(upload, web.FileField):
+            raise BadRequest("file is required.", "file")
+        return _json(pooling.transcription(upload.filename, upload.file.read()))
+
+    async def tokenize(self, request: web.Request) -> web.StreamResponse:
+        body = await _body(request)
+        if body.raw("messages") is not None:
+            tokens = chat_prompt(body)
+        elif isinstance(prompt := body.raw("prompt"), str):
+            (tokens,) = read_prompts(prompt)
+        else:
+            raise BadRequest("prompt or messages is required.", "prompt")
+        texts = [decode((token,)) for token in tokens] if body.flag("return_token_strs") else None
+        limit = self._config.max_model_len
+        return _json({"count": len(tokens), "max_model_len": limit, "tokens": list(tokens), "token_strs": texts})
+
+    async def detokenize(self, request: web.Request) -> web.StreamResponse:
+        return _json({"prompt": decode((await _body(request)).token_ids("tokens"))})
+
+    async def models(self, request: web.Request) -> web.StreamResponse:
+        own = self._config.model
+        cards: list[dict[str, Any]] = [
+            {
+                "id": name,
+                "object": "model",
+                "created": int(self._engine.started_at),
+                "owned_by": "vllm",
+                "root": name,
+                "parent": None if name == own else own,
+                "max_model_len": self._config.max_model_len if name == own else None,
+                "permission": [],
+            }
+            for name in self._config.names
+        ]
+        return _json({"object": "list", "data": cards})
+
+    async def version(self, request: web.Request) -> web.StreamResponse:
+        return _json({"version": VERSION})
+
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        self._engine.handoffs.expire()
+        return web.Response(body=self._engine.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def health(self, request: web.Request) -> web.StreamResponse:
+        return web.Response(status=503 if self._engine.is_dead else 200)
+
+    async def set_faults(self, request: web.Request) -> web.StreamResponse:
+        try:
+            self._engine.faults = msgspec.json.decode(await request.read(), type=Faults)
+        except msgspec.DecodeError as exc:
+            raise BadRequest(str(exc)) from exc
+        return _json({})
+
+    async def _generate(
+        self, request: web.Request, raw: bytes, dialect: Dialect, sabotage: Sabotage
+    ) -> web.StreamResponse:
+        _require_json(request)
+        body = Body.decode(raw)
+        try:
+            generation = dialect.read(body, self._config)
+        except SimError:
+            self._engine.decline(body.raw("kv_transfer_params"))
+            raise
+        given = request.headers.get("X-Request-Id") or body.text("request_id") or self._engine.new_id()
+        reply = Reply(dialect.id_prefix + given, int(time.time()), generation)
+        async with self._engine.generate(generation, reply.id, abort_after=sabotage.abort_after) as answers:
+            if generation.stream:
+                return await self._stream(request, dialect, reply, answers, sabotage)
+            sabotage.before_whole()
+            async for delta in answers:
+                reply.add(delta)
+        return await sabotage.whole(dialect.whole(reply))
+
+    async def _stream(
+        self, request: web.Request, dialect: Dialect, reply: Reply, answers: Answers, sabotage: Sabotage
+    ) -> web.StreamResponse:
+        """The status goes out before the engine has produced anything, as on a real server."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+
+        async def send(events: Iterable[bytes]) -> None:
+            for event in events:
+                await sabotage.before_event(response)
+                await response.write(event)
+
+        try:
+            await sabotage.reaches(Phase.HEAD, response)
+            opened = False
+            async for delta in answers:
+                if not opened:
+                    opened = True
+                    await send(dialect.opening(reply))
+                reply.add(delta)
+                await send(dialect.delta(reply, delta))
+            *others, last = dialect.closing(reply)
+            await send(others)
+            await sabotage.reaches(Phase.LAST, response)
+            await send([last])
+            await sabotage.reaches(Phase.END, response)
+        except SimError as error:
+            for event in dialect.failure(error):
+                await response.write(event)
+        except Ended:
+            pass
+        await response.write_eof()
+        return response
+
+
+def _require_json(request: web.Request) -> None:
+    if request.content_type != "application/json":
+        raise BadRequest("Unsupported Media Type: Only 'application/json' is allowed")
+
+
+async def _body(request: web.Request) -> Body:
+    _require_json(request)
+    return Body.decode(await request.read())
+
+
+def _json(payload: dict[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    body = msgspec.json.encode(payload)
+    return web.Response(body=body, status=status, content_type="application/json", headers=headers)

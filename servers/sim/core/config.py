@@ -1,0 +1,70 @@
+"""Settings of one simulated engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ppd.proxy.errors import ConfigError
+from ppd.proxy.fleet.worker import Role
+
+from ...engine_profile.step_time import EngineProfile
+
+
+class LoadFailurePolicy(StrEnum):
+    """What D does when KV cannot be pulled; vLLM's `kv_load_failure_policy`."""
+
+    FAIL = "fail"  # the request ends with 500
+    RECOMPUTE = "recompute"  # D computes the prompt itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimConfig:
+    """One engine. Two with equal `model` and `seed` answer alike, as two servers with the same weights do."""
+
+    role: Role = Role.REPLICA  # P and D take part in KV transfer, R ignores kv_transfer_params
+    host: str = "127.0.0.1"
+    port: int = 0  # 0: a free one
+    model: str = "sim"
+    loras: tuple[str, ...] = ()  # further names served, each with answers of its own
+    seed: int = 0
+    block_size: int = 16  # tokens per KV block
+    num_blocks: int = 16_384
+    max_model_len: int = 32_768
+    max_num_seqs: int = 256
+    profile: EngineProfile = field(default_factory=EngineProfile)
+    time_scale: float = 0.0  # 1: as slow as the profile says; 0: as fast as it goes
+    engine_id: str = ""  # empty: a random one per process
+    side_channel_host: str = ""  # the name peers are given to pull from; empty: `host`
+    side_channel_port: int = 0  # where peers pull KV; 0: a free one
+    lease_s: float = 30.0  # how long P keeps a finished prefill for D
+    peer_timeout_s: float = 5.0
+    load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
+    kv_events_endpoint: str = ""  # empty: none; with * it is bound, else connected
+    kv_events_topic: str = ""
+    api_key: str = ""  # empty: open
+    allow_faults: bool = False  # POST /faults
+    keep_requests: int = 0  # how many of the last requests stay in `SimEngine.received`
+    shutdown_s: float = 2.0  # how long streams have to send their last chunk
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "num_blocks", "max_model_len", "max_num_seqs", "lease_s", "peer_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be positive, got {getattr(self, name)}", param=name)
+        if self.time_scale < 0:
+            raise ConfigError(f"time_scale must not be negative, got {self.time_scale}", param="time_scale")
+        if self.num_blocks * self.block_size < self.max_model_len:
+            raise ConfigError(
+                f"max_model_len must fit in the KV cache: {self.num_blocks} blocks of {self.block_size} tokens "
+                f"hold less than {self.max_model_len}",
+                param="max_model_len",
+            )
+
+    @property
+    def transfers_kv(self) -> bool:
+        return self.role is not Role.REPLICA
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every model name that requests may use."""
+        return (self.model, *self.loras)

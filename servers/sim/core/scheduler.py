@@ -1,0 +1,326 @@
+"""Continuous batching, one step at a time, as vLLM's scheduler does it. Pure: no clock, no await.
+
+    plan -> Step (who computes how many tokens, how long that takes) -> complete -> the tokens sampled
+
+A prompt that lies on another engine waits outside the batch: `plan` names the blocks to pull, and the caller reports
+with `pull_arrived` or `pull_failed`. Running sequences come first, in order of arrival; when no block is free the
+youngest is preempted and computed again later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ...engine_profile.step_time import EngineProfile, attention_pairs, step_time_s
+from .block_pool import Block, BlockPool, BlockStored
+from .counters import Counters, Trap
+from .handoffs import HandedOver, HandoffLedger, RemotePrefill
+from .sequence import Finish, Sequence, State
+
+
+class EngineDied(Exception):
+    """An assertion in a real engine's scheduler: every request on it is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    sequence: Sequence
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Fill `blocks` with the KV of the peer's `remote_ids`, in order."""
+
+    sequence: Sequence
+    remote: RemotePrefill
+    remote_ids: tuple[int, ...]
+    blocks: tuple[Block, ...]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    chunks: tuple[Chunk, ...] = ()
+    pulls: tuple[Pull, ...] = ()
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One token of one sequence, or its end."""
+
+    sequence: Sequence
+    text: str = ""
+    token: int | None = None
+    finish: Finish | None = None
+    handed_over: HandedOver | None = None
+
+
+class Scheduler:
+    """Owns the sequences from `add` until they finish, and gives every block back."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        handoffs: HandoffLedger,
+        counters: Counters,
+        profile: EngineProfile,
+        *,
+        max_num_seqs: int,
+    ) -> None:
+        self._pool = pool
+        self._handoffs = handoffs
+        self._counters = counters
+        self._profile = profile
+        self._max_num_seqs = max_num_seqs
+        self._waiting: deque[Sequence] = deque()
+        self._ready: deque[Sequence] = deque()  # hold all of their prompt's blocks, so they go first
+        self._pulling: dict[str, Sequence] = {}
+        self._running: list[Sequence] = []
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """For capacity; those that wait for a pull are counted by `pulling`."""
+        return len(self._waiting) + len(self._ready)
+
+    @property
+    def pulling(self) -> int:
+        return len(self._pulling)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        return [*self._running, *self._pulling.values(), *self._ready, *self._waiting]
+
+    def add(self, sequence: Sequence) -> None:
+        self._waiting.append(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """The client has left. A pull that is under way keeps its blocks until it reports."""
+        if sequence.state is State.FINISHED:
+            return
+        self._counters.finished[Finish.ABORT] += 1
+        if sequence.state is State.RUNNING:
+            self._running.remove(sequence)
+        elif sequence.state is State.WAITING:
+            (self._waiting if sequence in self._waiting else self._ready).remove(sequence)
+        is_read_into = sequence.state is State.PULLING and sequence.transfer.trap is None
+        sequence.move(State.FINISHED)
+        if not is_read_into:
+            self._pulling.pop(sequence.id, None)
+            self._pool.release(sequence.forget_blocks())
+
+    def plan(self) -> Step:
+        """The next step. EngineDied where a real scheduler asserts."""
+        budget = self._profile.max_batched_tokens
+        chunks, preempted = self._continue_running(budget)
+        budget -= sum(chunk.tokens for chunk in chunks)
+        pulls: list[Pull] = []
+        if not preempted or not chunks:  # the batch may be empty now, and a pulled prompt at hand
+            chunks += self._admit(budget, pulls)
+        return Step(tuple(chunks), tuple(pulls), self._duration_s(chunks) if chunks else 0.0)
+
+    def complete(self, step: Step) -> list[Output]:
+        """The effects of a step: KV written, full blocks findable, a token for every sequence that is up to date."""
+        self._counters.steps += 1
+        outputs = []
+        for chunk in step.chunks:
+            sequence = chunk.sequence
+            if sequence.state is not State.RUNNING:
+                continue  # aborted while the step ran
+            self._write(sequence, chunk.tokens)
+            if sequence.computed == len(sequence.tokens):
+                outputs.append(self._sample(sequence))
+        return outputs
+
+    def pull_arrived(self, pull: Pull, contents: list[list[int]]) -> None:
+        """The peer's blocks are here. The prompt's last token is computed again, for its logits."""
+        sequence = self._pulling.pop(pull.sequence.id)
+        if sequence.state is State.FINISHED:
+            self._pool.release(sequence.forget_blocks())
+            return
+        for block, content in zip(pull.blocks, contents, strict=True):
+            block.content[:] = content
+        sequence.computed = len(sequence.prompt) - 1
+        sequence.pulled = pull.tokens
+        self._counters.external_hits += pull.tokens
+        self._counters.pulled_blocks += len(pull.blocks)
+        self._seal(sequence, sequence.local_hits)
+        self._resume(sequence)
+
+    def pull_failed(self, pull: Pull, *, recompute: bool) -> Output | None:
+        """The peer's blocks will not come: compute the prompt here, or end the request with an error."""
+        sequence = self._pulling.pop(pull.sequence.id)
+        if sequence.state is State.FINISHED:
+            self._pool.release(sequence.forget_blocks())
+            return None
+        if recompute:
+            self._resume(sequence)
+            return None
+        return self._finish(sequence, Finish.ERROR)
+
+    def _continue_running(self, budget: int) -> tuple[list[Chunk], bool]:
+        """Chunks for the running sequences, and whether one had to be preempted for them."""
+        chunks: list[Chunk] = []
+        preempted = False
+        while len(chunks) < len(self._running) and budget > 0:
+            sequence = self._running[len(chunks)]
+            tokens = min(len(sequence.tokens) - sequence.computed, budget)
+            while not self._grow(sequence, sequence.computed + tokens):
+                preempted = True
+                youngest = self._running.pop()
+                self._preempt(youngest)
+                if youngest is sequence:
+                    return chunks, preempted
+            chunks.append(Chunk(sequence, tokens))
+            budget -= tokens
+        return chunks, preempted
+
+    def _admit(self, budget: int, pulls: list[Pull]) -> list[Chunk]:
+        """Chunks for new sequences, in order of arrival; what must be pulled first goes to `pulls` instead."""
+        chunks: list[Chunk] = []
+        while (queue := self._ready or self._waiting) and budget > 0 and len(self._running) < self._max_num_seqs:
+            sequence = queue[0]
+            if queue is self._waiting:
+                self._find_prefix(sequence)
+            if sequence.wants_pull:
+                if not self._start_pull(sequence, pulls):
+                    break
+                continue
+            tokens = min(len(sequence.tokens) - sequence.computed, budget)
+            if not self._grow(sequence, sequence.computed + tokens):
+                self._pool.release(sequence.forget_blocks())
+                break
+            queue.popleft()
+            self._count_hits(sequence)
+            sequence.move(State.RUNNING)
+            self._running.append(sequence)
+            chunks.append(Chunk(sequence, tokens))
+            budget -= tokens
+        return chunks
+
+    def _find_prefix(self, sequence: Sequence) -> None:
+        """Share the cached blocks of the longest prefix; one token is always left to compute."""
+        most = (len(sequence.tokens) - 1) // self._pool.block_size
+        hits = self._pool.match(sequence.block_hashes(self._pool.block_size)[:most])
+        self._pool.share(hits)
+        sequence.blocks = hits
+        sequence.computed = len(hits) * self._pool.block_size
+
+    def _start_pull(self, sequence: Sequence, pulls: list[Pull]) -> bool:
+        """Put the head of the queue aside until its prompt is pulled; False, and it stays, if blocks are short."""
+        if sequence.transfer.trap is Trap.NO_REMOTE_BLOCKS:
+            self._die(Trap.NO_REMOTE_BLOCKS)
+        held = len(sequence.blocks)
+        if not self._grow(sequence, len(sequence.prompt)):
+            self._pool.release(sequence.forget_blocks())
+            return False
+        missing = tuple(sequence.blocks[held:])
+        self._waiting.popleft()
+        self._count_hits(sequence)
+        sequence.wants_pull = False
+        sequence.move(State.PULLING)
+        self._pulling[sequence.id] = sequence
+        tokens = len(sequence.prompt) - sequence.computed
+        self._counters.external_queries += tokens
+        remote = sequence.transfer.remote
+        if remote is None:
+            # Parked for a load that nobody started: only the client's leaving ends it.
+            self._counters.traps[Trap.NO_REMOTE_ADDRESS] += 1
+            return True
+        if len(remote.block_ids) < len(missing):
+            self._die(Trap.TOO_FEW_BLOCKS)
+        # vLLM pairs from the end: where P's prompt was another one, the wrong blocks are read.
+        pulls.append(Pull(sequence, remote, remote.block_ids[-len(missing) :], missing, tokens))
+        return True
+
+    def _die(self, trap: Trap) -> NoReturn:
+        self._counters.traps[trap] += 1
+        raise EngineDied(trap.value)
+
+    def _grow(self, sequence: Sequence, tokens: int) -> bool:
+        """Blocks for the first `tokens` tokens; False, and nothing changes, if too few are free."""
+        more = self._pool.allocate(max(0, -(-tokens // self._pool.block_size) - len(sequence.blocks)))
+        if more is None:
+            return False
+        sequence.blocks += more
+        return True
+
+    def _count_hits(self, sequence: Sequence) -> None:
+        """Once per request, however often it is preempted."""
+        if sequence.is_counted:
+            return
+        sequence.is_counted = True
+        sequence.local_hits = sequence.computed
+        self._counters.prefix_queries += len(sequence.prompt)
+        self._counters.prefix_hits += sequence.local_hits
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._counters.preemptions += 1
+        self._pool.release(sequence.forget_blocks())
+        sequence.move(State.WAITING)
+        self._waiting.appendleft(sequence)
+
+    def _resume(self, sequence: Sequence) -> None:
+        sequence.move(State.WAITING)
+        self._ready.append(sequence)
+
+    def _write(self, sequence: Sequence, tokens: int) -> None:
+        size = self._pool.block_size
+        start, sequence.computed = sequence.computed, sequence.computed + tokens
+        for at in range(start, sequence.computed):
+            sequence.blocks[at // size].content[at % size] = sequence.tokens[at]
+        self._seal(sequence, start)
+
+    def _seal(self, sequence: Sequence, start: int) -> None:
+        """Make the blocks findable that were filled from token `start` on."""
+        size = self._pool.block_size
+        hashes = sequence.block_hashes(size)
+        for at in range(start // size, sequence.computed // size):
+            tokens = tuple(sequence.tokens[at * size : (at + 1) * size])
+            parent = hashes[at - 1] if at else None
+            self._pool.seal(sequence.blocks[at], BlockStored(hashes[at], parent, tokens, sequence.namespace))
+
+    def _sample(self, sequence: Sequence) -> Output:
+        token = sequence.sample()
+        if sequence.answered == 1:
+            self._counters.prompt_tokens += len(sequence.prompt)
+            self._counters.local_cache_hit_tokens += sequence.local_hits
+            self._counters.external_kv_tokens += sequence.pulled
+            self._counters.local_compute_tokens += len(sequence.prompt) - sequence.local_hits - sequence.pulled
+        self._counters.generation_tokens += 1
+        text, finish = sequence.end(token)
+        if finish is None:
+            return Output(sequence, text, token)
+        self._running.remove(sequence)
+        return self._finish(sequence, finish, text, token)
+
+    def _finish(self, sequence: Sequence, finish: Finish, text: str = "", token: int | None = None) -> Output:
+        """Give the blocks back, or to the ledger where a peer will pull them."""
+        self._counters.finished[finish] += 1
+        sequence.move(State.FINISHED)
+        computed = sequence.computed
+        blocks = sequence.forget_blocks()
+        if not sequence.transfer.hands_over or finish is Finish.ERROR:
+            self._pool.release(blocks)
+            return Output(sequence, text, token, finish)
+        self._handoffs.pin(sequence.id, blocks)
+        ids = tuple(block.id for block in blocks)
+        return Output(sequence, text, token, finish, HandedOver(sequence.id, ids, computed, sequence.local_hits))
+
+    def _duration_s(self, chunks: list[Chunk]) -> float:
+        decoding = [chunk.sequence for chunk in chunks if chunk.tokens == 1]
+        prefills = [chunk for chunk in chunks if chunk.tokens > 1]
+        return step_time_s(
+            self._profile,
+            decode_sequences=len(decoding),
+            decode_context_tokens=sum(sequence.computed + 1 for sequence in decoding),
+            prefill_tokens=sum(chunk.tokens for chunk in prefills),
+            prefill_attention_pairs=sum(attention_pairs(chunk.tokens, chunk.sequence.computed) for chunk in prefills),
+        )

@@ -1,0 +1,141 @@
+"""One sequence on its way through the engine: its tokens, the blocks that hold their KV, and when it ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+
+from .answer_text import AnswerChain, StopText
+from .block_pool import Block, BlockHash, Namespace, chain_hash
+from .handoffs import Transfer
+from .tokens import TURN_END, decode
+
+
+class State(Enum):
+    WAITING = "waiting"  # for blocks, or a place in the batch
+    PULLING = "pulling"  # for KV from another engine
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+_MOVES = {
+    State.WAITING: {State.PULLING, State.RUNNING, State.FINISHED},
+    State.PULLING: {State.WAITING, State.FINISHED},
+    State.RUNNING: {State.WAITING, State.FINISHED},  # back to waiting: preempted
+    State.FINISHED: set[State](),
+}
+
+
+class Finish(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """When an answer ends. Every answer is greedy, so temperature and its like have no place here."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Mutable, and only the scheduler's to change. Invariant: `computed` <= len(tokens), and the first `computed`
+    tokens have their KV in `blocks`."""
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    namespace: Namespace
+    answer_key: bytes = b""  # the weights
+    transfer: Transfer = field(default_factory=Transfer)
+    state: State = State.WAITING
+    tokens: list[int] = field(default_factory=list)  # the prompt and the answer so far
+    blocks: list[Block] = field(default_factory=list)
+    computed: int = 0
+    local_hits: int = 0  # prompt tokens found in the prefix cache at the first scheduling
+    pulled: int = 0  # prompt tokens that came from another engine
+    wants_pull: bool = field(init=False)  # until the pull has started
+    is_counted: bool = False  # its cache hits are in the counters
+    text: StopText = field(init=False)
+    _hashes: list[BlockHash] = field(default_factory=list)
+    _chain: AnswerChain | None = None
+    _natural_length: int = 0
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt)
+        self.wants_pull = self.transfer.remote is not None or self.transfer.trap is not None
+        self.text = StopText(self.sampling.stop, include_stop=self.sampling.include_stop)
+
+    @property
+    def answered(self) -> int:
+        return len(self.tokens) - len(self.prompt)
+
+    @property
+    def cached_tokens(self) -> int:
+        """What usage reports: after a remote prefill that is P's count, which says nothing about this engine."""
+        remote = self.transfer.remote
+        if remote is None or not self.pulled:
+            return self.local_hits
+        if remote.prefill_cached_tokens is not None:
+            return remote.prefill_cached_tokens
+        return self.local_hits + self.pulled
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or stop token that ended the answer; None for its natural end and for its limit."""
+        if self.text.matched is not None:
+            return self.text.matched
+        return self.tokens[-1] if self.answered and self.tokens[-1] in self.sampling.stop_token_ids else None
+
+    def move(self, state: State) -> None:
+        if state not in _MOVES[self.state]:
+            raise ValueError(f"{self.id}: {self.state.value} -> {state.value}")
+        self.state = state
+
+    def block_hashes(self, block_size: int) -> list[BlockHash]:
+        """The hashes of the full blocks of `tokens`."""
+        for start in range(len(self._hashes) * block_size, len(self.tokens) - block_size + 1, block_size):
+            parent = self._hashes[-1] if self._hashes else None
+            self._hashes.append(chain_hash(parent, self.tokens[start : start + block_size], self.namespace))
+        return self._hashes
+
+    def forget_blocks(self) -> list[Block]:
+        """Give up the KV, when preempted or finished; the blocks are the caller's to release."""
+        blocks, self.blocks = self.blocks, []
+        self.computed = 0
+        self._chain = None
+        return blocks
+
+    def sample(self) -> int:
+        """The next token, drawn from what the blocks hold; it is part of `tokens` from now on."""
+        if self._chain is None:
+            held = [token for block in self.blocks for token in block.content]
+            self._chain = AnswerChain(self.answer_key, held[: len(self.tokens)])
+            if not self.answered:
+                self._natural_length = max(self._chain.natural_length(), self.sampling.min_tokens + 1)
+        token = self._chain.next_token()
+        if not self.sampling.ignore_eos and self.answered + 1 >= self._natural_length:
+            token = TURN_END
+        self._chain.append(token)
+        self.tokens.append(token)
+        return token
+
+    def end(self, token: int) -> tuple[str, Finish | None]:
+        """The text that the token just sampled lets out, and whether the answer ends with it."""
+        may_stop = self.answered > self.sampling.min_tokens
+        is_end = token == TURN_END or (may_stop and token in self.sampling.stop_token_ids)
+        text = self.text.push("" if is_end else decode((token,)), may_stop=may_stop)
+        finish = None
+        if is_end or self.text.matched is not None:
+            finish = Finish.STOP
+        elif self.answered >= self.sampling.max_tokens:
+            finish = Finish.LENGTH
+        return (text + self.text.flush() if finish else text), finish

@@ -1,0 +1,379 @@
+"""The asyncio shell of one engine: the step loop, KV pulls, and the way from a request to its tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ...engine_profile.step_time import request_time_s, transfer_time_s
+from ..api.reply import Answers, Delta
+from ..api.requests import Generation
+from ..core.block_pool import BlockPool
+from ..core.config import LoadFailurePolicy, SimConfig
+from ..core.counters import Counters
+from ..core.errors import EngineFailure
+from ..core.fault_orders import Faults
+from ..core.handoffs import HandoffLedger, RemotePrefill, Transfer, read_transfer
+from ..core.scheduler import EngineDied, Output, Pull, Scheduler
+from ..core.sequence import Finish, Sequence
+from .kv_events import KvEventPublisher
+from .metrics import EngineMetrics
+from .port import Listener
+from .side_channel import PeerError, Peers
+
+_log = logging.getLogger(__name__)
+_CATCH_UP_S = 0.05  # how much of a late step the next ones may make up for
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """One generation request as it arrived, kept for tests."""
+
+    path: str
+    headers: Mapping[str, str]  # names in any case
+    body: bytes
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """Where a sequence's tokens go, and when its last one came, for the latencies."""
+
+    answers: Answers
+    choice: int
+    arrived_at: float
+    abort_after: int | None = None  # tokens, by a fault
+    tokens: int = 0
+    last_at: float | None = None
+
+
+class SimEngine:
+    """One engine's state and its tasks. The pure parts are public, for tests to look at.
+
+    address: host:port of the HTTP server; side_address: host and port that peers are told to pull from; listener,
+    side_listener: the ports themselves. Whoever serves the engine sets them.
+    """
+
+    listener: Listener
+    side_listener: Listener | None = None
+
+    def __init__(
+        self,
+        config: SimConfig,
+        peers: Peers,
+        *,
+        events: KvEventPublisher | None = None,
+        now: Callable[[], float] = time.monotonic,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        kill: Callable[[], None] | None = None,
+    ) -> None:
+        self.config = config
+        self.engine_id = config.engine_id or new_id()
+        self.address = ""
+        self.side_address: tuple[str, int] = (config.host, config.side_channel_port)
+        self.started_at = time.time()
+        self.counters = Counters()
+        self.received: deque[Received] = deque(maxlen=config.keep_requests)
+        self.metrics = EngineMetrics(self)
+        self.is_dead = False
+        self.is_stopping = False
+        self._peers = peers
+        self._events = events
+        self._now = now
+        self._new_id = new_id
+        self._kill = kill
+        self._faults = Faults()
+        self._news = asyncio.Event()  # of faults and of the end; a new one each time
+        self._tickets: dict[str, _Ticket] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        config = self.config
+        self.pool = BlockPool(config.num_blocks, config.block_size, records_events=self._events is not None)
+        self.handoffs = HandoffLedger(self.pool, self.counters, lease_s=config.lease_s, now=self._now)
+        self.scheduler = Scheduler(
+            self.pool, self.handoffs, self.counters, config.profile, max_num_seqs=config.max_num_seqs
+        )
+
+    @property
+    def faults(self) -> Faults:
+        return self._faults
+
+    @faults.setter
+    def faults(self, faults: Faults) -> None:
+        self._faults = faults
+        self._tell()
+        if faults.deaf_s:
+            self.listener.close()
+            self._spawn(self._listen_again(faults.deaf_s, self._news))
+
+    @property
+    def pinned(self) -> int:
+        """Handoffs that wait for their reader."""
+        return len(self.handoffs)
+
+    def new_id(self) -> str:
+        return self._new_id()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def start(self) -> None:
+        self._spawn(self._run())
+        if self.config.transfers_kv:
+            self._spawn(self._heartbeat())
+
+    def stop(self) -> None:
+        """End everything in flight with finish reason abort; what arrives from now on ends at once."""
+        self.is_stopping = True
+        self._tell()
+        for sequence in self.scheduler.sequences:
+            self.scheduler.abort(sequence)
+        for ticket in self._tickets.values():
+            ticket.answers.put(Delta(ticket.choice, "", None, Finish.ABORT))
+        self._tickets.clear()
+
+    def kill(self) -> None:
+        """As SIGKILL: nobody is told, and the memory is gone."""
+        if self._kill is not None:
+            self._kill()
+        self.is_dead = True
+        for task in self._tasks:
+            task.cancel()
+        self.listener.sever()
+        if self.side_listener is not None:
+            self.side_listener.sever()
+        self._start_empty()
+
+    async def until_stopped(self) -> None:
+        while not self.is_stopping:
+            await self._news.wait()
+
+    async def stalls(self, engine_id: str) -> bool:
+        """Wait while a wedge keeps KV of that engine from moving here; whether one did."""
+        stalled = False
+        while self._faults.wedges(engine_id) and not self.is_stopping:
+            stalled = True
+            await self._news.wait()
+        return stalled
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @asynccontextmanager
+    async def generate(
+        self, generation: Generation, request_id: str, *, abort_after: int | None = None
+    ) -> AsyncIterator[Answers]:
+        """The answers to a request; leaving early aborts it. EngineFailure if the engine is, or falls, dead.
+
+        abort_after: tokens of each choice after which the engine itself aborts it.
+        """
+        transfer = self._transfer(generation.transfer_params)
+        sequences = self._sequences(generation, request_id, transfer)
+        answers = Answers(len(sequences))
+        arrived_at = self._now()
+        try:
+            prompt_tokens = sum(map(len, generation.prompts))
+            pulled = transfer.remote is not None
+            await self._pause(request_time_s(self.config.profile, prompt_tokens, pulled=pulled))
+            for choice, sequence in enumerate(sequences):
+                self._submit(sequence, _Ticket(answers, choice, arrived_at, abort_after))
+            yield answers
+        finally:
+            for sequence in sequences:
+                self._abandon(sequence)
+
+    def decline(self, params: Any) -> None:
+        """A D leg was turned away before the engine saw it: tell P that its blocks are free."""
+        remote = self._transfer(params).remote if isinstance(params, dict) else None
+        if remote is not None:
+            self._spawn(self._notify(remote))
+
+    def _transfer(self, params: dict[str, Any] | None) -> Transfer:
+        return read_transfer(params) if self.config.transfers_kv else Transfer()
+
+    def _sequences(self, generation: Generation, request_id: str, transfer: Transfer) -> list[Sequence]:
+        key = hashlib.sha256(f"{generation.model}:{self.config.seed}".encode()).digest()
+        return [
+            Sequence(
+                id=f"{request_id}-{self._new_id()[:8]}",
+                prompt=prompt,
+                sampling=generation.sampling,
+                namespace=generation.namespace,
+                answer_key=key,
+                transfer=transfer,
+            )
+            for prompt in generation.prompts
+            for _ in range(generation.choices)
+        ]
+
+    def _submit(self, sequence: Sequence, ticket: _Ticket) -> None:
+        if self.is_dead:
+            raise EngineFailure("EngineCore encountered an issue.")
+        if self.is_stopping:
+            ticket.answers.put(Delta(ticket.choice, "", None, Finish.ABORT))
+            return
+        self._tickets[sequence.id] = ticket
+        self.scheduler.add(sequence)
+        self._abort_on_order(sequence, ticket)
+        self.wake()
+
+    def _abort_on_order(self, sequence: Sequence, ticket: _Ticket) -> None:
+        if ticket.tokens == ticket.abort_after and sequence.id in self._tickets:
+            ticket.answers.put(Delta(ticket.choice, "", None, Finish.ABORT))
+            self._abandon(sequence)
+
+    def _abandon(self, sequence: Sequence) -> None:
+        """The client has left, or has all it wanted."""
+        if self._tickets.pop(sequence.id, None) is None or self.is_dead:
+            return
+        remote = sequence.transfer.remote
+        if sequence.wants_pull and remote is not None:
+            self._spawn(self._notify(remote))
+        self.scheduler.abort(sequence)
+        self.wake()
+
+    async def _run(self) -> None:
+        clock = asyncio.get_running_loop().time
+        ends_at = clock()
+        try:
+            while True:
+                self._wake.clear()
+                self.handoffs.expire()
+                step = self.scheduler.plan()
+                for pull in step.pulls:
+                    self._spawn(self._pull(pull))
+                if not step.chunks:
+                    self._publish()
+                    await self._idle()
+                    ends_at = clock()
+                    continue
+                # Counted from the last step's end, so that this process's own work does not lengthen the steps.
+                ends_at = max(ends_at, clock() - _CATCH_UP_S) + step.duration_s * self.config.time_scale
+                await asyncio.sleep(max(0.0, ends_at - clock()))
+                for output in self.scheduler.complete(step):
+                    self._deliver(output)
+                self._publish()
+        except EngineDied as death:
+            _log.error("engine died: %s", death)
+            self._die()
+        except Exception:
+            _log.exception("engine died")
+            self._die()
+
+    def _die(self) -> None:
+        self.is_dead = True
+        for ticket in self._tickets.values():
+            ticket.answers.put(EngineFailure("EngineCore encountered an issue."))
+        self._tickets.clear()
+
+    async def _idle(self) -> None:
+        """Until there is news, or a lease ends and its blocks come free."""
+        deadline = self.handoffs.next_deadline
+        timeout = None if deadline is None else max(0.0, deadline - self._now())
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), timeout)
+
+    async def _pull(self, pull: Pull) -> None:
+        profile, latencies = self.config.profile, self.metrics.latencies
+        begun = self._now()
+        try:
+            if await self.stalls(pull.remote.engine_id) or self._faults.take_load():
+                raise PeerError("a fault was ordered")
+            contents = await self._peers.read(pull.remote, pull.remote_ids)
+        except PeerError as failure:
+            _log.warning("KV load failed: %s", failure)
+            self.counters.failed_transfers += 1
+            recompute = self.config.load_failure_policy is LoadFailurePolicy.RECOMPUTE
+            output = self.scheduler.pull_failed(pull, recompute=recompute)
+            if output is not None:
+                self._deliver(output)
+        else:
+            await self._pause(transfer_time_s(profile, pull.tokens))
+            await self._notify(pull.remote)
+            latencies.transfer_s.observe(self._now() - begun)
+            latencies.transfer_bytes.observe(pull.tokens * profile.kv_bytes_per_token)
+            self.scheduler.pull_arrived(pull, contents)
+        self.wake()
+
+    async def _notify(self, remote: RemotePrefill) -> None:
+        try:
+            await self._peers.close(remote)
+        except PeerError:
+            self.counters.failed_notifications += 1
+
+    async def _heartbeat(self) -> None:
+        """Keep the leases of prompts that are queued here for a pull, six times per lease."""
+        while True:
+            await asyncio.sleep(self.config.lease_s / 6)
+            for sequence in self.scheduler.sequences:
+                remote = sequence.transfer.remote
+                if sequence.wants_pull and remote is not None and remote.has_heartbeat:
+                    with suppress(PeerError):
+                        await self._peers.extend(remote)
+
+    def _deliver(self, output: Output) -> None:
+        sequence, handed_over, now = output.sequence, output.handed_over, self._now()
+        ticket = self._tickets.get(sequence.id)
+        if ticket is None:
+            return
+        latencies = self.metrics.latencies
+        if output.token is not None:
+            if ticket.last_at is None:
+                latencies.first_token_s.observe(now - ticket.arrived_at)
+            else:
+                latencies.between_tokens_s.observe(now - ticket.last_at)
+            ticket.last_at = now
+            ticket.tokens += 1
+        if output.finish is not None:
+            latencies.request_s.observe(now - ticket.arrived_at)
+            del self._tickets[sequence.id]
+        if output.finish is Finish.ERROR:
+            ticket.answers.put(EngineFailure("Internal server error"))
+            return
+        ticket.answers.put(
+            Delta(
+                ticket.choice,
+                output.text,
+                output.token,
+                output.finish,
+                stop_reason=sequence.stop_reason if output.finish else None,
+                cached_tokens=sequence.cached_tokens,
+                transfer_params=handed_over.params(self.engine_id, self.side_address) if handed_over else None,
+            )
+        )
+        self._abort_on_order(sequence, ticket)
+
+    async def _listen_again(self, after_s: float, news: asyncio.Event) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(news.wait(), after_s)
+        if news is self._news or not self._faults.deaf_s:
+            await self.listener.open()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _publish(self) -> None:
+        if self._events is not None:
+            self._events.publish(self.pool.events)
+
+    async def _pause(self, duration_s: float) -> None:
+        """A duration of the profile; at time scale 0 only the other tasks get their turn."""
+        await asyncio.sleep(duration_s * self.config.time_scale)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,62 @@
+"""An engine that runs: its server, its side channel and its tasks, from start to clean end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import aiohttp
+from aiohttp import web
+
+from .api.server import create_app
+from .core.config import SimConfig
+from .engine.engine import SimEngine
+from .engine.kv_events import KvEventPublisher
+from .engine.port import Listener
+from .engine.side_channel import Peers, SideChannel
+
+_KEEP_ALIVE_S = 5.0  # vLLM's default: shorter than most clients keep idle connections
+
+
+@asynccontextmanager
+async def running_engine(
+    config: SimConfig, *, now: Callable[[], float] = time.monotonic, kill: Callable[[], None] | None = None
+) -> AsyncIterator[SimEngine]:
+    """An engine that answers on `engine.address` until the block is left; what is in flight then ends as aborted.
+
+    `now` is the clock of leases and latencies, in seconds. `kill` ends this process, where the engine has it to itself.
+    """
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        peers = Peers(session, model=config.model, block_size=config.block_size, timeout_s=config.peer_timeout_s)
+        events = None
+        if config.kv_events_endpoint:
+            events = KvEventPublisher(config.kv_events_endpoint, config.kv_events_topic, config.block_size)
+            stack.callback(events.close)
+        engine = SimEngine(config, peers, events=events, now=now, kill=kill)
+        stack.push_async_callback(engine.close)
+        if config.transfers_kv:
+            side_channel = SideChannel(
+                engine_id=engine.engine_id,
+                model=config.model,
+                pool=engine.pool,
+                handoffs=engine.handoffs,
+                counters=engine.counters,
+                wake=engine.wake,
+                stalls=engine.stalls,
+            )
+            engine.side_listener = await _serve(stack, side_channel.app(), config, config.side_channel_port)
+            engine.side_address = (config.side_channel_host or config.host, engine.side_listener.port)
+        engine.listener = await _serve(stack, create_app(engine), config, config.port)
+        engine.address = f"{config.host}:{engine.listener.port}"
+        engine.start()
+        stack.callback(engine.stop)
+        yield engine
+
+
+async def _serve(stack: AsyncExitStack, app: web.Application, config: SimConfig, port: int) -> Listener:
+    listener = Listener(app, config.host, port, keep_alive_s=_KEEP_ALIVE_S, shutdown_s=config.shutdown_s)
+    stack.push_async_callback(listener.end)
+    await listener.open()
+    return listener

@@ -1,0 +1,152 @@
+"""The exact command line and environment of a vLLM server for each role, on GPUs and on CPUs. Nothing is started here.
+
+P and D carry NIXL's pull connector, R none. D recomputes what it cannot load (`kv_load_failure_policy`), because the
+default answers 500 when P is gone. Prefix caching is on everywhere: LOCAL turns live from it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ppd.proxy.errors import ConfigError
+from ppd.proxy.fleet.worker import Role
+
+TINY_NAME = "tiny"
+TINY_ARGS = ("--dtype", "float32", "--max-model-len", "16384", "--num-gpu-blocks-override", "1024")
+"""For `tiny_model`, as `extra_args`: 32,768 tokens of KV in 96 MiB, and float32, in which two engines never disagree
+about the best token because of rounding."""
+
+Device = Literal["cuda", "cpu"]
+WILDCARDS = ("0.0.0.0", "::", "[::]", "*", "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """One engine to start; ports must be free, and `python` must have vLLM installed."""
+
+    role: Role
+    model: str  # a folder, or a name on the Hugging Face hub
+    served_model_name: str = ""  # what clients ask for; empty: the same as `model`
+    host: str = "127.0.0.1"  # where the HTTP server listens
+    port: int = 8000
+    side_channel_host: str = ""  # where D's of other machines reach NIXL's handshake; empty: `host`
+    side_channel_port: int = 5600  # vLLM adds the data-parallel rank
+    device: Device = "cuda"
+    gpus: tuple[int, ...] = ()  # indices of the GPUs it may use; empty: all
+    tensor_parallel: int = 1
+    kv_events_port: int | None = None  # publishes its prefix cache's changes there over ZeroMQ
+    extra_args: tuple[str, ...] = ()  # vLLM's own flags; they come last and win
+    python: str = "python"
+
+    def __post_init__(self) -> None:
+        if self.device not in ("cuda", "cpu"):
+            raise ConfigError(f"device must be cuda or cpu, got {self.device}", param="device")
+        if self.tensor_parallel < 1:
+            raise ConfigError(
+                f"tensor_parallel must be at least 1, got {self.tensor_parallel}", param="tensor_parallel"
+            )
+        if self.gpus and len(self.gpus) < self.tensor_parallel:
+            raise ConfigError(
+                f"tensor_parallel {self.tensor_parallel} needs as many gpus, got {self.gpus}", param="gpus"
+            )
+        if self.role is not Role.REPLICA and self.handshake_host in WILDCARDS:
+            raise ConfigError(
+                f"side_channel_host must be given when host is {self.host!r}: D connects to it",
+                param="side_channel_host",
+            )
+
+    @property
+    def handshake_host(self) -> str:
+        return self.side_channel_host or self.host
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A program to start: `env` is laid over the starter's own environment."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def command(spec: EngineSpec) -> Launch:
+    # The form for CPUs is deprecated, but `vllm serve` reads the metadata of a package that is named `vllm`.
+    if spec.device == "cpu":
+        argv = [spec.python, "-m", "vllm.entrypoints.openai.api_server", "--model", spec.model]
+    else:
+        argv = [spec.python, "-m", "vllm.entrypoints.cli.main", "serve", spec.model]
+    argv += ["--served-model-name", spec.served_model_name or spec.model]
+    argv += ["--host", spec.host, "--port", str(spec.port)]
+    argv += ["--tensor-parallel-size", str(spec.tensor_parallel)]
+    argv += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+    if transfer := kv_transfer_config(spec.role):
+        argv += ["--kv-transfer-config", json.dumps(transfer)]
+    if spec.kv_events_port is not None:
+        argv += ["--kv-events-config", json.dumps(kv_events_config(spec))]
+    if spec.device == "cpu":
+        argv += _CPU_ARGS
+        if spec.tensor_parallel == 1:  # in the engine's own process: one import of vLLM less, no queue between two
+            argv += ["--distributed-executor-backend", "uni"]
+    return Launch((*argv, *spec.extra_args), environment(spec))
+
+
+def kv_transfer_config(role: Role) -> dict[str, str]:
+    """Empty for R, which neither sends nor receives KV."""
+    match role:
+        case Role.PREFILL:
+            return {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}
+        case Role.DECODE:
+            return {"kv_connector": "NixlConnector", "kv_role": "kv_consumer", "kv_load_failure_policy": "recompute"}
+        case Role.REPLICA:
+            return {}
+
+
+def kv_events_config(spec: EngineSpec) -> dict[str, str | bool]:
+    """The topic names the worker, so that one subscriber can tell engines apart."""
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{spec.kv_events_port}",
+        "topic": f"kv@{spec.address}",
+    }
+
+
+def environment(spec: EngineSpec) -> dict[str, str]:
+    env: dict[str, str] = {}
+    if spec.role is not Role.REPLICA:
+        env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = spec.handshake_host
+        env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(spec.side_channel_port)
+    if spec.device == "cuda":
+        if spec.gpus:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, spec.gpus))
+        return env
+    env |= _CPU_ENV
+    if spec.tensor_parallel == 1:
+        # vLLM replaces `uni` on CPUs unless this is off; its server starts a separate engine core all the same.
+        env |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "PPD_FORK_CORE": "1"}
+    if spec.model.startswith(("/", ".")):  # a local folder: nothing to ask the hub for
+        env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return env
+
+
+_CPU_ARGS = ["--enforce-eager", "--block-size", "32", "--max-num-seqs", "16"]  # blocks: multiples of 32 on CPUs
+_CPU_ENV = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    # One thread each and no binding: several engines share few cores.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    # Everything stays on this machine.
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "UCX_TLS": "tcp,self,sm",
+    "UCX_NET_DEVICES": "lo",
+    "UCX_RCACHE_MAX_UNRELEASED": "1024",
+    # Compiled modules halve the time an engine takes to import; some containers switch them off.
+    "PYTHONDONTWRITEBYTECODE": "",
+}

@@ -1,0 +1,1 @@
+"""The proof of the project; the folders mirror the packages."""

@@ -1,0 +1,379 @@
+"""How each failure of the proxy's table is provoked from outside, and which ones can't be, and why."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import product
+
+from ppd.proxy.failures import ROWS, Cause, Failure, Leg, Phase, Row
+from ppd.servers.sim.api.reply import openai_error
+from ppd.servers.sim.core.errors import OrderedError
+from ppd.servers.sim.core.fault_orders import Faults, Kind, Order
+from ppd.servers.sim.core.fault_orders import Phase as Strikes
+from ppd.servers.sim.engine.engine import SimEngine
+from ppd.servers.sim.launch import running_engine
+from tests.e2e.failures.fleet import Field, Seen
+
+SOME_EVENTS = 4  # of a stream, so that the client has some of its text
+RETRY_AFTER_S = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One failure of one leg, in one of the two forms of an answer."""
+
+    leg: Leg
+    phase: Phase
+    cause: Cause
+    stream: bool
+
+    @property
+    def failure(self) -> Failure:
+        return (self.leg, self.phase, self.cause)
+
+    @property
+    def row(self) -> Row:
+        return ROWS[self.failure]
+
+    def __str__(self) -> str:
+        form = "stream" if self.stream else "whole"
+        return f"{self.leg}-{self.phase}-{self.cause}-{form}"
+
+
+EVERY_CASE = [Case(*failure, stream) for failure in ROWS for stream in (True, False)]
+
+
+@dataclass(slots=True)
+class Strike:
+    """One case under way: the turn that is asked, and the worker that fails it."""
+
+    field: Field
+    case: Case
+    name: str
+    asking: asyncio.Task[Seen]
+    seen: Seen
+    received: int  # requests of the engine before
+
+    @property
+    def engine(self) -> SimEngine:
+        return self.field.engines[self.name]
+
+    def is_at_work(self) -> bool:
+        """The leg is begun."""
+        legs = self.field.newest().legs
+        return bool(legs) and legs[-1].kind is self.case.leg and legs[-1].ended_s is None
+
+    def has_head(self) -> bool:
+        return self.is_at_work() and self.field.newest().legs[-1].status is not None
+
+
+Arm = Callable[[SimEngine], AbstractAsyncContextManager[None]]
+Moment = Callable[[Strike], bool]
+Act = Callable[[Strike], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Provocation:
+    """`arm` spoils the worker for as long as it is entered; at the `moment` comes the `act`, where there is one.
+
+    is_freed: whether P is rid of the KV before its lease ends; not so where a stand-in takes the place of a D, or where
+    only P knows that it pins anything.
+    own: the worker's own error, as JSON, where it answers one.
+    is_death: the worker's process has ended by this, so that it returns as another incarnation.
+    """
+
+    arm: Arm
+    moment: Moment | None = None
+    act: Act | None = None
+    is_freed: bool = True
+    variant: str = ""
+    own: str = ""
+    is_death: bool = False
+
+
+# -- what is wrong with the worker
+
+
+def ordered(kind: Kind, phase: Strikes = Strikes.REQUEST, after_events: int = 1, **rest: object) -> Arm:
+    """Each of its requests meets this fault."""
+
+    @asynccontextmanager
+    async def arm(engine: SimEngine) -> AsyncIterator[None]:
+        order = Order(kind, phase=phase, after_events=after_events, times=99, **rest)  # type: ignore[arg-type]
+        engine.faults = Faults([order])
+        try:
+            yield
+        finally:
+            engine.faults = Faults()
+
+    return arm
+
+
+@asynccontextmanager
+async def closed(engine: SimEngine) -> AsyncIterator[None]:
+    """Its port is closed, and the connections that the proxy had kept are too."""
+    engine.listener.sever()
+    await asyncio.sleep(0.01)  # until the proxy knows
+    try:
+        yield
+    finally:
+        await engine.listener.open()
+
+
+@asynccontextmanager
+async def deaf(engine: SimEngine) -> AsyncIterator[None]:
+    """What wants to connect gets no answer: a backlog with room for one is full, and the kernel drops the rest."""
+    async with closed(engine):
+        with socket.socket() as listening, socket.socket() as plug:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(("127.0.0.1", engine.listener.port))
+            listening.listen(0)
+            plug.connect(listening.getsockname())
+            yield
+
+
+def raw(answer: bytes) -> Arm:
+    """Something else stands at its port, and answers this to whatever it is asked."""
+    connections = set[asyncio.StreamWriter]()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(writer)
+        head = await reader.readuntil(b"\r\n\r\n")
+        size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        await reader.readexactly(size)
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    @asynccontextmanager
+    async def arm(engine: SimEngine) -> AsyncIterator[None]:
+        async with closed(engine):
+            server = await asyncio.start_server(handle, "127.0.0.1", engine.listener.port)
+            try:
+                yield
+            finally:
+                server.close()
+                while connections:  # a spare one would be taken for the worker's own
+                    connections.pop().transport.abort()
+                await asyncio.sleep(0.01)  # until the proxy knows
+
+    return arm
+
+
+@asynccontextmanager
+async def wedged(engine: SimEngine) -> AsyncIterator[None]:
+    """No KV comes from any P, while it goes on answering /health."""
+    engine.faults = Faults(wedge=["*"])
+    try:
+        yield
+    finally:
+        engine.faults = Faults()
+
+
+# -- what happens at which moment
+
+
+async def leaves(strike: Strike) -> None:
+    """The client closes its connection."""
+    strike.asking.cancel()
+    await asyncio.wait({strike.asking})
+
+
+async def is_found_dead(strike: Strike) -> None:
+    """As the prober finds out."""
+    strike.field.proxy.upstream.hang_up(strike.field.worker(strike.name))
+
+
+async def revive(field: Field, name: str) -> None:
+    """An engine that was killed is started again at its address, and a probe has seen that."""
+    dead, before = field.engines[name], field.view(name).incarnation
+    config = replace(dead.config, port=dead.listener.port)
+    field.engines[name] = await field.stack.enter_async_context(running_engine(config, now=field.clock))
+    field.proxy.prober.nudge()
+    await field.until(lambda: field.view(name).incarnation != before and field.states()[name] == "up")
+
+
+def begun(strike: Strike) -> bool:
+    return strike.is_at_work()
+
+
+def asked(strike: Strike) -> bool:
+    return strike.is_at_work() and len(strike.engine.received) > strike.received
+
+
+def head(strike: Strike) -> bool:
+    return strike.has_head()
+
+
+def announced(strike: Strike) -> bool:
+    """P has computed the prompt and pins it; its answer is on its way."""
+    return strike.engine.pinned > 0
+
+
+def first_bytes(strike: Strike) -> bool:
+    return bool(strike.seen.text) if strike.seen.is_stream else False
+
+
+def done(strike: Strike) -> bool:
+    return b"[DONE]" in strike.seen.body
+
+
+# -- the failures
+
+
+ORDERED = json.dumps(openai_error(OrderedError(422)))
+
+
+def error(status: int) -> str:
+    return json.dumps({"error": {"message": "no", "type": "x", "param": None, "code": status}})
+
+
+_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nConnection: close\r\n"
+NOT_HTTP = b"SSH-2.0-OpenSSH_9.6\r\n\r\n"
+ENDLESS = _HEAD % b"application/json" + b"Content-Length: 1000000000000\r\n\r\n{"
+ODD_EVENT = "data: {odd\n\n"
+_CHUNK = 'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "%s"}, "finish_reason": %s}]}\n\n'
+_USAGE = 'data: {"id": "x", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}\n\n'
+ODD_TEXT = "ab"  # around an event that cannot be read
+ODD_STREAM = _CHUNK % ("a", "null") + ODD_EVENT + _CHUNK % ("b", '"stop"') + _USAGE + "data: [DONE]\n\n"
+
+_P, _D, _REST = (Leg.PREFILL,), (Leg.DECODE,), (Leg.LOCAL, Leg.REPLICA)
+_ANSWERING, _EVERY = _D + _REST, _P + _D + _REST
+_BOTH, _STREAMED, _WHOLE = (True, False), (True,), (False,)
+_Where = tuple[tuple[Leg, ...], tuple[bool, ...], Phase]
+
+
+def _connect() -> Iterator[tuple[_Where, Cause, Provocation]]:
+    where = (_EVERY, _BOTH, Phase.CONNECT)
+    yield where, Cause.REFUSED, Provocation(closed, is_death=True)
+    yield where, Cause.TIMEOUT, Provocation(deaf)
+    yield where, Cause.WORKER_GONE, Provocation(deaf, begun, is_found_dead, is_death=True)
+    yield where, Cause.CLIENT_GONE, Provocation(deaf, begun, leaves)
+
+
+def _sent() -> Iterator[tuple[_Where, Cause, Provocation]]:
+    where, hung = (_EVERY, _BOTH, Phase.SENT), ordered(Kind.HANG)
+    yield where, Cause.RESET, Provocation(ordered(Kind.RESET))
+    yield where, Cause.TIMEOUT, Provocation(hung)
+    yield (_D, _WHOLE, Phase.SENT), Cause.TIMEOUT, Provocation(wedged, variant="wedged")
+    yield where, Cause.MALFORMED, Provocation(raw(NOT_HTTP))
+    yield where, Cause.WORKER_GONE, Provocation(hung, asked, is_found_dead, is_death=True)
+    # An engine that was never told of the request has nothing to free.
+    yield (_P, _BOTH, Phase.SENT), Cause.CLIENT_GONE, Provocation(hung, asked, leaves)
+    yield (_ANSWERING, _BOTH, Phase.SENT), Cause.CLIENT_GONE, Provocation(hung, asked, leaves, is_freed=False)
+
+
+def _headers() -> Iterator[tuple[_Where, Cause, Provocation]]:
+    where, hung = (_EVERY, _BOTH, Phase.HEADERS), ordered(Kind.HANG, Strikes.HEAD)
+    yield where, Cause.RESET, Provocation(ordered(Kind.RESET, Strikes.HEAD))
+    yield where, Cause.TIMEOUT, Provocation(hung)
+    yield (_D, _STREAMED, Phase.HEADERS), Cause.TIMEOUT, Provocation(wedged, variant="wedged")
+    yield where, Cause.WORKER_GONE, Provocation(hung, head, is_found_dead, is_death=True)
+    yield where, Cause.CLIENT_GONE, Provocation(hung, head, leaves)
+    yield where, Cause.SERVER, Provocation(ordered(Kind.ERROR, status=500))
+    yield where, Cause.SERVER, Provocation(ordered(Kind.PAGE, status=502), variant="page")
+    for status in (429, 503):
+        busy = ordered(Kind.ERROR, status=status, retry_after_s=RETRY_AFTER_S)
+        yield where, Cause.OVERLOADED, Provocation(busy, variant=str(status))
+    yield where, Cause.REQUEST, Provocation(ordered(Kind.ERROR, status=422), own=ORDERED)
+    yield (_P, _BOTH, Phase.HEADERS), Cause.MALFORMED, Provocation(raw(ENDLESS))
+    yield (_ANSWERING, _WHOLE, Phase.HEADERS), Cause.MALFORMED, Provocation(raw(ENDLESS))
+
+
+def _first_event() -> Iterator[tuple[_Where, Cause, Provocation]]:
+    prefill, whole = (_P, _BOTH, Phase.FIRST_EVENT), (_ANSWERING, _WHOLE, Phase.FIRST_EVENT)
+    streamed = (_ANSWERING, _STREAMED, Phase.FIRST_EVENT)
+    for member in ("", "remote_block_ids", "remote_engine_id"):
+        incomplete = ordered(Kind.HANDOFF, member=member)
+        yield prefill, Cause.NO_HANDOFF, Provocation(incomplete, is_freed=False, variant=f"without-{member}")
+    yield prefill, Cause.CLIENT_GONE, Provocation(ordered(Kind.SLOW, delay_s=0.03), announced, leaves)
+    for where in (prefill, whole):
+        yield where, Cause.MALFORMED, Provocation(ordered(Kind.BODY, body="\x00garbage"))
+        yield where, Cause.MALFORMED, Provocation(ordered(Kind.ABORT), variant="aborted")
+        yield where, Cause.MALFORMED, Provocation(raw(_HEAD % b"application/json" + b"\r\n"), variant="empty")
+        yield where, Cause.OVERLOADED, Provocation(ordered(Kind.BODY, body=error(503)))
+        yield where, Cause.REQUEST, Provocation(ordered(Kind.BODY, body=error(422)), own=error(422))
+        yield where, Cause.ERROR_EVENT, Provocation(ordered(Kind.BODY, body=error(500)))
+    yield streamed, Cause.MALFORMED, Provocation(ordered(Kind.BODY, body="data: \x00garbage\n\n"))
+    yield streamed, Cause.MALFORMED, Provocation(ordered(Kind.ABORT), variant="aborted")
+    yield streamed, Cause.OVERLOADED, Provocation(ordered(Kind.ERROR, Strikes.HEAD, status=503))
+    yield streamed, Cause.REQUEST, Provocation(ordered(Kind.ERROR, Strikes.HEAD, status=422), own=ORDERED)
+    yield streamed, Cause.ERROR_EVENT, Provocation(ordered(Kind.ERROR, Strikes.HEAD, status=500))
+    # The opening, or half of a body, is here.
+    part = (_ANSWERING, _BOTH, Phase.FIRST_EVENT)
+    yield part, Cause.CLIENT_GONE, Provocation(ordered(Kind.HANG, Strikes.EVENTS), head, leaves)
+
+
+def _mid_stream() -> Iterator[tuple[_Where, Cause, Provocation]]:
+    where = (_ANSWERING, _STREAMED, Phase.STREAM)
+    hung = ordered(Kind.HANG, Strikes.EVENTS, SOME_EVENTS)
+    yield where, Cause.RESET, Provocation(ordered(Kind.RESET, Strikes.EVENTS, SOME_EVENTS))
+    yield where, Cause.RESET, Provocation(ordered(Kind.CLOSE, Strikes.EVENTS, SOME_EVENTS), variant="closed")
+    yield where, Cause.TIMEOUT, Provocation(hung)
+    failing = ordered(Kind.ERROR, Strikes.EVENTS, SOME_EVENTS, status=500)
+    yield where, Cause.ERROR_EVENT, Provocation(failing, own=json.dumps(openai_error(OrderedError(500))))
+    odd = raw(_HEAD % b"text/event-stream" + b"\r\n" + ODD_STREAM.encode())
+    yield where, Cause.MALFORMED, Provocation(odd, is_freed=False)
+    yield where, Cause.WORKER_GONE, Provocation(hung, first_bytes, is_found_dead, is_death=True)
+    yield where, Cause.CLIENT_GONE, Provocation(hung, first_bytes, leaves)
+
+
+def _after() -> Iterator[tuple[_Where, Cause, Provocation]]:
+    where, hung = (_ANSWERING, _STREAMED, Phase.AFTER), ordered(Kind.HANG, Strikes.END)
+    yield where, Cause.RESET, Provocation(ordered(Kind.RESET, Strikes.END))
+    yield where, Cause.TIMEOUT, Provocation(hung)
+    yield where, Cause.WORKER_GONE, Provocation(hung, done, is_found_dead)
+    yield where, Cause.CLIENT_GONE, Provocation(hung, done, leaves)
+
+
+def _provocations() -> dict[Case, tuple[Provocation, ...]]:
+    found: dict[Case, tuple[Provocation, ...]] = {}
+    for entries in (_connect(), _sent(), _headers(), _first_event(), _mid_stream(), _after()):
+        for (legs, forms, phase), cause, provocation in entries:
+            for leg, stream in product(legs, forms):
+                case = Case(leg, phase, cause, stream)
+                found[case] = (*found.get(case, ()), provocation)
+    return found
+
+
+PROVOCATIONS = _provocations()
+"""For every case that a spoilt worker or a leaving client brings about: how, once or in several variants."""
+
+
+def _kills() -> Iterator[tuple[Case, Provocation]]:
+    """As `kill -9` at some phase. A turn that loses a connection which was kept tries a fresh one, and is refused."""
+    for leg, stream in product(_EVERY, _BOTH):
+        at_once = Provocation(ordered(Kind.KILL))
+        # What is asked once only, as it brings a handoff, has no other try.
+        where = (Phase.SENT, Cause.RESET) if leg is Leg.DECODE else (Phase.CONNECT, Cause.REFUSED)
+        yield Case(leg, *where, stream), at_once
+        yield Case(leg, Phase.HEADERS, Cause.RESET, stream), Provocation(ordered(Kind.KILL, Strikes.HEAD))
+    for leg in _ANSWERING:
+        late = ordered(Kind.KILL, Strikes.EVENTS, SOME_EVENTS)
+        yield Case(leg, Phase.STREAM, Cause.RESET, stream=True), Provocation(late)
+
+
+KILLED = dict(_kills())
+"""For which a worker must die; each needs a fleet of its own, as the proxy forgets what it held against the dead."""
+
+
+def not_provoked(case: Case) -> str | None:
+    """Why a case cannot be provoked from outside; None where it can."""
+    if case.phase in (Phase.STREAM, Phase.AFTER) and not case.stream:
+        return "an answer that is not streamed goes to the client only when all of it is there"
+    if case.phase is Phase.HEADERS and case.cause is Cause.MALFORMED and case.stream and case.leg is not Leg.PREFILL:
+        return "a stream has no limit of length, and one whose framing breaks is awaited until its time is over"
+    return None
+
+
+QUEUED = [case for case in EVERY_CASE if case.phase is Phase.QUEUE]
+"""For which the fleet must be full."""
+
+_STOPPED = [case for case in EVERY_CASE if case.cause is Cause.DRAINING and case not in QUEUED]
+DRAINED = [case for case in _STOPPED if not_provoked(case) is None]
+"""For which the proxy must be stopped."""

@@ -1,0 +1,240 @@
+"""Fleets in which faults are provoked: simulated engines with a clock that tests turn, behind the real proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import aiohttp
+
+from ppd.proxy.config import Mode
+from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.worker import Role, WorkerId
+from ppd.proxy.policy import Route
+from ppd.proxy.routing.handoff_ledger import LEASE_S
+from ppd.proxy.telemetry.receipts import Receipt
+from ppd.servers.sim.core.config import SimConfig
+from ppd.servers.sim.core.fault_orders import Faults
+from ppd.servers.sim.engine.engine import SimEngine
+from ppd.servers.sim.launch import running_engine
+from tests.support.proxy import ADMIN_KEY, ProxyClient, running_proxy
+
+# Long enough that a busy machine answers in time, short enough to wait for.
+LOOKS_S = 5.0  # in which the proxy has looked at its fleet more than once
+HASTY: dict[str, Any] = {
+    "connect_timeout_s": 0.4,
+    "prefill_timeout_s": 0.6,
+    "first_event_timeout_s": 0.6,
+    "answer_timeout_s": 0.6,
+    "idle_timeout_s": 0.6,
+    "queue_timeout_s": 0.4,
+    "probe_interval_s": 3600.0,  # tests say when a worker is found dead
+    "retry_burst": 10_000,
+    "breaker_failures": 2,
+}
+PATH = "/v1/chat/completions"
+
+
+class Clock:
+    """The engines': real seconds, and those that a test adds so that leases end."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._ahead_s
+
+    def advance(self, seconds: float) -> None:
+        self._ahead_s += seconds
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a client has of an answer so far."""
+
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    is_whole: bool = False  # the connection brought all of it
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of each event; "[DONE]" and what is no JSON as text."""
+        return [_data(line[6:]) for line in self.body.decode().split("\n") if line.startswith("data: ")]
+
+    @property
+    def is_stream(self) -> bool:
+        return self.headers.get("Content-Type", "").startswith("text/event-stream")
+
+    @property
+    def text(self) -> str:
+        if not self.is_stream:
+            return str(self.json["choices"][0]["message"]["content"])
+        choices = [event["choices"][0] for event in self.events if isinstance(event, dict) and event.get("choices")]
+        return "".join(choice["delta"].get("content") or "" for choice in choices)
+
+    @property
+    def is_complete(self) -> bool:
+        if self.status != 200 or not self.is_whole:
+            return False
+        return self.events[-1] == "[DONE]" if self.is_stream else "choices" in self.json
+
+
+def _data(text: str) -> Any:
+    with suppress(ValueError):
+        return json.loads(text)
+    return text
+
+
+@dataclass(slots=True)
+class Talk:
+    """One conversation, of which every request is written down."""
+
+    messages: list[dict[str, str]]
+
+    def body(self, **changes: Any) -> dict[str, Any]:
+        return {"model": "sim", "messages": self.messages, "max_tokens": 10, "temperature": 0, **changes}
+
+    def heard(self, text: str, then: str) -> None:
+        self.messages += [{"role": "assistant", "content": text}, {"role": "user", "content": then}]
+
+
+@dataclass
+class Field(ProxyClient):
+    """The proxy, engines by the proxy's names for them, and one engine beside it that nothing ever happens to."""
+
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    engines: dict[str, SimEngine] = field(default_factory=dict)
+    clock: Clock = field(default_factory=Clock)
+
+    async def add(self, name: str, *, address: str = "", options: str = "", **changes: Any) -> SimEngine:
+        """address: where the proxy reaches it, if not directly."""
+        config = replace(SimConfig(role=Role(name[0]), keep_requests=100_000, shutdown_s=0.05), **changes)
+        engine = await self.stack.enter_async_context(running_engine(config, now=self.clock))
+        await self.join(name, engine, address or engine.address, options)
+        return engine
+
+    async def join(self, name: str, engine: SimEngine, address: str, options: str = "") -> None:
+        self.engines[name] = engine
+        status, _ = await self.admin("POST", "/workers", {"worker": f"{name[0]}={address}{options}"})
+        assert status == 201
+        await self.until(lambda: self.states().get(name) == "up")
+        self.proxy.prober.nudge()  # while somebody is new it looks every second; from now on, only when it is told
+
+    def view(self, name: str) -> WorkerView:
+        return next(view for view in self.proxy.state.registry.views() if view.name == name)
+
+    def worker(self, name: str) -> WorkerId:
+        return self.view(name).id
+
+    def newest(self) -> Receipt:
+        return self.proxy.state.receipts.newest(1)[0]
+
+    async def ask(self, body: dict[str, Any], seen: Seen | None = None, forced: Route | None = None) -> Seen:
+        """`seen` grows while the answer comes, for those who watch."""
+        seen = Seen() if seen is None else seen
+        headers = {"X-Admin-Key": ADMIN_KEY, "X-PPD-Force-Route": forced} if forced else {}
+        async with self.session.post(self.base_url + PATH, json=body, headers=headers) as answer:
+            seen.status, seen.headers = answer.status, answer.headers
+            with suppress(aiohttp.ClientError):
+                while data := await answer.content.readany():
+                    seen.body += data
+                seen.is_whole = True
+        return seen
+
+    async def right_text(self, body: dict[str, Any]) -> str:
+        """What an engine answers when all is well."""
+        plain = {**body, "stream": False}
+        url = f"http://{self.engines['reference'].address}{PATH}"
+        async with self.session.post(url, json=plain) as answer:
+            return str((await answer.json())["choices"][0]["message"]["content"])
+
+    def outstanding(self) -> int:
+        return self.proxy.state.ledger.outstanding(self.proxy.state.now())
+
+    def pinned(self) -> int:
+        return sum(engine.pinned for engine in self.engines.values())
+
+    def at_rest(self) -> bool:
+        """No turn, no leg, no reserved token, no sequence; handoffs may wait for the end of their leases."""
+        admission, views = self.proxy.state.admission, self.proxy.state.registry.views()
+        if admission.inside or admission.waiting:
+            return False
+        if any(view.inflight or view.queued_prefill_tokens for view in views):
+            return False
+        return not any(engine.scheduler.sequences for engine in self.engines.values())
+
+    def idle(self) -> bool:
+        return self.at_rest() and not self.outstanding() and not self.pinned()
+
+    def end_leases(self) -> None:
+        """On both sides: in the proxy's ledger and on every P."""
+        self.clock.advance(LEASE_S + 1)
+        for engine in self.engines.values():
+            engine.handoffs.expire()
+            engine.wake()
+        self.proxy.state.ledger.outstanding(self.proxy.state.now() + LEASE_S + 1)
+
+    async def restart(self, name: str) -> None:
+        """The engine is another incarnation of itself, and a probe has seen that."""
+        before = self.view(name).incarnation
+        self.engines[name].started_at += 100.0
+        self.proxy.prober.nudge()
+        await self.until(lambda: self.view(name).incarnation != before)
+
+    @asynccontextmanager
+    async def full(self) -> AsyncIterator[None]:
+        """A turn is inside and hangs; there must be room for that one alone."""
+        for engine in self.engines.values():
+            engine.faults = Faults(hang=1)
+        body = Talk([{"role": "user", "content": "I hang"}]).body()
+        blocking = asyncio.create_task(self.ask(body))
+        await self.until(lambda: any(not engine.faults.hang for engine in self.engines.values()))
+        for engine in self.engines.values():
+            engine.faults = Faults()
+        try:
+            yield
+        finally:
+            blocking.cancel()
+            await asyncio.wait({blocking})
+
+    async def until_known(self) -> None:
+        """Until the proxy has noted that these workers have come, at which it forgets what it held against them."""
+        breakers, now = self.proxy.state.standings.breakers, self.proxy.state.now
+        for view in self.proxy.state.registry.views():
+            breakers.failed(view.id, now(), began_s=now(), at_once=True)
+        try:
+            await self.until(lambda: not breakers.states(now()), LOOKS_S)
+        except TimeoutError:
+            self.forgive()  # it had noted them before
+
+    def forgive(self) -> None:
+        """Nothing that a case did to workers is held against them in the next one."""
+        for engine in self.engines.values():
+            engine.faults = Faults()
+        for view in self.proxy.state.registry.views():
+            self.proxy.state.standings.forget(view.id)
+        self.end_leases()
+
+
+@asynccontextmanager
+async def field_of(names: str, *, engine: Mapping[str, Any] | None = None, **settings: Any) -> AsyncIterator[Field]:
+    """A fleet by the names of its workers: `P1 D1 D2`."""
+    async with (
+        AsyncExitStack() as stack,
+        running_proxy(**(HASTY | {"mode": Mode.ALWAYS_SPLIT} | settings)) as (proxy, base_url, session),
+    ):
+        made = Field(proxy, base_url, session, stack=stack)
+        made.engines["reference"] = await stack.enter_async_context(running_engine(SimConfig()))
+        for name in names.split():
+            await made.add(name, **(engine or {}))
+        yield made

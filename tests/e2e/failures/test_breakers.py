@@ -1,0 +1,327 @@
+"""Workers and pairs that fail others: passed over, looked at again, and back with a small share."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+import pytest
+
+from ppd.proxy.config import Mode
+from ppd.servers.sim.core.fault_orders import Faults, Kind, Leg, Order, Phase
+from tests.support.fleet import Mortal
+from tests.support.proxy import Turn
+
+LONG = "A message of some length, so that there are blocks to move. " * 10
+NUMBERS = itertools.count()  # no two openers are alike
+SPLIT = {"mode": Mode.ALWAYS_SPLIT}
+REPLICA = {"mode": Mode.REPLICA}
+
+
+async def noticed(fleet: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Until the proxy has noted that its workers came: from then on they answer for what they do."""
+    await fleet.until(lambda: caplog.text.count(": up") >= len(fleet.engines))
+
+
+@pytest.fixture(autouse=True)
+def logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def asked(fleet: Any) -> dict[str, int]:
+    return {name: len(engine.received) for name, engine in fleet.engines.items()}
+
+
+def states(fleet: Any, in_s: float = 0.0) -> dict[Any, str]:
+    """Breakers that are not closed, by worker name, as they are after so long if nothing happens."""
+    names = {view.id: view.name for view in fleet.proxy.state.registry.views()}
+    found = fleet.proxy.state.standings.breakers.states(fleet.proxy.state.now() + in_s)
+    return {
+        tuple(names[part] for part in key) if isinstance(key, tuple) else names[key]: state
+        for key, state in found.items()
+    }
+
+
+async def openers(fleet: Any, count: int) -> Counter[Any]:
+    """Conversations one after the other; their statuses and the workers that answered."""
+    turns = [await fleet.conversation().say(f"{next(NUMBERS)} {LONG}") for _ in range(count)]
+    return Counter((turn.status, turn.headers.get("X-PPD-Decode")) for turn in turns)
+
+
+async def at_once(count: int, one: Callable[[int], Awaitable[Turn]]) -> list[Turn]:
+    return await asyncio.gather(*(one(n) for n in range(count)))
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "bad", "fault"),
+    [
+        ("R1 R2", REPLICA, "R1", Order(Kind.ERROR, times=1000)),
+        ("R1 R2", REPLICA, "R1", Order(Kind.RESET, times=1000)),
+        ("R1 R2", REPLICA, "R1", Order(Kind.BODY, body="no JSON", times=1000)),
+        ("P1 P2 D1", SPLIT, "P1", Order(Kind.ERROR, times=1000)),
+        ("P1 D1 D2", SPLIT, "D1", Order(Kind.CLOSE, phase=Phase.HEAD, times=1000)),
+    ],
+    ids=["replica-5xx", "replica-reset", "replica-garbage", "prefill-5xx", "decode-close"],
+)
+async def test_a_worker_that_fails_three_times_in_a_row_is_passed_over(
+    start_fleet: Any, caplog: pytest.LogCaptureFixture, names: str, settings: Any, bad: str, fault: Order
+) -> None:
+    async with start_fleet(names, breaker_open_s=60.0, **settings) as fleet:
+        await noticed(fleet, caplog)
+        fleet.engines[bad].faults = Faults([fault])
+        found = Counter[Any]()
+        async with asyncio.timeout(20):
+            while not states(fleet):  # a load report may favour the other one for a while
+                found += await openers(fleet, 1)
+        # A reset on a connection that was open before may be its end, so those are asked a second time each.
+        times = asked(fleet)[bad]
+        assert times == 3 or (fault.kind is Kind.RESET and 3 <= times <= 6)
+        assert states(fleet) == {bad: "open"}
+        found += await openers(fleet, 12)
+        assert asked(fleet)[bad] == times
+        assert {status for status, _ in found} == {200}
+        assert await fleet.metric("ppd_breakers_open") == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Order(Kind.ERROR, status=400, times=1000),
+        Order(Kind.ERROR, status=404, times=1000),
+        Order(Kind.ERROR, status=422, times=1000),
+        Order(Kind.ERROR, status=429, times=1000),
+        Order(Kind.ERROR, status=503, retry_after_s=1, times=1000),
+    ],
+    ids=lambda order: str(order.status),
+)
+@pytest.mark.parametrize(("names", "settings"), [("R1", REPLICA), ("P1 D1", SPLIT)], ids=["alone", "pair"])
+async def test_what_is_no_failure_of_the_worker_opens_nothing(
+    start_fleet: Any, caplog: pytest.LogCaptureFixture, names: str, settings: Any, fault: Order
+) -> None:
+    async with start_fleet(names, queue_timeout_s=0.1, breaker_failures=2, **settings) as fleet:
+        await noticed(fleet, caplog)
+        for engine in fleet.engines.values():
+            engine.faults = Faults([replace_order(fault)])
+        assert {status for status, _ in await openers(fleet, 4)} == {fault.status if fault.status < 429 else 503}
+        assert states(fleet) == {}
+        assert sum(asked(fleet).values()) >= 4
+
+
+def replace_order(order: Order) -> Order:
+    """An engine uses its orders up."""
+    return Order(**{name: getattr(order, name) for name in order.__struct_fields__})
+
+
+async def test_clients_that_leave_open_nothing(start_fleet: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async with start_fleet("P1 D1", breaker_failures=1, **SPLIT) as fleet:
+
+        def received_more(name: str, before: int) -> bool:
+            return len(fleet.engines[name].received) > before
+
+        await noticed(fleet, caplog)
+        for name in ("P1", "D1"):
+            fleet.engines[name].faults = Faults(hang=3)
+            for n in range(3):
+                before = len(fleet.engines[name].received)
+                turn = asyncio.create_task(fleet.conversation().say(f"{name} {n} {LONG}"))
+                await fleet.until(partial(received_more, name, before))
+                turn.cancel()
+            fleet.engines[name].faults = Faults()
+        await fleet.until(lambda: all(not view.inflight for view in fleet.proxy.state.registry.views()))
+        assert states(fleet) == {}
+        assert (await fleet.conversation().say(LONG)).status == 200
+
+
+async def test_half_open_lets_one_through_and_its_failure_doubles_the_time(
+    start_fleet: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with start_fleet("R1 R2", engine={"time_scale": 0.1}, breaker_open_s=1.0, **REPLICA) as fleet:
+        await noticed(fleet, caplog)
+        bad = fleet.engines["R1"]
+        bad.faults = Faults(refuse=1000, refuse_status=500)
+        await at_once(12, lambda n: fleet.conversation().say(f"{n} {LONG}"))
+        before = len(bad.received)
+        await fleet.until(lambda: states(fleet) == {"R1": "half_open"})
+        turns = await at_once(16, lambda n: fleet.conversation().say(f"more {n} {LONG}"))
+        assert {turn.status for turn in turns} == {200}
+        assert len(bad.received) == before + 1
+        assert states(fleet, in_s=1.0) == {"R1": "open"}, "for longer than the first time"
+        assert states(fleet, in_s=2.0) == {"R1": "half_open"}
+
+
+async def test_a_probe_that_succeeds_brings_the_worker_back(start_fleet: Any, caplog: pytest.LogCaptureFixture) -> None:
+    async with start_fleet("R1 R2", breaker_open_s=1.0, **REPLICA) as fleet:
+        await noticed(fleet, caplog)
+        fleet.engines["R1"].faults = Faults(refuse=3, refuse_status=500)
+        await at_once(12, lambda n: fleet.conversation().say(f"{n} {LONG}"))
+        await fleet.until(lambda: states(fleet) == {"R1": "half_open"})
+        found = await openers(fleet, 24)
+        assert states(fleet) == {}
+        assert found[200, "R1"] > 4 and found[200, "R2"] > 4
+
+
+async def test_failures_with_a_success_between_them_open_nothing(
+    start_fleet: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with start_fleet("R1", retry_burst=1, retry_share=0.0, **REPLICA) as fleet:
+        await noticed(fleet, caplog)
+        for _ in range(3):
+            fleet.engines["R1"].faults = Faults(refuse=2, refuse_status=500)
+            assert [status for status, _ in await openers(fleet, 3)] == [502, 200]
+        assert states(fleet) == {}
+
+
+@pytest.mark.parametrize(("names", "route"), [("R1 R2", REPLICA), ("P1 P2 D1 D2", SPLIT)], ids=["replica", "split"])
+async def test_retries_are_a_share_of_traffic_however_much_fails(start_fleet: Any, names: str, route: Any) -> None:
+    count, burst, share = 60, 5, 0.2
+    async with start_fleet(names, retry_burst=burst, retry_share=share, breaker_open_s=0.05, **route) as fleet:
+        for engine in fleet.engines.values():
+            engine.faults = Faults(refuse=10_000, refuse_status=500)
+        turns = await at_once(count, lambda n: fleet.conversation().say(f"{n} {LONG}"))
+        assert {turn.status for turn in turns} == {502}
+        assert count <= sum(asked(fleet).values()) <= count * (1 + share) + burst
+        assert await fleet.metric('ppd_retries_total{result="no_budget"}') > 0
+        await fleet.until(fleet.idle)
+
+
+async def test_a_wedged_pair_is_found_avoided_and_taken_back_without_a_client_noticing(
+    start_fleet: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KV from P1 never gets to D1, while both are healthy: the canary finds out, and then that it is over."""
+    monkeypatch.setattr("ppd.proxy.health.canary.LIMIT_S", 1.0)
+    monkeypatch.setattr("ppd.proxy.health.canary.LOOK_EVERY_S", 0.05)
+    async with start_fleet("P1 P2 D1 D2", canary_interval_s=0.2, breaker_open_s=0.3, **SPLIT) as fleet:
+        await noticed(fleet, caplog)
+        fleet.engines["D1"].faults = Faults(wedge=[fleet.engines["P1"].engine_id])
+        await fleet.until(lambda: ("P1", "D1") in states(fleet))
+        assert set(states(fleet)) == {("P1", "D1")}
+        # Long enough for the breaker to be half open again and again: no turn is ever the one to try.
+        pairs, rounds, wedged = Counter[tuple[str, str]](), 0, 'ppd_canaries_total{result="wedged"}'
+        while rounds < 20 or await fleet.metric(wedged) < 3:
+            rounds += 1
+            texts = [f"{n} in round {rounds}, {LONG}" for n in range(6)]
+            turns = await asyncio.wait_for(asyncio.gather(*(fleet.conversation().say(text) for text in texts)), 20)
+            assert {(turn.status, turn.route) for turn in turns} == {(200, "SPLIT")}
+            pairs.update((turn.headers["X-PPD-Prefill"], turn.headers["X-PPD-Decode"]) for turn in turns)
+        assert set(pairs) == {("P1", "D2"), ("P2", "D1"), ("P2", "D2")}
+        fleet.engines["D1"].faults = Faults()
+        await fleet.until(lambda: states(fleet) == {})
+        assert await fleet.metric("ppd_handoffs_outstanding") >= 2, "the canaries' own, until their leases end"
+
+
+async def test_a_d_that_is_slow_or_overloaded_is_not_the_pairs_fault(
+    start_fleet: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppd.proxy.health.canary.LIMIT_S", 0.3)
+    monkeypatch.setattr("ppd.proxy.health.canary.LOOK_EVERY_S", 0.05)
+    settings = {"canary_interval_s": 0.1, "breaker_failures": 1000, "connect_timeout_s": 0.1}
+    async with start_fleet("P1 D1", **settings, **SPLIT) as fleet:
+        await noticed(fleet, caplog)
+        for fault, result in (
+            (Order(Kind.SLOW, delay_s=5.0, times=1000), "local_failed"),
+            (Order(Kind.ERROR, status=503, retry_after_s=1, times=1000), "overloaded"),
+            (Order(Kind.ERROR, status=500, times=1000), "local_failed"),
+            (Order(Kind.ERROR, status=500, times=1000, leg=Leg.DECODE), "wedged"),
+        ):
+            fleet.engines["D1"].faults = Faults([fault])
+            sample = f'ppd_canaries_total{{result="{result}"}}'
+            before = await fleet.metric(sample)
+            async with asyncio.timeout(20):
+                while await fleet.metric(sample) < before + 2:
+                    assert states(fleet) == {} or result == "wedged"
+                    await asyncio.sleep(0.02)
+                    if result == "wedged" and states(fleet):
+                        break
+        assert set(states(fleet)) == {("P1", "D1")}
+
+
+async def test_a_canary_on_probation_is_the_one_that_is_let_through(
+    start_fleet: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppd.proxy.health.canary.LOOK_EVERY_S", 0.01)
+    settings = {"canary_interval_s": 0.05, "breaker_open_s": 0.2, "breaker_failures": 1}
+    async with start_fleet("P1 P2 D1", **settings, **SPLIT) as fleet:
+        await noticed(fleet, caplog)
+        p = fleet.engines["P1"]
+        p.faults = Faults(refuse=1, refuse_status=500)
+        await fleet.until(lambda: "P1" in states(fleet))
+        p.faults = Faults(hang=1000)
+        before = len(p.received)
+        await fleet.until(lambda: len(p.received) > before)
+        found = await openers(fleet, 6)
+        assert {status for status, _ in found} == {200}
+        assert len(p.received) == before + 1, "one at a time"
+
+
+async def test_a_worker_that_was_killed_comes_back_by_itself_and_begins_small(start_fleet: Any) -> None:
+    async with start_fleet("D1", engine={"time_scale": 0.2}, warm_up_s=1000.0) as fleet, AsyncExitStack() as stack:
+        registry = fleet.proxy.state.registry
+
+        def age(name: str, seconds: float) -> None:
+            (view,) = [view for view in registry.views() if view.name == name]
+            registry.recovered(view.id, fleet.proxy.state.now() - seconds)
+
+        async def share(name: str) -> float:
+            known = len(fleet.proxy.state.sessions)
+            turns = await at_once(22, lambda n: fleet.conversation().say(f"{known + n} {LONG}"))
+            assert {turn.status for turn in turns} == {200}
+            return sum(turn.headers["X-PPD-Decode"] == name for turn in turns) / len(turns)
+
+        mortal = Mortal(fleet, stack)
+        engine = await mortal.start()
+        await fleet.admin("POST", "/workers", {"worker": f"D={engine.address}"})
+        await fleet.until(lambda: mortal.state() == "up")
+        for name in ("D1", "D2"):
+            age(name, 2000)
+        assert 0.35 <= await share("D2") <= 0.65
+        await mortal.kill()
+        await fleet.until(lambda: mortal.state() == "down")
+        assert await share("D2") == 0
+        await mortal.start()
+        await fleet.until(lambda: mortal.state() == "up")
+        assert await share("D2") <= 0.2
+        age("D2", 2000)
+        assert 0.35 <= await share("D2") <= 0.65
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_turns_on_a_worker_that_fell_silent_go_elsewhere(start_fleet: Any, streams: bool) -> None:
+    async with start_fleet("R1 R2", probe_interval_s=0.05, **REPLICA) as fleet:
+        silent, body = fleet.engines["R1"], {"max_tokens": 8, "stream": streams, "model": "sim"}
+        silent.faults = Faults(hang=1000)
+
+        async def ask(n: int) -> str:
+            messages = [{"role": "user", "content": f"{n} {LONG}"}]
+            async with fleet.session.post(
+                f"{fleet.base_url}/v1/chat/completions", json={**body, "messages": messages}
+            ) as response:
+                assert (response.status, response.headers["X-PPD-Decode"]) == (200, "R2")
+                return str(await response.text())
+
+        asking = [asyncio.create_task(ask(n)) for n in range(8)]
+        await fleet.until(lambda: len(silent.received) >= 3)
+        assert not all(task.done() for task in asking)
+        silent.is_dead = True
+        texts = await asyncio.wait_for(asyncio.gather(*asking), 20)
+        assert all("[DONE]" in text for text in texts) or not streams
+        assert await fleet.metric('ppd_leg_failures_total{cause="worker_gone",leg="replica",phase="request_sent"}') >= 3
+
+
+async def test_a_stream_from_a_worker_that_fell_silent_ends_with_an_error(start_fleet: Any) -> None:
+    async with start_fleet("R1", probe_interval_s=0.05, **REPLICA) as fleet:
+        fleet.engines["R1"].faults = Faults([Order(Kind.HANG, phase=Phase.EVENTS, after_events=4)])
+        body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 24}
+        async with fleet.session.post(f"{fleet.base_url}/v1/chat/completions", json=body) as response:
+            assert await response.content.readany()
+            fleet.engines["R1"].is_dead = True
+            rest = await asyncio.wait_for(response.text(), 20)
+        assert '"error"' in rest.rstrip().split("\n\n")[-1]
+        assert "[DONE]" not in rest
+        receipt = (await fleet.admin("GET", "/requests"))[1]["newest"][0]
+        assert (receipt["outcome"], receipt["error"]) == ("broken", "replica mid_stream: worker_gone")

@@ -1,0 +1,298 @@
+"""The client leaves, wherever its turn stands: both legs end, and no KV stays pinned on P."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from ppd.proxy.config import Mode
+from ppd.proxy.failures import Leg
+from ppd.proxy.policy import Route
+from ppd.servers.sim.core.fault_orders import Faults, Kind, Order
+from ppd.servers.sim.core.fault_orders import Phase as Strikes
+from ppd.servers.sim.engine.engine import SimEngine
+from tests.e2e.failures.faults import deaf
+from tests.e2e.failures.fleet import Field, Seen, Talk, field_of
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+WORDS = "Some words, so that there are blocks to move. " * 3
+TIME_SCALE = 2.0  # a P takes 70 ms for these words, a D 120 ms to its first token and 16 ms to each other
+BOUND_S = 1.0  # for the proxy to let go; it takes 0.1 s, and the machine may be busy
+BEST_S = 0.15  # the same for the best time of each phase, which a busy machine delays less
+OPTIONS = {"nixl": "", "none": ",connector=none", "p2p_nccl": ",connector=p2p_nccl,zmq_address=127.0.0.1:{port}"}
+LATE_S = 0.04  # an answer of P's is on its way for this long
+PATIENT: dict[str, Any] = dict.fromkeys(
+    (
+        "connect_timeout_s",
+        "prefill_timeout_s",
+        "first_event_timeout_s",
+        "answer_timeout_s",
+        "idle_timeout_s",
+        "queue_timeout_s",
+    ),
+    20.0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Where a client leaves."""
+
+    route: Route
+    connector: str
+    phase: str
+    stream: bool
+
+    def __str__(self) -> str:
+        return f"{self.route}-{self.connector}-{self.phase}-{'stream' if self.stream else 'whole'}"
+
+
+SPLIT_PHASES = (
+    "queue",
+    "connect_p",
+    "p_computes",
+    "p_done",
+    "connect_d",
+    "d_asked",
+    "d_computes",
+    "mid_stream",
+    "after",
+)
+LONE_PHASES = ("queue", "connect_d", "d_asked", "d_computes", "mid_stream", "after")
+
+
+def leavings() -> Iterator[Leaving]:
+    for connector, stream in product(OPTIONS, (True, False)):
+        yield from (Leaving(Route.SPLIT, connector, phase, stream) for phase in SPLIT_PHASES)
+        yield from (Leaving(Route.LOCAL, connector, phase, stream) for phase in LONE_PHASES)
+    for stream in (True, False):
+        yield from (Leaving(Route.REPLICA, "none", phase, stream) for phase in LONE_PHASES)
+
+
+class Fleets:
+    """One fleet a connector, with room for one turn."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self._fields: dict[str, Field] = {}
+        self.talks = 0
+        self.took_s: dict[tuple[Route, str], list[tuple[float, float]]] = {}
+
+    async def of(self, leaving: Leaving) -> Field:
+        key = "replica" if leaving.route is Route.REPLICA else leaving.connector
+        if key not in self._fields:
+            mode = Mode.REPLICA if leaving.route is Route.REPLICA else Mode.ALWAYS_SPLIT
+            field = await self._stack.enter_async_context(field_of("", mode=mode, max_inflight=1, **PATIENT))
+            names = "R1" if leaving.route is Route.REPLICA else "P1 D1 D2"
+            for port, name in enumerate(names.split(), 1):
+                options = OPTIONS[leaving.connector].format(port=port)
+                await field.add(name, options=options, time_scale=TIME_SCALE)
+            self._fields[key] = field
+        return self._fields[key]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fleets() -> AsyncIterator[Fleets]:
+    async with AsyncExitStack() as stack:
+        made = Fleets(stack)
+        yield made
+        for (route, phase), times in made.took_s.items():
+            proxy_s, engines_s = (sorted(each) for each in zip(*times, strict=True))
+            print(
+                f"{route} {phase}: the proxy let go after {proxy_s[-1] * 1e3:.0f} ms at most, {proxy_s[0] * 1e3:.0f} ms"
+                f" at least; engines after {engines_s[-1] * 1e3:.0f} ms at most"
+            )
+            assert proxy_s[0] < BEST_S, f"{route} {phase}"
+
+
+@dataclass(slots=True)
+class Turn:
+    """A turn under way, whose client is about to leave."""
+
+    leaving: Leaving
+    field: Field
+    asking: asyncio.Task[Seen]
+    seen: Seen
+    stack: AsyncExitStack
+    finished: dict[str, int]  # requests of each engine before
+    received: dict[str, int]
+    tokens: dict[str, int]
+
+    def engine(self, leg: str) -> SimEngine:
+        receipt = self.field.newest()
+        return self.field.engines[receipt.prefill if leg == "p" else receipt.decode]
+
+    def is_at(self, leg: Leg) -> bool:
+        legs = self.field.newest().legs
+        return bool(legs) and legs[-1].kind is leg and legs[-1].ended_s is None
+
+    async def until_there(self) -> None:
+        """Until the turn stands where its client leaves."""
+        answering = {Route.SPLIT: Leg.DECODE, Route.LOCAL: Leg.LOCAL, Route.REPLICA: Leg.REPLICA}[self.leaving.route]
+        match self.leaving.phase:
+            case "queue":
+                await soon(lambda: self.field.proxy.state.admission.waiting == 1)
+            case "connect_p":
+                await soon(lambda: self.is_at(Leg.PREFILL))
+            case "p_computes":
+                await soon(lambda: self.is_at(Leg.PREFILL) and bool(self.engine("p").scheduler.sequences))
+            case "p_done":
+                await soon(lambda: self.is_at(Leg.PREFILL) and self.has_finished(self.engine("p")))
+            case "connect_d":
+                if self.leaving.route is Route.SPLIT:
+                    await soon(lambda: self.is_at(Leg.PREFILL))
+                    await self.stack.enter_async_context(deaf(self.engine("d")))
+                await soon(lambda: self.is_at(answering))
+            case "d_asked":
+                await soon(lambda: self.is_at(answering) and self.grown(self.received, self.engine("d")))
+            case "d_computes":
+                await soon(lambda: self.is_at(answering) and bool(self.engine("d").scheduler.sequences))
+            case "mid_stream" if self.leaving.stream:
+                await soon(lambda: self.seen.is_stream and bool(self.seen.text))
+            case "mid_stream":
+                await soon(
+                    lambda: self.is_at(answering) and self.engine("d").counters.generation_tokens > self.spent() + 2
+                )
+            case _:
+                await soon(lambda: b"[DONE]" in self.seen.body or self.asking.done())
+
+    def name_of(self, engine: SimEngine) -> str:
+        return next(name for name, each in self.field.engines.items() if each is engine)
+
+    def has_finished(self, engine: SimEngine) -> bool:
+        return sum(engine.counters.finished.values()) > self.finished[self.name_of(engine)]
+
+    def grown(self, before: dict[str, int], engine: SimEngine) -> bool:
+        return len(engine.received) > before[self.name_of(engine)]
+
+    def spent(self) -> int:
+        return self.tokens[self.name_of(self.engine("d"))]
+
+
+async def soon(holds: Callable[[], bool]) -> None:
+    """At the very moment, not some time after it."""
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.0005)
+
+
+def has_let_go(field: Field) -> bool:
+    views, admission = field.proxy.state.registry.views(), field.proxy.state.admission
+    return not admission.inside and not any(view.inflight or view.queued_prefill_tokens for view in views)
+
+
+async def spoil(turn_stack: AsyncExitStack, field: Field, leaving: Leaving) -> None:
+    """What makes a phase last."""
+    if leaving.phase == "queue":
+        await turn_stack.enter_async_context(field.full())
+    elif leaving.phase == "connect_p":
+        await turn_stack.enter_async_context(deaf(field.engines["P1"]))
+    elif leaving.phase == "connect_d" and leaving.route is not Route.SPLIT:
+        for name in set(field.engines) - {"P1", "reference"}:
+            await turn_stack.enter_async_context(deaf(field.engines[name]))
+    elif leaving.phase == "p_done":
+        field.engines["P1"].faults = Faults([Order(Kind.SLOW, delay_s=LATE_S)])
+    elif leaving.phase == "after" and leaving.stream:
+        for name in set(field.engines) - {"P1"}:
+            field.engines[name].faults = Faults([Order(Kind.HANG, phase=Strikes.END)])
+
+
+@pytest.mark.parametrize("leaving", list(leavings()), ids=str)
+async def test_a_client_that_leaves_ends_both_legs(fleets: Fleets, leaving: Leaving) -> None:
+    field, now = await fleets.of(leaving), asyncio.get_running_loop().time
+    endless = {"max_tokens": 5 if leaving.phase == "after" else 20_000, "ignore_eos": True}
+    fleets.talks += 1
+    words = (
+        WORDS * 40 if leaving.phase == "p_computes" else WORDS
+    )  # so many that P is at it for longer than it is given
+    talk = Talk([{"role": "user", "content": f"{fleets.talks} {words}"}])
+    if leaving.route is Route.LOCAL:
+        talk.heard((await field.ask(talk.body(max_tokens=2))).text, WORDS)
+    async with AsyncExitStack() as stack:
+        await spoil(stack, field, leaving)
+        engines, before, seen = field.engines, field.proxy.state.receipts.newest(1), Seen()
+        finished = {name: sum(engine.counters.finished.values()) for name, engine in engines.items()}
+        received = {name: len(engine.received) for name, engine in engines.items()}
+        tokens = {name: engine.counters.generation_tokens for name, engine in engines.items()}
+        body = talk.body(stream=leaving.stream, **endless)
+        asking = asyncio.create_task(field.ask(body, seen, leaving.route))
+        turn = Turn(leaving, field, asking, seen, stack, finished, received, tokens)
+        await soon(lambda: field.proxy.state.receipts.newest(1) != before)
+        await turn.until_there()
+        receipt, left_s = field.newest(), now()
+        asking.cancel()
+        if leaving.phase != "queue":
+            await soon(lambda: has_let_go(field))
+        else:
+            await soon(lambda: not field.proxy.state.admission.waiting)
+        proxy_s = now() - left_s
+        if leaving.phase != "queue":
+            await soon(field.idle)
+        engines_s = now() - left_s
+    fleets.took_s.setdefault((leaving.route, leaving.phase), []).append((proxy_s, engines_s))
+    assert receipt.outcome == ("completed" if leaving.phase == "after" else "cancelled")
+    assert proxy_s < BOUND_S
+    await soon(field.idle)
+    check_engines(turn)
+
+
+def check_engines(turn: Turn) -> None:
+    phase, engines = turn.leaving.phase, turn.field.engines
+    for engine in engines.values():
+        engine.faults = Faults()
+        assert not engine.counters.traps
+        assert engine.counters.expired_handoffs == 0
+    aborted = {name: engine.counters.finished["abort"] for name, engine in engines.items()}
+    asked = {name for name, engine in engines.items() if len(engine.received) > turn.received[name]}
+    if phase in ("queue", "connect_p"):
+        assert asked == {"P1" if phase == "queue" else ""} - {"", "P1"}
+    if phase == "p_computes":
+        assert asked == {"P1"}, "P was told to stop, and D is not asked"
+        assert aborted["P1"]
+
+
+async def test_no_moment_around_the_end_of_a_prefill_strands_kv() -> None:
+    """No lease ends in the time that this takes, so that what is freed, a D has taken."""
+    rng = random.Random(4)
+    async with field_of("P1 P2 D1 D2", engine={"time_scale": 1.0}, **PATIENT) as field:
+        prefills = [field.engines["P1"], field.engines["P2"]]
+
+        def is_computing() -> bool:
+            return any(engine.scheduler.sequences for engine in prefills)
+
+        def handoffs() -> int:
+            return sum(engine.counters.handoffs for engine in prefills)
+
+        def has_begun(before: int) -> bool:
+            return is_computing() or handoffs() > before
+
+        for number in range(200):
+            body = Talk([{"role": "user", "content": f"{number} {WORDS}"}]).body(
+                stream=number % 2 == 0, max_tokens=1000
+            )
+            await soon(lambda: not is_computing())
+            asking = asyncio.create_task(field.ask(body))
+            await soon(partial(has_begun, handoffs()))
+            await asyncio.sleep(rng.uniform(0.0, 0.025))  # P is done after 10 to 20 ms
+            asking.cancel()
+            await asyncio.wait({asking})
+        await field.until(field.at_rest)
+        names = ("aborted", "taken", "left")
+        fates = {fate: await field.metric(f'ppd_handovers_abandoned_total{{fate="{fate}"}}') for fate in names}
+        print(
+            f"200 turns left around the end of their prefill: {handoffs()} handoffs, {field.pinned()} stranded; {fates}"
+        )
+        assert fates["taken"] > 100, "the moment was around the end"
+        await field.until(field.idle)
+        assert not any(engine.counters.expired_handoffs for engine in prefills)
+        assert not any(engine.counters.traps for engine in field.engines.values())

@@ -1,0 +1,157 @@
+"""Stations in processes of their own, here and on Ray: what a slot promises, whatever kind it is."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from ppd.offline.sweep.backend import FleetLost
+from ppd.offline.sweep.processes import Process, Slot
+from ppd.offline.sweep.ray import Ray
+from ppd.proxy.errors import ConfigError
+from tests.support.sweep import DIES, HANGS, LOST, ORIGIN, FakePlan, finished, run
+
+pytestmark = pytest.mark.e2e
+
+LIMIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Ray]:
+    pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))  # where its processes find the fakes
+        ray = Ray("local")
+        yield ray
+        ray.close()
+
+
+@pytest.fixture(params=["process", "ray task", "ray fleet"])
+def slot(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Slot]:
+    made: Slot
+    if request.param == "process":
+        made = Process(FakePlan(tmp_path))
+    else:
+        ray: Ray = request.getfixturevalue("cluster")
+        plan = FakePlan(tmp_path)
+        made = ray.anywhere(plan) if request.param == "ray task" else ray.on(ray.nodes[0], plan)
+    yield made
+    made.close()
+
+
+def said(folder: Path) -> list[str]:
+    file = folder / "said"
+    return [line.partition(" by ")[0] for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not holds():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_it_measures_elsewhere_what_would_be_measured_here(slot: Slot, tmp_path: Path) -> None:
+    assert slot.measure(run(0)).result(LIMIT_S) == finished(run(0))
+    assert slot.measure(run(7)).result(LIMIT_S) == finished(run(7))
+    assert f"by {os.getpid()}" not in (tmp_path / "said").read_text()
+
+
+def test_it_says_what_it_found(slot: Slot) -> None:
+    survey = slot.survey((run(0), run(0, topology="2P_2D"))).result(LIMIT_S)
+    assert (survey.place, survey.origin, survey.unfit) == ("fake", ORIGIN, (("2P_2D", "too large"),))
+
+
+def test_our_own_errors_come_back_as_they_are(slot: Slot) -> None:
+    error = slot.measure(run(LOST)).exception(LIMIT_S)
+    assert isinstance(error, FleetLost)
+    assert error.message == "it is gone"
+    assert not slot.is_death(error)
+
+
+def test_a_process_that_dies_is_told_from_an_error_and_replaced(slot: Slot) -> None:
+    error = slot.measure(run(DIES)).exception(LIMIT_S)
+    assert error is not None and slot.is_death(error)
+    slot.reopen()
+    assert slot.measure(run(0)).result(LIMIT_S) == finished(run(0))
+
+
+def test_a_run_that_is_abandoned_ends_and_brings_nothing(slot: Slot, tmp_path: Path) -> None:
+    hanging = slot.measure(run(HANGS))
+    until(lambda: f"measuring {HANGS}" in said(tmp_path))
+    slot.abandon()
+    assert hanging.exception(LIMIT_S) is not None
+
+
+def test_an_abandoned_process_still_closes_its_station(tmp_path: Path) -> None:
+    slot = Process(FakePlan(tmp_path))
+    slot.measure(run(HANGS))
+    until(lambda: f"measuring {HANGS}" in said(tmp_path))
+    slot.abandon()
+    slot.close()
+    assert said(tmp_path) == ["opened", f"measuring {HANGS}", "closed"]
+
+
+def test_a_process_is_ended_that_is_at_work_before_its_number_is_known(tmp_path: Path) -> None:
+    slot = Process(FakePlan(tmp_path))
+    known, slot._pid = slot._pid, Future()
+    hanging = slot.measure(run(HANGS))
+    until(lambda: f"measuring {HANGS}" in said(tmp_path))
+    slot.abandon()
+    slot._pid.set_result(known.result(LIMIT_S))
+    assert hanging.exception(LIMIT_S) is not None
+    slot.close()
+
+
+def test_a_station_lives_from_run_to_run(tmp_path: Path) -> None:
+    slot = Process(FakePlan(tmp_path))
+    for seed in (0, 7):
+        slot.measure(run(seed)).result(LIMIT_S)
+    slot.close()
+    assert said(tmp_path) == ["opened", "measuring 0", "measuring 7", "closed"]
+
+
+def test_a_fleet_on_ray_lives_from_run_to_run(cluster: Ray, tmp_path: Path) -> None:
+    slot = cluster.on(cluster.nodes[0], FakePlan(tmp_path))
+    for seed in (0, 7):
+        slot.measure(run(seed)).result(LIMIT_S)
+    slot.close()
+    assert said(tmp_path) == ["opened", "measuring 0", "measuring 7", "closed"]
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from ppd.offline.sweep.processes import Process
+from tests.support.sweep import HANGS, FakePlan, run
+
+Process(FakePlan(Path(sys.argv[1]))).measure(run(HANGS))
+time.sleep(60)
+"""
+
+
+def test_a_process_ends_with_the_one_that_asked_for_it(tmp_path: Path) -> None:
+    """Even where that was killed, and could close nothing."""
+    path = str(Path(__file__).parents[3])
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path)], env=os.environ | {"PYTHONPATH": path}
+    ) as parent:
+        until(lambda: f"measuring {HANGS}" in said(tmp_path))
+        parent.kill()
+    pid = int((tmp_path / "said").read_text().split()[-1])
+    process = Path(f"/proc/{pid}")
+    until(lambda: not process.exists())
+    assert not process.exists()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "ray://127.0.0.1:99999"])
+def test_a_cluster_that_is_not_there_is_told_at_once(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"must be a cluster's address, auto or local"):
+        Ray(address)

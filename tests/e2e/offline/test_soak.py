@@ -1,0 +1,49 @@
+"""The soak's short form: all of it in three minutes. And that it fails when it should."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak import __main__ as soak
+from benchmarks.soak import summary
+from benchmarks.soak.oracle import running_oracle
+from benchmarks.soak.records import Head, Outcome
+
+MINUTES = 3.0
+OVERHEAD_S = 150.0  # to start, to come to rest, and to write the report
+ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.alone
+
+
+async def test_minutes_of_faults_cost_nothing_that_they_should_not(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "benchmarks.soak", "--minutes", str(MINUTES), "--out", str(tmp_path)),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(), MINUTES * 60 + OVERHEAD_S)
+    finally:
+        if process.returncode is None:
+            process.kill()  # its own programs end with it
+            await process.wait()
+    page = tmp_path / "soak.md"
+    assert process.returncode == 0, out.decode() + (page.read_text() if page.exists() else "")
+    assert "**Passed.**" in page.read_text()
+
+
+async def test_engines_with_other_weights_are_noticed(tmp_path: Path) -> None:
+    """Whatever they answer is wrong then, so a soak can fail by its texts."""
+    head = Head(seed=0, seconds=2.0, warm_up_s=1.0, clients=2, machine="", started=datetime.now(UTC).isoformat())
+    async with running_oracle(seed=1) as other:
+        found = await soak.soak(head, tmp_path, other)
+    outcomes = {one.outcome for one in found.requests}
+    assert Outcome.WRONG in outcomes and Outcome.COMPLETED not in outcomes
+    assert any(problem.endswith(" wrong") for problem in summary.problems(found))

@@ -1,0 +1,64 @@
+"""The doctor's output: lines that need no colour, a table of workers, JSON."""
+
+from __future__ import annotations
+
+import json
+
+from ppd.proxy.cli.doctor.report import as_json, caption, lines, verdict, workers_table
+from ppd.proxy.cli.doctor.values import Conversation, Counts, Facts, Finding, Level, TurnFact, WorkerFact
+from ppd.proxy.fleet.worker import Load, Role, Worker
+
+FINDINGS = (
+    Finding(Level.OK, "proxy", "answers"),
+    Finding(Level.FAIL, "handoff", "moves nothing", "Look at D."),
+)
+D1 = WorkerFact(
+    name="D1",
+    worker=Worker(role=Role.DECODE, address="d:1", engine_version="0.33.0"),
+    state="up",
+    load=Load(running=2, waiting=1, kv_usage=0.25),
+    counts=Counts(100, 200, 300, 0, 0),
+)
+FAR = WorkerFact(name="D2", worker=Worker(role=Role.DECODE, address="d:2"), state="up", reachable=False, healthy=False)
+ONLY_D1 = (("D1", Counts(1, 2, 3, None, 0)),)
+TALKED = Facts(workers=(D1, FAR), conversation=Conversation(turns=(TurnFact(growth=ONLY_D1),) * 2))
+
+
+def test_one_line_a_finding_with_its_remedy() -> None:
+    assert lines(FINDINGS).plain.splitlines() == [
+        "✓ OK    proxy    answers",
+        "✗ FAIL  handoff  moves nothing -> Look at D.",
+    ]
+    assert lines(FINDINGS, ascii_only=True).plain.isascii()
+
+
+def test_verdict_counts_the_levels() -> None:
+    assert verdict(FINDINGS).plain == "1 OK, 1 FAIL"
+
+
+def test_table_of_lifetimes() -> None:
+    assert workers_table(Facts(workers=(D1,))).plain.splitlines()[1].split() == (
+        "D1 d:1 up 0.33.0 nixl 2 1 25.0% 100 200 300 0 0".split()
+    )
+    assert "since the engine started" in caption(Facts(workers=(D1,)))
+
+
+def test_table_of_a_conversation_holds_its_growth() -> None:
+    rows = workers_table(TALKED).plain.splitlines()
+    assert rows[1].split()[-5:] == ["2", "4", "6", "?", "0"]
+    assert rows[2].split() == "D2 d:2 not reachable ? nixl ? ? ? ? ? ? ? ?".split()
+    assert "during the probe conversation" in caption(TALKED)
+
+
+def test_json_holds_findings_workers_and_the_conversation() -> None:
+    document = json.loads(as_json(TALKED, FINDINGS))
+    assert document["ok"] is False
+    assert document["findings"][1] == {
+        "level": "FAIL",
+        "check": "handoff",
+        "message": "moves nothing",
+        "remedy": "Look at D.",
+    }
+    assert [worker["counts"]["computed"] for worker in document["workers"]] == [2, None]
+    assert document["counts_of"] == "conversation"
+    assert json.loads(as_json(Facts(workers=(D1,)), FINDINGS[:1]))["ok"] is True

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from ppd.proxy.connectors.leg import client_wants_usage, plain_leg
+from ppd.proxy.openai.request import Endpoint, Fields
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+STREAM = {**CHAT, "stream": True}
+
+
+def fields_of(body: dict[str, Any]) -> Fields:
+    return msgspec.json.decode(msgspec.json.encode(body), type=Fields)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "expected"),
+    [
+        (Endpoint.CHAT, CHAT, CHAT),
+        (Endpoint.CHAT, {**CHAT, "kv_transfer_params": {"do_remote_prefill": True}}, CHAT),
+        (Endpoint.CHAT, {**CHAT, "ec_transfer_params": "x", "request_id": "r", "conversation_id": "c"}, CHAT),
+        (Endpoint.CHAT, {**CHAT, "session_id": "s"}, {**CHAT, "session_id": "s"}),
+        (
+            Endpoint.CHAT,
+            {**CHAT, "vllm_xargs": {"kv_transfer_params": "x", "ec_transfer_params": "y", "mine": 1}},
+            {**CHAT, "vllm_xargs": {"mine": 1}},
+        ),
+        (Endpoint.CHAT, {**CHAT, "vllm_xargs": [1]}, {**CHAT, "vllm_xargs": [1]}),
+        (Endpoint.CHAT, STREAM, {**STREAM, "stream_options": {"include_usage": True}}),
+        (
+            Endpoint.CHAT,
+            {**STREAM, "stream_options": {"include_usage": False, "continuous_usage_stats": True, "x": 1}},
+            {**STREAM, "stream_options": {"x": 1, "include_usage": True}},
+        ),
+        (
+            Endpoint.CHAT,
+            {**STREAM, "stream_options": None},
+            {**STREAM, "stream_options": {"include_usage": True}},
+        ),
+        (
+            Endpoint.CHAT,
+            {**STREAM, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+            {**STREAM, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+        ),
+        (Endpoint.CHAT, {**STREAM, "stream_options": "yes"}, {**STREAM, "stream_options": "yes"}),
+        (Endpoint.CHAT, {**CHAT, "stream": False}, {**CHAT, "stream": False}),
+        (
+            Endpoint.COMPLETIONS,
+            {"prompt": "p", "stream": True},
+            {"prompt": "p", "stream": True, "stream_options": {"include_usage": True}},
+        ),
+        (Endpoint.RESPONSES, {"input": "i", "stream": True}, {"input": "i", "stream": True}),
+        (Endpoint.MESSAGES, STREAM, STREAM),
+    ],
+)
+def test_the_plain_leg(endpoint: Endpoint, body: dict[str, Any], expected: dict[str, Any]) -> None:
+    leg = plain_leg(endpoint, fields_of(body), "leg-1")
+    assert msgspec.json.decode(leg.body) == expected
+    assert (leg.path, leg.headers) == (endpoint.value, {"X-Request-Id": "leg-1"})
+
+
+def test_an_escaped_name_is_the_same_name() -> None:
+    fields = msgspec.json.decode(b'{"kv_transfer\\u005fparams": {"x": 1}, "model": "m"}', type=Fields)
+    assert plain_leg(Endpoint.CHAT, fields, "l").body == b'{"model":"m"}'
+
+
+def test_numbers_that_no_engine_takes_are_not_ours_to_judge() -> None:
+    body = b'{"stream":true,"stream_options":{"x":1e999,"y":10000000000000000000000000000}}'
+    leg = plain_leg(Endpoint.CHAT, msgspec.json.decode(body, type=Fields), "l")
+    assert b'{"x":1e999,"y":10000000000000000000000000000,"include_usage":true}' in leg.body
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "options", "wants"),
+    [
+        (Endpoint.CHAT, None, False),
+        (Endpoint.CHAT, {}, False),
+        (Endpoint.CHAT, {"include_usage": None}, False),
+        (Endpoint.CHAT, {"include_usage": True}, True),
+        (Endpoint.CHAT, {"include_usage": 1}, True),
+        (Endpoint.CHAT, [], True),
+        (Endpoint.RESPONSES, None, True),
+        (Endpoint.MESSAGES, None, True),
+    ],
+)
+def test_who_wants_usage(endpoint: Endpoint, options: object, wants: bool) -> None:
+    assert client_wants_usage(endpoint, fields_of({"stream_options": options})) is wants

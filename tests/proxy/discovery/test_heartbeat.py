@@ -1,0 +1,112 @@
+"""The three messages as they are on the wire, and what a hostile one does: nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppd.proxy.discovery.heartbeat import Heartbeat, decode
+from ppd.proxy.errors import FormatError
+from ppd.proxy.fleet.worker import Role, Source
+
+OURS: dict[str, Any] = {
+    "version": 1,
+    "role": "D",
+    "http_address": "10.0.0.5:8200",
+    "models": ["m"],
+    "engine_version": "0.33.0",
+    "incarnation": "1763660000.12",
+    "running": 3,
+    "waiting": 1,
+    "kv_usage": 0.25,
+    "kv_capacity_tokens": 400_000,
+    "draining": True,
+}
+P2P = {"type": "P", "http_address": "10.0.0.5:8100", "zmq_address": "10.0.0.5:21001"}
+MORIIO = {
+    "type": "D",
+    "http_address": "10.0.0.5:8100",
+    "zmq_address": "host:10.0.0.5,handshake:6301,notify:61005",
+    "dp_size": 1,
+    "tp_size": 8,
+    "transfer_mode": "WRITE",
+}
+
+
+def pack(message: object) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def test_our_heartbeat_survives_the_wire() -> None:
+    said = decode(Heartbeat(**OURS).encode())
+    assert said.worker.role is Role.DECODE
+    assert said.worker.source is Source.AGENT
+    assert (said.worker.models, said.worker.incarnation) == (("m",), "1763660000.12")
+    assert said.load is not None
+    assert (said.load.running, said.load.kv_capacity_tokens, said.draining) == (3, 400_000, True)
+
+
+def test_the_p2p_nccl_ping_names_a_worker_and_its_coordinates() -> None:
+    worker = decode(pack(P2P)).worker
+    assert (worker.role, worker.address, worker.connector) == (Role.PREFILL, "10.0.0.5:8100", "p2p_nccl")
+    assert worker.coordinates == {"zmq_address": "10.0.0.5:21001"}
+
+
+def test_the_moriio_ping_is_told_apart_by_its_transfer_mode() -> None:
+    worker = decode(pack(MORIIO)).worker
+    assert (worker.role, worker.connector) == (Role.DECODE, "moriio")
+    assert worker.coordinates["tp_size"] == "8"
+
+
+def test_fields_of_a_later_agent_are_ignored() -> None:
+    assert decode(pack({**OURS, "zone": "b"})).worker.address == "10.0.0.5:8200"
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ({**OURS, "version": 2}, "version"),
+        ({**OURS, "role": "X"}, "role"),
+        ({**OURS, "http_address": "evil/../x:80"}, "http_address"),
+        ({**OURS, "http_address": "host:99999"}, "http_address"),
+        ({**OURS, "http_address": "user@host:80"}, "http_address"),
+        ({**OURS, "http_address": "a..b:80"}, "http_address"),
+        ({**OURS, "http_address": "x" * 64 + ":80"}, "http_address"),
+        ({**OURS, "kv_usage": 2.0}, "kv_usage"),
+        ({**OURS, "running": -1}, "running"),
+        ({k: v for k, v in OURS.items() if k != "models"}, "models"),
+        ({**P2P, "type": "R"}, "type"),
+        ({**P2P, "http_address": 5}, "http_address"),
+        ({**P2P, "zmq_address": "x"}, "zmq_address"),
+        ({"type": "P", "http_address": "a:1"}, "zmq_address"),
+        ([1, 2], "map"),
+        ("x", "map"),
+    ],
+)
+def test_a_malformed_message_is_refused_with_the_field_named(message: object, named: str) -> None:
+    with pytest.raises(FormatError, match=named):
+        decode(pack(message))
+
+
+def test_a_message_nested_too_deeply_is_refused() -> None:
+    with pytest.raises(FormatError):
+        decode(b"\x91" * 60_000)
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_refused_and_nothing_else(payload: bytes) -> None:
+    with pytest.raises(FormatError):
+        decode(payload)
+
+
+WRONG = st.one_of(st.none(), st.integers(-1, 2**40), st.text())
+
+
+@given(st.dictionaries(st.sampled_from(sorted({*OURS, *MORIIO})), WRONG))
+def test_wrong_types_in_any_field_never_raise_anything_else(message: dict[str, Any]) -> None:
+    with pytest.raises(FormatError):
+        decode(pack(message))

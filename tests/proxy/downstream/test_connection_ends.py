@@ -1,0 +1,232 @@
+"""How clients' connections end, over real sockets, on both event loops: in time and whole, leaving nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tracemalloc
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.client_connections import (
+    CHUNKED,
+    EVENT,
+    GET,
+    TURN,
+    Pieces,
+    connected,
+    heard,
+    on_both_loops,
+    site,
+    statuses,
+    turn,
+    under_way,
+)
+
+# -- nothing is stuck
+
+
+@pytest.mark.parametrize("before", [b"", turn(b"{0}")], ids=["alone", "behind another request"])
+@on_both_loops
+async def test_a_body_must_come_in_time(before: bytes) -> None:
+    async with site(idle_timeout_s=0.3) as at:
+        async with connected(at) as (reader, writer):
+            writer.write(before + TURN + b"Content-Length: 100\r\n\r\n{")
+            if before:
+                await reader.readuntil(b"[{0}]")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+
+
+@on_both_loops
+async def test_a_body_behind_an_answer_that_was_taken_slowly_must_come_in_time_too() -> None:
+    async with site(idle_timeout_s=0.3, waits=True) as at:
+        at.replies[b"{0}"] = b"x" * 20_000_000
+        async with connected(at) as (reader, writer):
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(turn(b"{0}") + TURN + b"Content-Length: 100\r\n\r\n{")
+            await at.until(lambda: at.asked != [])
+            at.may_answer.set()
+            await at.until(lambda: any(limits.is_stalled for limits in at.open))
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            assert b"HTTP/1.1 408" in await reader.read(-1)
+
+
+@on_both_loops
+async def test_a_body_that_we_do_not_read_is_not_late() -> None:
+    async with site(idle_timeout_s=0.2, waits=True) as at:
+        async with connected(at) as (reader, writer):
+            writer.write(turn(b"{0}") + TURN + b"Content-Length: 3\r\n\r\n{")
+            await asyncio.sleep(0.05)
+            writer.write(b"1}")
+            await asyncio.sleep(0.5)
+            at.may_answer.set()
+            await reader.readuntil(b"[{0}]")
+            await reader.readuntil(b"[{1}]")
+            assert at.asked == [b"{0}", b"{1}"]
+
+
+@on_both_loops
+async def test_a_client_that_leaves_is_noticed_also_while_it_is_not_read() -> None:
+    async with site(waits=True) as at:
+        async with connected(at) as (_, writer):
+            writer.write(turn(b"{0}") + GET)
+            await at.until(lambda: at.asked != [])
+            writer.write(GET)
+            await asyncio.sleep(0.05)
+        await at.until(lambda: at.cancelled == 1)
+        assert at.asked == [b"{0}"]
+
+
+@on_both_loops
+async def test_a_client_that_takes_nothing_is_dropped() -> None:
+    async with site(idle_timeout_s=0.3) as at:
+        stream = at.replies[b"{}"] = Pieces(*[EVENT * 10_000] * 200)
+        async with connected(at) as (_, writer):
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(turn(b"{}"))
+            await at.until(lambda: at.asked != [] and not at.open)
+        assert stream.is_abandoned
+
+
+# -- ends
+
+
+@pytest.mark.parametrize("moment", ["head", "body", "asking", "streaming", "streaming ahead"])
+@pytest.mark.parametrize("half", [False, True])
+@on_both_loops
+async def test_a_client_that_leaves_leaves_nothing_behind(moment: str, half: bool) -> None:
+    async with site(waits=moment == "asking") as at:
+        stream = at.replies[b"{}"] = Pieces(EVENT)
+        async with connected(at) as (reader, writer):
+            sends = {"head": TURN, "body": turn(b"{}")[:-1], "streaming ahead": turn() + turn(b"{1}")}
+            writer.write(sends.get(moment, turn()))
+            if moment.startswith("streaming"):
+                await reader.readuntil(EVENT)
+            elif moment == "asking":
+                await at.until(lambda: at.asked != [])
+            else:
+                await asyncio.sleep(0.05)
+            if half:
+                writer.write_eof()
+                await at.until(lambda: not at.open)
+        await at.until(lambda: not at.open and not under_way(at))
+        assert stream.is_abandoned == moment.startswith("streaming")
+        assert at.cancelled == (moment == "asking")
+        assert b"{1}" not in at.asked
+
+
+@pytest.mark.parametrize(
+    ("moment", "ends"),
+    [
+        ("body", b"HTTP/1.1 503"),
+        ("asking", b"HTTP/1.1 503"),
+        ("streaming", b"}\n\n\r\n0\r\n\r\n"),
+        ("within an event", b""),
+    ],
+)
+@on_both_loops
+async def test_a_drain_cuts_what_is_under_way(moment: str, ends: bytes) -> None:
+    async with site(waits=moment == "asking") as at:
+        stream = at.replies[b"{}"] = Pieces(EVENT if moment == "streaming" else b"data: {")
+        async with connected(at) as (reader, writer):
+            writer.write(turn(b"{}")[: -1 if moment == "body" else None])
+            if moment in ("streaming", "within an event"):
+                await reader.readuntil(b"data: {")
+            else:
+                await at.until(lambda: len(under_way(at)) == 1)
+                await asyncio.sleep(0.02)
+            assert at.edge is not None
+            await at.edge.drained(0.01)
+            rest = b""
+            with contextlib.suppress(ConnectionResetError):
+                rest = await reader.read()
+        assert ends in rest and not rest.endswith(b"[DONE]\n\n")
+        assert stream.is_abandoned == (moment in ("streaming", "within an event"))
+        await at.until(lambda: not at.open and not under_way(at))
+
+
+OLD = TURN.replace(b"1.1", b"1.0")
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_stream", "is_kept"),
+    [
+        (turn(), False, True),
+        (turn(), True, True),
+        (turn(headers=b"Connection: close\r\n"), False, False),
+        (turn(headers=b"Connection: close\r\n"), True, False),
+        (turn(start=OLD), False, False),
+        (turn(start=OLD), True, False),
+        (turn(start=OLD, headers=b"Connection: keep-alive\r\n"), False, True),
+        (turn(start=OLD, headers=b"Connection: keep-alive\r\n"), True, False),  # its end is the connection's
+        (turn(b"[]", b"Authorization: bad\r\n"), False, False),
+    ],
+)
+@on_both_loops
+async def test_a_connection_is_kept_where_the_client_can_tell_an_answers_end(
+    request_: bytes, is_stream: bool, is_kept: bool
+) -> None:
+    async with site() as at:
+        stream = at.replies[b"{}"] = Pieces(EVENT) if is_stream else b"whole"
+        if isinstance(stream, Pieces):
+            stream.more.set()
+        got, is_closed = await heard(at, request_)
+        head, _, body = got.partition(b"\r\n\r\n")
+        assert is_closed == (not is_kept) == (b"\r\nConnection: close" in head)
+        is_chunked = is_stream and b" HTTP/1.1\r\n" in request_
+        assert (b"chunked" in head) == is_chunked and body.endswith(b"0\r\n\r\n") == is_chunked
+        if is_kept:
+            assert b"Content-Length" in head or is_chunked
+
+
+@pytest.mark.parametrize(
+    ("behind", "status"),
+    [
+        (b"zz\r\n", 400),  # no size of a chunk
+        (b"0\r\n" + b"a: b\r\n" * 500, 431),  # trailers without end
+        (b"2;" + b"x" * 3000, 431),  # an extension of a chunk
+        (b"fff\r\n" + b"x" * 4095 + b"\r\n", 413),
+    ],
+)
+@on_both_loops
+async def test_a_body_that_breaks_is_refused_and_ends_the_connection(behind: bytes, status: int) -> None:
+    async with site(head_limit_bytes=2000, body_limit_bytes=2000) as at:
+        got, is_closed = await heard(at, TURN + CHUNKED + b"1\r\n{\r\n", behind)
+        assert (statuses(got), is_closed, at.asked) == ([status], True, [])
+        await at.until(lambda: not under_way(at))
+
+
+# -- memory
+
+
+@pytest.fixture
+def traced() -> Iterator[Callable[[], int]]:
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    yield lambda: tracemalloc.get_traced_memory()[1] - before
+    tracemalloc.stop()
+
+
+@on_both_loops
+async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_its_size(traced: Callable[[], int]) -> None:
+    size = 400_000
+    wire = TURN + CHUNKED + b"2\r\nxx\r\n" * (size // 2)
+    async with site(waits=True) as at, connected(at) as (_, writer):
+        held = traced()
+        writer.write(wire)
+        await writer.drain()
+        await asyncio.sleep(0.3)
+        assert traced() - held - len(wire) < 4 * size
+
+
+@on_both_loops
+async def test_requests_sent_ahead_take_little_memory(traced: Callable[[], int]) -> None:
+    async with site(waits=True) as at, connected(at) as (_, writer):
+        writer.write(turn(b"{}"))
+        await at.until(lambda: at.asked != [])
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        writer.write(GET * 9000)  # one read's
+        await asyncio.sleep(0.3)
+        assert tracemalloc.get_traced_memory()[0] - before < 4_000_000

@@ -1,0 +1,234 @@
+"""Clients' connections over real sockets, on both event loops: framing, order, and what follows the last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from ppd.proxy.downstream import limits
+from ppd.proxy.downstream.limits import Patience
+from tests.support.client_connections import (
+    CHUNKED,
+    GET,
+    H2C,
+    TURN,
+    connected,
+    heard,
+    on_both_loops,
+    site,
+    statuses,
+    turn,
+    under_way,
+)
+from tests.support.raw_http import read_answers
+
+# -- framing
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, 115, -30, -1])
+@on_both_loops
+async def test_requests_in_any_pieces_are_answered_in_their_order(cut: int) -> None:
+    chunked = TURN + CHUNKED + b"2\r\n{1\r\n1;x=y\r\n}\r\n0\r\nTrailer: t\r\n\r\n"
+    wire = turn(b"{0}") + chunked + GET + turn(b"{3}")
+    async with site() as at:
+        got, is_closed = await heard(at, *[part for part in (wire[:cut], wire[cut:]) if part])
+        assert [a.body for a in read_answers(got)] == [b"[{0}]", b"[{1}]", b"/a", b"[{3}]"]
+        assert not is_closed
+
+
+@on_both_loops
+async def test_pieces_of_one_byte() -> None:
+    async with site() as at:
+        async with connected(at) as (reader, writer):
+            for byte in turn(b"{0}") + TURN + CHUNKED + b"2\r\n{1\r\n1\r\n}\r\n0\r\nA: b\r\n\r\n":
+                writer.write(bytes([byte]))
+                await asyncio.sleep(0)
+            await reader.readuntil(b"[{0}]")
+            await reader.readuntil(b"[{1}]")
+            assert at.asked == [b"{0}", b"{1}"]
+
+
+@pytest.mark.parametrize("before", [b"", b"\r\n", GET])
+@pytest.mark.parametrize("cut", [0, 30, 75, -60])
+@pytest.mark.parametrize("is_chunked", [False, True])
+@on_both_loops
+async def test_an_offer_of_http2_with_a_body_is_one_request(before: bytes, cut: int, is_chunked: bool) -> None:
+    """Java's own client offers HTTP/2 with its first request, whatever that is; and a body is never a request."""
+    hidden = b"GET /hidden HTTP/1.1\r\nHost: p\r\n\r\n"
+    if is_chunked:
+        head, body = TURN + H2C + CHUNKED, b"%x\r\n%b\r\n0\r\n\r\n" % (len(hidden), hidden)
+    else:
+        head, body = TURN + H2C + b"Content-Length: %d\r\n\r\n" % len(hidden), hidden
+    async with site() as at:
+        wire = before + head + body
+        got, _ = await heard(at, *[part for part in (wire[:cut], wire[cut:]) if part])
+        assert [a.body for a in read_answers(got)] == [b"/a"] * (before == GET) + [b"[%b]" % hidden]
+
+
+@on_both_loops
+async def test_a_tunnel_is_refused_and_what_follows_is_no_request() -> None:
+    async with site() as at:
+        got, is_closed = await heard(at, b"CONNECT /a HTTP/1.1\r\nHost: p\r\nContent-Length: 29\r\n\r\n" + GET)
+        assert len(read_answers(got)) == 1 and is_closed
+
+
+@pytest.mark.parametrize(
+    "version",
+    [
+        b"3.0",
+        b"1.2",
+        b"2.0",
+        b"0.9",
+    ],
+)
+@on_both_loops
+async def test_other_versions_are_refused(version: bytes) -> None:
+    async with site() as at:
+        got, is_closed = await heard(at, GET.replace(b"1.1", version))
+        assert got.startswith((b"HTTP/1.1 400", b"HTTP/1.1 505")) and is_closed
+
+
+@on_both_loops
+async def test_values_are_without_the_space_around_them() -> None:
+    async with site() as at:
+        async with connected(at) as (reader, writer):
+            writer.write(TURN + b"Expect: 100-continue \r\nContent-Length: 2\r\n\r\n")
+            assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"
+
+
+@pytest.mark.parametrize("cut", [3, 11])
+@on_both_loops
+async def test_http2_is_noticed_in_pieces_too(cut: int) -> None:
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    async with site() as at:
+        got, _ = await heard(at, preface[:cut], preface[cut:])
+        assert got.startswith(b"HTTP/2 ")
+
+
+# -- after the last answer
+
+
+@on_both_loops
+async def test_who_is_refused_is_asked_for_nothing_more() -> None:
+    """What is behind a refused request on the connection is not begun, even if it came in the same read."""
+    async with site() as at:
+        got, is_closed = await heard(at, turn(b"{0}", b"Authorization: bad\r\n") + turn(b"{1}"))
+        assert (statuses(got), is_closed, at.asked) == ([401], True, [])
+
+
+@pytest.mark.parametrize(
+    "behind", [b"X", GET.replace(b"Host: p", b"Host: p\r\nHost: q"), turn(b"", b"Authorization: bad\r\n"), GET]
+)
+@on_both_loops
+async def test_nothing_is_written_behind_the_last_answer(behind: bytes) -> None:
+    async with site() as at:
+        got, is_closed = await heard(at, turn(b"{0}", b"Authorization: bad\r\n") + behind)
+        assert (statuses(got), is_closed) == ([401], True)
+
+
+@on_both_loops
+async def test_what_came_before_garbage_is_answered_and_garbage_is_refused() -> None:
+    async with site() as at:
+        got, is_closed = await heard(at, GET + turn(b"{1}") + b"\0\0")
+        assert (statuses(got), is_closed) == ([200, 200, 400], True)
+
+
+@on_both_loops
+async def test_a_client_that_still_sends_a_refused_body_gets_the_answer() -> None:
+    async with site(body_limit_bytes=1000) as at:
+        async with connected(at) as (reader, writer):
+            writer.write(TURN + b"Content-Length: 5000000\r\n\r\n")
+            for _ in range(50):
+                writer.write(b"x" * 100_000)
+                await asyncio.sleep(0)
+            assert (await reader.read()).startswith(b"HTTP/1.1 413")
+        await at.until(lambda: not at.open)
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+@on_both_loops
+async def test_a_slow_client_gets_all_of_its_last_answer(monkeypatch: pytest.MonkeyPatch, is_slow: bool) -> None:
+    """What it has `idle_timeout_s` to take on a connection that is kept, it must not have `CLOSE_S` for on another."""
+    monkeypatch.setattr(limits, "CLOSE_S", 0.1)
+    large = b"x" * 12_000_000
+    async with site() as at:
+        at.replies[b"{}"] = large
+        async with connected(at) as (reader, writer):
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(turn(b"{}", b"Connection: close\r\n"))
+            await at.until(lambda: at.asked != [])
+            await asyncio.sleep(0.6 if is_slow else 0)
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            assert len(read_answers(await reader.read())[0].body) == len(large)
+
+
+@on_both_loops
+async def test_a_slow_client_gets_all_of_an_answer_on_a_kept_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CLOSE_S", 0.1)
+    large = b"x" * 12_000_000
+    async with site(patience=Patience(0.1, 0.1)) as at:
+        at.replies[b"{}"] = large
+        async with connected(at) as (reader, writer):
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(turn(b"{}"))
+            await at.until(lambda: at.asked != [])
+            await asyncio.sleep(0.6)
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            assert len(read_answers(await reader.read())[0].body) == len(large)
+
+
+@on_both_loops
+async def test_an_empty_line_behind_a_body_is_no_request() -> None:
+    """Some clients send one; the connection is as idle after it as before. RFC 9112, 2.2."""
+    async with site(patience=Patience(0.1, 5.0)) as at:
+        async with connected(at) as (reader, writer):
+            writer.write(GET)
+            await reader.readuntil(b"/a")
+            writer.write(b"\r\n")
+            await asyncio.sleep(0.4)
+            writer.write(turn(b"{1}"))
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+
+
+@on_both_loops
+async def test_a_body_that_breaks_is_refused_also_where_it_is_no_turns() -> None:
+    async with site() as at:
+        got, is_closed = await heard(at, b"POST /a HTTP/1.1\r\nHost: p\r\n" + CHUNKED, b"zz\r\n")
+        assert (statuses(got), is_closed) == ([400], True)
+
+
+@on_both_loops
+async def test_a_body_that_breaks_is_refused_in_its_turn() -> None:
+    async with site(waits=True) as at:
+        async with connected(at) as (reader, writer):
+            writer.write(turn(b"{0}") + b"POST /a HTTP/1.1\r\nHost: p\r\n" + CHUNKED + b"zz\r\n")
+            await at.until(lambda: at.asked != [])
+            at.may_answer.set()
+            assert statuses(await reader.read()) == [200, 400]
+
+
+@on_both_loops
+async def test_what_was_sent_ahead_of_the_last_answer_costs_none_of_it() -> None:
+    """The kernel drops what it has not sent yet where a connection is closed before all of it was read."""
+    large = b"x" * 2_500_000
+    async with site(waits=True) as at:
+        at.replies[b"{}"] = large
+        async with connected(at) as (reader, writer):
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(turn(b"{}") + GET)
+            await at.until(lambda: at.asked != [])
+            for _ in range(3):
+                writer.write(GET)
+                await asyncio.sleep(0.02)
+            for exchange in under_way(at):
+                exchange.is_draining = True
+            at.may_answer.set()
+            await asyncio.sleep(0.2)
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            data = b""
+            with contextlib.suppress(ConnectionResetError):
+                while part := await reader.read(2**20):
+                    data += part
+            assert data.endswith(large)

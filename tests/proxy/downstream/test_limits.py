@@ -1,0 +1,142 @@
+"""How long a client's connection may do what it does, on a clock that stands still."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from hypercorn.asyncio.tcp_server import TCPServer
+
+from ppd.proxy.downstream.connections import _address_key
+from ppd.proxy.downstream.limits import LEFT_LIMIT, Limits, Patience
+from tests.support.clock import FakeClock
+
+PATIENCE = Patience(head_s=10.0, idle_s=75.0)
+
+
+class FakeTransport:
+    def __init__(self) -> None:
+        self.written = b""
+        self.said = "open"
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.said = "closed"
+
+    def abort(self) -> None:
+        self.said = "aborted"
+
+    def is_closing(self) -> bool:
+        return self.said != "open"
+
+
+class FakeRequest:
+    def __init__(self, is_multiplexed: bool = False) -> None:
+        self.is_multiplexed = is_multiplexed
+        self.is_left = False
+
+    def leave(self) -> None:
+        self.is_left = True
+
+
+def connection(clock: FakeClock) -> tuple[Limits, FakeTransport]:
+    transport = FakeTransport()
+    return Limits(transport, PATIENCE, clock), transport  # type: ignore[arg-type]
+
+
+# What happens, in steps: a number lets seconds pass, "bytes" come, a request "begins" or "ends".
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([9.9], "open"),
+        ([10.0], "closed"),  # nothing came
+        ([9.0, "bytes", 9.9], "open"),
+        ([9.0, "bytes", 5.0, "bytes", 5.0], "closed"),  # byte by byte
+        (["bytes", "begins", 1000.0], "open"),
+        (["bytes", "begins", 20.0, "bytes", 20.0, "ends", 74.0], "open"),
+        (["bytes", "begins", "ends", 75.0], "closed"),
+        (["bytes", "begins", "ends", 74.0, "bytes", 9.0], "open"),
+        (["bytes", "begins", "ends", 30.0, "bytes", 10.0], "closed"),
+        (["bytes", "begins", "ends", 30.0, "bytes", "begins", 100.0], "open"),
+        (["begins h2", "begins", "ends", 100.0], "open"),  # another one is at work
+        (["begins h2", "ends h2", 30.0, "bytes", 20.0], "open"),  # a PING, say
+        (["begins h2", "ends h2", 30.0, "bytes", 45.0], "closed"),
+        ([10.0, 4.9], "closed"),
+        ([10.0, 5.0], "aborted"),  # its client does not take the rest
+    ],
+)
+def test_a_connection_is_closed_when_its_client_is_late(clock: FakeClock, steps: list[object], said: str) -> None:
+    tested, transport = connection(clock)
+    plain, multiplexed = FakeRequest(), FakeRequest(is_multiplexed=True)
+    for step in steps:
+        match step:
+            case "bytes":
+                tested.heard()
+            case "begins":
+                tested.began(plain)
+            case "begins h2":
+                tested.began(multiplexed)
+            case "ends":
+                tested.ended(plain, left=False)
+            case "ends h2":
+                tested.ended(multiplexed, left=False)
+            case float(seconds):
+                clock.advance(seconds)
+                tested.look()
+    assert transport.said == said
+
+
+@pytest.mark.parametrize(("heard", "told"), [(True, b"HTTP/1.1 408 Request Timeout\r\n"), (False, b"")])
+def test_only_who_has_begun_a_head_is_told(clock: FakeClock, heard: bool, told: bytes) -> None:
+    tested, transport = connection(clock)
+    if heard:
+        tested.heard()
+    clock.advance(10)
+    tested.look()
+    assert transport.written.startswith(told)
+    assert bool(transport.written) == heard
+
+
+@pytest.mark.parametrize(
+    ("whole", "left", "said"),
+    [(0, LEFT_LIMIT, "open"), (0, LEFT_LIMIT + 1, "aborted"), (LEFT_LIMIT + 1, LEFT_LIMIT + 1, "open")],
+)
+def test_a_client_that_begins_and_leaves_without_end_is_cut_off(
+    clock: FakeClock, whole: int, left: int, said: str
+) -> None:
+    tested, transport = connection(clock)
+    for number in range(whole + left):
+        request = FakeRequest(is_multiplexed=True)
+        tested.began(request)
+        tested.ended(request, left=number >= whole)
+    assert transport.said == said
+
+
+def test_requests_are_told_when_their_client_is_gone(clock: FakeClock) -> None:
+    tested, _ = connection(clock)
+    over, at_work = FakeRequest(), FakeRequest()
+    tested.began(over)
+    tested.ended(over, left=False)
+    tested.began(at_work)
+    tested.lost()
+    assert (over.is_left, at_work.is_left) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("host", "key"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_an_address_is_what_one_host_can_have(host: str, key: str) -> None:
+    assert _address_key(host) == key
+
+
+def test_hypercorn_still_takes_a_connection_as_it_did() -> None:
+    """The inner part of Hypercorn that is used: a new version that changes it must fail here, not in production."""
+    assert list(inspect.signature(TCPServer).parameters) == "app loop config context state reader writer".split()

@@ -1,0 +1,264 @@
+"""Joining, staying, leaving: the registry's rules for each source of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ppd.proxy.discovery.heartbeat import Announcement
+from ppd.proxy.fleet.registry import MODELS_KEPT, NAMES_KEPT, Registry, Use
+from ppd.proxy.fleet.residency import standing
+from ppd.proxy.fleet.view import Fleet, WorkerView, can_pair, taking_turns, ways_to_serve
+from ppd.proxy.fleet.worker import Load, Role, Source, Worker, WorkerId
+
+D = Worker(role=Role.DECODE, address="d:1", models=("m",), incarnation="a", source=Source.AGENT)
+PING = Worker(role=Role.PREFILL, address="p:1", connector="p2p_nccl", source=Source.PING)
+STATIC = Worker(role=Role.DECODE, address="s:1")
+
+
+def heard(*announcements: Announcement, now_s: float = 0.0) -> Registry:
+    registry = Registry()
+    for said in announcements:
+        registry.hear(said, now_s)
+    return registry
+
+
+def only(registry: Registry) -> WorkerView:
+    (view,) = registry.views()
+    return view
+
+
+def test_a_heartbeat_brings_a_worker_and_its_load() -> None:
+    view = only(heard(Announcement(D, Load(3, 1, 0.5, 4096))))
+    assert (view.name, view.incarnation, view.load.running, view.state) == ("D1", "a", 3, "up")
+
+
+def test_silent_workers_are_dropped_after_their_time() -> None:
+    registry = heard(Announcement(D))
+    assert registry.expire(30.0, ttl_s=30.0) == ()
+    assert [view.id for view in registry.expire(30.1, ttl_s=30.0)] == ["d:1"]
+    assert registry.views() == ()
+
+
+def test_static_workers_do_not_expire_but_go_down_and_up_by_probes() -> None:
+    registry = Registry()
+    registry.add_static(STATIC, 0.0)
+    assert only(registry).state == "down"
+    registry.probed(STATIC.id, replace(STATIC, models=("m",), incarnation="7"), Load(), 1.0)
+    assert (only(registry).state, only(registry).worker.models) == ("up", ("m",))
+    assert registry.expire(10_000.0, ttl_s=30.0) == ()
+    registry.probe_failed(STATIC.id)
+    assert only(registry).state == "down"
+
+
+def test_a_new_incarnation_is_seen_and_what_is_in_flight_there_stays_counted() -> None:
+    registry = heard(Announcement(D))
+    registry.wrote(D.id, 500)
+    registry.reserve(D.id, 0)
+    before = registry.residency(D.id, 100)
+    registry.hear(Announcement(replace(D, incarnation="b")), 1.0)
+    view = only(registry)
+    assert (view.incarnation, view.inflight) == ("b", 1)
+    assert before is not None and before.incarnation != view.incarnation
+
+
+def test_an_engine_that_tells_no_incarnation_gets_a_new_one_when_it_rejoins() -> None:
+    registry = heard(Announcement(PING))
+    first = only(registry).incarnation
+    registry.hear(Announcement(PING), 3.0)
+    assert only(registry).incarnation == first
+    registry.expire(100.0, ttl_s=30.0)
+    registry.hear(Announcement(PING), 101.0)
+    assert only(registry).incarnation != first
+
+
+def test_an_agents_word_stands_over_its_engines_own_pings() -> None:
+    agent = replace(PING, role=Role.REPLICA, source=Source.AGENT, connector="nixl", incarnation="x")
+    registry = heard(Announcement(agent), Announcement(PING))
+    assert (only(registry).role, only(registry).worker.connector) == (Role.REPLICA, "nixl")
+
+
+def test_the_configs_word_on_a_static_worker_stands_over_messages() -> None:
+    registry = Registry()
+    registry.add_static(STATIC, 0.0)
+    registry.hear(Announcement(replace(D, address="s:1", role=Role.PREFILL), Load(5)), 1.0)
+    assert (only(registry).role, only(registry).load.running) == (Role.DECODE, 5)
+    registry.hear(Announcement(replace(D, address="s:1"), leaving=True), 2.0)
+    assert len(registry.views()) == 1
+
+
+def test_a_worker_named_again_goes_on_serving() -> None:
+    registry = Registry()
+    registry.add_static(STATIC, 0.0)
+    registry.probed(STATIC.id, replace(STATIC, models=("m",)), Load(), 1.0)
+    registry.add_static(STATIC, 2.0)
+    assert only(registry).state == "up"
+    registry.add_static(replace(STATIC, engine_version="0.33.0"), 3.0)
+    assert (only(registry).state, only(registry).worker.engine_version) == ("up", "0.33.0")
+    registry.add_static(replace(STATIC, role=Role.PREFILL), 4.0)
+    assert (only(registry).state, only(registry).role) == ("down", Role.PREFILL)
+
+
+def test_a_probe_without_metrics_keeps_the_last_load_and_incarnation() -> None:
+    registry = Registry()
+    registry.add_static(STATIC, 0.0)
+    registry.probed(STATIC.id, replace(STATIC, incarnation="7"), Load(9), 1.0)
+    registry.probed(STATIC.id, STATIC, None, 2.0)
+    assert (only(registry).incarnation, only(registry).load.running) == ("7", 9)
+
+
+def test_a_heartbeat_without_models_does_not_make_a_worker_serve_any() -> None:
+    registry = heard(Announcement(D), Announcement(replace(D, models=())))
+    assert only(registry).worker.models == ("m",)
+
+
+def test_the_operators_draining_holds_whatever_the_worker_says() -> None:
+    registry = heard(Announcement(D))
+    registry.hold_back(D.id, True)
+    registry.hear(Announcement(D), 1.0)
+    registry.hear(Announcement(replace(D, incarnation="b")), 2.0)
+    assert only(registry).state == "draining"
+    registry.hold_back(D.id, False)
+    assert only(registry).state == "up"
+
+
+def test_a_worker_that_was_away_counts_what_was_written_since() -> None:
+    """Its record must not look younger than it is: the count of written tokens never starts over."""
+    registry = heard(Announcement(D))
+    registry.wrote(D.id, 900)
+    record = registry.residency(D.id, 500)
+    registry.expire(100.0, ttl_s=30.0)
+    registry.hear(Announcement(D, Load(kv_capacity_tokens=1000)), 101.0)
+    registry.wrote(D.id, 600)
+    assert record is not None
+    assert standing(record, only(registry)) == "evicted"
+
+
+def test_strangers_names_do_not_pile_up() -> None:
+    registry = Registry()
+    for number in range(NAMES_KEPT + 50):
+        registry.hear(Announcement(replace(D, address=f"h{number}:1")), 0.0)
+        registry.remove(WorkerId(f"h{number}:1"))
+    assert len(registry._names) == NAMES_KEPT
+
+
+def test_a_re_roled_worker_changes_its_name_and_keeps_what_runs_there() -> None:
+    registry = heard(Announcement(D))
+    registry.reserve(D.id, 70)
+    registry.hear(Announcement(replace(D, role=Role.PREFILL)), 1.0)
+    assert (only(registry).name, only(registry).inflight, only(registry).queued_prefill_tokens) == ("P1", 1, 70)
+
+
+@pytest.mark.parametrize("field", ["draining", "leaving"])
+def test_a_draining_worker_takes_no_turns_and_a_leaving_one_is_forgotten(field: str) -> None:
+    said: Any = {field: True}
+    registry = heard(Announcement(D), Announcement(D, **said))
+    assert not any(view.takes_turns("m") for view in registry.views())
+    assert len(registry.views()) == (1 if field == "draining" else 0)
+
+
+def test_counts_return_to_zero_and_never_below() -> None:
+    registry = heard(Announcement(D))
+    registry.reserve(D.id, 100)
+    registry.prefilled(D.id, 100)
+    registry.release(D.id)
+    registry.release(D.id)
+    assert (only(registry).inflight, only(registry).queued_prefill_tokens) == (0, 0)
+
+
+def test_what_happens_on_a_worker_that_left_is_ignored() -> None:
+    registry = Registry()
+    registry.reserve(WorkerId("gone:1"), 5)
+    registry.release(WorkerId("gone:1"))
+    registry.wrote(WorkerId("gone:1"), 5)
+    assert registry.views() == ()
+    assert registry.residency(WorkerId("gone:1"), 5) is None
+
+
+@pytest.mark.parametrize(
+    ("roles", "ways"),
+    [
+        ("", (False, False, False)),
+        ("P", (False, False, False)),
+        ("D", (False, True, False)),
+        ("PD", (True, True, False)),
+        ("R", (False, False, True)),
+        ("PDR", (True, True, True)),
+    ],
+)
+def test_ways_to_serve(roles: str, ways: tuple[bool, bool, bool]) -> None:
+    registry = Registry()
+    for role in roles:
+        registry.hear(Announcement(replace(D, role=Role(role), address=f"{role.lower()}:1")), 0.0)
+    assert tuple(ways_to_serve(registry.views()).values()) == ways
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"engine_version": ""}, True),
+        ({"engine_version": "0.31.0"}, False),
+        ({"connector": "none"}, False),
+        ({"engine": "sim"}, False),
+        ({"models": ("other",)}, False),
+        ({"models": ()}, True),
+    ],
+)
+def test_which_p_and_d_can_pair(changes: dict[str, Any], expected: bool) -> None:
+    d = replace(D, engine_version="0.33.0")
+    assert can_pair(replace(d, role=Role.PREFILL, **changes), d) is expected
+
+
+FLEET_STEPS: list[Callable[[Registry], object]] = [
+    lambda registry: registry.hear(Announcement(D, Load(1)), 0.0),
+    lambda registry: registry.hear(Announcement(D, Load(2), draining=True), 0.0),
+    lambda registry: registry.hear(Announcement(replace(D, models=("other",))), 0.0),
+    lambda registry: registry.hear(Announcement(replace(D, incarnation="b")), 0.0),
+    lambda registry: registry.hear(Announcement(D, leaving=True), 0.0),
+    lambda registry: registry.hear(Announcement(PING), 0.0),
+    lambda registry: registry.hear(Announcement(replace(PING, role=Role.REPLICA)), 0.0),
+    lambda registry: registry.add_static(STATIC, 0.0),
+    lambda registry: registry.probed(STATIC.id, replace(STATIC, models=("m",)), Load(), 0.0),
+    lambda registry: registry.probe_failed(STATIC.id),
+    lambda registry: registry.hold_back(D.id, True),
+    lambda registry: registry.reserve(D.id, 10),
+    lambda registry: registry.wrote(STATIC.id, 10),
+    lambda registry: registry.release(D.id),
+    lambda registry: registry.used_by(1, D.id, Use(inflight=3)),
+    lambda registry: registry.ended(1),
+    lambda registry: registry.inherit(STATIC.id, 1000),
+    lambda registry: registry.adopt(
+        WorkerView(worker=STATIC, name="D9", incarnation="x"),
+    ),
+    lambda registry: registry.dismiss(STATIC.id),
+    lambda registry: registry.expire(1000.0, ttl_s=30.0),
+]
+
+
+def fleet_of(registry: Registry, model: str) -> Fleet:
+    views = registry.views()
+    return Fleet.of({view.id: view for view in views}, taking_turns(views, model))
+
+
+@given(steps=st.lists(st.sampled_from(range(len(FLEET_STEPS))), max_size=30))
+@example(steps=list(range(len(FLEET_STEPS))))
+def test_the_fleet_of_a_model_is_what_the_views_say_after_every_step(steps: list[int]) -> None:
+    registry = Registry()
+    for step in steps:
+        FLEET_STEPS[step](registry)
+        for model in ("m", "other", "m"):
+            assert registry.fleet(model) == fleet_of(registry, model)
+            assert registry.fleet(model) is registry.fleet(model)
+
+
+def test_models_that_clients_make_up_do_not_pile_up() -> None:
+    registry = heard(Announcement(replace(D, models=())))  # it has not said yet which it serves
+    for number in range(3 * MODELS_KEPT):
+        assert registry.fleet(f"model {number}") == fleet_of(registry, f"model {number}")
+    assert max(len(registry._takers), len(registry._fleets)) <= MODELS_KEPT

@@ -1,0 +1,69 @@
+"""A look at an engine over HTTP, whatever it answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from ppd.proxy.health.probe import EngineStatus, probe
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as opened:
+        yield opened
+
+
+async def look(session: aiohttp.ClientSession, answers: dict[str, Any], **options: Any) -> EngineStatus:
+    """A probe of a server that has these paths: a status, or a text."""
+
+    async def answer(request: web.Request) -> web.Response:
+        given = answers.get(request.path, 404)
+        return web.Response(status=given) if isinstance(given, int) else web.Response(text=given)
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as server:
+        return await probe(session, str(server.make_url("")).rstrip("/"), **options)
+
+
+async def test_a_healthy_engine_tells_all(session: aiohttp.ClientSession) -> None:
+    status = await look(
+        session,
+        {
+            "/health": 200,
+            "/v1/models": '{"data": [{"id": "a"}, {"id": "b"}]}',
+            "/version": '{"version": "0.33.0"}',
+            "/metrics": "vllm:num_requests_running 4\n",
+        },
+    )
+    assert (status.healthy, status.models, status.version) == (True, ("a", "b"), "0.33.0")
+    assert status.metrics.load.running == 4
+
+
+@pytest.mark.parametrize("body", ["{", "[]", '{"data": 3}', '{"data": [{}]}', "\x00"])
+async def test_answers_that_cannot_be_read_leave_a_gap(session: aiohttp.ClientSession, body: str) -> None:
+    status = await look(session, {"/health": 200, "/v1/models": body, "/version": body, "/metrics": body})
+    assert status == EngineStatus(healthy=True, scraped=True)
+
+
+@pytest.mark.parametrize("health", [503, 404, 500])
+async def test_an_engine_that_is_not_well_is_not_asked_further(session: aiohttp.ClientSession, health: int) -> None:
+    assert not (await look(session, {"/health": health, "/v1/models": '{"data": [{"id": "a"}]}'})).healthy
+
+
+async def test_nobody_there_is_not_healthy(session: aiohttp.ClientSession) -> None:
+    assert not (await probe(session, "http://127.0.0.1:1")).healthy
+    assert not (await probe(session, "http://a..b:80")).healthy
+
+
+async def test_metrics_that_did_not_come_are_told_from_an_idle_engines(
+    session: aiohttp.ClientSession,
+) -> None:
+    assert not (await look(session, {"/health": 200, "/metrics": 500})).scraped
+    assert (await look(session, {"/health": 200, "/metrics": ""})).scraped

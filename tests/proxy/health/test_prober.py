@@ -1,0 +1,175 @@
+"""Probes of workers without an agent: up and down, and when nobody waits for one any longer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import aiohttp
+from aiohttp import web
+from aiohttp.test_utils import BaseTestServer, TestServer
+
+from ppd.proxy.config import ProxyConfig
+from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.fleet.worker import Role, Source, Worker
+from ppd.proxy.health.prober import MISSES, Prober
+from ppd.proxy.runtime.tls import worker_tls
+from ppd.proxy.upstream.client import Upstream
+
+
+class FakeUpstream:
+    def __init__(self) -> None:
+        self.hung_up: list[str] = []
+        self.alive: list[str] = []
+
+    def hang_up(self, worker: str) -> None:
+        self.hung_up.append(worker)
+
+    def heard(self, worker: str) -> None:
+        self.alive.append(worker)
+
+
+class Bench:
+    """A prober, and one engine whose health a test sets. `round` is one probe of each worker, to its end."""
+
+    def __init__(self, server: BaseTestServer, session: aiohttp.ClientSession) -> None:
+        self.server = server
+        self.health: list[int] = []  # of the next probes; 200 when used up
+        self.keys: list[str] = []
+        self.registry = Registry()
+        self.upstream = FakeUpstream()
+        self.worker = Worker(role=Role.REPLICA, address=f"127.0.0.1:{server.port}", source=Source.STATIC)
+        config = ProxyConfig(worker_api_key="inner")
+        upstream = cast(Upstream, self.upstream)
+        self.prober = Prober(config, self.registry, upstream, lambda: 5.0, lambda: session, worker_tls(config))
+        self.registry.add_static(self.worker, 0.0)
+
+    @property
+    def is_up(self) -> bool:
+        view = self.registry.view(self.worker.id)
+        return view is not None and view.up
+
+    async def round(self) -> None:
+        self.prober._look_around()
+        await asyncio.gather(*self.prober._probing.values())
+        await asyncio.sleep(0)
+
+    async def rounds(self, *health: int) -> None:
+        self.health += health
+        for _ in health:
+            await self.round()
+
+
+@asynccontextmanager
+async def bench() -> AsyncIterator[Bench]:
+    async def answer(request: web.Request) -> web.Response:
+        it.keys.append(request.headers.get("Authorization", ""))
+        if request.path == "/health":
+            return web.Response(status=it.health.pop(0) if it.health else 200)
+        return web.Response(text='{"data": [{"id": "m"}]}' if request.path == "/v1/models" else "")
+
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        it = Bench(server, session)
+        yield it
+
+
+async def test_a_worker_is_up_after_its_first_answer_and_down_after_misses_in_a_row() -> None:
+    async with bench() as it:
+        assert not it.is_up
+        await it.rounds(200)
+        assert it.is_up
+        view = it.registry.view(it.worker.id)
+        assert view is not None
+        assert (view.worker.models, view.since_s) == (("m",), 5.0)
+        for _ in range(2):
+            await it.rounds(*[503] * (MISSES - 1))
+            assert it.is_up, "one that is slow to answer may be the only one of its kind"
+            await it.rounds(200)
+        await it.rounds(*[503] * MISSES)
+        assert not it.is_up
+        await it.rounds(503)
+        assert not it.is_up
+        await it.rounds(200)
+        assert it.is_up
+        assert set(it.keys) == {"Bearer inner"}
+
+
+async def test_a_worker_whose_process_is_gone_is_down_at_once() -> None:
+    async with bench() as it:
+        await it.rounds(200)
+        assert it.is_up
+        await it.server.close()
+        await it.round()
+        assert not it.is_up
+        assert it.upstream.hung_up == []
+
+
+async def test_who_missed_a_probe_is_looked_at_more_often() -> None:
+    async with bench() as it:
+        await it.rounds(200)
+        assert not it.prober._anyone_in_doubt()
+        await it.rounds(503)
+        assert it.prober._anyone_in_doubt()
+        await it.rounds(200)
+        assert not it.prober._anyone_in_doubt()
+
+
+async def test_who_does_not_answer_so_many_times_in_a_row_is_hung_up_on_once() -> None:
+    async with bench() as it:
+        await it.rounds(200, *[503] * (MISSES - 1), 200, *[503] * (MISSES - 1))
+        assert it.upstream.hung_up == []
+        await it.rounds(503, 503, 503, 503, 503)
+        assert it.upstream.hung_up == [it.worker.id]
+        await it.rounds(200, *[503] * MISSES)
+        assert it.upstream.hung_up == [it.worker.id] * 2
+
+
+async def test_a_worker_that_was_removed_and_added_again_starts_anew() -> None:
+    async with bench() as it:
+        await it.rounds(*[503] * (MISSES + 1))
+        it.registry.remove(it.worker.id)
+        await it.round()
+        it.registry.add_static(it.worker, 0.0)
+        await it.rounds(*[503] * MISSES)
+        assert it.upstream.hung_up == [it.worker.id] * 2
+        assert not it.prober._probing
+
+
+async def test_a_silent_agents_worker_is_hung_up_on_only_if_it_is_dead_too() -> None:
+    async with bench() as it:
+        await it.rounds(200)
+        view = it.registry.view(it.worker.id)
+        assert view is not None
+        for health, is_dead in (([503] * (MISSES - 1), False), ([503] * MISSES, True)):
+            it.health = list(health)
+            it.prober.doubt(view)
+            it.prober.doubt(view)
+            await asyncio.gather(*it.prober._probing.values())
+            await asyncio.sleep(0)
+            assert bool(it.upstream.hung_up) is is_dead
+            assert it.upstream.alive == [it.worker.id]
+        assert it.upstream.hung_up == [it.worker.id]
+
+
+async def test_an_engine_that_hangs_keeps_nobody_else_waiting() -> None:
+    async with bench() as it:
+        writers: list[asyncio.StreamWriter] = []
+        hanging = await asyncio.start_server(lambda _, writer: writers.append(writer), "127.0.0.1", 0)
+        try:
+            port = hanging.sockets[0].getsockname()[1]
+            it.registry.add_static(Worker(role=Role.DECODE, address=f"127.0.0.1:{port}"), 0.0)
+            running = asyncio.create_task(it.prober.run())
+            async with asyncio.timeout(20):
+                while not it.is_up:
+                    await asyncio.sleep(0.001)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        finally:
+            hanging.close()
+            for writer in writers:
+                writer.close()
+                await asyncio.gather(writer.wait_closed(), return_exceptions=True)

@@ -1,0 +1,207 @@
+"""What legs that fail or succeed do to workers' and pairs' standing; a clock that tests turn."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from ppd.proxy.errors import LegError
+from ppd.proxy.failures import ROWS, Cause, Failure, Leg, Phase, Standing
+from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.health.circuit_breaker import Breakers
+from ppd.proxy.health.worker_health import OVERLOAD_S, Key, Standings, blamed, keys_of
+from ppd.proxy.policy import Decision, Route
+from tests.support.clock import FakeClock
+
+OPEN_S, FAILURES = 5.0, 3
+ROUTES = {
+    Leg.PREFILL: Route.SPLIT,
+    Leg.DECODE: Route.SPLIT,
+    Leg.LOCAL: Route.LOCAL,
+    Leg.REPLICA: Route.REPLICA,
+}
+
+
+class Bench:
+    """Standings over a P and a D, and decisions that use them."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.registry = Registry()
+        for role in (Role.PREFILL, Role.DECODE):
+            worker = Worker(role=role, address=f"{role}:1")
+            self.registry.add_static(worker, clock())
+            self.registry.probed(worker.id, worker, None, clock())
+        self.breakers: Breakers[Key] = Breakers(FAILURES, OPEN_S)
+        self.standings = Standings(self.breakers, self.registry, clock)
+        self.p, self.d = (view.id for view in self.registry.views())
+        self.pair = (self.p, self.d)
+
+    def view(self, role: Role) -> WorkerView:
+        return next(view for view in self.registry.views() if view.role is role)
+
+    def decision(self, leg: Leg) -> Decision:
+        route = ROUTES[leg]
+        prefill = self.view(Role.PREFILL) if route is Route.SPLIT else None
+        return Decision(route=route, reason="", decode=self.view(Role.DECODE), prefill=prefill, wanted=route)
+
+    def fail(self, failure: Failure, *, retry_after_s: float = 0.0) -> None:
+        leg, phase, cause = failure
+        exc = LegError("", worker="", phase=phase, cause=cause, retry_after_s=retry_after_s)
+        assert self.standings.failed(leg, exc, self.decision(leg), self.clock()) is ROWS[failure]
+
+    def open(self, *keys: Key) -> None:
+        for key in keys:
+            assert self.breakers.failed(key, self.clock(), began_s=self.clock(), at_once=True)
+
+    def probe(self, *keys: Key) -> None:
+        """Their breakers are half open."""
+        self.open(*keys)
+        self.clock.advance(OPEN_S)
+
+    def blocked(self) -> set[Any]:
+        return set(self.breakers.blocked(self.clock()))
+
+    def failures_left(self, key: Key) -> int:
+        """How many more open its breaker."""
+        now_s = self.clock()
+        return next(n for n in range(1, FAILURES + 1) if self.breakers.failed(key, now_s, began_s=now_s))
+
+
+@pytest.fixture
+def bench(clock: FakeClock) -> Bench:
+    return Bench(clock)
+
+
+NO_ERRORS = (Cause.CLIENT_GONE, Cause.DRAINING, Cause.NO_HANDOFF)
+LEG_FAILURES = [failure for failure in ROWS if failure[1] is not Phase.QUEUE and failure[2] not in NO_ERRORS]
+
+
+@pytest.mark.parametrize("failure", LEG_FAILURES, ids="-".join)
+def test_a_failure_counts_as_its_row_says_and_against_nobody_else(bench: Bench, failure: Failure) -> None:
+    bench.fail(failure, retry_after_s=7.0)
+    row, own = ROWS[failure], blamed(failure[0], bench.decision(failure[0]))
+    against: Key = bench.pair if row.standing is Standing.PAIR else own
+    for key in (bench.p, bench.d, bench.pair):
+        standing = row.standing if key == against else Standing.UNTOUCHED
+        opened = standing is Standing.OPENED
+        assert (key in bench.breakers.states(bench.clock())) is opened
+        assert (key in bench.blocked()) is (opened or standing is Standing.PASSED_OVER)
+        if not opened:
+            counted = standing in (Standing.COUNTED, Standing.PAIR)
+            assert bench.failures_left(key) == (FAILURES - 1 if counted else FAILURES)
+
+
+@pytest.mark.parametrize(("retry_after_s", "passed_over_s"), [(7.0, 7.0), (0.0, OVERLOAD_S)])
+def test_a_busy_worker_is_passed_over_for_as_long_as_it_asks(
+    bench: Bench, retry_after_s: float, passed_over_s: float
+) -> None:
+    bench.fail((Leg.LOCAL, Phase.HEADERS, Cause.OVERLOADED), retry_after_s=retry_after_s)
+    bench.clock.advance(passed_over_s - 0.01)
+    assert bench.blocked() == {bench.d}
+    bench.clock.advance(0.01)
+    assert bench.blocked() == set()
+
+
+def test_a_leg_from_before_an_opening_says_nothing_new(bench: Bench) -> None:
+    asked_s = bench.clock()
+    bench.clock.advance(1.0)
+    bench.probe(bench.d)
+    exc = LegError("", worker="", phase=Phase.CONNECT, cause=Cause.REFUSED)
+    bench.standings.failed(Leg.LOCAL, exc, bench.decision(Leg.LOCAL), asked_s)
+    assert bench.breakers.states(bench.clock()) == {bench.d: "half_open"}
+
+
+@pytest.mark.parametrize("failure", [each for each in LEG_FAILURES if ROUTES[each[0]] is Route.SPLIT], ids="-".join)
+def test_whom_a_failure_says_nothing_about_may_be_probed_at_once(bench: Bench, failure: Failure) -> None:
+    bench.probe(bench.p, bench.d, bench.pair)
+    bench.standings.asked(bench.decision(failure[0]))
+    assert bench.blocked() == {bench.p, bench.d, bench.pair}
+    bench.fail(failure)
+    standing = ROWS[failure].standing
+    against: Key = bench.pair if standing is Standing.PAIR else blamed(failure[0], bench.decision(failure[0]))
+    assert bench.blocked() == (set() if standing is Standing.UNTOUCHED else {against})
+
+
+def test_who_leaves_leaves_the_probing_to_the_next(bench: Bench) -> None:
+    bench.probe(bench.p, bench.d, bench.pair)
+    bench.standings.asked(bench.decision(Leg.DECODE))
+    bench.standings.left(bench.decision(Leg.DECODE))
+    assert bench.blocked() == set()
+    assert set(bench.breakers.states(bench.clock()).values()) == {"half_open"}
+
+
+def test_an_answer_that_begins_closes_every_breaker_on_probation(bench: Bench) -> None:
+    bench.probe(bench.p, bench.d, bench.pair)
+    bench.standings.asked(bench.decision(Leg.DECODE))
+    bench.standings.began(bench.decision(Leg.DECODE), moved=True)
+    assert bench.breakers.states(bench.clock()) == {}
+
+
+def test_a_recovered_workers_share_of_traffic_starts_small(bench: Bench) -> None:
+    bench.probe(bench.d)
+    bench.standings.began(bench.decision(Leg.LOCAL), moved=True)
+    assert bench.view(Role.DECODE).since_s == bench.clock()
+    assert bench.view(Role.PREFILL).since_s < bench.clock()
+
+
+def test_a_d_that_breaks_every_stream_is_passed_over_in_the_end(bench: Bench) -> None:
+    for _ in range(FAILURES):
+        assert bench.blocked() == set()
+        bench.standings.began(bench.decision(Leg.DECODE), moved=True)
+        bench.fail((Leg.DECODE, Phase.STREAM, Cause.RESET))
+    assert bench.blocked() == {bench.d}
+
+
+def test_a_complete_answer_ends_the_row_of_failures(bench: Bench) -> None:
+    for _ in range(2 * FAILURES):
+        bench.fail((Leg.DECODE, Phase.STREAM, Cause.RESET))
+        bench.standings.completed(bench.decision(Leg.DECODE))
+    assert bench.blocked() == set()
+
+
+def test_when_kv_last_moved_is_known_of_a_pair(bench: Bench) -> None:
+    assert bench.standings.moved_s(bench.pair) < 0
+    bench.standings.began(bench.decision(Leg.LOCAL), moved=True)
+    assert bench.standings.moved_s(bench.pair) < 0
+    bench.standings.began(bench.decision(Leg.DECODE), moved=True)
+    assert bench.standings.moved_s(bench.pair) == bench.clock()
+
+
+@pytest.mark.parametrize("gone", ["p", "d"])
+def test_a_worker_that_is_gone_takes_its_pairs_along(bench: Bench, gone: str) -> None:
+    bench.standings.began(bench.decision(Leg.DECODE), moved=True)
+    bench.open(bench.p, bench.d, bench.pair)
+    bench.standings.forget(getattr(bench, gone))
+    assert bench.blocked() == {bench.d if gone == "p" else bench.p}
+    assert bench.standings.moved_s(bench.pair) < 0
+
+
+@pytest.mark.parametrize(("leg", "keys"), [(Leg.DECODE, 3), (Leg.LOCAL, 1), (Leg.REPLICA, 1)])
+def test_a_decision_concerns_its_workers_and_their_pair(bench: Bench, leg: Leg, keys: int) -> None:
+    assert len(keys_of(bench.decision(leg))) == keys
+
+
+def test_an_answer_without_a_handoff_says_nothing_about_the_pair(bench: Bench) -> None:
+    bench.open(bench.pair)
+    bench.standings.began(bench.decision(Leg.DECODE), moved=False)
+    assert bench.pair in bench.breakers.states(bench.clock())
+    assert bench.standings.moved_s(bench.pair) < 0
+
+
+def test_operators_are_told_who_is_passed_over_and_who_is_back(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ppd.proxy.health.worker_health"):
+        bench.fail((Leg.LOCAL, Phase.CONNECT, Cause.REFUSED))
+        for _ in range(FAILURES):
+            bench.fail((Leg.DECODE, Phase.HEADERS, Cause.SERVER))
+        bench.clock.advance(OPEN_S)
+        bench.standings.succeeded(bench.d)
+    assert [record.getMessage() for record in caplog.records] == [
+        "worker D1 D:1 is passed over for a while: refused at connect",
+        "the pair of worker P1 P:1 and worker D1 D:1 is passed over for a while: 5xx at headers",
+        "worker D1 D:1 is asked as before",
+    ]

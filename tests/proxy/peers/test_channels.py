@@ -1,0 +1,260 @@
+"""Wires between processes: whole batches in order, whoever reads late, not at all, or begins in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from ppd.proxy.peers import channels as module
+from ppd.proxy.peers.channels import PACKET_BYTES, End, Ends, Mesh, wires
+from ppd.proxy.peers.events import Charged, Event, Forgotten
+
+SMALL = "s"
+LARGE = "l" * (3 * PACKET_BYTES)
+
+
+class Ear:
+    """A mesh whose events are kept."""
+
+    def __init__(self, ends: Ends) -> None:
+        self.heard: list[tuple[int, str]] = []
+        self.lost: list[int] = []
+        self.mesh = Mesh(ends, self._hear, self.lost.append)
+
+    def _hear(self, sender: int, event: Event) -> None:
+        assert isinstance(event, Forgotten)
+        self.heard.append((sender, event.session_id))
+
+    def texts(self) -> list[str]:
+        self.mesh.drain()
+        return [text for _, text in self.heard]
+
+
+@contextmanager
+def ears(count: int = 2) -> Iterator[tuple[list[dict[int, End]], list[Ear]]]:
+    ends = wires(count)
+    try:
+        yield ends, [Ear(of_one) for of_one in ends]
+    finally:
+        for end in (end for of_one in ends for end in of_one.values()):
+            end.close()
+
+
+def say(ear: Ear, *texts: str) -> None:
+    for text in texts:
+        ear.mesh.tell(Forgotten(text))
+    ear.mesh.flush()
+
+
+async def until_heard(speaker: Ear, listener: Ear, text: str) -> None:
+    async with asyncio.timeout(20):
+        while text not in listener.texts():
+            await asyncio.sleep(0)
+
+
+async def test_a_socket_is_asked_only_where_something_was_spoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ears() as (ends, (one, two)):
+        say(one, "first")
+        assert two.texts() == ["first"]
+        with monkeypatch.context() as without:
+            without.setattr(ends[1][0], "socket", None)
+            assert two.texts() == ["first"]
+        say(one, "second")
+        assert two.texts() == ["first", "second"]
+
+
+async def test_whoever_drains_knows_what_was_said_before_its_request_was_read() -> None:
+    """However many others look, and whenever: a client has its answer after it was told, and asks again after that."""
+    loop, count = asyncio.get_running_loop(), 200
+    client, accepted = socket.socketpair()
+    looked: dict[int, bool] = {}
+
+    async def turn(number: int) -> None:
+        two.mesh.drain()
+        looked[number] = (0, str(number)) in two.heard
+
+    def read() -> None:
+        tasks.extend([loop.create_task(turn(number)) for number in accepted.recv(count)])
+
+    tasks: list[asyncio.Task[None]] = []
+    with client, accepted, ears() as (_, (one, two)):
+        loop.add_reader(accepted, read)
+        for number in range(count):
+            two.mesh.drain()
+            say(one, str(number))
+            client.send(bytes([number]))
+            if number % 3:
+                await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            while len(looked) < count:
+                await asyncio.sleep(0)
+        loop.remove_reader(accepted)
+    assert all(looked.values())
+
+
+async def test_what_one_said_that_died_before_it_counted_is_heard_too() -> None:
+    with ears() as (ends, (one, two)):
+        say(one, "last words")
+        packet = ends[1][0].socket.recv(2 * PACKET_BYTES)
+        assert two.texts() == []
+        two.mesh.open()
+        ends[0][1].socket.send(packet)
+        async with asyncio.timeout(20):
+            while not two.heard:
+                await asyncio.sleep(0)
+        assert two.heard == [(0, "last words")]
+        two.mesh.close()
+
+
+def test_what_a_forked_process_says_is_counted_here() -> None:
+    ends = wires(2)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ends[0][1].send(b"from the child")
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert (ends[1][0].spoken(), ends[0][1].spoken()) == (1, 0)
+    assert ends[1][0].socket.recv(100) == b"from the child"
+    for end in (end for of_one in ends for end in of_one.values()):
+        end.close()
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, PACKET_BYTES - 20, *range(PACKET_BYTES - 6, PACKET_BYTES + 3), 5 * PACKET_BYTES]
+)
+async def test_a_batch_of_any_size_arrives_whole_at_all(size: int) -> None:
+    with ears(3) as (_, (one, *others)):
+        say(one, "x" * size)
+        say(one, "end")
+        for other in others:
+            assert other.texts() == ["x" * size, "end"]
+            assert {sender for sender, _ in other.heard} == {0}
+
+
+async def test_what_was_told_is_there_when_flush_returns_and_in_the_order_of_telling() -> None:
+    with ears() as (_, (one, two)):
+        say(one, *map(str, range(2000)))
+        one.mesh.tell(Forgotten("all"))
+        one.mesh.send(1, [Forgotten("one")])
+        assert two.texts() == [*map(str, range(2000)), "all", "one"]
+
+
+async def test_what_ends_after_the_close_is_still_told() -> None:
+    with ears() as (_, (one, two)):
+        one.mesh.tell(Forgotten("before"))
+        one.mesh.close()
+        one.mesh.tell(Forgotten("after"))
+        await until_heard(one, two, "after")
+        assert two.texts() == ["before", "after"]
+
+
+async def test_what_was_not_flushed_goes_at_the_end_of_the_round() -> None:
+    with ears() as (_, (one, two)):
+        two.mesh.open()
+        one.mesh.tell(Forgotten("a"))
+        one.mesh.tell(Forgotten("b"))
+        assert two.texts() == []
+        async with asyncio.timeout(20):
+            while len(two.heard) < 2:
+                await asyncio.sleep(0)
+        assert two.heard == [(0, "a"), (0, "b")]
+        two.mesh.close()
+
+
+@pytest.mark.parametrize("text", [SMALL * 40_000, LARGE], ids=["whole", "in-parts"])
+async def test_who_does_not_read_for_a_while_gets_all_in_order(text: str) -> None:
+    with ears() as (_, (one, two)):
+        wanted = [f"{number} {text}" for number in range(400)]
+        for each in wanted[:300]:
+            say(one, each)
+        assert one.mesh.behind(1) > 0
+        for each in wanted[300:]:
+            say(one, each)
+        await until_heard(one, two, wanted[-1])
+        assert two.texts() == wanted
+        assert one.mesh.behind(1) == 0
+        assert not one.lost
+        one.mesh.close()
+
+
+async def test_who_never_reads_costs_a_bounded_backlog_and_is_told_everything_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "BACKLOG_BYTES", 20 * PACKET_BYTES)
+    with ears() as (_, (one, two)):
+        most = 0
+        for number in range(300):
+            say(one, f"{number} {LARGE}")
+            most = max(most, one.mesh.behind(1))
+        assert most <= 20 * PACKET_BYTES + len(LARGE)
+        assert not one.lost, "there is no room yet to tell it anything"
+        async with asyncio.timeout(20):
+            while not one.lost:
+                two.mesh.drain()
+                await asyncio.sleep(0)
+        assert one.lost == [1]
+        before = len(two.texts())
+        say(one, "again", LARGE)
+        await until_heard(one, two, LARGE)
+        assert two.texts()[before:] == ["again", LARGE]
+        # Of what was heard nothing is mixed, and the order is that of telling.
+        numbers = [int(text.split()[0]) for text in two.texts()[:before]]
+        assert numbers == sorted(set(numbers))
+        one.mesh.close()
+
+
+@pytest.mark.parametrize("read", [1, 2, 3])
+async def test_a_successor_that_begins_inside_a_batch_passes_over_the_rest_of_it(read: int) -> None:
+    with ears() as (ends, (one, _)):
+        say(one, LARGE)
+        say(one, "next")
+        for _ in range(read):
+            assert ends[1][0].socket.recv(2 * PACKET_BYTES)
+        successor = Ear(ends[1])
+        assert successor.texts() == ["next"]
+
+
+@pytest.mark.parametrize("then", [SMALL, LARGE])
+@pytest.mark.parametrize("sent", [1, 2, 3])
+async def test_a_writer_that_dies_inside_a_batch_spoils_nothing_of_its_successors(sent: int, then: str) -> None:
+    with ears() as (ends, (one, two)):
+        say(one, LARGE)
+        packets = [ends[1][0].socket.recv(2 * PACKET_BYTES) for _ in range(4)]
+        for packet in packets[:sent]:
+            ends[0][1].send(packet)
+        assert two.texts() == []
+        say(Ear(ends[0]), then)
+        assert two.texts() == [then]
+
+
+@pytest.mark.parametrize(
+    "packet", [b"x", b"w", b"wno msgpack", b"w\x91\x91\xa4none", b"l" * 9, b"m" * 9, os.urandom(200)]
+)
+async def test_what_no_process_says_harms_nobody_who_listens(packet: bytes) -> None:
+    with ears() as (ends, (one, two)):
+        ends[0][1].send(packet)
+        say(one, "after")
+        assert two.texts() == ["after"]
+
+
+async def test_an_event_that_cannot_be_taken_does_not_take_others_with_it() -> None:
+    """It is read wherever a session is looked for: that turn must not fail for it, nor what came with it be lost."""
+    with ears() as (_, (one, two)):
+        one.mesh.tell(Charged("key", "no such limit", 1.0))  # which the ear does not take
+        say(one, "after")
+        assert two.texts() == ["after"]
+
+
+async def test_the_others_gone_is_no_failure() -> None:
+    with ears() as (ends, (one, _)):
+        ends[1][0].close()
+        say(one, SMALL, LARGE)
+        assert one.texts() == []
+        assert one.mesh.behind(1) == 0

@@ -1,0 +1,137 @@
+"""What a process knows of another's turns in the very round of its loop in which they run.
+
+Each test is one round of process 1, which has looked for news already when process 0 does something.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from ppd.proxy.admission.keys import Client
+from ppd.proxy.assembly import Proxy
+from ppd.proxy.config import SessionKey
+from ppd.proxy.errors import RateLimited
+from ppd.proxy.openai.reply_key import ReplyKey
+from ppd.proxy.openai.request import Endpoint, Request, parse_request
+from ppd.proxy.sessions.prefix_chain import Hasher
+from ppd.proxy.sessions.table import Kind, Outcome, Place
+from tests.support.processes import R1, Pair, worker
+
+PROMPT_TOKENS = 100
+HASHER = Hasher(b"a secret of both processes")
+
+
+@asynccontextmanager
+async def pair_of(**settings: int) -> AsyncIterator[Pair]:
+    one = Pair(**settings)
+    try:
+        await one.join()
+        yield one
+    finally:
+        await one.hush()
+        one.close()
+
+
+def asked(*texts: str) -> Request:
+    """A conversation: what the client says and what it heard, by turns."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[index % 2], "content": text} for index, text in enumerate(texts)]
+    body = json.dumps({"model": "m", "messages": messages}).encode()
+    return parse_request(Endpoint.CHAT, body, {}, tenant="", hasher=HASHER, session_key=SessionKey.PREFIX)
+
+
+def find(one: Proxy, request: Request) -> Place:
+    return one.state.sessions.find(request, one.state.now())
+
+
+def finish(one: Proxy, place: Place, request: Request, reply: str) -> None:
+    key = ReplyKey(request)
+    key.add_text(reply)
+    outcome = Outcome(prompt_tokens=PROMPT_TOKENS, completion_tokens=1, reply_key=key.key())
+    one.state.sessions.finish(place, request, outcome, one.state.now())
+
+
+def looks(one: Proxy) -> None:
+    """As each turn does before it is placed."""
+    assert one.state.sessions.before_look is not None
+    one.state.sessions.before_look()
+
+
+async def test_of_two_turns_that_go_on_from_one_neither_is_lost() -> None:
+    async with pair_of() as pair:
+        zero, one = pair.ones
+        opening = asked("hi")
+        finish(zero, find(zero, opening), opening, "yo")
+        left, right = asked("hi", "yo", "left"), asked("hi", "yo", "right")
+        places = find(zero, left), find(one, right)
+        assert [place.turn for place in places] == [2, 2]
+        finish(zero, places[0], left, "one")
+        finish(one, places[1], right, "two")
+        pair.clock += 1.0
+        for process in pair.ones:
+            process.siblings.hear_all()
+            for said, heard in (("left", "one"), ("right", "two")):
+                place = find(process, asked("hi", "yo", said, heard, "more"))
+                assert (place.kind, place.turn) == (Kind.NEXT, 3), (said, process)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4, 600])
+async def test_places_that_another_process_takes_are_taken_here_at_once(limit: int) -> None:
+    async with pair_of(max_worker_inflight=limit, max_inflight=10_000) as pair:
+        zero, one = pair.ones
+        worker(zero.state.registry)
+        zero.siblings._mesh.flush()
+        looks(one)
+        for _ in range(limit):
+            zero.state.registry.reserve(R1, 10)
+        looks(one)
+        view = one.state.registry.view(R1)
+        assert view is not None and view.inflight == limit
+
+
+async def test_one_probe_is_let_through_by_all() -> None:
+    async with pair_of() as pair:
+        zero, one = pair.ones
+        worker(zero.state.registry)
+        zero.state.standings.breakers.failed(R1, pair.clock, began_s=pair.clock, at_once=True)
+        zero.siblings._mesh.flush()
+        one.siblings.hear_all()
+        pair.clock += 1000.0
+        looks(one)
+        assert R1 not in one.state.standings.breakers.blocked(pair.clock)
+        zero.state.standings.breakers.began(R1, pair.clock)
+        looks(one)
+        assert R1 in one.state.standings.breakers.blocked(pair.clock)
+
+
+async def test_an_allowance_that_another_process_used_up_is_used_up_here_at_once() -> None:
+    """Also for a list of prompts, which pays before any of its turns looks for a session."""
+    async with pair_of() as pair:
+        zero, one = pair.ones
+        client = Client(name="one", tenant="one", requests_per_minute=1)
+        looks(one)
+        zero.state.rate_limits.take(client, 0, pair.clock)
+        with pytest.raises(RateLimited):
+            one.state.rate_limits.take(client, 0, pair.clock)
+
+
+async def test_each_turn_that_came_is_counted_once_by_the_others() -> None:
+    async with pair_of() as pair:
+        zero, one = pair.ones
+        for opens in (True, False, False):
+            zero.state.arrivals.count(pair.clock, opens=opens)
+        for _ in range(2):
+            zero.siblings._mesh.flush()
+            one.siblings.hear_all()
+        rates = [
+            (
+                process.state.arrivals.turns.rate_rps(pair.clock),
+                process.state.arrivals.conversations.rate_rps(pair.clock),
+            )
+            for process in pair.ones
+        ]
+        assert rates == [(3.0, 1.0)] * 2

@@ -1,0 +1,371 @@
+"""The decision, rule by rule: given a turn and a fleet, which route, which workers, and which reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace as replace_worker
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ppd.proxy.config import Mode, Uncovered
+from ppd.proxy.decision_table.score import DecisionTable, Weights, find
+from ppd.proxy.errors import AllBusy, NotFound, NoWorkerError
+from ppd.proxy.fleet.residency import Residency
+from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
+from ppd.proxy.fleet.worker import Load, Role, Worker, WorkerId
+from ppd.proxy.policy import Decision, Route, Rules, Shunned, Turn, decide, has_room
+from ppd.proxy.policy.decide import session_share
+
+
+def view(role: str, number: int, **changes: Any) -> WorkerView:
+    worker = Worker(role=Role(role), address=f"{role.lower()}{number}:80", models=("m",))
+    return replace(WorkerView(worker=worker, name=f"{role}{number}", incarnation="i"), **changes)
+
+
+P1, P2, D1, D2, R1 = view("P", 1), view("P", 2), view("D", 1), view("D", 2), view("R", 1)
+FLEET = (P1, P2, D1, D2, R1)
+TABLE = DecisionTable.load(find("h100-llama-3.1-8b-2P_2D"))
+
+
+def held(worker: WorkerView, tokens: int = 1000, incarnation: str = "i", stamp: int = 0) -> Residency:
+    return Residency(worker.id, incarnation, tokens, stamp)
+
+
+FIRST = Turn(model="m", session_id="0" * 16, number=1, prompt_tokens=100, held_tokens=0, output_tokens=50)
+NEXT = Turn(
+    model="m",
+    session_id="0" * 16,
+    number=2,
+    prompt_tokens=1040,
+    held_tokens=1000,
+    output_tokens=50,
+    decode=held(D2),
+    prefill=held(P2, 900),
+)
+
+
+def rules(mode: Mode = Mode.ALWAYS_LOCAL, **changes: Any) -> Rules:
+    return replace(Rules(mode=mode), **changes)
+
+
+def by_table(w_ttft: float, w_tpot: float) -> Rules:
+    return Rules(mode=Mode.TABLE, scored=TABLE.scored(Weights(w_ttft, w_tpot)))
+
+
+def fleet_of(views: tuple[WorkerView, ...], model: str = "m") -> Fleet:
+    return Fleet.of({view.id: view for view in views}, taking_turns(views, model))
+
+
+def run(
+    turn: Turn,
+    fleet: tuple[WorkerView, ...] = FLEET,
+    by: Rules | None = None,
+    avoid: Shunned = (),
+    blocked: Shunned = (),
+) -> Decision:
+    return decide(turn, fleet_of(fleet, turn.model), by or rules(), qps=2.0, now_s=100.0, avoid=avoid, blocked=blocked)
+
+
+@pytest.mark.parametrize(
+    ("by", "route", "reason"),
+    [
+        (rules(Mode.ALWAYS_LOCAL), Route.LOCAL, "mode_always_local"),
+        (rules(Mode.ALWAYS_SPLIT), Route.SPLIT, "mode_always_split"),
+        (rules(Mode.FRACTION, x=1.0), Route.LOCAL, "fraction_local"),
+        (rules(Mode.FRACTION, x=0.0), Route.SPLIT, "fraction_split"),
+        (rules(Mode.REPLICA), Route.REPLICA, "mode_replica"),
+        (by_table(1, 1), Route.LOCAL, "table_local"),
+        (by_table(0, 1), Route.SPLIT, "table_split"),
+        (rules(Mode.TABLE), Route.LOCAL, "no_table"),
+        (rules(Mode.TABLE, uncovered=Uncovered.SPLIT), Route.SPLIT, "no_table"),
+    ],
+)
+def test_a_follow_up_turn_goes_where_the_mode_says(by: Rules, route: Route, reason: str) -> None:
+    decision = run(NEXT, by=by)
+    assert (decision.route, decision.reason) == (route, reason)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.REPLICA])
+def test_the_first_turn_is_split_in_every_mode(mode: Mode) -> None:
+    decision = run(FIRST, by=rules(mode, x=1.0))
+    assert (decision.route, decision.reason) == (Route.SPLIT, "first_turn")
+
+
+def test_a_local_turn_runs_on_the_worker_that_holds_the_prefix() -> None:
+    decision = run(NEXT)
+    assert decision.decode is D2
+    assert decision.prefill is None
+    assert decision.cached_tokens == 1000
+
+
+@pytest.mark.parametrize(
+    ("turn", "fleet", "veto"),
+    [
+        (replace(NEXT, decode=None), FLEET, "not_resident"),
+        (replace(NEXT, held_tokens=0), FLEET, "not_resident"),
+        (replace(NEXT, decode=held(R1)), FLEET, "not_resident"),
+        (NEXT, (P1, D1, R1), "decode_gone"),
+        (NEXT, (P1, D1, replace(D2, up=False)), "decode_down"),
+        (NEXT, (P1, D1, replace(D2, draining=True)), "decode_draining"),
+        (NEXT, (P1, D1, replace(D2, incarnation="j")), "decode_restarted"),
+        (NEXT, (P1, D1, replace(D2, load=Load(kv_capacity_tokens=5000), written_tokens=4001)), "evicted"),
+    ],
+)
+def test_what_stands_against_local_makes_it_a_split_with_the_reason_named(
+    turn: Turn, fleet: tuple[WorkerView, ...], veto: str
+) -> None:
+    decision = run(turn, fleet)
+    assert (decision.route, decision.reason, decision.vetoes) == (Route.SPLIT, veto, (veto,))
+    assert decision.wanted is Route.LOCAL
+
+
+def test_a_prefix_stays_believed_until_the_cache_was_written_over() -> None:
+    fleet = (P1, D1, replace(D2, load=Load(kv_capacity_tokens=5000), written_tokens=4000))
+    assert run(NEXT, fleet).route is Route.LOCAL
+
+
+def test_a_split_follow_up_returns_to_the_worker_that_lacks_only_the_new_blocks() -> None:
+    busy = replace(D2, inflight=9)
+    assert run(NEXT, (P1, D1, busy), rules(Mode.ALWAYS_SPLIT)).decode is busy
+
+
+@pytest.mark.parametrize(
+    ("fleet", "chosen"),
+    [
+        ((P1, replace(D1, inflight=2), replace(D2, inflight=1)), "D2"),
+        ((P1, replace(D1, load=Load(running=3)), replace(D2, inflight=2)), "D2"),
+        ((P1, replace(D1, load=Load(kv_usage=0.5)), replace(D2, load=Load(kv_usage=0.2))), "D2"),
+        ((P1, replace(D1, load=Load(kv_usage=0.97)), replace(D2, inflight=5)), "D2"),
+        ((P1, replace(D1, draining=True), replace(D2, inflight=5)), "D2"),
+    ],
+)
+def test_a_new_session_goes_to_the_decode_worker_with_least_load_and_most_room(
+    fleet: tuple[WorkerView, ...], chosen: str
+) -> None:
+    assert run(FIRST, fleet).decode.name == chosen
+
+
+@pytest.mark.parametrize(
+    ("turn", "fleet", "chosen"),
+    [
+        (FIRST, (replace(P1, queued_prefill_tokens=500), replace(P2, queued_prefill_tokens=400), D1), "P2"),
+        (NEXT, (replace(P1, queued_prefill_tokens=0), replace(P2, queued_prefill_tokens=800), D2), "P2"),
+        (NEXT, (replace(P1, queued_prefill_tokens=0), replace(P2, queued_prefill_tokens=950), D2), "P1"),
+    ],
+)
+def test_the_prefill_worker_is_the_one_with_fewest_tokens_to_compute_first(
+    turn: Turn, fleet: tuple[WorkerView, ...], chosen: str
+) -> None:
+    decision = run(turn, fleet, rules(Mode.ALWAYS_SPLIT))
+    assert decision.prefill is not None
+    assert decision.prefill.name == chosen
+
+
+def test_new_sessions_spread_over_idle_workers() -> None:
+    names = [run(replace(FIRST, session_id=f"{n:016x}")).decode.name for n in range(200)]
+    assert 60 < names.count("D1") < 140
+
+
+@pytest.mark.parametrize(
+    ("turn", "fleet", "route", "reason"),
+    [
+        (FIRST, (R1,), Route.REPLICA, "no_decode_worker"),
+        (FIRST, (P1, R1), Route.REPLICA, "no_decode_worker"),
+        (FIRST, (D1, R1), Route.REPLICA, "no_prefill_worker"),
+        (FIRST, (D1,), Route.LOCAL, "no_prefill_worker"),
+        (NEXT, (D2, R1), Route.LOCAL, "no_prefill_worker"),
+        (NEXT, (D1, R1), Route.REPLICA, "no_prefill_worker"),
+    ],
+)
+def test_a_fleet_without_a_role_still_answers(
+    turn: Turn, fleet: tuple[WorkerView, ...], route: Route, reason: str
+) -> None:
+    decision = run(turn, fleet, rules(Mode.ALWAYS_SPLIT))
+    assert (decision.route, decision.reason) == (route, reason)
+
+
+def test_kv_never_moves_between_engines_of_different_versions_or_connectors() -> None:
+    old = replace(P1, worker=replace_worker(P1.worker, engine_version="0.32.0"))
+    other = replace(P2, worker=replace_worker(P2.worker, connector="p2p_nccl"))
+    new_d = replace(D1, worker=replace_worker(D1.worker, engine_version="0.33.0"))
+    assert run(FIRST, (old, other, new_d)).reason == "no_prefill_worker"
+
+
+def test_a_worker_that_failed_this_turn_is_not_asked_again() -> None:
+    assert run(FIRST, avoid=(P1.id, D1.id)).prefill is P2
+    assert run(FIRST, avoid=(P2.id,)).prefill is P1
+    assert run(FIRST, avoid=(P1.id, D1.id)).decode is D2
+    assert run(NEXT, avoid=(D2.id,)).reason == "decode_failed"
+
+
+def test_a_pair_that_failed_is_parted_and_both_go_on() -> None:
+    parted = [(P1.id, D1.id), (P1.id, D2.id)]
+    assert run(FIRST, blocked=parted).prefill is P2
+    assert run(FIRST, (P1, D1), blocked=parted).reason == "no_prefill_worker"
+    other = run(FIRST, (P1, D1, D2), blocked=[(P1.id, D1.id)])
+    assert (other.prefill, other.decode) == (P1, D2)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "blocked", "route", "prefill", "decode"),
+    [
+        (FLEET, [D1], Route.SPLIT, True, "D2"),
+        ((P1, D1), [D1], Route.SPLIT, True, "D1"),  # the only one that could answer
+        ((P1, D1, R1), [D1], Route.REPLICA, False, "R1"),
+        ((P1, D1), [P1], Route.LOCAL, False, "D1"),  # a turn can do without a P
+        ((P1, P2, D1), [P1], Route.SPLIT, True, "D1"),
+        ((P1, D1, R1), [P1, D1, R1], Route.REPLICA, False, "R1"),
+    ],
+    ids=str,
+)
+def test_who_failed_others_is_asked_only_where_nobody_else_can_answer(
+    fleet: tuple[WorkerView, ...], blocked: list[WorkerView], route: Route, prefill: bool, decode: str
+) -> None:
+    decision = run(FIRST, fleet, blocked=[view.id for view in blocked])
+    assert (decision.route, decision.prefill is not None, decision.decode.name) == (route, prefill, decode)
+    assert decision.prefill is None or decision.prefill not in blocked
+
+
+def test_a_full_worker_takes_no_more_and_says_so() -> None:
+    limited = replace(rules(), worker_limit=3)
+    full = replace(D2, inflight=3)
+    decision = run(NEXT, (P1, D1, full), limited)
+    assert (decision.decode, decision.reason) == (D1, "decode_busy")
+    with pytest.raises(AllBusy):
+        run(NEXT, (P1, full), limited)
+    with pytest.raises(AllBusy):
+        run(replace(NEXT, stored_response=True), (P1, D1, full), limited)
+    assert run(NEXT, (P1, replace(D1, inflight=2), full), limited).decode.name == "D1"
+    assert run(FIRST, (replace(P1, inflight=3), P2, D1), limited).prefill is P2
+    assert run(FIRST, (replace(P1, inflight=3), D1), limited).reason == "no_prefill_worker"
+
+
+@pytest.mark.parametrize(
+    ("fleet", "fits"),
+    [
+        ((), True),  # nobody to wait for: the decision says so at once
+        ((replace(D1, inflight=3),), False),
+        ((replace(D1, inflight=3), R1), True),
+        ((replace(D1, inflight=3), replace(R1, up=False)), False),
+        ((D1, replace(P1, inflight=3)), True),  # D computes the prompt
+        ((replace(D1, inflight=2),), True),
+        ((replace(P1, inflight=3),), True),  # nobody could take it, ever
+        ((replace(P1, inflight=3), replace(D1, inflight=3, draining=True)), True),
+    ],
+)
+def test_there_is_room_where_some_worker_of_each_kind_has_it(fleet: tuple[WorkerView, ...], fits: bool) -> None:
+    assert has_room(fleet_of(fleet), replace(rules(), worker_limit=3)) is fits
+    assert has_room(fleet_of(fleet), rules())
+
+
+def test_a_new_workers_share_grows() -> None:
+    """At 100 s, of a warm-up of 20 s."""
+    warming = replace(rules(), warm_up_s=20.0)
+
+    def chosen(since_s: float, inflight: int) -> str:
+        return run(FIRST, (P1, replace(D1, inflight=inflight), replace(D2, since_s=since_s)), warming).decode.name
+
+    assert [chosen(100.0, inflight) for inflight in (8, 10)] == ["D1", "D2"]  # it counts as ten times as loaded
+    assert [chosen(90.0, inflight) for inflight in (0, 2)] == ["D1", "D2"]
+    assert chosen(80.0, 1) == "D2"
+    prefills = (replace(P1, queued_prefill_tokens=1000), replace(P2, since_s=95.0), D1)
+    assert run(replace(FIRST, prompt_tokens=1000), prefills, warming).prefill is prefills[0]
+    assert run(replace(FIRST, prompt_tokens=100), prefills, warming).prefill is prefills[1]
+
+
+@pytest.mark.parametrize("fleet", [(), (P1,), (replace(D1, up=False),), (replace(D1, draining=True),)])
+def test_a_fleet_that_cannot_serve_is_an_error(fleet: tuple[WorkerView, ...]) -> None:
+    with pytest.raises(NoWorkerError, match="'m'"):
+        run(FIRST, fleet)
+
+
+def test_workers_of_another_model_are_not_asked() -> None:
+    with pytest.raises(NotFound, match="other"):
+        run(replace(FIRST, model="other"))
+    with pytest.raises(NoWorkerError):
+        run(FIRST, tuple(replace(view, up=False) for view in FLEET))
+
+
+@pytest.mark.parametrize(
+    ("turn", "fleet", "route", "name"),
+    [
+        (replace(NEXT, single_engine="n"), FLEET, Route.LOCAL, "D2"),
+        (replace(FIRST, single_engine="n"), FLEET, Route.REPLICA, "R1"),
+        (replace(FIRST, single_engine="n"), (P1, D1), Route.LOCAL, "D1"),
+        (replace(NEXT, stored_response=True, held_tokens=0), FLEET, Route.LOCAL, "D2"),
+    ],
+)
+def test_what_needs_one_engine_is_never_split(
+    turn: Turn, fleet: tuple[WorkerView, ...], route: Route, name: str
+) -> None:
+    decision = run(turn, fleet, rules(Mode.ALWAYS_SPLIT))
+    assert (decision.route, decision.decode.name) == (route, name)
+
+
+def test_a_decision_carries_the_numbers_it_used() -> None:
+    decision = run(NEXT, by=by_table(1, 1))
+    assert decision.verdict is not None
+    assert decision.verdict.score is not None and decision.verdict.score > 0
+    assert decision.qps == 2.0
+
+
+def test_sessions_share_out_evenly_for_a_fraction() -> None:
+    shares = [session_share(f"{n * 2654435761 % 2**32:08x}") for n in range(1000)]
+    assert 300 < sum(share < 1 / 3 for share in shares) < 367
+
+
+def test_the_same_session_always_gets_the_same_worker() -> None:
+    assert {run(FIRST).decode.id for _ in range(5)} == {WorkerId(run(FIRST).decode.worker.address)}
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("turn", [FIRST, NEXT], ids=["first", "next"])
+@pytest.mark.parametrize("forced", [Route.SPLIT, Route.REPLICA])
+def test_a_forced_route_replaces_mode_and_table_on_every_turn(mode: Mode, turn: Turn, forced: Route) -> None:
+    decision = run(replace(turn, forced=forced), by=replace(by_table(1, 1), mode=mode))
+    assert (decision.route, decision.reason, decision.wanted) == (forced, "forced", forced)
+    assert decision.verdict is None
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_turn_forced_to_be_local_appends_where_its_prefix_is(mode: Mode) -> None:
+    decision = run(replace(NEXT, forced=Route.LOCAL), by=replace(by_table(0, 1), mode=mode))
+    assert (decision.route, decision.reason, decision.decode) == (Route.LOCAL, "forced", D2)
+
+
+@pytest.mark.parametrize(
+    ("turn", "fleet", "veto"),
+    [
+        (replace(FIRST, forced=Route.LOCAL), FLEET, "not_resident"),
+        (replace(NEXT, forced=Route.LOCAL, decode=None), FLEET, "not_resident"),
+        (replace(NEXT, forced=Route.LOCAL), (P1, D1, R1), "decode_gone"),
+        (replace(NEXT, forced=Route.REPLICA), (P1, D1, D2), "no_replica_worker"),
+        (replace(FIRST, forced=Route.REPLICA), (P1, D1, replace(R1, draining=True)), "no_replica_worker"),
+    ],
+)
+def test_a_forced_route_that_cannot_be_had_is_a_split_with_the_veto_for_a_reason(
+    turn: Turn, fleet: tuple[WorkerView, ...], veto: str
+) -> None:
+    decision = run(turn, fleet, rules(Mode.REPLICA))
+    assert (decision.route, decision.reason, decision.vetoes) == (Route.SPLIT, veto, (veto,))
+    assert decision.wanted is turn.forced
+
+
+@pytest.mark.parametrize("forced", list(Route))
+@pytest.mark.parametrize(
+    ("turn", "fleet", "route", "reason"),
+    [
+        (NEXT, (R1,), Route.REPLICA, {Route.REPLICA: "forced"}),
+        (replace(NEXT, stored_response=True), (P1, D2), Route.LOCAL, {}),
+        (replace(NEXT, stored_response=True), FLEET, Route.LOCAL, {}),  # R has no part of it
+        (replace(NEXT, single_engine="n"), (P1, D2), Route.LOCAL, {}),
+        (NEXT, (D2,), Route.LOCAL, {Route.LOCAL: "forced"}),
+    ],
+)
+def test_force_does_not_do_what_the_fleet_or_the_request_cannot(
+    forced: Route, turn: Turn, fleet: tuple[WorkerView, ...], route: Route, reason: dict[Route, str]
+) -> None:
+    decision = run(replace(turn, forced=forced), fleet, rules(Mode.ALWAYS_SPLIT))
+    assert decision.route is route
+    assert (decision.reason == "forced") is (forced in reason)

@@ -1,0 +1,81 @@
+"""What an attempt holds is given back, wherever it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from ppd.proxy.assembly import Proxy, assemble
+from ppd.proxy.config import ProxyConfig
+from ppd.proxy.errors import NoWorkerError
+from ppd.proxy.failures import Leg
+from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.routing.attempt import Running
+from ppd.proxy.routing.dispatch import Dispatcher
+from ppd.proxy.settings import Settings
+from tests.support.attempts import decision, running
+
+PROMPT_TOKENS = 100
+
+
+@pytest.fixture
+async def proxy() -> AsyncIterator[Proxy]:
+    made = assemble(Settings(ProxyConfig(heartbeat_port=0)))
+    yield made
+    await made.winding_up.close()
+    await made.upstream.close()
+    made.listener.close()
+
+
+def dispatcher(proxy: Proxy) -> Dispatcher:
+    return Dispatcher(proxy.settings.config, proxy.state, proxy.upstream, proxy.winding_up)
+
+
+def split(proxy: Proxy, connector: str, prefill: str = "p:1") -> Running:
+    def joined(role: Role, address: str) -> WorkerView:
+        worker = Worker(role=role, address=address, models=("m",), connector=connector)
+        proxy.state.registry.add_static(worker, 0.0)
+        view = proxy.state.registry.view(worker.id)
+        assert view is not None
+        return view
+
+    made = running(decision(Leg.DECODE, joined(Role.PREFILL, prefill), joined(Role.DECODE, "d:1")))
+    made.receipt.estimated_prompt_tokens = PROMPT_TOKENS
+    return made
+
+
+def held(proxy: Proxy) -> list[tuple[int, int]]:
+    """Legs in flight and tokens to compute, on P and on D."""
+    return [(view.inflight, view.queued_prefill_tokens) for view in proxy.state.registry.views()]
+
+
+async def test_a_leg_that_cannot_be_made_leaves_both_places_free(proxy: Proxy) -> None:
+    made = split(proxy, "p2p_nccl")  # which needs to know where they listen
+    with pytest.raises(NoWorkerError):
+        await dispatcher(proxy).open(made)
+    assert held(proxy) == [(0, 0), (0, 0)]
+    made.close()
+    assert held(proxy) == [(0, 0), (0, 0)]
+
+
+async def test_a_hand_over_whose_client_left_holds_its_places_until_it_is_wound_up(proxy: Proxy) -> None:
+    asked = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    made = split(proxy, "nixl", f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    turn = asyncio.ensure_future(dispatcher(proxy).open(made))
+    await asked.wait()
+    turn.cancel()
+    await asyncio.wait({turn})
+    assert held(proxy) == [(1, PROMPT_TOKENS), (1, 0)]
+    await proxy.winding_up.close()
+    assert held(proxy) == [(0, 0), (0, 0)]
+    server.close()

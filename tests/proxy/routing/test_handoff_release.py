@@ -1,0 +1,297 @@
+"""Hand-overs whose client left, and handoffs whose D was never reached: who takes the KV off P's hands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from ppd.proxy.assembly import Proxy, assemble
+from ppd.proxy.config import ProxyConfig
+from ppd.proxy.connectors.leg import Handoff
+from ppd.proxy.errors import LegError
+from ppd.proxy.failures import Cause, Leg, Phase
+from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.openai.answer import AnswerObserver
+from ppd.proxy.openai.reply_key import ReplyKey
+from ppd.proxy.openai.request import Endpoint
+from ppd.proxy.routing.attempt import Opened, Running
+from ppd.proxy.routing.handoff_release import GRACE_S
+from ppd.proxy.settings import Settings
+from ppd.proxy.upstream.call import Call
+from tests.support.attempts import decision, running
+from tests.support.requests import parse
+
+Opening = Callable[[Running], Awaitable[Opened]]
+
+
+class Lab:
+    """A proxy's parts without its server, a P that is only a name, and Ds that write down what they are asked."""
+
+    def __init__(self, proxy: Proxy, stack: AsyncExitStack) -> None:
+        self.proxy = proxy
+        self.asked: dict[str, list[dict[str, Any]]] = {}
+        self.closed: list[str] = []
+        self._stack = stack
+        self.p = self.join("P1", "p:1")
+
+    def join(self, name: str, address: str, connector: str = "nixl", **changes: Any) -> WorkerView:
+        registry = self.proxy.state.registry
+        worker = Worker(role=Role(name[0]), address=address, models=("m",), connector=connector)
+        registry.add_static(worker, 0.0)
+        registry.probed(worker.id, worker, None, 0.0)
+        registry.hold_back(worker.id, bool(changes.get("draining")))
+        view = registry.view(worker.id)
+        assert view is not None
+        return view
+
+    async def decode(self, name: str, *, status: int = 200, **changes: Any) -> WorkerView:
+        asked = self.asked[name] = []
+
+        async def answer(request: web.Request) -> web.Response:
+            asked.append(await request.json())
+            return web.json_response({}, status=status)
+
+        app = web.Application()
+        app.router.add_post("/{path:.*}", answer)
+        server = await self._stack.enter_async_context(TestServer(app))
+        return self.join(name, f"127.0.0.1:{server.port}", **changes)
+
+    def running(self, decode: WorkerView, prefill: WorkerView | None = None) -> Running:
+        made = running(decision(Leg.DECODE, prefill or self.p, decode), Leg.PREFILL)
+        made.keeper = self
+        return made
+
+    def give_back(self, _: Running) -> None:
+        self.closed.append("given back")
+
+    def announce(self, made: Running) -> None:
+        """P has answered."""
+        made.handoff = Handoff({"remote_request_id": "kv"}, 10, None)
+        self.proxy.state.ledger.open(made.leg_id("p"), self.proxy.state.now())
+
+    def outstanding(self) -> int:
+        return self.proxy.state.ledger.outstanding(self.proxy.state.now())
+
+    async def leave(self, made: Running, opening: Opening, *, after_s: float = 0.0) -> None:
+        """The client leaves while the attempt is under way; then all is wound up."""
+        turn = asyncio.ensure_future(self.proxy.winding_up.shielded(opening(made), made))  # type: ignore[arg-type]
+        await asyncio.sleep(after_s)
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        await self.wound_up()
+
+    async def wound_up(self) -> None:
+        await self.proxy.winding_up.close()
+
+    def fates(self) -> dict[str, float]:
+        samples = (sample for metric in self.proxy.state.metrics.abandoned.collect() for sample in metric.samples)
+        return {sample.labels["fate"]: sample.value for sample in samples if sample.name.endswith("_total")}
+
+
+@pytest.fixture
+async def lab() -> AsyncIterator[Lab]:
+    proxy = assemble(Settings(ProxyConfig(heartbeat_port=0)))
+    async with AsyncExitStack() as stack:
+        yield Lab(proxy, stack)
+        await proxy.winding_up.close()
+        await proxy.upstream.close()
+        proxy.listener.close()
+
+
+def opened() -> Opened:
+    reply = ReplyKey(parse())
+    return Opened("text/event-stream", b"", AnswerObserver(Endpoint.CHAT, reply), reply, None, None)
+
+
+def asks_d(made: Running) -> None:
+    made.call = Call(made.decision.decode.worker)
+    made.call.phase = Phase.SENT
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_an_attempt_whose_client_stays_is_its_own_result(lab: Lab) -> None:
+    made, result = lab.running(await lab.decode("D1")), opened()
+
+    async def opening() -> Opened:
+        return result
+
+    assert await lab.proxy.winding_up.shielded(opening(), made) is result
+    assert (lab.closed, made.is_left) == ([], False)
+
+
+async def test_a_failure_reaches_who_waits_for_it(lab: Lab) -> None:
+    made, failure = lab.running(await lab.decode("D1")), LegError("", worker="", phase=Phase.SENT, cause=Cause.RESET)
+
+    async def opening() -> Opened:
+        raise failure
+
+    with pytest.raises(LegError) as raised:
+        await lab.proxy.winding_up.shielded(opening(), made)
+    assert raised.value is failure
+
+
+async def test_a_p_that_computes_is_told_to_abort(lab: Lab) -> None:
+    ended: list[bool] = []
+
+    async def opening(made: Running) -> Opened:
+        try:
+            await forever()
+        finally:
+            ended.append(True)
+        raise AssertionError
+
+    d = await lab.decode("D1")
+    await lab.leave(lab.running(d), opening)
+    assert (ended, lab.closed, lab.asked["D1"]) == ([True], ["given back"], [])
+    assert lab.fates() == {"aborted": 1}
+
+
+async def test_a_p_that_answers_as_its_client_leaves_is_relieved_by_d(lab: Lab) -> None:
+    async def opening(made: Running) -> Opened:
+        await asyncio.sleep(0.02)  # P's answer is on the wire
+        lab.announce(made)
+        assert made.is_left, "so that D is not asked for the answer"
+        raise asyncio.CancelledError
+
+    d1, _ = await lab.decode("D1"), await lab.decode("D2")
+    await lab.leave(lab.running(d1), opening)
+    (body,) = lab.asked["D1"]
+    assert body["kv_transfer_params"] == {"remote_request_id": "kv"}
+    assert (body["max_tokens"], body["stream"]) == (1, False)
+    assert lab.asked["D2"] == []
+    assert (lab.outstanding(), lab.fates()) == (0, {"taken": 1})
+
+
+async def test_what_p_has_sent_when_the_time_is_up_is_still_read(lab: Lab) -> None:
+    async def opening(made: Running) -> Opened:
+        await asyncio.sleep(GRACE_S)
+        for _ in range(5):  # turns of the loop, from the socket to here
+            await asyncio.sleep(0)
+        lab.announce(made)
+        raise asyncio.CancelledError
+
+    await lab.leave(lab.running(await lab.decode("D1")), opening)
+    assert (lab.outstanding(), lab.fates()) == (0, {"taken": 1})
+
+
+async def test_a_d_that_was_just_asked_is_ended_and_has_the_kv(lab: Lab) -> None:
+    async def opening(made: Running) -> Opened:
+        lab.announce(made)
+        asks_d(made)
+        await forever()
+        raise AssertionError
+
+    await lab.leave(lab.running(await lab.decode("D1")), opening)
+    assert (lab.outstanding(), lab.fates(), lab.closed) == (0, {"taken": 1}, ["given back"])
+    assert lab.asked["D1"] == []
+
+
+async def test_an_answer_that_began_as_the_client_left_is_closed(lab: Lab) -> None:
+    async def opening(made: Running) -> Opened:
+        lab.announce(made)
+        asks_d(made)
+        return opened()
+
+    await lab.leave(lab.running(await lab.decode("D1")), opening)
+    assert (lab.outstanding(), lab.fates(), lab.closed) == (0, {"taken": 1}, ["given back"])
+
+
+async def test_a_d_that_fails_as_the_client_leaves_may_have_the_kv_or_not(lab: Lab) -> None:
+    async def opening(made: Running) -> Opened:
+        lab.announce(made)
+        asks_d(made)
+        await asyncio.sleep(0.01)
+        raise LegError("", worker="", phase=Phase.SENT, cause=Cause.RESET)
+
+    await lab.decode("D2")
+    await lab.leave(lab.running(await lab.decode("D1")), opening)
+    assert (lab.outstanding(), lab.fates(), lab.asked["D2"]) == (1, {"left": 1}, []), "nobody uses it a second time"
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["refused", "connecting"])
+async def test_a_d_that_cannot_be_reached_leaves_the_kv_to_another(lab: Lab, fails: bool) -> None:
+    async def opening(made: Running) -> Opened:
+        lab.announce(made)
+        made.call = Call(made.decision.decode.worker)
+        if not fails:
+            await forever()
+        raise LegError("", worker="", phase=Phase.CONNECT, cause=Cause.REFUSED)
+
+    d1, _ = await lab.decode("D1"), await lab.decode("D2")
+    made = lab.running(d1)
+    turn = asyncio.ensure_future(lab.proxy.winding_up.shielded(opening(made), made))
+    await asyncio.sleep(0)
+    turn.cancel()
+    await asyncio.wait({turn})
+    await lab.wound_up()
+    assert [len(lab.asked[name]) for name in ("D1", "D2")] == [0, 1]
+    assert (lab.outstanding(), lab.fates()) == (0, {"taken": 1})
+
+
+async def released(lab: Lab, made: Running) -> int:
+    lab.announce(made)
+    made.call = Call(made.decision.decode.worker)
+    lab.proxy.winding_up.release(made)
+    await lab.wound_up()
+    return lab.outstanding()
+
+
+async def test_a_handoff_is_released_to_the_least_loaded_d(lab: Lab) -> None:
+    d1, d2, _ = await lab.decode("D1"), await lab.decode("D2"), await lab.decode("D3")
+    lab.proxy.state.registry.reserve(d2.id, 0)
+    assert await released(lab, lab.running(d1)) == 0
+    assert [len(lab.asked[name]) for name in ("D1", "D2", "D3")] == [0, 0, 1]
+    assert all(view.inflight == (view.id == d2.id) for view in lab.proxy.state.registry.views())
+
+
+@pytest.mark.parametrize(
+    "other", [{"draining": True}, {"connector": "p2p_nccl"}, {"status": 500}], ids=["draining", "unlike", "failing"]
+)
+async def test_a_handoff_that_no_d_takes_waits_for_its_lease(lab: Lab, other: dict[str, Any]) -> None:
+    d1 = await lab.decode("D1")
+    await lab.decode("D2", **other)
+    assert await released(lab, lab.running(d1)) == 1
+
+
+async def test_a_d_that_is_gone_keeps_no_handoff_from_waiting_for_its_lease(lab: Lab) -> None:
+    d1 = await lab.decode("D1")
+    lab.join("D2", "127.0.0.1:1")
+    assert await released(lab, lab.running(d1)) == 1
+    assert not any(view.inflight for view in lab.proxy.state.registry.views())
+
+
+async def test_a_connector_that_pins_nothing_has_nothing_to_release(lab: Lab) -> None:
+    p, d1 = lab.join("P2", "p:2", connector="none"), await lab.decode("D1", connector="none")
+    await lab.decode("D2", connector="none")
+    made = lab.running(d1, p)
+    made.handoff = Handoff({}, 10, None)
+    made.call = Call(d1.worker)
+    lab.proxy.winding_up.release(made)
+    await lab.wound_up()
+    assert lab.asked["D2"] == []
+
+
+async def test_closing_waits_for_what_is_under_way_and_ends_it(lab: Lab) -> None:
+    async def opening() -> Opened:
+        await forever()
+        raise AssertionError
+
+    made = lab.running(await lab.decode("D1"))
+    turn = asyncio.ensure_future(lab.proxy.winding_up.shielded(opening(), made))
+    await asyncio.sleep(0)
+    turn.cancel()
+    await asyncio.wait({turn})
+    async with asyncio.timeout(10):
+        await lab.proxy.winding_up.close()
+    assert lab.closed == ["given back"]

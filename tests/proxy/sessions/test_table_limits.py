@@ -1,0 +1,264 @@
+"""What the table keeps and for how long: time, room, memory, and keys that never lead nowhere."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from itertools import pairwise
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
+
+from ppd.proxy.config import SessionKey
+from ppd.proxy.errors import ConfigError
+from ppd.proxy.fleet.residency import Residency
+from ppd.proxy.fleet.worker import WorkerId
+from ppd.proxy.openai.request import Endpoint, Request, parse_request
+from ppd.proxy.sessions.prefix_chain import Chain, Hasher, Mark
+from ppd.proxy.sessions.session import indexed
+from ppd.proxy.sessions.table import Kind, Outcome, Place, SessionTable
+
+HASHER = Hasher(b"a secret of the proxy")
+D1 = Residency(WorkerId("d1:80"), "i", 100, 0)
+D2 = Residency(WorkerId("d2:80"), "i", 100, 0)
+P1 = Residency(WorkerId("p1:80"), "i", 90, 0)
+BASE = parse_request(
+    Endpoint.CHAT,
+    b'{"model":"m","messages":[{"role":"user","content":"hi"}]}',
+    {},
+    tenant="t",
+    hasher=HASHER,
+    session_key=SessionKey.PREFIX,
+)
+
+
+def key_of(history: str) -> int:
+    return HASHER.key(b"T", history)
+
+
+def request(history: str, name: str = "", opener: str | None = None) -> Request:
+    """A request whose messages, the client's and the worker's in turn, have one letter each."""
+    keys = tuple(key_of(history[: length + 1]) for length in range(len(history)))
+    chain = Chain(keys, tuple(range(20, 20 * len(keys) + 20, 20)), HASHER)
+    named = opener or name
+    label = HASHER.key(b"I", named) if named else None
+    return replace(BASE, chain=chain, prompt_bytes=chain.size, label=label, explicit_id=name or None, opener=opener)
+
+
+def finish(table: SessionTable, place: Place, asked: Request, history: str, reply: str, now_s: float) -> None:
+    outcome = Outcome(
+        prompt_tokens=10 * len(history),
+        completion_tokens=10,
+        reply_key=Mark(key_of(history + reply)) if reply else None,
+        decode=D1,
+        prefill=P1,
+    )
+    table.finish(place, asked, outcome, now_s)
+
+
+def turn(table: SessionTable, history: str, now_s: float = 0.0, name: str = "", reply: str = "x") -> Place:
+    asked = request(history, name)
+    place = table.find(asked, now_s)
+    finish(table, place, asked, history, reply, now_s)
+    return place
+
+
+def check(table: SessionTable) -> None:
+    """Every key leads to a session that is there and remembers it."""
+    live = set(map(id, table._sessions.values()))
+    for key, session in table._index.items():
+        assert id(session) in live
+        assert key in indexed(session.anchors(), session.turn)
+    for label, session in table._named.items():
+        assert id(session) in live
+        assert session.label == label
+    for strand, session in table._sessions.items():
+        assert session.strand == strand
+    seen = [session.seen_s for session in table._sessions.values()]
+    assert all(earlier <= later for earlier, later in pairwise(seen))
+
+
+def test_a_session_is_forgotten_after_its_time_without_use() -> None:
+    table = SessionTable(ttl_s=3600.0, capacity=10)
+    turn(table, "a")
+    assert table.find(request("axb"), 3600.0).turn == 2  # a use, though its turn may fail
+    assert table.find(request("axb"), 7200.0).turn == 2
+    assert table.find(request("axb"), 10_801.0).turn == 1
+    assert len(table) == 0
+    check(table)
+
+
+def test_a_session_adopted_late_goes_when_its_own_time_is_over() -> None:
+    table, other = SessionTable(ttl_s=10.0, capacity=5), SessionTable(ttl_s=10.0, capacity=5, serial=1 << 40)
+    turn(other, "b", now_s=91.0)
+    turn(table, "a", now_s=100.0)
+    (theirs,) = other.all()
+    table.adopt(theirs, *other.ways_to(theirs))
+    turn(table, "axm", now_s=100.5)
+    assert table.find(request("bxm"), 102.0).kind is Kind.FIRST
+    check(table)
+
+
+def test_the_session_unused_for_longest_makes_room() -> None:
+    table = SessionTable(ttl_s=10.0, capacity=2)
+    turn(table, "a")
+    turn(table, "b")
+    table.find(request("axm"), 0.0)
+    turn(table, "c")
+    kinds = {text: table.find(request(f"{text}xm"), 0.0).kind for text in "abc"}
+    assert kinds == {"a": Kind.NEXT, "b": Kind.FIRST, "c": Kind.NEXT}
+    check(table)
+
+
+def test_a_session_forgotten_during_its_turn_is_learnt_anew() -> None:
+    table = SessionTable(ttl_s=10.0, capacity=5)
+    turn(table, "a")
+    asked = request("axb")
+    place = table.find(asked, 5.0)
+    finish(table, place, asked, "axb", "y", 100.0)
+    following = table.find(request("axbyc"), 100.0)
+    assert (following.turn, following.decode, following.session_id) == (3, D1, place.session_id)
+
+
+def test_a_dropped_session_is_gone_with_all_its_strands() -> None:
+    table = SessionTable(ttl_s=10.0, capacity=5)
+    first = turn(table, "a", name="1")
+    turn(table, "b", name="1")
+    turn(table, "c")
+    assert len(table) == 3
+    assert table.drop(first.session_id)
+    assert not table.drop(first.session_id)
+    assert (len(table), table.summary(first.session_id)) == (1, None)
+    check(table)
+
+
+def test_a_session_that_got_another_name_during_a_turn_does_not_grow_by_it() -> None:
+    table = SessionTable(ttl_s=10.0, capacity=5)
+    turn(table, "a")
+    asked = request("axb", "ann")
+    place = table.find(asked, 0.0)
+    assert place.kind is Kind.NEXT
+    retry = turn(table, "a", name="bob")
+    finish(table, place, asked, "axb", "y", 0.0)
+    check(table)
+    assert len(table) == 2
+    assert table.find(request("axbyc", "ann"), 0.0).turn == 3
+    following = table.find(request("axb", "bob"), 0.0)
+    assert (following.kind, following.session_id) == (Kind.NEXT, retry.session_id)
+
+
+def test_an_operator_sees_the_newest_sessions_first() -> None:
+    table = SessionTable(ttl_s=10.0, capacity=5)
+    first, second = turn(table, "a"), turn(table, "b")
+    turn(table, "axm", now_s=7.0)
+    assert [one.session_id for one in table.recent(5)] == [first.session_id, second.session_id]
+    assert len(table.recent(1)) == 1
+    summary = table.summary(first.session_id)
+    assert summary is not None
+    assert (summary.turn, summary.held_tokens, summary.seen_s) == (2, 40, 7.0)
+    assert (summary.decode, summary.prefill) == (D1.worker, P1.worker)
+    assert table.summary("no such session") is None
+
+
+def test_session_ids_spread_over_their_first_digits() -> None:
+    table = SessionTable(ttl_s=10.0, capacity=5)
+    shares = [int(table.find(request(chr(200 + n)), 0.0).session_id[:8], 16) / 2**32 for n in range(400)]
+    assert 160 < sum(share < 0.5 for share in shares) < 240
+
+
+@pytest.mark.parametrize(("ttl_s", "capacity"), [(0.0, 1), (1.0, 0)])
+def test_a_table_must_be_able_to_hold_something(ttl_s: float, capacity: int) -> None:
+    with pytest.raises(ConfigError):
+        SessionTable(ttl_s=ttl_s, capacity=capacity)
+
+
+class Talk(RuleBasedStateMachine):
+    """Any order of finds, finishes and passing time, with few texts and names so that all of them collide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = SessionTable(ttl_s=50.0, capacity=4)
+        self.now_s = 0.0
+        self.running: list[tuple[Place, Request, str]] = []
+
+    @rule(
+        history=st.text("ab", min_size=1, max_size=5),
+        name=st.sampled_from(["", "", "1", "2"]),
+        opener=st.sampled_from([None, None, "a"]),
+    )
+    def find(self, history: str, name: str, opener: str | None) -> None:
+        asked = request(history, name, opener)
+        place = self.table.find(asked, self.now_s)
+        assert place.turn >= 1
+        assert 0 <= place.new_bytes <= asked.prompt_bytes
+        assert place.held_tokens == 0 or place.parent is not None
+        assert place.kind is not Kind.NEXT or place.turn > 1
+        self.running.append((place, asked, history))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), reply=st.sampled_from(["", "a", "b"]))
+    def finish(self, data: st.DataObject, reply: str) -> None:
+        place, asked, history = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        finish(self.table, place, asked, history, reply, self.now_s)
+        assert self.table.recent(1)[0].turn == place.turn
+
+    @precondition(lambda self: len(self.table) > 0)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        assert self.table.drop(data.draw(st.sampled_from(self.table.recent(10))).session_id)
+
+    @rule(seconds=st.sampled_from([1.0, 30.0]))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @invariant()
+    def holds_together(self) -> None:
+        assert len(self.table) <= 4
+        check(self.table)
+
+
+TestTalk = Talk.TestCase
+
+
+def test_an_idle_session_takes_at_most_one_kibibyte() -> None:
+    """Ten turns, a name, and two workers that hold its prefix; benchmarks/small/session_memory.py measures the same."""
+    count, turns = 2000, 10
+    workers = [(WorkerId(f"10.0.0.{number}:8000"), f"incarnation {number}") for number in range(8)]
+    table = SessionTable(ttl_s=60.0, capacity=count)
+    tracemalloc.start()
+    try:
+        before = _traced_bytes()
+        for number in range(count):
+            _play(table, number, turns, workers)
+        after = _traced_bytes()
+    finally:
+        tracemalloc.stop()
+    assert len(table) == count
+    assert {summary.turn for summary in table.recent(count)} == {turns}
+    assert (after - before) / count <= 1024
+
+
+def _traced_bytes() -> int:
+    """Bytes in use, without the interpreter's free lists: a full collection empties them."""
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def _play(table: SessionTable, number: int, turns: int, workers: list[tuple[WorkerId, str]]) -> None:
+    keys: tuple[int, ...] = ()
+    for number_of_turn in range(1, turns + 1):
+        keys += (HASHER.key(b"T", f"{number} {number_of_turn} prompt"),)
+        chain = Chain(keys, tuple(range(20, 20 * len(keys) + 20, 20)), HASHER)
+        asked = replace(BASE, chain=chain, label=HASHER.key(b"I", str(number)))
+        keys += (HASHER.key(b"T", f"{number} {number_of_turn} reply"),)
+        held = Residency(*workers[number % 8], 1000 * number_of_turn + number, 10**9 + number)
+        outcome = Outcome(
+            prompt_tokens=1000 * number_of_turn,
+            completion_tokens=300 + number,
+            reply_key=Mark(keys[-1]),
+            decode=held,
+            prefill=replace(held, worker=workers[(number + 1) % 8][0]),
+        )
+        table.finish(table.find(asked, 0.0), asked, outcome, 0.0)

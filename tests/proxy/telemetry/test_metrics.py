@@ -1,0 +1,52 @@
+"""The metrics of every turn: the same series, in the same words, as the library's own would show."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ppd.proxy.policy import Route
+from ppd.proxy.telemetry.metrics import TTFT_BUCKETS_S, Metrics, Spread
+
+
+def test_each_set_of_labels_is_one_series_whoever_names_it() -> None:
+    metrics = Metrics()
+    for route in (Route.LOCAL, "LOCAL", Route.LOCAL, Route.SPLIT):
+        metrics.turns.add(route, "forced")
+    metrics.turns.add(Route.LOCAL, "first_turn", by=2)
+    values = {
+        (route, reason): metrics.registry.get_sample_value("ppd_turns_total", {"route": route, "reason": reason})
+        for route in Route
+        for reason in ("forced", "first_turn")
+    }
+    assert values[Route.LOCAL, "forced"] == 3
+    assert values[Route.SPLIT, "forced"] == 1
+    assert values[Route.LOCAL, "first_turn"] == 2
+    assert values[Route.REPLICA, "forced"] is None
+
+
+def test_every_metric_has_its_type_and_help_before_it_counts() -> None:
+    text = generate_latest(Metrics().registry).decode()
+    assert "# TYPE ppd_turns_total counter" in text
+    assert "# HELP ppd_ttft_seconds Time to first token, at the proxy" in text
+
+
+def test_a_spread_is_the_librarys_histogram() -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    spread = Spread(ours, "x_seconds", "X", TTFT_BUCKETS_S, "route")
+    histogram = Histogram("x_seconds", "X", ["route"], buckets=TTFT_BUCKETS_S, registry=theirs)
+    for amount in (0.0, 0.01, 0.010001, 0.3, 60.0, 61.0, 1e9):
+        for route in ("LOCAL", Route.SPLIT):
+            spread.observe(route, amount)
+            histogram.labels(route).observe(amount)
+
+    def shown(registry: CollectorRegistry) -> set[tuple[str, str, float]]:
+        families = text_string_to_metric_families(generate_latest(registry).decode())
+        return {
+            (sample.name, str(sorted(sample.labels.items())), sample.value)
+            for family in families
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+        }
+
+    assert shown(ours) == shown(theirs)

@@ -1,0 +1,255 @@
+"""Requests to workers, against small real servers: phases, time-outs, broken connections, and hanging up."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from ppd.proxy.errors import LegError
+from ppd.proxy.failures import Cause, Phase
+from ppd.proxy.upstream.answer import ANSWER_LIMIT_BYTES, END_S, Answer
+from ppd.proxy.upstream.call import Call, Timeouts
+from ppd.proxy.upstream.client import Upstream
+from ppd.proxy.upstream.pool import connecting
+from tests.support.small_workers import HEAD, PATIENT, WHOLE, close, deaf, read, says, server, worker
+
+HASTY = Timeouts(connect_s=0.1, first_s=0.1, idle_s=0.1)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+async def test_a_whole_answer(upstream: Upstream) -> None:
+    async with server(says(WHOLE)) as target:
+        call = Call(target)
+        assert await read(upstream, call) == b"hi"
+        assert call.phase is Phase.HEADERS
+
+
+CHUNK = b"2\r\nhi\r\n"
+ENDLESS = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (ANSWER_LIMIT_BYTES + 1)
+FAILURES = {
+    "not HTTP": (says(b"SSH-2.0\r\n\r\n", then=close), Phase.SENT, Cause.MALFORMED),
+    "closed before its head": (says(then=close), Phase.SENT, Cause.RESET),
+    "closed within its head": (says(b"HTTP/1.1 200", then=close), Phase.SENT, Cause.RESET),
+    "silent": (says(), Phase.SENT, Cause.TIMEOUT),
+    "silent after its head": (says(HEAD), Phase.HEADERS, Cause.TIMEOUT),
+    "silent within its body": (says(HEAD, CHUNK), Phase.HEADERS, Cause.TIMEOUT),
+    "closed within its body": (says(HEAD, CHUNK, then=close), Phase.HEADERS, Cause.RESET),
+    "broken framing": (says(HEAD, CHUNK, b"zz\r\n"), Phase.HEADERS, Cause.MALFORMED),
+    "endless": (says(ENDLESS), Phase.HEADERS, Cause.MALFORMED),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+async def test_what_goes_wrong_is_told_with_its_phase(upstream: Upstream, name: str) -> None:
+    script, phase, cause = FAILURES[name]
+    async with server(script) as target:
+        with pytest.raises(LegError) as failure:
+            await read(upstream, Call(target), HASTY if cause is Cause.TIMEOUT else PATIENT)
+    assert (failure.value.phase, failure.value.cause, failure.value.worker) == (phase, cause, target.id)
+    assert target.address not in failure.value.message
+
+
+async def test_a_closed_port_refuses(upstream: Upstream) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        with pytest.raises(LegError) as failure:
+            await read(upstream, Call(worker(nobody.getsockname()[1])))
+    assert (failure.value.phase, failure.value.cause) == (Phase.CONNECT, Cause.REFUSED)
+
+
+async def test_connecting_has_a_limit_of_its_own(upstream: Upstream) -> None:
+    async with deaf() as target:
+        with pytest.raises(LegError) as failure:
+            await read(upstream, Call(target), Timeouts(connect_s=0.1, first_s=20.0, idle_s=20.0))
+    assert (failure.value.phase, failure.value.cause) == (Phase.CONNECT, Cause.TIMEOUT)
+
+
+async def test_after_its_first_byte_an_answer_is_read_with_the_idle_limit(upstream: Upstream) -> None:
+    async with server(says(HEAD, CHUNK)) as target:
+        call = Call(target)
+        answer = await upstream.ask(call, "/", timeouts=Timeouts(20.0, 20.0, idle_s=0.1))
+        assert await answer.chunk() == b"hi"
+        answer.reached_the_client()
+        with pytest.raises(LegError) as failure:
+            await answer.chunk()
+        answer.close()
+    assert (failure.value.phase, failure.value.cause) == (Phase.STREAM, Cause.TIMEOUT)
+
+
+async def test_the_end_of_an_answer_that_is_over_is_not_awaited_for_long(upstream: Upstream) -> None:
+    async with server(says(HEAD, CHUNK)) as target:
+        answer = await upstream.ask(Call(target), "/", timeouts=PATIENT)
+        await answer.chunk()
+        async with asyncio.timeout(10 * END_S):
+            with pytest.raises(LegError):
+                await answer.chunk(is_over=True)
+        answer.close()
+
+
+async def test_an_answer_that_keeps_talking_can_have_a_limit_as_a_whole(upstream: Upstream) -> None:
+    async with server(says(HEAD, CHUNK)) as target:
+        answer = await upstream.ask(Call(target), "/", timeouts=PATIENT)
+        by_s = asyncio.get_running_loop().time() + 0.1
+        assert await answer.chunk(by_s=by_s) == b"hi"
+        async with asyncio.timeout(10):
+            with pytest.raises(LegError) as failure:
+                await answer.chunk(by_s=by_s)
+        answer.close()
+    assert failure.value.cause is Cause.TIMEOUT
+
+
+# -- hanging up
+
+
+async def at_connect(upstream: Upstream, call: Call, _: asyncio.Event) -> None:
+    await upstream.ask(call, "/", timeouts=PATIENT)
+
+
+async def at_head(upstream: Upstream, call: Call, _: asyncio.Event) -> None:
+    await upstream.ask(call, "/", timeouts=PATIENT)
+
+
+async def opened(upstream: Upstream, call: Call) -> Answer:
+    return await upstream.ask(call, "/", timeouts=PATIENT)
+
+
+async def at_body(upstream: Upstream, call: Call, _: asyncio.Event) -> None:
+    answer = await opened(upstream, call)
+    try:
+        await answer.body()
+    finally:
+        answer.close()
+
+
+async def at_stream(upstream: Upstream, call: Call, _: asyncio.Event) -> None:
+    answer = await opened(upstream, call)
+    answer.reached_the_client()
+    try:
+        while await answer.chunk():
+            pass
+    finally:
+        answer.close()
+
+
+async def between_two_reads(upstream: Upstream, call: Call, hung_up: asyncio.Event) -> None:
+    answer = await opened(upstream, call)
+    answer.reached_the_client()
+    await answer.chunk()
+    await hung_up.wait()
+    try:
+        await answer.chunk()
+    finally:
+        answer.close()
+
+
+@pytest.mark.parametrize(
+    ("waits", "phase"),
+    [
+        (at_connect, Phase.CONNECT),
+        (at_head, Phase.SENT),
+        (at_body, Phase.HEADERS),
+        (at_stream, Phase.STREAM),
+        (between_two_reads, Phase.STREAM),
+    ],
+)
+async def test_hanging_up_ends_every_wait(
+    upstream: Upstream, waits: Callable[[Upstream, Call, asyncio.Event], Awaitable[None]], phase: Phase
+) -> None:
+    async with AsyncExitStack() as stack:
+        script = says() if phase is Phase.SENT else says(HEAD, CHUNK)
+        target = await stack.enter_async_context(deaf() if phase is Phase.CONNECT else server(script))
+        other = await stack.enter_async_context(server(says()))
+        hung_up, call = asyncio.Event(), Call(target)
+        waiting = asyncio.ensure_future(waits(upstream, call, hung_up))
+        bystander = asyncio.ensure_future(read(upstream, Call(other)))
+        await until(lambda: call.phase is phase)
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        upstream.hang_up(target.id)
+        hung_up.set()
+        async with asyncio.timeout(10):
+            with pytest.raises(LegError) as failure:
+                await waiting
+        assert (failure.value.phase, failure.value.cause) == (phase, Cause.WORKER_GONE)
+        assert not bystander.done(), "other workers' legs go on"
+        bystander.cancel()
+        await asyncio.wait({bystander})
+
+
+async def test_hanging_up_at_the_very_moment_of_a_time_out_is_no_error() -> None:
+    call, failures = Call(worker(1)), list[object]()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: failures.append(context))
+    with pytest.raises(LegError) as failure:
+        async with connecting(call, 0.0):
+            loop.call_soon(call.give_up)  # behind the timer that has run out
+            await asyncio.sleep(10)
+    assert (failure.value.cause, failures) == (Cause.WORKER_GONE, [])
+
+
+async def test_a_worker_that_is_back_is_asked_as_before(upstream: Upstream) -> None:
+    async with server(says(WHOLE)) as target:
+        upstream.hang_up(target.id)
+        assert await read(upstream, Call(target)) == b"hi"
+
+
+async def test_what_must_not_arrive_late_does_not_wait_long_for_a_connection(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ppd.proxy.upstream.client.ONCE_CONNECTS_S", 0.1)
+    async with deaf() as target:
+        with pytest.raises(LegError) as failure:
+            await read(upstream, Call(target, once=True))
+        assert (failure.value.phase, failure.value.cause) == (Phase.CONNECT, Cause.TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    ("once", "answers", "is_doubted"), [(True, False, True), (False, False, False), (True, True, False)]
+)
+async def test_a_worker_is_doubted_that_was_sent_what_must_not_arrive_late(
+    upstream: Upstream, once: bool, answers: bool, is_doubted: bool
+) -> None:
+    """Where it gives no sign of life: nothing tells whether the request has arrived, or when it will."""
+    async with server(says(HEAD) if answers else says()) as target:
+        asking = asyncio.create_task(read(upstream, call := Call(target, once=once)))
+        await until(lambda: call.phase is (Phase.HEADERS if answers else Phase.SENT))
+        assert upstream.unheard(-1.0) == [target.id] * is_doubted
+        assert upstream.unheard(60.0) == [], "not at once"
+        upstream.heard(target.id)
+        assert upstream.unheard(-1.0) == [], "it has answered a probe since, so it has read what came before"
+        asking.cancel()
+
+
+async def test_an_answer_that_nobody_takes_is_not_read_on(upstream: Upstream) -> None:
+    size, writers = 64 * 1024 * 1024, list[asyncio.StreamWriter]()
+
+    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter, __: int) -> None:
+        writers.append(writer)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + b"x" * size)
+
+    async with server(script) as target:
+        answer = await upstream.ask(Call(target), "/", timeouts=PATIENT)
+        await asyncio.sleep(0.3)
+        assert writers[0].transport.get_write_buffer_size() > size / 2
+        assert len(await answer.body()) == size
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"), [(b"7", 7.0), (b"0", 0.0), (b"Wed, 21 Oct 2015 07:28:00 GMT", 0.0), (b"-1", 0.0), (b"", 0.0)]
+)
+async def test_retry_after_is_in_seconds(upstream: Upstream, given: bytes, seconds: float) -> None:
+    head = b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nRetry-After: %s\r\n\r\n" % given
+    async with (
+        server(says(head)) as target,
+        upstream.answer(Call(target), "/", body=b"{}", timeouts=PATIENT) as answer,
+    ):
+        assert (answer.status, answer.retry_after_s) == (503, seconds)

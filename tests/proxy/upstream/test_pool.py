@@ -1,0 +1,139 @@
+"""Connections to workers, against small real servers: kept for the next request, and made ahead of one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+
+import pytest
+
+from ppd.proxy.errors import LegError
+from ppd.proxy.failures import Cause, Phase
+from ppd.proxy.upstream.call import Call, Timeouts
+from ppd.proxy.upstream.client import Upstream
+from tests.support.small_workers import WHOLE, Script, deaf, read, says, server
+
+# -- kept connections
+
+
+def closes_the_second(answer_third: bytes = WHOLE) -> Script:
+    """The first request of a connection is answered; as the second one comes, it is closed."""
+
+    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        if number == 2:
+            writer.close()
+        else:
+            writer.write(WHOLE if number == 1 else answer_third)
+
+    return script
+
+
+async def test_a_kept_connection_that_just_closed_is_no_failure(upstream: Upstream) -> None:
+    async with server(closes_the_second()) as target:
+        assert await read(upstream, Call(target)) == b"hi"
+        assert await read(upstream, Call(target)) == b"hi"
+
+
+async def test_a_request_that_must_arrive_once_is_not_sent_again(upstream: Upstream) -> None:
+    """A D that has read it may have pulled the KV already, and would pull other KV the second time."""
+    async with server(closes_the_second()) as target:
+        await read(upstream, Call(target))
+        with pytest.raises(LegError) as failure:
+            await read(upstream, Call(target, once=True))
+        assert (failure.value.phase, failure.value.cause) == (Phase.SENT, Cause.RESET)
+
+
+async def test_what_follows_an_answer_is_no_part_of_it(upstream: Upstream) -> None:
+    async with server(says(WHOLE + b"x")) as target:
+        assert await read(upstream, Call(target)) == b"hi"
+        (pool,) = upstream._pools.values()
+        assert pool.take() is None, "nor of the next"
+
+
+async def test_a_new_connection_that_closes_is_a_failure(upstream: Upstream) -> None:
+    asked = 0
+
+    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter, __: int) -> None:
+        nonlocal asked
+        asked += 1
+        writer.close()
+
+    async with server(script) as target:
+        with pytest.raises(LegError) as failure:
+            await read(upstream, Call(target))
+        assert (failure.value.phase, failure.value.cause, asked) == (Phase.SENT, Cause.RESET, 1)
+
+
+async def test_the_second_way_begins_with_connecting(upstream: Upstream) -> None:
+    """The worker went away while a connection to it was kept, and nobody takes a new one."""
+    async with AsyncExitStack() as outer:
+        inner = await outer.enter_async_context(AsyncExitStack())
+
+        async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+            if number == 1:
+                writer.write(WHOLE)
+                return
+            await inner.aclose()
+            await outer.enter_async_context(deaf(port))
+            writer.close()
+
+        target = await inner.enter_async_context(server(script))
+        port = int(target.address.rpartition(":")[2])
+        await read(upstream, Call(target))
+        with pytest.raises(LegError) as failure:
+            await read(upstream, Call(target), Timeouts(connect_s=0.1, first_s=20.0, idle_s=20.0))
+        assert (failure.value.phase, failure.value.cause) == (Phase.CONNECT, Cause.TIMEOUT)
+
+
+async def test_a_connection_that_was_kept_for_too_long_is_not_taken(upstream: Upstream) -> None:
+    """Its worker may be about to close it; the timer that closes it first can be late."""
+    async with server(says(WHOLE)) as target:
+        await read(upstream, Call(target))
+        (pool,) = upstream._pools.values()
+        (kept,) = pool._idle
+        kept.free_s -= 4.0
+        assert pool.take() is None
+        assert not kept.is_open
+
+
+# -- connections made ahead
+
+
+async def test_a_spare_connection_is_there_before_the_first_request(upstream: Upstream) -> None:
+    async with server(says(WHOLE)) as target:
+        await upstream.warm([target], 2, 20.0)
+        (pool,) = upstream._pools.values()
+        spares = set(pool._idle)
+        assert await read(upstream, Call(target)) == b"hi"
+        assert set(pool._idle) == spares, "no other was made, and the one that was used is kept"
+        await upstream.warm([target], 2, 20.0)
+        assert set(pool._idle) == spares, "two are at hand"
+
+
+async def test_a_spare_connection_that_its_worker_closes_is_no_failure(upstream: Upstream) -> None:
+    def closes_the_first(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> Awaitable[None]:
+        writer.close() if number == 1 else writer.write(WHOLE)
+        return asyncio.sleep(0)
+
+    async with server(closes_the_first) as target:
+        await upstream.warm([target], 1, 20.0)
+        assert await read(upstream, Call(target)) == b"hi"
+
+
+async def test_a_spare_connection_grows_old_like_any_other(upstream: Upstream) -> None:
+    async with server(says(WHOLE)) as target:
+        await upstream.warm([target], 1, 20.0)
+        (pool,) = upstream._pools.values()
+        (spare,) = pool._idle
+        spare.free_s -= 4.0
+        assert pool.take() is None
+        assert not spare.is_open
+
+
+async def test_workers_that_take_no_connection_keep_nobody_waiting(upstream: Upstream) -> None:
+    async with server(says(WHOLE)) as gone:
+        pass
+    async with deaf() as silent, server(says(WHOLE)) as good:
+        await upstream.warm([gone, silent, good], 1, 0.1)
+        assert [len(pool._idle) for pool in upstream._pools.values()] == [0, 0, 1]

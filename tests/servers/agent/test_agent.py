@@ -1,0 +1,359 @@
+"""The agent beside an engine: what it says, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+import zmq.auth
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from ppd.proxy.discovery.heartbeat import Announcement, decode
+from ppd.proxy.errors import ConfigError
+from ppd.proxy.fleet.engine_metrics import EngineMetrics
+from ppd.proxy.fleet.worker import Load, Role
+from ppd.proxy.health.probe import EngineStatus
+from ppd.servers.agent.agent import MISSES, Agent, Announcer, Identity, Phase, Watch, beat, is_idle
+from ppd.servers.cli.agent import AgentOptions, address_of, curve_keys, identity_of, launch_of
+from ppd.servers.fleet.process import EngineFailed, EngineProcess
+from ppd.servers.vllm.launch import Launch
+
+IDENTITY = Identity(role=Role.DECODE, address="10.0.0.1:8200", coordinates={}, launch_id="launch")
+
+
+@pytest.mark.parametrize(
+    ("phase", "draining", "leaving"),
+    [(Phase.SERVING, False, False), (Phase.DRAINING, True, False), (Phase.LEAVING, False, True)],
+)
+def test_a_beat_says_what_was_seen_and_where_the_agent_stands(phase: Phase, draining: bool, leaving: bool) -> None:
+    metrics = EngineMetrics(load=Load(2, 1, 0.5, 4096), incarnation="17")
+    said = decode(beat(IDENTITY, EngineStatus(True, ("m",), "0.33.0", metrics), phase).encode())
+    assert (said.draining, said.leaving) == (draining, leaving)
+    assert said.load == Load(2, 1, 0.5, 4096)
+    assert (said.worker.incarnation, said.worker.models, said.worker.role) == ("17", ("m",), Role.DECODE)
+
+
+def test_an_engine_that_does_not_tell_its_start_is_known_by_its_launch() -> None:
+    assert beat(IDENTITY, EngineStatus(True), Phase.SERVING).incarnation == "launch"
+
+
+@pytest.mark.parametrize(
+    ("role", "load", "idle"),
+    [
+        (Role.DECODE, Load(), True),
+        (Role.DECODE, Load(running=1), False),
+        (Role.REPLICA, Load(waiting=1), False),
+        (Role.DECODE, Load(kv_usage=0.1), True),
+        (Role.PREFILL, Load(), True),
+        (Role.PREFILL, Load(kv_usage=0.1), False),  # a handoff that D has yet to pull
+    ],
+)
+def test_an_engine_is_idle_when_nobody_needs_it_any_more(role: Role, load: Load, idle: bool) -> None:
+    assert is_idle(role, load) is idle
+
+
+@pytest.mark.parametrize(
+    ("looks", "said"),
+    [
+        ([False, False, False, False], [None, None, None, None]),  # nothing to take back
+        ([True, True], [Phase.SERVING, Phase.SERVING]),
+        ([True, False, False, True], [Phase.SERVING, None, None, Phase.SERVING]),  # a busy engine may miss a look
+        ([True, False, False, False, False], [Phase.SERVING, None, None, Phase.LEAVING, None]),
+        ([True, False, False, True, False, False], [Phase.SERVING, None, None, Phase.SERVING, None, None]),
+        ([True, False, False, False, True], [Phase.SERVING, None, None, Phase.LEAVING, Phase.SERVING]),
+    ],
+)
+def test_an_engine_is_taken_back_after_looks_in_a_row_without_an_answer(
+    looks: list[bool], said: list[Phase | None]
+) -> None:
+    assert MISSES == 3
+    watch, heard = Watch(), []
+    for is_healthy in looks:
+        watch, phase = watch.after(is_healthy)
+        heard.append(phase)
+    assert heard == said
+
+
+class Engine:
+    """A fake engine whose load and health a test sets."""
+
+    def __init__(self) -> None:
+        self.health = 200
+        self.running = 0
+        self.app = web.Application()
+        self.app.router.add_get("/health", self._health)
+        self.app.router.add_get("/metrics", self._metrics)
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=self.health)
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text=f"vllm:num_requests_running {self.running}\n")
+
+
+class Ears:
+    """A ROUTER that hears what agents say."""
+
+    def __init__(self) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self.port = self._socket.bind_to_random_port("tcp://127.0.0.1")
+
+    async def hear(self) -> Announcement:
+        frames = await asyncio.wait_for(self._socket.recv_multipart(), 20)
+        return decode(frames[-1])
+
+    async def hear_until(self, **wanted: bool) -> Announcement:
+        while True:
+            said = await self.hear()
+            if all(getattr(said, name) == value for name, value in wanted.items()):
+                return said
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+def ears() -> Any:
+    made = Ears()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[tuple[Engine, str]]:
+    fake = Engine()
+    async with TestServer(fake.app) as server:
+        yield fake, str(server.make_url("")).rstrip("/")
+
+
+def agent(ears: Ears, base_url: str, process: EngineProcess | None = None, **changes: Any) -> tuple[Agent, Announcer]:
+    announcer = Announcer([f"127.0.0.1:{ears.port}"])
+    options: dict[str, Any] = {"base_url": base_url, "interval_s": 0.05, "drain_timeout_s": 10.0, **changes}
+    return Agent(IDENTITY, announcer, process, **options), announcer
+
+
+async def test_an_attached_engine_is_announced_drained_and_let_go(ears: Ears, engine: tuple[Engine, str]) -> None:
+    fake, url = engine
+    fake.running = 3
+    made, announcer = agent(ears, url)
+    stop = asyncio.Event()
+    running = asyncio.create_task(made.run(stop))
+    said = await ears.hear()
+    assert said.load is not None
+    assert (said.load.running, said.draining) == (3, False)
+    stop.set()
+    await ears.hear_until(draining=True)
+    fake.running = 0
+    await ears.hear_until(leaving=True)
+    await asyncio.wait_for(running, 20)
+    announcer.close()
+
+
+async def test_draining_ends_at_its_limit(ears: Ears, engine: tuple[Engine, str]) -> None:
+    fake, url = engine
+    fake.running = 1
+    made, announcer = agent(ears, url, drain_timeout_s=0.0)
+    stop = asyncio.Event()
+    running = asyncio.create_task(made.run(stop))
+    await ears.hear()
+    stop.set()
+    await asyncio.wait_for(running, 20)
+    assert (await ears.hear_until(leaving=True)).worker.id == IDENTITY.address
+    announcer.close()
+
+
+async def test_an_engine_that_dies_is_taken_back_and_announced_again_when_it_returns(
+    ears: Ears, engine: tuple[Engine, str]
+) -> None:
+    fake, url = engine
+    made, announcer = agent(ears, url)
+    stop = asyncio.Event()
+    running = asyncio.create_task(made.run(stop))
+    await ears.hear_until(leaving=False)
+    fake.health = 503
+    await ears.hear_until(leaving=True)
+    fake.health = 200
+    assert not (await ears.hear_until(leaving=False)).draining
+    stop.set()
+    await asyncio.wait_for(running, 20)
+    announcer.close()
+
+
+async def test_a_launched_engine_that_ends_by_itself_is_said_to_leave_with_the_tail_of_its_log(
+    ears: Ears, engine: tuple[Engine, str], tmp_path: Path
+) -> None:
+    _, url = engine
+    code = "import signal; print('out of memory', flush=True); signal.pause()"
+    process = EngineProcess(Launch((sys.executable, "-c", code)), tmp_path / "engine.log")
+    made, announcer = agent(ears, url, process)
+    running = asyncio.create_task(made.run(asyncio.Event()))
+    await ears.hear_until(leaving=False)
+    while "out of memory" not in process.log_tail():
+        await ears.hear()
+    await process.kill()
+    await ears.hear_until(leaving=True)
+    with pytest.raises(EngineFailed, match="ended with 137") as caught:
+        await asyncio.wait_for(running, 20)
+    assert "out of memory" in str(caught.value)
+    announcer.close()
+
+
+def quiet_port() -> int:
+    """A free port below those that connections get: one tried again and again there could meet itself and hold it."""
+    for port in range(21_000, 30_000):
+        with socket.socket() as attempt:
+            if attempt.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise AssertionError("no free port")
+
+
+async def test_a_proxy_that_was_away_hears_the_last_message_only() -> None:
+    context = zmq.asyncio.Context()
+    port = quiet_port()
+    announcer = Announcer([f"127.0.0.1:{port}"])
+    for running in range(50):
+        status = EngineStatus(True, metrics=EngineMetrics(load=Load(running=running)))
+        await announcer.say(beat(IDENTITY, status, Phase.SERVING))
+    with context.socket(zmq.ROUTER) as router:
+        router.bind(f"tcp://127.0.0.1:{port}")
+        frames = await asyncio.wait_for(router.recv_multipart(), 20)
+        assert decode(frames[-1]).load == Load(running=49)
+    announcer.close()
+    context.destroy(linger=0)
+
+
+async def test_every_proxy_hears_of_the_engine(engine: tuple[Engine, str]) -> None:
+    _, url = engine
+    both = [Ears(), Ears()]
+    announcer = Announcer([f"127.0.0.1:{one.port}" for one in both])
+    stop = asyncio.Event()
+    made = Agent(IDENTITY, announcer, None, base_url=url, interval_s=0.05, drain_timeout_s=10.0)
+    running = asyncio.create_task(made.run(stop))
+    for one in both:
+        assert (await one.hear()).worker.address == IDENTITY.address
+    stop.set()
+    await asyncio.wait_for(running, 20)
+    announcer.close()
+    for one in both:
+        one.close()
+
+
+async def test_an_agent_with_keys_reaches_a_proxy_that_wants_them(tmp_path: Path) -> None:
+    server_public, server_secret = zmq.auth.create_certificates(tmp_path, "proxy")
+    _, agent_secret = zmq.auth.create_certificates(tmp_path, "agent")
+    context = zmq.asyncio.Context()
+    router = context.socket(zmq.ROUTER)
+    router.curve_publickey, router.curve_secretkey = zmq.auth.load_certificate(server_secret)
+    router.curve_server = True
+    port = router.bind_to_random_port("tcp://127.0.0.1")
+    announcer = Announcer([f"127.0.0.1:{port}"], curve_keys(Path(agent_secret), Path(server_public)))
+    await announcer.say(beat(IDENTITY, EngineStatus(True), Phase.SERVING))
+    frames = await asyncio.wait_for(router.recv_multipart(), 20)
+    assert decode(frames[-1]).worker.address == IDENTITY.address
+    announcer.close()
+    context.destroy(linger=0)
+
+
+def options(**changes: Any) -> AgentOptions:
+    defaults: dict[str, Any] = {
+        "role": Role.DECODE,
+        "proxies": ("127.0.0.1:30001",),
+        "attach": "",
+        "engine": "sim",
+        "model": "",
+        "host": "127.0.0.1",
+        "port": 8200,
+        "side_channel_host": "",
+        "side_channel_port": 5600,
+        "kv_events_port": 0,
+        "device": "cuda",
+        "gpus": "",
+        "tensor_parallel": 1,
+        "python": "py",
+        "advertise": "",
+        "connector": "nixl",
+        "coordinates": (),
+        "interval": 10.0,
+        "drain_timeout": 60.0,
+        "api_key": "",
+        "curve_key": None,
+        "curve_server_key": None,
+        "log_path": Path("x.log"),
+        "engine_args": (),
+    }
+    return AgentOptions(**(defaults | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"engine": "sim", "model": "m", "engine_args": ("--seed", "3")}, "--role D --host 127.0.0.1 --port 8200"),
+        ({"engine": "sim", "engine_args": ("--seed", "3")}, "--seed 3"),
+        ({"engine": "vllm", "model": "m", "gpus": "0,1", "tensor_parallel": 2}, "--tensor-parallel-size 2"),
+    ],
+)
+def test_the_launched_engine_is_the_one_asked_for(changes: dict[str, Any], wanted: str) -> None:
+    assert wanted in " ".join(launch_of(options(**changes)).argv)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"engine": "vllm"}, "model"), ({"engine": "vllm", "model": "m", "gpus": "a"}, "gpus")],
+)
+def test_what_cannot_be_launched_is_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        launch_of(options(**changes))
+
+
+def test_an_identity_may_advertise_another_address_and_coordinates() -> None:
+    made = identity_of(options(advertise="10.0.0.9:80", coordinates=("zmq_address=10.0.0.9:21001",)), "127.0.0.1:1")
+    assert (made.address, made.coordinates) == ("10.0.0.9:80", {"zmq_address": "10.0.0.9:21001"})
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        identity_of(options(coordinates=("zmq_address",)), "127.0.0.1:1")
+
+
+def test_an_engine_that_listens_everywhere_must_say_where_it_is_reached() -> None:
+    with pytest.raises(ConfigError, match="advertise"):
+        identity_of(options(host="0.0.0.0"), "0.0.0.0:8200")
+    assert identity_of(options(host="0.0.0.0", advertise="10.0.0.9:80"), "0.0.0.0:8200").address == "10.0.0.9:80"
+
+
+@pytest.mark.parametrize(
+    ("changes", "host"),
+    [
+        ({}, "127.0.0.1"),
+        ({"host": "0.0.0.0", "advertise": "10.0.0.9:80"}, "10.0.0.9"),
+        ({"advertise": "10.0.0.9:80", "side_channel_host": "10.1.0.9"}, "10.1.0.9"),
+    ],
+)
+def test_other_engines_reach_nixl_where_proxies_reach_http_unless_told(changes: dict[str, Any], host: str) -> None:
+    launch = launch_of(options(engine="vllm", model="m", **changes))
+    assert launch.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == host
+
+
+@pytest.mark.parametrize(("url", "address"), [("http://a:1", "a:1"), ("a:1", "a:1"), ("http://a:1/", "a:1")])
+def test_an_engine_is_attached_by_its_url(url: str, address: str) -> None:
+    assert address_of(url) == address
+
+
+@pytest.mark.parametrize("url", ["a", "http://a", "http://:1", ""])
+def test_a_url_without_host_or_port_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="attach"):
+        address_of(url)
+
+
+def test_curve_keys_come_as_a_pair(tmp_path: Path) -> None:
+    assert curve_keys(None, None) is None
+    with pytest.raises(ConfigError, match="together"):
+        curve_keys(tmp_path / "a", None)
+    with pytest.raises(ConfigError, match="certificates"):
+        curve_keys(tmp_path / "a", tmp_path / "b")

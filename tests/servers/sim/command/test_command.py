@@ -1,0 +1,121 @@
+"""The engine as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from click.testing import CliRunner
+
+from ppd.servers.engine_profile.profile_file import ProfileFile, Status, Transfers, encode
+from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.servers.sim.command import command
+
+ABOUT: Any = {
+    "status": Status.MODELLED,
+    "model": "m",
+    "gpu": "none",
+    "gpu_count": 1,
+    "engine": "ppd sim",
+    "source": "a test",
+    "note": "",
+    "licence": "Apache-2.0",
+    "transfers": Transfers.MISSING,
+    "network": "loopback",
+}
+HI = [{"role": "user", "content": "hi from another process"}]
+
+
+class Remote:
+    def __init__(self, process: asyncio.subprocess.Process, address: str) -> None:
+        self.process = process
+        self.address = address
+
+
+@asynccontextmanager
+async def process(*flags: str) -> AsyncIterator[Remote]:
+    argv = [sys.executable, "-m", "ppd.servers.sim", "--port", "0", *flags]
+    started = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert started.stdout is not None
+        line = (await started.stdout.readline()).decode()
+        found = re.search(r"http://(\S+)", line)
+        assert found, line
+        yield Remote(started, found.group(1))
+    finally:
+        if started.returncode is None:
+            started.terminate()
+        await started.communicate()
+
+
+async def test_kv_moves_between_processes_and_sigterm_ends_them(lab: Any) -> None:
+    flags = ("--time-scale", "0", "--model", "m", "--seed", "7")
+    async with process("--role", "P", *flags) as p, process("--role", "D", *flags) as d:
+        replica = await lab.start(model="m", seed=7)
+        expected = (await lab.chat(replica, HI)).text
+        answer = await lab.split(p, d, HI)
+        assert answer.text == expected
+        metrics = (await lab.fetch(d, "/metrics")).body.decode()
+        assert re.search(r'vllm:prompt_tokens_by_source_total\{[^}]*external_kv_transfer"\} [1-9]', metrics)
+        for engine in (p, d):
+            engine.process.send_signal(signal.SIGTERM)
+            assert await engine.process.wait() == 0
+
+
+async def test_sigterm_ends_a_stream_as_aborted(lab: Any) -> None:
+    async with process("--time-scale", "1") as r:
+        body = {"messages": HI, "stream": True, "max_tokens": 5000, "ignore_eos": True}
+        async with lab.session.post(f"http://{r.address}/v1/chat/completions", json=body) as answer:
+            await answer.content.readline()
+            r.process.send_signal(signal.SIGTERM)
+            rest = (await answer.read()).decode()
+        assert '"finish_reason":"abort"' in rest
+        assert rest.endswith("data: [DONE]\n\n")
+        assert await r.process.wait() == 0
+
+
+async def test_a_process_kills_itself_on_order(lab: Any) -> None:
+    async with process("--time-scale", "0", "--allow-faults") as r:
+        order = {"kind": "kill", "phase": "events", "after_events": 3, "leg": "plain"}
+        await lab.post(r, "/faults", {"orders": [order]})
+        body = {"messages": HI, "stream": True, "max_tokens": 50, "ignore_eos": True}
+        seen = b""
+        with pytest.raises(aiohttp.ClientError):
+            async with lab.session.post(f"http://{r.address}/v1/chat/completions", json=body) as answer:
+                async for line in answer.content:
+                    seen += line
+        assert await r.process.wait() == -signal.SIGKILL
+        assert seen.count(b"data: ") == 3
+
+
+async def test_a_profile_says_what_flags_do_not(lab: Any, tmp_path: Path) -> None:
+    costs = EngineProfile(step_s=1e-3, max_batched_tokens=512)
+    path = tmp_path / "small.json"
+    path.write_bytes(encode(ProfileFile(name="small", costs=costs, kv_capacity_tokens=6400, block_size=32, **ABOUT)))
+    async with process("--profile", str(path), "--max-model-len", "3000", "--num-blocks", "100") as r:
+        metrics = (await lab.fetch(r, "/metrics")).body.decode()
+        assert re.search(r'vllm:cache_config_info\{[^}]*block_size="32"[^}]*num_gpu_blocks="100"', metrics), metrics
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--block-size", "0"], "block_size must be positive"),
+        (["--num-blocks", "1"], "max_model_len must fit"),
+        (["--role", "X"], "--role"),
+        (["--max-num-batched-tokens", "0"], "max_batched_tokens"),
+        (["--profile", "no-such-engine"], "must be "),
+    ],
+)
+def test_impossible_settings_are_refused(flags: list[str], said: str) -> None:
+    result = CliRunner().invoke(command, flags)
+    assert result.exit_code == 2
+    assert said in result.output

@@ -1,0 +1,153 @@
+"""An admission in front of counted slots, its clients, and a loop whose time passes when nothing else is to be done."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ppd.proxy.admission.gate import Admission
+from ppd.proxy.admission.queue import Ticket
+from ppd.proxy.errors import Overloaded
+
+
+class JumpingSelector(selectors.DefaultSelector):
+    """Waits for nothing: the time that it is asked to wait has passed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 1000.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        assert timeout is not None, "a task waits for ever"
+        self.now_s += max(0.0, timeout)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._clock = JumpingSelector()
+        super().__init__(self._clock)
+
+    def time(self) -> float:
+        return self._clock.now_s
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    failures: list[dict[str, Any]] = []
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.get_loop().set_exception_handler(lambda _, context: failures.append(context))
+        runner.run(work)
+    assert not failures
+
+
+async def settle() -> None:
+    """Everything that can happen now has happened."""
+    for _ in range(40):
+        await asyncio.sleep(0)
+
+
+class Door:
+    """An admission in front of workers with so many slots for each need, and what its clients saw."""
+
+    def __init__(self, *, inside: int = 1, queue: int = 10, timeout_s: float = 30.0, **slots: int) -> None:
+        self.refused: list[str] = []
+        self.waited_s: list[float] = []
+        self.admission = Admission(
+            max_inflight=inside,
+            queue_limit=queue,
+            queue_timeout_s=timeout_s,
+            now=asyncio.get_running_loop().time,
+            on_refused=self.refused.append,
+            on_waited=self.waited_s.append,
+        )
+        self.slots = slots
+        self.used: Counter[str] = Counter()
+        self.log: list[str] = []
+        self.clients: list[Client] = []
+
+    def fits(self, needs: str) -> bool:
+        return self.used[needs] < self.slots.get(needs, 1000)
+
+    def client(self, name: str, **fields: Any) -> Client:
+        client = Client(self, name, **fields)
+        self.clients.append(client)
+        return client
+
+    async def close(self) -> None:
+        """Everybody leaves, and nothing is left."""
+        self.admission.close_down()
+        for client in self.clients:
+            client.orders.put_nowait(None)
+        await asyncio.gather(*(client.task for client in self.clients), return_exceptions=True)
+        await asyncio.sleep(1000.0)  # no timer is left to do harm
+        assert (self.admission.inside, self.admission.waiting) == (0, 0)
+        assert not self.admission._futures
+        assert not self.admission._handed
+        assert not self.used.total()
+
+
+class Client:
+    """A turn: gets in, takes a slot, and does as it is told."""
+
+    def __init__(self, door: Door, name: str, *, needs: str = "m", **fields: Any) -> None:
+        self.name = name
+        self.door = door
+        self.needs = needs
+        self.orders: asyncio.Queue[float | None] = asyncio.Queue()
+        self.is_inside = False
+        self.refusal: Overloaded | None = None
+        self.ticket = Ticket(
+            tenant=fields.pop("tenant", name[0]),
+            arrived_s=asyncio.get_running_loop().time(),
+            needs=needs,
+            fits=lambda: door.fits(needs),
+            **fields,
+        )
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            seat = await self.door.admission.enter(self.ticket)
+            try:
+                while (pause_s := await self._at_work()) is not None:
+                    await seat.wait_again(asyncio.get_running_loop().time() + pause_s)
+            finally:
+                seat.leave()
+                seat.leave()
+        except Overloaded as exc:
+            self.refusal = exc
+            self.door.log.append(f"{self.name}: {exc.reason}")
+
+    async def _at_work(self) -> float | None:
+        """For how long to go back into the queue; None: it is over."""
+        self.door.used[self.needs] += 1
+        self.is_inside = True
+        self.door.log.append(self.name)
+        try:
+            return await self.orders.get()
+        finally:
+            self.is_inside = False
+            self.door.used[self.needs] -= 1
+
+    def leave(self) -> None:
+        self.orders.put_nowait(None)
+
+    def wait_again(self, pause_s: float) -> None:
+        self.orders.put_nowait(pause_s)
+
+
+def scenario(work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """A test whose time is virtual."""
+
+    def test() -> None:
+        run(work())
+
+    test.__name__, test.__doc__ = work.__name__, work.__doc__
+    return test
+
+
+def ticket(*, tenant: str = "t", needs: str = "m", priority: int = 0) -> Ticket:
+    return Ticket(tenant=tenant, priority=priority, arrived_s=1000.0, needs=needs, fits=lambda: True)

@@ -1,0 +1,44 @@
+"""Attempts at turns as the router makes them, without a router."""
+
+from __future__ import annotations
+
+from ppd.proxy.admission.keys import Client
+from ppd.proxy.failures import Leg
+from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.policy import Decision, Route
+from ppd.proxy.routing.attempt import Running
+from ppd.proxy.telemetry.receipts import LegRecord, Receipt
+from tests.support.requests import parse
+
+ROUTES = {Leg.PREFILL: Route.SPLIT, Leg.DECODE: Route.SPLIT, Leg.LOCAL: Route.LOCAL, Leg.REPLICA: Route.REPLICA}
+
+
+def view(role: Role, number: int = 1, address: str = "") -> WorkerView:
+    worker = Worker(role=role, address=address or f"{role.lower()}{number}:1", models=("m",))
+    return WorkerView(worker=worker, name=f"{role}{number}", incarnation="i")
+
+
+def decision(leg: Leg, prefill: WorkerView | None = None, decode: WorkerView | None = None) -> Decision:
+    route = ROUTES[leg]
+    needs_p = prefill or view(Role.PREFILL) if route is Route.SPLIT else None
+    role = Role.REPLICA if leg is Leg.REPLICA else Role.DECODE
+    return Decision(route=route, reason="", decode=decode or view(role), prefill=needs_p, wanted=route)
+
+
+def running(made: Decision, *begun: Leg, stream: bool = True) -> Running:
+    """An attempt of which these legs were begun."""
+    request = parse(stream=stream)
+    receipt = Receipt(id="r", at="", endpoint="", model="m", stream=stream, session="", turn=1, kind="first")
+    receipt.legs = [LegRecord(kind=leg, worker="", address="", started_s=0.0) for leg in begun]
+    return Running(
+        request=request,
+        decision=made,
+        decode=made.decode.id,
+        receipt=receipt,
+        client=Client(name="", tenant=""),
+        charged_tokens=0,
+        headers={},
+        started_s=0.0,
+        asked_s=0.0,
+    )

@@ -1,0 +1,225 @@
+"""A turn service and an application behind real client connections, of which a test says what they answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+import uvloop
+
+from ppd.proxy.config import ProxyConfig
+from ppd.proxy.downstream.asgi_edge import Edge
+from ppd.proxy.downstream.direct import Direct
+from ppd.proxy.downstream.drain import Drain
+from ppd.proxy.downstream.http1_connection import ClientConnection
+from ppd.proxy.downstream.limits import Limits, Patience
+from ppd.proxy.errors import Unauthorized
+from ppd.proxy.routing.router import Reply
+from ppd.proxy.routing.service import TurnService
+from tests.support.raw_http import read_answers
+
+TURN = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\n"
+EVENT = b"data: {}\n\n"
+
+
+class Pieces:
+    """A body in pieces, each after `more` is set."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = pieces
+        self.more = asyncio.Event()
+        self.is_abandoned = False
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        for piece in self.pieces:
+            yield piece
+        await self.more.wait()
+        yield b"data: [DONE]\n\n"
+
+    def abandon(self) -> None:
+        self.is_abandoned = True
+
+
+@dataclass
+class Site:
+    """A server of one turn service, of which a test says what it answers."""
+
+    port: int = 0
+    asked: list[bytes] = field(default_factory=list)
+    cancelled: int = 0
+    failures: list[Any] = field(default_factory=list)
+    open: set[Limits] = field(default_factory=set)
+    patience: Patience = field(default_factory=lambda: Patience(10.0, 75.0))
+    replies: dict[bytes, Any] = field(default_factory=dict)  # by the request's body
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    edge: Edge | None = None
+
+    # -- as the turn service
+
+    def caller(self, endpoint: object, headers: dict[str, str]) -> object:
+        if headers.get("authorization") == "bad":
+            raise Unauthorized("no such key")
+        return headers
+
+    async def answer(self, caller: object, body: bytes) -> Reply:
+        self.asked.append(body)
+        try:
+            await self.may_answer.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        said = self.replies.get(body, b"[%b]" % body)
+        kind = "application/json" if isinstance(said, bytes) else "text/event-stream"
+        return Reply(kind, {}, said)
+
+    # -- as the application
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        while True:
+            event = await receive()
+            body += event.get("body", b"")
+            if not event.get("more_body", False):
+                break
+        headers = [(b"content-type", b"text/plain")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers, "trailers": False})
+        said = self.replies.get(body, scope["path"].encode() + body)
+        await send({"type": "http.response.body", "body": said, "more_body": False})
+
+    # -- as the host of connections
+
+    def opened(self, transport: asyncio.Transport) -> Limits:
+        made = Limits(transport, self.patience, asyncio.get_running_loop().time)
+        self.open.add(made)
+        return made
+
+    def closed(self, limits: Limits, address: str) -> None:
+        self.open.discard(limits)
+
+    def speak_http2(self, limits: Limits, address: str, data: bytes) -> None:
+        limits.transport.write(b"HTTP/2 " + data)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(2):
+            while not holds():
+                await asyncio.sleep(0.002)
+
+
+def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Transports differ: in when they pause a protocol, and in what they allow once they are closing."""
+
+    def run(make_loop: Callable[[], asyncio.AbstractEventLoop], **given: Any) -> None:
+        with asyncio.Runner(loop_factory=make_loop) as runner:
+            runner.run(test(**given))
+
+    own = inspect.signature(test).parameters.values()
+    loop = inspect.Parameter("make_loop", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    run.__signature__ = inspect.Signature([loop, *own])  # type: ignore[attr-defined]
+    run.__doc__ = test.__doc__
+    both = [asyncio.SelectorEventLoop, uvloop.new_event_loop]
+    marked: Callable[..., None] = pytest.mark.parametrize("make_loop", both, ids=["asyncio", "uvloop"])(run)
+    return marked
+
+
+@asynccontextmanager
+async def site(*, patience: Patience | None = None, waits: bool = False, **settings: Any) -> AsyncIterator[Site]:
+    """Nothing may have failed unseen: neither in a callback nor in the log of the data path."""
+    config = ProxyConfig(**settings)
+    made = Site()
+    made.patience = patience or made.patience
+    made.edge = edge = Edge(cast(Any, made.app), config, Drain())
+    if not waits:
+        made.may_answer.set()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: made.failures.append(context))
+    handler = _Keeps(made.failures)
+    logging.getLogger("ppd.proxy.downstream").addHandler(handler)
+    direct = Direct(edge, cast(TurnService, made), config)
+    server = await loop.create_server(lambda: ClientConnection(direct, made, "a"), "127.0.0.1", 0)
+    watching = asyncio.create_task(_watch(made))
+    try:
+        made.port = server.sockets[0].getsockname()[1]
+        yield made
+        assert made.failures == []
+    finally:
+        watching.cancel()
+        logging.getLogger("ppd.proxy.downstream").removeHandler(handler)
+        server.close()
+        for limits in tuple(made.open):
+            limits.abort()
+        await asyncio.sleep(0.01)
+
+
+class _Keeps(logging.Handler):
+    def __init__(self, failures: list[Any]) -> None:
+        super().__init__(logging.WARNING)
+        self._failures = failures
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._failures.append(record)
+
+
+async def _watch(site: Site) -> None:
+    while True:
+        await asyncio.sleep(0.02)
+        for one in tuple(site.open):
+            one.look()
+
+
+@asynccontextmanager
+async def connected(site: Site) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.port, limit=2**26)
+    try:
+        async with asyncio.timeout(3):
+            yield reader, writer
+    finally:
+        writer.transport.abort()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def heard(site: Site, *parts: bytes, quiet_s: float = 0.1) -> tuple[bytes, bool]:
+    """All that comes until the end or until nothing comes for a while, and whether it was the end."""
+    async with connected(site) as (reader, writer):
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(0.01 if len(parts) > 1 else 0)
+        data = b""
+        try:
+            async with asyncio.timeout(2):
+                while True:
+                    async with asyncio.timeout(quiet_s):
+                        part = await reader.read(2**20)
+                    if not part:
+                        return data, True
+                    data += part
+        except TimeoutError:
+            return data, False
+        except ConnectionResetError:
+            return data, True
+
+
+def turn(body: bytes = b"{}", headers: bytes = b"", start: bytes = TURN) -> bytes:
+    return start + headers + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+
+
+def statuses(data: bytes) -> list[int]:
+    return [answer.status for answer in read_answers(data)]
+
+
+GET = b"GET /a HTTP/1.1\r\nHost: p\r\n\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
+H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
+
+
+def under_way(at: Site) -> set[Any]:
+    assert at.edge is not None
+    return at.edge._open

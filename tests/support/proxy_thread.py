@@ -1,0 +1,94 @@
+"""A proxy and simulated engines in a thread of their own: tests speak to them over blocking sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from ppd.proxy.assembly import Proxy
+from ppd.proxy.fleet.worker import Role
+from ppd.servers.sim.core.config import SimConfig
+from ppd.servers.sim.engine.engine import Received, SimEngine
+from ppd.servers.sim.launch import running_engine
+from tests.support.proxy import ProxyClient, running_proxy
+
+
+class Alarms(logging.Handler):
+    """What was logged as an error: a traceback, whatever the client was told."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    def check(self) -> None:
+        records, self.records = self.records, []
+        assert not records, [logging.Formatter().format(record) for record in records]
+
+
+@dataclass
+class Target:
+    """A proxy under test; `port` is where its clients connect."""
+
+    port: int
+    proxy: Proxy
+    loop: asyncio.AbstractEventLoop
+    engines: dict[str, SimEngine] = field(default_factory=dict)
+    alarms: Alarms = field(default_factory=Alarms)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Runs a plain function where the proxy runs."""
+        done: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(function())
+            except BaseException as exc:
+                done.set_exception(exc)
+
+        self.loop.call_soon_threadsafe(run)
+        return done.result(20)
+
+    def received(self) -> list[Received]:
+        """The generation requests that engines got since the last look."""
+
+        def take() -> list[Received]:
+            found = [request for engine in self.engines.values() for request in engine.received]
+            for engine in self.engines.values():
+                engine.received.clear()
+            return found
+
+        found: list[Received] = self.call(take)
+        return found
+
+
+def run_target(names: str, settings: dict[str, Any], ready: Future[Target], stop: threading.Event) -> None:
+    """The life of one target, for a thread of its own; `ready` gets it, or why there is none."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            proxy, base_url, session = await stack.enter_async_context(running_proxy(**settings))
+            client = ProxyClient(proxy, base_url, session)
+            target = Target(int(base_url.rpartition(":")[2]), proxy, asyncio.get_running_loop())
+            for name in names.split():
+                config = SimConfig(role=Role(name[0]), keep_requests=1000)
+                target.engines[name] = await stack.enter_async_context(running_engine(config))
+                await client.admin("POST", "/workers", {"worker": f"{name[0]}={target.engines[name].address}"})
+            await client.until(lambda: set(client.states().values()) == {"up"})
+            ready.set_result(target)
+            await asyncio.to_thread(stop.wait)
+
+    try:
+        asyncio.run(main())
+    except BaseException as exc:
+        if ready.done():
+            raise
+        ready.set_exception(exc)

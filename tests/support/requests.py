@@ -1,0 +1,55 @@
+"""Bodies of requests, parsed: short ways to write down what a client sends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ppd.proxy.config import SessionKey
+from ppd.proxy.openai.request import Endpoint, Request, parse_request
+from ppd.proxy.sessions.prefix_chain import Hasher
+
+HASHER = Hasher(b"a secret of the proxy")
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES
+USER = {"role": "user", "content": "hi"}
+PROMPT_MEMBER = {CHAT: "messages", COMPLETIONS: "prompt", RESPONSES: "input", MESSAGES: "messages"}
+
+
+def parse_bytes(
+    body: bytes,
+    endpoint: Endpoint = CHAT,
+    headers: dict[str, str] | None = None,
+    tenant: str = "t",
+    session_key: SessionKey = SessionKey.PREFIX,
+) -> Request:
+    return parse_request(endpoint, body, headers or {}, tenant=tenant, hasher=HASHER, session_key=session_key)
+
+
+def parse(endpoint: Endpoint = CHAT, prompt: Any = None, **members: Any) -> Request:
+    default = "hi" if endpoint in (COMPLETIONS, RESPONSES) else [USER]
+    body = {"model": "m", PROMPT_MEMBER[endpoint]: default if prompt is None else prompt, **members}
+    return parse_bytes(json.dumps(body).encode(), endpoint)
+
+
+def keys(*messages: dict[str, Any], endpoint: Endpoint = CHAT, **members: Any) -> tuple[int, ...]:
+    return parse(endpoint, list(messages), **members).chain.keys
+
+
+def user(content: Any, **members: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content, **members}
+
+
+def assistant(content: Any = None, **members: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **members}
+
+
+def text(value: str, **members: Any) -> dict[str, Any]:
+    return {"type": "text", "text": value, **members}
+
+
+def call(id: str = "c1", name: str = "f", arguments: Any = "{}", **members: Any) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}, **members}
+
+
+def image(url: str, **members: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, **members}}

@@ -1,0 +1,75 @@
+"""`ppd serve` as a program of its own: started, ready, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.support.proxy import ADMIN_KEY
+
+
+@dataclass
+class Program:
+    """Each request comes over a connection of its own, and so to whichever process takes it."""
+
+    process: asyncio.subprocess.Process
+    base_url: str
+    session: aiohttp.ClientSession
+
+    def children(self) -> list[int]:
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(text) for text in path.read_text().split()]
+
+    async def is_ready(self) -> bool:
+        with suppress(aiohttp.ClientError):
+            async with self.session.get(f"{self.base_url}/ready") as response:
+                return response.status == 200
+        return False
+
+    async def admin(self, method: str, path: str, body: Any = None) -> Any:
+        headers = {"X-Admin-Key": ADMIN_KEY}
+        async with self.session.request(method, f"{self.base_url}/admin{path}", json=body, headers=headers) as response:
+            return await response.json()
+
+
+@asynccontextmanager
+async def serving(folder: Path, workers: Sequence[str], processes: int, *flags: str) -> AsyncIterator[Program]:
+    """Ready, with so many processes; its log is in the folder. What has not ended by then is killed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    argv = ["--port", str(port), "--processes", str(processes), "--heartbeat-port", "0", "--admin-key", ADMIN_KEY]
+    argv += [part for worker in workers for part in ("--workers", worker)]
+    with (folder / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "ppd.servers", "serve", *argv, *flags),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+            program = Program(process, f"http://127.0.0.1:{port}", session)
+            await until(lambda: processes == 1 or len(program.children()) == processes)
+            async with asyncio.timeout(30):
+                while not await program.is_ready():
+                    await asyncio.sleep(0.05)
+            yield program
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.01)

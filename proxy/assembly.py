@@ -14,7 +14,7 @@ from .admission.gate import Admission
 from .admission.key_file import KeyRing
 from .admission.rate_limits import RateLimits
 from .config import ProxyConfig, convert
-from .discovery.heartbeat_listener import Listener
+from .discovery.heartbeat_listener import HeartbeatListener
 from .downstream.drain import Drain
 from .errors import ConfigError
 from .fleet.registry import Registry
@@ -23,7 +23,7 @@ from .health.circuit_breaker import Breakers
 from .health.probe import probing_session
 from .health.prober import Prober
 from .health.retry_budget import RetryBudget
-from .health.worker_health import Standings
+from .health.worker_health import WorkerHealth
 from .peers.member import Member
 from .peers.membership import Siblings
 from .peers.replication import Operated, Replica
@@ -60,7 +60,7 @@ class Proxy:
     passthrough: Passthrough
     prober: Prober
     canary: Canary
-    listener: Listener
+    listener: HeartbeatListener
     keys: KeyRing | None  # None: nobody is asked for a key
     tls: Tls  # towards workers
     drain: Drain
@@ -104,7 +104,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         passthrough=passthrough,
         prober=prober,
         canary=canary,
-        listener=Listener(config, state.registry, state.metrics, now),
+        listener=HeartbeatListener(config, state.registry, state.metrics, now),
         keys=keys,
         tls=tls,
         drain=drain,
@@ -124,7 +124,7 @@ def remembering(config: ProxyConfig, member: Member, now: Callable[[], float]) -
         ledger=Ledger(),
         receipts=Receipts(config.receipts_kept),
         metrics=metrics,
-        standings=Standings(Breakers(config.breaker_failures, config.breaker_open_s), registry, now),
+        standings=WorkerHealth(Breakers(config.breaker_failures, config.breaker_open_s), registry, now),
         retries=RetryBudget(config.retry_share, config.retry_burst),
         arrivals=Arrivals(config.qps_window_s, now()),
         admission=Admission(

@@ -72,7 +72,7 @@ class OtherLeg(StrEnum):
     GOES_ON = "goes on"
 
 
-class Fate(StrEnum):
+class HandoffEffect(StrEnum):
     """What becomes of the handoff."""
 
     NONE = "there is none"
@@ -82,7 +82,7 @@ class Fate(StrEnum):
     LEFT = "never used again; counted as outstanding until its lease ends"
 
 
-class Standing(StrEnum):
+class HealthEffect(StrEnum):
     """What it does to the worker's standing."""
 
     UNTOUCHED = "untouched"
@@ -92,7 +92,7 @@ class Standing(StrEnum):
     PASSED_OVER = "passed over until its Retry-After; no failure"
 
 
-class Belief(StrEnum):
+class ResidencyEffect(StrEnum):
     """What it does to the session's residency."""
 
     UNCHANGED = "unchanged"
@@ -101,7 +101,7 @@ class Belief(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FailureRule:
     """One answer to failures of some legs, in some phases, from some causes."""
 
     legs: tuple[Leg, ...]
@@ -110,9 +110,9 @@ class Row:
     client: ClientGets
     whole: ClientGets  # the client's part where the answer is not streamed
     other_leg: OtherLeg
-    handoff: Fate
-    standing: Standing
-    residency: Belief
+    handoff: HandoffEffect
+    standing: HealthEffect
+    residency: ResidencyEffect
 
     def client_gets(self, *, stream: bool) -> ClientGets:
         return self.client if stream else self.whole
@@ -132,27 +132,27 @@ def _row(
     where: _Where,
     client: ClientGets,
     other_leg: OtherLeg = OtherLeg.NONE,
-    handoff: Fate = Fate.NONE,
-    standing: Standing = Standing.UNTOUCHED,
-    residency: Belief = Belief.UNCHANGED,
+    handoff: HandoffEffect = HandoffEffect.NONE,
+    standing: HealthEffect = HealthEffect.UNTOUCHED,
+    residency: ResidencyEffect = ResidencyEffect.UNCHANGED,
     *,
     whole: ClientGets | None = None,
-) -> Row:
-    return Row(*where, client, whole or client, other_leg, handoff, standing, residency)
+) -> FailureRule:
+    return FailureRule(*where, client, whole or client, other_leg, handoff, standing, residency)
 
 
 # fmt: off
-def _queue_rows() -> Iterator[Row]:
+def _queue_rows() -> Iterator[FailureRule]:
     """No worker was asked, nothing is held."""
-    c, r = ClientGets, Belief
+    c, r = ClientGets, ResidencyEffect
     yield _row((_EVERY, _QUEUE, (Cause.OVERLOADED, Cause.TIMEOUT, Cause.DRAINING)), c.REFUSED)
     yield _row((_EVERY, _QUEUE, (Cause.CLIENT_GONE,)), c.NOTHING)
     yield _row((_EVERY, _QUEUE, (Cause.WORKER_GONE,)), c.GOES_ON, residency=r.FALLS)
 
 
-def _prefill_rows() -> Iterator[Row]:
+def _prefill_rows() -> Iterator[FailureRule]:
     """P computes the prompt."""
-    c, o, h, s, r = ClientGets, OtherLeg, Fate, Standing, Belief
+    c, o, h, s, r = ClientGets, OtherLeg, HandoffEffect, HealthEffect, ResidencyEffect
     failed = (Cause.RESET, Cause.TIMEOUT, Cause.MALFORMED)
     yield _row((_P, _CONNECT, (Cause.REFUSED,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.OPENED, r.FALLS)
     yield _row((_P, _CONNECT, (Cause.TIMEOUT,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.COUNTED)
@@ -168,9 +168,9 @@ def _prefill_rows() -> Iterator[Row]:
     yield _row((_P, _CONNECT + _ASKED, (Cause.DRAINING,)), c.UNTIL_LIMIT, o.GOES_ON, h.TAKEN)
 
 
-def _decode_rows() -> Iterator[Row]:
+def _decode_rows() -> Iterator[FailureRule]:
     """D pulls the KV and answers; the client has had no byte."""
-    c, o, h, s, r = ClientGets, OtherLeg, Fate, Standing, Belief
+    c, o, h, s, r = ClientGets, OtherLeg, HandoffEffect, HealthEffect, ResidencyEffect
     broken, wrong = (Cause.RESET, Cause.MALFORMED), (Cause.MALFORMED, Cause.ERROR_EVENT)
     yield _row((_D, _CONNECT, (Cause.REFUSED, Cause.WORKER_GONE)), c.ANOTHER, o.REDONE, h.RELEASED, s.OPENED, r.FALLS)
     yield _row((_D, _CONNECT, (Cause.TIMEOUT,)), c.ANOTHER, o.REDONE, h.RELEASED, s.COUNTED)
@@ -185,9 +185,9 @@ def _decode_rows() -> Iterator[Row]:
     yield _row((_D, _UNSEEN, (Cause.CLIENT_GONE,)), c.NOTHING, o.DONE, h.TAKEN)
 
 
-def _lone_rows() -> Iterator[Row]:
+def _lone_rows() -> Iterator[FailureRule]:
     """D or R answers, and there is no other leg; the client has had no byte."""
-    c, o, h, s, r = ClientGets, OtherLeg, Fate, Standing, Belief
+    c, o, h, s, r = ClientGets, OtherLeg, HandoffEffect, HealthEffect, ResidencyEffect
     broken, wrong = (Cause.RESET, Cause.MALFORMED), (Cause.MALFORMED, Cause.ERROR_EVENT)
     yield _row((_ALONE, _CONNECT, (Cause.REFUSED,)), c.ANOTHER, o.NONE, h.NONE, s.OPENED, r.FALLS)
     yield _row((_ALONE, _CONNECT, (Cause.TIMEOUT,)), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
@@ -201,9 +201,9 @@ def _lone_rows() -> Iterator[Row]:
     yield _row((_ALONE, _UNSEEN, (Cause.CLIENT_GONE,)), c.NOTHING)
 
 
-def _stream_rows(legs: tuple[Leg, ...], o: OtherLeg, h: Fate) -> Iterator[Row]:
+def _stream_rows(legs: tuple[Leg, ...], o: OtherLeg, h: HandoffEffect) -> Iterator[FailureRule]:
     """The client has had bytes: nothing is tried again."""
-    c, s, r = ClientGets, Standing, Belief
+    c, s, r = ClientGets, HealthEffect, ResidencyEffect
     late = (Cause.RESET, Cause.TIMEOUT, Cause.WORKER_GONE, Cause.CLIENT_GONE, Cause.DRAINING)
     yield _row((legs, _UNSEEN + _STREAM, (Cause.DRAINING,)), c.UNTIL_LIMIT, o, h)
     yield _row((legs, _STREAM, (Cause.RESET, Cause.TIMEOUT)), c.BROKEN_OFF, o, h, s.COUNTED)
@@ -215,17 +215,17 @@ def _stream_rows(legs: tuple[Leg, ...], o: OtherLeg, h: Fate) -> Iterator[Row]:
 # fmt: on
 
 
-TABLE: tuple[Row, ...] = (
+TABLE: tuple[FailureRule, ...] = (
     *_queue_rows(),
     *_prefill_rows(),
     *_decode_rows(),
     *_lone_rows(),
-    *_stream_rows(_D, OtherLeg.DONE, Fate.TAKEN),
-    *_stream_rows(_ALONE, OtherLeg.NONE, Fate.NONE),
+    *_stream_rows(_D, OtherLeg.DONE, HandoffEffect.TAKEN),
+    *_stream_rows(_ALONE, OtherLeg.NONE, HandoffEffect.NONE),
 )
 """In the order in which docs/failures.md shows it."""
 
-ROWS: Mapping[Failure, Row] = MappingProxyType(
+ROWS: Mapping[Failure, FailureRule] = MappingProxyType(
     {failure: row for row in TABLE for failure in product(row.legs, row.phases, row.causes)}
 )
 """Every failure that can be, with its row."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ppd.offline.cli.main import COMMANDS
 from ppd.proxy.config import LIVE, ProxyConfig
-from ppd.proxy.failures import Belief, ClientGets, Fate, OtherLeg, Standing, as_markdown
+from ppd.proxy.failures import ClientGets, HandoffEffect, HealthEffect, OtherLeg, ResidencyEffect, as_markdown
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -43,7 +43,7 @@ def test_the_failure_table_is_the_one_that_the_proxy_reads() -> None:
     shown = (ROOT / "docs" / "failures.md").read_text()
     assert as_markdown() in shown
     named = re.findall(r"^- \*\*(.+?)\*\*: (.+)$", shown, re.MULTILINE)
-    kinds: tuple[type[StrEnum], ...] = (ClientGets, OtherLeg, Fate, Standing, Belief)
+    kinds: tuple[type[StrEnum], ...] = (ClientGets, OtherLeg, HandoffEffect, HealthEffect, ResidencyEffect)
     meant = [(kind.name.lower().replace("_", " "), kind.value) for every in kinds for kind in every]
     assert set(named) == {(name, text) for name, text in meant if name not in ("none", "untouched", "unchanged")}
 

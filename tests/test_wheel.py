@@ -31,7 +31,11 @@ def test_the_wheel_installs_elsewhere_and_runs(tmp_path: Path) -> None:
     for command in ("serve", "up", "agent", "sim", "demo", "table", "doctor"):
         assert "Usage" in run(str(bin_folder / "ppd"), command, "--help", cwd=tmp_path)
     packed = run(sys.executable, "-m", "zipfile", "-l", str(wheel), cwd=tmp_path)
-    for needed in ("ppd/servers/vllm/lowcpu/ppd_lowcpu.py", "ppd/servers/cli/demo_conversation.json", "ppd/proxy/py.typed"):
+    for needed in (
+        "ppd/servers/vllm/lowcpu/ppd_lowcpu.py",
+        "ppd/servers/cli/demo_conversation.json",
+        "ppd/proxy/py.typed",
+    ):
         assert needed in packed
     assert "2P_2D" in run(str(bin_folder / "ppd"), "table", "list", cwd=tmp_path)
     for program in (("ppd", "calibrate"), ("ppd", "bench"), ("ppd-build-table",)):

@@ -33,9 +33,9 @@ from ppd.proxy.errors import ConfigError, PPDError
 from . import published, records
 from .engine_step import commands as engine_step
 from .figures import draw
-from .measuring import Bench
-from .records import Experiment, Head, TrialResult
-from .slowdowns import Point, gather, measure
+from .measuring import TrialBench
+from .records import Experiment, TrialHead, TrialResult
+from .slowdowns import SlowdownPoint, gather, measure
 from .streams import Client, Target
 from .table import markdown
 from .trials import Setting, plan
@@ -122,7 +122,7 @@ async def measure_endpoint(args: argparse.Namespace, setting: Setting) -> None:
     """Every trial of the plan. What is done when it fails or is interrupted is saved all the same."""
     trials = plan(setting)
     target = Target(url=args.url, model=args.model, api_key=_api_key(args.api_key_file), timeout_s=args.timeout_s)
-    head = Head(
+    head = TrialHead(
         model=args.model,
         note=args.note,
         output_tokens=setting.output_tokens,
@@ -141,7 +141,7 @@ async def measure_endpoint(args: argparse.Namespace, setting: Setting) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     try:
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
-            await Bench(Client(session, target), setting, head.nonce).run(trials, results, progress)
+            await TrialBench(Client(session, target), setting, head.nonce).run(trials, results, progress)
     finally:
         if results:
             records.save(args.output / _RECORDS, head, results)
@@ -155,7 +155,7 @@ def report_records(path: Path, output: Path) -> None:
     report(points, f"Interference: {head.note or head.model}", [about], output, "interference")
 
 
-def report(points: Sequence[Point], title: str, notes: Sequence[str], output: Path, stem: str) -> None:
+def report(points: Sequence[SlowdownPoint], title: str, notes: Sequence[str], output: Path, stem: str) -> None:
     for experiment in Experiment:
         if image := draw(points, experiment, title):
             write_whole(output / f"{stem}-{experiment}.png", image)

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from ppd.offline.experiment.statistics import Estimate
 
-from .records import Experiment, Kind
-from .slowdowns import Point
+from .records import Experiment, TrialKind
+from .slowdowns import SlowdownPoint
 
 _DPI = 150
 
@@ -28,9 +28,9 @@ class _Style:
 
 
 _STYLES = {
-    Kind.ALONE: _Style("#000000", "o", "-"),
-    Kind.FULL: _Style("#D55E00", "^", "--"),
-    Kind.APPEND: _Style("#0072B2", "s", "-"),
+    TrialKind.ALONE: _Style("#000000", "o", "-"),
+    TrialKind.FULL: _Style("#D55E00", "^", "--"),
+    TrialKind.APPEND: _Style("#0072B2", "s", "-"),
 }
 _AXIS = {
     Experiment.BATCH: "decoding sequences",
@@ -42,7 +42,7 @@ _AXIS = {
 @dataclass(frozen=True, slots=True)
 class _Quantity:
     label: str
-    of: Callable[[Point], Estimate | None]
+    of: Callable[[SlowdownPoint], Estimate | None]
     scale: float
     with_alone: bool = False
 
@@ -55,7 +55,7 @@ _QUANTITIES = (
 )
 
 
-def draw(points: Sequence[Point], experiment: Experiment, title: str) -> bytes | None:
+def draw(points: Sequence[SlowdownPoint], experiment: Experiment, title: str) -> bytes | None:
     """A PNG: quantities downwards, numbers of prefills across; None where there is nothing to draw."""
     chosen = [point for point in points if point.place.experiment is experiment]
     counts = sorted({point.place.prefills for point in chosen} - {0})
@@ -79,7 +79,7 @@ def draw(points: Sequence[Point], experiment: Experiment, title: str) -> bytes |
     return file.getvalue()
 
 
-def _panel(axes: Axes, points: Sequence[Point], quantity: _Quantity, experiment: Experiment) -> None:
+def _panel(axes: Axes, points: Sequence[SlowdownPoint], quantity: _Quantity, experiment: Experiment) -> None:
     if not quantity.with_alone:
         axes.axhline(0, color="#666666", linewidth=0.8)
     if experiment is not Experiment.BATCH:
@@ -88,7 +88,7 @@ def _panel(axes: Axes, points: Sequence[Point], quantity: _Quantity, experiment:
     axes.grid(alpha=0.25)
     for kind, group in groupby(points, key=lambda point: point.place.kind):
         known = [(point, estimate) for point in group if (estimate := quantity.of(point))]
-        if known and kind is not Kind.ALONE:
+        if known and kind is not TrialKind.ALONE:
             _line(axes, known, quantity.scale, kind)
         elif known and quantity.with_alone:
             _alone(axes, known, quantity.scale, experiment)
@@ -96,7 +96,7 @@ def _panel(axes: Axes, points: Sequence[Point], quantity: _Quantity, experiment:
         axes.set_ylim(bottom=0)  # last: before, it would fix the top as well
 
 
-def _line(axes: Axes, known: Sequence[tuple[Point, Estimate]], scale: float, kind: Kind) -> None:
+def _line(axes: Axes, known: Sequence[tuple[SlowdownPoint, Estimate]], scale: float, kind: TrialKind) -> None:
     style = _STYLES[kind]
     x = [point.place.at for point, _ in known]
     mean = [scale * estimate.mean for _, estimate in known]
@@ -106,9 +106,11 @@ def _line(axes: Axes, known: Sequence[tuple[Point, Estimate]], scale: float, kin
     axes.fill_between(x, low, high, color=style.colour, alpha=0.15, linewidth=0)
 
 
-def _alone(axes: Axes, known: Sequence[tuple[Point, Estimate]], scale: float, experiment: Experiment) -> None:
+def _alone(axes: Axes, known: Sequence[tuple[SlowdownPoint, Estimate]], scale: float, experiment: Experiment) -> None:
     """On an axis that is not the batch's, the batch alone is one level."""
     if experiment is Experiment.BATCH:
-        _line(axes, known, scale, Kind.ALONE)
+        _line(axes, known, scale, TrialKind.ALONE)
     else:
-        axes.axhline(scale * known[0][1].mean, color=_STYLES[Kind.ALONE].colour, linewidth=1, label=str(Kind.ALONE))
+        axes.axhline(
+            scale * known[0][1].mean, color=_STYLES[TrialKind.ALONE].colour, linewidth=1, label=str(TrialKind.ALONE)
+        )

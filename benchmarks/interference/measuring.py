@@ -26,7 +26,7 @@ class WarmUpError(PPDError):
     """The endpoint does not answer as the trials need it to."""
 
 
-class Bench:
+class TrialBench:
     """Owns nothing but its memory of which contexts it has put into the endpoint's cache."""
 
     def __init__(self, client: Client, setting: Setting, nonce: str, clock: Clock = time.perf_counter) -> None:

@@ -23,8 +23,8 @@ from pathlib import Path
 
 from ppd.proxy.errors import FormatError
 
-from .records import Experiment, Kind
-from .slowdowns import Measured, Place
+from .records import Experiment, TrialKind
+from .slowdowns import FigurePoint, Measured
 
 OUTPUT_TOKENS = 64
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -79,7 +79,7 @@ def _measured(line: int, row: dict[str, str]) -> Measured | None:
     """None for a batch of nothing beside nothing."""
     batch, prefills = _number(line, row, "decode_count"), _number(line, row, "prefill_count")
     try:
-        kind = Kind(row["prefill_type"]) if prefills else Kind.ALONE
+        kind = TrialKind(row["prefill_type"]) if prefills else TrialKind.ALONE
     except ValueError:
         raise FormatError(f"line {line}: prefill_type: must be full or append, got {row['prefill_type']!r}") from None
     if not batch and not prefills:
@@ -88,7 +88,7 @@ def _measured(line: int, row: dict[str, str]) -> Measured | None:
     problem = f"{failed} of {batch:g} decode requests failed" if failed else ""
     if prefills and row["prefill_success"] != "True":
         problem = problem or "a prefill failed"
-    place = Place(Experiment.BATCH, kind, int(prefills), int(batch))
+    place = FigurePoint(Experiment.BATCH, kind, int(prefills), int(batch))
     if problem:
         return Measured(place, int(batch), OUTPUT_TOKENS, problem=problem)
     return Measured(

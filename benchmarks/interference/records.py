@@ -31,7 +31,7 @@ class Experiment(StrEnum):
     APPEND = "append"  # new tokens of the prefill
 
 
-class Kind(StrEnum):
+class TrialKind(StrEnum):
     ALONE = "alone"  # the decode batch by itself
     FULL = "full"  # beside prompts of which nothing is cached
     APPEND = "append"  # beside prompts whose context is cached
@@ -39,7 +39,7 @@ class Kind(StrEnum):
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     experiment: Experiment
-    kind: Kind
+    kind: TrialKind
     at: Tokens  # the point on the experiment's axis
     batch: Tokens  # decoding sequences
     decode_context_tokens: Count  # cached, of each
@@ -67,7 +67,7 @@ class TrialResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     streams: tuple[Stream, ...]
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TrialHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: int = VERSION
     kind: str = KIND
     model: str
@@ -82,18 +82,18 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 _TRIAL = msgspec.json.Decoder(TrialResult)
 
 
-def encode(head: Head, results: Sequence[TrialResult]) -> bytes:
+def encode(head: TrialHead, results: Sequence[TrialResult]) -> bytes:
     return encode_rows(head, results)
 
 
-def decode(data: bytes) -> tuple[Head, tuple[TrialResult, ...]]:
+def decode(data: bytes) -> tuple[TrialHead, tuple[TrialResult, ...]]:
     """FormatError names what is missing, unknown or of another version."""
-    return decode_rows(data, Head, _TRIAL.decode, kind=KIND, version=VERSION)
+    return decode_rows(data, TrialHead, _TRIAL.decode, kind=KIND, version=VERSION)
 
 
-def load(path: Path) -> tuple[Head, tuple[TrialResult, ...]]:
+def load(path: Path) -> tuple[TrialHead, tuple[TrialResult, ...]]:
     return files.load(path, decode)
 
 
-def save(path: Path, head: Head, results: Sequence[TrialResult]) -> None:
+def save(path: Path, head: TrialHead, results: Sequence[TrialResult]) -> None:
     files.write_whole(path, encode(head, results))

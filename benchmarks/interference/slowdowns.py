@@ -21,16 +21,16 @@ from typing import NamedTuple
 
 from ppd.offline.experiment.statistics import Estimate, estimate
 
-from .records import Experiment, Kind, Stream, Trial, TrialResult
+from .records import Experiment, Stream, Trial, TrialKind, TrialResult
 
 _MOSTLY = 0.9  # of a context that must have been cached, and of a full prompt that must not
 
 
-class Place(NamedTuple):
+class FigurePoint(NamedTuple):
     """A point of a figure; `prefills` is 0 and `kind` ALONE for the batch by itself."""
 
     experiment: Experiment
-    kind: Kind
+    kind: TrialKind
     prefills: int
     at: int
 
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 class Measured:
     """One trial. Times are means over its decode streams, in s; None where they are not known."""
 
-    place: Place
+    place: FigurePoint
     batch: int
     output_tokens: int
     whole_s: float | None = None  # TPOT over the whole answer
@@ -50,10 +50,10 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SlowdownPoint:
     """All repeats of a place, against the batch alone."""
 
-    place: Place
+    place: FigurePoint
     failed: int
     first_problem: str
     alone_s: float | None  # mean TPOT of the batch alone
@@ -67,7 +67,7 @@ class Point:
 
 def measure(result: TrialResult, output_tokens: int) -> Measured:
     trial = result.trial
-    place = Place(trial.experiment, trial.kind, trial.prefills, trial.at)
+    place = FigurePoint(trial.experiment, trial.kind, trial.prefills, trial.at)
     if problem := _problem(trial, result.streams):
         return Measured(place, trial.batch, output_tokens, problem=problem)
     decodes = [stream for stream in result.streams if stream.is_decode]
@@ -136,20 +136,20 @@ def _gaps_overlapping(stream: Stream, start_s: float, end_s: float) -> list[floa
     return [later - earlier for earlier, later in pairwise(stream.token_s) if later > start_s and earlier < end_s]
 
 
-def gather(measured: Iterable[Measured]) -> list[Point]:
+def gather(measured: Iterable[Measured]) -> list[SlowdownPoint]:
     """One point for each place, in order of place; the batch alone first."""
-    trials: defaultdict[Place, list[Measured]] = defaultdict(list)
+    trials: defaultdict[FigurePoint, list[Measured]] = defaultdict(list)
     alone: defaultdict[tuple[Experiment, int], list[Measured]] = defaultdict(list)
     for trial in measured:
         trials[trial.place].append(trial)
-        if trial.place.kind is Kind.ALONE and not trial.problem:
+        if trial.place.kind is TrialKind.ALONE and not trial.problem:
             alone[trial.place.experiment, trial.batch].append(trial)
-    order = list(Kind)
+    order = list(TrialKind)
     places = sorted(trials, key=lambda place: (place.experiment, order.index(place.kind), place.prefills, place.at))
     return [_point(place, trials[place], alone[place.experiment, trials[place][0].batch]) for place in places]
 
 
-def _point(place: Place, trials: list[Measured], alone: list[Measured]) -> Point:
+def _point(place: FigurePoint, trials: list[Measured], alone: list[Measured]) -> SlowdownPoint:
     failed = [trial for trial in trials if trial.problem]
     good = [trial for trial in trials if not trial.problem]
     whole_s = _mean([trial.whole_s for trial in alone if trial.whole_s is not None])
@@ -157,7 +157,7 @@ def _point(place: Place, trials: list[Measured], alone: list[Measured]) -> Point
     gap_s = sum(s for s, _ in steps) / sum(n for _, n in steps) if steps else None
     wholes = [(t.whole_s, t.output_tokens) for t in good if t.whole_s is not None]
     windows = [(t.window_s, t.window_gaps) for t in good if t.window_s is not None and t.window_gaps]
-    return Point(
+    return SlowdownPoint(
         place,
         failed=len(failed),
         first_problem=failed[0].problem if failed else "",

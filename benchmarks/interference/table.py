@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ppd.offline.experiment.statistics import Estimate
 
-from .records import Experiment, Kind
-from .slowdowns import Point
+from .records import Experiment, TrialKind
+from .slowdowns import SlowdownPoint
 
 _AXIS = {
     Experiment.BATCH: "decoding sequences",
@@ -23,7 +23,7 @@ taken as exact); - was not recorded. Failed trials are in no mean.\
 """
 
 
-def markdown(points: Sequence[Point], title: str, notes: Sequence[str]) -> str:
+def markdown(points: Sequence[SlowdownPoint], title: str, notes: Sequence[str]) -> str:
     parts = [f"# {title}", *notes, LEGEND]
     for experiment in Experiment:
         chosen = [point for point in points if point.place.experiment is experiment]
@@ -32,7 +32,7 @@ def markdown(points: Sequence[Point], title: str, notes: Sequence[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _table(experiment: Experiment, points: Sequence[Point]) -> str:
+def _table(experiment: Experiment, points: Sequence[SlowdownPoint]) -> str:
     head = ("beside", _AXIS[experiment], *_COLUMNS)
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" + " ---: |" * (len(head) - 1)]
     lines += ["| " + " | ".join(_row(point)) + " |" for point in points]
@@ -44,7 +44,7 @@ def _table(experiment: Experiment, points: Sequence[Point]) -> str:
     return "\n".join(lines + (["", *problems] if problems else []))
 
 
-def _row(point: Point) -> list[str]:
+def _row(point: SlowdownPoint) -> list[str]:
     samples = point.tpot_s or point.prefill_ttft_s
     return [
         _beside(point),
@@ -54,7 +54,7 @@ def _row(point: Point) -> list[str]:
         _figure(point.tpot_s, 1000, ".2f"),
         *(
             ["-"] * 4
-            if point.place.kind is Kind.ALONE
+            if point.place.kind is TrialKind.ALONE
             else [
                 _figure(point.whole, 100, "+.1f", " %"),
                 _figure(point.added_s, 1000, "+.0f"),
@@ -66,8 +66,8 @@ def _row(point: Point) -> list[str]:
     ]
 
 
-def _beside(point: Point) -> str:
-    return "alone" if point.place.kind is Kind.ALONE else f"{point.place.prefills} {point.place.kind}"
+def _beside(point: SlowdownPoint) -> str:
+    return "alone" if point.place.kind is TrialKind.ALONE else f"{point.place.prefills} {point.place.kind}"
 
 
 def _figure(estimate: Estimate | None, scale: float, form: str, unit: str = "") -> str:

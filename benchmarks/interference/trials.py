@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ppd.proxy.errors import ConfigError
 
-from .records import Experiment, Kind, Trial
+from .records import Experiment, Trial, TrialKind
 
 LEAST_BLOCK = 64  # contexts are cached in whole blocks, so a shorter one may not be
 LOWEST_TOKEN = 16  # special tokens tend to have the lowest ids
@@ -73,7 +73,7 @@ def plan(setting: Setting) -> list[Trial]:
 def _arms(setting: Setting, experiment: Experiment, batch: int, repeat: int) -> Iterator[Trial]:
     """Every trial of one repeat; the batch alone is measured once for all points that share it."""
 
-    def trial(kind: Kind, at: int, prefills: int = 0, new_tokens: int = 0, cached_tokens: int = 0) -> Trial:
+    def trial(kind: TrialKind, at: int, prefills: int = 0, new_tokens: int = 0, cached_tokens: int = 0) -> Trial:
         return Trial(
             experiment=experiment,
             kind=kind,
@@ -86,22 +86,22 @@ def _arms(setting: Setting, experiment: Experiment, batch: int, repeat: int) -> 
             repeat=repeat,
         )
 
-    yield trial(Kind.ALONE, batch)
+    yield trial(TrialKind.ALONE, batch)
     new, cached = setting.new_tokens, setting.cached_tokens
     match experiment:
         case Experiment.BATCH:
             for count in setting.prefills:
-                yield trial(Kind.FULL, batch, count, new)
-                yield trial(Kind.APPEND, batch, count, new, cached)
+                yield trial(TrialKind.FULL, batch, count, new)
+                yield trial(TrialKind.APPEND, batch, count, new, cached)
         case Experiment.CONTEXT:
             # Full: what D computes where it lost the context, not a prompt that never had one.
             for context in setting.contexts:
-                yield trial(Kind.FULL, context, 1, context + new)
-                yield trial(Kind.APPEND, context, 1, new, context)
+                yield trial(TrialKind.FULL, context, 1, context + new)
+                yield trial(TrialKind.APPEND, context, 1, new, context)
         case Experiment.APPEND:
             for size in setting.append_sizes:
-                yield trial(Kind.FULL, size, 1, size)
-                yield trial(Kind.APPEND, size, 1, size, cached)
+                yield trial(TrialKind.FULL, size, 1, size)
+                yield trial(TrialKind.APPEND, size, 1, size, cached)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,17 +29,17 @@ from ppd.proxy.errors import PPDError
 
 from ..soak.clients import Crowd
 from ..soak.oracle import Oracle, running_oracle
-from ..soak.workload import Talk
+from ..soak.workload import SoakConversation
 from . import namespaces
-from .fleet import ADMIN_KEY, Network, running_fleet
+from .fleet import ADMIN_KEY, NetworkKind, running_fleet
 from .links import Links
 from .report import Found, markdown, wrong
-from .trials import TRIALS, Trial
+from .trials import TRIALS, NetworkTrial
 
 _CUT_OFF = "D1"
 
 
-async def disturb(trial: Trial, network: Network, seconds: float) -> None:
+async def disturb(trial: NetworkTrial, network: NetworkKind, seconds: float) -> None:
     """What happens while clients ask; ends by itself."""
     if trial.partition_s:
         await asyncio.sleep(seconds / 3)
@@ -52,17 +52,17 @@ async def disturb(trial: Trial, network: Network, seconds: float) -> None:
             await network.reset()
 
 
-async def attempt(trial: Trial, args: argparse.Namespace, oracle: Oracle) -> Found:
+async def attempt(trial: NetworkTrial, args: argparse.Namespace, oracle: Oracle) -> Found:
     async with AsyncExitStack() as stack:
         with_netem = args.inside and not trial.resets_every_s  # not every kernel lets connections be reset from outside
-        network: Network = namespaces.Namespaces(stack) if with_netem else Links(stack, args.seed)
+        network: NetworkKind = namespaces.Namespaces(stack) if with_netem else Links(stack, args.seed)
         folder = args.output / "logs" / trial.name.replace(" ", "-").replace("%", "percent")
         fleet = await stack.enter_async_context(running_fleet(network, folder))
         await network.apply(trial.conditions)
         session = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         begun_s = time.monotonic()
         crowd = Crowd(session, fleet.url, ADMIN_KEY, oracle, lambda: time.monotonic() - begun_s)
-        talks = (Talk(args.seed, number) for number in itertools.count())
+        talks = (SoakConversation(args.seed, number) for number in itertools.count())
         async with asyncio.TaskGroup() as group:
             group.create_task(disturb(trial, network, args.seconds))
             for _ in range(args.clients):

@@ -37,7 +37,7 @@ class Conditions:
     retransmission_s: float = 0.2  # the kernel's least time-out
 
 
-class Line:
+class LinkDirection:
     """One direction of one connection: when what is sent arrives. Pure."""
 
     def __init__(self, random: Random) -> None:
@@ -204,7 +204,7 @@ class FaultLink:
     async def _carry(self, source: _End, sink: _End, way: Way) -> None:
         """Until the source has ended, and what it sent has arrived."""
         flight: asyncio.Queue[tuple[float, bytes | type[_Reset]]] = asyncio.Queue(_WINDOW_CHUNKS)
-        now, line = asyncio.get_running_loop().time, Line(self._random)
+        now, line = asyncio.get_running_loop().time, LinkDirection(self._random)
         landing = asyncio.ensure_future(self._land(flight, sink, self._clear[way], now))
         try:
             data: bytes | type[_Reset] = b"-"

@@ -36,7 +36,7 @@ PROXY_FLAGS = {
 }
 
 
-class Network(Protocol):
+class NetworkKind(Protocol):
     name: str
 
     async def open(self) -> None: ...
@@ -61,7 +61,7 @@ class Network(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class ReachedFleet:
     url: str
     session: aiohttp.ClientSession
 
@@ -90,7 +90,7 @@ class Fleet:
 
 
 @asynccontextmanager
-async def running_fleet(network: Network, folder: Path) -> AsyncIterator[Fleet]:
+async def running_fleet(network: NetworkKind, folder: Path) -> AsyncIterator[ReachedFleet]:
     """EngineFailed where a program does not start; logs go to `folder`."""
     port, *ports = free_ports(1 + len(WORKERS))
     flags = [item for name, value in PROXY_FLAGS.items() for item in (f"--{name}", str(value))]
@@ -98,7 +98,7 @@ async def running_fleet(network: Network, folder: Path) -> AsyncIterator[Fleet]:
     async with AsyncExitStack() as stack:
         await network.open()
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        fleet = Fleet(f"http://{HOST}:{port}", session)
+        fleet = ReachedFleet(f"http://{HOST}:{port}", session)
         proxy = EngineProcess(Launch(argv, {"PPD_ADMIN_KEY": ADMIN_KEY}), folder / "proxy.log", name="proxy")
         await stack.enter_async_context(proxy)
         places = {name: (await network.place(name), own) for name, own in zip(WORKERS, ports, strict=True)}

@@ -8,7 +8,7 @@ import msgspec
 
 from ppd.offline.experiment.statistics import percentile
 
-from ..soak.records import FINE, Outcome, Request
+from ..soak.records import FINE, ClientOutcome, RequestRecord
 
 _HEAD = (
     "network",
@@ -29,7 +29,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     trial: str
     made_by: str
     retries: int
-    requests: list[Request]
+    requests: list[RequestRecord]
 
 
 def markdown(found: Sequence[Found]) -> str:
@@ -39,17 +39,17 @@ def markdown(found: Sequence[Found]) -> str:
 
 def wrong(found: Found) -> int:
     """Texts that are not the right one, and ends that do not say that they are not whole."""
-    return sum(request.outcome in (Outcome.WRONG, Outcome.UNMARKED) for request in found.requests)
+    return sum(request.outcome in (ClientOutcome.WRONG, ClientOutcome.UNMARKED) for request in found.requests)
 
 
 def _row(found: Found) -> tuple[str, ...]:
     requests = found.requests
     fine = sum(request.outcome in FINE for request in requests)
-    broken = sum(request.outcome is Outcome.BROKEN for request in requests)
+    broken = sum(request.outcome is ClientOutcome.BROKEN for request in requests)
     first_s = [
         request.first_text_s - request.sent_s
         for request in requests
-        if request.stream and request.outcome is Outcome.COMPLETED and request.first_text_s is not None
+        if request.stream and request.outcome is ClientOutcome.COMPLETED and request.first_text_s is not None
     ]
     times = [f"{percentile(first_s, share) * 1e3:.0f} ms" if first_s else "none" for share in (0.5, 0.99, 1.0)]
     success = f"{fine / len(requests):.1%}" if requests else "none"

@@ -39,23 +39,23 @@ from . import peers, scaling
 from .native import build, cache_folder
 from .peers import PEERS
 from .processes import raise_descriptor_limit, share_out
-from .records import Record, Run, encode, this_machine
+from .records import OverheadRun, RowRecord, encode, this_machine
 from .report import markdown
 from .rows import ROWS, Row
 from .subjects import DIRECT, POLICIES, PPD, SUBJECTS, Subject, subject
-from .trials import Bench, measure, select
+from .trials import OverheadBench, measure, select
 
 RESULTS = Path(__file__).parents[1] / "results"
 
 
 @contextmanager
-def a_bench(seconds: float) -> Iterator[Bench]:
+def a_bench(seconds: float) -> Iterator[OverheadBench]:
     """Built, with a folder for logs that is gone afterwards; it ends as after Ctrl-C where it is told to."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     raise_descriptor_limit()
     tools, cores = build(cache_folder()), share_out(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="ppd-overhead-") as folder:
-        yield Bench(tools=tools, cores=cores, folder=Path(folder), seconds=seconds, progress=_say)
+        yield OverheadBench(tools=tools, cores=cores, folder=Path(folder), seconds=seconds, progress=_say)
 
 
 def versions(names: Collection[str]) -> dict[str, str]:
@@ -70,13 +70,15 @@ def versions(names: Collection[str]) -> dict[str, str]:
     return found
 
 
-def trials(chosen: Sequence[Subject | None], rows: Sequence[Row], repetitions: int, bench: Bench) -> Iterator[Record]:
+def trials(
+    chosen: Sequence[Subject | None], rows: Sequence[Row], repetitions: int, bench: OverheadBench
+) -> Iterator[RowRecord]:
     for repetition in range(repetitions):
         for one in chosen:
             yield from measure(one, rows, bench, repetition)
 
 
-def save(run: Run, out: Path, table: str) -> None:
+def save(run: OverheadRun, out: Path, table: str) -> None:
     """The records, and the table beside them."""
     write_whole(out, encode(run))
     write_whole(out.with_suffix(".md"), table.encode())
@@ -139,7 +141,7 @@ def run(
     started_s, date = time.monotonic(), datetime.now(UTC).date().isoformat()
     with told(), a_bench(seconds) as bench:
         records = tuple(trials(chosen, wanted, repetitions, bench))
-    found = Run(
+    found = OverheadRun(
         date=date,
         seconds=seconds,
         repetitions=repetitions,
@@ -186,7 +188,7 @@ def scale(processes: int, repetitions: int, seconds: float, ppd_args: str, out: 
     started_s, date = time.monotonic(), datetime.now(UTC).date().isoformat()
     with told(), a_bench(seconds) as bench:
         records = tuple(scaling.measure(processes, repetitions, more, bench))
-    found = Run(
+    found = OverheadRun(
         date=date,
         seconds=seconds,
         repetitions=repetitions,

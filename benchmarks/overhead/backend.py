@@ -16,9 +16,8 @@ from ppd.proxy.errors import PPDError
 from .bodies import Talk, follow_ups, opening
 from .native import Tools
 from .processes import HOST, Cores, Program
-from .records import Load, Stats
-from .rows import Load as Mode
-from .rows import Row
+from .records import LoadResult, Stats
+from .rows import LoadMode, Row
 
 _QUIET_S = 1.0
 _BURST_S = 20.0  # until the last of the connections at once must have been answered
@@ -55,7 +54,7 @@ def running_backend(tools: Tools, cores: Collection[int], folder: Path) -> Itera
         yield Backend(*map(int, program.line().split()))
 
 
-class Clients:
+class LoadGenerator:
     """Runs the load generator; conversations never return in another measurement."""
 
     def __init__(self, tools: Tools, cores: Cores, folder: Path, *, name: str = "", millions: int = 0) -> None:
@@ -74,7 +73,7 @@ class Clients:
 
     def greet(self, row: Row, port: int, first: int) -> None:
         """Asks every conversation's first turn; TrialError where one is not answered."""
-        argv = self._argv(Mode.CLOSED, port, self._file(row.talk, is_opening=True))
+        argv = self._argv(LoadMode.CLOSED, port, self._file(row.talk, is_opening=True))
         argv += [str(min(_WARM_CONNECTIONS, row.connections)), str(_WARM_S), "--fresh", "--first", str(first)]
         argv += ["--requests", str(row.connections), "--words", str(row.talk.words)]
         with self._started(argv) as program:
@@ -84,14 +83,14 @@ class Clients:
 
     @contextmanager
     def asking(self, row: Row, port: int, first: int, seconds: float) -> Iterator[Program]:
-        seconds = {Mode.ONCE: _BURST_S, Mode.HOLD: 3600.0}.get(row.load, seconds)
+        seconds = {LoadMode.ONCE: _BURST_S, LoadMode.HOLD: 3600.0}.get(row.load, seconds)
         argv = self._argv(row.load, port, self._file(row.talk, is_opening=row.fresh))
         argv += [str(row.connections), str(seconds), "--first", str(first), "--words", str(row.talk.words)]
         argv += ["--ramp", str(row.ramp_ms), *(["--rate", str(row.rate)] if row.rate else [])]
         with self._started([*argv, *(["--fresh"] if row.fresh else [])]) as program:
             yield program
 
-    def _argv(self, mode: Mode, port: int, bodies: Path) -> list[str]:
+    def _argv(self, mode: LoadMode, port: int, bodies: Path) -> list[str]:
         return [str(self._tools.load), mode.value, str(port), str(bodies)]
 
     def _started(self, argv: list[str]) -> Program:
@@ -112,12 +111,12 @@ def await_line(program: Program, wanted: str) -> None:
         raise TrialError(f"the load generator said {line or said!r} in place of {wanted!r}")
 
 
-def finished(program: Program) -> Load:
+def finished(program: Program) -> LoadResult:
     """What it found, once it has ended; from any point in its life."""
     while (line := program.line()) in ("begin", "end"):
         pass
     try:
-        return msgspec.json.decode(line, type=Load)
+        return msgspec.json.decode(line, type=LoadResult)
     except msgspec.DecodeError:
         raise TrialError(f"the load generator ended without a result: {program.log.read_text().strip()}") from None
 

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ..soak.slope import Slope, slope
-from .backend import Clients, finished, running_backend
+from .backend import LoadGenerator, finished, running_backend
 from .bodies import Talk
-from .rows import Load as Mode
-from .rows import Row
-from .subjects import Fleet, Subject
-from .trials import Bench, opened
+from .rows import LoadMode, Row
+from .subjects import FleetKind, Subject
+from .trials import OverheadBench, opened
 
 # Tables that are full within the first minute, so that a slope after it is no filling.
 PPD_ARGS = ("--session-limit", "2000", "--receipts-kept", "1000")
@@ -20,7 +19,7 @@ _BURN_IN = 0.2  # of the samples
 
 _SHORT = Talk(turns=3, words=20, streams=True, every_us=10_000)
 _ROUND = (
-    Row(name="connections that come and go", load=Mode.ONCE, connections=400, talk=_SHORT, ramp_ms=1000),
+    Row(name="connections that come and go", load=LoadMode.ONCE, connections=400, talk=_SHORT, ramp_ms=1000),
     Row(name="streams that clients leave", connections=200, talk=replace(_SHORT, words=500), ramp_ms=500),
     Row(name="whole answers", connections=32, fresh=True),
     Row(name="long prompts", connections=16, fresh=True, talk=Talk(turns=1, opening_bytes=130_000)),
@@ -29,19 +28,19 @@ _ROUND = (
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ChurnSample:
     at_s: float
     rss_kib: int
     requests: int  # so far
     faults: int
 
 
-def churn(subject: Subject, minutes: float, bench: Bench) -> Iterator[Sample]:
+def churn(subject: Subject, minutes: float, bench: OverheadBench) -> Iterator[ChurnSample]:
     """One sample after each round of a few seconds, when nothing is open."""
     begun_s, requests, faults = time.monotonic(), 0, 0
     with running_backend(bench.tools, bench.cores.mock, bench.folder) as backend:
-        with opened(subject, Fleet.PLAIN, backend, bench) as door:
-            clients = Clients(bench.tools, bench.cores, bench.folder)
+        with opened(subject, FleetKind.PLAIN, backend, bench) as door:
+            clients = LoadGenerator(bench.tools, bench.cores, bench.folder)
             while time.monotonic() < begun_s + 60 * minutes:
                 for row in _ROUND:
                     with clients.asking(row, door.port, clients.new_conversations(), 1.0) as program:
@@ -51,16 +50,16 @@ def churn(subject: Subject, minutes: float, bench: Bench) -> Iterator[Sample]:
                 backend.wait_quiet()
                 now = door.usage()
                 assert now is not None, "a proxy is measured, not a direct connection"
-                yield Sample(time.monotonic() - begun_s, now.rss_kib, requests, faults)
+                yield ChurnSample(time.monotonic() - begun_s, now.rss_kib, requests, faults)
 
 
-def growth(samples: list[Sample]) -> Slope | None:
+def growth(samples: list[ChurnSample]) -> Slope | None:
     """In KiB a minute, after the burn-in; None where there are too few samples."""
     steady = samples[int(len(samples) * _BURN_IN) :]
     return slope([sample.at_s / 60 for sample in steady], [float(sample.rss_kib) for sample in steady])
 
 
-def verdict(samples: list[Sample]) -> str:
+def verdict(samples: list[ChurnSample]) -> str:
     found = growth(samples)
     if found is None:
         return "too few samples for a slope: let it run for longer"

@@ -14,7 +14,7 @@ from ppd.proxy.errors import FormatError
 VERSION = 1
 
 
-class Spread(msgspec.Struct, frozen=True):
+class Durations(msgspec.Struct, frozen=True):
     """Of durations, in microseconds."""
 
     count: int
@@ -24,7 +24,7 @@ class Spread(msgspec.Struct, frozen=True):
     max_us: float
 
 
-class Load(msgspec.Struct, frozen=True):
+class LoadResult(msgspec.Struct, frozen=True):
     """What the load generator found. Latencies are of requests that began in the measured span."""
 
     seconds: float
@@ -37,8 +37,8 @@ class Load(msgspec.Struct, frozen=True):
     unanswered: int = 0  # when it ended; of an endless stream that is no fault
     holding: int = 0  # streams open, with their first chunk
     chunks: int = 0
-    whole: Spread | None = None  # from the request to the answer's end
-    first: Spread | None = None  # to its first chunk
+    whole: Durations | None = None  # from the request to the answer's end
+    first: Durations | None = None  # to its first chunk
     late: int = 0  # requests of an open loop that found no connection free
 
 
@@ -59,14 +59,14 @@ class Stats(msgspec.Struct, frozen=True):
         return Stats(**{name: getattr(self, name) - getattr(before, name) for name in self.__struct_fields__})
 
 
-class Record(msgspec.Struct, frozen=True):
+class RowRecord(msgspec.Struct, frozen=True):
     """One row of one subject in one repetition; `problem` says why there is nothing else."""
 
     row: str
     subject: str
     repetition: int
     problem: str = ""
-    load: Load | None = None
+    load: LoadResult | None = None
     backend: Stats | None = None
     cpu_s: float | None = None  # of the proxy, in the measured span; None for a direct connection
     rss_kib_before: int | None = None
@@ -86,7 +86,7 @@ class Machine(msgspec.Struct, frozen=True):
     python: str
 
 
-class Run(msgspec.Struct, frozen=True):
+class OverheadRun(msgspec.Struct, frozen=True):
     """The whole of a measurement."""
 
     date: str
@@ -96,21 +96,21 @@ class Run(msgspec.Struct, frozen=True):
     versions: Mapping[str, str]
     ppd_args: tuple[str, ...]
     took_s: float
-    records: tuple[Record, ...]
+    records: tuple[RowRecord, ...]
     peer_policy: str = "round_robin"  # how peers choose workers
     version: int = VERSION
 
 
-def encode(run: Run) -> bytes:
+def encode(run: OverheadRun) -> bytes:
     """With a record a line, for whoever compares two of them."""
     head, _, records = msgspec.json.encode(run).partition(b'"records":[')
     listed, _, tail = records.rpartition(b"]")
     return head + b'"records":[\n' + listed.replace(b'},{"row"', b'},\n{"row"') + b"\n]" + tail + b"\n"
 
 
-def decode(data: bytes) -> Run:
+def decode(data: bytes) -> OverheadRun:
     try:
-        run = msgspec.json.decode(data, type=Run)
+        run = msgspec.json.decode(data, type=OverheadRun)
     except msgspec.DecodeError as exc:
         raise FormatError(f"records of a proxy's overhead: {exc}") from exc
     if run.version != VERSION:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from .peers import PEERS
-from .records import Record, Run
-from .rows import LINES, Better, Line
+from .records import OverheadRun, RowRecord
+from .rows import LINES, Better, ReportLine
 from .subjects import DIRECT, PPD, SUBJECTS
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ReportCell:
     """One subject's median; `faults` are of all repetitions together, `problem` is why there is no value."""
 
     value: float | None = None
@@ -22,7 +22,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class LineVerdict:
     """`ratio`: PPD's value to the best peer's. `holds` is None where nothing is promised, or nobody was measured."""
 
     ratio: float | None = None
@@ -30,48 +30,48 @@ class Verdict:
     holds: bool | None = None
 
 
-def cells(line: Line, records: Iterable[Record]) -> dict[str, Cell]:
+def cells(line: ReportLine, records: Iterable[RowRecord]) -> dict[str, ReportCell]:
     """By subject. What is added to a direct connection is unknown without one."""
-    found: dict[str, list[Record]] = {}
+    found: dict[str, list[RowRecord]] = {}
     for record in records:
         if record.row == line.row:
             found.setdefault(record.subject, []).append(record)
     values = {subject: _cell(line, its) for subject, its in found.items()}
     if not line.is_added:
         return values
-    direct = values.get(DIRECT, Cell()).value
+    direct = values.get(DIRECT, ReportCell()).value
     return {subject: cell if subject == DIRECT else _less(cell, direct) for subject, cell in values.items()}
 
 
-def _cell(line: Line, records: Sequence[Record]) -> Cell:
+def _cell(line: ReportLine, records: Sequence[RowRecord]) -> ReportCell:
     values = [value for record in records if (value := line.value(record)) is not None]
     problem = next((record.problem for record in records if record.problem), "")
-    return Cell(median(values) if values else None, sum(record.faults for record in records), problem)
+    return ReportCell(median(values) if values else None, sum(record.faults for record in records), problem)
 
 
-def _less(cell: Cell, direct: float | None) -> Cell:
+def _less(cell: ReportCell, direct: float | None) -> ReportCell:
     value = cell.value - direct if cell.value is not None and direct is not None else None
-    return Cell(value, cell.faults, cell.problem)
+    return ReportCell(value, cell.faults, cell.problem)
 
 
-def judge(line: Line, by_subject: Mapping[str, Cell]) -> Verdict:
+def judge(line: ReportLine, by_subject: Mapping[str, ReportCell]) -> LineVerdict:
     """A peer with faults is compared with as if it had none; PPD with faults holds nothing."""
-    ours = by_subject.get(PPD, Cell())
+    ours = by_subject.get(PPD, ReportCell())
     peers = {name: cell.value for name, cell in by_subject.items() if name in PEERS and cell.value is not None}
     choose = max if line.better is Better.MORE else min
     best = choose(peers, key=lambda name: peers[name]) if peers else ""
     ratio = ours.value / peers[best] if ours.value is not None and best and peers[best] > 0 else None
     if ours.value is None:
-        return Verdict(ratio, best)
+        return LineVerdict(ratio, best)
     kept = []
     if line.limit is not None:
         kept.append(ours.value <= line.limit)
     if line.target is not None and ratio is not None:
         kept.append(ratio >= line.target if line.better is Better.MORE else ratio <= line.target)
-    return Verdict(ratio, best, all(kept) and ours.faults == 0 if kept else None)
+    return LineVerdict(ratio, best, all(kept) and ours.faults == 0 if kept else None)
 
 
-def markdown(run: Run) -> str:
+def markdown(run: OverheadRun) -> str:
     names = [name for name in SUBJECTS if any(record.subject == name for record in run.records)]
     measured = {record.row for record in run.records}
     heads = ["", *names, "ppd / best peer", "target", "holds"]
@@ -89,14 +89,14 @@ def markdown(run: Run) -> str:
     return f"{head}\n\n{table}\n{problems(run)}"
 
 
-def _shown(cell: Cell | None, line: Line) -> str:
+def _shown(cell: ReportCell | None, line: ReportLine) -> str:
     if cell is None or cell.value is None:
         return "n/a" if cell and cell.problem else "–"
     faults = f" ({cell.faults:,} faults)" if cell.faults else ""
     return f"{cell.value:,.{line.digits}f}{faults}"
 
 
-def _target(line: Line) -> str:
+def _target(line: ReportLine) -> str:
     sign = "≥" if line.better is Better.MORE else "≤"
     parts = []
     if line.limit is not None:
@@ -106,11 +106,11 @@ def _target(line: Line) -> str:
     return ", ".join(parts)
 
 
-def _holds(verdict: Verdict) -> str:
+def _holds(verdict: LineVerdict) -> str:
     return "" if verdict.holds is None else "yes" if verdict.holds else "no"
 
 
-def about(run: Run, cores: str) -> str:
+def about(run: OverheadRun, cores: str) -> str:
     """What was measured where; cores: what the proxy has."""
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     machine = run.machine
@@ -121,7 +121,7 @@ def about(run: Run, cores: str) -> str:
     )
 
 
-def problems(run: Run) -> str:
+def problems(run: OverheadRun) -> str:
     """Each once, however many rows it cost."""
     problems: dict[tuple[str, str], list[str]] = {}
     for record in run.records:

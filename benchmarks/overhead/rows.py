@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from .bodies import Talk
-from .records import Record, Spread
-from .subjects import Fleet
+from .records import Durations, RowRecord
+from .subjects import FleetKind
 
 
-class Load(StrEnum):
+class LoadMode(StrEnum):
     """The load generator's modes."""
 
     CLOSED = "closed"
@@ -29,9 +29,9 @@ class Row:
 
     name: str
     connections: int
-    load: Load = Load.CLOSED
+    load: LoadMode = LoadMode.CLOSED
     talk: Talk = _CHAT
-    fleet: Fleet = Fleet.PLAIN
+    fleet: FleetKind = FleetKind.PLAIN
     fresh: bool = False
     rate: float = 0.0
     ramp_ms: int = 200
@@ -40,7 +40,7 @@ class Row:
     @property
     def has_direct(self) -> bool:
         """Not where the proxy's memory is asked for, or two legs."""
-        return self.load is not Load.HOLD and self.fleet is Fleet.PLAIN
+        return self.load is not LoadMode.HOLD and self.fleet is FleetKind.PLAIN
 
 
 class Better(StrEnum):
@@ -49,12 +49,12 @@ class Better(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class ReportLine:
     """One line of the table: `target` is the ratio to the best peer, `limit` in the line's own unit."""
 
     row: str
     title: str
-    value: Callable[[Record], float | None]
+    value: Callable[[RowRecord], float | None]
     digits: int = 2
     better: Better = Better.LESS
     is_added: bool = False  # a direct connection's is taken off
@@ -75,51 +75,51 @@ _IDLE = Talk(turns=2, words=16, streams=True, every_us=3_600_000_000)
 
 # Memory comes first: what other rows leave behind in an allocator would be taken again, and not be seen.
 ROWS: tuple[Row, ...] = (
-    Row(name="idle 1000", load=Load.HOLD, connections=1000, talk=_IDLE, ramp_ms=1000),
-    Row(name="idle 5000", load=Load.HOLD, connections=4000, talk=_IDLE, ramp_ms=4000, after="idle 1000"),
+    Row(name="idle 1000", load=LoadMode.HOLD, connections=1000, talk=_IDLE, ramp_ms=1000),
+    Row(name="idle 5000", load=LoadMode.HOLD, connections=4000, talk=_IDLE, ramp_ms=4000, after="idle 1000"),
     Row(name="c=1", connections=1),
     *(Row(name=f"c={count}", connections=count) for count in (16, 64, 256)),
     Row(name="130 KB", connections=16, talk=_prompts(130_000)),
     Row(name="600 KB", connections=16, talk=_prompts(600_000)),
     Row(name="400 streams", connections=400, talk=_streams(300, 10_000), ramp_ms=1000),
     Row(name="100 streams", connections=100, talk=_streams(150, 20_000), ramp_ms=500),
-    Row(name="200 req/s", load=Load.OPEN, connections=256, talk=_streams(32, 10_000), rate=200.0),
-    Row(name="burst", load=Load.ONCE, connections=1000, talk=_streams(8, 0), ramp_ms=0),
-    *(Row(name=f"P then D c={count}", connections=count, fleet=Fleet.PAIR, fresh=True) for count in (16, 64)),
+    Row(name="200 req/s", load=LoadMode.OPEN, connections=256, talk=_streams(32, 10_000), rate=200.0),
+    Row(name="burst", load=LoadMode.ONCE, connections=1000, talk=_streams(8, 0), ramp_ms=0),
+    *(Row(name=f"P then D c={count}", connections=count, fleet=FleetKind.PAIR, fresh=True) for count in (16, 64)),
 )
 
 
-def request_rate(record: Record) -> float | None:
+def request_rate(record: RowRecord) -> float | None:
     return record.load.right / record.load.seconds if record.load else None
 
 
-def cpu_us(record: Record) -> float | None:
+def cpu_us(record: RowRecord) -> float | None:
     load = record.load
     return record.cpu_s / load.right * 1e6 if load and load.right and record.cpu_s is not None else None
 
 
-def _chunk_us(record: Record) -> float | None:
+def _chunk_us(record: RowRecord) -> float | None:
     load = record.load
     return record.cpu_s / load.chunks * 1e6 if load and load.chunks and record.cpu_s is not None else None
 
 
-def _chunk_rate(record: Record) -> float | None:
+def _chunk_rate(record: RowRecord) -> float | None:
     return record.load.chunks / record.load.seconds if record.load else None
 
 
-def _ms(spread: str, quantile: str) -> Callable[[Record], float | None]:
-    def value(record: Record) -> float | None:
-        found: Spread | None = getattr(record.load, spread, None)
+def _ms(spread: str, quantile: str) -> Callable[[RowRecord], float | None]:
+    def value(record: RowRecord) -> float | None:
+        found: Durations | None = getattr(record.load, spread, None)
         return getattr(found, f"{quantile}_us") / 1e3 if found else None
 
     return value
 
 
-def _refused(record: Record) -> float | None:
+def _refused(record: RowRecord) -> float | None:
     return float(record.faults + record.load.unanswered) if record.load else None
 
 
-def _stream_kib(record: Record) -> float | None:
+def _stream_kib(record: RowRecord) -> float | None:
     """`holding` counts the streams of all steps so far."""
     load = record.load
     if load is None or not load.holding or record.rss_kib is None or record.rss_kib_before is None:
@@ -127,33 +127,37 @@ def _stream_kib(record: Record) -> float | None:
     return (record.rss_kib - record.rss_kib_before) / load.holding
 
 
-def _throughput(row: str, target: float) -> tuple[Line, Line]:
+def _throughput(row: str, target: float) -> tuple[ReportLine, ReportLine]:
     return (
-        Line(row=row, title=f"{row}, requests/s", value=request_rate, digits=0, better=Better.MORE, target=target),
-        Line(row=row, title=f"{row}, CPU us a request", value=cpu_us, digits=0),
+        ReportLine(
+            row=row, title=f"{row}, requests/s", value=request_rate, digits=0, better=Better.MORE, target=target
+        ),
+        ReportLine(row=row, title=f"{row}, CPU us a request", value=cpu_us, digits=0),
     )
 
 
-def _prompt_lines(row: str) -> tuple[Line, Line]:
+def _prompt_lines(row: str) -> tuple[ReportLine, ReportLine]:
     return (
-        Line(row=row, title=f"{row} prompts, requests/s", value=request_rate, digits=0, better=Better.MORE, target=1.2),
-        Line(row=row, title=f"{row} prompts, p99 ms", value=_ms("whole", "p99"), target=1 / 1.2),
+        ReportLine(
+            row=row, title=f"{row} prompts, requests/s", value=request_rate, digits=0, better=Better.MORE, target=1.2
+        ),
+        ReportLine(row=row, title=f"{row} prompts, p99 ms", value=_ms("whole", "p99"), target=1 / 1.2),
     )
 
 
-def _chunk_lines(row: str, every: str) -> tuple[Line, Line]:
+def _chunk_lines(row: str, every: str) -> tuple[ReportLine, ReportLine]:
     return (
-        Line(row=row, title=f"{row} x {every}, CPU us a chunk", value=_chunk_us, digits=1, target=1.0),
-        Line(row=row, title=f"{row} x {every}, chunks/s", value=_chunk_rate, digits=0, better=Better.MORE),
+        ReportLine(row=row, title=f"{row} x {every}, CPU us a chunk", value=_chunk_us, digits=1, target=1.0),
+        ReportLine(row=row, title=f"{row} x {every}, chunks/s", value=_chunk_rate, digits=0, better=Better.MORE),
     )
 
 
-def _added(row: str, title: str, spread: str, quantile: str, limit: float | None = None) -> Line:
+def _added(row: str, title: str, spread: str, quantile: str, limit: float | None = None) -> ReportLine:
     value = _ms(spread, quantile)
-    return Line(row=row, title=title, value=value, digits=3, is_added=True, target=0.8, limit=limit)
+    return ReportLine(row=row, title=title, value=value, digits=3, is_added=True, target=0.8, limit=limit)
 
 
-LINES: tuple[Line, ...] = (
+LINES: tuple[ReportLine, ...] = (
     *(line for count in (16, 64, 256) for line in _throughput(f"c={count}", 1.5)),
     *(line for count in (16, 64) for line in _throughput(f"P then D c={count}", 1.5)),
     _added("c=1", "c=1, added latency p50, ms", "whole", "p50"),
@@ -162,12 +166,12 @@ LINES: tuple[Line, ...] = (
     *_chunk_lines("100 streams", "20 ms"),
     _added("200 req/s", "200 req/s, added TTFT p50, ms", "first", "p50", limit=0.4),
     _added("200 req/s", "200 req/s, added TTFT p99, ms", "first", "p99"),
-    Line(row="idle 1000", title="1,000 idle streams, KiB each", value=_stream_kib, digits=1, limit=15.0),
-    Line(row="idle 5000", title="5,000 idle streams, KiB each", value=_stream_kib, digits=1, limit=15.0),
+    ReportLine(row="idle 1000", title="1,000 idle streams, KiB each", value=_stream_kib, digits=1, limit=15.0),
+    ReportLine(row="idle 5000", title="5,000 idle streams, KiB each", value=_stream_kib, digits=1, limit=15.0),
     *_prompt_lines("130 KB"),
     *_prompt_lines("600 KB"),
-    Line(row="burst", title="1,000 connections at once, refused", value=_refused, digits=0, limit=0.0),
-    Line(
+    ReportLine(row="burst", title="1,000 connections at once, refused", value=_refused, digits=0, limit=0.0),
+    ReportLine(
         row="burst",
         title="1,000 connections at once, slowest first byte, ms",
         value=_ms("first", "max"),

@@ -16,14 +16,14 @@ from statistics import median
 
 import msgspec
 
-from .backend import Clients, TrialError, await_line, finished, running_backend
+from .backend import LoadGenerator, TrialError, await_line, finished, running_backend
 from .peers import PeerError
 from .processes import Cores
-from .records import Load, Record, Run
+from .records import LoadResult, OverheadRun, RowRecord
 from .report import about, problems
 from .rows import Row, cpu_us, request_rate
-from .subjects import Fleet, several
-from .trials import Bench, Door, opened
+from .subjects import FleetKind, several
+from .trials import Door, OverheadBench, opened
 from .usage import children
 
 _CONNECTIONS = 32  # for each process
@@ -31,19 +31,19 @@ _MILLIONS = 1000  # of conversations, for each load generator: no two of them ha
 STRANGERS, SIBLINGS = "proxies of 1 process", "processes of 1 proxy"
 
 
-def measure(count: int, repetitions: int, args: Sequence[str], bench: Bench) -> Iterator[Record]:
+def measure(count: int, repetitions: int, args: Sequence[str], bench: OverheadBench) -> Iterator[RowRecord]:
     """Strangers and siblings in turn, `count` of each; args: more flags of `serve`."""
     for repetition in range(repetitions):
         for row in (STRANGERS, SIBLINGS):
             bench.progress(f"repetition {repetition + 1}: {count} {row}")
-            record = Record(row=row, subject=several(count if row == SIBLINGS else 1).name, repetition=repetition)
+            record = RowRecord(row=row, subject=several(count if row == SIBLINGS else 1).name, repetition=repetition)
             try:
                 yield _trial(record, count, args, replace(bench, cores=_share_out(count)))
             except (TrialError, PeerError) as exc:
                 yield msgspec.structs.replace(record, problem=exc.message)
 
 
-def markdown(run: Run, count: int) -> str:
+def markdown(run: OverheadRun, count: int) -> str:
     """Medians over the repetitions, with the least and the most; ratios are of trials beside one another."""
     strangers, siblings = ([record for record in run.records if record.row == row] for row in (STRANGERS, SIBLINGS))
     table = ["|  | requests/s | CPU us a request |", "| --- | ---: | ---: |"]
@@ -56,14 +56,14 @@ def markdown(run: Run, count: int) -> str:
     return "\n".join([about(run, "each process with a core"), "", *table, problems(run)])
 
 
-Value = Callable[[Record], float | None]
+Value = Callable[[RowRecord], float | None]
 
 
-def _values(records: Iterable[Record], value: Value) -> list[float]:
+def _values(records: Iterable[RowRecord], value: Value) -> list[float]:
     return [found for record in records if (found := value(record))]
 
 
-def _pairs(one: Iterable[Record], many: Iterable[Record], value: Value) -> list[tuple[float, float]]:
+def _pairs(one: Iterable[RowRecord], many: Iterable[RowRecord], value: Value) -> list[tuple[float, float]]:
     """Of the repetitions in which both were measured."""
     by_repetition = {record.repetition: found for record in many if (found := value(record))}
     return [
@@ -73,24 +73,24 @@ def _pairs(one: Iterable[Record], many: Iterable[Record], value: Value) -> list[
     ]
 
 
-def _trial(record: Record, count: int, args: Sequence[str], bench: Bench) -> Record:
+def _trial(record: RowRecord, count: int, args: Sequence[str], bench: OverheadBench) -> RowRecord:
     with running_backend(bench.tools, bench.cores.mock, bench.folder) as backend, ExitStack() as stack:
         if record.row == SIBLINGS:
-            door = stack.enter_context(opened(several(count, args), Fleet.PLAIN, backend, bench))
+            door = stack.enter_context(opened(several(count, args), FleetKind.PLAIN, backend, bench))
             _pin(door, bench.cores.proxy)
             doors = [door] * count
         else:
             alone = [replace(bench, cores=replace(bench.cores, proxy=frozenset({core}))) for core in bench.cores.proxy]
-            doors = [stack.enter_context(opened(several(1, args), Fleet.PLAIN, backend, one)) for one in alone]
+            doors = [stack.enter_context(opened(several(1, args), FleetKind.PLAIN, backend, one)) for one in alone]
         clients = [
-            Clients(bench.tools, bench.cores, bench.folder, name=f"-{number}", millions=_MILLIONS * number)
+            LoadGenerator(bench.tools, bench.cores, bench.folder, name=f"-{number}", millions=_MILLIONS * number)
             for number in range(count)
         ]
         _asked(record, doors, clients, bench.seconds)  # what is slower at first is no part of it
         return _asked(record, doors, clients, bench.seconds)
 
 
-def _asked(record: Record, doors: Sequence[Door], clients: Sequence[Clients], seconds: float) -> Record:
+def _asked(record: RowRecord, doors: Sequence[Door], clients: Sequence[LoadGenerator], seconds: float) -> RowRecord:
     row = Row(name=record.row, connections=_CONNECTIONS)
     pairs = list(zip(doors, clients, strict=True))
     firsts = [each.new_conversations() for each in clients]
@@ -108,7 +108,7 @@ def _asked(record: Record, doors: Sequence[Door], clients: Sequence[Clients], se
             await_line(program, "end")
         took_s, ended = time.monotonic() - begun_s, _cpu_s(doors)
         loads = [finished(program) for program in programs]
-    load = Load(seconds=round(took_s, 4), **{name: sum(getattr(one, name) for one in loads) for name in _COUNTS})
+    load = LoadResult(seconds=round(took_s, 4), **{name: sum(getattr(one, name) for one in loads) for name in _COUNTS})
     return msgspec.structs.replace(record, load=load, cpu_s=round(ended - begun, 4))
 
 

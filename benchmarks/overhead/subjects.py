@@ -24,7 +24,7 @@ POLICIES = ("round_robin", "cache_aware")  # that all peers have
 _STREAMS = "32768"  # more than any row has open
 
 
-class Fleet(StrEnum):
+class FleetKind(StrEnum):
     """`PLAIN`: every timed request is one leg. `PAIR`: every one is prefilled on P and answered by D (NIXL)."""
 
     PLAIN = "plain"
@@ -32,7 +32,7 @@ class Fleet(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SubjectPorts:
     """Ports: of the proxy, of its metrics, and of the mock backend as P and as D."""
 
     port: int
@@ -49,7 +49,7 @@ class Place:
         return f"http://{HOST}:{self.decode}"
 
 
-Command = Callable[[Place], list[str]]
+Command = Callable[[SubjectPorts], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,8 @@ class Subject:
     pair: Command | None = None
     why_not: str = ""
 
-    def command(self, fleet: Fleet) -> Command | None:
-        return self.plain if fleet is Fleet.PLAIN else self.pair
+    def command(self, fleet: FleetKind) -> Command | None:
+        return self.plain if fleet is FleetKind.PLAIN else self.pair
 
 
 def subject(name: str, cache: Path, ppd_args: Sequence[str] = (), policy: str = POLICIES[0]) -> Subject:
@@ -85,7 +85,7 @@ def several(processes: int, ppd_args: Sequence[str] = ()) -> Subject:
     return Subject(name, lambda place: _ppd(place, more), lambda place: _ppd(place, more))
 
 
-def _ppd(place: Place, more: Sequence[str]) -> list[str]:
+def _ppd(place: SubjectPorts, more: Sequence[str]) -> list[str]:
     """With both fleets alike: first turns are SPLIT, and later ones LOCAL where the table says so."""
     argv = [str(Path(sys.executable).with_name("ppd")), "serve", "--port", str(place.port), "--heartbeat-port", "0"]
     argv += ["--workers", f"P={HOST}:{place.prefill}", "--workers", f"D={HOST}:{place.decode}"]
@@ -94,22 +94,22 @@ def _ppd(place: Place, more: Sequence[str]) -> list[str]:
     return [*argv, "--warm-up-s", "0", "--log-level", "warning", *more]
 
 
-def _vllm_router(path: str, policy: str, place: Place) -> list[str]:
+def _vllm_router(path: str, policy: str, place: SubjectPorts) -> list[str]:
     argv = [path, "--host", HOST, "--port", str(place.port), "--prometheus-port", str(place.metrics)]
     argv += ["--worker-startup-check-interval", "1", "--max-concurrent-requests", _STREAMS]
     return [*argv, "--policy", policy, "--log-level", "warning"]
 
 
-def _vllm_plain(path: str, policy: str, place: Place) -> list[str]:
+def _vllm_plain(path: str, policy: str, place: SubjectPorts) -> list[str]:
     return [*_vllm_router(path, policy, place), "--worker-urls", place.decode_url]
 
 
-def _vllm_pair(path: str, policy: str, place: Place) -> list[str]:
+def _vllm_pair(path: str, policy: str, place: SubjectPorts) -> list[str]:
     argv = [*_vllm_router(path, policy, place), "--vllm-pd-disaggregation"]
     return [*argv, "--prefill", place.prefill_url, "--decode", place.decode_url]
 
 
-def _shepherd(path: str, policy: str, place: Place) -> list[str]:
+def _shepherd(path: str, policy: str, place: SubjectPorts) -> list[str]:
     """sglang-router, and smg that came of it."""
     argv = [path, "launch", "--host", HOST, "--port", str(place.port), "--prometheus-port", str(place.metrics)]
     argv += ["--worker-startup-check-interval", "1", "--max-concurrent-requests", _STREAMS]

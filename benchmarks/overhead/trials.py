@@ -10,15 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from .backend import Backend, Clients, TrialError, ask_once, await_line, finished, running_backend
+from .backend import Backend, LoadGenerator, TrialError, ask_once, await_line, finished, running_backend
 from .native import Tools
 from .peers import PeerError, last_lines
 from .processes import Cores, Program, free_port
-from .records import Record
-from .rows import ROWS, Row
-from .rows import Load as Mode
-from .subjects import DIRECT, Fleet, Place, Subject
-from .usage import Usage, usage
+from .records import RowRecord
+from .rows import ROWS, LoadMode, Row
+from .subjects import DIRECT, FleetKind, Subject, SubjectPorts
+from .usage import ResourceUsage, usage
 
 _STARTS_S = 40.0
 _SETTLES_S = 1.0  # until an opened stream's memory is looked at
@@ -28,7 +27,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class OverheadBench:
     """What every trial shares."""
 
     tools: Tools
@@ -47,7 +46,7 @@ class Door:
     backend: Backend
     pid: int | None = None
 
-    def usage(self) -> Usage | None:
+    def usage(self) -> ResourceUsage | None:
         """Now; None of a direct connection."""
         if self.pid is None:
             return None
@@ -63,10 +62,10 @@ def select(names: Sequence[str]) -> tuple[Row, ...]:
     return tuple(row for row in ROWS if not names or row.name in wanted)
 
 
-def measure(subject: Subject | None, rows: Sequence[Row], bench: Bench, repetition: int) -> Iterator[Record]:
+def measure(subject: Subject | None, rows: Sequence[Row], bench: OverheadBench, repetition: int) -> Iterator[RowRecord]:
     """One repetition of one subject; None is a direct connection."""
     name = subject.name if subject else DIRECT
-    for fleet in Fleet:
+    for fleet in FleetKind:
         its = [row for row in rows if row.fleet is fleet and (subject or row.has_direct)]
         if not its:
             continue
@@ -77,11 +76,11 @@ def measure(subject: Subject | None, rows: Sequence[Row], bench: Bench, repetiti
                     yield from _rows(door, its, bench, repetition)
             except PeerError as exc:
                 for row in its:
-                    yield Record(row=row.name, subject=name, repetition=repetition, problem=exc.message)
+                    yield RowRecord(row=row.name, subject=name, repetition=repetition, problem=exc.message)
 
 
 @contextmanager
-def opened(subject: Subject | None, fleet: Fleet, backend: Backend, bench: Bench) -> Iterator[Door]:
+def opened(subject: Subject | None, fleet: FleetKind, backend: Backend, bench: OverheadBench) -> Iterator[Door]:
     """The subject at work before the backend; PeerError says why it is not."""
     if subject is None:
         yield Door(DIRECT, backend.decode, backend)
@@ -89,7 +88,7 @@ def opened(subject: Subject | None, fleet: Fleet, backend: Backend, bench: Bench
     command = subject.command(fleet)
     if command is None:
         raise PeerError(subject.why_not)
-    place = Place(free_port(), free_port(), backend.prefill, backend.decode)
+    place = SubjectPorts(free_port(), free_port(), backend.prefill, backend.decode)
     try:
         program = Program(command(place), bench.cores.proxy, bench.folder / f"{subject.name}-{fleet}.log")
     except OSError as exc:
@@ -100,27 +99,27 @@ def opened(subject: Subject | None, fleet: Fleet, backend: Backend, bench: Bench
         yield Door(subject.name, place.port, backend, program.pid)
 
 
-def _wait_ready(program: Program, place: Place, fleet: Fleet, backend: Backend) -> None:
+def _wait_ready(program: Program, place: SubjectPorts, fleet: FleetKind, backend: Backend) -> None:
     """Answers, and through P where it is to be; a fleet may come up one by one."""
     ends_s = time.monotonic() + _STARTS_S
     while time.monotonic() < ends_s and not program.has_ended:
         before = backend.stats().handovers
-        if ask_once(place.port) and (fleet is Fleet.PLAIN or backend.stats().handovers > before):
+        if ask_once(place.port) and (fleet is FleetKind.PLAIN or backend.stats().handovers > before):
             return
         time.sleep(0.1)
     why = "ended" if program.has_ended else f"did not answer within {_STARTS_S:g} s"
     raise PeerError(f"{why}: {last_lines(program.log.read_text(errors='replace'))}")
 
 
-def _rows(door: Door, rows: Sequence[Row], bench: Bench, repetition: int) -> Iterator[Record]:
-    clients = Clients(bench.tools, bench.cores, bench.folder)
-    held = [row for row in rows if row.load is Mode.HOLD]
+def _rows(door: Door, rows: Sequence[Row], bench: OverheadBench, repetition: int) -> Iterator[RowRecord]:
+    clients = LoadGenerator(bench.tools, bench.cores, bench.folder)
+    held = [row for row in rows if row.load is LoadMode.HOLD]
     if held:
         yield from _hold(door, held, clients, repetition)
     for row in rows:
-        if row.load is Mode.HOLD:
+        if row.load is LoadMode.HOLD:
             continue
-        record = Record(row=row.name, subject=door.subject, repetition=repetition)
+        record = RowRecord(row=row.name, subject=door.subject, repetition=repetition)
         try:
             yield timed(record, door, row, clients, bench.seconds)
         except TrialError as exc:
@@ -128,7 +127,7 @@ def _rows(door: Door, rows: Sequence[Row], bench: Bench, repetition: int) -> Ite
         door.backend.wait_quiet()
 
 
-def timed(record: Record, door: Door, row: Row, clients: Clients, seconds: float) -> Record:
+def timed(record: RowRecord, door: Door, row: Row, clients: LoadGenerator, seconds: float) -> RowRecord:
     """One row, with what was found in its measured span."""
     first = clients.new_conversations()
     if not row.fresh:
@@ -152,20 +151,20 @@ def timed(record: Record, door: Door, row: Row, clients: Clients, seconds: float
     return msgspec.structs.replace(record, problem=stray_legs(row, record))
 
 
-def stray_legs(row: Row, record: Record) -> str:
+def stray_legs(row: Row, record: RowRecord) -> str:
     """Whether the work was what the row says; empty if so."""
     load, backend = record.load, record.backend
     if load is None or backend is None or record.subject == DIRECT:
         return ""
-    legs = backend.handovers if row.fleet is Fleet.PAIR else load.asked - backend.prefills
+    legs = backend.handovers if row.fleet is FleetKind.PAIR else load.asked - backend.prefills
     if legs >= load.asked * (1 - _STRAY_LEGS):
         return ""
-    wanted = "P and then D" if row.fleet is Fleet.PAIR else "one leg"
+    wanted = "P and then D" if row.fleet is FleetKind.PAIR else "one leg"
     return f"{load.asked - legs} of {load.asked} requests were not {wanted}"
 
 
-def _hold(door: Door, rows: Sequence[Row], clients: Clients, repetition: int) -> Iterator[Record]:
-    records = [Record(row=row.name, subject=door.subject, repetition=repetition) for row in rows]
+def _hold(door: Door, rows: Sequence[Row], clients: LoadGenerator, repetition: int) -> Iterator[RowRecord]:
+    records = [RowRecord(row=row.name, subject=door.subject, repetition=repetition) for row in rows]
     try:
         yield from _held(door, rows, clients, records)
     except TrialError as exc:
@@ -173,7 +172,7 @@ def _hold(door: Door, rows: Sequence[Row], clients: Clients, repetition: int) ->
     door.backend.wait_quiet()
 
 
-def _held(door: Door, rows: Sequence[Row], clients: Clients, records: Sequence[Record]) -> list[Record]:
+def _held(door: Door, rows: Sequence[Row], clients: LoadGenerator, records: Sequence[RowRecord]) -> list[RowRecord]:
     """Streams on top of those that are open; the memory before is that before the first of them."""
     firsts = [clients.new_conversations() for _ in rows]
     for row, first in zip(rows, firsts, strict=True):

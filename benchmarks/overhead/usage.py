@@ -13,7 +13,7 @@ _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessUsage:
     """One line of /proc/*/stat. `cpu_s` includes children that have ended and were waited for."""
 
     pid: int
@@ -23,20 +23,20 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class ResourceUsage:
     cpu_s: float
     rss_kib: int
 
 
-def parse_stat(text: str) -> Process:
+def parse_stat(text: str) -> ProcessUsage:
     """A process's name may hold blanks and brackets: fields are counted from its last one."""
     pid, _, rest = text.partition(" (")
     fields = rest.rpartition(") ")[2].split()
     ticks = sum(int(fields[at]) for at in (11, 12, 13, 14))
-    return Process(int(pid), int(fields[1]), ticks / _TICKS_PER_S, int(fields[21]) * _PAGE_KIB)
+    return ProcessUsage(int(pid), int(fields[1]), ticks / _TICKS_PER_S, int(fields[21]) * _PAGE_KIB)
 
 
-def family(root: int, processes: Mapping[int, Process]) -> list[Process]:
+def family(root: int, processes: Mapping[int, ProcessUsage]) -> list[ProcessUsage]:
     """The process and its descendants, those that are there."""
     found, pids = [], [root]
     while pids:
@@ -47,12 +47,12 @@ def family(root: int, processes: Mapping[int, Process]) -> list[Process]:
     return found
 
 
-def total(processes: Iterable[Process]) -> Usage:
+def total(processes: Iterable[ProcessUsage]) -> ResourceUsage:
     processes = list(processes)
-    return Usage(sum(one.cpu_s for one in processes), sum(one.rss_kib for one in processes))
+    return ResourceUsage(sum(one.cpu_s for one in processes), sum(one.rss_kib for one in processes))
 
 
-def usage(pid: int) -> Usage:
+def usage(pid: int) -> ResourceUsage:
     """Now, of the process and its descendants."""
     return total(family(pid, _all()))
 
@@ -62,7 +62,7 @@ def children(pid: int) -> list[int]:
     return sorted(process.pid for process in _all().values() if process.parent == pid)
 
 
-def _all() -> dict[int, Process]:
+def _all() -> dict[int, ProcessUsage]:
     processes = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it ended meanwhile

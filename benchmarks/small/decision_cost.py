@@ -33,12 +33,12 @@ from ppd.proxy.openai.answer import AnswerObserver
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
 from ppd.proxy.policy import Turn, decide, has_room
-from ppd.proxy.routing.attempts import Asker
+from ppd.proxy.routing.attempts import TurnContext
 from ppd.proxy.routing.dispatch import Dispatcher
 from ppd.proxy.routing.handoff_release import WindingUp
 from ppd.proxy.routing.learning import Learner
 from ppd.proxy.routing.router import Router
-from ppd.proxy.sessions.table import Outcome
+from ppd.proxy.sessions.table import TurnOutcome
 from ppd.proxy.settings import Settings
 from ppd.proxy.telemetry.receipts import Receipt
 
@@ -50,10 +50,10 @@ DECISION_TARGETS_US = {"2 KB": 50, "130 KB": 250}  # from the body to the decisi
 WARM_UP = 30
 BATCH_BYTES = 16_000_000
 REPLY = "The answer is forty-two, as far as anybody can tell; shall I go on? "
-ASKER = Asker(Client(name="", tenant=""), {"content-type": "application/json"})
+ASKER = TurnContext(Client(name="", tenant=""), {"content-type": "application/json"})
 
 
-class Stopwatch:
+class StageStopwatch:
     """Microseconds that one turn spends in each stage."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class MemoryAnswer:
 class MemoryUpstream:
     """Answers every leg in the place of `Upstream`; P's answers hold a handoff."""
 
-    def __init__(self, watch: Stopwatch) -> None:
+    def __init__(self, watch: StageStopwatch) -> None:
         self._watch = watch
 
     async def ask(self, _call: object, _path: str, **_leg: object) -> MemoryAnswer:
@@ -137,12 +137,12 @@ class MemoryUpstream:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class TurnBench:
     """One proxy without sockets."""
 
     proxy: Proxy
     router: Router
-    watch: Stopwatch
+    watch: StageStopwatch
 
     def parse(self, body: bytes) -> Request:
         return parse_request(
@@ -177,15 +177,15 @@ class Bench:
 class WatchedDispatcher(Dispatcher):
     """Tells the watch that the decision is made."""
 
-    watch: Stopwatch
+    watch: StageStopwatch
 
     async def open(self, running: Any) -> Any:
         self.watch.lap("decide")
         return await super().open(running)
 
 
-def bench() -> Bench:
-    settings, watch = Settings(ProxyConfig(workers=WORKERS, heartbeat_port=0)), Stopwatch()
+def bench() -> TurnBench:
+    settings, watch = Settings(ProxyConfig(workers=WORKERS, heartbeat_port=0)), StageStopwatch()
     proxy = assemble(settings)
     state, upstream = proxy.state, cast(Any, MemoryUpstream(watch))
     for worker in settings.config.static_workers:
@@ -202,7 +202,7 @@ def bench() -> Bench:
         Learner(state, Drain(), None),
         passed_over=canary.passed_over,
     )
-    return Bench(proxy, router, watch)
+    return TurnBench(proxy, router, watch)
 
 
 def conversation(number: int, size: int, messages: int) -> tuple[bytes | None, bytes]:
@@ -222,7 +222,7 @@ def body(messages: Sequence[object]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TimedTurns:
     """The timed turns of one size."""
 
     name: str
@@ -237,9 +237,9 @@ class Row:
         return [parse, decide, decision, target, legs, learn, list(map(add, decision, map(add, legs, learn)))]
 
 
-async def play(one: Bench, name: str, rounds: int, first: int) -> Row:
+async def play(one: TurnBench, name: str, rounds: int, first: int) -> TimedTurns:
     """The last turns of so many conversations, numbered from `first`: turn after turn, as in a busy proxy."""
-    row = Row(name, Counter(), {stage: [] for stage in STAGES})
+    row = TimedTurns(name, Counter(), {stage: [] for stage in STAGES})
     batch = max(1, BATCH_BYTES // SIZES[name][0])
     for start in range(first, first + rounds, batch):
         numbers = range(start, min(start + batch, first + rounds))
@@ -254,7 +254,7 @@ async def play(one: Bench, name: str, rounds: int, first: int) -> Row:
     return row
 
 
-async def measure(sessions: int, rounds: int) -> tuple[list[Row], dict[str, dict[str, float]]]:
+async def measure(sessions: int, rounds: int) -> tuple[list[TimedTurns], dict[str, dict[str, float]]]:
     one, rows = bench(), []
     await play(one, "200 B", sessions, 10**6)
     gc.freeze()  # what the table holds is not to be walked through while a turn is timed
@@ -264,7 +264,7 @@ async def measure(sessions: int, rounds: int) -> tuple[list[Row], dict[str, dict
     return rows, {name: await parts(one, name, at) for at, name in enumerate(SIZES)}
 
 
-async def parts(one: Bench, name: str, number: int) -> dict[str, float]:
+async def parts(one: TurnBench, name: str, number: int) -> dict[str, float]:
     """Median us of single steps of a last turn, each done again and again, so that caches are warm."""
     earlier, last = conversation(number, *SIZES[name])
     if earlier is not None:
@@ -284,7 +284,7 @@ async def parts(one: Bench, name: str, number: int) -> dict[str, float]:
     )
     decision = decide(turn, state.registry.fleet(turn.model), rules, qps=1.0, now_s=now_s)
     worker = decision.decode.id
-    outcome = Outcome(
+    outcome = TurnOutcome(
         prompt_tokens=900,
         completion_tokens=20,
         reply_key=ReplyKey(request).key(),
@@ -320,7 +320,7 @@ def _median_us(call: Callable[[], object], calls: int = 300) -> float:
     return percentile(times_us, 0.5)
 
 
-def show(rows: Sequence[Row]) -> None:
+def show(rows: Sequence[TimedTurns]) -> None:
     _table(
         ["body", "turns", "parse", "to decision", "decision", "target", "legs", "answer, learning", "turn"],
         [

@@ -22,7 +22,7 @@ from rich.console import Console
 from ppd.proxy.cli.table_view import columns
 from ppd.proxy.decision_table.format import Arm, Axes, Cell
 from ppd.proxy.decision_table.interpolation import Mix
-from ppd.proxy.decision_table.nearest import Around, Nearest, Workload
+from ppd.proxy.decision_table.nearest import Around, Nearest, TableQuery
 from ppd.proxy.decision_table.score import DecisionTable, Lookup, Weights, bundled, find
 
 LOOKUPS = 20_000
@@ -63,15 +63,15 @@ def errors(table: DecisionTable, left_out: LeftOut) -> dict[Lookup, list[Error]]
     return found
 
 
-def one_cell(axes: Axes) -> Callable[[Workload], Mix]:
+def one_cell(axes: Axes) -> Callable[[TableQuery], Mix]:
     nearest = Nearest(axes)
     return lambda workload: Mix(((nearest.cell(workload), 1.0),), nearest.covers(workload))
 
 
-def place_of(cell: Cell, axes: Axes) -> Workload:
+def place_of(cell: Cell, axes: Axes) -> TableQuery:
     context = next(context for context in axes.contexts if context.name == cell.context)
     kind = next(workload for workload in axes.workloads if workload.name == cell.workload)
-    return Workload(kind.new_tokens, context.measured_tokens, kind.output_tokens, cell.qps)
+    return TableQuery(kind.new_tokens, context.measured_tokens, kind.output_tokens, cell.qps)
 
 
 def has_both_arms(cell: Cell | None) -> bool:
@@ -93,7 +93,7 @@ def microseconds(table: DecisionTable, rule: Lookup) -> list[float]:
     scored, times = table.scored(Weights(), rule), []
     for _ in range(LOOKUPS):
         new, cached, output = (int(2 ** random.uniform(3, top)) for top in (11, 14, 11))
-        workload = Workload(new, cached, output, 2 ** random.uniform(-2, 5))
+        workload = TableQuery(new, cached, output, 2 ** random.uniform(-2, 5))
         started_s = time.perf_counter()
         scored.lookup(workload)
         times.append((time.perf_counter() - started_s) * 1e6)

@@ -21,7 +21,7 @@ from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
 from ppd.proxy.sessions.prefix_chain import Hasher
-from ppd.proxy.sessions.table import Outcome, SessionTable
+from ppd.proxy.sessions.table import SessionTable, TurnOutcome
 
 WORKERS = tuple((WorkerId(f"10.0.0.{n}:8000"), f"incarnation-{n}") for n in range(8))
 
@@ -55,7 +55,7 @@ def play(table: SessionTable, requests: list[Request], number: int, now_s: float
         reply = ReplyKey(request)
         reply.add_text(reply_to(turn))
         prompt, completion = 1000 * (turn + 1), 300 + turn
-        outcome = Outcome(
+        outcome = TurnOutcome(
             prompt_tokens=prompt,
             completion_tokens=completion,
             reply_key=reply.key(),

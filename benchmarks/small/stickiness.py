@@ -30,7 +30,7 @@ from ppd.proxy.downstream.serve import listen, serve
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.settings import Settings
 from ppd.servers.sim.api.prompts import chat_prompt
-from ppd.servers.sim.api.requests import Body
+from ppd.servers.sim.api.requests import JsonBody
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.core.tokens import encode
 from ppd.servers.sim.launch import running_engine
@@ -44,23 +44,23 @@ AGAIN, EDIT = 0.1, 0.1  # of all turns after the first
 _WORDS = "tide lamp river stone letter orchard signal winter copper harbour glass engine paper north garden".split()
 
 
-class Kind(Enum):
+class StepKind(Enum):
     SAY = "say"  # goes on from the last answer
     AGAIN = "again"  # asks for the last answer once more, and goes on from that
     EDIT = "edit"  # replaces the message before the last answer's
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    kind: Kind
+class UserStep:
+    kind: StepKind
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Talk:
+class UserScript:
     """What one user does, turn by turn."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[UserStep, ...]
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Played:
         return {name: count / self.turns for name, count in sorted(self.workers.items())}
 
 
-def conversations(count: int, turns: int, seed: int) -> tuple[Talk, ...]:
+def conversations(count: int, turns: int, seed: int) -> tuple[UserScript, ...]:
     random = Random(seed)
 
     def text(words: int) -> str:
@@ -111,19 +111,19 @@ def conversations(count: int, turns: int, seed: int) -> tuple[Talk, ...]:
     talks = []
     for _ in range(count):
         opener = random.choice(shared) if random.random() < TWINS else text(random.randint(20, 120))
-        steps = [Step(Kind.SAY, opener)]
+        steps = [UserStep(StepKind.SAY, opener)]
         while len(steps) < turns:
-            kind = random.choices([*Kind], weights=[1 - AGAIN - EDIT, AGAIN, EDIT])[0]
-            steps.append(Step(kind, "" if kind is Kind.AGAIN else text(random.randint(5, 60))))
-        talks.append(Talk(tuple(steps)))
+            kind = random.choices([*StepKind], weights=[1 - AGAIN - EDIT, AGAIN, EDIT])[0]
+            steps.append(UserStep(kind, "" if kind is StepKind.AGAIN else text(random.randint(5, 60))))
+        talks.append(UserScript(tuple(steps)))
     return tuple(talks)
 
 
-async def play(session: aiohttp.ClientSession, base_url: str, talks: Sequence[Talk], at_once: int) -> Played:
+async def play(session: aiohttp.ClientSession, base_url: str, talks: Sequence[UserScript], at_once: int) -> Played:
     """All conversations, so many at a time."""
     played, places = Played(), asyncio.Semaphore(at_once)
 
-    async def one(talk: Talk) -> None:
+    async def one(talk: UserScript) -> None:
         async with places:
             await _converse(session, base_url, talk, played)
 
@@ -131,14 +131,14 @@ async def play(session: aiohttp.ClientSession, base_url: str, talks: Sequence[Ta
     return played
 
 
-async def _converse(session: aiohttp.ClientSession, base_url: str, talk: Talk, played: Played) -> None:
+async def _converse(session: aiohttp.ClientSession, base_url: str, talk: UserScript, played: Played) -> None:
     messages: list[dict[str, str]] = []
     ideal = Ideal()
     for step in talk.steps:
         messages = _next(messages, step)
         # Sampled: what is asked for again is answered anew.
         body = {"model": "sim", "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 1.0}
-        prompt = chat_prompt(Body.decode(msgspec.json.encode(body)))
+        prompt = chat_prompt(JsonBody.decode(msgspec.json.encode(body)))
         async with session.post(f"{base_url}/v1/chat/completions", json=body) as response:
             played.turns += 1
             if response.status != 200:
@@ -155,12 +155,12 @@ async def _converse(session: aiohttp.ClientSession, base_url: str, talk: Talk, p
         messages = [*messages, {"role": "assistant", "content": text}]
 
 
-def _next(messages: list[dict[str, str]], step: Step) -> list[dict[str, str]]:
+def _next(messages: list[dict[str, str]], step: UserStep) -> list[dict[str, str]]:
     """`messages` ends with an answer, or is empty."""
     match step.kind:
-        case Kind.AGAIN:
+        case StepKind.AGAIN:
             return messages[:-1]
-        case Kind.EDIT:
+        case StepKind.EDIT:
             return [*messages[:-2], {"role": "user", "content": step.text}]
         case _:
             return [*messages, {"role": "user", "content": step.text}]
@@ -195,7 +195,7 @@ async def fleet(mode: Mode) -> AsyncIterator[str]:
             await serving
 
 
-async def measure(talks: Sequence[Talk], at_once: int) -> dict[Mode, Played]:
+async def measure(talks: Sequence[UserScript], at_once: int) -> dict[Mode, Played]:
     found = {}
     for mode in MODES:
         async with fleet(mode) as base_url, aiohttp.ClientSession() as session:

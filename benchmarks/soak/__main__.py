@@ -33,18 +33,18 @@ from .clients import Crowd
 from .fault_plan import plan
 from .fault_runner import Chaos
 from .fleet import ADMIN_KEY, descriptors, running_fleet
-from .monitor import Watch, log_defects
+from .monitor import Monitor, log_defects
 from .oracle import Oracle, running_oracle
-from .records import Ending, Head, Records
+from .records import Ending, Records, SoakHead
 from .report import markdown
-from .workload import Talk
+from .workload import SoakConversation
 
 _RECORDS = "soak.jsonl.gz"
 _WARM_UP_SHARE = 1 / 3  # of the time, at most
 _WARM_UP_S = 300.0
 
 
-async def soak(head: Head, folder: Path, oracle: Oracle) -> Records:
+async def soak(head: SoakHead, folder: Path, oracle: Oracle) -> Records:
     """Runs it; logs and receipts go to `folder`."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     async with (
@@ -57,11 +57,11 @@ async def soak(head: Head, folder: Path, oracle: Oracle) -> Records:
         def clock() -> float:
             return time.monotonic() - begun_s
 
-        watch, chaos = Watch(fleet, clock), Chaos(fleet, clock)
+        watch, chaos = Monitor(fleet, clock), Chaos(fleet, clock)
         watching = asyncio.create_task(watch.run())
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
             crowd = Crowd(session, fleet.url, ADMIN_KEY, oracle, clock)
-            talks = (Talk(head.seed, number) for number in itertools.count())
+            talks = (SoakConversation(head.seed, number) for number in itertools.count())
             async with asyncio.TaskGroup() as group:
                 group.create_task(chaos.run(plan(head.seed, head.seconds)))
                 for _ in range(head.clients):
@@ -80,9 +80,9 @@ async def soak(head: Head, folder: Path, oracle: Oracle) -> Records:
         return Records(head, crowd.requests, chaos.done, watch.samples, ending)
 
 
-def head_of(args: argparse.Namespace) -> Head:
+def head_of(args: argparse.Namespace) -> SoakHead:
     seconds = args.minutes * 60
-    return Head(
+    return SoakHead(
         seed=args.seed,
         seconds=seconds,
         warm_up_s=min(_WARM_UP_S, seconds * _WARM_UP_SHARE),

@@ -12,9 +12,9 @@ import msgspec
 
 from .client_view import Heard
 from .oracle import Oracle
-from .records import Outcome, Request
+from .records import ClientOutcome, RequestRecord
 from .verify import Reception, judge
-from .workload import Ask, Move, Talk
+from .workload import Move, SoakConversation, SoakRequest
 
 _LIMIT_S = 60.0  # longer than any of the proxy's own limits
 _THINK_S = 0.1
@@ -23,7 +23,7 @@ Clock = Callable[[], float]  # seconds since the load began
 
 
 @dataclass(slots=True)
-class Exchange:
+class ClientExchange:
     """One request under way."""
 
     heard: Heard
@@ -45,9 +45,9 @@ class Crowd:
         self._admin_key = admin_key
         self._oracle = oracle
         self._clock = clock
-        self.requests: list[Request] = []
+        self.requests: list[RequestRecord] = []
 
-    async def play(self, talks: Iterator[Talk], until_s: float) -> None:
+    async def play(self, talks: Iterator[SoakConversation], until_s: float) -> None:
         """One client's life. `talks` is shared with the others."""
         while self._clock() < until_s:
             talk = next(talks)
@@ -58,7 +58,9 @@ class Crowd:
                 talk.hear(text)
                 await asyncio.sleep(_THINK_S)
 
-    async def _judged(self, talk: Talk, ask: Ask, exchange: Exchange) -> tuple[Request, str | None]:
+    async def _judged(
+        self, talk: SoakConversation, ask: SoakRequest, exchange: ClientExchange
+    ) -> tuple[RequestRecord, str | None]:
         """The record, and the text to go on from where all of it came."""
         heard = exchange.heard
         reception = Reception(status=exchange.status, left=exchange.left, lost=exchange.lost, stream=ask.stream)
@@ -66,7 +68,7 @@ class Crowd:
         if ask.move is not Move.IMPOSSIBLE and exchange.status == 200:
             expected = await self._oracle.texts(ask.endpoint, ask.body)
         outcome, detail = judge(heard, reception, expected, ask.move)
-        request = Request(
+        request = RequestRecord(
             id=exchange.headers.get("x-request-id", ""),
             talk=talk.number,
             endpoint=ask.endpoint.name.lower(),
@@ -80,10 +82,10 @@ class Crowd:
             route=exchange.headers.get("x-ppd-route", ""),
             detail=detail,
         )
-        return request, heard.texts.get(0) if outcome is Outcome.COMPLETED else None
+        return request, heard.texts.get(0) if outcome is ClientOutcome.COMPLETED else None
 
-    async def _exchange(self, ask: Ask) -> Exchange:
-        exchange = Exchange(Heard(ask.endpoint), sent_s=self._clock())
+    async def _exchange(self, ask: SoakRequest) -> ClientExchange:
+        exchange = ClientExchange(Heard(ask.endpoint), sent_s=self._clock())
         try:
             async with asyncio.timeout(_LIMIT_S):
                 if ask.manners.leave_after_s is None:
@@ -98,7 +100,7 @@ class Crowd:
         exchange.ended_s = self._clock()
         return exchange
 
-    async def _send(self, ask: Ask, exchange: Exchange) -> None:
+    async def _send(self, ask: SoakRequest, exchange: ClientExchange) -> None:
         headers = ask.headers | {"Content-Type": "application/json"}
         if ask.force:
             headers |= {"X-PPD-Force-Route": ask.force, "X-Admin-Key": self._admin_key}
@@ -112,7 +114,7 @@ class Crowd:
                 exchange.heard.read_whole(await answer.read())
         exchange.ended_s = self._clock()
 
-    async def _listen(self, answer: aiohttp.ClientResponse, ask: Ask, exchange: Exchange) -> None:
+    async def _listen(self, answer: aiohttp.ClientResponse, ask: SoakRequest, exchange: ClientExchange) -> None:
         manners, events = ask.manners, 0
         async for chunk in answer.content.iter_any():
             events += exchange.heard.feed(chunk)

@@ -6,24 +6,26 @@ from collections.abc import Collection, Iterable, Iterator
 from random import Random
 from typing import Any, Final
 
-from .records import FINE, Disturbance, Kind, Outcome, Request
+from .records import FINE, ClientOutcome, Disturbance, FleetFault, RequestRecord
 
 WORKERS: Final = ("P1", "P2", "D1", "D2", "D3", "R1")
 SPARE: Final = "D4"  # which joins and leaves
 
 # What a client may notice of each. Everything else has another worker, or another try, before the first byte.
-COSTS: Final[dict[Kind, frozenset[Outcome]]] = {
-    Kind.KILL: frozenset({Outcome.BROKEN}),
-    Kind.CUT: frozenset({Outcome.BROKEN}),
-    Kind.EVENT: frozenset({Outcome.BROKEN}),
-    Kind.HANG: frozenset({Outcome.TIMED_OUT}),  # a whole answer's time is over when it is noticed
-    Kind.WEDGE: frozenset({Outcome.TIMED_OUT}),
-    Kind.DEAF: frozenset({Outcome.TIMED_OUT}),  # asyncio forgets a connection accepted while its server closes
+COSTS: Final[dict[FleetFault, frozenset[ClientOutcome]]] = {
+    FleetFault.KILL: frozenset({ClientOutcome.BROKEN}),
+    FleetFault.CUT: frozenset({ClientOutcome.BROKEN}),
+    FleetFault.EVENT: frozenset({ClientOutcome.BROKEN}),
+    FleetFault.HANG: frozenset({ClientOutcome.TIMED_OUT}),  # a whole answer's time is over when it is noticed
+    FleetFault.WEDGE: frozenset({ClientOutcome.TIMED_OUT}),
+    FleetFault.DEAF: frozenset(
+        {ClientOutcome.TIMED_OUT}
+    ),  # asyncio forgets a connection accepted while its server closes
 }
 AFTER_S: Final = 1.0  # how long after its end a disturbance may still be felt
 
 # Whom it can be done to: a replica takes part in no hand-over.
-_ROLES = {Kind.FLIP: "PD", Kind.HANDOFF: "P", Kind.LOAD: "D", Kind.WEDGE: "P"}
+_ROLES = {FleetFault.FLIP: "PD", FleetFault.HANDOFF: "P", FleetFault.LOAD: "D", FleetFault.WEDGE: "P"}
 _MANY = 10_000  # more requests than come while a fault is set
 _CALM_S = (2.0, 4.0)
 _LASTS_S = (2.5, 5.0)
@@ -46,12 +48,12 @@ def plan(seed: int, seconds: float) -> list[Disturbance]:
     return planned
 
 
-def costs(request: Request, disturbances: Iterable[Disturbance]) -> frozenset[Outcome]:
+def costs(request: RequestRecord, disturbances: Iterable[Disturbance]) -> frozenset[ClientOutcome]:
     """What this request may have come to, besides going well."""
     return FINE.union(*(COSTS.get(one.kind, FINE) for one in felt(request, disturbances)))
 
 
-def felt(request: Request, disturbances: Iterable[Disturbance]) -> list[Disturbance]:
+def felt(request: RequestRecord, disturbances: Iterable[Disturbance]) -> list[Disturbance]:
     """Those that were under way while the request was."""
     return [
         one
@@ -63,42 +65,44 @@ def felt(request: Request, disturbances: Iterable[Disturbance]) -> list[Disturba
 def faults(one: Disturbance) -> dict[str, Any]:
     """What the engine is told: the body of POST /faults."""
     match one.kind:
-        case Kind.REFUSE:
+        case FleetFault.REFUSE:
             return {"refuse": _MANY, "refuse_status": one.detail}
-        case Kind.CUT:
+        case FleetFault.CUT:
             return {"cut": _MANY, "cut_after_events": one.detail}
-        case Kind.HANG | Kind.GARBAGE:
+        case FleetFault.HANG | FleetFault.GARBAGE:
             return {one.kind.value: _MANY}
-        case Kind.WEDGE:
+        case FleetFault.WEDGE:
             return {"wedge": ["*"]}
-        case Kind.DEAF:
+        case FleetFault.DEAF:
             return {"deaf_s": one.lasts_s}
         case _:
-            orders: dict[Kind, dict[str, Any]] = {
-                Kind.PAGE: {"kind": "page", "status": 502},
-                Kind.SLOW: {"kind": "slow", "delay_s": 0.05},
-                Kind.EVENT: {"kind": "error", "phase": "events", "after_events": one.detail},
-                Kind.ABORT: {"kind": "abort", "phase": "head"},
-                Kind.HANDOFF: {"kind": "handoff"},
-                Kind.LOAD: {"kind": "load"},
+            orders: dict[FleetFault, dict[str, Any]] = {
+                FleetFault.PAGE: {"kind": "page", "status": 502},
+                FleetFault.SLOW: {"kind": "slow", "delay_s": 0.05},
+                FleetFault.EVENT: {"kind": "error", "phase": "events", "after_events": one.detail},
+                FleetFault.ABORT: {"kind": "abort", "phase": "head"},
+                FleetFault.HANDOFF: {"kind": "handoff"},
+                FleetFault.LOAD: {"kind": "load"},
             }
             return {"orders": [orders[one.kind] | {"times": _MANY}]}
 
 
-def _disturbance(draw: Random, kind: Kind, at_s: float, taken: Collection[str]) -> Disturbance:
-    able = [SPARE] if kind is Kind.JOIN else [name for name in WORKERS if name[0] in _ROLES.get(kind, "PDR")]
+def _disturbance(draw: Random, kind: FleetFault, at_s: float, taken: Collection[str]) -> Disturbance:
+    able = [SPARE] if kind is FleetFault.JOIN else [name for name in WORKERS if name[0] in _ROLES.get(kind, "PDR")]
     events = draw.randint(0, 12)
     return Disturbance(
         kind=kind,
         worker=draw.choice([name for name in able if name not in taken]),
         at_s=at_s,
         lasts_s=draw.uniform(*_LASTS_S),
-        detail={Kind.REFUSE: draw.choice((429, 500, 503)), Kind.CUT: events, Kind.EVENT: events}.get(kind, 0),
+        detail={FleetFault.REFUSE: draw.choice((429, 500, 503)), FleetFault.CUT: events, FleetFault.EVENT: events}.get(
+            kind, 0
+        ),
     )
 
 
-def _shuffled(draw: Random) -> Iterator[Kind]:
+def _shuffled(draw: Random) -> Iterator[FleetFault]:
     while True:
-        deck = list(Kind)
+        deck = list(FleetFault)
         draw.shuffle(deck)
         yield from deck

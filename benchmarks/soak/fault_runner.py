@@ -9,14 +9,14 @@ import aiohttp
 import msgspec
 
 from .fault_plan import faults
-from .fleet import Fleet
-from .records import Disturbance, Kind
+from .fleet import SoakFleet
+from .records import Disturbance, FleetFault
 
 
 class Chaos:
     """`done` holds what was really done, with its true times."""
 
-    def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
+    def __init__(self, fleet: SoakFleet, clock: Callable[[], float]) -> None:
         self._fleet = fleet
         self._clock = clock
         self.done: list[Disturbance] = []
@@ -44,20 +44,20 @@ class Chaos:
     async def _begin(self, one: Disturbance) -> None:
         fleet, name = self._fleet, one.worker
         match one.kind:
-            case Kind.KILL:
+            case FleetFault.KILL:
                 await fleet.kill_engine(name)
-            case Kind.RESTART:
+            case FleetFault.RESTART:
                 await fleet.drain(name, draining=True)
                 await fleet.idle(name)
                 await fleet.stop_engine(name)
-            case Kind.DRAIN:
+            case FleetFault.DRAIN:
                 await fleet.drain(name, draining=True)
-            case Kind.REMOVE:
+            case FleetFault.REMOVE:
                 await fleet.remove(name)
-            case Kind.FLIP:
+            case FleetFault.FLIP:
                 await fleet.remove(name)
                 await fleet.register(name, "D" if name[0] == "P" else "P")
-            case Kind.JOIN:
+            case FleetFault.JOIN:
                 await fleet.start_engine(name)
                 await fleet.register(name)
             case _:
@@ -66,23 +66,23 @@ class Chaos:
     async def _end(self, one: Disturbance) -> None:
         fleet, name = self._fleet, one.worker
         match one.kind:
-            case Kind.KILL:
+            case FleetFault.KILL:
                 await fleet.start_engine(name)
-            case Kind.RESTART:
+            case FleetFault.RESTART:
                 await fleet.start_engine(name)
                 await fleet.drain(name, draining=False)
-            case Kind.DRAIN:
+            case FleetFault.DRAIN:
                 await fleet.drain(name, draining=False)
-            case Kind.REMOVE:
+            case FleetFault.REMOVE:
                 await fleet.register(name)
-            case Kind.FLIP:
+            case FleetFault.FLIP:
                 await fleet.remove(name)
                 await fleet.register(name)
-            case Kind.JOIN:
+            case FleetFault.JOIN:
                 await fleet.remove(name)
                 await fleet.idle(name)
                 await fleet.stop_engine(name)
-            case Kind.DEAF:
+            case FleetFault.DEAF:
                 return  # over by itself; until then it could not be told so
             case _:
                 await fleet.order_faults(name, {})

@@ -48,7 +48,7 @@ PROXY_FLAGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class EngineAddress:
     """Where an engine lives, in every one of its lives."""
 
     name: str
@@ -60,12 +60,12 @@ class Place:
         return f"{HOST}:{self.port}"
 
 
-class Fleet:
+class SoakFleet:
     """Owns the processes. Every engine that is to serve is a static worker of the proxy, by its admin API."""
 
     def __init__(self, folder: Path, session: aiohttp.ClientSession) -> None:
         ports = iter(free_ports(2 * len(WORKERS) + 3))
-        self.places = {name: Place(name, next(ports), next(ports)) for name in (*WORKERS, SPARE)}
+        self.places = {name: EngineAddress(name, next(ports), next(ports)) for name in (*WORKERS, SPARE)}
         self._port = next(ports)
         self._folder = folder
         self._session = session
@@ -94,7 +94,7 @@ class Fleet:
         return int(self._pid_file.read_text())
 
     @property
-    def running(self) -> list[Place]:
+    def running(self) -> list[EngineAddress]:
         return [self.places[name] for name, engine in self._engines.items() if engine.is_running]
 
     async def start(self) -> None:
@@ -191,10 +191,10 @@ def samples(text: str, wanted: re.Pattern[str]) -> dict[str, float]:
 
 
 @asynccontextmanager
-async def running_fleet(folder: Path, session: aiohttp.ClientSession) -> AsyncIterator[Fleet]:
+async def running_fleet(folder: Path, session: aiohttp.ClientSession) -> AsyncIterator[SoakFleet]:
     """EngineFailed where a program does not start."""
     async with AsyncExitStack() as stack:
-        fleet = Fleet(folder, session)
+        fleet = SoakFleet(folder, session)
         stack.push_async_callback(fleet.stop)
         await fleet.start()
         yield fleet

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import aiohttp
 
-from .fleet import ENGINE_GAUGES, LEASE_S, Fleet, descriptors, rss_kib
-from .records import Sample
+from .fleet import ENGINE_GAUGES, LEASE_S, SoakFleet, descriptors, rss_kib
+from .records import ProcessSample
 
 # Whatever the proxy counts of work that it holds now, by the words in its gauges' names.
 _HELD = (r"ppd_(?!.*_(total|created|bucket|count|sum)$).*(inflight|queue|outstanding|waiting|reserved)",)
@@ -23,13 +23,13 @@ _SHARED_LABELS = re.compile(r'(model_name|engine)="[^"]*",?')
 LOG_DEFECTS = ("Traceback (most recent call last)", "never retrieved", "never awaited", "Unclosed", "ResourceWarning")
 
 
-class Watch:
-    def __init__(self, fleet: Fleet, clock: Callable[[], float]) -> None:
+class Monitor:
+    def __init__(self, fleet: SoakFleet, clock: Callable[[], float]) -> None:
         self._fleet = fleet
         self._clock = clock
         self._lives: dict[str, dict[str, float]] = {}  # counters of the running life of each engine
         self._ended: Counter[str] = Counter()
-        self.samples: list[Sample] = []
+        self.samples: list[ProcessSample] = []
 
     async def run(self) -> None:
         """One sample a second until cancelled."""
@@ -46,7 +46,7 @@ class Watch:
         except (aiohttp.ClientError, TimeoutError):
             sessions = -1
         self.samples.append(
-            Sample(at_s=self._clock(), rss_kib=rss_kib(pid), descriptors=descriptors(pid), sessions=sessions)
+            ProcessSample(at_s=self._clock(), rss_kib=rss_kib(pid), descriptors=descriptors(pid), sessions=sessions)
         )
 
     async def _count_engines(self) -> None:

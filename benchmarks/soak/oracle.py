@@ -12,7 +12,7 @@ from ppd.proxy.openai.request import Endpoint
 from ppd.servers.sim.api.completions import ChatCompletions, Completions
 from ppd.servers.sim.api.messages import Messages
 from ppd.servers.sim.api.reply import Dialect, Reply
-from ppd.servers.sim.api.requests import Body
+from ppd.servers.sim.api.requests import JsonBody
 from ppd.servers.sim.api.responses import Responses
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.engine.engine import SimEngine
@@ -40,7 +40,7 @@ class Oracle:
 
     async def texts(self, endpoint: Endpoint, body: dict[str, Any]) -> dict[int, str]:
         """By choice, as the answer numbers them."""
-        generation = _DIALECTS[endpoint].read(Body.decode(msgspec.json.encode(body)), self._engine.config)
+        generation = _DIALECTS[endpoint].read(JsonBody.decode(msgspec.json.encode(body)), self._engine.config)
         reply = Reply("", 0, generation)
         async with self._engine.generate(generation, self._engine.new_id()) as answers:
             async for delta in answers:

@@ -21,7 +21,7 @@ VERSION: Final = 1
 KIND: Final = "ppd-soak"
 
 
-class Outcome(StrEnum):
+class ClientOutcome(StrEnum):
     """How a request ended, as its client saw it."""
 
     COMPLETED = "completed"  # all of the right text
@@ -35,10 +35,10 @@ class Outcome(StrEnum):
     UNANSWERED = "unanswered"  # no answer at all, or the connection ended in the middle of one
 
 
-FINE: Final = frozenset({Outcome.COMPLETED, Outcome.REJECTED, Outcome.LEFT})
+FINE: Final = frozenset({ClientOutcome.COMPLETED, ClientOutcome.REJECTED, ClientOutcome.LEFT})
 
 
-class Kind(StrEnum):
+class FleetFault(StrEnum):
     """What is done to the fleet."""
 
     KILL = "kill"  # SIGKILL, and some seconds later a new process at the same address
@@ -61,7 +61,7 @@ class Kind(StrEnum):
     DEAF = "deaf"  # refuses connections
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SoakHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: int = VERSION
     kind: str = KIND
     seed: int
@@ -72,7 +72,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     started: str  # ISO 8601, UTC
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
+class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     id: str  # the proxy's
     talk: int
     endpoint: str
@@ -82,7 +82,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     first_text_s: float | None
     ended_s: float
     status: int  # 0: none came
-    outcome: Outcome
+    outcome: ClientOutcome
     route: str
     detail: str  # the error's code or type, or where the text goes wrong
 
@@ -90,7 +90,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
 class Disturbance(msgspec.Struct, frozen=True, kw_only=True, tag="disturbance"):
     """`at_s` and `lasts_s` as planned, then as it went: until the worker was whole again."""
 
-    kind: Kind
+    kind: FleetFault
     worker: str
     at_s: float
     lasts_s: float
@@ -98,7 +98,7 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True, tag="disturbance"):
     problem: str = ""
 
 
-class Sample(msgspec.Struct, frozen=True, kw_only=True, tag="sample"):
+class ProcessSample(msgspec.Struct, frozen=True, kw_only=True, tag="sample"):
     """The proxy's process."""
 
     at_s: float
@@ -118,16 +118,16 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True, tag="ending"):
     engine_counts: dict[str, float]  # over all lives of all engines
 
 
-Row = Request | Disturbance | Sample | Ending
+Row = RequestRecord | Disturbance | ProcessSample | Ending
 _ROW = msgspec.json.Decoder(Row)
 
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    head: Head
-    requests: Sequence[Request]
+    head: SoakHead
+    requests: Sequence[RequestRecord]
     disturbances: Sequence[Disturbance]
-    samples: Sequence[Sample]
+    samples: Sequence[ProcessSample]
     ending: Ending
 
     def encode(self) -> bytes:
@@ -136,15 +136,15 @@ class Records:
 
 def decode(data: bytes) -> Records:
     """FormatError names what is missing, unknown or of another version."""
-    head, rows = decode_rows(data, Head, _ROW.decode, kind=KIND, version=VERSION)
+    head, rows = decode_rows(data, SoakHead, _ROW.decode, kind=KIND, version=VERSION)
     endings = [row for row in rows if isinstance(row, Ending)]
     if len(endings) != 1:
         raise FormatError(f"not a {KIND} file: {len(endings)} endings")
     return Records(
         head,
-        [row for row in rows if isinstance(row, Request)],
+        [row for row in rows if isinstance(row, RequestRecord)],
         [row for row in rows if isinstance(row, Disturbance)],
-        [row for row in rows if isinstance(row, Sample)],
+        [row for row in rows if isinstance(row, ProcessSample)],
         endings[0],
     )
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from . import summary
 from .fault_plan import felt
-from .records import Outcome, Records, Request
-from .summary import Times
+from .records import ClientOutcome, Records, RequestRecord
+from .summary import StreamTimes
 
 
 def markdown(records: Records) -> str:
@@ -50,7 +50,7 @@ def _figures(records: Records) -> str:
         ("of them while nothing was done to the fleet", f"{len(calm):,}"),
         ("success", f"{summary.success(requests):.3%}"),
         ("success while nothing was done", f"{summary.success(calm):.3%}"),
-        *((str(outcome).replace("_", " "), f"{outcomes[outcome]:,}") for outcome in Outcome),
+        *((str(outcome).replace("_", " "), f"{outcomes[outcome]:,}") for outcome in ClientOutcome),
         ("time to first text, calm", _times(calm_times)),
         ("time to first text, during disturbances", _times(stormy_times)),
         ("counters that did not return to 0", str(len(ending.leaked))),
@@ -69,14 +69,16 @@ def _figures(records: Records) -> str:
 
 
 def _by_endpoint(records: Records) -> str:
-    groups: dict[str, list[Request]] = defaultdict(list)
+    groups: dict[str, list[RequestRecord]] = defaultdict(list)
     for request in records.requests:
         groups[f"{request.endpoint}, {'streamed' if request.stream else 'whole'}"].append(request)
-    head = ("API", "requests", "success", *(outcome.replace("_", " ") for outcome in Outcome))
+    head = ("API", "requests", "success", *(outcome.replace("_", " ") for outcome in ClientOutcome))
     rows = []
     for name, group in sorted(groups.items()):
         outcomes = Counter(one.outcome for one in group)
-        rows.append((name, str(len(group)), f"{summary.success(group):.2%}", *(str(outcomes[o]) for o in Outcome)))
+        rows.append(
+            (name, str(len(group)), f"{summary.success(group):.2%}", *(str(outcomes[o]) for o in ClientOutcome))
+        )
     routes = Counter(one.route or "none" for one in records.requests)
     share = ", ".join(f"{route} {count:,}" for route, count in routes.most_common())
     return f"{_table(head, rows)}\n\nRoutes: {share}."
@@ -101,7 +103,7 @@ def _disturbances(records: Records) -> str:
     return _table(("at, s", "until whole, s", "what", "worker", "detail", "problem"), rows)
 
 
-def _times(times: Times | None) -> str:
+def _times(times: StreamTimes | None) -> str:
     if times is None:
         return "-"
     return f"p50 {times.p50_s * 1e3:.0f} ms, p99 {times.p99_s * 1e3:.0f} ms ({times.n:,})"

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from ppd.offline.experiment.statistics import percentile
 
 from .fault_plan import costs, felt
-from .records import FINE, Outcome, Records, Request, Sample
+from .records import FINE, ClientOutcome, ProcessSample, Records, RequestRecord
 from .slope import Slope, slope
 
-NEVER = frozenset({Outcome.WRONG, Outcome.UNMARKED, Outcome.UNANSWERED})
+NEVER = frozenset({ClientOutcome.WRONG, ClientOutcome.UNMARKED, ClientOutcome.UNANSWERED})
 UNEXPLAINED_LIMIT = 0.001  # of all requests: failures that nothing done at the time justifies
 GROWTH_LIMIT_BYTES = 100.0  # a request: less than the least that could be kept of one
 MEMORY_SPAN_S = 600.0  # shorter runs still fill buffers and caches as they end: their slope is shown, not judged
@@ -20,28 +20,28 @@ DESCRIPTORS_LIMIT = 32  # more than before the load: pooled connections to worke
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class FailureGroup:
     """Requests that went wrong alike. `during`: what was done to the fleet then."""
 
     during: str
-    outcome: Outcome
+    outcome: ClientOutcome
     status: int
     detail: str
     explained: bool
     count: int
 
 
-def failures(records: Records) -> list[Failure]:
+def failures(records: Records) -> list[FailureGroup]:
     """Most frequent first; broken and failed alike, by what was done at the time."""
-    found: Counter[tuple[str, Outcome, int, str, bool]] = Counter()
+    found: Counter[tuple[str, ClientOutcome, int, str, bool]] = Counter()
     for request in records.requests:
         if request.outcome in FINE:
             continue
         during = sorted({f"{one.kind} {one.worker[0]}" for one in felt(request, records.disturbances)})
         explained = request.outcome in costs(request, records.disturbances)
-        detail = "" if request.outcome is Outcome.WRONG else request.detail
+        detail = "" if request.outcome is ClientOutcome.WRONG else request.detail
         found[" and ".join(during) or "nothing", request.outcome, request.status, detail, explained] += 1
-    return [Failure(*key, count) for key, count in found.most_common()]
+    return [FailureGroup(*key, count) for key, count in found.most_common()]
 
 
 def growth(records: Records) -> Slope | None:
@@ -50,7 +50,7 @@ def growth(records: Records) -> Slope | None:
     return slope([one.at_s / 60 for one in samples], [float(one.rss_kib) for one in samples])
 
 
-def settled(records: Records) -> list[Sample]:
+def settled(records: Records) -> list[ProcessSample]:
     head = records.head
     return [one for one in records.samples if head.warm_up_s <= one.at_s <= head.seconds]
 
@@ -63,7 +63,7 @@ def problems(records: Records) -> list[str]:
     """Why the soak failed; empty: it did not."""
     outcomes, ending, found = Counter(one.outcome for one in records.requests), records.ending, list[str]()
     found += [f"{outcomes[outcome]} {outcome}" for outcome in sorted(NEVER) if outcomes[outcome]]
-    if not outcomes[Outcome.COMPLETED]:
+    if not outcomes[ClientOutcome.COMPLETED]:
         found.append("no request was completed")
     unexplained = sum(one.count for one in failures(records) if not one.explained and one.outcome not in NEVER)
     if unexplained > UNEXPLAINED_LIMIT * len(records.requests):
@@ -83,7 +83,7 @@ def problems(records: Records) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class StreamTimes:
     """Of requests with text, streamed, in seconds."""
 
     n: int
@@ -91,7 +91,7 @@ class Times:
     p99_s: float
 
 
-def first_text(records: Records) -> tuple[Times | None, Times | None]:
+def first_text(records: Records) -> tuple[StreamTimes | None, StreamTimes | None]:
     """Time to the first text with nothing done to the fleet, and while something was."""
     calm: list[float] = []
     stormy: list[float] = []
@@ -102,11 +102,11 @@ def first_text(records: Records) -> tuple[Times | None, Times | None]:
     return _times(calm), _times(stormy)
 
 
-def _times(values: Sequence[float]) -> Times | None:
-    return Times(len(values), percentile(values, 0.5), percentile(values, 0.99)) if values else None
+def _times(values: Sequence[float]) -> StreamTimes | None:
+    return StreamTimes(len(values), percentile(values, 0.5), percentile(values, 0.99)) if values else None
 
 
-def success(requests: Sequence[Request]) -> float:
+def success(requests: Sequence[RequestRecord]) -> float:
     """Of the requests whose client stayed, and could be served."""
-    asked = [one for one in requests if one.outcome not in (Outcome.LEFT, Outcome.REJECTED)]
-    return sum(one.outcome is Outcome.COMPLETED for one in asked) / len(asked) if asked else 0.0
+    asked = [one for one in requests if one.outcome not in (ClientOutcome.LEFT, ClientOutcome.REJECTED)]
+    return sum(one.outcome is ClientOutcome.COMPLETED for one in asked) / len(asked) if asked else 0.0

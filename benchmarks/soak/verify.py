@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .client_view import Heard
-from .records import Outcome
+from .records import ClientOutcome
 from .workload import Move
 
 _ABORT = "abort"  # the finish reason of an engine that gave up: vLLM's own mark of an answer that is not whole
@@ -22,7 +22,9 @@ class Reception:
     stream: bool = False
 
 
-def judge(heard: Heard, reception: Reception, expected: Mapping[int, str] | None, move: Move) -> tuple[Outcome, str]:
+def judge(
+    heard: Heard, reception: Reception, expected: Mapping[int, str] | None, move: Move
+) -> tuple[ClientOutcome, str]:
     """Outcome and detail. `expected`: the right texts by choice; None where there can be none.
 
     1. A client that left has still heard nothing but the right text.
@@ -34,34 +36,34 @@ def judge(heard: Heard, reception: Reception, expected: Mapping[int, str] | None
     """
     if reception.left:
         place = _strays(heard, expected)
-        return (Outcome.WRONG, place) if place else (Outcome.LEFT, "")
+        return (ClientOutcome.WRONG, place) if place else (ClientOutcome.LEFT, "")
     if reception.status == 0:
-        return Outcome.UNANSWERED, ""
+        return ClientOutcome.UNANSWERED, ""
     if reception.status != 200:
         return _refusal(heard, reception.status, move)
     if expected is None:
-        return Outcome.WRONG, "an answer to a request that has none"
+        return ClientOutcome.WRONG, "an answer to a request that has none"
     if place := _strays(heard, expected):
-        return Outcome.WRONG, place
+        return ClientOutcome.WRONG, place
     if heard.events_after_end:
-        return Outcome.UNMARKED, "events after the end"
+        return ClientOutcome.UNMARKED, "events after the end"
     if heard.error:
-        return (Outcome.UNMARKED, "an end after an error") if heard.ended else (Outcome.BROKEN, heard.error)
+        return (ClientOutcome.UNMARKED, "an end after an error") if heard.ended else (ClientOutcome.BROKEN, heard.error)
     if reception.lost:
-        return Outcome.UNANSWERED, "the connection ended"
+        return ClientOutcome.UNANSWERED, "the connection ended"
     if _ABORT in heard.finishes:
-        return Outcome.BROKEN, _ABORT
+        return ClientOutcome.BROKEN, _ABORT
     if not heard.ended or heard.rest:
-        return Outcome.UNMARKED, "no end"
+        return ClientOutcome.UNMARKED, "no end"
     if heard.texts != expected:
-        return Outcome.WRONG, "an end before all of the text"
-    return Outcome.COMPLETED, ""
+        return ClientOutcome.WRONG, "an end before all of the text"
+    return ClientOutcome.COMPLETED, ""
 
 
-def _refusal(heard: Heard, status: int, move: Move) -> tuple[Outcome, str]:
+def _refusal(heard: Heard, status: int, move: Move) -> tuple[ClientOutcome, str]:
     if move is Move.IMPOSSIBLE and status == 400:
-        return Outcome.REJECTED, ""
-    return Outcome.TIMED_OUT if status == 504 else Outcome.FAILED, heard.error or "no error body"
+        return ClientOutcome.REJECTED, ""
+    return ClientOutcome.TIMED_OUT if status == 504 else ClientOutcome.FAILED, heard.error or "no error body"
 
 
 def _strays(heard: Heard, expected: Mapping[int, str] | None) -> str:

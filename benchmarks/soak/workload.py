@@ -39,7 +39,7 @@ class Manners:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class SoakRequest:
     """One request, ready to be sent."""
 
     endpoint: Endpoint
@@ -57,7 +57,7 @@ class Ask:
 Said = tuple[tuple[str, str], ...]  # what was said and answered, turn by turn
 
 
-class Talk:
+class SoakConversation:
     """One conversation: `next`, send it, `hear` what was answered; until `next` is None."""
 
     def __init__(self, seed: int, number: int, model: str = "sim") -> None:
@@ -74,7 +74,7 @@ class Talk:
         self._before: Said = ()
         self._saying = ""
 
-    def next(self) -> Ask | None:
+    def next(self) -> SoakRequest | None:
         if self._left == 0:
             return None
         self._left -= 1
@@ -82,7 +82,7 @@ class Talk:
         if move not in (Move.AGAIN, Move.IMPOSSIBLE):
             self._before = self._base(move)
             self._saying = self._words(move)
-        return Ask(
+        return SoakRequest(
             endpoint=self._endpoint,
             move=move,
             body=self._body(move),

@@ -13,7 +13,7 @@ from ppd.proxy.errors import FormatError
 from ..experiment.run import Topology
 
 
-class Worker(msgspec.Struct, frozen=True):
+class ListedWorker(msgspec.Struct, frozen=True):
     """One entry of `GET /admin/workers`; what is not needed here is not read."""
 
     name: str
@@ -28,12 +28,12 @@ class Worker(msgspec.Struct, frozen=True):
 
 
 class _Listing(msgspec.Struct):
-    workers: tuple[Worker, ...]
+    workers: tuple[ListedWorker, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    workers: tuple[Worker, ...]
+    workers: tuple[ListedWorker, ...]
 
     @classmethod
     def decode(cls, body: bytes) -> FleetView:

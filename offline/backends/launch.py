@@ -14,7 +14,7 @@ from pathlib import Path
 from ppd.proxy.errors import PPDError
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.cli.up import READY_S
-from ppd.servers.fleet.fleet import Fleet, FleetSpec
+from ppd.servers.fleet.fleet import FleetSpec, LocalFleet
 from ppd.servers.fleet.prepare import Prepared, prepare
 from ppd.servers.fleet.process import EngineFailed
 
@@ -23,7 +23,7 @@ from ..experiment.run import Run, Topology
 from ..load import Target
 from ..sweep.backend import FleetLost, Survey
 from ..sweep.loop import failure
-from .live import Limits, LiveFleet
+from .live import LiveFleet, RunLimits
 from .ports import free_offset, free_ports
 
 STARTS = 2  # tries, until a topology is given up
@@ -40,7 +40,7 @@ class LaunchPlan:
     tensor_parallel: int = 1
     engine_args: tuple[str, ...] = ()
     note: str = ""
-    limits: Limits = field(default_factory=Limits)
+    limits: RunLimits = field(default_factory=RunLimits)
     trace: Sequence[float] | None = None
 
     def open(self) -> LaunchStation:
@@ -50,7 +50,7 @@ class LaunchPlan:
 @dataclass(frozen=True, slots=True)
 class _Running:
     topology: str
-    fleet: Fleet
+    fleet: LocalFleet
     live: LiveFleet
 
     def serves(self, topology: str) -> bool:
@@ -130,7 +130,7 @@ class LaunchStation:
     async def _start(self, topology: str) -> _Running:
         plan, prepared = self._plan, self._ready()
         spec = fleet_spec(plan, prepared, topology)
-        fleet = await self._stack.enter_async_context(Fleet(spec))
+        fleet = await self._stack.enter_async_context(LocalFleet(spec))
         await fleet.wait_ready(READY_S[plan.engine])
         live = LiveFleet(
             target=replace(plan.asking, url=fleet.url, model=prepared.name, admin_key=spec.admin_key),

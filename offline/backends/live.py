@@ -30,7 +30,7 @@ class FleetUnreachable(PPDError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class RunLimits:
     """When a run counts as lost, and a fleet as gone."""
 
     health_s: float = 300.0  # that a fleet gets to become healthy again
@@ -45,7 +45,7 @@ class LiveFleet:
 
     target: Target
     origin: Origin
-    limits: Limits = field(default_factory=Limits)
+    limits: RunLimits = field(default_factory=RunLimits)
     trace: Sequence[float] | None = None
 
     async def look(self) -> FleetView:

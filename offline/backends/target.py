@@ -13,7 +13,7 @@ from ..experiment.run import Run
 from ..load import Target
 from ..sweep.backend import Survey
 from .fleet_view import FleetView, is_same
-from .live import Limits, LiveFleet
+from .live import LiveFleet, RunLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class TargetPlan:
     gpu: str = ""
     gpu_count: int = 0
     note: str = ""
-    limits: Limits = field(default_factory=Limits)
+    limits: RunLimits = field(default_factory=RunLimits)
     trace: Sequence[float] | None = None
 
     def open(self) -> TargetStation:

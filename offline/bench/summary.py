@@ -17,7 +17,7 @@ NOTE = "± half the 95 % interval of the mean, taking requests as independent. F
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class BenchSummary:
     """Figures of some of a bench's requests; None where none of them tells."""
 
     requests: int
@@ -31,13 +31,13 @@ class Summary:
     late_s: float | None  # p99 of how late requests were sent
 
 
-def summarize(records: Sequence[Record], span_s: float | None) -> Summary:
+def summarize(records: Sequence[Record], span_s: float | None) -> BenchSummary:
     """Rates are over `span_s`; None where no request finished."""
     finished = [record for record in records if not record.error]
     told = [record for record in finished if record.cached_tokens is not None]
     prompt = sum(record.prompt_tokens for record in told)
     routes = Counter(record.route for record in finished if record.route)
-    return Summary(
+    return BenchSummary(
         requests=len(records),
         failures=len(records) - len(finished),
         ttft_s=_estimate(finished, lambda record: record.ttft_s),
@@ -101,11 +101,11 @@ def _share(value: float | None) -> str:
     return NONE if value is None else f"{value:.1%}"
 
 
-def _routes(summary: Summary) -> str:
+def _routes(summary: BenchSummary) -> str:
     return "\n".join(f"{route} {share:.0%}" for route, share in summary.routes.items()) or NONE
 
 
-_ROWS: tuple[tuple[str, Callable[[Summary], str]], ...] = (
+_ROWS: tuple[tuple[str, Callable[[BenchSummary], str]], ...] = (
     ("requests", lambda one: str(one.requests)),
     ("failures", lambda one: str(one.failures)),
     ("TTFT mean, ms", lambda one: _mean(one.ttft_s)),

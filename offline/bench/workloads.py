@@ -17,7 +17,7 @@ CHARACTERS_PER_TOKEN = 4  # of a recorded answer, where nobody can count its tok
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ConversationShape:
     """Conversations that are all alike, in tokens."""
 
     first: tuple[int, int]  # new tokens of the first turn, and of its answer

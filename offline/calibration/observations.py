@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..experiment.cells import Cell, gather
+from ..experiment.cells import MeasuredCell, gather
 from ..experiment.records import Outcome, RunResult
 from ..experiment.run import Run
 from ..tables import published_rows
@@ -40,7 +40,7 @@ class Observation:
 def from_published(path: Path, seeds: int) -> list[Observation]:
     """The cells of a published grid that did not fail, each with runs of 10 s under so many seeds."""
 
-    def runs(cell: Cell) -> tuple[Run, ...]:
+    def runs(cell: MeasuredCell) -> tuple[Run, ...]:
         return tuple(
             Run(
                 topology=cell.topology,
@@ -84,7 +84,7 @@ def unrecognised_share(path: Path, local: str, split: str) -> float:
     return max(0.0, statistics.median(shares)) if shares else 0.0
 
 
-def _observations(cells: Iterable[tuple[Cell, Sequence[Run]]]) -> list[Observation]:
+def _observations(cells: Iterable[tuple[MeasuredCell, Sequence[Run]]]) -> list[Observation]:
     observations = []
     for cell, runs in cells:
         first, later, tpot = cell.first_ttft_s, cell.later_ttft_s, cell.later_tpot_s

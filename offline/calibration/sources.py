@@ -36,7 +36,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CalibrationSource:
     """Measured cells, the setup that resembles their making, and the regions: fitted on, checked on, and the rest."""
 
     observations: list[Observation]
@@ -58,12 +58,12 @@ PUSHING = ("p2p_nccl", "whole")  # how a connector that moves whole prompts is c
 USUAL_CAPACITY_TOKENS = 400_000
 
 
-def open_source(path: Path, kv_capacity_tokens: int | None = None) -> Source:
+def open_source(path: Path, kv_capacity_tokens: int | None = None) -> CalibrationSource:
     """A sweep's folder, or the rows of a published grid. `kv_capacity_tokens`: of one engine; no record tells it."""
     return _sweep(path, kv_capacity_tokens) if path.is_dir() else _published(path, kv_capacity_tokens)
 
 
-def _published(path: Path, kv_capacity_tokens: int | None) -> Source:
+def _published(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
     """The paper's grid. Beyond these regions its 50 connections are all taken, and what it measures is its client."""
     small, large = (
         Region("small context, QPS 0.5 to 8", "small", to_qps=8),
@@ -96,7 +96,7 @@ def _published(path: Path, kv_capacity_tokens: int | None) -> Source:
         published_routing=True,
         unrecognised=round(unrecognised_share(path, "1P_3pD", "1P_3D"), 3),
     )
-    return Source(
+    return CalibrationSource(
         observations=from_published(path, SEEDS),
         setup=setup,
         fitted_on=("4R", "1P_3D", "1P_3pD"),
@@ -110,7 +110,7 @@ def _published(path: Path, kv_capacity_tokens: int | None) -> Source:
     )
 
 
-def _sweep(path: Path, kv_capacity_tokens: int | None) -> Source:
+def _sweep(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
     """One's own measurements; every configuration is fitted on unless the caller holds some back."""
     results = list(SweepFolder(path).results())
     observations = from_sweep(results)
@@ -139,4 +139,4 @@ def _sweep(path: Path, kv_capacity_tokens: int | None) -> Source:
     )
     everything = Region("all cells")
     configs = tuple(dict.fromkeys(one.config for one in observations))
-    return Source(observations, Setup(profile=profile), configs, (everything,), everything)
+    return CalibrationSource(observations, Setup(profile=profile), configs, (everything,), everything)

@@ -23,7 +23,7 @@ from ppd.proxy.errors import ConfigError, PPDError
 from ..bench.results import BenchResult, save
 from ..bench.run import Bench, play, prepared
 from ..bench.summary import NOTE, reasons, results_table
-from ..bench.workloads import Pace, Shape, with_pauses_of
+from ..bench.workloads import ConversationShape, Pace, with_pauses_of
 from ..experiment.records import Origin, Record, in_order
 from ..load.player import Progress
 from ..load.target import Api, Target
@@ -91,7 +91,7 @@ class Options:
             if self.max_think_s is not None:
                 conversations = with_pauses_of(conversations, self.max_think_s)
             return self.file.name, conversations
-        shape = Shape(
+        shape = ConversationShape(
             first=self.first,
             later=self.later,
             turns=self.turns,

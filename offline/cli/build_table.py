@@ -15,7 +15,7 @@ from ppd.proxy.cli.group import CommandGroup
 from ppd.proxy.errors import ConfigError, FormatError
 
 from ..sweep.folder import SweepFolder
-from .build_table_flags import Flags, flag, options
+from .build_table_flags import BuildTableFlags, flag, options
 from .build_table_sweep import list_runs, measure, prepare
 
 
@@ -33,7 +33,7 @@ def main(ctx: click.Context, /, **given: Any) -> None:
         if typed:
             raise click.UsageError(f"{flag(typed[0])} goes with a sweep, not with {ctx.invoked_subcommand}")
     else:
-        flags = Flags(**given, admin_key=os.environ.get("PPD_ADMIN_KEY", ""))
+        flags = BuildTableFlags(**given, admin_key=os.environ.get("PPD_ADMIN_KEY", ""))
         flags.check(typed)
         ctx.exit(_list(flags) if flags.listing else _sweep(flags))
 
@@ -67,12 +67,12 @@ def report(folder: Path | None, published: Path | None, out: Path | None) -> Non
         raise click.UsageError("a sweep's DIR must be given, or --published ROWS and --out DIR")
 
 
-def _list(flags: Flags) -> int:
+def _list(flags: BuildTableFlags) -> int:
     list_runs(flags)
     return 0
 
 
-def _sweep(flags: Flags) -> int:
+def _sweep(flags: BuildTableFlags) -> int:
     """The exit code: 0, or 128 and the signal that ended it."""
     job = prepare(flags, click.echo)
     folder, number = job.folder, 0

@@ -17,7 +17,7 @@ APIS = (Api.COMPLETIONS.value, Api.CHAT.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
+class BuildTableFlags:
     """The options, as they are named on the command line."""
 
     simulate: bool

@@ -15,19 +15,19 @@ import msgspec
 from ppd.proxy.errors import ConfigError
 from ppd.servers.engine_profile.profile_file import Transfers, encode
 
-from ..backends.live import Limits
+from ..backends.live import RunLimits
 from ..load import Api, Target
 from ..simulation.setup import Setup, setup_for
 from ..sweep.backend import StationPlan
 from ..sweep.folder import How
 from ..sweep.processes import Process, Slot
 from ..sweep.ray import Ray
-from .build_table_flags import Flags
+from .build_table_flags import BuildTableFlags
 
 USUAL_HARDWARE = "h100-llama-3.1-8b"
 
 
-def open_slots(flags: Flags, trace: Sequence[float] | None, runs: int, stack: ExitStack) -> list[Slot]:
+def open_slots(flags: BuildTableFlags, trace: Sequence[float] | None, runs: int, stack: ExitStack) -> list[Slot]:
     """The slots that the flags ask for, no more than there are runs; `stack` closes them."""
     ray = Ray(flags.ray) if flags.ray else None
     if ray is not None:
@@ -42,7 +42,9 @@ def open_slots(flags: Flags, trace: Sequence[float] | None, runs: int, stack: Ex
     return slots
 
 
-def _places(flags: Flags, trace: Sequence[float] | None, runs: int, ray: Ray | None) -> list[tuple[StationPlan, str]]:
+def _places(
+    flags: BuildTableFlags, trace: Sequence[float] | None, runs: int, ray: Ray | None
+) -> list[tuple[StationPlan, str]]:
     """A plan for each slot, and the node of the cluster that it must be on, if any."""
     if flags.simulate:
         cores = usable_cores() if ray is None else ray.cpus
@@ -53,7 +55,7 @@ def _places(flags: Flags, trace: Sequence[float] | None, runs: int, ray: Ray | N
     return [(_targeted(flags, trace, url, key), "") for url in flags.targets]
 
 
-def how_of(flags: Flags, trace: Sequence[float] | None) -> How:
+def how_of(flags: BuildTableFlags, trace: Sequence[float] | None) -> How:
     """What figures depend on, so that a sweep that is resumed goes on in the same way."""
     arrivals = "" if trace is None else _digest("\n".join(map(repr, trace)).encode())
     if flags.simulate:
@@ -83,20 +85,20 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _simulated(flags: Flags, trace: Sequence[float] | None) -> StationPlan:
+def _simulated(flags: BuildTableFlags, trace: Sequence[float] | None) -> StationPlan:
     from ..backends.simulate import SimulatePlan
 
     return SimulatePlan(_setup(flags), trace)
 
 
-def _setup(flags: Flags) -> Setup:
+def _setup(flags: BuildTableFlags) -> Setup:
     setup = setup_for(flags.hardware or USUAL_HARDWARE)
     if flags.transfers is None:
         return setup
     return replace(setup, profile=msgspec.structs.replace(setup.profile, transfers=Transfers(flags.transfers)))
 
 
-def _launched(flags: Flags, trace: Sequence[float] | None) -> StationPlan:
+def _launched(flags: BuildTableFlags, trace: Sequence[float] | None) -> StationPlan:
     from ..backends.launch import LaunchPlan
 
     return LaunchPlan(
@@ -107,12 +109,12 @@ def _launched(flags: Flags, trace: Sequence[float] | None) -> StationPlan:
         log_dir=flags.folder / "logs",
         asking=_target(flags, "http://", "-"),
         note=flags.note,
-        limits=Limits(health_s=flags.health_limit),
+        limits=RunLimits(health_s=flags.health_limit),
         trace=trace,
     )
 
 
-def _targeted(flags: Flags, trace: Sequence[float] | None, url: str, key: str) -> StationPlan:
+def _targeted(flags: BuildTableFlags, trace: Sequence[float] | None, url: str, key: str) -> StationPlan:
     from ..backends.target import TargetPlan
 
     return TargetPlan(
@@ -120,12 +122,12 @@ def _targeted(flags: Flags, trace: Sequence[float] | None, url: str, key: str) -
         gpu=flags.gpu,
         gpu_count=flags.gpu_count,
         note=flags.note,
-        limits=Limits(health_s=flags.health_limit),
+        limits=RunLimits(health_s=flags.health_limit),
         trace=trace,
     )
 
 
-def _target(flags: Flags, url: str, key: str) -> Target:
+def _target(flags: BuildTableFlags, url: str, key: str) -> Target:
     return Target(
         url=url,
         model=flags.model,
@@ -137,7 +139,7 @@ def _target(flags: Flags, url: str, key: str) -> Target:
     )
 
 
-def admin_key(flags: Flags) -> str:
+def admin_key(flags: BuildTableFlags) -> str:
     """ConfigError where there is none; the key itself is in no message."""
     key = flags.admin_key
     if flags.admin_key_file is not None:

@@ -24,27 +24,27 @@ from ..sweep import grid_file
 from ..sweep.folder import How, SweepFolder
 from ..sweep.grid import Grid
 from ..sweep.loop import Loop, Place, survey, utc_now
-from ..sweep.progress import Display, Pace, arrivals_s, spoken
+from ..sweep.progress import Display, RunDurations, arrivals_s, spoken
 from ..sweep.schedule import Schedule
 from ..traces import arrival_times
-from .build_table_flags import Flags
+from .build_table_flags import BuildTableFlags
 from .build_table_slots import how_of, open_slots
 
 USUAL_GRID = "paper"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SweepJob:
     """What is to be done, from the flags and what the folder holds."""
 
-    flags: Flags
+    flags: BuildTableFlags
     grid: Grid
     folder: SweepFolder | None  # None: it is begun when there is something to measure with
     schedule: Schedule  # without what need not be measured again
-    pace: Pace  # of the runs that are there
+    pace: RunDurations  # of the runs that are there
 
 
-def prepare(flags: Flags, say: Callable[[str], None]) -> Job:
+def prepare(flags: BuildTableFlags, say: Callable[[str], None]) -> SweepJob:
     """ConfigError for a folder that holds a sweep, unless it is to be resumed.
 
     A file that can't be read is kept under another name, and its run is done again.
@@ -65,17 +65,17 @@ def prepare(flags: Flags, say: Callable[[str], None]) -> Job:
     return _job(flags, folder, keep_aside)
 
 
-def look(flags: Flags) -> Job:
+def look(flags: BuildTableFlags) -> SweepJob:
     """The same, and nothing is changed."""
     return _job(flags, _folder(flags) if flags.out else None, lambda path, reason: None)
 
 
-def _folder(flags: Flags) -> SweepFolder | None:
+def _folder(flags: BuildTableFlags) -> SweepFolder | None:
     return SweepFolder(flags.folder) if (flags.folder / "sweep.json").exists() else None
 
 
-def _job(flags: Flags, folder: SweepFolder | None, unreadable: Callable[[Path, str], None]) -> Job:
-    grid, pace = _grid(flags, folder), Pace()
+def _job(flags: BuildTableFlags, folder: SweepFolder | None, unreadable: Callable[[Path, str], None]) -> SweepJob:
+    grid, pace = _grid(flags, folder), RunDurations()
 
     def there() -> Iterator[RunResult]:
         for result in folder.readable(unreadable) if folder else ():
@@ -84,10 +84,10 @@ def _job(flags: Flags, folder: SweepFolder | None, unreadable: Callable[[Path, s
                 yield result
 
     schedule = Schedule(grid, there(), only=flags.only, topology_first=flags.launch)
-    return Job(flags, grid, folder, schedule, pace)
+    return SweepJob(flags, grid, folder, schedule, pace)
 
 
-def _grid(flags: Flags, folder: SweepFolder | None) -> Grid:
+def _grid(flags: BuildTableFlags, folder: SweepFolder | None) -> Grid:
     """The one that is asked for, else that of the folder, else the usual one."""
     grid = folder.sweep.grid if folder and not flags.grid else grid_file.read(flags.grid or USUAL_GRID)
     seeds = flags.seeds or grid.seeds
@@ -99,7 +99,7 @@ def _grid(flags: Flags, folder: SweepFolder | None) -> Grid:
     )
 
 
-def list_runs(flags: Flags) -> None:
+def list_runs(flags: BuildTableFlags) -> None:
     """Every run that is left, and on standard error how long they take together."""
     job = look(flags)
     waiting = job.schedule.waiting
@@ -114,7 +114,7 @@ def list_runs(flags: Flags) -> None:
     click.echo(f"{len(waiting)} runs{more}, {lasting}; {there}", err=True)
 
 
-def measure(job: Job, console: Console) -> tuple[SweepFolder | None, int]:
+def measure(job: SweepJob, console: Console) -> tuple[SweepFolder | None, int]:
     """The folder, and 0 or the signal that ended the sweep. ConfigError where it ended by itself, too early."""
     schedule = job.schedule
     with ExitStack() as stack:
@@ -142,7 +142,7 @@ def _trace(grid: Grid) -> Sequence[float] | None:
     return None if grid.arrivals == POISSON else tuple(arrival_times(Path(grid.arrivals)))
 
 
-def _taken_up(job: Job, places: Sequence[Place], how: How) -> SweepFolder:
+def _taken_up(job: SweepJob, places: Sequence[Place], how: How) -> SweepFolder:
     """The folder, which holds what these places measure and nothing else."""
     folder = job.folder or SweepFolder.create(job.flags.folder, job.grid, places[0].survey.origin, utc_now(), how)
     for place in places:

@@ -20,13 +20,13 @@ from ppd.servers.engine_profile.profile_file import Fit, encode
 from ..calibration.document import Without, document
 from ..calibration.errors import Errors, errors, markdown
 from ..calibration.fit import Simulations, fit, with_costs
-from ..calibration.sources import Region, Source, open_source
+from ..calibration.sources import CalibrationSource, Region, open_source
 from ..experiment.files import write_whole
 from ..simulation import Setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Flags:
+class CalibrateFlags:
     """The options, as they are named on the command line."""
 
     out: Path | None
@@ -62,7 +62,7 @@ def command(source: Path, **given: Any) -> None:
     come closest to the measured ones. The profile says what it was fitted on and how far it is from what it was not.
     Configurations are called as in the published rows: 2P_2D is x = 0 there, 2P_2pD is x = 1.
     """
-    flags = Flags(**given)
+    flags = CalibrateFlags(**given)
     try:
         known = open_source(source, flags.kv_capacity)
         if unknown := set(flags.fit_on) - set(known.configs):
@@ -74,7 +74,7 @@ def command(source: Path, **given: Any) -> None:
         raise click.ClickException(exc.message) from exc
 
 
-def _calibrate(source: Source, simulations: Simulations, flags: Flags) -> None:
+def _calibrate(source: CalibrationSource, simulations: Simulations, flags: CalibrateFlags) -> None:
     console = Console(stderr=True)
     setup = _fitted(source, source.setup, simulations, flags.evaluations, console)
     checks = _errors(source, source.check_region, setup, simulations)
@@ -94,7 +94,9 @@ def _calibrate(source: Source, simulations: Simulations, flags: Flags) -> None:
         write_whole(flags.page, text.encode())
 
 
-def _fitted(source: Source, setup: Setup, simulations: Simulations, evaluations: int, console: Console) -> Setup:
+def _fitted(
+    source: CalibrationSource, setup: Setup, simulations: Simulations, evaluations: int, console: Console
+) -> Setup:
     observations = source.for_fit(source.fitted_on)
     if not observations:
         raise ConfigError(f"nothing to fit on: no cell of {', '.join(source.fitted_on)} finished", param="fit_on")
@@ -110,7 +112,7 @@ def _fitted(source: Source, setup: Setup, simulations: Simulations, evaluations:
     return with_costs(setup, found.costs)
 
 
-def _errors(source: Source, region: Region, setup: Setup, simulations: Simulations) -> list[Errors]:
+def _errors(source: CalibrationSource, region: Region, setup: Setup, simulations: Simulations) -> list[Errors]:
     observations = region.of(source.observations)
     if not observations:
         return []
@@ -146,7 +148,9 @@ def _assumptions(setup: Setup) -> list[str]:
     return [text + values.get(key, "") for key, (holds, text, _) in _ASSUMPTIONS.items() if holds(setup)]
 
 
-def _withouts(source: Source, simulations: Simulations, evaluations: int, console: Console) -> Sequence[Without]:
+def _withouts(
+    source: CalibrationSource, simulations: Simulations, evaluations: int, console: Console
+) -> Sequence[Without]:
     """Each fitted anew, or the comparison would be with costs that make up for the assumption."""
     found = []
     for holds, text, drop in _ASSUMPTIONS.values():

@@ -23,14 +23,14 @@ COMMANDS = {
 NEEDED = ("numpy", "pandas", "scipy", "matplotlib")  # what the extra `offline` installs
 
 
-class Commands(FleetCommands):
+class MeasuringCommands(FleetCommands):
     modules = COMMANDS
 
     def load(self, module: str, cmd_name: str) -> ModuleType:
         return _module(module, cmd_name)
 
 
-@click.command(cls=Commands)
+@click.command(cls=MeasuringCommands)
 @click.version_option(package_name="ppd-router")
 def main() -> None:
     """PPD: a session-aware proxy for prefill/decode-disaggregated LLM serving."""

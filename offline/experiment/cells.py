@@ -22,7 +22,7 @@ MIN_OWN_SHARE: Final = 0.9  # of an arm's later turns must go its way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class MeasuredCell:
     """Times in s; None where no request tells. Later turns are those after a conversation's first."""
 
     topology: str
@@ -59,12 +59,12 @@ class Cell:
         return {0.0: "x=0", 1.0: "x=1"}.get(self.x or 0.0, "0<x<1")
 
 
-def is_evidence(cell: Cell) -> bool:
+def is_evidence(cell: MeasuredCell) -> bool:
     """Whether its figures may be compared."""
     return not why_no_evidence(cell)
 
 
-def why_no_evidence(cell: Cell) -> str:
+def why_no_evidence(cell: MeasuredCell) -> str:
     """Empty where it is evidence.
 
     What gets through a failing fleet is not the workload any more, and what few turns go an arm's way are chosen by
@@ -85,7 +85,7 @@ def why_no_evidence(cell: Cell) -> str:
     return "" if cell.later_tpot_s is not None else "answers of one token have no TPOT"
 
 
-def gather(results: Iterable[RunResult], *, own_way: bool = False) -> list[Cell]:
+def gather(results: Iterable[RunResult], *, own_way: bool = False) -> list[MeasuredCell]:
     """The cells of these runs, in the order in which they first come.
 
     own_way: at x=0 and x=1, figures of later turns are only of those that went the arm's way. The counts stay whole.
@@ -96,7 +96,7 @@ def gather(results: Iterable[RunResult], *, own_way: bool = False) -> list[Cell]
     return [_cell(group, own_way) for group in by_cell.values()]
 
 
-def _cell(results: Sequence[RunResult], own_way: bool) -> Cell:
+def _cell(results: Sequence[RunResult], own_way: bool) -> MeasuredCell:
     run = results[0].run
     finished = [result for result in results if result.outcome is Outcome.FINISHED]
     measured = [[record for record in result.records if record.measured] for result in finished]
@@ -106,7 +106,7 @@ def _cell(results: Sequence[RunResult], own_way: bool) -> Cell:
     compared = [[record for record in records if way in (None, record.route)] for records in later]
     rates = [rate for records in measured if (rate := _tokens_per_s(records)) is not None]
     late_s = [record.sent_s - record.scheduled_s for records in measured for record in records]
-    return Cell(
+    return MeasuredCell(
         topology=run.topology,
         x=run.x,
         workload=run.workload,

@@ -18,7 +18,7 @@ _KEEP_ALIVE_S = 2.0
 """Below the 5 s after which servers close an idle connection: a request that meets the closing fails for nothing."""
 
 
-class Caller:
+class LoadClient:
     """Asks the target; `now` is the run's clock."""
 
     def __init__(self, session: aiohttp.ClientSession, target: Target, now: Callable[[], float]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from ..experiment.records import Record
-from .client import Caller, open_session
+from .client import LoadClient, open_session
 from .dialogue import author_for
 from .open_files import allow_connections
 from .player import LEAD_S, Player, Progress, Stage
@@ -59,7 +59,7 @@ async def playing(
         stage = Stage(
             target=target,
             author=author,
-            caller=Caller(session, target, clock),
+            caller=LoadClient(session, target, clock),
             now=clock,
             sleep=asyncio.sleep,
             record=record,

@@ -9,8 +9,8 @@ from ppd.proxy.errors import ConfigError
 from ..experiment.plan import plan
 from ..experiment.records import Record
 from ..experiment.run import Run, Topology
-from .clients import Clients, Connections
-from .fleet import Fleet
+from .clients import ClientPool, Clients
+from .fleet import SimulatedFleet
 from .routing import PolicyRouting, PublishedRouting, Routing
 from .setup import Setup, setup_for
 from .timeline import Timeline
@@ -26,7 +26,7 @@ def simulate(run: Run, setup: Setup, trace: Sequence[float] | None = None) -> tu
     ConfigError for a run that does not come to an end: its load is far beyond what the fleet can do.
     """
     timeline = Timeline()
-    fleet = Fleet(timeline, Topology.parse(run.topology), setup)
+    fleet = SimulatedFleet(timeline, Topology.parse(run.topology), setup)
     routing: Routing
     if setup.published_routing:
         routing = PublishedRouting(fleet, run, unrecognised=setup.unrecognised)
@@ -34,7 +34,7 @@ def simulate(run: Run, setup: Setup, trace: Sequence[float] | None = None) -> tu
         routing = PolicyRouting(
             timeline, fleet, heartbeat_s=setup.heartbeat_s, heartbeat_delay_s=setup.heartbeat_delay_s
         )
-    clients = Clients(timeline, fleet, routing, Connections(timeline, setup.connections), setup.retokenised_replies)
+    clients = Clients(timeline, fleet, routing, ClientPool(timeline, setup.connections), setup.retokenised_replies)
     clients.play(plan(run, trace))
     timeline.run(until=lambda: clients.open_conversations == 0 or timeline.now_s > HORIZON_S)
     if clients.open_conversations:

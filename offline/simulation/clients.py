@@ -11,8 +11,8 @@ from ppd.proxy.policy import Route
 
 from ..experiment.plan import Conversation
 from ..experiment.records import Record
-from .engine import Job
-from .fleet import Fleet, Handoff, Leg
+from .engine import SimulatedSequence
+from .fleet import FinishedPrefill, SimulatedFleet, SimulatedLeg
 from .kv_cache import Span
 from .routing import Routed, Routing
 from .timeline import Timeline
@@ -20,7 +20,7 @@ from .timeline import Timeline
 TOO_LONG = 400  # the HTTP status of a prompt that no engine can hold
 
 
-class Connections:
+class ClientPool:
     """The client's connection pool. Who gives one back and asks again at once comes before those who wait."""
 
     def __init__(self, timeline: Timeline, limit: int | None) -> None:
@@ -60,7 +60,7 @@ class _Request:
     sent_s: float = 0.0
     first_token_s: float | None = None
     prefill_cached: int | None = None  # found on P
-    job: Job | None = None
+    job: SimulatedSequence | None = None
 
     @property
     def prompt_tokens(self) -> int:
@@ -72,9 +72,9 @@ class Clients:
     """Plays every conversation once; `records` fills in the order in which requests end."""
 
     timeline: Timeline
-    fleet: Fleet
+    fleet: SimulatedFleet
     routing: Routing
-    connections: Connections
+    connections: ClientPool
     retokenised_replies: bool
     records: list[Record] = field(default_factory=list)
     open_conversations: int = 0
@@ -103,7 +103,7 @@ class Clients:
             self._end(request)
             return
         routed = self.routing.route(request.conversation, request.turn, request.prompt_tokens)
-        leg = Leg(
+        leg = SimulatedLeg(
             prompt=request.prompt,
             prompt_tokens=request.prompt_tokens,
             reply=request.reply,
@@ -114,12 +114,12 @@ class Clients:
             request.job = self.fleet.ask(routed.decode, leg)
             return
 
-        def handed_over(handoff: Handoff) -> None:
+        def handed_over(handoff: FinishedPrefill) -> None:
             request.prefill_cached = handoff.job.cached_tokens
             routed.prefilled(handoff.job.cached_tokens)
             request.job = self.fleet.decode(routed.decode, leg, handoff)
 
-        quiet = Leg(request.prompt, request.prompt_tokens, request.reply, _nothing, _nothing)
+        quiet = SimulatedLeg(request.prompt, request.prompt_tokens, request.reply, _nothing, _nothing)
         self.fleet.prefill(routed.prefill, quiet, routed.decode, handed_over)
 
     def _first_token(self, request: _Request, routed: Routed) -> None:

@@ -21,7 +21,7 @@ from .timeline import Timeline
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class SimulatedSequence:
     """One sequence on one engine. `prompt` and `reply` say what its KV holds, for the prefix cache."""
 
     prompt: tuple[Span, ...]
@@ -53,15 +53,15 @@ class Engine:
         self.cache = cache
         self._timeline = timeline
         self._max_num_seqs = max_num_seqs
-        self._waiting: deque[Job] = deque()
-        self._ready: deque[Job] = deque()  # their KV has arrived; they hold all of their memory
+        self._waiting: deque[SimulatedSequence] = deque()
+        self._ready: deque[SimulatedSequence] = deque()  # their KV has arrived; they hold all of their memory
         self._pulling = 0
-        self._prefilling: list[Job] = []  # running, prompt not whole yet
-        self._decoding: list[tuple[int, int, Job]] = []  # heap by last tick, then arrival
+        self._prefilling: list[SimulatedSequence] = []  # running, prompt not whole yet
+        self._decoding: list[tuple[int, int, SimulatedSequence]] = []  # heap by last tick, then arrival
         self._context = 0  # tokens, summed over the decoding
         self._tick = 0  # decoding steps so far: a job's progress is a difference of these
         self._admitted = 0
-        self._chunks: list[tuple[Job, int]] = []  # of the step under way
+        self._chunks: list[tuple[SimulatedSequence, int]] = []  # of the step under way
         self._jump: tuple[float, int] | None = None  # start and number of the decoding steps under way
         self._epoch = 0  # an event of an older plan is void
         self._busy = False
@@ -74,24 +74,24 @@ class Engine:
     def waiting(self) -> int:
         return len(self._waiting) + len(self._ready) + self._pulling
 
-    def add(self, job: Job) -> None:
+    def add(self, job: SimulatedSequence) -> None:
         self._waiting.append(job)
         self._attend()
 
-    def pulled(self, job: Job) -> None:
+    def pulled(self, job: SimulatedSequence) -> None:
         """The KV that `job.pull` asked for is here; the prompt's last token is computed again, for its logits."""
         self._pulling -= 1
         job.computed = job.todo - 1
         self._ready.append(job)
         self._attend()
 
-    def pull_lost(self, job: Job) -> None:
+    def pull_lost(self, job: SimulatedSequence) -> None:
         """What was asked for will not come: the prompt is computed here."""
         self._pulling -= 1
         self._ready.append(job)
         self._attend()
 
-    def let_go(self, job: Job) -> None:
+    def let_go(self, job: SimulatedSequence) -> None:
         """A handoff was read or has expired."""
         self.cache.release(job.found, job.own_tokens)
         job.own_tokens = 0
@@ -165,10 +165,10 @@ class Engine:
 
     # -- jobs
 
-    def _schedule(self) -> list[tuple[Job, int]]:
+    def _schedule(self) -> list[tuple[SimulatedSequence, int]]:
         """The prompt chunks of the next step."""
         budget = self.profile.max_batched_tokens - len(self._decoding)
-        chunks: list[tuple[Job, int]] = []
+        chunks: list[tuple[SimulatedSequence, int]] = []
         for job in self._prefilling:
             chunks.append((job, min(job.todo - job.computed, budget)))
             budget -= chunks[-1][1]
@@ -187,7 +187,7 @@ class Engine:
             budget -= chunks[-1][1]
         return [(job, tokens) for job, tokens in chunks if tokens > 0]
 
-    def _find_room(self, job: Job) -> bool:
+    def _find_room(self, job: SimulatedSequence) -> bool:
         """Share what is cached of the prompt and reserve the rest; False, and nothing changes, if memory is short."""
         found, held, hit = self.cache.share(job.prompt)
         if not self.cache.reserve(job.todo - held):
@@ -198,7 +198,7 @@ class Engine:
             job.cached_tokens = hit
         return True
 
-    def _sample(self, job: Job) -> None:
+    def _sample(self, job: SimulatedSequence) -> None:
         """The prompt is whole: its next token, the first unless the job was preempted."""
         self._prefilling.remove(job)
         job.own_tokens -= self.cache.publish(job.prompt, job.found)
@@ -227,7 +227,7 @@ class Engine:
         job.preemptions += 1
         self._waiting.appendleft(job)
 
-    def _finish(self, job: Job) -> None:
+    def _finish(self, job: SimulatedSequence) -> None:
         """The last token's KV is never written; the rest of the answer stays findable behind its prompt."""
         spans = (*job.prompt, Span(job.reply.id, job.output_tokens - 1)) if job.output_tokens > 1 else job.prompt
         job.own_tokens -= self.cache.publish(spans, job.found)

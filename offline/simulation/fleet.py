@@ -16,7 +16,7 @@ from ppd.servers.engine_profile.profile_file import Transfers
 from ppd.servers.engine_profile.step_time import request_time_s
 
 from ..experiment.run import Topology
-from .engine import Engine, Job
+from .engine import Engine, SimulatedSequence
 from .kv_cache import KvCache, Span
 from .network import Port, transfer
 from .setup import Setup
@@ -24,7 +24,7 @@ from .timeline import Timeline
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
+class SimulatedWorker:
     """One engine, named as the proxy names it, and its two ends of the network."""
 
     name: str
@@ -35,7 +35,7 @@ class Worker:
 
 
 @dataclass(slots=True, eq=False)
-class Leg:
+class SimulatedLeg:
     """What one worker is asked to do for a turn, and what to tell whom."""
 
     prompt: tuple[Span, ...]
@@ -46,17 +46,17 @@ class Leg:
 
 
 @dataclass(slots=True, eq=False)
-class Handoff:
+class FinishedPrefill:
     """A finished prefill on P."""
 
-    worker: Worker
-    job: Job
+    worker: SimulatedWorker
+    job: SimulatedSequence
     deadline_s: float
     arrives_s: float | None = None  # of KV that was pushed
     is_open: bool = True
 
 
-class Fleet:
+class SimulatedFleet:
     """All workers of one topology on one timeline."""
 
     def __init__(self, timeline: Timeline, topology: Topology, setup: Setup) -> None:
@@ -67,35 +67,41 @@ class Fleet:
         self.workers = [self._worker(role, number + 1) for role, count in roles for number in range(count)]
         self.expired_handoffs = 0
 
-    def of(self, role: Role) -> list[Worker]:
+    def of(self, role: Role) -> list[SimulatedWorker]:
         return [worker for worker in self.workers if worker.role is role]
 
     def fits(self, tokens: int) -> bool:
         """Whether any engine can hold a sequence of this length at all."""
         return tokens <= self._setup.profile.kv_capacity_tokens
 
-    def ask(self, worker: Worker, leg: Leg) -> Job:
+    def ask(self, worker: SimulatedWorker, leg: SimulatedLeg) -> SimulatedSequence:
         """Prefill, or find cached, and decode on one engine."""
-        job = Job(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished)
+        job = SimulatedSequence(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished)
         delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=False)
         self._timeline.after(delay_s, worker.engine.add, job)
         return job
 
-    def prefill(self, worker: Worker, leg: Leg, decode: Worker, handed_over: Callable[[Handoff], None]) -> None:
+    def prefill(
+        self,
+        worker: SimulatedWorker,
+        leg: SimulatedLeg,
+        decode: SimulatedWorker,
+        handed_over: Callable[[FinishedPrefill], None],
+    ) -> None:
         """Compute a prompt and its first token on P, and keep the KV for `decode`."""
 
         def finished() -> None:
-            handoff = Handoff(worker, job, self._timeline.now_s + self._setup.lease_s)
+            handoff = FinishedPrefill(worker, job, self._timeline.now_s + self._setup.lease_s)
             if self._setup.profile.transfers is Transfers.WHOLE:
                 handoff.arrives_s = self._transfer(handoff, decode, leg.prompt_tokens)
             self._timeline.at(handoff.deadline_s, self._expire, handoff)
             handed_over(handoff)
 
-        job = Job(leg.prompt, Span(leg.reply.id, 1), 1, leg.first_token, finished, keeps_kv=True)
+        job = SimulatedSequence(leg.prompt, Span(leg.reply.id, 1), 1, leg.first_token, finished, keeps_kv=True)
         delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=False)
         self._timeline.after(delay_s, worker.engine.add, job)
 
-    def decode(self, worker: Worker, leg: Leg, handoff: Handoff) -> Job:
+    def decode(self, worker: SimulatedWorker, leg: SimulatedLeg, handoff: FinishedPrefill) -> SimulatedSequence:
         """Take a prompt's KV from P, and decode on D."""
 
         def pull(missing: int) -> None:
@@ -110,26 +116,26 @@ class Fleet:
             self._close(handoff)
             worker.engine.pulled(job)
 
-        job = Job(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished, pull)
+        job = SimulatedSequence(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished, pull)
         delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=True)
         self._timeline.after(delay_s, worker.engine.add, job)
         return job
 
-    def _transfer(self, handoff: Handoff, to: Worker, tokens: int) -> float:
+    def _transfer(self, handoff: FinishedPrefill, to: SimulatedWorker, tokens: int) -> float:
         return transfer(handoff.worker.sends, to.receives, self._profile, tokens, self._timeline.now_s)
 
-    def _expire(self, handoff: Handoff) -> None:
+    def _expire(self, handoff: FinishedPrefill) -> None:
         if handoff.is_open:
             self.expired_handoffs += 1
             self._close(handoff)
 
-    def _close(self, handoff: Handoff) -> None:
+    def _close(self, handoff: FinishedPrefill) -> None:
         if handoff.is_open:
             handoff.is_open = False
             handoff.worker.engine.let_go(handoff.job)
 
-    def _worker(self, role: Role, number: int) -> Worker:
+    def _worker(self, role: Role, number: int) -> SimulatedWorker:
         profile = self._setup.profile
         cache = KvCache(profile.kv_capacity_tokens, profile.block_size)
         engine = Engine(self._timeline, self._profile, cache, max_num_seqs=profile.max_num_seqs)
-        return Worker(f"{role}{number}", role, engine)
+        return SimulatedWorker(f"{role}{number}", role, engine)

@@ -64,7 +64,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return 4 * self.layers * self.heads * self.head_dim
 
 
-class Network(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Interconnect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     bytes_per_s: Positive  # line rate of one card
     share: Share
@@ -95,7 +95,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     base: Base
     gpus: dict[str, Gpu]
     models: dict[str, Model]
-    networks: dict[str, Network]
+    networks: dict[str, Interconnect]
 
     def __post_init__(self) -> None:
         for key, value, known in (("gpu", self.base.gpu, self.gpus), ("model", self.base.model, self.models)):
@@ -121,14 +121,14 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class HardwareChoice:
     """One engine that can be modelled; `network` is None for NVLink."""
 
     name: str
     gpu: Gpu
     model: Model
     gpu_count: int
-    network: Network | None
+    network: Interconnect | None
 
 
 def profile_for(hardware: str, folder: Path = BUNDLED) -> ProfileFile:
@@ -142,7 +142,7 @@ def profile_for(hardware: str, folder: Path = BUNDLED) -> ProfileFile:
     raise ConfigError(f"hardware = {hardware!r}: must be {_allowed(data, folder)}", param="hardware")
 
 
-def choices(data: Hardware) -> Iterator[Choice]:
+def choices(data: Hardware) -> Iterator[HardwareChoice]:
     """The base itself is not among them: its profile is fitted, and has a file."""
     for gpu_name, gpu in data.gpus.items():
         for model_name, model in data.models.items():
@@ -151,9 +151,9 @@ def choices(data: Hardware) -> Iterator[Choice]:
                     continue
                 engine = f"{gpu_name}-{model_name}" + (f"-tp{count}" if count > 1 else "")
                 if engine != data.base.profile:
-                    yield Choice(engine, gpu, model, count, None)
+                    yield HardwareChoice(engine, gpu, model, count, None)
                 for network_name, network in data.networks.items():
-                    yield Choice(f"{engine}-{network_name}", gpu, model, count, network)
+                    yield HardwareChoice(f"{engine}-{network_name}", gpu, model, count, network)
 
 
 def capacity_tokens(gpu: Gpu, model: Model, gpu_count: int, assumed: Assumptions) -> int:
@@ -163,7 +163,7 @@ def capacity_tokens(gpu: Gpu, model: Model, gpu_count: int, assumed: Assumptions
     return max(0, int(free * gpu_count / model.kv_bytes_per_token))
 
 
-def modelled(choice: Choice, data: Hardware, base: ProfileFile) -> ProfileFile:
+def modelled(choice: HardwareChoice, data: Hardware, base: ProfileFile) -> ProfileFile:
     """The base's costs, scaled from its GPU and model to the choice's."""
     host_s = max(0.0, base.costs.step_s - weights_s(data.base_gpu, data.base_model, base.gpu_count, data.assumptions))
     network = base.network if choice.network is None else choice.network.name
@@ -197,7 +197,7 @@ def allreduce_token_s(gpu: Gpu, model: Model, gpu_count: int, assumed: Assumptio
     return 2 * model.layers * sent / (gpu.nvlink_bytes_per_s * assumed.allreduce_share)
 
 
-def _costs(choice: Choice, data: Hardware, base: ProfileFile, host_s: float) -> EngineProfile:
+def _costs(choice: HardwareChoice, data: Hardware, base: ProfileFile, host_s: float) -> EngineProfile:
     gpu, model, count, assumed = choice.gpu, choice.model, choice.gpu_count, data.assumptions
     costs, base_gpu, base_model = base.costs, data.base_gpu, data.base_model
     flops = base_gpu.bf16_flops * base.gpu_count / (gpu.bf16_flops * count)

@@ -15,17 +15,16 @@ import numpy as np
 from ppd.proxy.config import Mode
 from ppd.proxy.discovery.heartbeat import Announcement
 from ppd.proxy.fleet.registry import Registry
-from ppd.proxy.fleet.worker import Load, Role, Source, WorkerId
-from ppd.proxy.fleet.worker import Worker as KnownWorker
+from ppd.proxy.fleet.worker import Load, Role, Source, Worker, WorkerId
 from ppd.proxy.openai.request import Endpoint, Request
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
 from ppd.proxy.sessions.prefix_chain import KEY_BITS, Chain, Hasher, Mark
-from ppd.proxy.sessions.table import Outcome, Place, SessionTable
+from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 
 from ..experiment.plan import Conversation
 from ..experiment.run import Run
-from .fleet import Fleet, Worker
+from .fleet import SimulatedFleet, SimulatedWorker
 from .kv_cache import KvCache
 from .timeline import Timeline
 
@@ -39,8 +38,8 @@ class Routed:
     """One turn under way: where it goes, and what to book when it gets there."""
 
     route: Route
-    decode: Worker  # the D, or the R of a REPLICA turn
-    prefill: Worker | None = None
+    decode: SimulatedWorker  # the D, or the R of a REPLICA turn
+    prefill: SimulatedWorker | None = None
     prefilled: Callable[[int], None] = lambda cached: None  # P is done; it had found so many tokens cached
     answering: Callable[[], None] = lambda: None  # the first token is here
     completed: Callable[[int, int], None] = lambda prompt, output: None  # with the engine's own token counts
@@ -55,9 +54,11 @@ class Routing(Protocol):
 class PolicyRouting:
     """The proxy's own routing; each turn's route is what the run's plan forces, as far as nothing stands against it."""
 
-    def __init__(self, timeline: Timeline, fleet: Fleet, *, heartbeat_s: float, heartbeat_delay_s: float) -> None:
+    def __init__(
+        self, timeline: Timeline, fleet: SimulatedFleet, *, heartbeat_s: float, heartbeat_delay_s: float
+    ) -> None:
         self._timeline = timeline
-        self._workers: Mapping[WorkerId, Worker] = {_address(worker): worker for worker in fleet.workers}
+        self._workers: Mapping[WorkerId, SimulatedWorker] = {_address(worker): worker for worker in fleet.workers}
         self._registry = Registry()
         self._sessions = SessionTable(ttl_s=3600.0, capacity=1_000_000)
         self._tokens = TokenEstimator()
@@ -77,7 +78,13 @@ class PolicyRouting:
         return self._booked(request, place, asked, decision, conversation, turn)
 
     def _booked(
-        self, request: Request, place: Place, asked: Turn, decision: Decision, conversation: Conversation, turn: int
+        self,
+        request: Request,
+        place: SessionMatch,
+        asked: Turn,
+        decision: Decision,
+        conversation: Conversation,
+        turn: int,
     ) -> Routed:
         registry, decode, prefill = self._registry, decision.decode.id, decision.prefill
         new_tokens = max(1, asked.prompt_tokens - decision.cached_tokens)
@@ -101,7 +108,7 @@ class PolicyRouting:
             registry.release(decode)
             registry.wrote(decode, output)
             self._tokens.learn(MODEL, request.prompt_bytes, prompt, output)
-            outcome = Outcome(
+            outcome = TurnOutcome(
                 prompt_tokens=prompt,
                 completion_tokens=output,
                 reply_key=Mark(_key(conversation, 2 * turn)),
@@ -119,7 +126,7 @@ class PolicyRouting:
             completed,
         )
 
-    def _turn(self, request: Request, place: Place, forced: Route) -> Turn:
+    def _turn(self, request: Request, place: SessionMatch, forced: Route) -> Turn:
         return Turn(
             model=MODEL,
             session_id=place.session_id,
@@ -159,7 +166,7 @@ class PolicyRouting:
             opener=None,
         )
 
-    def _beat(self, worker: Worker) -> None:
+    def _beat(self, worker: SimulatedWorker) -> None:
         """The engine's load as it is now reaches the registry a moment later."""
         said = _announcement(worker)
         self._timeline.after(self._delay_s, lambda: self._registry.hear(said, self._timeline.now_s))
@@ -174,7 +181,7 @@ class PublishedRouting:
     passes for a first one and goes through P.
     """
 
-    def __init__(self, fleet: Fleet, run: Run, *, unrecognised: float) -> None:
+    def __init__(self, fleet: SimulatedFleet, run: Run, *, unrecognised: float) -> None:
         self._fleet = fleet
         self._unrecognised = unrecognised
         self._random = np.random.default_rng([run.seed, 0x9D])
@@ -191,7 +198,7 @@ class PublishedRouting:
         return Routed(route, _pick(self._fleet.of(Role.DECODE), number), prefill)
 
 
-def _pick(workers: list[Worker], number: int) -> Worker:
+def _pick(workers: list[SimulatedWorker], number: int) -> SimulatedWorker:
     return workers[number % len(workers)]
 
 
@@ -200,13 +207,13 @@ def _key(conversation: Conversation, place: int) -> int:
     return ((conversation.number << 16 | place) * 0x9E3779B97F4A7C15) & ((1 << KEY_BITS) - 1)
 
 
-def _address(worker: Worker) -> WorkerId:
+def _address(worker: SimulatedWorker) -> WorkerId:
     return WorkerId(f"{worker.name.lower()}:8000")
 
 
-def _announcement(worker: Worker) -> Announcement:
+def _announcement(worker: SimulatedWorker) -> Announcement:
     cache: KvCache = worker.engine.cache
-    known = KnownWorker(
+    known = Worker(
         role=worker.role,
         address=_address(worker),
         models=(MODEL,),

@@ -1,7 +1,7 @@
 """What a sweep shows while it runs: how much is done, what is measured now, how long the rest takes.
 
-`Pace` is pure and learns from the runs that were done. On a terminal there is one line that changes; elsewhere there
-are lines, at most one in ten seconds beside those about failures.
+`RunDurations` is pure and learns from the runs that were done. On a terminal there is one line that changes; elsewhere
+there are lines, at most one in ten seconds beside those about failures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PLAIN_EVERY_S = 10.0
 SHOWN_RUNS = 4  # of those that are measured now
 
 
-class Pace:
+class RunDurations:
     """How long runs take, from those that were done: of the same load, else of all, scaled.
 
     A simulated run is scaled by the tokens that it asks for, a live one by how long conversations arrive.
@@ -85,7 +85,9 @@ def spoken(seconds: float) -> str:
 class Display:
     """Shows a schedule's progress; a `with` block for as long as the sweep runs."""
 
-    def __init__(self, console: Console, schedule: Schedule, pace: Pace, slots: int, now: Callable[[], float]) -> None:
+    def __init__(
+        self, console: Console, schedule: Schedule, pace: RunDurations, slots: int, now: Callable[[], float]
+    ) -> None:
         self._console = console
         self._schedule = schedule
         self._slots = slots

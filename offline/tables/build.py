@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from ppd.proxy.decision_table import format
-from ppd.proxy.decision_table.format import Arm, Axes, ContextClass, Failed, Provenance, Tpot, Ttft, WorkloadType
+from ppd.proxy.decision_table.format import Arm, Axes, ContextClass, FailedArms, Provenance, Tpot, Ttft, WorkloadType
 from ppd.proxy.decision_table.score import KIND, VERSION, DecisionTable
 from ppd.proxy.errors import ConfigError, FormatError
 
-from ..experiment.cells import ROUTES, Cell, gather, why_no_evidence
+from ..experiment.cells import ROUTES, MeasuredCell, gather, why_no_evidence
 from ..experiment.files import write_whole
 from ..experiment.records import Outcome, RunResult
 from ..experiment.run import Profile, Workload
@@ -32,7 +32,7 @@ T = TypeVar("T", Ttft, Tpot)
 V = TypeVar("V", float, float | None)
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-_Arms = Mapping[tuple[Workload, float, float | None], Cell]  # by workload, QPS and x
+_Arms = Mapping[tuple[Workload, float, float | None], MeasuredCell]  # by workload, QPS and x
 
 
 def build_tables(
@@ -91,7 +91,7 @@ def _kind(workload: Workload) -> str:
 # -- axes
 
 
-def _told_apart(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
+def _told_apart(cells: Sequence[MeasuredCell]) -> list[tuple[str, list[MeasuredCell]]]:
     """Cells by table. First turns that leave the same tokens have one place on an axis: one of them goes on alone."""
     tokens = _measured_tokens(cells)
     parts: list[list[Profile]] = []
@@ -106,7 +106,7 @@ def _told_apart(cells: Sequence[Cell]) -> list[tuple[str, list[Cell]]]:
     return list(zip(suffixes, chosen, strict=True))
 
 
-def _measured_tokens(cells: Iterable[Cell]) -> dict[Profile, int]:
+def _measured_tokens(cells: Iterable[MeasuredCell]) -> dict[Profile, int]:
     """What D holds when a later turn comes, by first turn; over several turns and types, the geometric mean."""
     cached: dict[Profile, list[int]] = {}
     for workload in dict.fromkeys(cell.workload for cell in cells):
@@ -121,7 +121,7 @@ def _cached_tokens(workload: Workload) -> list[int]:
     return [first.new_tokens + first.output_tokens + step * before for before in range(workload.turns - 1)]
 
 
-def _contexts(cells: Sequence[Cell]) -> list[tuple[Profile, ContextClass]]:
+def _contexts(cells: Sequence[MeasuredCell]) -> list[tuple[Profile, ContextClass]]:
     """Classes meet in the geometric middle of what was measured in them."""
     ordered = sorted(_measured_tokens(cells).items(), key=lambda item: item[1])
     longest = max(max(_cached_tokens(cell.workload)) for cell in cells)
@@ -136,7 +136,7 @@ def _contexts(cells: Sequence[Cell]) -> list[tuple[Profile, ContextClass]]:
 # -- cells
 
 
-def _table(name: str, cells: Sequence[Cell], origin: Provenance) -> DecisionTable:
+def _table(name: str, cells: Sequence[MeasuredCell], origin: Provenance) -> DecisionTable:
     """As the proxy will read it: decoded from what is written."""
     contexts = _contexts(cells)
     types = sorted({cell.workload.later for cell in cells}, key=lambda type_: (type_.new_tokens, type_.output_tokens))
@@ -173,18 +173,18 @@ def _cell(context: str, workload: Workload, qps: float, arms: _Arms) -> format.C
     if not any(tried):
         return None
     (split, why_no_split), (local, why_no_local) = map(_arm, tried)
-    failed = Failed(split=why_no_split, local=why_no_local)
+    failed = FailedArms(split=why_no_split, local=why_no_local)
     return format.Cell(
         context=context,
         workload=workload.later.name,
         qps=qps,
         split=split,
         local=local,
-        failed=failed if failed != Failed() else None,
+        failed=failed if failed != FailedArms() else None,
     )
 
 
-def _arm(cell: Cell | None) -> tuple[Arm | None, str]:
+def _arm(cell: MeasuredCell | None) -> tuple[Arm | None, str]:
     """The arm, or None and why; no reason for one that was not tried."""
     if cell is None:
         return None, ""

@@ -16,7 +16,7 @@ import pandas as pd
 from ppd.proxy.decision_table.prototype_format import WORKLOADS
 from ppd.proxy.errors import FormatError
 
-from ..experiment.cells import Cell
+from ..experiment.cells import MeasuredCell
 from ..experiment.run import Profile, Workload
 from ..experiment.statistics import Estimate
 
@@ -46,7 +46,7 @@ _COLUMNS = (
 )
 
 
-def read(path: Path) -> list[Cell]:
+def read(path: Path) -> list[MeasuredCell]:
     """The cells of a published grid, CSV, gzipped or not; FormatError names what is missing or wrong."""
     try:
         rows = pd.read_csv(path, dtype={"config": str, "workload": str})
@@ -58,14 +58,14 @@ def read(path: Path) -> list[Cell]:
     return [_cell(path, line, row) for line, row in enumerate(rows.to_dict("records"), start=2)]
 
 
-def config_of(cell: Cell) -> str:
+def config_of(cell: MeasuredCell) -> str:
     """What the paper's code calls a topology at x: 2P_2pD is 2P_2D at x = 1; shares between come behind, as -x0.5."""
     if cell.x == 1.0:
         return re.sub(r"D$", "pD", cell.topology)
     return f"{cell.topology}-x{cell.x:.3g}" if cell.x else cell.topology
 
 
-def _cell(path: Path, line: int, row: dict[Any, Any]) -> Cell:
+def _cell(path: Path, line: int, row: dict[Any, Any]) -> MeasuredCell:
     topology, x = _topology(row["config"])
     first, _, later = str(row["workload"]).partition("_")
     if first not in FIRST or later not in LATER:
@@ -74,7 +74,7 @@ def _cell(path: Path, line: int, row: dict[Any, Any]) -> Cell:
     share = float(row["success_pct"]) / 100
     finished = n_first + n_later
     requests = max(round(finished / share), finished) if share else max(finished, 1)
-    return Cell(
+    return MeasuredCell(
         topology=topology,
         x=x,
         workload=Workload(first=FIRST[first], later=LATER[later]),

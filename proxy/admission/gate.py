@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 
 from ..errors import Overloaded
 from .arrival_rate import RateMeter
-from .queue import Line, Ticket, Waiter
+from .queue import Ticket, Waiter, WaitingLine
 
 RETRY_AFTER_S = (1.0, 60.0)  # the least and the most that a client is asked to wait
 COURTESY_S = 0.005  # before a place that came free here is our own turns', while another process has some waiting
@@ -83,7 +83,7 @@ class Admission:
         self._on_refused = on_refused
         self._on_waited = on_waited
         self._departures = RateMeter(DEPARTURES_S, now())
-        self._line = Line()
+        self._line = WaitingLine()
         self._futures: dict[Waiter, asyncio.Future[Overloaded | None]] = {}
         # Needs of turns that were admitted and have not run since: what they take of the fleet is not to be seen yet.
         self._handed: dict[Hashable, Waiter] = {}

@@ -57,7 +57,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeyEntry:
     """One key of the file."""
 
     digest: bytes  # SHA-256 of the key
@@ -68,7 +68,7 @@ class Entry:
 class Keys:
     """All keys of one file."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[KeyEntry, ...] = ()
 
     def find(self, key: str) -> Client | None:
         """The client whose key this is.
@@ -130,7 +130,7 @@ def _tables(data: bytes, file: str) -> Sequence[object]:
     return tables
 
 
-def _entry(table: object, number: int, file: str) -> Entry:
+def _entry(table: object, number: int, file: str) -> KeyEntry:
     if not isinstance(table, dict):
         raise _refused(f"{file}: key {number}: must be a [[key]] table")
     where = f"{file}: key {table['name']!r}" if _is_name(table.get("name")) else f"{file}: key {number}"
@@ -153,10 +153,10 @@ def _entry(table: object, number: int, file: str) -> Entry:
         tokens_per_minute=table.get("tokens_per_minute", 0),
         models=tuple(table.get("models", ())),
     )
-    return Entry(bytes.fromhex(table["hash"].removeprefix("sha256:")), client)
+    return KeyEntry(bytes.fromhex(table["hash"].removeprefix("sha256:")), client)
 
 
-def _check_together(entries: Sequence[Entry], file: str) -> None:
+def _check_together(entries: Sequence[KeyEntry], file: str) -> None:
     names: set[str] = set()
     by_digest: dict[bytes, Client] = {}
     by_tenant: dict[str, Client] = {}

@@ -141,7 +141,7 @@ class _Class:
         return self.members[max(self.members, key=crowding)][-1]
 
 
-class Line:
+class WaitingLine:
     """All that wait. Parked ones hold their room in it and are passed over until they are due."""
 
     def __init__(self) -> None:

@@ -13,9 +13,9 @@ from ..config import ProxyConfig, convert
 from ..errors import NotFound, RequestError
 from ..fleet.view import WorkerView
 from ..fleet.worker import Source
-from ..sessions.table import Summary
+from ..sessions.table import SessionSummary
 from .past_turns import find, newest
-from .peer_commands import Add, Drain, Remove, give, known
+from .peer_commands import Add, Remove, SetDraining, give, known
 from .request_body import whole_body
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ def _worker_routes(routes: Blueprint, proxy: Proxy) -> None:
 
     @routes.patch("/workers/<worker_id>")
     async def drain(worker_id: str) -> Response:
-        drained = await give(proxy, Drain(worker_id, (await _body(DrainCall)).draining))
+        drained = await give(proxy, SetDraining(worker_id, (await _body(DrainCall)).draining))
         return _json(_worker(known(proxy, drained), proxy.state.now()))
 
     @routes.delete("/workers/<worker_id>")
@@ -134,7 +134,7 @@ def _weights(config: ProxyConfig) -> dict[str, object]:
     return {name: getattr(config, name) for name in CHANGEABLE}
 
 
-def _session(summary: Summary, now_s: float) -> dict[str, object]:
+def _session(summary: SessionSummary, now_s: float) -> dict[str, object]:
     return {
         "session_id": summary.session_id,
         "turn": summary.turn,

@@ -21,7 +21,7 @@ from ..fleet.view import ways_to_serve
 from ..fleet.worker import Source, WorkerId
 from ..openai.request import Endpoint
 from ..routing.passthrough import AUDIO, ENDPOINTS
-from ..routing.router import Reply
+from ..routing.router import TurnReply
 from ..routing.service import JSON, error_reply
 from ..runtime.tasks import Background
 from ..telemetry.merged_metrics import render
@@ -182,11 +182,11 @@ def _turn_routes(app: Quart, proxy: Proxy) -> None:
         app.add_url_rule(endpoint.value, f"turn_{endpoint.name}", turn, methods=["POST"])
 
 
-def _response(reply: Reply) -> Response:
+def _response(reply: TurnReply) -> Response:
     return Response(_body(reply), reply.status, reply.headers, content_type=reply.content_type)
 
 
-def _body(reply: Reply) -> bytes | AsyncGenerator[bytes, None]:
+def _body(reply: TurnReply) -> bytes | AsyncGenerator[bytes, None]:
     """What Quart sends."""
     body = reply.body
     if isinstance(body, bytes):

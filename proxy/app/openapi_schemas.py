@@ -8,7 +8,7 @@ from ..config import Mode, Uncovered
 from ..decision_table.score import Lookup
 from ..fleet.worker import Role, Source
 from ..openai.request import MODEL_LIMIT
-from ..sessions.table import Kind
+from ..sessions.table import MatchKind
 
 Json = dict[str, Any]
 
@@ -172,7 +172,7 @@ _RECEIPT = _object(
         "endpoint": _NAME,
         "model": _NAME,
         "turn": _COUNT,
-        "kind": {"enum": [kind.name.lower() for kind in Kind]},
+        "kind": {"enum": [kind.name.lower() for kind in MatchKind]},
         "status": _COUNT,
         "outcome": {"enum": ["running", "completed", "failed", "cancelled", "broken"]},
         "legs": _list(_object({"kind": _NAME, "worker": _NAME, "started_s": _NUMBER})),

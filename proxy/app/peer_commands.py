@@ -21,7 +21,7 @@ class Add(msgspec.Struct, tag=True, frozen=True):
     worker: str
 
 
-class Drain(msgspec.Struct, tag=True, frozen=True):
+class SetDraining(msgspec.Struct, tag=True, frozen=True):
     """Give it no new turns, or again."""
 
     worker_id: str
@@ -32,7 +32,7 @@ class Remove(msgspec.Struct, tag=True, frozen=True):
     worker_id: str
 
 
-Command = Add | Drain | Remove
+Command = Add | SetDraining | Remove
 
 _DECODER = msgspec.msgpack.Decoder(Command)
 
@@ -54,7 +54,7 @@ def obey(proxy: Proxy, command: bytes) -> bytes:
         proxy.prober.nudge()
         return worker.id.encode()
     view = known(proxy, order.worker_id)
-    if isinstance(order, Drain):
+    if isinstance(order, SetDraining):
         registry.hold_back(view.id, order.draining)
     elif view.worker.source is not Source.STATIC:
         raise RequestError("this worker announces itself: stop its agent, or drain it", param="worker_id")

@@ -11,14 +11,14 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from ..decision_table.score import DecisionTable, Lookup, Weights, Workload, bundled, find
+from ..decision_table.score import DecisionTable, Lookup, TableQuery, Weights, bundled, find
 from ..decision_table.table_import import GridDescription, build_table, read_rows
 from ..errors import FormatError
 from .group import CommandGroup
 from .table_view import (
     LEGEND,
     MUTED,
-    Counts,
+    CellCounts,
     columns,
     decision_grids,
     flip_list,
@@ -47,7 +47,7 @@ def list_tables() -> None:
     rows = [("table", "topology", "model", "GPUs", "evidence")]
     for name, path in bundled().items():
         table = DecisionTable.load(path)
-        origin, counts = table.provenance, Counts.of(table.scored(Weights()))
+        origin, counts = table.provenance, CellCounts.of(table.scored(Weights()))
         evidence = f"{counts.evidence}/{counts.cells} cells"
         rows.append((name, table.topology, origin.model, f"{origin.gpu_count} x {origin.gpu}", evidence))
     Console().print(columns(rows), soft_wrap=True)
@@ -87,7 +87,7 @@ def show(names: tuple[str, ...], w_ttft: float, w_tpot: float, scores: bool) -> 
 @_weight("tpot")
 def look_up(names: tuple[str, ...], w_ttft: float, w_tpot: float, **turn: Any) -> None:
     """Show what tables say about one turn, by each lookup."""
-    weights, workload, console = Weights(w_ttft, w_tpot), Workload(**turn), Console()
+    weights, workload, console = Weights(w_ttft, w_tpot), TableQuery(**turn), Console()
     for table in _load(names):
         found = {rule: table.lookup(workload, weights, rule) for rule in Lookup}
         console.print(Text(table.name, "bold"))
@@ -138,7 +138,7 @@ def import_rows(rows: Path, config: str, pair: str | None, description: Path | N
     table = build_table(read_rows(_read(rows)), grid, config, pair)
     target = output or Path(f"{table.name}.json")
     _write(target, table.encode())
-    click.echo(f"{target}: {Counts.of(table.scored(Weights()))}")
+    click.echo(f"{target}: {CellCounts.of(table.scored(Weights()))}")
 
 
 def _load(names: tuple[str, ...]) -> list[DecisionTable]:

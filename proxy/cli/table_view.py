@@ -19,7 +19,7 @@ MUTED: Final = "dim"
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class CellCounts:
     """How many cells say what."""
 
     local: int
@@ -27,9 +27,9 @@ class Counts:
     none: int
 
     @staticmethod
-    def of(scored: ScoredTable) -> Counts:
+    def of(scored: ScoredTable) -> CellCounts:
         found = Counter(verdict.local for verdict in scored.verdicts())
-        return Counts(local=found[True], split=found[False], none=found[None])
+        return CellCounts(local=found[True], split=found[False], none=found[None])
 
     @property
     def evidence(self) -> int:
@@ -45,7 +45,7 @@ class Counts:
 
 
 def summary(scored: ScoredTable) -> Text:
-    return Text(f"at w_ttft {scored.weights.ttft:g}, w_tpot {scored.weights.tpot:g}: {Counts.of(scored)}")
+    return Text(f"at w_ttft {scored.weights.ttft:g}, w_tpot {scored.weights.tpot:g}: {CellCounts.of(scored)}")
 
 
 def provenance(table: DecisionTable) -> Text:

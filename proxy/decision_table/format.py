@@ -47,7 +47,7 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     tpot_s: Tpot
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class FailedArms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Why an arm that was tried holds no measurement; empty for an arm that has one or was never tried."""
 
     split: str = ""
@@ -62,7 +62,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     qps: Positive
     split: Arm | None
     local: Arm | None
-    failed: Failed | None = None
+    failed: FailedArms | None = None
 
 
 class ContextClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ from .format import Axes
 from .interpolation import Mix, Triangulation
 
 
-class Workload(msgspec.Struct, frozen=True):
+class TableQuery(msgspec.Struct, frozen=True):
     """What a turn is looked up by; `qps` counts what the table's `axes.qps_counts` says."""
 
     new_tokens: int
@@ -45,12 +45,12 @@ class Nearest:
         new, output = [w.new_tokens for w in axes.workloads], [w.output_tokens for w in axes.workloads]
         self._ranges = (min(new), max(new), min(output), max(output), self._bounds[-1], axes.qps[0], axes.qps[-1])
 
-    def cell(self, workload: Workload) -> int:
+    def cell(self, workload: TableQuery) -> int:
         context = min(bisect_left(self._bounds, workload.cached_tokens), self._last)
         row = context * len(self._centres) + self._type(workload.new_tokens, workload.output_tokens)
         return row * (len(self._midpoints) + 1) + bisect_right(self._midpoints, workload.qps)
 
-    def covers(self, workload: Workload) -> bool:
+    def covers(self, workload: TableQuery) -> bool:
         """Whether the turn lies in the range of every axis; each by itself, not their combination."""
         min_new, max_new, min_output, max_output, max_cached, min_qps, max_qps = self._ranges
         return (
@@ -86,7 +86,7 @@ class Around:
         self._types = Triangulation(_centres(axes))
         self._types_count = len(axes.workloads)
 
-    def mix(self, workload: Workload) -> Mix:
+    def mix(self, workload: TableQuery) -> Mix:
         """`is_inside`: cached tokens and QPS lie between measured points, and the type between measured types."""
         new, output = max(workload.new_tokens, 1), max(workload.output_tokens, 1)
         contexts, types = self._contexts.mix(workload.cached_tokens), self._types.mix(math.log2(new), math.log2(output))

@@ -19,7 +19,7 @@ from .format import (
     Axes,
     Cell,
     ContextClass,
-    Failed,
+    FailedArms,
     Name,
     NonNegative,
     Positive,
@@ -54,7 +54,7 @@ ROUNDING = 0.01  # a score nearer to 0 than this may have another sign in the fi
 FAILED = "a figure of 0: the prototype's mark of a run that failed"
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class PrototypeEntry(msgspec.Struct, frozen=True, kw_only=True):
     context_class: Literal["small", "large", "huge"]
     workload_type: Name
     qps: Positive
@@ -67,14 +67,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cell(self) -> Cell:
         split, local = _arm(self.pd_ttft_ms, self.pd_tpot_ms), _arm(self.ppd_ttft_ms, self.ppd_tpot_ms)
-        failed = Failed(split="" if split else FAILED, local="" if local else FAILED)
+        failed = FailedArms(split="" if split else FAILED, local="" if local else FAILED)
         return Cell(
             context=self.context_class,
             workload=self.workload_type,
             qps=self.qps,
             split=split,
             local=local,
-            failed=failed if failed != Failed() else None,
+            failed=failed if failed != FailedArms() else None,
         )
 
 
@@ -89,7 +89,7 @@ class PrototypeTable(msgspec.Struct, frozen=True, kw_only=True):
     base_config: Name
     ppd_config: Name
     weights: GivenWeights
-    entries: Annotated[tuple[Entry, ...], msgspec.Meta(min_length=1)]
+    entries: Annotated[tuple[PrototypeEntry, ...], msgspec.Meta(min_length=1)]
 
     @staticmethod
     def decode(data: bytes) -> PrototypeTable:
@@ -163,7 +163,7 @@ def _figures(cells: Iterable[Cell], context: str) -> dict[tuple[str, float], Any
     return {(cell.workload, cell.qps): (cell.split, cell.local) for cell in cells if cell.context == context}
 
 
-def _is_contradicted(entry: Entry, weights: Weights) -> bool:
+def _is_contradicted(entry: PrototypeEntry, weights: Weights) -> bool:
     found = differences(entry.cell)
     score = weights.score(*found) if found else 0.0
     return abs(score) > ROUNDING and (score > 0) is not entry.use_ppd

@@ -18,9 +18,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from ..errors import ConfigError, FormatError
-from .format import Axes, Cell, Failed, Name, Provenance, check_distinct
+from .format import Axes, Cell, FailedArms, Name, Provenance, check_distinct
 from .interpolation import Mix
-from .nearest import Around, Nearest, Workload
+from .nearest import Around, Nearest, TableQuery
 from .prototype_format import PrototypeTable, axes_of
 from .verdicts import CellKey, Evidence, Verdict, Weights, differences, judge, no_evidence
 
@@ -33,9 +33,9 @@ __all__ = [
     "Evidence",
     "Lookup",
     "ScoredTable",
+    "TableQuery",
     "Verdict",
     "Weights",
-    "Workload",
     "bundled",
     "find",
 ]
@@ -112,7 +112,7 @@ class DecisionTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def scored(self, weights: Weights, rule: Lookup = Lookup.NEAREST) -> ScoredTable:
         return ScoredTable(self, weights, rule)
 
-    def lookup(self, workload: Workload, weights: Weights, rule: Lookup = Lookup.NEAREST) -> Verdict:
+    def lookup(self, workload: TableQuery, weights: Weights, rule: Lookup = Lookup.NEAREST) -> Verdict:
         """One verdict, scoring the whole table for it; a caller with many turns keeps `scored(weights)`."""
         return self.scored(weights, rule).lookup(workload)
 
@@ -142,7 +142,7 @@ class ScoredTable:
         self._nearest = Nearest(axes)
         self._around = Around(axes) if rule is Lookup.INTERPOLATED else None
 
-    def lookup(self, workload: Workload) -> Verdict:
+    def lookup(self, workload: TableQuery) -> Verdict:
         """Total: any numbers find a verdict, if only that there is no evidence."""
         if self._around is not None:
             return self._averaged(self._around.mix(workload)) or self._outside[self._nearest.cell(workload)]
@@ -235,7 +235,7 @@ def _log_ratios(cell: Cell | None) -> tuple[float, float] | None:
 
 
 def _check_reasons(index: int, cell: Cell) -> None:
-    failed = cell.failed or Failed()
+    failed = cell.failed or FailedArms()
     for arm, reason, measured in (("split", failed.split, cell.split), ("local", failed.local, cell.local)):
         if reason and measured is not None:
             raise FormatError(f"cells[{index}].failed.{arm}: the arm has measurements")

@@ -24,7 +24,7 @@ from .format import (
     Axes,
     Cell,
     ContextClass,
-    Failed,
+    FailedArms,
     Name,
     Provenance,
     Tpot,
@@ -65,7 +65,7 @@ class GridDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PublishedRow:
     """One run: an arm of one cell, or the reason why it is none."""
 
     line: int
@@ -77,7 +77,7 @@ class Row:
     failed: str
 
 
-def read_rows(data: bytes) -> list[Row]:
+def read_rows(data: bytes) -> list[PublishedRow]:
     """The rows of a CSV file's bytes, gzipped or plain; FormatError names the line and the column."""
     reader = csv.DictReader(io.StringIO(_text(data), newline=""))
     try:
@@ -97,7 +97,9 @@ def pair_of(config: str) -> str:
     return pair
 
 
-def build_table(rows: list[Row], description: GridDescription, config: str, pair: str | None = None) -> DecisionTable:
+def build_table(
+    rows: list[PublishedRow], description: GridDescription, config: str, pair: str | None = None
+) -> DecisionTable:
     """The table of one topology: `config`'s rows are its split arms, `pair`'s its local arms."""
     split = _by_cell(rows, config, description.axes)
     local = _by_cell(rows, pair or pair_of(config), description.axes)
@@ -126,7 +128,7 @@ def _text(data: bytes) -> str:
         raise FormatError(f"rows: neither CSV nor gzipped CSV in UTF-8: {exc}") from exc
 
 
-def _row(line: int, fields: dict[str, str | None]) -> Row:
+def _row(line: int, fields: dict[str, str | None]) -> PublishedRow:
     figures = {name: _number(line, name, fields[name]) for name in (*_COUNTS, *_FIGURES)}
     config, workload = fields["config"], fields["workload"]
     context, separator, name = (workload or "").partition("_")
@@ -135,7 +137,7 @@ def _row(line: int, fields: dict[str, str | None]) -> Row:
     if figures["qps"] == 0 or figures["success_pct"] > 100:
         raise FormatError(f"line {line}: qps must be above 0 and success_pct at most 100")
     arm, failed = _arm(figures)
-    return Row(line, config, context, name, float(figures["qps"]), arm, failed)
+    return PublishedRow(line, config, context, name, float(figures["qps"]), arm, failed)
 
 
 def _number(line: int, column: str, text: str | None) -> Decimal:
@@ -173,9 +175,9 @@ def _seconds(milliseconds: Decimal) -> float:
     return float(milliseconds.scaleb(-3))
 
 
-def _by_cell(rows: list[Row], config: str, axes: GridAxes) -> dict[tuple[str, str, float], Row]:
+def _by_cell(rows: list[PublishedRow], config: str, axes: GridAxes) -> dict[tuple[str, str, float], PublishedRow]:
     contexts, workloads = {context.name for context in axes.contexts}, {workload.name for workload in axes.workloads}
-    found: dict[tuple[str, str, float], Row] = {}
+    found: dict[tuple[str, str, float], PublishedRow] = {}
     for row in rows:
         if row.config != config:
             continue
@@ -191,14 +193,14 @@ def _by_cell(rows: list[Row], config: str, axes: GridAxes) -> dict[tuple[str, st
     return found
 
 
-def _cell(key: tuple[str, str, float], split: Row | None, local: Row | None) -> Cell:
+def _cell(key: tuple[str, str, float], split: PublishedRow | None, local: PublishedRow | None) -> Cell:
     context, workload, qps = key
-    failed = Failed(split=split.failed if split else "", local=local.failed if local else "")
+    failed = FailedArms(split=split.failed if split else "", local=local.failed if local else "")
     return Cell(
         context=context,
         workload=workload,
         qps=qps,
         split=split.arm if split else None,
         local=local.arm if local else None,
-        failed=failed if failed != Failed() else None,
+        failed=failed if failed != FailedArms() else None,
     )

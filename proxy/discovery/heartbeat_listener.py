@@ -33,7 +33,7 @@ MESSAGE_LIMIT_BYTES = 64 * 1024
 COMPLAIN_EVERY_S = 60.0
 
 
-class Listener:
+class HeartbeatListener:
     """Owns the sockets: `open` binds them, `run` reads one until it is cancelled."""
 
     def __init__(self, config: ProxyConfig, registry: Registry, metrics: Metrics, now: Callable[[], float]) -> None:

@@ -1,7 +1,7 @@
 """The outermost layer of the app: what a request's head may be, how long a client may take, and how a drain ends it.
 
-`Exchange` is one request and its answer. It sees each event between Hypercorn and the app, so it knows what the client
-has got, and can end the answer in the client's own terms when the process must go.
+`GuardedExchange` is one request and its answer. It sees each event between Hypercorn and the app, so it knows what the
+client has got, and can end the answer in the client's own terms when the process must go.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..openai.request import Endpoint
 from ..openai.stream_relay import broken_off
 from .drain import Drain, draining
 from .heads import check_target, check_values, head_too_large, size_of, too_many_lines
-from .limits import AtWork, Limits
+from .limits import AtWork, ConnectionLimits
 
 HEAR_OUT_S = 5.0  # for the rest of a body whose answer is there already
 LAST_WORD_S = 1.0  # for a client to take the end of an answer that a drain cuts
@@ -43,7 +43,7 @@ class UnderWay(AtWork, Protocol):
         """The process is about to end: so does the answer, in a way that its client understands."""
 
 
-class Exchange:
+class GuardedExchange:
     """One request as Hypercorn and the app see it, with a limit on each write."""
 
     def __init__(self, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable, limit_s: float) -> None:
@@ -152,13 +152,13 @@ class Edge:
         self._open: set[UnderWay] = set()
         self._quiet = asyncio.Event()
 
-    def began(self, request: UnderWay, connection: Limits) -> None:
+    def began(self, request: UnderWay, connection: ConnectionLimits) -> None:
         """A request's head is whole, and it may answer."""
         request.is_draining = self._drain.is_draining
         connection.began(request)
         self._open.add(request)
 
-    def ended(self, request: UnderWay, connection: Limits, *, left: bool) -> None:
+    def ended(self, request: UnderWay, connection: ConnectionLimits, *, left: bool) -> None:
         """`left`: before its answer was whole."""
         self._open.discard(request)
         if not self._open:
@@ -169,8 +169,8 @@ class Edge:
         if scope["type"] != "http":  # nothing here speaks WebSocket
             await send({"type": "websocket.close", "code": 1000, "reason": None})
             return
-        connection: Limits = scope["state"]["connection"]
-        exchange = Exchange(scope, receive, send, self._config.idle_timeout_s)
+        connection: ConnectionLimits = scope["state"]["connection"]
+        exchange = GuardedExchange(scope, receive, send, self._config.idle_timeout_s)
         self.began(exchange, connection)
         try:
             query = b"?" + scope["query_string"] if scope["query_string"] else b""
@@ -189,7 +189,7 @@ class Edge:
                 connection.break_off()
             self.ended(exchange, connection, left=exchange.is_broken)
 
-    async def _refuse(self, exchange: Exchange, refusal: PPDError) -> None:
+    async def _refuse(self, exchange: GuardedExchange, refusal: PPDError) -> None:
         hearing = asyncio.create_task(exchange.hear_out())
         try:
             await exchange.refuse(refusal)

@@ -12,7 +12,7 @@ from hypercorn.typing import ASGIFramework
 from ..errors import RequestError
 from . import response
 from .http1_connection import ClientConnection
-from .request_head import Head
+from .request_head import RequestHead
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ _LATE = 408
 class AsgiExchange:
     """An `Exchange` of a client connection, as an ASGI server has it: https://asgi.readthedocs.io."""
 
-    def __init__(self, connection: ClientConnection, head: Head, app: ASGIFramework) -> None:
+    def __init__(self, connection: ClientConnection, head: RequestHead, app: ASGIFramework) -> None:
         self._connection = connection
         self._head = head
         self._app = app

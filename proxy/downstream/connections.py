@@ -21,7 +21,7 @@ from . import response
 from .direct import Direct
 from .http1_connection import ClientConnection
 from .hypercorn import Stock, StockReader
-from .limits import CLOSE_S, Limits, Patience
+from .limits import CLOSE_S, ConnectionLimits, Patience
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Connections:
         self._patience = Patience(config.head_timeout_s, config.idle_connection_s)
         self._limit = config.connections_per_address
         self._limit_of_all = share_of_clients(open_files_limit())
-        self._open: set[Limits] = set()
+        self._open: set[ConnectionLimits] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._by_address: Counter[str] = Counter()
         self._count = 0
@@ -112,16 +112,16 @@ class Connections:
 
     # -- for direct connections
 
-    def opened(self, transport: asyncio.Transport) -> Limits:
-        limits = Limits(transport, self._patience, self._now)
+    def opened(self, transport: asyncio.Transport) -> ConnectionLimits:
+        limits = ConnectionLimits(transport, self._patience, self._now)
         self._open.add(limits)
         return limits
 
-    def closed(self, limits: Limits, address: str) -> None:
+    def closed(self, limits: ConnectionLimits, address: str) -> None:
         self._open.discard(limits)
         self._gone(address)
 
-    def speak_http2(self, limits: Limits, address: str, data: bytes) -> None:
+    def speak_http2(self, limits: ConnectionLimits, address: str, data: bytes) -> None:
         """Its first bytes are HTTP/2's, which the stock data plane speaks."""
         reader = StockReader()
         protocol = asyncio.StreamReaderProtocol(reader, loop=asyncio.get_running_loop())
@@ -195,7 +195,7 @@ class Connections:
         await self._speak_stock(self.opened(transport), protocol, reader, address)
 
     async def _speak_stock(
-        self, limits: Limits, protocol: asyncio.StreamReaderProtocol, reader: StockReader, address: str
+        self, limits: ConnectionLimits, protocol: asyncio.StreamReaderProtocol, reader: StockReader, address: str
     ) -> None:
         try:
             await self._stock.serve(limits, protocol, reader)

@@ -9,7 +9,7 @@ from ..routing.service import TurnService
 from .asgi_edge import Edge
 from .asgi_exchange import AsgiExchange, RefusedExchange
 from .http1_connection import ClientConnection, Exchange
-from .request_head import OFFERED, Head
+from .request_head import OFFERED, RequestHead
 from .turn_exchange import TurnExchange
 
 _TURNS = {endpoint.value.encode(): endpoint for endpoint in Endpoint}
@@ -25,7 +25,7 @@ class Direct:
         self._edge = edge
         self._service = service
 
-    def exchange(self, connection: ClientConnection, head: Head) -> Exchange:
+    def exchange(self, connection: ClientConnection, head: RequestHead) -> Exchange:
         refused = _odd(head)
         if refused is not None:
             return RefusedExchange(connection, refused)
@@ -47,7 +47,7 @@ class Direct:
         return RefusedExchange(connection, error)
 
 
-def _odd(head: Head) -> RequestError | None:
+def _odd(head: RequestHead) -> RequestError | None:
     """What HTTP forbids and its parser lets through, and what is not spoken here."""
     fields = head.fields
     repeats_host = len(fields) < len(head.headers) and [name for name, _ in head.headers].count(b"host") > 1

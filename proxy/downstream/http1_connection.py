@@ -13,8 +13,8 @@ import httptools
 
 from ..errors import RequestError
 from .heads import head_too_large
-from .limits import Limits
-from .request_head import OLD, VERSIONS, Head, unspoken, without_offer
+from .limits import ConnectionLimits
+from .request_head import OLD, VERSIONS, RequestHead, unspoken, without_offer
 
 SLICE_BYTES = 16 * 1024
 HELD_BYTES = 64 * 1024
@@ -47,11 +47,11 @@ class Exchange(Protocol):
 class Host(Protocol):
     """Keeps count of connections."""
 
-    def opened(self, transport: asyncio.Transport) -> Limits: ...
+    def opened(self, transport: asyncio.Transport) -> ConnectionLimits: ...
 
-    def closed(self, limits: Limits, address: str) -> None: ...
+    def closed(self, limits: ConnectionLimits, address: str) -> None: ...
 
-    def speak_http2(self, limits: Limits, address: str, data: bytes) -> None: ...
+    def speak_http2(self, limits: ConnectionLimits, address: str, data: bytes) -> None: ...
 
 
 class Server(Protocol):
@@ -60,7 +60,7 @@ class Server(Protocol):
     patience_s: float  # for a request's body, and for a client to take what it was sent
     head_limit_bytes: int
 
-    def exchange(self, connection: ClientConnection, head: Head) -> Exchange: ...
+    def exchange(self, connection: ClientConnection, head: RequestHead) -> Exchange: ...
 
     def refusal(self, connection: ClientConnection, error: RequestError) -> Exchange:
         """In place of a request whose head could not be read."""
@@ -70,7 +70,7 @@ class ClientConnection(asyncio.Protocol):
     """address: what counts as one client."""
 
     def __init__(self, server: Server, host: Host, address: str) -> None:
-        self.limits: Limits
+        self.limits: ConnectionLimits
         self.loop = asyncio.get_running_loop()
         self._server = server
         self._host = host
@@ -336,7 +336,7 @@ class ClientConnection(asyncio.Protocol):
         if parser.should_upgrade():
             self._offer = without_offer(parser.get_method(), self._target, version, self._headers)
             return
-        head = Head(
+        head = RequestHead(
             parser.get_method(),
             self._target,
             self._headers,

@@ -16,7 +16,7 @@ from hypercorn.typing import ASGIFramework
 from hypercorn.utils import wrap_app
 
 from ..config import ProxyConfig
-from .limits import CLOSE_S, Limits
+from .limits import CLOSE_S, ConnectionLimits
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class StockReader(asyncio.StreamReader):
 
     def __init__(self) -> None:
         super().__init__(loop=asyncio.get_running_loop())
-        self.connection: Limits | None = None
+        self.connection: ConnectionLimits | None = None
         self.context = WorkerContext(None)
 
     async def read(self, n: int = -1) -> bytes:
@@ -61,7 +61,9 @@ class Stock:
         self._app = wrap_app(app, 0, "asgi")
         self._hypercorn = _hypercorn_config(config)
 
-    async def serve(self, limits: Limits, protocol: asyncio.StreamReaderProtocol, reader: StockReader) -> None:
+    async def serve(
+        self, limits: ConnectionLimits, protocol: asyncio.StreamReaderProtocol, reader: StockReader
+    ) -> None:
         """Until the connection ends."""
         loop = asyncio.get_running_loop()
         reader.connection = limits

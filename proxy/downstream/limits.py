@@ -16,7 +16,7 @@ LEFT_LIMIT = 500  # requests that a connection's client may leave, ...
 LEFT_SHARE = 0.5  # ... if they are more than this share: "rapid reset" makes work and cancels it
 
 
-class Phase(Enum):
+class ConnectionPhase(Enum):
     WAITING = "waiting"  # for a request's first byte
     HEAD = "head"  # some of a request's head is here
     BUSY = "busy"  # a request is at work: it has time-outs of its own
@@ -39,12 +39,12 @@ class AtWork(Protocol):
         """Its client is gone."""
 
 
-class Limits:
+class ConnectionLimits:
     """What one client's connection is doing, and until when it may. `now` is a monotonic clock in seconds."""
 
     def __init__(self, transport: asyncio.Transport, patience: Patience, now: Callable[[], float]) -> None:
         self.transport = transport
-        self.phase = Phase.WAITING
+        self.phase = ConnectionPhase.WAITING
         self.is_stalled = False  # it does not take what it was sent: that has a time-out of its own
         self._patience = patience
         self._now = now
@@ -57,13 +57,13 @@ class Limits:
 
     def heard(self) -> None:
         """Bytes came. HTTP/2 has other frames than requests: there only the idle time counts."""
-        if self.phase is Phase.WAITING and not self._is_multiplexed:
-            self.phase = Phase.HEAD
+        if self.phase is ConnectionPhase.WAITING and not self._is_multiplexed:
+            self.phase = ConnectionPhase.HEAD
             self._deadline_s = self._now() + self._patience.head_s
 
     def began(self, request: AtWork) -> None:
         """A request's head is whole."""
-        self.phase = Phase.BUSY
+        self.phase = ConnectionPhase.BUSY
         self._is_multiplexed = request.is_multiplexed
         self._at_work.add(request)
         self._requests += 1
@@ -75,7 +75,7 @@ class Limits:
         if self._left > LEFT_LIMIT and self._left > LEFT_SHARE * self._requests:
             self.abort()
         elif not self._at_work:
-            self.phase = Phase.WAITING
+            self.phase = ConnectionPhase.WAITING
             self._deadline_s = self._now() + self._patience.idle_s
 
     def lost(self) -> None:
@@ -86,17 +86,17 @@ class Limits:
     def look(self) -> None:
         """Ends a connection that is overdue, and drops one that was closed and whose client does not take the rest."""
         if self.transport.is_closing():
-            if self.phase is not Phase.BUSY and self._now() >= self._deadline_s:
+            if self.phase is not ConnectionPhase.BUSY and self._now() >= self._deadline_s:
                 self.transport.abort()
             return
-        if self.is_stalled or self.phase is Phase.BUSY or self._now() < self._deadline_s:
+        if self.is_stalled or self.phase is ConnectionPhase.BUSY or self._now() < self._deadline_s:
             return
-        if self.phase is Phase.HEAD:
+        if self.phase is ConnectionPhase.HEAD:
             self.transport.write(response.refusal(_late()))
         self.close(CLOSE_S)
 
     def close(self, limit_s: float) -> None:
-        self.phase = Phase.WAITING
+        self.phase = ConnectionPhase.WAITING
         self._deadline_s = self._now() + limit_s
         self.transport.close()
 
@@ -104,7 +104,7 @@ class Limits:
         """The same where more is to be expected from the client: what it sends unread would be answered by a reset,
         which can overtake the last answer."""
         self._is_ending = True
-        self.phase = Phase.WAITING
+        self.phase = ConnectionPhase.WAITING
         self._deadline_s = self._now() + CLOSE_S
         self.transport.write_eof()
 

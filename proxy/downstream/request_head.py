@@ -13,7 +13,7 @@ VERSIONS = (OLD, "1.1")
 OFFERED = b"xpgrade"  # the name that an Upgrade header goes by
 
 
-class Head(msgspec.Struct):
+class RequestHead(msgspec.Struct):
     """A request's head. Names of headers are in lower case, values without the space around them."""
 
     method: bytes

@@ -10,14 +10,14 @@ from enum import Enum
 from ..errors import BodyTooLarge, PPDError
 from ..openai.request import Endpoint
 from ..openai.stream_relay import broken_off
-from ..routing.router import Reply
+from ..routing.router import TurnReply
 from ..routing.service import Caller, TurnService, error_reply
-from ..routing.stream import Body, Streaming
+from ..routing.stream import StreamedBody, Streaming
 from . import response
 from .asgi_edge import EVENT_ENDS, Edge
 from .drain import draining
 from .http1_connection import ClientConnection
-from .request_head import Head
+from .request_head import RequestHead
 from .stream_splice import Splice
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class TurnExchange:
     def __init__(
         self,
         connection: ClientConnection,
-        head: Head,
+        head: RequestHead,
         endpoint: Endpoint,
         edge: Edge,
         service: TurnService,
@@ -54,7 +54,7 @@ class TurnExchange:
     ) -> None:
         self.is_draining = False
         self._connection = connection
-        self._head: Head | None = head  # until it is read: a stream may be open for long
+        self._head: RequestHead | None = head  # until it is read: a stream may be open for long
         self._is_old, self._may_keep_alive = head.is_old, head.keeps_alive
         self._endpoint = endpoint
         self._edge = edge
@@ -68,7 +68,7 @@ class TurnExchange:
         self._refused: PPDError | None = None  # before `begin`
         self._task: asyncio.Task[None] | None = None
         self._splice: Splice | None = None
-        self._body: Body | None = None
+        self._body: StreamedBody | None = None
         self._room: asyncio.Event | None = None  # set when the client takes again what it is sent; None: it does
         self._is_chunked = not head.is_old
         self._is_event_stream = False
@@ -141,7 +141,7 @@ class TurnExchange:
             log.exception("an answer could not be written")
             self.fail()
 
-    async def _stream(self, reply: Reply, body: Body) -> None:
+    async def _stream(self, reply: TurnReply, body: StreamedBody) -> None:
         self._body = body
         self._state = _STREAMING
         self._may_keep_alive = self._may_keep_alive and self._is_chunked  # else its end is the connection's
@@ -192,12 +192,12 @@ class TurnExchange:
             self.is_draining = self.is_draining or not self._is_whole or self._refused is not None
             self._reply(error_reply(error))
 
-    def _reply(self, reply: Reply) -> None:
+    def _reply(self, reply: TurnReply) -> None:
         assert isinstance(reply.body, bytes), "the answer is whole"
         self._connection.write(self._answer_head(reply, len(reply.body)) + reply.body)
         self._finish()
 
-    def _answer_head(self, reply: Reply, size: int | None) -> bytes:
+    def _answer_head(self, reply: TurnReply, size: int | None) -> bytes:
         headers = (("Content-Type", reply.content_type), *reply.headers.items())
         connection = response.connection(self._may_keep_alive and not self.is_draining, is_old=self._is_old)
         return response.head(reply.status, headers, size=size, is_chunked=self._is_chunked, connection=connection)
@@ -241,7 +241,7 @@ class TurnExchange:
         self._over(left=left)
         _abandon(*held)
 
-    def _held(self) -> tuple[asyncio.Task[None] | None, Splice | None, Body | None]:
+    def _held(self) -> tuple[asyncio.Task[None] | None, Splice | None, StreamedBody | None]:
         return self._task, self._splice, self._body
 
     def _over(self, *, left: bool) -> None:
@@ -257,7 +257,7 @@ class TurnExchange:
         return BodyTooLarge(f"the body is larger than {self._body_limit_bytes} bytes")
 
 
-def _abandon(task: asyncio.Task[None] | None, splice: Splice | None, body: Body | None) -> None:
+def _abandon(task: asyncio.Task[None] | None, splice: Splice | None, body: StreamedBody | None) -> None:
     if splice is not None:
         splice.abandon()
     elif body is not None:

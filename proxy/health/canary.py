@@ -20,7 +20,7 @@ from ..failures import Cause, Leg, Phase
 from ..fleet.view import WorkerView, can_pair
 from ..fleet.worker import PairId, Role
 from ..openai.request import Endpoint, Fields
-from ..policy import Shunned
+from ..policy import Excluded
 from ..routing.state import State
 from ..upstream.call import Call, Timeouts
 from ..upstream.client import Upstream
@@ -64,7 +64,7 @@ class Canary:
         self._left_to_turns: set[PairId] = set()  # what the last canary over them could not find out
         self.on_flown: Callable[[Collection[PairId], Collection[PairId]], None] | None = None
 
-    def passed_over(self, now_s: float) -> Shunned:
+    def passed_over(self, now_s: float) -> Excluded:
         """Whom turns do without: what breakers say, and pairs that the canary is to try before any turn does.
 
         A turn that tries whether KV moves again waits for its first event as long as a turn may, and its client too.

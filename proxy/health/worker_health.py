@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from ..errors import LegError
-from ..failures import ROWS, Leg, Row, Standing
+from ..failures import ROWS, FailureRule, HealthEffect, Leg
 from ..fleet.registry import Registry
 from ..fleet.worker import PairId, WorkerId
 from ..policy import Decision
@@ -24,7 +24,7 @@ OVERLOAD_S = 1.0  # a worker that names no Retry-After is passed over for this l
 Key = WorkerId | PairId
 
 
-class Standings:
+class WorkerHealth:
     """Notes how legs went; `breakers` says who is passed over."""
 
     def __init__(self, breakers: Breakers[Key], registry: Registry, now: Callable[[], float]) -> None:
@@ -75,10 +75,10 @@ class Standings:
         """When KV last moved over this pair; minus infinity where it is not known to have."""
         return self._moved_s.get(pair, -math.inf)
 
-    def failed(self, leg: Leg, exc: LegError, decision: Decision, asked_s: float) -> Row:
+    def failed(self, leg: Leg, exc: LegError, decision: Decision, asked_s: float) -> FailureRule:
         """Counts a leg's failure as its row says; `asked_s` is when the leg was asked."""
         row = ROWS[leg, exc.phase, exc.cause]
-        if row.standing is Standing.PAIR and decision.prefill is not None:
+        if row.standing is HealthEffect.PAIR and decision.prefill is not None:
             self._fail((decision.prefill.id, decision.decode.id), exc, asked_s)
         else:
             self._count(row.standing, exc, blamed(leg, decision), asked_s)
@@ -101,13 +101,13 @@ class Standings:
         self.breakers.forget(worker)
         self._moved_s = {pair: at_s for pair, at_s in self._moved_s.items() if worker not in pair}
 
-    def _count(self, standing: Standing, exc: LegError, worker: WorkerId, asked_s: float) -> None:
+    def _count(self, standing: HealthEffect, exc: LegError, worker: WorkerId, asked_s: float) -> None:
         match standing:
-            case Standing.OPENED:
+            case HealthEffect.OPENED:
                 self._fail(worker, exc, asked_s, at_once=True)
-            case Standing.COUNTED:
+            case HealthEffect.COUNTED:
                 self._fail(worker, exc, asked_s)
-            case Standing.PASSED_OVER:
+            case HealthEffect.PASSED_OVER:
                 self.breakers.overloaded(worker, self._now() + (exc.retry_after_s or OVERLOAD_S))
 
     def _fail(self, key: Key, exc: LegError, asked_s: float, *, at_once: bool = False) -> None:

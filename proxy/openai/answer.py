@@ -14,11 +14,11 @@ import msgspec
 
 from ..errors import error_body
 from .answer_shapes import (
+    AnswerChoice,
+    AnswerChunk,
     AnthropicMessage,
-    Block,
     BlockDelta,
-    Choice,
-    Chunk,
+    ContentBlock,
     Error,
     Function,
     MessagesEvent,
@@ -66,7 +66,7 @@ class AnswerSummary(msgspec.Struct):
         return self.ended and self.error is None
 
 
-_CHUNK = msgspec.json.Decoder(Chunk)
+_CHUNK = msgspec.json.Decoder(AnswerChunk)
 _BODY = msgspec.json.Decoder(Response)
 _RESPONSES_EVENT = msgspec.json.Decoder(ResponsesEvent)
 _MESSAGE_BODY = msgspec.json.Decoder(AnthropicMessage)
@@ -147,7 +147,7 @@ class AnswerObserver:
             if choice.index == 0:
                 self._choice(choice)
 
-    def _choice(self, choice: Choice) -> None:
+    def _choice(self, choice: AnswerChoice) -> None:
         self.summary.finish_reason = choice.finish_reason or self.summary.finish_reason
         if choice.text:
             self._text(choice.text)
@@ -249,7 +249,7 @@ class AnswerObserver:
         if message.usage is not None:
             self._count(message.usage)
 
-    def _block(self, index: int, block: Block, arguments: str) -> None:
+    def _block(self, index: int, block: ContentBlock, arguments: str) -> None:
         """`arguments`: "" in a stream, where the block's `input` is a placeholder and the text comes in deltas."""
         if block.type == "tool_use":
             self._tool_call(index, block.id, block.name, arguments)

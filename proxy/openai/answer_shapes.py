@@ -89,7 +89,7 @@ class ToolCall(msgspec.Struct):
     function: Function | None = None
 
 
-class Message(msgspec.Struct):
+class AnswerMessage(msgspec.Struct):
     content: str | None = None
     tool_calls: list[ToolCall] | None = None
     reasoning: str | None = None
@@ -97,20 +97,20 @@ class Message(msgspec.Struct):
     refusal: str | None = None
 
 
-class Choice(msgspec.Struct):
+class AnswerChoice(msgspec.Struct):
     index: int = 0
-    delta: Message | None = None
-    message: Message | None = None
+    delta: AnswerMessage | None = None
+    message: AnswerMessage | None = None
     text: str | None = None
     finish_reason: str | None = None
 
 
-class Chunk(msgspec.Struct):
+class AnswerChunk(msgspec.Struct):
     """A chunk or a body of chat and completions."""
 
     id: str | None = None
     object: str | None = None
-    choices: list[Choice] | None = None
+    choices: list[AnswerChoice] | None = None
     usage: Usage | None = None
     error: Any = None
 
@@ -155,7 +155,7 @@ class ResponsesEvent(msgspec.Struct):
     error: Any = None
 
 
-class Block(msgspec.Struct):
+class ContentBlock(msgspec.Struct):
     type: str | None = None
     text: str | None = None
     thinking: str | None = None
@@ -175,7 +175,7 @@ class BlockDelta(msgspec.Struct):
 class AnthropicMessage(msgspec.Struct):
     id: str | None = None
     type: str | None = None
-    content: list[Block] | None = None
+    content: list[ContentBlock] | None = None
     stop_reason: str | None = None
     usage: Usage | None = None
     error: Any = None
@@ -185,7 +185,7 @@ class MessagesEvent(msgspec.Struct):
     type: str | None = None
     index: int = 0
     message: AnthropicMessage | None = None
-    content_block: Block | None = None
+    content_block: ContentBlock | None = None
     delta: BlockDelta | None = None
     usage: Usage | None = None
     error: Any = None

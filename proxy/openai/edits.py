@@ -20,7 +20,7 @@ _NULL = msgspec.Raw(b"null")
 _INNER = {Endpoint.RESPONSES: "response", Endpoint.MESSAGES: "message"}
 
 
-class Inside(msgspec.Struct, frozen=True):
+class Redaction(msgspec.Struct, frozen=True):
     """What no client may learn from a worker's error."""
 
     address: str  # the worker's
@@ -35,7 +35,7 @@ class Inside(msgspec.Struct, frozen=True):
 class Edits(msgspec.Struct, frozen=True):
     hide_usage: bool = False  # of a stream whose client did not ask for usage
     cached_tokens: int | None = None  # prompt tokens that P found in its cache; None: D's count stands
-    inside: Inside | None = None  # None: an error goes on as it is
+    inside: Redaction | None = None  # None: an error goes on as it is
 
     def markers(self) -> tuple[bytes, ...]:
         """Bytes of which an object with something to edit holds at least one; in a string they would be escaped."""

@@ -73,7 +73,7 @@ class Came(Event, tag="came"):
     conversations: int
 
 
-class Inside(Event, tag="inside"):
+class InflightCount(Event, tag="inside"):
     """How many turns the sender has inside the fleet, and how many wait there."""
 
     turns: int
@@ -147,7 +147,7 @@ class Counted(Event, tag="counted"):
     families: bytes
 
 
-class Ask(Event, tag="ask"):
+class PeerQuestion(Event, tag="ask"):
     """A question to one other process; the asker numbers them."""
 
     number: int
@@ -155,7 +155,7 @@ class Ask(Event, tag="ask"):
     about: bytes = b""
 
 
-class Answer(Event, tag="answer"):
+class PeerAnswer(Event, tag="answer"):
     """What was asked by that number; `error` instead of a body where it can't be done."""
 
     number: int
@@ -172,7 +172,7 @@ AnyEvent = (
     | Forgotten
     | Used
     | Came
-    | Inside
+    | InflightCount
     | Seen
     | Present
     | Added
@@ -183,6 +183,6 @@ AnyEvent = (
     | Owed
     | Changed
     | Counted
-    | Ask
-    | Answer
+    | PeerQuestion
+    | PeerAnswer
 )

@@ -14,7 +14,7 @@ from ..errors import PPDError
 from ..fleet.worker import WorkerId
 from ..telemetry.merged_metrics import Family, added, decoded, encoded, inherited
 from .channels import Mesh
-from .events import Added, Answer, Ask, Caught, Changed, Counted, Event, Forgotten, Greeting, Hello, Teach
+from .events import Added, Caught, Changed, Counted, Event, Forgotten, Greeting, Hello, PeerAnswer, PeerQuestion, Teach
 from .member import Member
 from .replication import Replica
 
@@ -30,7 +30,7 @@ Skill = Callable[[bytes], bytes]
 """Answers one kind of question; PPDError goes to the asker."""
 
 
-class Failure(msgspec.Struct):
+class PeerFailure(msgspec.Struct):
     """A PPDError on its way to another process."""
 
     status: int
@@ -159,28 +159,28 @@ class Siblings:
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
-            self._mesh.send(peer, [Ask(number, what, about)])
+            self._mesh.send(peer, [PeerQuestion(number, what, about)])
             return await asyncio.wait_for(answer, ANSWER_S)
         except TimeoutError as exc:
             raise ProcessSilent("a process of this proxy does not answer: try again") from exc
         finally:
             del self._asked[number]
 
-    def _answer(self, ask: Ask) -> Answer:
+    def _answer(self, ask: PeerQuestion) -> PeerAnswer:
         try:
-            return Answer(ask.number, self.skills[ask.what](ask.about))
+            return PeerAnswer(ask.number, self.skills[ask.what](ask.about))
         except PPDError as exc:
-            failure = Failure(exc.status, exc.kind, exc.message, exc.param, exc.code)
-            return Answer(ask.number, error=msgspec.msgpack.encode(failure))
+            failure = PeerFailure(exc.status, exc.kind, exc.message, exc.param, exc.code)
+            return PeerAnswer(ask.number, error=msgspec.msgpack.encode(failure))
 
-    def _answered(self, answer: Answer) -> None:
+    def _answered(self, answer: PeerAnswer) -> None:
         waiting = self._asked.get(answer.number)
         if waiting is None or waiting.done():
             return
         if not answer.error:
             waiting.set_result(answer.body)
             return
-        failure = msgspec.msgpack.decode(answer.error, type=Failure)
+        failure = msgspec.msgpack.decode(answer.error, type=PeerFailure)
         error = PPDError(failure.message, param=failure.param, code=failure.code)
         error.status, error.kind = failure.status, failure.kind
         waiting.set_exception(error)
@@ -209,9 +209,9 @@ class Siblings:
             case Counted(by=by, families=families):
                 if by != self._member.index or not self._knows:
                     self._counted[by] = families
-            case Ask():
+            case PeerQuestion():
                 self._mesh.send(sender, [self._answer(event)])
-            case Answer():
+            case PeerAnswer():
                 self._answered(event)
 
     def _greeted(self, peer: int, knows: bool) -> None:

@@ -34,7 +34,7 @@ from .events import (
     Flown,
     Forgotten,
     Gone,
-    Inside,
+    InflightCount,
     Learned,
     Owed,
     Present,
@@ -73,8 +73,8 @@ class Replica:
         self._mesh: Mesh | None = None
         self._used: set[WorkerId] = set()  # changed since it was told
         self._turns_came = self._conversations_came = 0  # since it was told
-        self._inside_told = Inside(0, 0)
-        self._inside: dict[int, Inside] = {}
+        self._inside_told = InflightCount(0, 0)
+        self._inside: dict[int, InflightCount] = {}
         self._take = self._deeds()
 
     def attach(self, mesh: Mesh) -> None:
@@ -153,8 +153,8 @@ class Replica:
             self._inside_told = inside
             yield inside
 
-    def _own_inside(self) -> Inside:
-        return Inside(self._state.admission.inside, self._state.admission.waiting)
+    def _own_inside(self) -> InflightCount:
+        return InflightCount(self._state.admission.inside, self._state.admission.waiting)
 
     def own(self) -> list[Event]:
         """What this process does, for one that has just begun."""
@@ -192,7 +192,7 @@ class Replica:
     def begun_anew(self, process: int) -> None:
         """It runs nothing, whatever was said of its predecessor."""
         self._state.registry.ended(process)
-        self._take_inside(process, Inside(0, 0))
+        self._take_inside(process, InflightCount(0, 0))
 
     def _deeds(self) -> dict[type[Event], Callable[[int, Any], object]]:
         state = self._state
@@ -201,7 +201,7 @@ class Replica:
             Used: lambda _, said: self._take_use(said),
             Learned: lambda _, said: state.sessions.adopt(said.session, said.label, said.keys),
             Came: lambda _, said: state.arrivals.adopt(now(), turns=said.turns, conversations=said.conversations),
-            Inside: self._take_inside,
+            InflightCount: self._take_inside,
             Seen: lambda _, said: self._take_worker(said.view),
             Present: lambda _, said: self._take_fleet(said.workers),
             Added: lambda _, said: self._take_added(said.workers),
@@ -222,7 +222,7 @@ class Replica:
             use = Use(said.inflight, said.queued_prefill_tokens, said.written_tokens)
             registry.used_by(said.by, said.worker, use)
 
-    def _take_inside(self, sender: int, said: Inside) -> None:
+    def _take_inside(self, sender: int, said: InflightCount) -> None:
         self._inside[sender], admission = said, self._state.admission
         admission.inside_elsewhere = sum(inside.turns for inside in self._inside.values())
         admission.waiting_elsewhere = sum(inside.waiting for inside in self._inside.values())

@@ -3,7 +3,7 @@
 The live proxy, the simulator in virtual time and the replay of a recorded log call the same `decide`.
 """
 
-from .decide import Shunned, decide, has_room
+from .decide import Excluded, decide, has_room
 from .decision import Decision, Route, Rules, Turn
 
-__all__ = ["Decision", "Route", "Rules", "Shunned", "Turn", "decide", "has_room"]
+__all__ = ["Decision", "Excluded", "Route", "Rules", "Turn", "decide", "has_room"]

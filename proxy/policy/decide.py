@@ -21,7 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..config import Mode, Uncovered
-from ..decision_table.score import Verdict, Workload
+from ..decision_table.score import TableQuery, Verdict
 from ..errors import AllBusy, NoWorkerError
 from ..fleet.residency import standing
 from ..fleet.view import Fleet, WorkerView, can_pair, check_model
@@ -33,18 +33,18 @@ _, _DECODE, _REPLICA = Role  # an enum's members by their names are slow to look
 
 _INFLIGHT = attrgetter("inflight")
 
-Shunned = Collection[WorkerId | PairId]
+Excluded = Collection[WorkerId | PairId]
 """Workers, and pairs of a P and a D."""
 
 
-class _Able(msgspec.Struct, frozen=True):
+class _Candidates(msgspec.Struct, frozen=True):
     """The workers that may take this turn, by role, and the pairs among them that can't hand over now."""
 
     prefills: Sequence[WorkerView]
     decodes: Sequence[WorkerView]
     replicas: Sequence[WorkerView]
     full: Collection[WorkerId]
-    shunned: Shunned
+    shunned: Excluded
     known: WorkerView | None  # who answered the session last, whether it may take this turn or not
     now_s: float
     warm_up_s: float
@@ -61,7 +61,7 @@ class _Able(msgspec.Struct, frozen=True):
         return can_pair(prefill.worker, decode.worker)
 
 
-class _Wish(msgspec.Struct, frozen=True):
+class _Preference(msgspec.Struct, frozen=True):
     """What is asked for: by force, by the mode, or by the table."""
 
     route: Route
@@ -76,8 +76,8 @@ def decide(
     *,
     qps: float,
     now_s: float,
-    avoid: Shunned = (),
-    blocked: Shunned = (),
+    avoid: Excluded = (),
+    blocked: Excluded = (),
 ) -> Decision:
     """The decision for one turn; fleet: of its model.
 
@@ -110,7 +110,7 @@ def _has_full(fleet: Fleet, rules: Rules) -> bool:
     return 0 < limit <= max(map(_INFLIGHT, fleet.views.values()), default=0)
 
 
-def _able(turn: Turn, fleet: Fleet, rules: Rules, now_s: float, avoid: Shunned, blocked: Shunned) -> _Able:
+def _able(turn: Turn, fleet: Fleet, rules: Rules, now_s: float, avoid: Excluded, blocked: Excluded) -> _Candidates:
     known = None if turn.decode is None else fleet.views.get(turn.decode.worker)
     prefills, decodes, replicas = fleet.prefills, fleet.decodes, fleet.replicas
     full: Collection[WorkerId] = ()
@@ -131,52 +131,56 @@ def _able(turn: Turn, fleet: Fleet, rules: Rules, now_s: float, avoid: Shunned, 
         check_model(turn.model, fleet.views.values())
         raise NoWorkerError(f"no decode or replica worker can serve model {turn.model!r} now")
     shunned = frozenset((*avoid, *blocked)) if avoid else blocked
-    return _Able(prefills, decodes, replicas, full, shunned, known, now_s, rules.warm_up_s)
+    return _Candidates(prefills, decodes, replicas, full, shunned, known, now_s, rules.warm_up_s)
 
 
-def _wish(turn: Turn, able: _Able, rules: Rules, qps: float) -> _Wish:
+def _wish(turn: Turn, able: _Candidates, rules: Rules, qps: float) -> _Preference:
     asks_for_replica = turn.forced is Route.REPLICA if turn.forced else rules.mode is Mode.REPLICA
     if asks_for_replica and able.replicas and not _is_stored_on_decode(turn, able):
-        return _Wish(Route.REPLICA, "forced" if turn.forced else "mode_replica")
+        return _Preference(Route.REPLICA, "forced" if turn.forced else "mode_replica")
     if not able.decodes:
-        return _Wish(Route.REPLICA, "no_decode_worker")
+        return _Preference(Route.REPLICA, "no_decode_worker")
     if turn.stored_response:
-        return _Wish(Route.LOCAL, "stored_response")
+        return _Preference(Route.LOCAL, "stored_response")
     if turn.single_engine is not None:
-        return _Wish(Route.LOCAL, "single_engine")
+        return _Preference(Route.LOCAL, "single_engine")
     if turn.forced is not None:
-        return _Wish(turn.forced, "forced")
+        return _Preference(turn.forced, "forced")
     if turn.number == 1:
-        return _Wish(Route.SPLIT, "first_turn")
+        return _Preference(Route.SPLIT, "first_turn")
     match rules.mode:
         case Mode.TABLE | Mode.REPLICA:  # the latter where there is no replica
             return _by_table(turn, rules, qps)
         case Mode.ALWAYS_LOCAL:
-            return _Wish(Route.LOCAL, "mode_always_local")
+            return _Preference(Route.LOCAL, "mode_always_local")
         case Mode.ALWAYS_SPLIT:
-            return _Wish(Route.SPLIT, "mode_always_split")
+            return _Preference(Route.SPLIT, "mode_always_split")
         case Mode.FRACTION:
             local = session_share(turn.session_id) < rules.x
-            return _Wish(Route.LOCAL if local else Route.SPLIT, "fraction_local" if local else "fraction_split")
+            return _Preference(Route.LOCAL if local else Route.SPLIT, "fraction_local" if local else "fraction_split")
 
 
-def _is_stored_on_decode(turn: Turn, able: _Able) -> bool:
+def _is_stored_on_decode(turn: Turn, able: _Candidates) -> bool:
     """Whether the history lies in a D alone, which no replica can ask for it."""
     decode = turn.decode
     return turn.stored_response and decode is not None and any(view.id == decode.worker for view in able.decodes)
 
 
-def _by_table(turn: Turn, rules: Rules, qps: float) -> _Wish:
+def _by_table(turn: Turn, rules: Rules, qps: float) -> _Preference:
     uncovered = Route.LOCAL if rules.uncovered is Uncovered.LOCAL else Route.SPLIT
     if rules.scored is None:
-        return _Wish(uncovered, "no_table")
-    verdict = rules.scored.lookup(Workload(turn.new_tokens, turn.held_tokens, turn.output_tokens, qps))
+        return _Preference(uncovered, "no_table")
+    verdict = rules.scored.lookup(TableQuery(turn.new_tokens, turn.held_tokens, turn.output_tokens, qps))
     if verdict.local is None:
-        return _Wish(uncovered, "no_evidence", verdict)
-    return _Wish(Route.LOCAL, "table_local", verdict) if verdict.local else _Wish(Route.SPLIT, "table_split", verdict)
+        return _Preference(uncovered, "no_evidence", verdict)
+    return (
+        _Preference(Route.LOCAL, "table_local", verdict)
+        if verdict.local
+        else _Preference(Route.SPLIT, "table_split", verdict)
+    )
 
 
-def _carry_out(turn: Turn, wish: _Wish, able: _Able) -> Decision:
+def _carry_out(turn: Turn, wish: _Preference, able: _Candidates) -> Decision:
     vetoes: tuple[str, ...] = ()
     if wish.route is Route.REPLICA:
         if able.replicas:
@@ -201,7 +205,7 @@ def _carry_out(turn: Turn, wish: _Wish, able: _Able) -> Decision:
     return Decision(route=Route.SPLIT, reason=reason, decode=decode, prefill=prefill, wanted=wish.route, vetoes=vetoes)
 
 
-def _local_veto(turn: Turn, able: _Able) -> str | None:
+def _local_veto(turn: Turn, able: _Candidates) -> str | None:
     """Why the turn can't be appended on the session's D, or None."""
     known = able.known
     if turn.decode is None or (turn.held_tokens == 0 and not turn.stored_response):
@@ -224,7 +228,7 @@ def _local_veto(turn: Turn, able: _Able) -> str | None:
     return "decode_failed"
 
 
-def _on_one_engine(turn: Turn, wish: _Wish, able: _Able, reason: str, vetoes: tuple[str, ...]) -> Decision:
+def _on_one_engine(turn: Turn, wish: _Preference, able: _Candidates, reason: str, vetoes: tuple[str, ...]) -> Decision:
     """Without a hand-over: the engine that holds the prefix, else a replica, else a D that computes it all."""
     own = next((view for view in able.decodes if held_on(turn.decode, view, max(1, turn.held_tokens))), None)
     if own is None and able.replicas:
@@ -234,7 +238,7 @@ def _on_one_engine(turn: Turn, wish: _Wish, able: _Able, reason: str, vetoes: tu
     return Decision(route=Route.LOCAL, reason=reason, decode=decode, wanted=wish.route, vetoes=vetoes)
 
 
-def _on_replica(turn: Turn, wish: _Wish, able: _Able, reason: str, vetoes: tuple[str, ...]) -> Decision:
+def _on_replica(turn: Turn, wish: _Preference, able: _Candidates, reason: str, vetoes: tuple[str, ...]) -> Decision:
     replica = pick_decode(turn, able.replicas, able.warmth)
     assert replica is not None, "the caller saw a replica"
     return Decision(route=Route.REPLICA, reason=reason, decode=replica, wanted=wish.route, vetoes=vetoes)

@@ -29,10 +29,10 @@ ABORTED = "abort"  # the finish reason of an engine that gave up
 class Keeper(Protocol):
     """Whose places on workers an attempt holds."""
 
-    def give_back(self, running: Running) -> None: ...
+    def give_back(self, running: Attempt) -> None: ...
 
 
-class Running(msgspec.Struct, kw_only=True, eq=False):
+class Attempt(msgspec.Struct, kw_only=True, eq=False):
     """One attempt at a turn and all it holds; `close` gives everything back and may be called at any time, twice."""
 
     request: Request
@@ -82,7 +82,7 @@ class Running(msgspec.Struct, kw_only=True, eq=False):
         return self.call is not None and self.call.phase is not Phase.CONNECT
 
 
-class Opened(msgspec.Struct):
+class OpenAnswer(msgspec.Struct):
     """An answer whose first event is here: for a stream the relay and its first bytes, else the whole body."""
 
     content_type: str

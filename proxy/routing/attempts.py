@@ -14,17 +14,17 @@ from ..admission.keys import Client
 from ..admission.queue import effective_priority
 from ..connectors.leg import encoded
 from ..errors import LegError
-from ..failures import Cause, ClientGets, Leg, Row, Standing
+from ..failures import Cause, ClientGets, FailureRule, HealthEffect, Leg
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role
 from ..health.worker_health import OVERLOAD_S, Key, blamed
 from ..openai.request import Request
 from ..policy import Route, Turn
 from ..telemetry.receipts import Receipt
-from .attempt import Running
+from .attempt import Attempt
 
 
-class Asker(msgspec.Struct, frozen=True):
+class TurnContext(msgspec.Struct, frozen=True):
     """Who sent a request: the client of its key, what each leg carries of its headers, and the operator's wish."""
 
     client: Client
@@ -48,13 +48,13 @@ class Job(msgspec.Struct, frozen=True):
     request: Request
     turn: Turn
     receipt: Receipt
-    asker: Asker
+    asker: TurnContext
     started_s: float
     seat: Seat
 
 
 @dataclass(slots=True)
-class Failed:
+class FailedAttempts:
     """What failed one turn so far.
 
     Hand-overs and answers have a limit each: with the first used up, the turn is computed without a hand-over.
@@ -73,17 +73,17 @@ class Failed:
             return tuple(self.keys)
         return (*self.keys, *(view.id for view in views if view.role is Role.PREFILL))
 
-    def may_try_again(self, running: Running, exc: LegError, row: Row, now_s: float) -> bool:
+    def may_try_again(self, running: Attempt, exc: LegError, row: FailureRule, now_s: float) -> bool:
         """Notes the failure; whether its row leaves another try, and the limit does."""
         leg, decision = running.failed_leg, running.decision
         self.last = exc
         if row.client_gets(stream=running.request.stream) not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE):
             return False
-        if row.standing is Standing.PAIR and decision.prefill is not None:
+        if row.standing is HealthEffect.PAIR and decision.prefill is not None:
             self.keys[decision.prefill.id, decision.decode.id] = exc
         else:
             self.keys[blamed(leg, decision)] = exc
-        if leg is Leg.PREFILL or row.standing is Standing.PAIR:
+        if leg is Leg.PREFILL or row.standing is HealthEffect.PAIR:
             self.handing_over += 1
         elif row.client is ClientGets.ANOTHER_OR_QUEUE:
             until_s = now_s + (exc.retry_after_s or OVERLOAD_S)

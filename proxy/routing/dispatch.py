@@ -17,7 +17,7 @@ from ..errors import LegError, refusal
 from ..failures import Cause, Leg, Phase
 from ..fleet.view import WorkerView
 from ..openai.answer import AnswerObserver, AnswerSummary
-from ..openai.edits import Inside, edited_body
+from ..openai.edits import Redaction, edited_body
 from ..openai.reply_key import ReplyKey
 from ..openai.request import CHOOSING, Endpoint
 from ..openai.stream_relay import Edits, StreamRelay
@@ -25,13 +25,13 @@ from ..telemetry.receipts import LegRecord
 from ..upstream.answer import Answer
 from ..upstream.call import Call, Timeouts
 from ..upstream.client import Upstream
-from .attempt import ABORTED, Opened, Running
+from .attempt import ABORTED, Attempt, OpenAnswer
 from .handoff_release import WindingUp
 from .state import State
 
 
 class Dispatcher:
-    """Runs legs; what it reserves and opens is in the `Running` it is given."""
+    """Runs legs; what it reserves and opens is in the `Attempt` it is given."""
 
     def __init__(self, config: ProxyConfig, state: State, upstream: Upstream, winding_up: WindingUp) -> None:
         self._registry = state.registry
@@ -47,7 +47,7 @@ class Dispatcher:
         # The head of an answer that is not streamed comes when all of it is there.
         self._answer_timeouts = Timeouts(config.connect_timeout_s, config.answer_timeout_s, config.idle_timeout_s)
 
-    async def open(self, running: Running) -> Opened:
+    async def open(self, running: Attempt) -> OpenAnswer:
         """The decision's answer at its first event; LegError, with everything closed, where a leg fails."""
         prefill, receipt = running.decision.prefill, running.receipt
         try:
@@ -67,18 +67,18 @@ class Dispatcher:
                 running.close()
             raise
 
-    def give_back(self, running: Running) -> None:
+    def give_back(self, running: Attempt) -> None:
         if running.leg is not None:
             self._end_leg(running, running.leg)
         if running.holds_prefill:
             self._free_prefill(running)
         self._registry.release(running.decode)
 
-    def release(self, running: Running) -> None:
+    def release(self, running: Attempt) -> None:
         """Another D takes the KV of a hand-over whose own D was never reached."""
         self._winding_up.release(running)
 
-    def _free_prefill(self, running: Running) -> None:
+    def _free_prefill(self, running: Attempt) -> None:
         view = running.decision.prefill
         assert view is not None, "its place is held"
         running.holds_prefill = False
@@ -86,7 +86,7 @@ class Dispatcher:
         self._registry.release(view.id)
         self._admission.poke()
 
-    async def _split(self, running: Running) -> Opened:
+    async def _split(self, running: Attempt) -> OpenAnswer:
         decision, request = running.decision, running.request
         assert decision.prefill is not None, "a SPLIT has a P"
         connector = CONNECTORS[decision.prefill.worker.connector]
@@ -101,7 +101,7 @@ class Dispatcher:
         self._ledger.close(running.leg_id("p"))  # D has begun to answer, so it has the KV
         return opened
 
-    async def _prefilled(self, running: Running, connector: Connector, pair: Pair, leg: LegRequest) -> Handoff | None:
+    async def _prefilled(self, running: Attempt, connector: Connector, pair: Pair, leg: LegRequest) -> Handoff | None:
         view = running.decision.prefill
         assert view is not None, "a SPLIT has a P"
         record = self._start_leg(running, Leg.PREFILL, view)
@@ -125,7 +125,7 @@ class Dispatcher:
         self._registry.wrote(view.id, max(0, computed))
         return found
 
-    async def _prefill_body(self, view: WorkerView, leg: LegRequest, running: Running, record: LegRecord) -> bytes:
+    async def _prefill_body(self, view: WorkerView, leg: LegRequest, running: Attempt, record: LegRecord) -> bytes:
         """P's whole answer, within its time-out as a whole."""
         call, timeouts = Call(view.worker), self._prefill_timeouts
         try:
@@ -143,10 +143,10 @@ class Dispatcher:
             raise call.error("the prompt was not computed in time", Cause.TIMEOUT) from exc
         observer = AnswerObserver(running.request.endpoint)
         observer.observe_body(body)
-        _check_whole(running.request.endpoint, observer, view, Inside(view.worker.address))
+        _check_whole(running.request.endpoint, observer, view, Redaction(view.worker.address))
         return body
 
-    async def _answered(self, running: Running, leg: LegRequest, kind: Leg) -> Opened:
+    async def _answered(self, running: Attempt, leg: LegRequest, kind: Leg) -> OpenAnswer:
         """The leg that answers the client: on D, or on R."""
         view, worker = running.decision.decode, running.decode
         record = running.leg = self._start_leg(running, kind, view)
@@ -170,12 +170,12 @@ class Dispatcher:
         self._registry.wrote(worker, running.receipt.estimated_new_tokens)
         return opened
 
-    async def _first_event(self, running: Running, answer: Answer, record: LegRecord) -> Opened:
+    async def _first_event(self, running: Attempt, answer: Answer, record: LegRecord) -> OpenAnswer:
         request, handoff, view = running.request, running.handoff, running.decision.decode
         reply = ReplyKey(request)
         observer = AnswerObserver(request.endpoint, reply)
         hide_usage = not request.wants_usage and request.endpoint in CHOOSING
-        inside = Inside(view.worker.address, handoff)
+        inside = Redaction(view.worker.address, handoff)
         edits = Edits(hide_usage, handoff.cached_tokens if handoff else None, inside)
         if not answer.is_event_stream:
             body = await answer.body()
@@ -188,7 +188,7 @@ class Dispatcher:
             first = await self._until_first_event(answer, relay, observer, request.endpoint)
             _check_begun(observer, view, inside)
             record.first_event_s = self._now() - running.started_s
-        return Opened(answer.content_type, first, observer, reply, relay, handoff)
+        return OpenAnswer(answer.content_type, first, observer, reply, relay, handoff)
 
     async def _until_first_event(
         self, answer: Answer, relay: StreamRelay, observer: AnswerObserver, endpoint: Endpoint
@@ -208,9 +208,9 @@ class Dispatcher:
                 by_s = now() + self._stream_timeouts.idle_s
         return b"".join(parts)
 
-    def _refusal(self, answer: Answer, body: bytes, running: Running, view: WorkerView) -> LegError:
+    def _refusal(self, answer: Answer, body: bytes, running: Attempt, view: WorkerView) -> LegError:
         """A worker's error as ours; of one that repeats what a handoff says of P, the status alone."""
-        if Inside(view.worker.address, running.handoff).is_named(body):
+        if Redaction(view.worker.address, running.handoff).is_named(body):
             body = b""
         # A key that the proxy itself shows is not the client's fault; nor is a worker that was too slow to read.
         is_own = answer.status == 408 or (self._shows_own_key and answer.status in (401, 403))
@@ -222,14 +222,14 @@ class Dispatcher:
             retry_after_s=answer.retry_after_s,
         )
 
-    def _start_leg(self, running: Running, kind: Leg, view: WorkerView) -> LegRecord:
+    def _start_leg(self, running: Attempt, kind: Leg, view: WorkerView) -> LegRecord:
         record = LegRecord(
             kind=kind, worker=view.name, address=view.worker.address, started_s=self._now() - running.started_s
         )
         running.receipt.legs.append(record)
         return record
 
-    def _end_leg(self, running: Running, record: LegRecord) -> None:
+    def _end_leg(self, running: Attempt, record: LegRecord) -> None:
         record.ended_s = self._now() - running.started_s
         self._metrics.legs.observe(record.kind, record.ended_s - record.started_s)
 
@@ -245,7 +245,7 @@ def _has_begun(endpoint: Endpoint, observer: AnswerObserver) -> bool:
     return endpoint in CHOOSING and is_open
 
 
-def _check_begun(observer: AnswerObserver, view: WorkerView, inside: Inside) -> None:
+def _check_begun(observer: AnswerObserver, view: WorkerView, inside: Redaction) -> None:
     """LegError for a stream that begins with an error, with what is no event, or with its own giving up."""
     summary = observer.summary
     if summary.first_token_seen:
@@ -256,7 +256,7 @@ def _check_begun(observer: AnswerObserver, view: WorkerView, inside: Inside) -> 
         raise _malformed(view)
 
 
-def _check_whole(endpoint: Endpoint, observer: AnswerObserver, view: WorkerView, inside: Inside) -> None:
+def _check_whole(endpoint: Endpoint, observer: AnswerObserver, view: WorkerView, inside: Redaction) -> None:
     """LegError for a 200 that is no answer: not JSON, empty, an error, or one that the engine gave up."""
     summary = observer.summary
     if summary.error is not None:
@@ -275,7 +275,7 @@ def _is_none(summary: AnswerSummary) -> bool:
     return summary.finish_reason == ABORTED or (summary.completion_tokens == 0 and not summary.first_token_seen)
 
 
-def _refused(error: bytes, view: WorkerView, inside: Inside) -> LegError:
+def _refused(error: bytes, view: WorkerView, inside: Redaction) -> LegError:
     told = b"" if inside.is_named(error) else error
     return refusal(_error_status(error), told, worker=view.id, phase=Phase.FIRST_EVENT)
 

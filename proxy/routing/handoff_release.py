@@ -20,7 +20,7 @@ from ..fleet.view import WorkerView, can_pair
 from ..fleet.worker import Role
 from ..upstream.call import Call, Timeouts
 from ..upstream.client import Upstream
-from .attempt import Opened, Running
+from .attempt import Attempt, OpenAnswer
 from .state import State
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class WindingUp:
         self._upstream = upstream
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def shielded(self, opening: Coroutine[Any, Any, Opened], running: Running) -> Opened:
+    async def shielded(self, opening: Coroutine[Any, Any, OpenAnswer], running: Attempt) -> OpenAnswer:
         """The result of `opening`; where the client leaves first, its hand-over is wound up in the background."""
         task = asyncio.create_task(opening)
         try:
@@ -51,7 +51,7 @@ class WindingUp:
             self._own(self._wind_up(task, running))
             raise
 
-    def release(self, running: Running) -> None:
+    def release(self, running: Attempt) -> None:
         """The D of this hand-over was never reached: another one takes the KV off P's hands."""
         self._own(self._release(running))
 
@@ -73,7 +73,7 @@ class WindingUp:
         if not task.cancelled() and task.exception() is not None:
             log.error("a hand-over could not be wound up", exc_info=task.exception())
 
-    async def _wind_up(self, task: asyncio.Task[Opened], running: Running) -> None:
+    async def _wind_up(self, task: asyncio.Task[OpenAnswer], running: Attempt) -> None:
         try:
             await asyncio.wait({task}, timeout=GRACE_S)
             for _ in range(READ_TURNS):  # of the loop: what P has sent by now is not lost
@@ -94,7 +94,7 @@ class WindingUp:
             fate = "left"
         self._metrics.abandoned.labels(fate).inc()
 
-    async def _release(self, running: Running) -> None:
+    async def _release(self, running: Attempt) -> None:
         decision, handoff = running.decision, running.handoff
         prefill, decode = decision.prefill, self._taker(running)
         assert prefill is not None and handoff is not None, "there is something to release"
@@ -123,7 +123,7 @@ class WindingUp:
         finally:
             self._registry.release(decode.id)
 
-    def _taker(self, running: Running) -> WorkerView | None:
+    def _taker(self, running: Attempt) -> WorkerView | None:
         """The D of the turn, unless that was tried; else the least loaded that could have had it."""
         prefill, own = running.decision.prefill, running.decision.decode.id
         able = [

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from ..downstream.drain import Drain, draining
 from ..policy import Route
-from ..sessions.table import Outcome, Place
+from ..sessions.table import SessionMatch, TurnOutcome
 from ..telemetry.receipts import Receipt
-from .attempt import Opened, Running
+from .attempt import Attempt, OpenAnswer
 from .state import State
 
 # A LOCAL turn that found less than this share of what was believed to lie there is a residency miss: blocks are
@@ -30,9 +30,9 @@ class Learner:
 
     def completed(
         self,
-        place: Place,
-        running: Running,
-        opened: Opened,
+        place: SessionMatch,
+        running: Attempt,
+        opened: OpenAnswer,
         now_s: float,
         token_times_s: tuple[float, float] | None = None,
     ) -> None:
@@ -91,7 +91,7 @@ class Learner:
             receipt.tpot_s = (last_s - first_s) / (completion_tokens - 1)
             self._metrics.tpot.observe(route, receipt.tpot_s)
 
-    def _note_usage(self, place: Place, running: Running, opened: Opened, now_s: float) -> None:
+    def _note_usage(self, place: SessionMatch, running: Attempt, opened: OpenAnswer, now_s: float) -> None:
         request, decision, receipt = running.request, running.decision, running.receipt
         summary = opened.observer.summary
         prompt, completion = summary.prompt_tokens or 0, summary.completion_tokens or 0
@@ -108,7 +108,7 @@ class Learner:
         self._tokens.learn(request.model, request.prompt_bytes, prompt, completion)
         self._registry.wrote(running.decode, completion)  # its prompt was counted when it began to answer
         residency = self._registry.residency
-        outcome = Outcome(
+        outcome = TurnOutcome(
             prompt_tokens=prompt,
             completion_tokens=completion,
             reply_key=opened.reply.key(),

@@ -24,8 +24,8 @@ from ..openai.prompt_list import AnswerMerge, BrokenAnswer, PromptList, StreamMe
 from ..openai.request import Request
 from ..telemetry.receipts import Receipt
 from ..upstream.answer import ANSWER_LIMIT_BYTES
-from .attempts import Asker
-from .router import Reply
+from .attempts import TurnContext
+from .router import TurnReply
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ AT_ONCE = 8  # prompts of one request that are at work: one client's list must n
 class Answering(Protocol):
     """Who answers one turn."""
 
-    async def answer(self, request: Request, receipt: Receipt, asker: Asker) -> Reply: ...
+    async def answer(self, request: Request, receipt: Receipt, asker: TurnContext) -> TurnReply: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ListTurn:
     prompts: PromptList
     parse: Callable[[bytes], Request]
     receipt: Receipt  # the request's own; each turn gets one with its number behind the id
-    asker: Asker
+    asker: TurnContext
 
     def receipt_of(self, at: int) -> Receipt:
         return msgspec.structs.replace(self.receipt, id=f"{self.receipt.id}-{at}", vetoes=[], legs=[])
@@ -57,22 +57,22 @@ class FanOut:
     def __init__(self, router: Answering) -> None:
         self._router = router
 
-    async def answer(self, turn: ListTurn) -> Reply:
+    async def answer(self, turn: ListTurn) -> TurnReply:
         """All answers as one; PPDError where a turn has none. The calling task is the request's."""
         if turn.receipt.stream:
             return await _Stream(turn, self._router).open()
-        merge, replies = AnswerMerge(turn.prompts.choices, ANSWER_LIMIT_BYTES), dict[int, Reply]()
+        merge, replies = AnswerMerge(turn.prompts.choices, ANSWER_LIMIT_BYTES), dict[int, TurnReply]()
 
         async def one(at: int) -> None:
             reply = await _asked(self._router, turn, at)
             if not isinstance(reply.body, bytes):
                 raise BrokenAnswer
             merge.add(at, reply.body)
-            replies[at] = Reply(reply.content_type, reply.headers, b"")
+            replies[at] = TurnReply(reply.content_type, reply.headers, b"")
 
         await _each(len(turn.prompts.prompts), one)
         in_order = [reply for _, reply in sorted(replies.items())]
-        return Reply(in_order[0].content_type, _headers(turn, in_order), merge.whole())
+        return TurnReply(in_order[0].content_type, _headers(turn, in_order), merge.whole())
 
 
 @dataclass(slots=True)
@@ -81,14 +81,14 @@ class _Stream:
 
     turn: ListTurn
     router: Answering
-    first: Reply | None = None  # of the turn that was the first to begin
+    first: TurnReply | None = None  # of the turn that was the first to begin
     failure: PPDError | None = None
     begun: asyncio.Event = field(default_factory=asyncio.Event)  # there is something for the client, or a failure
     out: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(1))
     end: bytes | None = None  # the last events, once all turns have ended
     driver: asyncio.Task[None] | None = None
 
-    async def open(self) -> Reply:
+    async def open(self) -> TurnReply:
         """The reply as soon as one turn has begun to answer.
 
         It does not wait for the others: those that have begun hold their places until they are read.
@@ -102,7 +102,7 @@ class _Stream:
             self.abandon()
             raise
         assert self.first is not None, "it has begun and not failed"
-        return Reply(self.first.content_type, _headers(self.turn, [self.first]), self)
+        return TurnReply(self.first.content_type, _headers(self.turn, [self.first]), self)
 
     def abandon(self) -> None:
         if self.driver is not None:
@@ -164,12 +164,12 @@ async def _each(count: int, one: Callable[[int], Coroutine[None, None, None]]) -
         raise failed.exceptions[0] from None
 
 
-async def _asked(router: Answering, turn: ListTurn, at: int) -> Reply:
+async def _asked(router: Answering, turn: ListTurn, at: int) -> TurnReply:
     request = turn.parse(turn.prompts.body(at))
     return await router.answer(request, turn.receipt_of(at), turn.asker)
 
 
-def _headers(turn: ListTurn, replies: Sequence[Reply]) -> dict[str, str]:
+def _headers(turn: ListTurn, replies: Sequence[TurnReply]) -> dict[str, str]:
     """What the turns' own headers say, each value once and in the prompts' order."""
     names = dict.fromkeys(name for reply in replies for name in reply.headers)
     merged = {

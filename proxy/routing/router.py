@@ -16,29 +16,29 @@ from ..admission.gate import Seat
 from ..admission.queue import Ticket, effective_priority
 from ..config import ProxyConfig
 from ..errors import AllBusy, LegError, NoWorkerError, PPDError, Refused
-from ..failures import Cause, Fate, Row, Standing
+from ..failures import Cause, FailureRule, HandoffEffect, HealthEffect
 from ..openai.request import Request
-from ..policy import Decision, Route, Rules, Shunned, Turn, decide, has_room
-from ..sessions.table import Place
+from ..policy import Decision, Excluded, Route, Rules, Turn, decide, has_room
+from ..sessions.table import SessionMatch
 from ..telemetry.receipts import CellRecord, Receipt
-from .attempt import Opened, Running
-from .attempts import Asker, Failed, Job
+from .attempt import Attempt, OpenAnswer
+from .attempts import FailedAttempts, Job, TurnContext
 from .dispatch import Dispatcher
 from .learning import Learner
 from .state import State
-from .stream import Body, Streaming, complete
+from .stream import StreamedBody, Streaming, complete
 
 log = logging.getLogger(__name__)
 
 BUSY_S = 0.05  # between two looks for a worker that has room, by a turn that can't take any
 
 
-class Reply(msgspec.Struct):
+class TurnReply(msgspec.Struct):
     """What the client gets: a head, then a whole body or a stream."""
 
     content_type: str
     headers: dict[str, str]
-    body: bytes | Body
+    body: bytes | StreamedBody
     status: int = 200
 
 
@@ -53,7 +53,7 @@ class Router:
         dispatcher: Dispatcher,
         learner: Learner,
         *,
-        passed_over: Callable[[float], Shunned],
+        passed_over: Callable[[float], Excluded],
     ) -> None:
         """passed_over: workers and pairs that are not asked while there are others, at a time in seconds."""
         self.rules = rules
@@ -64,7 +64,7 @@ class Router:
         self._passed_over = passed_over
         self._now = state.now
 
-    async def answer(self, request: Request, receipt: Receipt, asker: Asker) -> Reply:
+    async def answer(self, request: Request, receipt: Receipt, asker: TurnContext) -> TurnReply:
         """The reply to one turn; PPDError where there is none."""
         started_s = self._now()
         place = self._state.sessions.find(request, started_s)
@@ -99,14 +99,14 @@ class Router:
         running.seat = seat
         if opened.relay is not None:
             stream = Streaming(self._state, self._learner, place, running, opened)
-            return Reply(opened.content_type, decision_headers(receipt), stream)
+            return TurnReply(opened.content_type, decision_headers(receipt), stream)
         complete(self._state, self._learner, place, running, opened)
         running.close()
-        return Reply(opened.content_type, decision_headers(receipt), opened.first)
+        return TurnReply(opened.content_type, decision_headers(receipt), opened.first)
 
-    async def _first_success(self, job: Job) -> tuple[Running, Opened]:
+    async def _first_success(self, job: Job) -> tuple[Attempt, OpenAnswer]:
         """Attempts until one has an answer, each without what failed before it."""
-        failed: Failed | None = None
+        failed: FailedAttempts | None = None
         self._state.retries.deposit()
         while True:
             now_s = self._now()
@@ -127,11 +127,11 @@ class Router:
                 opened = await self._dispatcher.open(running)
             except LegError as exc:
                 row = self._give_up(running, exc)
-                failed = failed or Failed(self._attempts)
+                failed = failed or FailedAttempts(self._attempts)
                 if not failed.may_try_again(running, exc, row, self._now()):
                     raise
                 # Whom it was busy for is asked no more for a while, so that needs no budget.
-                if row.standing is Standing.PASSED_OVER or self._state.retries.take():
+                if row.standing is HealthEffect.PASSED_OVER or self._state.retries.take():
                     self._state.metrics.retries.labels("retried").inc()
                     continue
                 self._state.metrics.retries.labels("no_budget").inc()
@@ -144,7 +144,7 @@ class Router:
                 self._state.standings.began(decision, moved=opened.handoff is not None)
                 return running, opened
 
-    async def _waited(self, job: Job, failed: Failed) -> bool:
+    async def _waited(self, job: Job, failed: FailedAttempts) -> bool:
         """Whether workers asked to be left alone for a while; if so, after that while in the queue."""
         if failed.overloaded_until_s is None:
             return False
@@ -152,7 +152,7 @@ class Router:
         failed.forgive()
         return True
 
-    def _decide(self, job: Job, failed: Failed | None, now_s: float) -> Decision:
+    def _decide(self, job: Job, failed: FailedAttempts | None, now_s: float) -> Decision:
         rules, turn = self.rules, job.turn
         counts_turns = rules.scored is not None and rules.scored.table.axes.qps_counts == "turns"
         arrivals = self._state.arrivals
@@ -164,8 +164,8 @@ class Router:
         _note_decision(job.receipt, turn, decision, rules)
         return decision
 
-    def _running(self, job: Job, decision: Decision, now_s: float) -> Running:
-        return Running(
+    def _running(self, job: Job, decision: Decision, now_s: float) -> Attempt:
+        return Attempt(
             request=job.request,
             decision=decision,
             decode=decision.decode.id,
@@ -177,7 +177,7 @@ class Router:
             asked_s=now_s,
         )
 
-    def _give_up(self, running: Running, exc: LegError) -> Row:
+    def _give_up(self, running: Attempt, exc: LegError) -> FailureRule:
         """Notes the failure of a leg, and lets no handoff lie that could still be taken."""
         leg = running.failed_leg
         row = self._state.standings.failed(leg, exc, running.decision, running.asked_s)
@@ -187,11 +187,11 @@ class Router:
             "request %s: %s on %s %s: %s at %s",
             *(running.receipt.id, leg, running.receipt.legs[-1].worker, exc.worker, exc.cause, exc.phase),
         )
-        if row.handoff is Fate.RELEASED and running.handoff is not None:
+        if row.handoff is HandoffEffect.RELEASED and running.handoff is not None:
             self._dispatcher.release(running)
         return row
 
-    def _ticket(self, request: Request, turn: Turn, asker: Asker, now_s: float) -> Ticket:
+    def _ticket(self, request: Request, turn: Turn, asker: TurnContext, now_s: float) -> Ticket:
         client, model = asker.client, request.model  # the ticket lasts as long as the answer, its prompt should not
         return Ticket(
             tenant=client.tenant,
@@ -204,7 +204,7 @@ class Router:
             fits=lambda: has_room(self._state.registry.fleet(model), self.rules),
         )
 
-    def _turn(self, request: Request, place: Place, forced: Route | None) -> Turn:
+    def _turn(self, request: Request, place: SessionMatch, forced: Route | None) -> Turn:
         tokens = self._state.tokens
         new_tokens = tokens.estimate(request.model, place.new_bytes)
         return Turn(
@@ -242,7 +242,7 @@ def decision_headers(receipt: Receipt) -> dict[str, str]:
     return headers
 
 
-def _note_turn(receipt: Receipt, place: Place, turn: Turn) -> None:
+def _note_turn(receipt: Receipt, place: SessionMatch, turn: Turn) -> None:
     receipt.session, receipt.turn, receipt.kind = place.session_id, place.turn, place.kind
     receipt.forced = turn.forced or ""
     receipt.estimated_prompt_tokens = turn.prompt_tokens

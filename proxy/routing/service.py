@@ -20,9 +20,9 @@ from ..openai.request import Endpoint, Request, parse_request
 from ..policy import Route
 from ..runtime.ids import new_id, now_text
 from ..telemetry.receipts import Receipt
-from .attempts import Asker, in_class
+from .attempts import TurnContext, in_class
 from .prompt_fan_out import FanOut, ListTurn
-from .router import Reply, Router, decision_headers
+from .router import Router, TurnReply, decision_headers
 from .state import State
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class TurnService:
         client = authenticate(headers, self._keys)
         return Caller(endpoint, headers, client, forced_route(headers, self._config.admin_key))
 
-    async def answer(self, caller: Caller, body: bytes) -> Reply:
+    async def answer(self, caller: Caller, body: bytes) -> TurnReply:
         """The reply to one request; whoever gets a body in pieces gives it up at last."""
         receipt = _new_receipt(caller)
         try:
@@ -80,10 +80,10 @@ class TurnService:
             log.error("request %s failed", receipt.id, exc_info=exc)
             return error_reply(PPDError("internal error"))
 
-    def _asker(self, caller: Caller) -> Asker:
+    def _asker(self, caller: Caller) -> TurnContext:
         legs = leg_headers(caller.headers, self._config.worker_api_key, forwards_key=self._keys is None)
         legs["content-type"] = JSON  # it was read as JSON, whatever the client called it
-        return Asker(caller.client, legs, caller.forced, queue_patience_s(caller.headers))
+        return TurnContext(caller.client, legs, caller.forced, queue_patience_s(caller.headers))
 
     def _parse(self, caller: Caller, body: bytes) -> Request:
         return parse_request(
@@ -97,11 +97,11 @@ class TurnService:
         )
 
 
-def error_reply(exc: PPDError) -> Reply:
+def error_reply(exc: PPDError) -> TurnReply:
     """An error as its client sees it: a worker's own words on the request, else ours in OpenAI's shape."""
     if isinstance(exc, LegError) and exc.is_openai_error:
-        return Reply(JSON, {}, exc.body, exc.status)
-    return Reply(
+        return TurnReply(JSON, {}, exc.body, exc.status)
+    return TurnReply(
         JSON, comes_back(exc), error_body(exc.message, exc.kind, exc.code or exc.status, exc.param), exc.status
     )
 

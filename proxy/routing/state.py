@@ -10,7 +10,7 @@ from ..admission.gate import Admission
 from ..admission.rate_limits import RateLimits
 from ..fleet.registry import Registry
 from ..health.retry_budget import RetryBudget
-from ..health.worker_health import Standings
+from ..health.worker_health import WorkerHealth
 from ..sessions.prefix_chain import Hasher
 from ..sessions.table import SessionTable
 from ..sessions.token_estimates import TokenEstimator
@@ -29,7 +29,7 @@ class State:
     ledger: Ledger
     receipts: Receipts
     metrics: Metrics
-    standings: Standings
+    standings: WorkerHealth
     retries: RetryBudget
     arrivals: Arrivals
     admission: Admission

@@ -13,16 +13,16 @@ from typing import Protocol
 from ..errors import LegError
 from ..failures import Cause
 from ..openai.stream_relay import BROKE_OFF
-from ..sessions.table import Place
+from ..sessions.table import SessionMatch
 from ..upstream.answer import Answer
-from .attempt import ABORTED, Opened, Running
+from .attempt import ABORTED, Attempt, OpenAnswer
 from .learning import Learner
 from .state import State
 
 log = logging.getLogger(__name__)
 
 
-class Body(Protocol):
+class StreamedBody(Protocol):
     """A client's answer that comes in pieces."""
 
     def chunks(self) -> AsyncGenerator[bytes, None]: ...
@@ -34,7 +34,9 @@ class Body(Protocol):
 class Streaming:
     """One turn's answer; `abandon` at any time, as long as it has not ended."""
 
-    def __init__(self, state: State, learner: Learner, place: Place, running: Running, opened: Opened) -> None:
+    def __init__(
+        self, state: State, learner: Learner, place: SessionMatch, running: Attempt, opened: OpenAnswer
+    ) -> None:
         assert running.answer is not None and opened.relay is not None, "a stream is open"
         self.answer: Answer = running.answer
         self._state = state
@@ -143,9 +145,9 @@ class Streaming:
 def complete(
     state: State,
     learner: Learner,
-    place: Place,
-    running: Running,
-    opened: Opened,
+    place: SessionMatch,
+    running: Attempt,
+    opened: OpenAnswer,
     times_s: tuple[float, float] | None = None,
 ) -> None:
     """What an answer that is all there teaches; times_s: of its first and its last token."""

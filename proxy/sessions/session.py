@@ -1,6 +1,6 @@
 """One session as the table keeps it, and the prefixes by which it is found again.
 
-Numbers are packed into bytes: an idle session has 1 KiB, and a `Residency` or an `Anchor` as an object takes four
+Numbers are packed into bytes: an idle session has 1 KiB, and a `Residency` or an `KnownPrefix` as an object takes four
 times what it is made of.
 """
 
@@ -25,7 +25,7 @@ _Head = tuple[float, int, int, int, int]
 """Mean length of answers, 0 where no turn has ended yet; tokens and stamp of D's residency, then of P's."""
 
 
-class Anchor(msgspec.Struct, frozen=True, gc=False):
+class KnownPrefix(msgspec.Struct, frozen=True, gc=False):
     """A prefix that a later request may start with: `key`, `tail` and `check` are its mark."""
 
     key: int
@@ -37,7 +37,7 @@ class Anchor(msgspec.Struct, frozen=True, gc=False):
     is_stored: bool = False  # a response kept by the engine: prompts that name it hold nothing of what was before
 
     @classmethod
-    def at(cls, mark: Mark, turn: int, tokens: int, *, is_prompt: bool = False, is_stored: bool = False) -> Anchor:
+    def at(cls, mark: Mark, turn: int, tokens: int, *, is_prompt: bool = False, is_stored: bool = False) -> KnownPrefix:
         return cls(mark.key, mark.tail, mark.check, turn, tokens, is_prompt, is_stored)
 
     @property
@@ -77,16 +77,16 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
             prefill = Residency(self.prefill, self.prefill_incarnation, prefill_tokens, prefill_stamp)
         return output_tokens or None, decode, prefill
 
-    def anchors(self) -> list[Anchor]:
+    def anchors(self) -> list[KnownPrefix]:
         """Oldest first."""
-        return [Anchor(*values) for values in _ANCHOR.iter_unpack(self.packed[_HEAD.size :])]
+        return [KnownPrefix(*values) for values in _ANCHOR.iter_unpack(self.packed[_HEAD.size :])]
 
     def learn(
         self,
         output_tokens: float | None,
         decode: Residency | None,
         prefill: Residency | None,
-        anchors: Iterable[Anchor] | None = None,
+        anchors: Iterable[KnownPrefix] | None = None,
     ) -> None:
         """The mean length of answers as it is now, and what else is new: None leaves what was known."""
         head: _Head = _HEAD.unpack_from(self.packed)
@@ -106,13 +106,13 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         )
 
 
-def kept(anchors: Iterable[Anchor], turn: int, parent: int | None) -> list[Anchor]:
+def kept(anchors: Iterable[KnownPrefix], turn: int, parent: int | None) -> list[KnownPrefix]:
     """Of a session's anchors those of earlier turns that stay when `turn` is its newest, oldest first.
 
     parent: the key that the turn grew from; of the turn before only that one stays. Of stored responses none earlier
     than that stays, as each has a place in the index.
     """
-    stay, before = list[Anchor](), list[Anchor]()
+    stay, before = list[KnownPrefix](), list[KnownPrefix]()
     for anchor in anchors:
         if anchor.turn == turn - 1:
             before.append(anchor)
@@ -122,7 +122,7 @@ def kept(anchors: Iterable[Anchor], turn: int, parent: int | None) -> list[Ancho
     return stay if len(stay) <= EARLIER_TURNS else [stay[0], *stay[1 - EARLIER_TURNS :]]
 
 
-def indexed(anchors: list[Anchor], turn: int) -> set[int]:
+def indexed(anchors: list[KnownPrefix], turn: int) -> set[int]:
     """The keys that must lead to the session: the oldest, stored responses, and the newest turn with its reply.
 
     Whatever begins with an anchor in between begins with the oldest too, so the session is found by that one.

@@ -33,14 +33,14 @@ from ..fleet.residency import Residency
 from ..fleet.worker import WorkerId
 from ..openai.request import Request
 from .prefix_chain import KEY_BITS, Mark
-from .session import Anchor, Session, hexadecimal, indexed, kept
+from .session import KnownPrefix, Session, hexadecimal, indexed, kept
 from .token_estimates import decayed_mean
 
 _OUTPUT_DECAY = 0.7  # a session's answers change with its task: the last three or four count
 _SPREAD = 0x9E3779B97F4A7C15  # odd, so that successive ids differ in all bits
 
 
-class Kind(StrEnum):
+class MatchKind(StrEnum):
     FIRST = "first"
     NEXT = "next"
     RETRY = "retry"
@@ -48,12 +48,12 @@ class Kind(StrEnum):
     LOST = "lost"
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
     """Where a request stands in the conversations known, as of `find`."""
 
     session_id: str  # hexadecimal
     turn: int  # 1-based
-    kind: Kind
+    kind: MatchKind
     held_tokens: int  # of the known prefix, by its own usage; 0 where none is known
     new_bytes: int  # of the prompt, beyond that prefix
     decode: Residency | None = None
@@ -63,7 +63,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     parent: int | None = None  # key of the known prefix
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a completed turn taught. None leaves what was known of a residency."""
 
     prompt_tokens: int
@@ -76,7 +76,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class SessionSummary:
     """A session for an operator's eyes."""
 
     session_id: str
@@ -89,7 +89,7 @@ class Summary:
 
 class _Match(msgspec.Struct, frozen=True, gc=False):
     session: Session
-    anchor: Anchor
+    anchor: KnownPrefix
     covered: int  # bytes of the request's prompt
 
 
@@ -117,7 +117,7 @@ class SessionTable:
 
     # -- the two ends of a turn
 
-    def find(self, request: Request, now_s: float) -> Place:
+    def find(self, request: Request, now_s: float) -> SessionMatch:
         """The place of a request that has just come."""
         if self.before_look is not None:
             self.before_look()
@@ -129,7 +129,7 @@ class SessionTable:
         self._touch(self._sessions.get(place.strand), now_s)
         return place
 
-    def finish(self, place: Place, request: Request, outcome: Outcome, now_s: float) -> None:
+    def finish(self, place: SessionMatch, request: Request, outcome: TurnOutcome, now_s: float) -> None:
         """Learns from a turn that completed; one that failed or was cancelled is simply not told."""
         if self.before_look is not None:
             self.before_look()
@@ -197,51 +197,51 @@ class SessionTable:
             self._forget(session)
         return bool(found)
 
-    def summary(self, session_id: str) -> Summary | None:
+    def summary(self, session_id: str) -> SessionSummary | None:
         """The session, by its strand used last."""
         session = next((one for one in reversed(self._sessions.values()) if one.id == session_id), None)
         return None if session is None else _summary(session)
 
-    def recent(self, limit: int) -> list[Summary]:
+    def recent(self, limit: int) -> list[SessionSummary]:
         """The sessions used last, newest first."""
         newest = reversed(self._sessions.values())
         return [_summary(session) for _, session in zip(range(limit), newest, strict=False)]
 
     # -- finding
 
-    def _place(self, request: Request, named: Session | None) -> Place:
+    def _place(self, request: Request, named: Session | None) -> SessionMatch:
         matches = self._matches(request, named)
         match = next(matches, None)
         if match is not None and match.anchor.is_prompt and match.covered == request.chain.size:
             parent = next((shorter for shorter in matches if shorter.covered < match.covered), None)
             if _may_grow(match, request, named):
-                return _placed(Kind.RETRY, match.session, match.anchor.turn, request, parent)
+                return _placed(MatchKind.RETRY, match.session, match.anchor.turn, request, parent)
             match = parent  # that turn again, but in a session of its own
         if match is None:
             lost = named is not None or request.previous_response_id is not None
-            return self._unmatched(Kind.LOST if lost else Kind.FIRST, request, named)
+            return self._unmatched(MatchKind.LOST if lost else MatchKind.FIRST, request, named)
         if _may_grow(match, request, named):
-            return _placed(Kind.NEXT, match.session, match.anchor.turn + 1, request, match)
+            return _placed(MatchKind.NEXT, match.session, match.anchor.turn + 1, request, match)
         branch = Session(self._fresh(request), request.label)
         branch.learn(*match.session.learnt())
-        return _placed(Kind.BRANCH, branch, match.anchor.turn + 1, request, match)
+        return _placed(MatchKind.BRANCH, branch, match.anchor.turn + 1, request, match)
 
-    def _unmatched(self, kind: Kind, request: Request, named: Session | None) -> Place:
+    def _unmatched(self, kind: MatchKind, request: Request, named: Session | None) -> SessionMatch:
         """A conversation without a known prefix. Under a known id it counts on, but nothing is believed to be held."""
         new = Session(self._fresh(request), request.label)
         if named is not None:
             new.learn(named.output_tokens, None, None)
         return _placed(kind, new, named.turn + 1 if named else 1, request, None)
 
-    def _place_by_count(self, request: Request, session: Session | None, now_s: float) -> Place:
+    def _place_by_count(self, request: Request, session: Session | None, now_s: float) -> SessionMatch:
         """The paper's rule: the opener is the session, each request in it a turn, all of its history is held."""
         if session is None:
-            return self._unmatched(Kind.FIRST, request, None)
+            return self._unmatched(MatchKind.FIRST, request, None)
         self._touch(session, now_s)
         anchors = session.anchors()
         end = request.chain.end()
         is_retry = any(one.is_prompt and one.turn == session.turn and one.mark == end for one in anchors)
-        kind, turn = (Kind.RETRY, session.turn) if is_retry else (Kind.NEXT, session.turn + 1)
+        kind, turn = (MatchKind.RETRY, session.turn) if is_retry else (MatchKind.NEXT, session.turn + 1)
         parent = max((one for one in anchors if one.turn < turn), key=lambda one: one.tokens, default=None)
         if parent is None:
             return _placed(kind, session, turn, request, None)
@@ -273,10 +273,10 @@ class SessionTable:
 
     # -- keeping
 
-    def _add(self, place: Place, request: Request) -> Session:
+    def _add(self, place: SessionMatch, request: Request) -> Session:
         strand = place.strand if place.strand not in self._sessions else self._fresh(request)
         session = Session(strand, request.label)
-        if place.kind is not Kind.FIRST:  # which brings nothing
+        if place.kind is not MatchKind.FIRST:  # which brings nothing
             session.learn(place.output_tokens, place.decode, place.prefill)
         self._sessions[strand] = session
         return session
@@ -334,38 +334,42 @@ def _may_grow(match: _Match, request: Request, named: Session | None) -> bool:
     return label is None or label == session.label or (session.label is None and named is None)
 
 
-def _still_there(session: Session, anchors: Iterable[Anchor], place: Place, request: Request, outcome: Outcome) -> bool:
+def _still_there(
+    session: Session, anchors: Iterable[KnownPrefix], place: SessionMatch, request: Request, outcome: TurnOutcome
+) -> bool:
     """Whether the session is still where `find` saw it; another turn may have ended there since."""
     if request.opener is not None:
         return place.turn >= session.turn
     if request.label is not None and session.label not in (None, request.label):
         return False  # it was given another name meanwhile
     newest = [anchor for anchor in anchors if anchor.turn == session.turn]
-    if place.kind is Kind.NEXT:
+    if place.kind is MatchKind.NEXT:
         return session.turn == place.turn - 1 and place.parent in [anchor.key for anchor in newest]
-    if place.kind is not Kind.RETRY or session.turn != place.turn:
+    if place.kind is not MatchKind.RETRY or session.turn != place.turn:
         return False
     replies = [anchor.mark for anchor in newest if not anchor.is_prompt]
     same_reply = not replies or outcome.reply_key is None or outcome.reply_key in replies
     return same_reply and any(anchor.is_prompt and anchor.mark == request.chain.end() for anchor in newest)
 
 
-def _new_anchors(place: Place, request: Request, outcome: Outcome) -> list[Anchor]:
+def _new_anchors(place: SessionMatch, request: Request, outcome: TurnOutcome) -> list[KnownPrefix]:
     """What the finished turn adds: its prompt, its prompt with the reply, and the id that stands for both."""
     prompt, both = outcome.prompt_tokens, outcome.prompt_tokens + outcome.completion_tokens
     anchors = []
     if request.chain.size > 0:
-        anchors.append(Anchor.at(request.chain.end(), place.turn, prompt, is_prompt=True))
+        anchors.append(KnownPrefix.at(request.chain.end(), place.turn, prompt, is_prompt=True))
     if outcome.reply_key is not None:
-        anchors.append(Anchor.at(outcome.reply_key, place.turn, prompt if outcome.reasoned else both))
+        anchors.append(KnownPrefix.at(outcome.reply_key, place.turn, prompt if outcome.reasoned else both))
     if outcome.response_id is not None and request.stores_responses:
-        anchors.append(Anchor.at(Mark(request.response_key(outcome.response_id)), place.turn, both, is_stored=True))
+        anchors.append(
+            KnownPrefix.at(Mark(request.response_key(outcome.response_id)), place.turn, both, is_stored=True)
+        )
     return anchors
 
 
-def _placed(kind: Kind, session: Session, turn: int, request: Request, parent: _Match | None) -> Place:
+def _placed(kind: MatchKind, session: Session, turn: int, request: Request, parent: _Match | None) -> SessionMatch:
     output_tokens, decode, prefill = session.learnt()
-    return Place(
+    return SessionMatch(
         session_id=session.id if request.label is None else hexadecimal(request.label),
         turn=turn,
         kind=kind,
@@ -379,9 +383,9 @@ def _placed(kind: Kind, session: Session, turn: int, request: Request, parent: _
     )
 
 
-def _summary(session: Session) -> Summary:
+def _summary(session: Session) -> SessionSummary:
     _, decode, prefill = session.learnt()
-    return Summary(
+    return SessionSummary(
         session_id=session.id,
         turn=session.turn,
         held_tokens=max((anchor.tokens for anchor in session.anchors()), default=0),

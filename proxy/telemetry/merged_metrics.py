@@ -19,7 +19,7 @@ OF_THE_WHOLE = frozenset(
 LARGEST = frozenset({"ppd_handoff_oldest_seconds"})
 
 
-class Sample(msgspec.Struct, array_like=True, gc=False):
+class MetricSample(msgspec.Struct, array_like=True, gc=False):
     """One line of Prometheus' text."""
 
     name: str
@@ -33,7 +33,7 @@ class Family(msgspec.Struct, array_like=True, gc=False):
     name: str
     text: str
     kind: str
-    samples: list[Sample]
+    samples: list[MetricSample]
 
 
 _DECODER = msgspec.msgpack.Decoder(list[Family])
@@ -47,7 +47,7 @@ def families(registry: CollectorRegistry) -> list[Family]:
             metric.documentation,
             metric.type,
             [
-                Sample(sample.name, dict(sample.labels), sample.value)
+                MetricSample(sample.name, dict(sample.labels), sample.value)
                 for sample in metric.samples
                 if not sample.name.endswith("_created")
             ],
@@ -71,7 +71,7 @@ def inherited(own: Iterable[Family], before: Iterable[Family]) -> list[Family]:
 
 def added(processes: Iterable[Iterable[Family]]) -> list[Family]:
     """The whole; the first process is the one that answers, and knows the state of the whole as it is now."""
-    sums: dict[str, tuple[Family, dict[tuple[str, frozenset[tuple[str, str]]], Sample]]] = {}
+    sums: dict[str, tuple[Family, dict[tuple[str, frozenset[tuple[str, str]]], MetricSample]]] = {}
     for position, counted in enumerate(processes):
         for family in counted:
             if position and family.name in OF_THE_WHOLE:
@@ -81,7 +81,7 @@ def added(processes: Iterable[Iterable[Family]]) -> list[Family]:
                 key = (sample.name, frozenset(sample.labels.items()))
                 known = samples.get(key)
                 value = sample.value if known is None else _joined(family.name, known.value, sample.value)
-                samples[key] = Sample(sample.name, sample.labels, value)
+                samples[key] = MetricSample(sample.name, sample.labels, value)
     return [Family(about.name, about.text, about.kind, list(samples.values())) for about, samples in sums.values()]
 
 

@@ -18,7 +18,7 @@ TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30
 TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.15, 0.3, 1.0)
 
 
-class Counts(Collector):
+class TurnCounter(Collector):
     """A counter of every turn. The library's own takes locks and checks, for threads and labels that there are not."""
 
     def __init__(self, registry: CollectorRegistry, name: str, text: str, *labels: str) -> None:
@@ -38,7 +38,7 @@ class Counts(Collector):
         yield family
 
 
-class Spread(Collector):
+class TurnHistogram(Collector):
     """A histogram of every turn, by one label. bounds: of the buckets, ascending; above the last there is one more."""
 
     def __init__(
@@ -73,11 +73,11 @@ class Metrics:
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=self.registry)
 
-        def counts(name: str, text: str, *labels: str) -> Counts:
-            return Counts(self.registry, name, text, *labels)
+        def counts(name: str, text: str, *labels: str) -> TurnCounter:
+            return TurnCounter(self.registry, name, text, *labels)
 
-        def spread(name: str, text: str, bounds: tuple[float, ...], label: str) -> Spread:
-            return Spread(self.registry, name, text, bounds, label)
+        def spread(name: str, text: str, bounds: tuple[float, ...], label: str) -> TurnHistogram:
+            return TurnHistogram(self.registry, name, text, bounds, label)
 
         self.turns = counts("ppd_turns", "Turns by route and reason", "route", "reason")
         self.outcomes = counts("ppd_turn_outcomes", "How turns ended", "route", "outcome")

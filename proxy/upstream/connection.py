@@ -16,7 +16,7 @@ _CONTINUE = 200  # informational statuses lie below, and announce the real one
 _BODILESS = (204, 304)
 
 
-class Listener(Protocol):
+class AnswerReceiver(Protocol):
     """The answer under way."""
 
     def head(self, status: int, headers: dict[bytes, bytes]) -> None: ...
@@ -37,7 +37,7 @@ class WorkerConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._headers: dict[bytes, bytes] = {}  # as they come
         self._parser = httptools.HttpResponseParser(self)
-        self._listener: Listener | None = None
+        self._listener: AnswerReceiver | None = None
         self._status = 0
         self._parts: list[bytes] = []
         self._is_whole = False
@@ -52,7 +52,7 @@ class WorkerConnection(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, listener: Listener, head: bytes, body: Iterable[bytes | memoryview]) -> None:
+    def send(self, listener: AnswerReceiver, head: bytes, body: Iterable[bytes | memoryview]) -> None:
         """Writes a request; its answer goes to `listener`."""
         assert self._transport is not None and self._listener is None, "a free connection"
         self._listener = listener

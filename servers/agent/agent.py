@@ -34,28 +34,28 @@ DRAIN_POLL_S = 0.2
 START_S = 900.0  # a large model takes minutes to load
 
 
-class Phase(Enum):
+class AgentPhase(Enum):
     SERVING = "serving"
     DRAINING = "draining"
     LEAVING = "leaving"
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class EngineWatch:
     """What the proxies were told of the engine, and how often it has not answered since."""
 
     announced: bool = False
     missed: int = 0
 
-    def after(self, is_healthy: bool) -> tuple[Watch, Phase | None]:
+    def after(self, is_healthy: bool) -> tuple[EngineWatch, AgentPhase | None]:
         """The next state, and what to say after a look; None: nothing."""
         if is_healthy:
-            return Watch(announced=True), Phase.SERVING
+            return EngineWatch(announced=True), AgentPhase.SERVING
         if not self.announced:
-            return Watch(), None
+            return EngineWatch(), None
         if self.missed + 1 >= MISSES:
-            return Watch(), Phase.LEAVING
-        return Watch(announced=True, missed=self.missed + 1), None
+            return EngineWatch(), AgentPhase.LEAVING
+        return EngineWatch(announced=True, missed=self.missed + 1), None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def is_idle(role: Role, load: Load) -> bool:
     return load.running + load.waiting == 0 and (role is not Role.PREFILL or load.kv_usage == 0)
 
 
-def beat(identity: Identity, status: EngineStatus, phase: Phase) -> Heartbeat:
+def beat(identity: Identity, status: EngineStatus, phase: AgentPhase) -> Heartbeat:
     """The message for what was last seen of the engine."""
     load = status.metrics.load
     return Heartbeat(
@@ -92,8 +92,8 @@ def beat(identity: Identity, status: EngineStatus, phase: Phase) -> Heartbeat:
         waiting=load.waiting,
         kv_usage=load.kv_usage,
         kv_capacity_tokens=load.kv_capacity_tokens,
-        draining=phase is Phase.DRAINING,
-        leaving=phase is Phase.LEAVING,
+        draining=phase is AgentPhase.DRAINING,
+        leaving=phase is AgentPhase.LEAVING,
     )
 
 
@@ -148,8 +148,8 @@ class Agent:
         self._interval_s = interval_s
         self._drain_timeout_s = drain_timeout_s
         self._api_key = api_key
-        self._watch = Watch()
-        self._said: Phase | None = None
+        self._watch = EngineWatch()
+        self._said: AgentPhase | None = None
         self._last = EngineStatus(healthy=False)  # the last look that was answered
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -174,7 +174,7 @@ class Agent:
             # An engine that is not there yet, or not any more, is looked for more often.
             pause_s = self._interval_s if status.healthy else min(LOOK_AGAIN_S, self._interval_s)
             if await self._ended_within(pause_s, stop):
-                await self._say(Phase.LEAVING)
+                await self._say(AgentPhase.LEAVING)
                 assert self._process is not None, "only a launched engine is seen to end"
                 raise EngineFailed(f"the engine ended with {self._process.returncode}:\n{self._process.log_tail()}")
 
@@ -188,13 +188,13 @@ class Agent:
         deadline = asyncio.get_running_loop().time() + self._drain_timeout_s
         idle_looks = 0
         while True:
-            await self._say(Phase.DRAINING)
+            await self._say(AgentPhase.DRAINING)
             status = await self._look(session)
             idle_looks = idle_looks + 1 if is_idle(self._identity.role, status.metrics.load) else 0
             if not status.healthy or idle_looks == 2 or asyncio.get_running_loop().time() >= deadline:
                 break
             await asyncio.sleep(DRAIN_POLL_S)
-        await self._say(Phase.LEAVING)
+        await self._say(AgentPhase.LEAVING)
 
     async def _look(self, session: aiohttp.ClientSession) -> EngineStatus:
         status = await probe(session, self._base_url, api_key=self._api_key, timeout_s=PROBE_S)
@@ -205,7 +205,7 @@ class Agent:
             self._last = status
         return status
 
-    async def _say(self, phase: Phase) -> None:
+    async def _say(self, phase: AgentPhase) -> None:
         if phase is not self._said:
             log.info("%s %s: %s", self._identity.role, self._identity.address, phase.value)
             self._said = phase

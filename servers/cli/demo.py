@@ -14,7 +14,7 @@ import aiohttp
 import click
 from rich.console import Console
 
-from ..fleet.fleet import Fleet, FleetSpec
+from ..fleet.fleet import FleetSpec, LocalFleet
 from .up import READY_S, fleet_options, fleet_spec, run, show, until_signal
 
 CONVERSATION = Path(__file__).with_name("demo_conversation.json")
@@ -77,7 +77,7 @@ async def _receipt(base_url: str, request_id: str) -> dict[str, Any]:
 
 async def _demo(console: Console, spec: FleetSpec, once: bool) -> None:
     started = time.monotonic()
-    async with Fleet(spec) as fleet:
+    async with LocalFleet(spec) as fleet:
         with console.status(f"starting {sum(spec.workers.values())} workers on the {spec.engine} engine"):
             await fleet.wait_ready(READY_S[spec.engine])
         show(fleet)

@@ -15,7 +15,7 @@ from rich.console import Console
 from ppd.proxy.errors import PPDError
 from ppd.proxy.fleet.worker import Role
 
-from ..fleet.fleet import Fleet, FleetSpec
+from ..fleet.fleet import FleetSpec, LocalFleet
 from ..fleet.prepare import prepare
 
 READY_S = {"sim": 60.0, "vllm": 900.0}
@@ -50,7 +50,7 @@ def fleet_spec(
     return FleetSpec(engine=engine, workers=workers, prepared=prepared, **rest)
 
 
-async def until_signal(fleet: Fleet) -> None:
+async def until_signal(fleet: LocalFleet) -> None:
     """Until Ctrl-C or SIGTERM; EngineFailed if a program of the fleet ends by itself."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -68,7 +68,7 @@ async def until_signal(fleet: Fleet) -> None:
         await asyncio.gather(ended, stopped, return_exceptions=True)
 
 
-def show(fleet: Fleet) -> None:
+def show(fleet: LocalFleet) -> None:
     """The programs, where they listen, and their logs."""
     click.echo(f"{'program':<9}{'address':<18}log")
     for member in fleet.members:
@@ -97,7 +97,7 @@ def command(config_path: Path | None, **flags: Any) -> None:
         console = Console()
         proxy_args = ("--config", str(config_path)) if config_path else ()
         spec = fleet_spec(console, proxy_args=proxy_args, **flags)
-        async with Fleet(spec) as fleet:
+        async with LocalFleet(spec) as fleet:
             with console.status("starting the fleet"):
                 await fleet.wait_ready(READY_S[spec.engine])
             show(fleet)

@@ -1,7 +1,7 @@
 """A fleet on one machine: an agent and an engine for every worker, and the proxy in front of them.
 
-`plan` is pure and says which programs run with which ports; `Fleet` starts them, waits until the proxy can use every
-worker, and stops them all.
+`plan` is pure and says which programs run with which ports; `LocalFleet` starts them, waits until the proxy can use
+every worker, and stops them all.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FleetSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class FleetProgram:
     """One program of the fleet."""
 
     name: str  # "P1", or "proxy"
@@ -52,7 +52,7 @@ class Member:
     log: Path
 
 
-def plan(spec: FleetSpec) -> tuple[Member, ...]:
+def plan(spec: FleetSpec) -> tuple[FleetProgram, ...]:
     """The proxy first, then the workers."""
     members = [_proxy(spec)]
     ordinal = 0
@@ -63,13 +63,15 @@ def plan(spec: FleetSpec) -> tuple[Member, ...]:
     return tuple(members)
 
 
-def _proxy(spec: FleetSpec) -> Member:
+def _proxy(spec: FleetSpec) -> FleetProgram:
     flags = ["--port", str(spec.port), "--heartbeat-port", str(spec.heartbeat_port), *spec.proxy_args]
     env = {"PPD_ADMIN_KEY": spec.admin_key} if spec.admin_key else {}
-    return Member("proxy", f"{HOST}:{spec.port}", Launch((*_ppd("serve"), *flags), env), spec.log_dir / "proxy.log")
+    return FleetProgram(
+        "proxy", f"{HOST}:{spec.port}", Launch((*_ppd("serve"), *flags), env), spec.log_dir / "proxy.log"
+    )
 
 
-def _worker(spec: FleetSpec, role: Role, index: int, ordinal: int) -> Member:
+def _worker(spec: FleetSpec, role: Role, index: int, ordinal: int) -> FleetProgram:
     port = FIRST_PORT[role] + spec.port_offset + index
     argv = [*_ppd("agent"), "--role", role, "--engine", spec.engine, "--port", str(port)]
     argv += ["--proxy", f"{HOST}:{spec.heartbeat_port}"]
@@ -86,7 +88,7 @@ def _worker(spec: FleetSpec, role: Role, index: int, ordinal: int) -> Member:
         gpus, share = share_of_gpus(spec, ordinal)
         argv += ["--gpus", ",".join(map(str, gpus))]
         args = (*(("--gpu-memory-utilization", f"{share:.2f}") if share < 1 else ()), *args)
-    return Member(name, f"{HOST}:{port}", Launch((*argv, "--", *args)), engine_log)
+    return FleetProgram(name, f"{HOST}:{port}", Launch((*argv, "--", *args)), engine_log)
 
 
 def share_of_gpus(spec: FleetSpec, ordinal: int) -> tuple[tuple[int, ...], float]:
@@ -104,7 +106,7 @@ def _ppd(command: str) -> list[str]:
     return [sys.executable, "-m", "ppd.servers", command]
 
 
-class Fleet:
+class LocalFleet:
     """The running programs of a plan, as `async with`."""
 
     def __init__(self, spec: FleetSpec) -> None:
@@ -115,7 +117,7 @@ class Fleet:
             for member in self.members
         }
 
-    async def __aenter__(self) -> Fleet:
+    async def __aenter__(self) -> LocalFleet:
         try:
             for process in self._processes.values():
                 await process.start()

@@ -30,7 +30,7 @@ EMITTED = frozenset(b"\n") | frozenset(range(0x20, 0x7F))  # the bytes that an a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ModelShape:
     """The network's dimensions; small enough that two cores serve three engines."""
 
     vocabulary: int = 320  # 5 special tokens, 256 bytes, padding
@@ -113,7 +113,7 @@ CHAT_TEMPLATE = """\
 {% endif %}"""
 
 
-def tokenizer_config(shape: Shape) -> dict[str, Any]:
+def tokenizer_config(shape: ModelShape) -> dict[str, Any]:
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": SPECIAL[0],
@@ -125,7 +125,7 @@ def tokenizer_config(shape: Shape) -> dict[str, Any]:
     }
 
 
-def config(shape: Shape) -> dict[str, Any]:
+def config(shape: ModelShape) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -150,7 +150,7 @@ def config(shape: Shape) -> dict[str, Any]:
     }
 
 
-def tensors(shape: Shape) -> Iterator[tuple[str, int, int, array[float]]]:
+def tensors(shape: ModelShape) -> Iterator[tuple[str, int, int, array[float]]]:
     """(name, rows, columns, values by row) of every weight; a vector has one row.
 
     Feature 0 is the same for every token and no layer writes to it, so it stays positive up to the output matrix,
@@ -202,7 +202,7 @@ def tensors(shape: Shape) -> Iterator[tuple[str, int, int, array[float]]]:
     yield "lm_head.weight", shape.vocabulary, shape.hidden, head
 
 
-def safetensors(shape: Shape) -> bytes:
+def safetensors(shape: ModelShape) -> bytes:
     """The weights as one safetensors file: length of the header, JSON header, little-endian data."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = bytearray()
@@ -219,9 +219,9 @@ def safetensors(shape: Shape) -> bytes:
     return struct.pack("<Q", len(encoded)) + encoded + bytes(data)
 
 
-def write_model(folder: Path, shape: Shape | None = None) -> None:
+def write_model(folder: Path, shape: ModelShape | None = None) -> None:
     """Write the model to `folder`, which may exist; about a second."""
-    shape = shape or Shape()
+    shape = shape or ModelShape()
     folder.mkdir(parents=True, exist_ok=True)
     documents = {
         "config.json": config(shape),

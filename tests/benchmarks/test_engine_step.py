@@ -15,7 +15,7 @@ import pytest
 from benchmarks.interference.engine_step import measure
 from benchmarks.interference.engine_step.commands import add_arguments
 from benchmarks.interference.engine_step.fit import TERMS, fit_steps, loads, markdown, profile
-from benchmarks.interference.engine_step.network import Point, Shape
+from benchmarks.interference.engine_step.network import NetworkShape, StepPoint
 from benchmarks.interference.engine_step.records import StepRecord, Steps, decode
 from ppd.proxy.errors import ConfigError, FormatError
 from ppd.servers.engine_profile.profile_file import Status, Transfers
@@ -32,7 +32,7 @@ HEAD = {
     "version": 1,
     "kind": "ppd-engine-steps",
     "name": "Llama-3.1-8B",
-    "shape": asdict(Shape()),
+    "shape": asdict(NetworkShape()),
     "device": "NVIDIA H100 80GB HBM3",
     "threads": 0,
     "memory_bytes": 8.5e10,
@@ -46,7 +46,7 @@ HEAD = {
 }
 
 
-def took(point: Point, *noise: float) -> dict[str, Any]:
+def took(point: StepPoint, *noise: float) -> dict[str, Any]:
     step = StepRecord(**asdict(point))
     seconds = step_time_s(TRUE, *loads(step))
     return asdict(point) | {"seconds": [seconds * (1 + share) for share in noise or (0.0,)]}
@@ -150,8 +150,8 @@ def test_wrong_records_are_named(rows: list[object], head: dict[str, object], sa
 
 
 def test_the_default_shape_is_the_models() -> None:
-    assert Shape().weights == 8_030_261_248
-    assert 2 * Shape().kv_values_per_token == 131_072
+    assert NetworkShape().weights == 8_030_261_248
+    assert 2 * NetworkShape().kv_values_per_token == 131_072
 
 
 def test_the_grid_has_each_part_alone_and_both_together() -> None:

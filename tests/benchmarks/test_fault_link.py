@@ -11,13 +11,13 @@ from random import Random
 
 import pytest
 
-from benchmarks.network.fault_link import Conditions, FaultLink, Line, Way
+from benchmarks.network.fault_link import Conditions, FaultLink, LinkDirection, Way
 
 Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def arrivals(conditions: Conditions, *sends: tuple[float, int], seed: int = 0) -> list[float]:
-    line = Line(Random(seed))
+    line = LinkDirection(Random(seed))
     return [line.arrival_s(now_s, size, conditions) for now_s, size in sends]
 
 

@@ -10,21 +10,21 @@ import pytest
 from benchmarks.interference.figures import draw
 from benchmarks.interference.records import (
     Experiment,
-    Head,
-    Kind,
     Stream,
     Trial,
+    TrialHead,
+    TrialKind,
     TrialResult,
     decode,
     encode,
     load,
     save,
 )
-from benchmarks.interference.slowdowns import Measured, Place, Point, gather
+from benchmarks.interference.slowdowns import FigurePoint, Measured, SlowdownPoint, gather
 from benchmarks.interference.table import markdown
 from ppd.proxy.errors import FormatError
 
-HEAD = Head(
+HEAD = TrialHead(
     model="m",
     note="sim",
     output_tokens=3,
@@ -35,7 +35,7 @@ HEAD = Head(
 )
 TRIAL = Trial(
     experiment=Experiment.BATCH,
-    kind=Kind.ALONE,
+    kind=TrialKind.ALONE,
     at=1,
     batch=1,
     decode_context_tokens=128,
@@ -50,20 +50,20 @@ RESULTS = (
 )
 
 
-def row(kind: Kind, at: int, whole_s: float | None, *, experiment: Experiment = Experiment.BATCH) -> Measured:
-    place = Place(experiment, kind, 0 if kind is Kind.ALONE else 1, at)
+def row(kind: TrialKind, at: int, whole_s: float | None, *, experiment: Experiment = Experiment.BATCH) -> Measured:
+    place = FigurePoint(experiment, kind, 0 if kind is TrialKind.ALONE else 1, at)
     if whole_s is None:
         return Measured(place, 8, 64, problem="HTTP 500")
     return Measured(place, 8, 64, whole_s, 10 * whole_s, 10, 0.05)
 
 
-POINTS: list[Point] = gather(
+POINTS: list[SlowdownPoint] = gather(
     [
-        *(row(Kind.ALONE, 8, 0.010) for _ in range(2)),
-        row(Kind.FULL, 8, 0.014),
-        row(Kind.FULL, 8, 0.016),
-        row(Kind.FULL, 8, None),
-        row(Kind.APPEND, 8, 0.0101),
+        *(row(TrialKind.ALONE, 8, 0.010) for _ in range(2)),
+        row(TrialKind.FULL, 8, 0.014),
+        row(TrialKind.FULL, 8, 0.016),
+        row(TrialKind.FULL, 8, None),
+        row(TrialKind.APPEND, 8, 0.0101),
     ]
 )
 
@@ -118,8 +118,12 @@ def test_the_other_experiments_have_figures_too() -> None:
     for experiment in (Experiment.CONTEXT, Experiment.APPEND):
         points = gather(
             [
-                row(Kind.ALONE, 8, 0.01, experiment=experiment),
-                *(row(kind, at, 0.02, experiment=experiment) for kind in (Kind.FULL, Kind.APPEND) for at in (64, 4096)),
+                row(TrialKind.ALONE, 8, 0.01, experiment=experiment),
+                *(
+                    row(kind, at, 0.02, experiment=experiment)
+                    for kind in (TrialKind.FULL, TrialKind.APPEND)
+                    for at in (64, 4096)
+                ),
             ]
         )
         assert draw(points, experiment, "Title") is not None
@@ -127,4 +131,4 @@ def test_the_other_experiments_have_figures_too() -> None:
 
 def test_nothing_to_draw_is_no_figure() -> None:
     assert draw(POINTS, Experiment.CONTEXT, "Title") is None
-    assert draw(gather([row(Kind.ALONE, 8, 0.01)]), Experiment.BATCH, "Title") is None
+    assert draw(gather([row(TrialKind.ALONE, 8, 0.01)]), Experiment.BATCH, "Title") is None

@@ -9,7 +9,7 @@ from benchmarks.network.fault_link import Conditions
 from benchmarks.network.namespaces import netem
 from benchmarks.network.report import Found, markdown, wrong
 from benchmarks.network.trials import TRIALS
-from benchmarks.soak.records import Outcome, Request
+from benchmarks.soak.records import ClientOutcome, RequestRecord
 
 
 @pytest.mark.parametrize(
@@ -27,8 +27,8 @@ def test_conditions_in_netems_words(conditions: Conditions, words: str) -> None:
     assert " ".join(netem(conditions)) == words
 
 
-def request(outcome: Outcome, first_text_s: float | None = 1.5, *, stream: bool = True) -> Request:
-    return Request(
+def request(outcome: ClientOutcome, first_text_s: float | None = 1.5, *, stream: bool = True) -> RequestRecord:
+    return RequestRecord(
         id="",
         talk=0,
         endpoint="chat",
@@ -44,20 +44,27 @@ def request(outcome: Outcome, first_text_s: float | None = 1.5, *, stream: bool 
     )
 
 
-def cells(*requests: Request) -> list[str]:
+def cells(*requests: RequestRecord) -> list[str]:
     table = markdown([Found(trial="rain", made_by="netem", retries=3, requests=list(requests))])
     return [cell.strip() for cell in table.splitlines()[2].split("|")[1:-1]]
 
 
 def test_a_row_counts_what_clients_saw() -> None:
-    outcomes = [Outcome.COMPLETED, Outcome.LEFT, Outcome.BROKEN, Outcome.FAILED, Outcome.WRONG, Outcome.UNMARKED]
-    found = [request(outcome) for outcome in (*outcomes, Outcome.COMPLETED, Outcome.REJECTED)]
+    outcomes = [
+        ClientOutcome.COMPLETED,
+        ClientOutcome.LEFT,
+        ClientOutcome.BROKEN,
+        ClientOutcome.FAILED,
+        ClientOutcome.WRONG,
+        ClientOutcome.UNMARKED,
+    ]
+    found = [request(outcome) for outcome in (*outcomes, ClientOutcome.COMPLETED, ClientOutcome.REJECTED)]
     assert cells(*found) == ["rain", "netem", "8", "50.0%", "1", "2", "500 ms", "500 ms", "500 ms", "3"]
 
 
 def test_first_text_is_timed_in_completed_streams_only() -> None:
-    late = [request(Outcome.BROKEN, 9.0), request(Outcome.COMPLETED, 9.0, stream=False)]
-    assert cells(request(Outcome.COMPLETED, 1.1), request(Outcome.COMPLETED, 1.3), *late)[6:9] == [
+    late = [request(ClientOutcome.BROKEN, 9.0), request(ClientOutcome.COMPLETED, 9.0, stream=False)]
+    assert cells(request(ClientOutcome.COMPLETED, 1.1), request(ClientOutcome.COMPLETED, 1.3), *late)[6:9] == [
         "200 ms",
         "298 ms",
         "300 ms",
@@ -71,7 +78,13 @@ def test_a_row_without_answers_has_no_times() -> None:
 def test_half_an_answer_that_passes_for_a_whole_one_is_wrong() -> None:
     counts = [
         wrong(Found(trial="", made_by="", retries=0, requests=[request(outcome)]))
-        for outcome in (Outcome.WRONG, Outcome.UNMARKED, Outcome.BROKEN, Outcome.UNANSWERED, Outcome.COMPLETED)
+        for outcome in (
+            ClientOutcome.WRONG,
+            ClientOutcome.UNMARKED,
+            ClientOutcome.BROKEN,
+            ClientOutcome.UNANSWERED,
+            ClientOutcome.COMPLETED,
+        )
     ]
     assert counts == [1, 1, 0, 0, 0]
 

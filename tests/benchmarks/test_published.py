@@ -7,7 +7,7 @@ import gzip
 import pytest
 
 from benchmarks.interference.published import OUTPUT_TOKENS, read
-from benchmarks.interference.records import Kind
+from benchmarks.interference.records import TrialKind
 from benchmarks.interference.slowdowns import gather
 from ppd.proxy.errors import FormatError
 
@@ -27,7 +27,7 @@ ROWS = (
 
 def test_rows_are_compared_at_equal_decode_batches() -> None:
     points = {(point.place.kind, point.place.at): point for point in gather(read(ROWS.encode()))}
-    alone, full, append = (points[kind, 200] for kind in Kind)
+    alone, full, append = (points[kind, 200] for kind in TrialKind)
     assert alone.tpot_s is not None and alone.tpot_s.mean == pytest.approx(0.03836, rel=1e-3)
     assert full.whole is not None and full.whole.mean == pytest.approx(83 / 38.357 - 1, rel=1e-3)
     assert append.whole is not None and append.whole.mean == pytest.approx(42 / 38.357 - 1, rel=1e-3)
@@ -35,7 +35,7 @@ def test_rows_are_compared_at_equal_decode_batches() -> None:
 
 
 def test_a_batch_of_which_some_failed_is_counted_and_not_averaged() -> None:
-    (full,) = [p for p in gather(read(ROWS.encode())) if p.place.kind is Kind.FULL and p.place.at == 200]
+    (full,) = [p for p in gather(read(ROWS.encode())) if p.place.kind is TrialKind.FULL and p.place.at == 200]
     assert full.tpot_s is not None and full.tpot_s.n == 2
     assert (full.failed, full.first_problem) == (1, "3 of 200 decode requests failed")
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from benchmarks.soak.client_view import Heard
-from benchmarks.soak.records import Outcome
+from benchmarks.soak.records import ClientOutcome
 from benchmarks.soak.verify import Reception, judge
 from benchmarks.soak.workload import Move
 from ppd.proxy.openai.request import Endpoint
@@ -27,23 +27,23 @@ HEAD, TAIL = chat("the right"), chat(" text", "stop")
 @pytest.mark.parametrize(
     ("stream", "outcome"),
     [
-        (HEAD + TAIL + DONE, Outcome.COMPLETED),
-        (HEAD + BROKEN, Outcome.BROKEN),
-        (BROKEN, Outcome.BROKEN),
-        (HEAD + BROKEN + DONE, Outcome.UNMARKED),
-        (HEAD + BROKEN + TAIL, Outcome.UNMARKED),
-        (HEAD + TAIL + DONE + TAIL, Outcome.WRONG),
-        (HEAD, Outcome.UNMARKED),
-        (HEAD + TAIL + DONE + b"data: {", Outcome.UNMARKED),
-        (HEAD + DONE, Outcome.WRONG),
-        (DONE, Outcome.WRONG),
-        (HEAD + chat("", "abort") + DONE, Outcome.BROKEN),
-        (chat("another text", "stop") + DONE, Outcome.WRONG),
-        (chat("another text") + BROKEN, Outcome.WRONG),
-        (b"data: \x00garbage\n\n", Outcome.BROKEN),
+        (HEAD + TAIL + DONE, ClientOutcome.COMPLETED),
+        (HEAD + BROKEN, ClientOutcome.BROKEN),
+        (BROKEN, ClientOutcome.BROKEN),
+        (HEAD + BROKEN + DONE, ClientOutcome.UNMARKED),
+        (HEAD + BROKEN + TAIL, ClientOutcome.UNMARKED),
+        (HEAD + TAIL + DONE + TAIL, ClientOutcome.WRONG),
+        (HEAD, ClientOutcome.UNMARKED),
+        (HEAD + TAIL + DONE + b"data: {", ClientOutcome.UNMARKED),
+        (HEAD + DONE, ClientOutcome.WRONG),
+        (DONE, ClientOutcome.WRONG),
+        (HEAD + chat("", "abort") + DONE, ClientOutcome.BROKEN),
+        (chat("another text", "stop") + DONE, ClientOutcome.WRONG),
+        (chat("another text") + BROKEN, ClientOutcome.WRONG),
+        (b"data: \x00garbage\n\n", ClientOutcome.BROKEN),
     ],
 )
-def test_a_stream_is_right_whole_or_says_that_it_is_not(stream: bytes, outcome: Outcome) -> None:
+def test_a_stream_is_right_whole_or_says_that_it_is_not(stream: bytes, outcome: ClientOutcome) -> None:
     heard = Heard(Endpoint.CHAT)
     heard.feed(stream)
     assert judge(heard, FULL, RIGHT, Move.CONTINUE)[0] is outcome
@@ -54,7 +54,7 @@ def test_a_stream_may_come_in_any_pieces() -> None:
     for at in range(len(HEAD + TAIL + DONE)):
         events += heard.feed((HEAD + TAIL + DONE)[at : at + 1])
     assert events == 2
-    assert judge(heard, FULL, RIGHT, Move.CONTINUE)[0] is Outcome.COMPLETED
+    assert judge(heard, FULL, RIGHT, Move.CONTINUE)[0] is ClientOutcome.COMPLETED
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_a_stream_may_come_in_any_pieces() -> None:
 def test_every_api_has_its_own_end(endpoint: Endpoint, stream: bytes) -> None:
     whole, cut = Heard(endpoint), Heard(endpoint)
     whole.feed(stream)
-    assert judge(whole, FULL, RIGHT, Move.OPEN) == (Outcome.COMPLETED, "")
+    assert judge(whole, FULL, RIGHT, Move.OPEN) == (ClientOutcome.COMPLETED, "")
     cut.feed(stream.split(b"\n\n")[0] + b"\n\n")
-    assert judge(cut, FULL, RIGHT, Move.OPEN)[0] is Outcome.UNMARKED
+    assert judge(cut, FULL, RIGHT, Move.OPEN)[0] is ClientOutcome.UNMARKED
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_every_api_has_its_own_end(endpoint: Endpoint, stream: bytes) -> None:
     ],
 )
 def test_a_whole_body_is_compared_too(endpoint: Endpoint, body: bytes) -> None:
-    for text, outcome in ((body, Outcome.COMPLETED), (body.replace(b"right", b"wrong"), Outcome.WRONG)):
+    for text, outcome in ((body, ClientOutcome.COMPLETED), (body.replace(b"right", b"wrong"), ClientOutcome.WRONG)):
         heard = Heard(endpoint)
         heard.read_whole(text)
         assert judge(heard, FULL, RIGHT, Move.OPEN)[0] is outcome
@@ -103,25 +103,25 @@ def test_a_whole_body_is_compared_too(endpoint: Endpoint, body: bytes) -> None:
 def test_every_choice_counts() -> None:
     heard = Heard(Endpoint.CHAT)
     heard.feed(HEAD + TAIL + DONE)
-    assert judge(heard, FULL, {0: "the right text", 1: "more"}, Move.OPEN)[0] is Outcome.WRONG
+    assert judge(heard, FULL, {0: "the right text", 1: "more"}, Move.OPEN)[0] is ClientOutcome.WRONG
 
 
 @pytest.mark.parametrize(
     ("reception", "move", "heard", "outcome"),
     [
-        ({"status": 0, "left": True}, Move.OPEN, b"", Outcome.LEFT),
-        ({"status": 200, "left": True}, Move.OPEN, HEAD, Outcome.LEFT),
-        ({"status": 200, "left": True}, Move.OPEN, chat("a wrong"), Outcome.WRONG),
-        ({"status": 0, "lost": True}, Move.OPEN, b"", Outcome.UNANSWERED),
-        ({"status": 200, "lost": True}, Move.OPEN, HEAD, Outcome.UNANSWERED),
-        ({"status": 504}, Move.OPEN, b"", Outcome.TIMED_OUT),
-        ({"status": 503}, Move.OPEN, b"", Outcome.FAILED),
-        ({"status": 400}, Move.OPEN, b"", Outcome.FAILED),
-        ({"status": 400}, Move.IMPOSSIBLE, b"", Outcome.REJECTED),
-        ({"status": 500}, Move.IMPOSSIBLE, b"", Outcome.FAILED),
+        ({"status": 0, "left": True}, Move.OPEN, b"", ClientOutcome.LEFT),
+        ({"status": 200, "left": True}, Move.OPEN, HEAD, ClientOutcome.LEFT),
+        ({"status": 200, "left": True}, Move.OPEN, chat("a wrong"), ClientOutcome.WRONG),
+        ({"status": 0, "lost": True}, Move.OPEN, b"", ClientOutcome.UNANSWERED),
+        ({"status": 200, "lost": True}, Move.OPEN, HEAD, ClientOutcome.UNANSWERED),
+        ({"status": 504}, Move.OPEN, b"", ClientOutcome.TIMED_OUT),
+        ({"status": 503}, Move.OPEN, b"", ClientOutcome.FAILED),
+        ({"status": 400}, Move.OPEN, b"", ClientOutcome.FAILED),
+        ({"status": 400}, Move.IMPOSSIBLE, b"", ClientOutcome.REJECTED),
+        ({"status": 500}, Move.IMPOSSIBLE, b"", ClientOutcome.FAILED),
     ],
 )
-def test_what_a_client_sees_has_one_name(reception: Any, move: Move, heard: bytes, outcome: Outcome) -> None:
+def test_what_a_client_sees_has_one_name(reception: Any, move: Move, heard: bytes, outcome: ClientOutcome) -> None:
     answer = Heard(Endpoint.CHAT)
     answer.feed(heard)
     assert judge(answer, Reception(**reception), RIGHT, move)[0] is outcome
@@ -130,4 +130,4 @@ def test_what_a_client_sees_has_one_name(reception: Any, move: Move, heard: byte
 def test_an_answer_to_what_nobody_can_answer_is_wrong() -> None:
     heard = Heard(Endpoint.CHAT)
     heard.feed(HEAD + TAIL + DONE)
-    assert judge(heard, FULL, None, Move.IMPOSSIBLE)[0] is Outcome.WRONG
+    assert judge(heard, FULL, None, Move.IMPOSSIBLE)[0] is ClientOutcome.WRONG

@@ -11,16 +11,23 @@ from benchmarks.soak.fault_plan import SPARE, WORKERS, costs, faults, felt, plan
 from benchmarks.soak.fleet import samples
 from benchmarks.soak.monitor import short
 from benchmarks.soak.oracle import running_oracle
-from benchmarks.soak.records import FINE, Disturbance, Kind, Outcome, Request
-from benchmarks.soak.workload import Ask, Move, Talk
+from benchmarks.soak.records import FINE, ClientOutcome, Disturbance, FleetFault, RequestRecord
+from benchmarks.soak.workload import Move, SoakConversation, SoakRequest
 from ppd.proxy.openai.request import Endpoint
 from ppd.servers.sim.core.fault_orders import Faults
 
-FLEET = (Kind.KILL, Kind.RESTART, Kind.DRAIN, Kind.REMOVE, Kind.FLIP, Kind.JOIN)  # done to processes and the proxy
+FLEET = (
+    FleetFault.KILL,
+    FleetFault.RESTART,
+    FleetFault.DRAIN,
+    FleetFault.REMOVE,
+    FleetFault.FLIP,
+    FleetFault.JOIN,
+)  # done to processes and the proxy
 
 
-def asks(seed: int, number: int) -> list[Ask]:
-    talk, found = Talk(seed, number), list[Ask]()
+def asks(seed: int, number: int) -> list[SoakRequest]:
+    talk, found = SoakConversation(seed, number), list[SoakRequest]()
     while (ask := talk.next()) is not None:
         found.append(ask)
         talk.hear(f"answer {len(found)}")
@@ -44,7 +51,7 @@ def test_many_talks_are_of_every_kind() -> None:
         assert 0.02 < sum(bool(getattr(ask.manners, leaving)) for ask in found) / len(found) < 0.1
 
 
-def messages(ask: Ask) -> list[str]:
+def messages(ask: SoakRequest) -> list[str]:
     return [message["content"] for message in ask.body["messages"] if message["role"] != "system"]
 
 
@@ -71,7 +78,7 @@ def test_turns_go_on_from_what_was_answered() -> None:
 
 
 def test_what_was_not_answered_is_asked_again() -> None:
-    talk = Talk(0, 0)
+    talk = SoakConversation(0, 0)
     first = talk.next()
     talk.hear(None)
     second = talk.next()
@@ -87,24 +94,30 @@ def test_a_plan_follows_from_its_seed_and_ends_in_time() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_three_minutes_hold_every_kind_and_leave_someone_to_serve(seed: int) -> None:
     planned = plan(seed, 180)
-    assert {one.kind for one in planned} == set(Kind)
+    assert {one.kind for one in planned} == set(FleetFault)
     for at_s in {one.at_s for one in planned}:
         together = [one.worker for one in planned if one.at_s == at_s]
         assert 1 <= len(set(together)) == len(together) <= 2
     assert {one.worker for one in planned} <= {*WORKERS, SPARE}
-    assert all((one.kind is Kind.JOIN) == (one.worker == SPARE) for one in planned)
+    assert all((one.kind is FleetFault.JOIN) == (one.worker == SPARE) for one in planned)
     roles = {(one.kind, one.worker[0]) for one in planned}
-    assert not roles & {(Kind.FLIP, "R"), (Kind.HANDOFF, "D"), (Kind.LOAD, "P"), (Kind.WEDGE, "D"), (Kind.WEDGE, "R")}
+    assert not roles & {
+        (FleetFault.FLIP, "R"),
+        (FleetFault.HANDOFF, "D"),
+        (FleetFault.LOAD, "P"),
+        (FleetFault.WEDGE, "D"),
+        (FleetFault.WEDGE, "R"),
+    }
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in FLEET])
-def test_every_fault_is_one_that_an_engine_knows(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in FleetFault if kind not in FLEET])
+def test_every_fault_is_one_that_an_engine_knows(kind: FleetFault) -> None:
     body = faults(Disturbance(kind=kind, worker="D1", at_s=0, lasts_s=9, detail=500))
     assert msgspec.convert(body, type=Faults) != Faults()
 
 
-def request(sent_s: float, ended_s: float) -> Request:
-    return Request(
+def request(sent_s: float, ended_s: float) -> RequestRecord:
+    return RequestRecord(
         id="x",
         talk=0,
         endpoint="chat",
@@ -114,7 +127,7 @@ def request(sent_s: float, ended_s: float) -> Request:
         first_text_s=None,
         ended_s=ended_s,
         status=200,
-        outcome=Outcome.BROKEN,
+        outcome=ClientOutcome.BROKEN,
         route="",
         detail="",
     )
@@ -125,15 +138,24 @@ def request(sent_s: float, ended_s: float) -> Request:
     [(0, 9.9, False), (0, 10, True), (12, 13, True), (15.9, 20, True), (16.1, 20, False)],
 )
 def test_a_disturbance_is_felt_while_it_lasts_and_a_little_longer(sent_s: float, ended_s: float, is_felt: bool) -> None:
-    kill = Disturbance(kind=Kind.KILL, worker="D1", at_s=10, lasts_s=5)
+    kill = Disturbance(kind=FleetFault.KILL, worker="D1", at_s=10, lasts_s=5)
     assert bool(felt(request(sent_s, ended_s), [kill])) is is_felt
-    assert (Outcome.BROKEN in costs(request(sent_s, ended_s), [kill])) is is_felt
+    assert (ClientOutcome.BROKEN in costs(request(sent_s, ended_s), [kill])) is is_felt
 
 
 @pytest.mark.parametrize(
-    "kind", [Kind.RESTART, Kind.DRAIN, Kind.REMOVE, Kind.FLIP, Kind.JOIN, Kind.REFUSE, Kind.GARBAGE]
+    "kind",
+    [
+        FleetFault.RESTART,
+        FleetFault.DRAIN,
+        FleetFault.REMOVE,
+        FleetFault.FLIP,
+        FleetFault.JOIN,
+        FleetFault.REFUSE,
+        FleetFault.GARBAGE,
+    ],
 )
-def test_most_disturbances_may_cost_a_client_nothing(kind: Kind) -> None:
+def test_most_disturbances_may_cost_a_client_nothing(kind: FleetFault) -> None:
     assert costs(request(1, 2), [Disturbance(kind=kind, worker="D1", at_s=0, lasts_s=9)]) == FINE
 
 

@@ -7,7 +7,17 @@ import msgspec
 import pytest
 
 from benchmarks.soak import summary
-from benchmarks.soak.records import Disturbance, Ending, Head, Kind, Outcome, Records, Request, Sample, decode
+from benchmarks.soak.records import (
+    ClientOutcome,
+    Disturbance,
+    Ending,
+    FleetFault,
+    ProcessSample,
+    Records,
+    RequestRecord,
+    SoakHead,
+    decode,
+)
 from benchmarks.soak.report import markdown
 from benchmarks.soak.slope import slope
 from ppd.proxy.errors import FormatError
@@ -15,7 +25,7 @@ from ppd.proxy.errors import FormatError
 SECONDS = 300.0
 
 
-def request(at_s: float, outcome: Outcome = Outcome.COMPLETED, **changes: Any) -> Request:
+def request(at_s: float, outcome: ClientOutcome = ClientOutcome.COMPLETED, **changes: Any) -> RequestRecord:
     values: dict[str, Any] = {
         "id": "r",
         "talk": 1,
@@ -30,17 +40,17 @@ def request(at_s: float, outcome: Outcome = Outcome.COMPLETED, **changes: Any) -
         "route": "SPLIT",
         "detail": "",
     }
-    return Request(**values | changes)
+    return RequestRecord(**values | changes)
 
 
 ENDING = Ending(
     leaked={}, quiet_after_s=1.0, descriptors_before=20, descriptors_after=22, log_defects=[], engine_counts={"a": 1.0}
 )
 GOOD = Records(
-    head=Head(seed=0, seconds=SECONDS, warm_up_s=60, clients=2, machine="m", started="2026-01-01T00:00:00+00:00"),
+    head=SoakHead(seed=0, seconds=SECONDS, warm_up_s=60, clients=2, machine="m", started="2026-01-01T00:00:00+00:00"),
     requests=[request(at / 10) for at in range(3000)],
-    disturbances=[Disturbance(kind=Kind.KILL, worker="D1", at_s=100, lasts_s=5)],
-    samples=[Sample(at_s=at, rss_kib=60_000 + at % 7 * 8, descriptors=30, sessions=9) for at in range(300)],
+    disturbances=[Disturbance(kind=FleetFault.KILL, worker="D1", at_s=100, lasts_s=5)],
+    samples=[ProcessSample(at_s=at, rss_kib=60_000 + at % 7 * 8, descriptors=30, sessions=9) for at in range(300)],
     ending=ENDING,
 )
 
@@ -51,9 +61,9 @@ def test_a_soak_without_faults_of_the_proxy_passes() -> None:
     assert "| success | 100.000% |" in markdown(GOOD)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.WRONG, Outcome.UNMARKED, Outcome.UNANSWERED])
+@pytest.mark.parametrize("outcome", [ClientOutcome.WRONG, ClientOutcome.UNMARKED, ClientOutcome.UNANSWERED])
 @pytest.mark.parametrize("at_s", [10.0, 102.0])
-def test_one_such_answer_is_too_many_whatever_was_done(outcome: Outcome, at_s: float) -> None:
+def test_one_such_answer_is_too_many_whatever_was_done(outcome: ClientOutcome, at_s: float) -> None:
     found = replace(GOOD, requests=[*GOOD.requests, request(at_s, outcome)])
     assert summary.problems(found) == [f"1 {outcome}"]
     assert f"- {outcome} `r`" in markdown(found)
@@ -62,18 +72,18 @@ def test_one_such_answer_is_too_many_whatever_was_done(outcome: Outcome, at_s: f
 @pytest.mark.parametrize(
     ("outcome", "at_s", "fails"),
     [
-        (Outcome.BROKEN, 102.0, False),
-        (Outcome.BROKEN, 10.0, True),
-        (Outcome.FAILED, 102.0, True),
-        (Outcome.TIMED_OUT, 102.0, True),
-        (Outcome.LEFT, 10.0, False),
-        (Outcome.REJECTED, 10.0, False),
+        (ClientOutcome.BROKEN, 102.0, False),
+        (ClientOutcome.BROKEN, 10.0, True),
+        (ClientOutcome.FAILED, 102.0, True),
+        (ClientOutcome.TIMED_OUT, 102.0, True),
+        (ClientOutcome.LEFT, 10.0, False),
+        (ClientOutcome.REJECTED, 10.0, False),
     ],
 )
-def test_failures_must_have_a_cause(outcome: Outcome, at_s: float, fails: bool) -> None:
+def test_failures_must_have_a_cause(outcome: ClientOutcome, at_s: float, fails: bool) -> None:
     found = replace(GOOD, requests=[*GOOD.requests, *[request(at_s, outcome)] * 10])
     assert bool(summary.problems(found)) is fails
-    if outcome in (Outcome.LEFT, Outcome.REJECTED):
+    if outcome in (ClientOutcome.LEFT, ClientOutcome.REJECTED):
         assert summary.failures(found) == []
     else:
         (failure,) = summary.failures(found)
@@ -82,8 +92,8 @@ def test_failures_must_have_a_cause(outcome: Outcome, at_s: float, fails: bool) 
 
 
 def test_a_few_failures_without_a_cause_are_tolerated() -> None:
-    assert summary.problems(replace(GOOD, requests=[*GOOD.requests, *[request(10, Outcome.FAILED)] * 3])) == []
-    assert summary.problems(replace(GOOD, requests=[*GOOD.requests, *[request(10, Outcome.FAILED)] * 4]))
+    assert summary.problems(replace(GOOD, requests=[*GOOD.requests, *[request(10, ClientOutcome.FAILED)] * 3])) == []
+    assert summary.problems(replace(GOOD, requests=[*GOOD.requests, *[request(10, ClientOutcome.FAILED)] * 4]))
 
 
 def test_a_soak_that_served_nobody_fails() -> None:
@@ -104,7 +114,7 @@ def test_what_is_left_over_fails_it(change: dict[str, Any], said: str) -> None:
 
 
 def test_a_disturbance_that_could_not_be_undone_fails_it() -> None:
-    stuck = Disturbance(kind=Kind.DRAIN, worker="P1", at_s=5, lasts_s=30, problem="not whole")
+    stuck = Disturbance(kind=FleetFault.DRAIN, worker="P1", at_s=5, lasts_s=30, problem="not whole")
     assert summary.problems(replace(GOOD, disturbances=[stuck])) == ["drain of P1 at 5 s: not whole"]
 
 
@@ -119,7 +129,7 @@ def test_memory_may_grow_in_the_warm_up_and_is_not_judged_by_minutes(
     """120 requests a minute over 25: 100 bytes of each are 0.2 KiB a second."""
     head = msgspec.structs.replace(GOOD.head, seconds=300.0 * stretch, warm_up_s=60 * stretch)
 
-    def grown(one: Sample) -> Sample:
+    def grown(one: ProcessSample) -> ProcessSample:
         at_s = one.at_s * stretch
         kib = int(one.rss_kib + kib_a_second * min(at_s, before_s or at_s))
         return msgspec.structs.replace(one, at_s=at_s, rss_kib=kib)

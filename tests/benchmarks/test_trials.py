@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.interference.records import Experiment, Kind
+from benchmarks.interference.records import Experiment, TrialKind
 from benchmarks.interference.trials import LOWEST_TOKEN, Prompts, Setting, plan
 from ppd.proxy.errors import ConfigError
 
@@ -44,14 +44,14 @@ def test_the_order_of_arms_follows_from_the_seed() -> None:
 
 def test_a_full_prefill_computes_the_context_that_an_append_has_cached() -> None:
     arms = {(t.kind, t.at): t for t in plan(SMALL) if t.experiment is Experiment.CONTEXT}
-    full, append = arms[Kind.FULL, 256], arms[Kind.APPEND, 256]
+    full, append = arms[TrialKind.FULL, 256], arms[TrialKind.APPEND, 256]
     assert (full.new_tokens, full.cached_tokens) == (356, 0)
     assert (append.new_tokens, append.cached_tokens) == (100, 256)
 
 
 def test_both_arms_of_another_experiment_compute_as_many_tokens() -> None:
     for trial in plan(SMALL):
-        if trial.kind is not Kind.ALONE and trial.experiment is not Experiment.CONTEXT:
+        if trial.kind is not TrialKind.ALONE and trial.experiment is not Experiment.CONTEXT:
             assert trial.new_tokens == (100 if trial.experiment is Experiment.BATCH else trial.at)
 
 
@@ -67,7 +67,7 @@ def test_prompts_have_the_lengths_that_were_asked_for(shared: bool) -> None:
 
 def test_only_contexts_come_again() -> None:
     prompts, trials = Prompts(SMALL, "a"), plan(SMALL)
-    appends = [trial for trial in trials if trial.kind is Kind.APPEND]
+    appends = [trial for trial in trials if trial.kind is TrialKind.APPEND]
     assert prompts.prefill(appends[0], 0)[:128] == prompts.prefill(appends[1], 0)[:128]
     tails = {tuple(prompts.prefill(trial, n)[trial.cached_tokens :]) for trial in appends for n in (0, 1)}
     assert len(tails) == 2 * len(appends)
@@ -77,7 +77,9 @@ def test_only_contexts_come_again() -> None:
 
 def test_a_second_run_has_no_prompt_of_the_first_but_the_same_contexts() -> None:
     one, other = Prompts(SMALL, "a"), Prompts(SMALL, "b")
-    full, append = (next(trial for trial in plan(SMALL) if trial.kind is kind) for kind in (Kind.FULL, Kind.APPEND))
+    full, append = (
+        next(trial for trial in plan(SMALL) if trial.kind is kind) for kind in (TrialKind.FULL, TrialKind.APPEND)
+    )
     assert one.prefill(full, 0) != other.prefill(full, 0)
     assert one.decode(full, 0)[128:] != other.decode(full, 0)[128:]
     assert one.prefill(append, 0)[:128] == other.prefill(append, 0)[:128]

@@ -10,16 +10,16 @@ from ppd.proxy.errors import refusal
 from ppd.proxy.failures import (
     ROWS,
     TABLE,
-    Belief,
     Cause,
     ClientGets,
     Failure,
-    Fate,
+    FailureRule,
+    HandoffEffect,
+    HealthEffect,
     Leg,
     OtherLeg,
     Phase,
-    Row,
-    Standing,
+    ResidencyEffect,
 )
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.upstream.call import BROKEN, GONE, LATE, NOT_HTTP, UNREACHABLE, Call
@@ -97,31 +97,31 @@ CLAIMS = {
         or row.client not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE, ClientGets.RELAYED)
     ),
     "what is not the worker's fault is not held against it": lambda leg, phase, cause, row: (
-        cause not in (Cause.REQUEST, Cause.CLIENT_GONE, Cause.DRAINING) or row.standing is Standing.UNTOUCHED
+        cause not in (Cause.REQUEST, Cause.CLIENT_GONE, Cause.DRAINING) or row.standing is HealthEffect.UNTOUCHED
     ),
     "a busy worker has not failed": lambda leg, phase, cause, row: (
-        cause is not Cause.OVERLOADED or row.standing in (Standing.PASSED_OVER, Standing.UNTOUCHED)
+        cause is not Cause.OVERLOADED or row.standing in (HealthEffect.PASSED_OVER, HealthEffect.UNTOUCHED)
     ),
     "a worker is passed over for being busy alone": lambda leg, phase, cause, row: (
-        row.standing is not Standing.PASSED_OVER or cause is Cause.OVERLOADED
+        row.standing is not HealthEffect.PASSED_OVER or cause is Cause.OVERLOADED
     ),
     "a pair can fail only where KV moves": lambda leg, phase, cause, row: (
-        row.standing is not Standing.PAIR or leg is Leg.DECODE
+        row.standing is not HealthEffect.PAIR or leg is Leg.DECODE
     ),
     "there is a handoff only in a hand-over": lambda leg, phase, cause, row: (
-        row.handoff is Fate.NONE or leg in (Leg.PREFILL, Leg.DECODE)
+        row.handoff is HandoffEffect.NONE or leg in (Leg.PREFILL, Leg.DECODE)
     ),
     "a handoff is given to another D only if its own was not reached": lambda leg, phase, cause, row: (
-        row.handoff is not Fate.RELEASED or (leg, phase) == (Leg.DECODE, Phase.CONNECT)
+        row.handoff is not HandoffEffect.RELEASED or (leg, phase) == (Leg.DECODE, Phase.CONNECT)
     ),
     "only P can be told to abort a handoff": lambda leg, phase, cause, row: (
-        row.handoff is not Fate.ABORTED or leg is Leg.PREFILL
+        row.handoff is not HandoffEffect.ABORTED or leg is Leg.PREFILL
     ),
     "a lone leg has no other": lambda leg, phase, cause, row: (
         leg not in (Leg.LOCAL, Leg.REPLICA) or row.other_leg is OtherLeg.NONE
     ),
     "what is learnt is complete": lambda leg, phase, cause, row: (
-        (row.residency is Belief.LEARNT) == (phase is Phase.AFTER)
+        (row.residency is ResidencyEffect.LEARNT) == (phase is Phase.AFTER)
     ),
     "who leaves gets nothing": lambda leg, phase, cause, row: (
         cause is not Cause.CLIENT_GONE or row.client is ClientGets.NOTHING
@@ -143,7 +143,7 @@ CLAIMS = {
     "a worker that is gone opens its breaker at once": lambda leg, phase, cause, row: (
         cause not in (Cause.WORKER_GONE, Cause.REFUSED)
         or phase in (Phase.QUEUE, Phase.AFTER)
-        or row.standing is Standing.OPENED
+        or row.standing is HealthEffect.OPENED
     ),
     "streamed or not, only a time-out makes a difference": lambda leg, phase, cause, row: (
         row.client is row.whole or (cause is Cause.TIMEOUT and row.whole is ClientGets.TIMED_OUT)
@@ -153,7 +153,7 @@ CLAIMS = {
 
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_no_row_breaks_the_rules(claim: str) -> None:
-    def breaks(failure: Failure, row: Row) -> bool:
+    def breaks(failure: Failure, row: FailureRule) -> bool:
         return not CLAIMS[claim](*failure, row)
 
     assert [failure for failure, row in ROWS.items() if breaks(failure, row)] == []
@@ -163,8 +163,8 @@ def test_every_answer_is_given_somewhere() -> None:
     for kind, used in (
         (ClientGets, {client for row in TABLE for client in (row.client, row.whole)}),
         (OtherLeg, {row.other_leg for row in TABLE}),
-        (Fate, {row.handoff for row in TABLE}),
-        (Standing, {row.standing for row in TABLE}),
-        (Belief, {row.residency for row in TABLE}),
+        (HandoffEffect, {row.handoff for row in TABLE}),
+        (HealthEffect, {row.standing for row in TABLE}),
+        (ResidencyEffect, {row.residency for row in TABLE}),
     ):
         assert used == set(kind)

@@ -7,7 +7,7 @@ from ppd.proxy.failures import Leg
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.policy import Decision, Route
-from ppd.proxy.routing.attempt import Running
+from ppd.proxy.routing.attempt import Attempt
 from ppd.proxy.telemetry.receipts import LegRecord, Receipt
 from tests.support.requests import parse
 
@@ -26,12 +26,12 @@ def decision(leg: Leg, prefill: WorkerView | None = None, decode: WorkerView | N
     return Decision(route=route, reason="", decode=decode or view(role), prefill=needs_p, wanted=route)
 
 
-def running(made: Decision, *begun: Leg, stream: bool = True) -> Running:
+def running(made: Decision, *begun: Leg, stream: bool = True) -> Attempt:
     """An attempt of which these legs were begun."""
     request = parse(stream=stream)
     receipt = Receipt(id="r", at="", endpoint="", model="m", stream=stream, session="", turn=1, kind="first")
     receipt.legs = [LegRecord(kind=leg, worker="", address="", started_s=0.0) for leg in begun]
-    return Running(
+    return Attempt(
         request=request,
         decision=made,
         decode=made.decode.id,

@@ -19,9 +19,9 @@ from ppd.proxy.downstream.asgi_edge import Edge
 from ppd.proxy.downstream.direct import Direct
 from ppd.proxy.downstream.drain import Drain
 from ppd.proxy.downstream.http1_connection import ClientConnection
-from ppd.proxy.downstream.limits import Limits, Patience
+from ppd.proxy.downstream.limits import ConnectionLimits, Patience
 from ppd.proxy.errors import Unauthorized
-from ppd.proxy.routing.router import Reply
+from ppd.proxy.routing.router import TurnReply
 from ppd.proxy.routing.service import TurnService
 from tests.support.raw_http import read_answers
 
@@ -55,7 +55,7 @@ class Site:
     asked: list[bytes] = field(default_factory=list)
     cancelled: int = 0
     failures: list[Any] = field(default_factory=list)
-    open: set[Limits] = field(default_factory=set)
+    open: set[ConnectionLimits] = field(default_factory=set)
     patience: Patience = field(default_factory=lambda: Patience(10.0, 75.0))
     replies: dict[bytes, Any] = field(default_factory=dict)  # by the request's body
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
@@ -68,7 +68,7 @@ class Site:
             raise Unauthorized("no such key")
         return headers
 
-    async def answer(self, caller: object, body: bytes) -> Reply:
+    async def answer(self, caller: object, body: bytes) -> TurnReply:
         self.asked.append(body)
         try:
             await self.may_answer.wait()
@@ -77,7 +77,7 @@ class Site:
             raise
         said = self.replies.get(body, b"[%b]" % body)
         kind = "application/json" if isinstance(said, bytes) else "text/event-stream"
-        return Reply(kind, {}, said)
+        return TurnReply(kind, {}, said)
 
     # -- as the application
 
@@ -95,15 +95,15 @@ class Site:
 
     # -- as the host of connections
 
-    def opened(self, transport: asyncio.Transport) -> Limits:
-        made = Limits(transport, self.patience, asyncio.get_running_loop().time)
+    def opened(self, transport: asyncio.Transport) -> ConnectionLimits:
+        made = ConnectionLimits(transport, self.patience, asyncio.get_running_loop().time)
         self.open.add(made)
         return made
 
-    def closed(self, limits: Limits, address: str) -> None:
+    def closed(self, limits: ConnectionLimits, address: str) -> None:
         self.open.discard(limits)
 
-    def speak_http2(self, limits: Limits, address: str, data: bytes) -> None:
+    def speak_http2(self, limits: ConnectionLimits, address: str, data: bytes) -> None:
         limits.transport.write(b"HTTP/2 " + data)
 
     async def until(self, holds: Callable[[], bool]) -> None:

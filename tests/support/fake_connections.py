@@ -9,8 +9,8 @@ from enum import Enum
 from typing import cast
 
 from ppd.proxy.downstream.http1_connection import ClientConnection
-from ppd.proxy.downstream.limits import Limits, Patience
-from ppd.proxy.downstream.request_head import OFFERED, Head
+from ppd.proxy.downstream.limits import ConnectionLimits, Patience
+from ppd.proxy.downstream.request_head import OFFERED, RequestHead
 from ppd.proxy.errors import RequestError
 from ppd.proxy.upstream.connection import WorkerConnection
 
@@ -78,7 +78,7 @@ class Told:
 class FakeExchange:
     """Answers with its number and what it was asked; a request that is not whole stays without an answer."""
 
-    def __init__(self, server: FakeServer, connection: ClientConnection, head: Head | None) -> None:
+    def __init__(self, server: FakeServer, connection: ClientConnection, head: RequestHead | None) -> None:
         self.head = head
         self.body = b""
         self.is_begun = self.is_whole = self.is_over = False
@@ -155,7 +155,7 @@ class FakeServer:
     def current(self) -> FakeExchange | None:
         return self.begun[-1] if self.begun and not self.begun[-1].is_over else None
 
-    def exchange(self, connection: ClientConnection, head: Head) -> FakeExchange:
+    def exchange(self, connection: ClientConnection, head: RequestHead) -> FakeExchange:
         return FakeExchange(self, connection, head)
 
     def refusal(self, connection: ClientConnection, error: RequestError) -> FakeExchange:
@@ -163,13 +163,13 @@ class FakeServer:
         made.refused = error
         return made
 
-    def opened(self, transport: asyncio.Transport) -> Limits:
-        return Limits(transport, Patience(3600.0, 3600.0), lambda: 0.0)
+    def opened(self, transport: asyncio.Transport) -> ConnectionLimits:
+        return ConnectionLimits(transport, Patience(3600.0, 3600.0), lambda: 0.0)
 
-    def closed(self, limits: Limits, address: str) -> None:
+    def closed(self, limits: ConnectionLimits, address: str) -> None:
         self.closed_count += 1
 
-    def speak_http2(self, limits: Limits, address: str, data: bytes) -> None:
+    def speak_http2(self, limits: ConnectionLimits, address: str, data: bytes) -> None:
         self.http2 = data
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.interference.engine_step.measure --output steps.jsonl.gz
 
-Each point (see `network.Point`) is one shape of step: warmed up, then timed `--repeats` times, each time kept. On CUDA
+Each point (`network.StepPoint`) is one shape of step: warmed up, then timed `--repeats` times, each time kept. On CUDA
 a step is captured into a graph once and replayed, as vLLM does with small ones, because launching the kernels of 32
 layers one by one takes longer than a small step computes; `--no-graphs` launches them. Times there are CUDA events'.
 Points that do not fit into memory are kept with the reason.
@@ -25,7 +25,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from .network import Network, Point, Shape
+from .network import Network, NetworkShape, StepPoint
 
 VERSION = 1
 KIND = "ppd-engine-steps"
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_arguments(top: Any) -> None:
-    for field in fields(Shape):
+    for field in fields(NetworkShape):
         top.add_argument(f"--{field.name.replace('_', '-')}", type=int, default=field.default, metavar="N")
     top.add_argument("--name", default="Llama-3.1-8B", help="what the shapes are called")
     top.add_argument("--device", default="", help="cuda where there is one, else cpu")
@@ -74,19 +74,19 @@ def argv_of(args: argparse.Namespace) -> list[str]:
     return argv
 
 
-def points(args: argparse.Namespace) -> Iterator[Point]:
+def points(args: argparse.Namespace) -> Iterator[StepPoint]:
     """Decode alone, a chunk alone, and both in one step, with the batch at its second context and every other chunk."""
     for batch in args.decode_batches:
         for context in args.decode_contexts:
-            yield Point(batch, context, 0, 0)
+            yield StepPoint(batch, context, 0, 0)
     for chunk in args.chunks:
         for cached in args.chunk_contexts:
-            yield Point(0, 0, chunk, cached)
+            yield StepPoint(0, 0, chunk, cached)
     context = args.decode_contexts[min(1, len(args.decode_contexts) - 1)]
     for batch in args.mixed_batches:
         for chunk in args.chunks[::2]:
             for cached in args.chunk_contexts[:2]:
-                yield Point(batch, context, chunk, cached)
+                yield StepPoint(batch, context, chunk, cached)
 
 
 class Stopwatch:
@@ -116,7 +116,7 @@ class Stopwatch:
         return float(start.elapsed_time(end)) / 1000
 
 
-def time_point(network: Network, point: Point, args: argparse.Namespace, watch: Stopwatch) -> list[float]:
+def time_point(network: Network, point: StepPoint, args: argparse.Namespace, watch: Stopwatch) -> list[float]:
     torch = network.torch
     tokens, rotations = network.inputs(point), network.rotations(point)
 
@@ -178,7 +178,7 @@ def copies(torch: Any, watch: Stopwatch, repeats: int) -> Iterator[dict[str, Any
             yield {"copy": name, "bytes": size, "seconds": seconds}
 
 
-def memory(torch: Any, shape: Shape, device: str, value_bytes: int) -> tuple[float, int]:
+def memory(torch: Any, shape: NetworkShape, device: str, value_bytes: int) -> tuple[float, int]:
     """The device's bytes, and the tokens of KV that they hold beside the weights; 0, 0 on a CPU."""
     if not device.startswith("cuda"):
         return 0.0, 0
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if args.threads:
         torch.set_num_threads(args.threads)
-    shape = Shape(**{field.name: getattr(args, field.name) for field in fields(Shape)})
+    shape = NetworkShape(**{field.name: getattr(args, field.name) for field in fields(NetworkShape)})
     value_bytes = torch.empty(0, dtype=getattr(torch, args.dtype)).element_size()
     total_bytes, capacity = memory(torch, shape, device, value_bytes)
     kv_tokens = args.kv_tokens or capacity or max(point.kv_tokens for point in points(args))

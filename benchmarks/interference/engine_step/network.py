@@ -16,7 +16,7 @@ Tensor = Any  # of torch, which is not installed where types are checked
 
 
 @dataclass(frozen=True)
-class Shape:
+class NetworkShape:
     """The defaults are Llama-3.1-8B's."""
 
     layers: int = 32
@@ -39,7 +39,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Point:
+class StepPoint:
     decode: int  # sequences
     context: int  # tokens in each one's cache, with the one being computed
     prefill: int  # tokens of the chunk
@@ -62,7 +62,7 @@ class _Layer:
 
 
 class Network:
-    def __init__(self, shape: Shape, *, kv_tokens: int, device: str, dtype: str, seed: int = 0) -> None:
+    def __init__(self, shape: NetworkShape, *, kv_tokens: int, device: str, dtype: str, seed: int = 0) -> None:
         """`kv_tokens`: the most that a step's sequences may hold together."""
         self.torch = importlib.import_module("torch")
         self.shape, self.device = shape, device
@@ -88,12 +88,12 @@ class Network:
     def _random(self, *size: int) -> Tensor:
         return self.torch.empty(*size, **self._kind).normal_(0, 0.02, generator=self._generator)
 
-    def inputs(self, point: Point) -> Tensor:
+    def inputs(self, point: StepPoint) -> Tensor:
         """Token ids, the decoding sequences' first."""
         size = (point.decode + point.prefill,)
         return self.torch.randint(0, self.shape.vocabulary, size, generator=self._generator, device=self.device)
 
-    def rotations(self, point: Point) -> tuple[Tensor, Tensor]:
+    def rotations(self, point: StepPoint) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the rotary embedding, (tokens, 1, head_dim)."""
         torch, half = self.torch, self.shape.head_dim // 2
         chunk = torch.arange(point.cached, point.cached + point.prefill, device=self.device)
@@ -102,7 +102,7 @@ class Network:
         angles = (torch.cat([last, chunk])[:, None] * speeds).repeat(1, 2)[:, None, :]
         return angles.cos().to(self._kind["dtype"]), angles.sin().to(self._kind["dtype"])
 
-    def step(self, point: Point, tokens: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
+    def step(self, point: StepPoint, tokens: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
         """The most likely next token of each sequence; the chunk's last."""
         torch, linear, shape = self.torch, self.torch.nn.functional.linear, self.shape
         stream = self._embedding[tokens]
@@ -119,7 +119,7 @@ class Network:
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return self.torch.nn.functional.rms_norm(x, (self.shape.hidden,), weight, 1e-5)
 
-    def _attend(self, point: Point, layer: _Layer, qkv: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
+    def _attend(self, point: StepPoint, layer: _Layer, qkv: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
         shape, size = self.shape, self.shape.head_dim
         q, k, v = qkv.view(len(qkv), -1, size).split([shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
         q, k = self._rotate(q, rotations), self._rotate(k, rotations)
@@ -135,7 +135,7 @@ class Network:
         cosines, sines = rotations
         return x * cosines + self.torch.cat([-high, low], dim=-1) * sines
 
-    def _decode(self, point: Point, layer: _Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _decode(self, point: StepPoint, layer: _Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The query heads of a KV head attend as if they were so many queries, so that each K and V is read once."""
         shape = self.shape
         size = (point.decode, shape.kv_heads, point.context, shape.head_dim)
@@ -144,7 +144,7 @@ class Network:
         grouped = q.view(point.decode, shape.kv_heads, -1, shape.head_dim)
         return self._attention(grouped, keys, values).reshape(point.decode, -1)
 
-    def _prefill(self, point: Point, layer: _Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _prefill(self, point: StepPoint, layer: _Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """KV heads take the place of the batch, so that K and V are shared by their query heads without a copy."""
         shape, total = self.shape, point.cached + point.prefill
         used = point.decode * point.context * shape.kv_heads * shape.head_dim

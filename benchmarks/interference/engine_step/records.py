@@ -29,7 +29,7 @@ class ShapeRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocabulary: Tokens
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StepsHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     version: int
     kind: str
     name: str  # of the shapes
@@ -82,14 +82,14 @@ class _Kind(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    head: Head
+    head: StepsHead
     steps: tuple[StepRecord, ...]
     copies: tuple[CopyRecord, ...]
 
 
 def decode(data: bytes) -> Steps:
     """FormatError names what is missing, unknown or of another version."""
-    head, rows = decode_rows(data, Head, _row, kind=KIND, version=VERSION)
+    head, rows = decode_rows(data, StepsHead, _row, kind=KIND, version=VERSION)
     return Steps(
         head,
         tuple(row for row in rows if isinstance(row, StepRecord)),

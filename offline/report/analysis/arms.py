@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from ...experiment.cells import Cell
+from ...experiment.cells import MeasuredCell
 from ...experiment.run import Workload
 
 MODES: Final = ("replica", "x=0", "0<x<1", "x=1", "hybrid")
@@ -20,7 +20,7 @@ class Arm:
     mode: str
 
     @classmethod
-    def of(cls, cell: Cell) -> Arm:
+    def of(cls, cell: MeasuredCell) -> Arm:
         return cls(cell.topology, cell.x, cell.mode)
 
     @property
@@ -47,18 +47,18 @@ def share(x: float) -> str:
     return thirds.get(f"{x:.3g}", f"{x:.3g}")
 
 
-def arms(cells: Iterable[Cell]) -> list[Arm]:
+def arms(cells: Iterable[MeasuredCell]) -> list[Arm]:
     return sorted({Arm.of(cell) for cell in cells}, key=lambda arm: arm.rank)
 
 
-def modes(cells: Iterable[Cell]) -> list[str]:
+def modes(cells: Iterable[MeasuredCell]) -> list[str]:
     """In the paper's order."""
     found = {cell.mode for cell in cells}
     return [mode for mode in MODES if mode in found]
 
 
-def by_point(cells: Iterable[Cell]) -> dict[Point, dict[Arm, Cell]]:
-    points: dict[Point, dict[Arm, Cell]] = {}
+def by_point(cells: Iterable[MeasuredCell]) -> dict[Point, dict[Arm, MeasuredCell]]:
+    points: dict[Point, dict[Arm, MeasuredCell]] = {}
     for cell in cells:
         points.setdefault(Point(cell.workload, cell.qps), {})[Arm.of(cell)] = cell
     return points

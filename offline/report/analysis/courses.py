@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ...experiment.cells import Cell, is_evidence
+from ...experiment.cells import MeasuredCell, is_evidence
 from ...experiment.run import Workload
 from ...experiment.statistics import Estimate
 from .arms import Arm
 
-Which = Callable[[Cell], Estimate | None]
+Which = Callable[[MeasuredCell], Estimate | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CoursePoint:
     at: float  # QPS, or turns
     mean: float  # of the cells' means
     half_width: float | None  # of its 95 % interval, from the cells' own; None where a cell has none
@@ -30,7 +30,7 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Course:
     arm: Arm
-    steps: tuple[Step, ...]
+    steps: tuple[CoursePoint, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Courses:
     varies: bool  # no workload was measured by all arms wherever another one was, so steps are over different ones
 
 
-def by_load(cells: Iterable[Cell], arms: Sequence[Arm], which: Which) -> Courses:
+def by_load(cells: Iterable[MeasuredCell], arms: Sequence[Arm], which: Which) -> Courses:
     """Over QPS."""
     chosen = [cell for cell in cells if Arm.of(cell) in arms]
     return _courses(chosen, arms, which, lambda cell: cell.qps, lambda cell: cell.workload)
 
 
-def by_turns(cells: Iterable[Cell], arms: Sequence[Arm], which: Which) -> Courses:
+def by_turns(cells: Iterable[MeasuredCell], arms: Sequence[Arm], which: Which) -> Courses:
     """Over the conversations' number of turns, at equal QPS and turns alike."""
     chosen = [cell for cell in cells if Arm.of(cell) in arms]
     return _courses(
@@ -62,11 +62,11 @@ def _without_turns(workload: Workload) -> Workload:
 
 
 def _courses(
-    cells: Sequence[Cell],
+    cells: Sequence[MeasuredCell],
     arms: Sequence[Arm],
     which: Which,
-    place: Callable[[Cell], float],
-    work: Callable[[Cell], object],
+    place: Callable[[MeasuredCell], float],
+    work: Callable[[MeasuredCell], object],
 ) -> Courses:
     found: dict[tuple[object, float], dict[Arm, Estimate]] = {}
     for cell in cells:
@@ -88,8 +88,8 @@ def _courses(
     )
 
 
-def _step(at: float, estimates: Sequence[Estimate]) -> Step:
+def _step(at: float, estimates: Sequence[Estimate]) -> CoursePoint:
     halves = [estimate.half_width for estimate in estimates]
     known = [half for half in halves if half is not None]
     half = math.hypot(*known) / len(known) if len(known) == len(halves) else None
-    return Step(at, sum(sorted(estimate.mean for estimate in estimates)) / len(estimates), half, len(estimates))
+    return CoursePoint(at, sum(sorted(estimate.mean for estimate in estimates)) / len(estimates), half, len(estimates))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scipy import stats
 
-from ...experiment.cells import Cell, is_evidence
+from ...experiment.cells import MeasuredCell, is_evidence
 from ...experiment.statistics import CONFIDENCE
 from .arms import Arm, arms
 
@@ -31,7 +31,7 @@ class FailureRate:
         return float(found.low), float(found.high)
 
 
-def failure_rates(cells: Sequence[Cell]) -> list[FailureRate]:
+def failure_rates(cells: Sequence[MeasuredCell]) -> list[FailureRate]:
     """By arm, then load."""
     loads = sorted({cell.qps for cell in cells})
     rates = []
@@ -43,7 +43,7 @@ def failure_rates(cells: Sequence[Cell]) -> list[FailureRate]:
     return rates
 
 
-def _rate(arm: Arm, qps: float, group: Sequence[Cell]) -> FailureRate:
+def _rate(arm: Arm, qps: float, group: Sequence[MeasuredCell]) -> FailureRate:
     return FailureRate(
         arm=arm,
         qps=qps,

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ...experiment.cells import Cell, is_evidence
+from ...experiment.cells import MeasuredCell, is_evidence
 from ...experiment.run import Workload
 from ...experiment.statistics import Estimate
 from .arms import Arm
 
-Which = Callable[[Cell], Estimate | None]
+Which = Callable[[MeasuredCell], Estimate | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ArmPosition:
     """Where an arm stands: means over the workloads of its panel."""
 
     arm: Arm
@@ -23,22 +23,22 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class FrontierPanel:
     """The arms under one load, on the workloads of one class."""
 
     workloads: int
-    places: tuple[Place, ...]
+    places: tuple[ArmPosition, ...]
     absent: tuple[Arm, ...]  # without evidence on at least one of the workloads: their means would be of other work
 
     @property
-    def frontier(self) -> tuple[Place, ...]:
+    def frontier(self) -> tuple[ArmPosition, ...]:
         """From the fewest tokens/s to the most."""
         return tuple(sorted(pareto(self.places), key=lambda place: place.tokens_per_s))
 
 
-def standing(cells: Iterable[Cell], which: Which) -> Standing:
+def standing(cells: Iterable[MeasuredCell], which: Which) -> FrontierPanel:
     """cells: of one load and one class of workloads."""
-    by_arm: dict[Arm, dict[Workload, Cell]] = {}
+    by_arm: dict[Arm, dict[Workload, MeasuredCell]] = {}
     workloads: set[Workload] = set()
     for cell in cells:
         by_arm.setdefault(Arm.of(cell), {})[cell.workload] = cell
@@ -50,20 +50,20 @@ def standing(cells: Iterable[Cell], which: Which) -> Standing:
             absent.append(arm)
         else:
             places.append(place)
-    return Standing(len(workloads), tuple(places), tuple(absent))
+    return FrontierPanel(len(workloads), tuple(places), tuple(absent))
 
 
-def pareto(places: Sequence[Place]) -> list[Place]:
+def pareto(places: Sequence[ArmPosition]) -> list[ArmPosition]:
     """Those that no other beats: at least as good in both figures and better in one."""
     return [place for place in places if not any(_beats(other, place) for other in places)]
 
 
-def _beats(one: Place, other: Place) -> bool:
+def _beats(one: ArmPosition, other: ArmPosition) -> bool:
     at_least = one.tokens_per_s >= other.tokens_per_s and one.p99_ttft_s <= other.p99_ttft_s
     return at_least and (one.tokens_per_s, one.p99_ttft_s) != (other.tokens_per_s, other.p99_ttft_s)
 
 
-def _place(arm: Arm, cells: Iterable[Cell], which: Which) -> Place | None:
+def _place(arm: Arm, cells: Iterable[MeasuredCell], which: Which) -> ArmPosition | None:
     rates, tails = [], []
     for cell in cells:
         estimate = which(cell)
@@ -71,4 +71,4 @@ def _place(arm: Arm, cells: Iterable[Cell], which: Which) -> Place | None:
             return None
         rates.append(cell.tokens_per_s)
         tails.append(estimate.p99)
-    return Place(arm, sum(rates) / len(rates), sum(tails) / len(tails))
+    return ArmPosition(arm, sum(rates) / len(rates), sum(tails) / len(tails))

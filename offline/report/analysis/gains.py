@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from ...experiment.cells import Cell, is_evidence
+from ...experiment.cells import MeasuredCell, is_evidence
 from ...experiment.statistics import half_width
 from .arms import by_point
 
@@ -63,7 +63,9 @@ def bands(qps: Iterable[float]) -> list[Band]:
     return [Band(name, part) for name, part in zip(_NAMES, parts, strict=True) if part]
 
 
-def pairs(cells: Iterable[Cell], topology: str, qps: Sequence[float]) -> list[tuple[Cell, Cell]]:
+def pairs(
+    cells: Iterable[MeasuredCell], topology: str, qps: Sequence[float]
+) -> list[tuple[MeasuredCell, MeasuredCell]]:
     """(x=0, x=1) of one topology at each point where both are evidence."""
     chosen = [cell for cell in cells if cell.topology == topology and cell.qps in qps and is_evidence(cell)]
     found = []
@@ -87,7 +89,7 @@ def change(before: Sequence[float], after: Sequence[float]) -> Change:
     )
 
 
-def gains(cells: Sequence[Cell]) -> list[Gain]:
+def gains(cells: Sequence[MeasuredCell]) -> list[Gain]:
     """By topology, then load; none where no pair is."""
     topologies = sorted({cell.topology for cell in cells})
     loads = bands(cell.qps for cell in cells)
@@ -95,7 +97,7 @@ def gains(cells: Sequence[Cell]) -> list[Gain]:
     return [gain for gain in found if gain is not None]
 
 
-def _gain(topology: str, band: Band, paired: Sequence[tuple[Cell, Cell]]) -> Gain | None:
+def _gain(topology: str, band: Band, paired: Sequence[tuple[MeasuredCell, MeasuredCell]]) -> Gain | None:
     if not paired:
         return None
     split = [mean_ttft_s(cell) for cell, _ in paired]
@@ -110,12 +112,12 @@ def _gain(topology: str, band: Band, paired: Sequence[tuple[Cell, Cell]]) -> Gai
     )
 
 
-def mean_ttft_s(cell: Cell) -> float:
+def mean_ttft_s(cell: MeasuredCell) -> float:
     """Of follow-up turns, of a cell that is evidence."""
     assert cell.later_ttft_s is not None
     return cell.later_ttft_s.mean
 
 
-def mean_tpot_s(cell: Cell) -> float:
+def mean_tpot_s(cell: MeasuredCell) -> float:
     assert cell.later_tpot_s is not None
     return cell.later_tpot_s.mean

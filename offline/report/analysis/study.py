@@ -12,7 +12,7 @@ from typing import Final
 from ppd.proxy.decision_table.score import DecisionTable
 from ppd.proxy.errors import FormatError
 
-from ...experiment.cells import Cell, gather, is_evidence
+from ...experiment.cells import MeasuredCell, gather, is_evidence
 from ...experiment.records import Origin, RunResult
 from ...sweep.folder import Sweep, SweepFolder
 from ...tables.build import build_tables
@@ -34,7 +34,7 @@ class Study:
     title: str
     lead: str
     facts: tuple[tuple[str, str], ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[MeasuredCell, ...]
     tables: tuple[DecisionTable, ...]
     cautions: tuple[str, ...]
 
@@ -60,7 +60,7 @@ def of_sweep(folder: Path) -> Study:
     )
 
 
-def grid_facts(cells: Sequence[Cell]) -> tuple[tuple[str, str], ...]:
+def grid_facts(cells: Sequence[MeasuredCell]) -> tuple[tuple[str, str], ...]:
     """The axes, as they were measured."""
     workloads = {cell.workload for cell in cells}
     firsts = sorted({(w.first.new_tokens, w.first.output_tokens, w.first.name) for w in workloads})
@@ -81,7 +81,7 @@ def grid_facts(cells: Sequence[Cell]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def is_other_share(cell: Cell) -> bool:
+def is_other_share(cell: MeasuredCell) -> bool:
     """Whether the LOCAL share differs from x by more than 1 % and more than three times what chance makes of it."""
     if cell.x is None or cell.local_share is None:
         return False
@@ -89,13 +89,13 @@ def is_other_share(cell: Cell) -> bool:
     return abs(cell.local_share - cell.x) > max(0.01, 3 * chance) + 1e-9
 
 
-def is_late(cell: Cell) -> bool:
+def is_late(cell: MeasuredCell) -> bool:
     if cell.ttft_s is None or cell.lateness_p99_s is None:
         return False
     return cell.lateness_p99_s > LATE * cell.ttft_s.mean
 
 
-def cell_cautions(cells: Sequence[Cell]) -> tuple[str, ...]:
+def cell_cautions(cells: Sequence[MeasuredCell]) -> tuple[str, ...]:
     """What the cells themselves say against them."""
     failed = [cell for cell in cells if cell.failed]
     reasons = sorted({reason for cell in failed for reason in cell.failed})
@@ -178,7 +178,7 @@ def _sentence(note: str) -> str:
     return f"{note[0].upper()}{note[1:].rstrip('.')}."
 
 
-def _gaps(sweep: Sweep, cells: Sequence[Cell]) -> tuple[str, ...]:
+def _gaps(sweep: Sweep, cells: Sequence[MeasuredCell]) -> tuple[str, ...]:
     """How much of the grid is not there."""
     planned = {run.cell for run in sweep.grid.runs(0)}
     missing = len(planned) - len(cells)
@@ -187,5 +187,5 @@ def _gaps(sweep: Sweep, cells: Sequence[Cell]) -> tuple[str, ...]:
     return (f"{missing:,} of the grid's {len(planned):,} cells have no run: not yet, or not asked for.",)
 
 
-def _failures(cells: Sequence[Cell]) -> int:
+def _failures(cells: Sequence[MeasuredCell]) -> int:
     return sum(cell.failures for cell in cells)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from ...experiment.cells import Cell, is_evidence
+from ...experiment.cells import MeasuredCell, is_evidence
 from ...experiment.statistics import Estimate
 from .arms import Arm, by_point
 
@@ -15,11 +15,11 @@ from .arms import Arm, by_point
 @dataclass(frozen=True, slots=True)
 class Objective:
     name: str
-    estimate: Callable[[Cell], Estimate | None]
-    figure: Callable[[Cell], float | None]
+    estimate: Callable[[MeasuredCell], Estimate | None]
+    figure: Callable[[MeasuredCell], float | None]
     is_higher_better: bool = False
 
-    def cost(self, cell: Cell) -> float:
+    def cost(self, cell: MeasuredCell) -> float:
         """The lower the better; infinite where the cell does not tell."""
         value = self.figure(cell)
         if value is None:
@@ -42,15 +42,15 @@ class Wins:
         return self.by_mode.get(mode, 0.0) / self.points
 
 
-def _mean(estimate: Callable[[Cell], Estimate | None]) -> Callable[[Cell], float | None]:
+def _mean(estimate: Callable[[MeasuredCell], Estimate | None]) -> Callable[[MeasuredCell], float | None]:
     return lambda cell: None if (found := estimate(cell)) is None else found.mean
 
 
-def _later_ttft(cell: Cell) -> Estimate | None:
+def _later_ttft(cell: MeasuredCell) -> Estimate | None:
     return cell.later_ttft_s
 
 
-def _later_tpot(cell: Cell) -> Estimate | None:
+def _later_tpot(cell: MeasuredCell) -> Estimate | None:
     return cell.later_tpot_s
 
 
@@ -60,7 +60,9 @@ TOKENS = Objective("tokens/s", lambda _: None, lambda cell: cell.tokens_per_s, i
 OBJECTIVES = (TTFT, TPOT, TOKENS)
 
 
-def wins(cells: Iterable[Cell], objective: Objective, is_eligible: Callable[[Cell], bool] = is_evidence) -> Wins | None:
+def wins(
+    cells: Iterable[MeasuredCell], objective: Objective, is_eligible: Callable[[MeasuredCell], bool] = is_evidence
+) -> Wins | None:
     """None where no point has an arm that may win."""
     won: Counter[str] = Counter()
     ties = uncontested = clear = points = 0
@@ -81,7 +83,7 @@ def wins(cells: Iterable[Cell], objective: Objective, is_eligible: Callable[[Cel
     return Wins(objective.name, points, dict(won), ties, uncontested, clear if has_interval else None)
 
 
-def disagreement(cells: Iterable[Cell], one: Objective, other: Objective) -> tuple[int, int]:
+def disagreement(cells: Iterable[MeasuredCell], one: Objective, other: Objective) -> tuple[int, int]:
     """(points whose best arms differ between two objectives, points)."""
     differ = points = 0
     for competitors in _contests(cells, one, is_evidence):
@@ -91,26 +93,26 @@ def disagreement(cells: Iterable[Cell], one: Objective, other: Objective) -> tup
 
 
 def _contests(
-    cells: Iterable[Cell], objective: Objective, is_eligible: Callable[[Cell], bool]
-) -> Iterable[dict[Arm, Cell]]:
+    cells: Iterable[MeasuredCell], objective: Objective, is_eligible: Callable[[MeasuredCell], bool]
+) -> Iterable[dict[Arm, MeasuredCell]]:
     for competitors in by_point(cells).values():
         able = {a: c for a, c in competitors.items() if is_eligible(c) and math.isfinite(objective.cost(c))}
         if able:
             yield able
 
 
-def _best(competitors: Mapping[Arm, Cell], objective: Objective) -> list[Arm]:
+def _best(competitors: Mapping[Arm, MeasuredCell], objective: Objective) -> list[Arm]:
     least = min(objective.cost(cell) for cell in competitors.values())
     best = [arm for arm, cell in competitors.items() if math.isclose(objective.cost(cell), least, rel_tol=1e-9)]
     return sorted(best, key=lambda arm: arm.rank)
 
 
-def _half_width(cell: Cell, objective: Objective) -> float | None:
+def _half_width(cell: MeasuredCell, objective: Objective) -> float | None:
     found = objective.estimate(cell)
     return None if found is None else found.half_width
 
 
-def _is_clear(winner: Cell, others: Iterable[Cell], objective: Objective) -> bool:
+def _is_clear(winner: MeasuredCell, others: Iterable[MeasuredCell], objective: Objective) -> bool:
     half = _half_width(winner, objective)
     if half is None:
         return False

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from ...experiment.cells import Cell
+from ...experiment.cells import MeasuredCell
 from ..analysis.arms import CLASSES, Arm, workload_class
-from ..analysis.frontier import Standing, Which, standing
+from ..analysis.frontier import FrontierPanel, Which, standing
 from ..page.document import Picture
 from ..page.numerals import count
 from . import style
@@ -27,7 +27,7 @@ _CAPTION: Final = (
 )
 
 
-def pictures(cells: Sequence[Cell]) -> list[Picture]:
+def pictures(cells: Sequence[MeasuredCell]) -> list[Picture]:
     """For each kind of first turn: over follow-up turns and, where it was recorded, over all turns."""
     found = []
     looks = style.markers(cell.topology for cell in cells)
@@ -51,7 +51,7 @@ def loads(qps: Sequence[float]) -> list[float]:
 
 
 def _picture(
-    cells: Sequence[Cell], looks: dict[str, str], turns: str, name: str, kind: str, which: Which
+    cells: Sequence[MeasuredCell], looks: dict[str, str], turns: str, name: str, kind: str, which: Which
 ) -> Picture | None:
     rows = loads([cell.qps for cell in cells])
     columns = [name for name in CLASSES if any(_class(cell) == name for cell in cells)]
@@ -80,11 +80,11 @@ def _picture(
     )
 
 
-def _class(cell: Cell) -> str:
+def _class(cell: MeasuredCell) -> str:
     return workload_class(cell.workload.later.new_tokens, cell.workload.later.output_tokens)
 
 
-def _draw(panel: Axes, standing: Standing, looks: dict[str, str], title: str) -> None:
+def _draw(panel: Axes, standing: FrontierPanel, looks: dict[str, str], title: str) -> None:
     absent = f"\n{count(len(standing.absent), 'arm')} without evidence" if standing.absent else ""
     panel.set_title(title + absent)
     if not standing.places:
@@ -114,7 +114,7 @@ def _entries(arms: Sequence[Arm], looks: dict[str, str]) -> list[Line2D]:
     return [*marks, Line2D([], [], label="Pareto frontier", color="#999999", linewidth=2.4)]
 
 
-def _message(standings: dict[tuple[float, str], Standing]) -> str:
+def _message(standings: dict[tuple[float, str], FrontierPanel]) -> str:
     shown = [each for each in standings.values() if each.places]
     often = Counter(place.arm.label for each in shown for place in each.frontier)
     found = [f"{label} in {number}" for label, number in often.most_common()]

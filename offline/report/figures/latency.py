@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from ...experiment.cells import Cell
+from ...experiment.cells import MeasuredCell
 from ..analysis import courses
 from ..analysis.arms import Arm, arms
 from ..analysis.courses import Courses, Which
@@ -33,7 +33,7 @@ TTFT = Quantity("TTFT", lambda cell: cell.later_ttft_s)
 TPOT = Quantity("TPOT", lambda cell: cell.later_tpot_s)
 
 
-def against_load(cells: Sequence[Cell]) -> list[Picture]:
+def against_load(cells: Sequence[MeasuredCell]) -> list[Picture]:
     """Two pictures for each kind of first turn."""
     pictures = []
     looks = style.markers(cell.topology for cell in cells)
@@ -50,7 +50,7 @@ def against_load(cells: Sequence[Cell]) -> list[Picture]:
     return pictures
 
 
-def against_turns(cells: Sequence[Cell]) -> Picture | None:
+def against_turns(cells: Sequence[MeasuredCell]) -> Picture | None:
     """None where all conversations have as many turns."""
     if len({cell.workload.turns for cell in cells if cell.workload.turns > 1}) < 2:
         return None
@@ -63,7 +63,9 @@ def against_turns(cells: Sequence[Cell]) -> Picture | None:
     return _picture(drawn, looks, "ttft-by-turns", title, "TTFT", "turns in a conversation")
 
 
-def _by_topology(cells: Sequence[Cell], find: Callable[[Sequence[Cell], Sequence[Arm]], Courses]) -> dict[str, Courses]:
+def _by_topology(
+    cells: Sequence[MeasuredCell], find: Callable[[Sequence[MeasuredCell], Sequence[Arm]], Courses]
+) -> dict[str, Courses]:
     """Each topology with D beside the replicas, if there are any; replicas alone where there is nothing else."""
     every = arms(cells)
     replicas = [arm for arm in every if arm.mode == "replica"]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from ...experiment.cells import Cell, why_no_evidence
+from ...experiment.cells import MeasuredCell, why_no_evidence
 from ...experiment.statistics import Estimate
 from ..analysis.arms import Arm, share
 from ..analysis.study import FEW, is_late, is_other_share
@@ -35,7 +35,7 @@ _HEAD = (
 )
 
 
-def table(cells: Sequence[Cell]) -> Table:
+def table(cells: Sequence[MeasuredCell]) -> Table:
     return Table(
         caption=(
             "One row a cell. n counts the follow-up turns that finished, LOCAL is the share of them that was; TTFT and "
@@ -50,16 +50,16 @@ def table(cells: Sequence[Cell]) -> Table:
     )
 
 
-def ordered(cells: Sequence[Cell]) -> list[Cell]:
+def ordered(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
     return sorted(cells, key=lambda cell: (Arm.of(cell).rank, cell.workload.name, cell.qps))
 
 
-def csv(cells: Sequence[Cell]) -> bytes:
+def csv(cells: Sequence[MeasuredCell]) -> bytes:
     """Unrounded, times in s."""
     return pd.DataFrame([_record(cell) for cell in ordered(cells)]).to_csv(index=False, lineterminator="\n").encode()
 
 
-def remarks(cell: Cell) -> list[str]:
+def remarks(cell: MeasuredCell) -> list[str]:
     """What to know before using a cell's figures."""
     why = why_no_evidence(cell)
     found = [f"no evidence: {why}"] if why else []
@@ -74,7 +74,7 @@ def remarks(cell: Cell) -> list[str]:
     return found
 
 
-def _row(cell: Cell) -> tuple[str, ...]:
+def _row(cell: MeasuredCell) -> tuple[str, ...]:
     ttft, tpot = cell.later_ttft_s, cell.later_tpot_s
     return (
         cell.topology,
@@ -98,7 +98,7 @@ def _row(cell: Cell) -> tuple[str, ...]:
     )
 
 
-def _record(cell: Cell) -> dict[str, object]:
+def _record(cell: MeasuredCell) -> dict[str, object]:
     return {
         "topology": cell.topology,
         "x": cell.x,

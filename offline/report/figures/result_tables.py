@@ -7,7 +7,7 @@ from typing import Final
 
 from ppd.proxy.decision_table.score import DecisionTable
 
-from ...experiment.cells import Cell
+from ...experiment.cells import MeasuredCell
 from ..analysis.arms import modes
 from ..analysis.failures import FailureRate, failure_rates
 from ..analysis.gains import Gain, gains
@@ -20,7 +20,7 @@ from .decision_figures import KINDS, MARKED
 _MOST_ROWS: Final = 40  # that are shown unasked
 
 
-def gains_table(cells: Sequence[Cell]) -> Table | None:
+def gains_table(cells: Sequence[MeasuredCell]) -> Table | None:
     found = gains(cells)
     if not found:
         return None
@@ -47,7 +47,7 @@ def gains_table(cells: Sequence[Cell]) -> Table | None:
     )
 
 
-def winners_table(cells: Sequence[Cell]) -> Table | None:
+def winners_table(cells: Sequence[MeasuredCell]) -> Table | None:
     """None where a single mode was measured."""
     found = [each for objective in OBJECTIVES if (each := wins(cells, objective)) is not None]
     here = modes(cells)
@@ -97,7 +97,7 @@ def trade_off_table(tables: Sequence[DecisionTable]) -> Table:
     )
 
 
-def failures_table(cells: Sequence[Cell]) -> Table | None:
+def failures_table(cells: Sequence[MeasuredCell]) -> Table | None:
     """None where nothing failed."""
     rows = [_failure_row(rate) for rate in failure_rates(cells) if rate.failures or rate.failed_runs]
     if not rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...experiment.cells import Cell
+from ...experiment.cells import MeasuredCell
 from ..analysis.arms import MODES, Arm, arms, modes
 from ..analysis.failures import failure_rates
 from ..analysis.gains import PAPER_QPS, Band, bands
@@ -14,13 +14,13 @@ from ..page.numerals import NONE, percent, signed, signed_percent
 from . import printed, readings
 
 
-def sections(cells: Sequence[Cell]) -> list[Section]:
+def sections(cells: Sequence[MeasuredCell]) -> list[Section]:
     """cells: of the published grid, or a part of it. Tables 1 and 4 need topologies that they print."""
     made = (_table_1(cells), _table_2(cells), _table_4(cells))
     return [section for section in made if section is not None]
 
 
-def _table_1(cells: Sequence[Cell]) -> Section | None:
+def _table_1(cells: Sequence[MeasuredCell]) -> Section | None:
     loads = bands(PAPER_QPS)
     if not all((topology, x) in {(c.topology, c.x) for c in cells} for topology in printed.GAINS for x in (0.0, 1.0)):
         return None
@@ -47,7 +47,7 @@ def _table_1(cells: Sequence[Cell]) -> Section | None:
     return Section("paper-table-1", "The paper's table 1, side by side", (table, *_about_table_1(cells, loads)))
 
 
-def _about_table_1(cells: Sequence[Cell], loads: Sequence[Band]) -> list[Text]:
+def _about_table_1(cells: Sequence[MeasuredCell], loads: Sequence[Band]) -> list[Text]:
     found = {each.name: readings.gain_matches(cells, each, loads) for each in readings.GAIN_READINGS}
     best = max(found, key=lambda name: found[name])
     total = sum(map(len, printed.GAINS.values()))
@@ -85,7 +85,7 @@ def _about_table_1(cells: Sequence[Cell], loads: Sequence[Band]) -> list[Text]:
     return texts
 
 
-def _table_2(cells: Sequence[Cell]) -> Section | None:
+def _table_2(cells: Sequence[MeasuredCell]) -> Section | None:
     found = [each for objective in OBJECTIVES if (each := wins(cells, objective)) is not None]
     if len(found) < len(OBJECTIVES):
         return None
@@ -116,7 +116,7 @@ def _sum(column: int) -> str:
     return f"{sum(shares[column] for shares in printed.WINS.values()):.1f} %"
 
 
-def _about_table_2(cells: Sequence[Cell], found: Sequence[Wins]) -> str:
+def _about_table_2(cells: Sequence[MeasuredCell], found: Sequence[Wins]) -> str:
     absent = [mode for mode in MODES if mode not in modes(cells)]
     here = modes(cells)
     fits = all(readings.can_be_printed(each, column, here) for column, each in enumerate(found))
@@ -136,7 +136,7 @@ def _about_table_2(cells: Sequence[Cell], found: Sequence[Wins]) -> str:
     return " ".join(words)
 
 
-def _ttft_readings(cells: Sequence[Cell]) -> Table:
+def _ttft_readings(cells: Sequence[MeasuredCell]) -> Table:
     here = modes(cells)
     rows = []
     for reading in readings.WIN_READINGS:
@@ -155,7 +155,7 @@ def _ttft_readings(cells: Sequence[Cell]) -> Table:
     )
 
 
-def _about_disagreement(cells: Sequence[Cell]) -> str:
+def _about_disagreement(cells: Sequence[MeasuredCell]) -> str:
     differ, points = disagreement(cells, TTFT, TPOT)
     return (
         f"The best configuration for TTFT is not the best for TPOT at {differ} of {points} points "
@@ -163,7 +163,7 @@ def _about_disagreement(cells: Sequence[Cell]) -> str:
     )
 
 
-def _table_4(cells: Sequence[Cell]) -> Section | None:
+def _table_4(cells: Sequence[MeasuredCell]) -> Section | None:
     rates = {(rate.arm.topology, rate.arm.x, rate.qps): rate for rate in failure_rates(cells)}
     known = {(cell.topology, cell.x): Arm.of(cell).label for cell in cells}
     rows = []

@@ -9,7 +9,7 @@ from ppd.proxy.decision_table.score import DecisionTable
 from ppd.proxy.decision_table.table_import import GridDescription, build_table, pair_of, read_rows
 from ppd.proxy.errors import FormatError
 
-from ...experiment.cells import Cell
+from ...experiment.cells import MeasuredCell
 from ...tables import published_rows
 from ..analysis.study import Study, grid_facts
 
@@ -51,14 +51,14 @@ def of_rows(rows: Path, description: Path) -> Study:
     )
 
 
-def _without_zeros(cell: Cell) -> Cell:
+def _without_zeros(cell: MeasuredCell) -> MeasuredCell:
     """A run that failed left zeros, not a count of its requests."""
     if not cell.failed:
         return cell
     return replace(cell, seeds=(), requests=0, failures=0, later_requests=0, later_failures=0)
 
 
-def _tables(rows: Path, grid: GridDescription, cells: list[Cell]) -> list[DecisionTable]:
+def _tables(rows: Path, grid: GridDescription, cells: list[MeasuredCell]) -> list[DecisionTable]:
     found = read_rows(_bytes(rows))
     configs = {row.config for row in found}
     pairs = [topology for topology in sorted({cell.topology for cell in cells}) if topology.endswith("D")]

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ...experiment.cells import Cell, is_evidence
+from ...experiment.cells import MeasuredCell, is_evidence
 from ...experiment.statistics import Estimate
 from ..analysis import winners
 from ..analysis.gains import Band, change, mean_ttft_s, pairs
@@ -22,26 +22,28 @@ class GainReading:
     """How the cells of one topology under some loads become one change of TTFT; None: too little is there."""
 
     name: str
-    of: Callable[[Sequence[Cell], str, Sequence[float]], float | None]
+    of: Callable[[Sequence[MeasuredCell], str, Sequence[float]], float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class WinReading:
     name: str
     objective: Objective
-    is_eligible: Callable[[Cell], bool]
+    is_eligible: Callable[[MeasuredCell], bool]
 
 
-def is_whole(cell: Cell) -> bool:
+def is_whole(cell: MeasuredCell) -> bool:
     """Every request finished."""
     return cell.later_ttft_s is not None and not cell.failures and not cell.failed
 
 
-def is_anything(cell: Cell) -> bool:
+def is_anything(cell: MeasuredCell) -> bool:
     return cell.later_ttft_s is not None
 
 
-def own_means(cells: Sequence[Cell], topology: str, qps: Sequence[float], take: Callable[[Cell], bool]) -> float | None:
+def own_means(
+    cells: Sequence[MeasuredCell], topology: str, qps: Sequence[float], take: Callable[[MeasuredCell], bool]
+) -> float | None:
     """Mean TTFT at x=1 over that at x=0, less 1, each over its own cells: what failed at x=0 stays in x=1."""
     split, local = (
         [mean_ttft_s(c) for c in cells if c.topology == topology and c.x == x and c.qps in qps and take(c)]
@@ -50,17 +52,17 @@ def own_means(cells: Sequence[Cell], topology: str, qps: Sequence[float], take: 
     return (sum(local) / len(local)) / (sum(split) / len(split)) - 1 if split and local else None
 
 
-def _paired_means(cells: Sequence[Cell], topology: str, qps: Sequence[float]) -> float | None:
+def _paired_means(cells: Sequence[MeasuredCell], topology: str, qps: Sequence[float]) -> float | None:
     found = pairs(cells, topology, qps)
     return sum(mean_ttft_s(b) for _, b in found) / sum(mean_ttft_s(a) for a, _ in found) - 1 if found else None
 
 
-def _mean_of_changes(cells: Sequence[Cell], topology: str, qps: Sequence[float]) -> float | None:
+def _mean_of_changes(cells: Sequence[MeasuredCell], topology: str, qps: Sequence[float]) -> float | None:
     changes = [mean_ttft_s(b) / mean_ttft_s(a) - 1 for a, b in pairs(cells, topology, qps)]
     return sum(changes) / len(changes) if changes else None
 
 
-def _typical(cells: Sequence[Cell], topology: str, qps: Sequence[float]) -> float | None:
+def _typical(cells: Sequence[MeasuredCell], topology: str, qps: Sequence[float]) -> float | None:
     found = pairs(cells, topology, qps)
     return change([mean_ttft_s(a) for a, _ in found], [mean_ttft_s(b) for _, b in found]).typical if found else None
 
@@ -83,7 +85,7 @@ def matches(value: float | None, printed_percent: float) -> bool:
     return value is not None and abs(round(100 * value, 1) - printed_percent) < 0.05
 
 
-def gain_matches(cells: Sequence[Cell], reading: GainReading, loads: Sequence[Band]) -> int:
+def gain_matches(cells: Sequence[MeasuredCell], reading: GainReading, loads: Sequence[Band]) -> int:
     """How many of the printed gains it gives. loads: the paper's three."""
     return sum(
         matches(reading.of(cells, topology, band.qps), figure)
@@ -92,7 +94,7 @@ def gain_matches(cells: Sequence[Cell], reading: GainReading, loads: Sequence[Ba
     )
 
 
-def closest_loads(cells: Sequence[Cell], column: int) -> tuple[tuple[float, ...], float]:
+def closest_loads(cells: Sequence[MeasuredCell], column: int) -> tuple[tuple[float, ...], float]:
     """Of all sets of loads, that whose own means come nearest to a printed column, and how far they are off at worst,
     in percent points."""
     qps = sorted({cell.qps for cell in cells})
@@ -106,7 +108,7 @@ def closest_loads(cells: Sequence[Cell], column: int) -> tuple[tuple[float, ...]
 
 
 def _means(
-    cells: Sequence[Cell], topology: str, x: float, qps: Sequence[float], chosen: NDArray[np.float64]
+    cells: Sequence[MeasuredCell], topology: str, x: float, qps: Sequence[float], chosen: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Of whole cells, for each set of loads; (sets,)."""
     groups = [
@@ -118,7 +120,7 @@ def _means(
     return means
 
 
-def _of_ttft(figure: Callable[[Estimate], float | None]) -> Callable[[Cell], float | None]:
+def _of_ttft(figure: Callable[[Estimate], float | None]) -> Callable[[MeasuredCell], float | None]:
     return lambda cell: None if cell.later_ttft_s is None else figure(cell.later_ttft_s)
 
 
@@ -140,5 +142,5 @@ def can_be_printed(found: Wins, column: int, modes: Collection[str]) -> bool:
     return all(100 * found.share(mode) >= WINS[mode][column] - 0.05 for mode in modes)
 
 
-def wins_of(cells: Sequence[Cell], reading: WinReading) -> Wins | None:
+def wins_of(cells: Sequence[MeasuredCell], reading: WinReading) -> Wins | None:
     return wins(cells, reading.objective, reading.is_eligible)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ...fleet.worker import Role
 from ...policy import Route
-from .values import Conversation, Counts, Facts, Finding, Level, TurnFact
+from .values import EngineCounts, Facts, Finding, Level, ProbeConversation, TurnFact
 
 ENOUGH = 0.5  # this share of the tokens in question is evidence
 FEW_TOKENS = 64  # less than this may be what blocks, always whole, leave over
@@ -60,7 +60,7 @@ def handoff_works(facts: Facts) -> Iterator[Finding]:
         yield _moved(check, f"turn {index}", turn, _connector(facts, turn.prefill))
 
 
-def _no_split(facts: Facts, conversation: Conversation) -> str:
+def _no_split(facts: Facts, conversation: ProbeConversation) -> str:
     if not facts.serving(Role.PREFILL):
         return "no P serves, so nothing is handed over"
     return "no turn of the conversation was SPLIT: " + ", ".join(turn.reason for turn in conversation.turns)
@@ -163,16 +163,16 @@ def nothing_is_lost(facts: Facts) -> Iterator[Finding]:
             yield Finding(Level.WARN, "failed transfers", f"{failed} on {fact.name} during the probe", remedy)
 
 
-def _sum(growth: list[Counts], name: str) -> int:
+def _sum(growth: list[EngineCounts], name: str) -> int:
     return sum(getattr(grown, name) or 0 for grown in growth)
 
 
-def _answered_conversation(facts: Facts) -> Conversation | None:
+def _answered_conversation(facts: Facts) -> ProbeConversation | None:
     """The conversation with the turns that were answered, if any was."""
     if facts.conversation is None:
         return None
     turns = tuple(turn for turn in facts.conversation.turns if turn.status == 200)
-    return Conversation(model=facts.conversation.model, turns=turns) if turns else None
+    return ProbeConversation(model=facts.conversation.model, turns=turns) if turns else None
 
 
 def _connector(facts: Facts, name: str) -> str:

@@ -23,8 +23,8 @@ from ...decision_table.score import DecisionTable, Weights, find
 from ...errors import PPDError
 from ...fleet.worker import Role, Worker
 from ...health.probe import EngineStatus, probe
-from ..table_view import Counts as Cells
-from .values import ConfigFact, Counts, Facts, PortFact, ProxyFact, WorkerFact
+from ..table_view import CellCounts
+from .values import ConfigFact, EngineCounts, Facts, PortFact, ProxyFact, WorkerFact
 
 ASK_S = 5.0  # for one small answer
 
@@ -159,7 +159,7 @@ def _table(config: ProxyConfig) -> tuple[int, str]:
         table = DecisionTable.load(find(config.table))
     except (PPDError, OSError) as exc:
         return 0, str(exc)
-    return Cells.of(table.scored(Weights(config.w_ttft, config.w_tpot))).evidence, ""
+    return CellCounts.of(table.scored(Weights(config.w_ttft, config.w_tpot))).evidence, ""
 
 
 def _curve_error(config: ProxyConfig) -> str:
@@ -287,13 +287,13 @@ def seen(fact: WorkerFact, status: EngineStatus) -> WorkerFact:
     )
 
 
-def counts_of(counters: Mapping[str, float]) -> Counts:
+def counts_of(counters: Mapping[str, float]) -> EngineCounts:
     """By source where the engine counts so; older ones tell only what their caches found."""
 
     def first(*names: str) -> int | None:
         return next((int(counters[name]) for name in names if math.isfinite(counters.get(name, math.nan))), None)
 
-    return Counts(
+    return EngineCounts(
         computed=first("local_compute"),
         local_hits=first("local_cache_hit", "vllm:prefix_cache_hits_total"),
         transferred=first("external_kv_transfer", "vllm:external_prefix_cache_hits_total"),

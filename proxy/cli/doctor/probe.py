@@ -17,7 +17,7 @@ import msgspec
 from ...fleet.worker import Role
 from ...telemetry.receipts import Receipt
 from .gather import ProxyClient, Said, look_at
-from .values import Conversation, Counts, Facts, TurnFact, WorkerFact
+from .values import EngineCounts, Facts, ProbeConversation, TurnFact, WorkerFact
 
 TURN_S = 120.0
 FIRST_CHARS, NEXT_CHARS = 1400, 700
@@ -55,10 +55,10 @@ async def converse(
 ) -> Facts:
     """`facts` with the conversation in them, and the workers as they are after it."""
     if facts.proxy is None or facts.proxy.error or facts.proxy.ready_status != 200:
-        return replace(facts, conversation=Conversation(skipped="not held: the proxy can't serve"))
+        return replace(facts, conversation=ProbeConversation(skipped="not held: the proxy can't serve"))
     model = model or choose_model(facts) or _first_model(await proxy.client("/v1/models"))
     if not model:
-        return replace(facts, conversation=Conversation(skipped="not held: no worker tells a model's name"))
+        return replace(facts, conversation=ProbeConversation(skipped="not held: no worker tells a model's name"))
     session_id = f"ppd-doctor-{random.getrandbits(64):016x}"
     messages = [{"role": "user", "content": probe_text(FIRST_CHARS, random)}]
     workers, turns = facts.workers, []
@@ -73,7 +73,7 @@ async def converse(
             {"role": "assistant", "content": content},
             {"role": "user", "content": probe_text(NEXT_CHARS, random)},
         ]
-    return replace(facts, workers=workers, conversation=Conversation(model=model, turns=tuple(turns)))
+    return replace(facts, workers=workers, conversation=ProbeConversation(model=model, turns=tuple(turns)))
 
 
 def _first_model(listed: Said) -> str:
@@ -170,7 +170,7 @@ def _has_counted(before: tuple[WorkerFact, ...], after: tuple[WorkerFact, ...], 
     )
 
 
-def _growth(before: tuple[WorkerFact, ...], after: tuple[WorkerFact, ...]) -> tuple[tuple[str, Counts], ...]:
+def _growth(before: tuple[WorkerFact, ...], after: tuple[WorkerFact, ...]) -> tuple[tuple[str, EngineCounts], ...]:
     grown = []
     for old, new in zip(before, after, strict=True):
         if old.counts is not None and new.counts is not None and (growth := new.counts.since(old.counts)) is not None:

@@ -9,7 +9,7 @@ import msgspec
 from rich.text import Text
 
 from ..table_view import MUTED, columns
-from .values import Counts, Facts, Finding, Level, WorkerFact
+from .values import EngineCounts, Facts, Finding, Level, WorkerFact
 
 SYMBOLS = {Level.OK: "✓", Level.WARN: "!", Level.FAIL: "✗", Level.SKIP: "-"}
 ASCII_SYMBOLS = {Level.OK: "+", Level.WARN: "!", Level.FAIL: "x", Level.SKIP: "-"}
@@ -54,7 +54,7 @@ def _row(facts: Facts, fact: WorkerFact) -> tuple[str, ...]:
     worker, load, counts = fact.worker, fact.load, _counts(facts, fact)
     seen = "healthy" if fact.healthy else "not healthy" if fact.reachable else "not reachable"
     state = fact.state if fact.state and (fact.healthy or fact.state == "down") else seen
-    values = [getattr(counts, field.name) if counts else None for field in fields(Counts)]
+    values = [getattr(counts, field.name) if counts else None for field in fields(EngineCounts)]
     return (
         fact.name,
         worker.address,
@@ -72,11 +72,11 @@ def _is_held(facts: Facts) -> bool:
     return facts.conversation is not None and bool(facts.conversation.turns)
 
 
-def _counts(facts: Facts, fact: WorkerFact) -> Counts | None:
+def _counts(facts: Facts, fact: WorkerFact) -> EngineCounts | None:
     if facts.conversation is None or not facts.conversation.turns:
         return fact.counts
     grown = [growth for turn in facts.conversation.turns if (growth := turn.grown(fact.name)) is not None]
-    return Counts.total(grown)
+    return EngineCounts.total(grown)
 
 
 def as_json(facts: Facts, findings: Sequence[Finding]) -> str:

@@ -66,7 +66,7 @@ class ProxyFact:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class EngineCounts:
     """An engine's counters since its start, or their growth; None where its metrics do not hold one. Tokens first."""
 
     computed: int | None = None
@@ -75,7 +75,7 @@ class Counts:
     expired: int | None = None  # handoffs that nobody pulled in time
     failed: int | None = None  # KV transfers
 
-    def since(self, earlier: Counts) -> Counts | None:
+    def since(self, earlier: EngineCounts) -> EngineCounts | None:
         """The growth; None where a counter fell, as only a restart makes it do."""
         growth: dict[str, int | None] = {}
         for name in (field.name for field in fields(self)):
@@ -83,15 +83,15 @@ class Counts:
             growth[name] = None if now is None else now - (then or 0)
         if any(value is not None and value < 0 for value in growth.values()):
             return None
-        return Counts(**growth)
+        return EngineCounts(**growth)
 
     @staticmethod
-    def total(parts: Iterable[Counts]) -> Counts:
+    def total(parts: Iterable[EngineCounts]) -> EngineCounts:
         """The sum; None stays where no part holds a number."""
         parts = tuple(parts)
-        values = {field.name: [getattr(part, field.name) for part in parts] for field in fields(Counts)}
+        values = {field.name: [getattr(part, field.name) for part in parts] for field in fields(EngineCounts)}
         known = {name: [value for value in held if value is not None] for name, held in values.items()}
-        return Counts(**{name: sum(held) if held else None for name, held in known.items()})
+        return EngineCounts(**{name: sum(held) if held else None for name, held in known.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class WorkerFact:
     healthy: bool = True  # its /health answered 200 here
     prefix_caching: bool | None = None  # as its metrics tell it; None: they do not
     load: Load | None = None
-    counts: Counts | None = None  # since its start
+    counts: EngineCounts | None = None  # since its start
 
     @property
     def role(self) -> Role:
@@ -132,14 +132,14 @@ class TurnFact:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int | None = None  # as the engine's usage says
-    growth: tuple[tuple[str, Counts], ...] = ()  # of the workers whose metrics could be read before and after
+    growth: tuple[tuple[str, EngineCounts], ...] = ()  # of the workers whose metrics could be read before and after
 
-    def grown(self, name: str) -> Counts | None:
+    def grown(self, name: str) -> EngineCounts | None:
         return dict(self.growth).get(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
+class ProbeConversation:
     """The probe conversation; `skipped` says why there was none."""
 
     model: str = ""
@@ -155,7 +155,7 @@ class Facts:
     config_error: str = ""
     proxy: ProxyFact | None = None
     workers: tuple[WorkerFact, ...] = ()
-    conversation: Conversation | None = None
+    conversation: ProbeConversation | None = None
 
     @property
     def mode(self) -> str:

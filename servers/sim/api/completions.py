@@ -10,7 +10,7 @@ from ..core.errors import BadRequest, SimError
 from ..core.tokens import encode
 from .prompts import chat_prompt
 from .reply import DONE, Choice, Delta, Reply, data_event, openai_error
-from .requests import Body, Generation, is_token, read_generation
+from .requests import Generation, JsonBody, is_token, read_generation
 
 
 class _OpenAI:
@@ -52,7 +52,7 @@ class ChatCompletions(_OpenAI):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def read(self, body: Body, config: SimConfig) -> Generation:
+    def read(self, body: JsonBody, config: SimConfig) -> Generation:
         prompt = transferred_prompt(body) or chat_prompt(body)
         return read_generation(body, config, (prompt,), limits=("max_completion_tokens", "max_tokens"))
 
@@ -102,7 +102,7 @@ class Completions(_OpenAI):
     object = "text_completion"
     chunk_object = "text_completion"
 
-    def read(self, body: Body, config: SimConfig) -> Generation:
+    def read(self, body: JsonBody, config: SimConfig) -> Generation:
         return read_generation(body, config, read_prompts(body.raw("prompt")), limits=("max_tokens",), default_limit=16)
 
     def whole(self, reply: Reply) -> dict[str, Any]:
@@ -156,12 +156,12 @@ def ending(reply: Reply, delta: Delta) -> dict[str, Any]:
     return fields
 
 
-def transferred_prompt(body: Body) -> tuple[int, ...] | None:
+def transferred_prompt(body: JsonBody) -> tuple[int, ...] | None:
     """P's token ids in kv_transfer_params stand in for rendering the messages again (vLLM 0.32)."""
     params = body.mapping("kv_transfer_params") or {}
     if params.get("prompt_token_ids") is None:
         return None
-    tokens = Body(params).token_ids("prompt_token_ids")
+    tokens = JsonBody(params).token_ids("prompt_token_ids")
     if not tokens:
         raise BadRequest("prompt_token_ids must not be empty.", "kv_transfer_params")
     return tokens

@@ -11,12 +11,12 @@ import msgspec
 from aiohttp import web
 
 from ..core.errors import OrderedError
-from ..core.fault_orders import Kind, Order, Phase
+from ..core.fault_orders import FaultKind, FaultPhase, Order
 from ..engine.engine import SimEngine
 
 _PAGE = "<html><head><title>{status}</title></head><body><h1>{status}</h1><hr>gateway</body></html>\n"
 _NO_LINGER = struct.pack("ii", 1, 0)  # SO_LINGER: close with RST
-_BREAKS = frozenset({Kind.HANG, Kind.RESET, Kind.CLOSE, Kind.KILL})
+_BREAKS = frozenset({FaultKind.HANG, FaultKind.RESET, FaultKind.CLOSE, FaultKind.KILL})
 
 
 class Ended(Exception):
@@ -35,9 +35,9 @@ class Sabotage:
     @property
     def abort_after(self) -> int | None:
         """Tokens after which the engine aborts each choice; None: it does not."""
-        if self._order is None or self._order.kind is not Kind.ABORT:
+        if self._order is None or self._order.kind is not FaultKind.ABORT:
             return None
-        return self._order.after_events if self._order.phase is Phase.EVENTS else 0
+        return self._order.after_events if self._order.phase is FaultPhase.EVENTS else 0
 
     @property
     def headers(self) -> dict[str, str]:
@@ -49,12 +49,12 @@ class Sabotage:
     async def instead(self) -> web.StreamResponse | None:
         """What answers before the engine has seen the request."""
         order = self._order
-        if order is None or order.phase is not Phase.REQUEST:
+        if order is None or order.phase is not FaultPhase.REQUEST:
             return None
-        if order.kind is Kind.PAGE:
+        if order.kind is FaultKind.PAGE:
             page = _PAGE.format(status=order.status)
             return web.Response(text=page, status=order.status, content_type="text/html", headers=self.headers)
-        if order.kind is Kind.BODY:
+        if order.kind is FaultKind.BODY:
             form = "text/event-stream" if order.body.startswith("data:") else "application/json"
             return web.Response(body=order.body.encode(), content_type=form)
         await self._strike(order, None)
@@ -62,16 +62,16 @@ class Sabotage:
 
     # Streams
 
-    async def reaches(self, phase: Phase, response: web.StreamResponse) -> None:
+    async def reaches(self, phase: FaultPhase, response: web.StreamResponse) -> None:
         if self._order is not None and self._order.phase is phase:
             await self._strike(self._order, response)
 
     async def before_event(self, response: web.StreamResponse) -> None:
         if self._order is None:
             return
-        if self._order.kind is Kind.SLOW:
+        if self._order.kind is FaultKind.SLOW:
             await asyncio.sleep(self._order.delay_s)
-        if self._order.phase is Phase.EVENTS and self._events == self._order.after_events:
+        if self._order.phase is FaultPhase.EVENTS and self._events == self._order.after_events:
             await self._strike(self._order, response)
         self._events += 1
 
@@ -79,38 +79,38 @@ class Sabotage:
 
     def before_whole(self) -> None:
         """The engine has the request: an error now ends it there."""
-        if self._order is not None and self._order.kind is Kind.ERROR:
+        if self._order is not None and self._order.kind is FaultKind.ERROR:
             raise OrderedError(self._order.status)
 
     async def whole(self, payload: dict[str, Any]) -> web.StreamResponse:
         order = self._order
-        if order is not None and order.kind is Kind.HANDOFF:
+        if order is not None and order.kind is FaultKind.HANDOFF:
             _spoil_handoff(payload, order.member)
         body = msgspec.json.encode(payload)
-        if order is not None and order.kind is Kind.BODY:
+        if order is not None and order.kind is FaultKind.BODY:
             body = order.body.encode()
-        if order is not None and order.kind is Kind.SLOW:
+        if order is not None and order.kind is FaultKind.SLOW:
             await asyncio.sleep(order.delay_s)
         if order is not None and order.kind in _BREAKS:
             head = {"Content-Type": "application/json", "Content-Length": str(len(body))}
             response = web.StreamResponse(headers=head)
             await response.prepare(self._request)
-            if order.phase is not Phase.HEAD:
+            if order.phase is not FaultPhase.HEAD:
                 await response.write(body[: len(body) // 2])
             await self._strike(order, response)
         return web.Response(body=body, content_type="application/json")
 
     async def _strike(self, order: Order, response: web.StreamResponse | None) -> None:
-        if order.kind is Kind.ERROR:
+        if order.kind is FaultKind.ERROR:
             raise OrderedError(order.status)
-        if order.kind is Kind.BODY and response is not None:
+        if order.kind is FaultKind.BODY and response is not None:
             await response.write(order.body.encode())
             raise Ended
         if order.kind not in _BREAKS:
             return
-        if order.kind is Kind.HANG:
+        if order.kind is FaultKind.HANG:
             await self._engine.until_stopped()
-        elif order.kind is Kind.KILL:
+        elif order.kind is FaultKind.KILL:
             self._engine.kill()
         _drop(self._request, order.kind)
         raise Ended
@@ -123,13 +123,13 @@ def _spoil_handoff(payload: dict[str, Any], member: str) -> None:
         params.pop(member, None)
 
 
-def _drop(request: web.Request, kind: Kind) -> None:
+def _drop(request: web.Request, kind: FaultKind) -> None:
     transport = request.transport
     if transport is None:
         return
-    if kind is Kind.CLOSE:
+    if kind is FaultKind.CLOSE:
         transport.close()  # after what is buffered
         return
-    if kind is Kind.RESET:
+    if kind is FaultKind.RESET:
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
     transport.abort()

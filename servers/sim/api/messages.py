@@ -10,7 +10,7 @@ from ..core.errors import BadRequest, SimError
 from ..core.sequence import Finish
 from .prompts import messages_prompt
 from .reply import DONE, Delta, Reply, named_event
-from .requests import Body, Generation, read_generation
+from .requests import Generation, JsonBody, read_generation
 
 _ERROR_KINDS = {400: "invalid_request_error", 404: "not_found_error"}
 
@@ -18,7 +18,7 @@ _ERROR_KINDS = {400: "invalid_request_error", 404: "not_found_error"}
 class Messages:
     id_prefix = "msg_"
 
-    def read(self, body: Body, config: SimConfig) -> Generation:
+    def read(self, body: JsonBody, config: SimConfig) -> Generation:
         if body.raw("max_tokens") is None:
             raise BadRequest("max_tokens is required.", "max_tokens")
         return read_generation(body, config, (messages_prompt(body),), limits=("max_tokens",), stop="stop_sequences")

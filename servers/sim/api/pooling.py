@@ -14,13 +14,13 @@ from ..core.errors import BadRequest
 from ..core.tokens import decode
 from .completions import read_prompts
 from .prompts import chat_prompt
-from .requests import Body, served_model
+from .requests import JsonBody, served_model
 
 _DIMENSIONS = 16
 _LABELS = ("LABEL_0", "LABEL_1")
 
 
-def embeddings(body: Body, config: SimConfig) -> dict[str, Any]:
+def embeddings(body: JsonBody, config: SimConfig) -> dict[str, Any]:
     prompts = _inputs(body, config)
     data = [
         {"index": at, "object": "embedding", "embedding": _vector(decode(prompt))} for at, prompt in enumerate(prompts)
@@ -28,18 +28,18 @@ def embeddings(body: Body, config: SimConfig) -> dict[str, Any]:
     return _answer(body, config, prompts, data=data)
 
 
-def pooling(body: Body, config: SimConfig) -> dict[str, Any]:
+def pooling(body: JsonBody, config: SimConfig) -> dict[str, Any]:
     prompts = _inputs(body, config)
     data = [{"index": at, "object": "pooling", "data": _vector(decode(prompt))} for at, prompt in enumerate(prompts)]
     return _answer(body, config, prompts, data=data)
 
 
-def classify(body: Body, config: SimConfig) -> dict[str, Any]:
+def classify(body: JsonBody, config: SimConfig) -> dict[str, Any]:
     prompts = _inputs(body, config)
     return _answer(body, config, prompts, data=[_class(at, decode(prompt)) for at, prompt in enumerate(prompts)])
 
 
-def score(body: Body, config: SimConfig) -> dict[str, Any]:
+def score(body: JsonBody, config: SimConfig) -> dict[str, Any]:
     """Every text_1 with every text_2 where there is one of the former, else in pairs."""
     left, right = body.texts("text_1"), body.texts("text_2")
     if not left or not right or (len(left) > 1 and len(left) != len(right)):
@@ -49,7 +49,7 @@ def score(body: Body, config: SimConfig) -> dict[str, Any]:
     return _answer(body, config, tuple(tuple(map(ord, one + two)) for one, two in pairs), data=data)
 
 
-def rerank(body: Body, config: SimConfig) -> dict[str, Any]:
+def rerank(body: JsonBody, config: SimConfig) -> dict[str, Any]:
     query, documents = body.text("query"), body.texts("documents")
     if not query or not documents:
         raise BadRequest("query and documents must not be empty.", "documents")
@@ -74,7 +74,7 @@ def transcription(file_name: str, content: bytes) -> dict[str, Any]:
     return {"text": f"{file_name} {len(content)} bytes sha256 {digest}", "usage": {"type": "duration", "seconds": 1}}
 
 
-def _inputs(body: Body, config: SimConfig) -> tuple[tuple[int, ...], ...]:
+def _inputs(body: JsonBody, config: SimConfig) -> tuple[tuple[int, ...], ...]:
     """The prompts in `input`, or the conversation in `messages`; BadRequest if one exceeds the context."""
     prompts = (chat_prompt(body),) if body.raw("messages") is not None else read_prompts(body.raw("input"))
     if max(map(len, prompts)) > config.max_model_len:
@@ -83,7 +83,7 @@ def _inputs(body: Body, config: SimConfig) -> tuple[tuple[int, ...], ...]:
 
 
 def _answer(
-    body: Body, config: SimConfig, prompts: tuple[tuple[int, ...], ...], *, data: list[dict[str, Any]]
+    body: JsonBody, config: SimConfig, prompts: tuple[tuple[int, ...], ...], *, data: list[dict[str, Any]]
 ) -> dict[str, Any]:
     tokens = sum(map(len, prompts))
     return {

@@ -15,7 +15,7 @@ import msgspec
 
 from ..core.errors import BadRequest
 from ..core.tokens import TURN_END, TURN_START, encode, media_tokens
-from .requests import Body
+from .requests import JsonBody
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _MEDIA_PARTS = frozenset(
@@ -25,14 +25,16 @@ _NEWLINE = ord("\n")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PromptMessage:
     """One message of a conversation, its content as token ids."""
 
     role: str
     content: list[int]
 
 
-def render(turns: Iterable[Turn], *, tools: Any = None, kwargs: Any = None, opens: bool = True) -> tuple[int, ...]:
+def render(
+    turns: Iterable[PromptMessage], *, tools: Any = None, kwargs: Any = None, opens: bool = True
+) -> tuple[int, ...]:
     """The prompt. `opens`: ends with the head of the assistant's turn, to be continued; `kwargs`: whatever else is
     part of the prompt's identity, such as chat_template_kwargs."""
     tokens: list[int] = []
@@ -47,7 +49,7 @@ def render(turns: Iterable[Turn], *, tools: Any = None, kwargs: Any = None, open
     return tuple(tokens)
 
 
-def chat_prompt(body: Body) -> tuple[int, ...]:
+def chat_prompt(body: JsonBody) -> tuple[int, ...]:
     """The prompt of a /v1/chat/completions body."""
     turns = [_chat_turn(message) for message in _objects(body.raw("messages"), "messages")]
     if not turns:
@@ -58,12 +60,12 @@ def chat_prompt(body: Body) -> tuple[int, ...]:
     return tokens[:-2] if continues else tokens  # without the end of the last turn
 
 
-def responses_prompt(body: Body) -> tuple[int, ...]:
+def responses_prompt(body: JsonBody) -> tuple[int, ...]:
     """The prompt of a /v1/responses body."""
     given = body.raw("input")
-    turns = [Turn("system", encode(text))] if (text := body.text("instructions")) else []
+    turns = [PromptMessage("system", encode(text))] if (text := body.text("instructions")) else []
     if isinstance(given, str):
-        turns.append(Turn("user", encode(given)))
+        turns.append(PromptMessage("user", encode(given)))
     else:
         turns += [_responses_turn(item) for item in _objects(given, "input")]
     if not given:
@@ -71,13 +73,13 @@ def responses_prompt(body: Body) -> tuple[int, ...]:
     return render(turns, tools=_tools(body))
 
 
-def messages_prompt(body: Body) -> tuple[int, ...]:
+def messages_prompt(body: JsonBody) -> tuple[int, ...]:
     """The prompt of a /v1/messages body."""
     turns = [_chat_turn(message) for message in _objects(body.raw("messages"), "messages")]
     if not turns:
         raise BadRequest("messages must not be empty.", "messages")
     if system := body.raw("system"):
-        turns.insert(0, Turn("system", _content(system)))
+        turns.insert(0, PromptMessage("system", _content(system)))
     return render(turns, tools=_tools(body))
 
 
@@ -85,7 +87,7 @@ def _turn(role: str, content: list[int]) -> list[int]:
     return [TURN_START, *encode(role), _NEWLINE, *content, TURN_END, _NEWLINE]
 
 
-def _chat_turn(message: dict[str, Any]) -> Turn:
+def _chat_turn(message: dict[str, Any]) -> PromptMessage:
     role = message.get("role")
     if not isinstance(role, str):
         raise BadRequest("Every message needs a role.", "messages")
@@ -93,17 +95,17 @@ def _chat_turn(message: dict[str, Any]) -> Turn:
     for call in message.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, dict) else None
         content += _tool_call(function if isinstance(function, dict) else {})
-    return Turn(role, content)
+    return PromptMessage(role, content)
 
 
-def _responses_turn(item: dict[str, Any]) -> Turn:
+def _responses_turn(item: dict[str, Any]) -> PromptMessage:
     kind = item.get("type", "message")
     if kind == "function_call":
-        return Turn("assistant", _tool_call(item))
+        return PromptMessage("assistant", _tool_call(item))
     if kind == "function_call_output":
-        return Turn("tool", _content(item.get("output")))
+        return PromptMessage("tool", _content(item.get("output")))
     if kind == "reasoning":
-        return Turn("assistant", [])
+        return PromptMessage("assistant", [])
     return _chat_turn(item)
 
 
@@ -143,7 +145,7 @@ def _tool_call(function: dict[str, Any]) -> list[int]:
     return encode(f"\n<tool_call>\n{_json(call)}\n</tool_call>")
 
 
-def _tools(body: Body) -> list[Any] | None:
+def _tools(body: JsonBody) -> list[Any] | None:
     tools = body.raw("tools")
     if tools is not None and not isinstance(tools, list):
         raise BadRequest("tools must be a list.", "tools")

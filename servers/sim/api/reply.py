@@ -12,7 +12,7 @@ import msgspec
 from ..core.config import SimConfig
 from ..core.errors import EngineFailure, SimError
 from ..core.sequence import Finish
-from .requests import Body, Generation
+from .requests import Generation, JsonBody
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Dialect(Protocol):
 
     id_prefix: str
 
-    def read(self, body: Body, config: SimConfig) -> Generation: ...
+    def read(self, body: JsonBody, config: SimConfig) -> Generation: ...
 
     def whole(self, reply: Reply) -> dict[str, Any]: ...
 

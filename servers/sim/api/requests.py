@@ -33,14 +33,14 @@ class Generation:
     return_token_ids: bool = False
 
 
-class Body:
+class JsonBody:
     """A JSON object from a client, read field by field; BadRequest names the field."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self._fields = fields
 
     @classmethod
-    def decode(cls, raw: bytes) -> Body:
+    def decode(cls, raw: bytes) -> JsonBody:
         try:
             fields = msgspec.json.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -97,7 +97,7 @@ def is_token(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < VOCABULARY_SIZE
 
 
-def served_model(body: Body, config: SimConfig) -> str:
+def served_model(body: JsonBody, config: SimConfig) -> str:
     """The model a request names; without one it is the engine's own."""
     name = body.text("model") or config.model
     if name not in config.names:
@@ -106,7 +106,7 @@ def served_model(body: Body, config: SimConfig) -> str:
 
 
 def read_generation(
-    body: Body,
+    body: JsonBody,
     config: SimConfig,
     prompts: tuple[tuple[int, ...], ...],
     *,
@@ -117,7 +117,7 @@ def read_generation(
     """The request in `body` for `prompts`. `limits`: the fields that cap the answer, the first one set counts."""
     model = served_model(body, config)
     stream = body.flag("stream")
-    options = Body(body.mapping("stream_options") or {})
+    options = JsonBody(body.mapping("stream_options") or {})
     if not stream and body.raw("stream_options") is not None:
         raise BadRequest("Stream options can only be defined when `stream=True`.", "stream_options")
     salt = body.text("cache_salt")
@@ -158,7 +158,7 @@ def _limit(config: SimConfig, prompts: tuple[tuple[int, ...], ...], asked: int |
     return asked or min(default or room, room)
 
 
-def _sampling(body: Body, max_tokens: int, stop: str) -> Sampling:
+def _sampling(body: JsonBody, max_tokens: int, stop: str) -> Sampling:
     min_tokens = body.integer("min_tokens") or 0
     if min_tokens > max_tokens:
         raise BadRequest(f"min_tokens must be at most max_tokens={max_tokens}, got {min_tokens}.", "min_tokens")

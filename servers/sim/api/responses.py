@@ -10,7 +10,7 @@ from ..core.errors import SimError, UnknownName
 from ..core.sequence import Finish
 from .prompts import responses_prompt
 from .reply import Delta, Reply, data_event, named_event, openai_error
-from .requests import Body, Generation, read_generation
+from .requests import Generation, JsonBody, read_generation
 
 
 class Responses:
@@ -18,7 +18,7 @@ class Responses:
 
     id_prefix = "resp_"
 
-    def read(self, body: Body, config: SimConfig) -> Generation:
+    def read(self, body: JsonBody, config: SimConfig) -> Generation:
         if previous := body.text("previous_response_id"):
             raise UnknownName(f"Response with id '{previous}' not found.", "previous_response_id")
         return read_generation(body, config, (responses_prompt(body),), limits=("max_output_tokens",))

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from ..core.config import SimConfig
 from ..core.errors import BadRequest, SimError
-from ..core.fault_orders import Faults, Phase, leg_of
+from ..core.fault_orders import FaultPhase, Faults, leg_of
 from ..core.tokens import decode
 from ..engine.engine import Received, SimEngine
 from ..engine.metrics import CONTENT_TYPE
@@ -22,7 +22,7 @@ from .fault_injection import Ended, Sabotage
 from .messages import Messages
 from .prompts import chat_prompt
 from .reply import Answers, Dialect, Reply, openai_error
-from .requests import Body
+from .requests import JsonBody
 from .responses import Responses
 
 VERSION = "0.33.0"  # the vLLM release whose wire format this follows
@@ -102,7 +102,7 @@ class _Server:
 
         return handle
 
-    def pools(self, answer: Callable[[Body, SimConfig], dict[str, Any]]) -> _Handler:
+    def pools(self, answer: Callable[[JsonBody, SimConfig], dict[str, Any]]) -> _Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
             return _json(answer(await _body(request), self._config))
 
@@ -170,7 +170,7 @@ class _Server:
         self, request: web.Request, raw: bytes, dialect: Dialect, sabotage: Sabotage
     ) -> web.StreamResponse:
         _require_json(request)
-        body = Body.decode(raw)
+        body = JsonBody.decode(raw)
         try:
             generation = dialect.read(body, self._config)
         except SimError:
@@ -199,7 +199,7 @@ class _Server:
                 await response.write(event)
 
         try:
-            await sabotage.reaches(Phase.HEAD, response)
+            await sabotage.reaches(FaultPhase.HEAD, response)
             opened = False
             async for delta in answers:
                 if not opened:
@@ -209,9 +209,9 @@ class _Server:
                 await send(dialect.delta(reply, delta))
             *others, last = dialect.closing(reply)
             await send(others)
-            await sabotage.reaches(Phase.LAST, response)
+            await sabotage.reaches(FaultPhase.LAST, response)
             await send([last])
-            await sabotage.reaches(Phase.END, response)
+            await sabotage.reaches(FaultPhase.END, response)
         except SimError as error:
             for event in dialect.failure(error):
                 await response.write(event)
@@ -226,9 +226,9 @@ def _require_json(request: web.Request) -> None:
         raise BadRequest("Unsupported Media Type: Only 'application/json' is allowed")
 
 
-async def _body(request: web.Request) -> Body:
+async def _body(request: web.Request) -> JsonBody:
     _require_json(request)
-    return Body.decode(await request.read())
+    return JsonBody.decode(await request.read())
 
 
 def _json(payload: dict[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:

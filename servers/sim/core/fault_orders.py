@@ -18,7 +18,7 @@ _Number = Annotated[int, msgspec.Meta(ge=0)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     ERROR = "error"  # `status`: an HTTP error, or an event once a stream's head is sent
     PAGE = "page"  # `status` with a page of HTML, as something in between answers
     BODY = "body"  # 200 with `body` in place of an answer, or of the rest of a stream
@@ -32,7 +32,7 @@ class Kind(StrEnum):
     LOAD = "load"  # D fails to load the KV of a handoff, and does what its policy says
 
 
-class Phase(StrEnum):
+class FaultPhase(StrEnum):
     """How far an answer comes before ERROR, BODY, HANG, RESET, CLOSE, KILL or ABORT strikes.
 
     What is not streamed has three: nothing of it is sent, its head, or half of its body (EVENTS, LAST). Before the
@@ -46,7 +46,7 @@ class Phase(StrEnum):
     END = "end"  # all events are, but not the end of the body
 
 
-class Leg(StrEnum):
+class FaultLeg(StrEnum):
     """What a request asks of an engine, by its kv_transfer_params."""
 
     PREFILL = "prefill"  # to hand its KV over
@@ -57,10 +57,10 @@ class Leg(StrEnum):
 class Order(msgspec.Struct, forbid_unknown_fields=True):
     """One fault, for the next `times` requests that are of its `leg`."""
 
-    kind: Kind
+    kind: FaultKind
     times: _Number = 1
-    phase: Phase = Phase.REQUEST
-    leg: Leg | None = None  # None: any
+    phase: FaultPhase = FaultPhase.REQUEST
+    leg: FaultLeg | None = None  # None: any
     after_events: _Number = 1
     status: _Status = 500
     retry_after_s: int | None = None  # as a header, where there is one to send
@@ -68,8 +68,8 @@ class Order(msgspec.Struct, forbid_unknown_fields=True):
     delay_s: _Seconds = 0.0
     member: str = ""  # empty: all of kv_transfer_params
 
-    def fits(self, leg: Leg) -> bool:
-        return self.times > 0 and self.kind is not Kind.LOAD and self.leg in (None, leg)
+    def fits(self, leg: FaultLeg) -> bool:
+        return self.times > 0 and self.kind is not FaultKind.LOAD and self.leg in (None, leg)
 
 
 class Faults(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,7 +85,7 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True):
     wedge: list[str] = []  # ids of the P engines from which no KV comes, on P or on D; "*": all
     deaf_s: _Seconds = 0.0  # connections are refused for so long, from now on
 
-    def take(self, leg: Leg = Leg.PLAIN) -> Order | None:
+    def take(self, leg: FaultLeg = FaultLeg.PLAIN) -> Order | None:
         """The fault that the request at hand gets."""
         for order in self.orders:
             if order.fits(leg):
@@ -100,7 +100,7 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True):
     def take_load(self) -> bool:
         """Whether the load of KV at hand fails."""
         for order in self.orders:
-            if order.kind is Kind.LOAD and order.times > 0:
+            if order.kind is FaultKind.LOAD and order.times > 0:
                 order.times -= 1
                 return True
         return False
@@ -110,24 +110,24 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True):
 
     def _short_forms(self) -> tuple[tuple[str, Order], ...]:
         return (
-            ("refuse", Order(Kind.ERROR, status=self.refuse_status)),
-            ("hang", Order(Kind.HANG)),
-            ("garbage", Order(Kind.BODY, body="\x00garbage")),
-            ("cut", Order(Kind.RESET, phase=Phase.EVENTS, after_events=self.cut_after_events)),
+            ("refuse", Order(FaultKind.ERROR, status=self.refuse_status)),
+            ("hang", Order(FaultKind.HANG)),
+            ("garbage", Order(FaultKind.BODY, body="\x00garbage")),
+            ("cut", Order(FaultKind.RESET, phase=FaultPhase.EVENTS, after_events=self.cut_after_events)),
         )
 
 
-def leg_of(body: bytes) -> Leg:
+def leg_of(body: bytes) -> FaultLeg:
     """By a request's body; one that cannot be read is PLAIN."""
     try:
         params = msgspec.json.decode(body, type=_Asked).kv_transfer_params
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Leg.PLAIN
+        return FaultLeg.PLAIN
     if not isinstance(params, dict):
-        return Leg.PLAIN
+        return FaultLeg.PLAIN
     if params.get("do_remote_prefill"):
-        return Leg.DECODE
-    return Leg.PREFILL if params.get("do_remote_decode") else Leg.PLAIN
+        return FaultLeg.DECODE
+    return FaultLeg.PREFILL if params.get("do_remote_decode") else FaultLeg.PLAIN
 
 
 class _Asked(msgspec.Struct):

@@ -113,7 +113,7 @@ class _End(Enum):
 
 
 @dataclass(slots=True)
-class Handoff:
+class PinnedHandoff:
     """One finished prefill that waits for its reader; owns a reference on each of its blocks."""
 
     blocks: Sequence[Block]
@@ -129,7 +129,7 @@ class HandoffLedger:
         self._counters = counters
         self._lease_s = lease_s
         self._now = now
-        self._open: dict[str, Handoff] = {}
+        self._open: dict[str, PinnedHandoff] = {}
         self._closed: OrderedDict[str, _End] = OrderedDict()
 
     def __len__(self) -> int:
@@ -149,7 +149,7 @@ class HandoffLedger:
     def pin(self, request_id: str, blocks: Sequence[Block]) -> None:
         """Keep `blocks` for a peer; the caller's references become the ledger's."""
         now = self._now()
-        self._open[request_id] = Handoff(blocks, now, now + self._lease_s)
+        self._open[request_id] = PinnedHandoff(blocks, now, now + self._lease_s)
         self._counters.handoffs += 1
 
     def extend(self, request_id: str) -> None:

@@ -17,7 +17,7 @@ from ...engine_profile.step_time import EngineProfile, attention_pairs, step_tim
 from .block_pool import Block, BlockPool, BlockStored
 from .counters import Counters, Trap
 from .handoffs import HandedOver, HandoffLedger, RemotePrefill
-from .sequence import Finish, Sequence, State
+from .sequence import Finish, Sequence, SequenceState
 
 
 class EngineDied(Exception):
@@ -103,15 +103,15 @@ class Scheduler:
 
     def abort(self, sequence: Sequence) -> None:
         """The client has left. A pull that is under way keeps its blocks until it reports."""
-        if sequence.state is State.FINISHED:
+        if sequence.state is SequenceState.FINISHED:
             return
         self._counters.finished[Finish.ABORT] += 1
-        if sequence.state is State.RUNNING:
+        if sequence.state is SequenceState.RUNNING:
             self._running.remove(sequence)
-        elif sequence.state is State.WAITING:
+        elif sequence.state is SequenceState.WAITING:
             (self._waiting if sequence in self._waiting else self._ready).remove(sequence)
-        is_read_into = sequence.state is State.PULLING and sequence.transfer.trap is None
-        sequence.move(State.FINISHED)
+        is_read_into = sequence.state is SequenceState.PULLING and sequence.transfer.trap is None
+        sequence.move(SequenceState.FINISHED)
         if not is_read_into:
             self._pulling.pop(sequence.id, None)
             self._pool.release(sequence.forget_blocks())
@@ -132,7 +132,7 @@ class Scheduler:
         outputs = []
         for chunk in step.chunks:
             sequence = chunk.sequence
-            if sequence.state is not State.RUNNING:
+            if sequence.state is not SequenceState.RUNNING:
                 continue  # aborted while the step ran
             self._write(sequence, chunk.tokens)
             if sequence.computed == len(sequence.tokens):
@@ -142,7 +142,7 @@ class Scheduler:
     def pull_arrived(self, pull: Pull, contents: list[list[int]]) -> None:
         """The peer's blocks are here. The prompt's last token is computed again, for its logits."""
         sequence = self._pulling.pop(pull.sequence.id)
-        if sequence.state is State.FINISHED:
+        if sequence.state is SequenceState.FINISHED:
             self._pool.release(sequence.forget_blocks())
             return
         for block, content in zip(pull.blocks, contents, strict=True):
@@ -157,7 +157,7 @@ class Scheduler:
     def pull_failed(self, pull: Pull, *, recompute: bool) -> Output | None:
         """The peer's blocks will not come: compute the prompt here, or end the request with an error."""
         sequence = self._pulling.pop(pull.sequence.id)
-        if sequence.state is State.FINISHED:
+        if sequence.state is SequenceState.FINISHED:
             self._pool.release(sequence.forget_blocks())
             return None
         if recompute:
@@ -199,7 +199,7 @@ class Scheduler:
                 break
             queue.popleft()
             self._count_hits(sequence)
-            sequence.move(State.RUNNING)
+            sequence.move(SequenceState.RUNNING)
             self._running.append(sequence)
             chunks.append(Chunk(sequence, tokens))
             budget -= tokens
@@ -225,7 +225,7 @@ class Scheduler:
         self._waiting.popleft()
         self._count_hits(sequence)
         sequence.wants_pull = False
-        sequence.move(State.PULLING)
+        sequence.move(SequenceState.PULLING)
         self._pulling[sequence.id] = sequence
         tokens = len(sequence.prompt) - sequence.computed
         self._counters.external_queries += tokens
@@ -264,11 +264,11 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         self._counters.preemptions += 1
         self._pool.release(sequence.forget_blocks())
-        sequence.move(State.WAITING)
+        sequence.move(SequenceState.WAITING)
         self._waiting.appendleft(sequence)
 
     def _resume(self, sequence: Sequence) -> None:
-        sequence.move(State.WAITING)
+        sequence.move(SequenceState.WAITING)
         self._ready.append(sequence)
 
     def _write(self, sequence: Sequence, tokens: int) -> None:
@@ -304,7 +304,7 @@ class Scheduler:
     def _finish(self, sequence: Sequence, finish: Finish, text: str = "", token: int | None = None) -> Output:
         """Give the blocks back, or to the ledger where a peer will pull them."""
         self._counters.finished[finish] += 1
-        sequence.move(State.FINISHED)
+        sequence.move(SequenceState.FINISHED)
         computed = sequence.computed
         blocks = sequence.forget_blocks()
         if not sequence.transfer.hands_over or finish is Finish.ERROR:

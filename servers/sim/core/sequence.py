@@ -11,7 +11,7 @@ from .handoffs import Transfer
 from .tokens import TURN_END, decode
 
 
-class State(Enum):
+class SequenceState(Enum):
     WAITING = "waiting"  # for blocks, or a place in the batch
     PULLING = "pulling"  # for KV from another engine
     RUNNING = "running"
@@ -19,10 +19,10 @@ class State(Enum):
 
 
 _MOVES = {
-    State.WAITING: {State.PULLING, State.RUNNING, State.FINISHED},
-    State.PULLING: {State.WAITING, State.FINISHED},
-    State.RUNNING: {State.WAITING, State.FINISHED},  # back to waiting: preempted
-    State.FINISHED: set[State](),
+    SequenceState.WAITING: {SequenceState.PULLING, SequenceState.RUNNING, SequenceState.FINISHED},
+    SequenceState.PULLING: {SequenceState.WAITING, SequenceState.FINISHED},
+    SequenceState.RUNNING: {SequenceState.WAITING, SequenceState.FINISHED},  # back to waiting: preempted
+    SequenceState.FINISHED: set[SequenceState](),
 }
 
 
@@ -56,7 +56,7 @@ class Sequence:
     namespace: Namespace
     answer_key: bytes = b""  # the weights
     transfer: Transfer = field(default_factory=Transfer)
-    state: State = State.WAITING
+    state: SequenceState = SequenceState.WAITING
     tokens: list[int] = field(default_factory=list)  # the prompt and the answer so far
     blocks: list[Block] = field(default_factory=list)
     computed: int = 0
@@ -95,7 +95,7 @@ class Sequence:
             return self.text.matched
         return self.tokens[-1] if self.answered and self.tokens[-1] in self.sampling.stop_token_ids else None
 
-    def move(self, state: State) -> None:
+    def move(self, state: SequenceState) -> None:
         if state not in _MOVES[self.state]:
             raise ValueError(f"{self.id}: {self.state.value} -> {state.value}")
         self.state = state

@@ -25,9 +25,9 @@ from ..core.handoffs import HandoffLedger, RemotePrefill, Transfer, read_transfe
 from ..core.scheduler import EngineDied, Output, Pull, Scheduler
 from ..core.sequence import Finish, Sequence
 from .kv_events import KvEventPublisher
-from .metrics import EngineMetrics
+from .metrics import MetricsRegistry
 from .port import Listener
-from .side_channel import PeerError, Peers
+from .side_channel import Peers, SideChannelError
 
 _log = logging.getLogger(__name__)
 _CATCH_UP_S = 0.05  # how much of a late step the next ones may make up for
@@ -81,7 +81,7 @@ class SimEngine:
         self.started_at = time.time()
         self.counters = Counters()
         self.received: deque[Received] = deque(maxlen=config.keep_requests)
-        self.metrics = EngineMetrics(self)
+        self.metrics = MetricsRegistry(self)
         self.is_dead = False
         self.is_stopping = False
         self._peers = peers
@@ -290,9 +290,9 @@ class SimEngine:
         begun = self._now()
         try:
             if await self.stalls(pull.remote.engine_id) or self._faults.take_load():
-                raise PeerError("a fault was ordered")
+                raise SideChannelError("a fault was ordered")
             contents = await self._peers.read(pull.remote, pull.remote_ids)
-        except PeerError as failure:
+        except SideChannelError as failure:
             _log.warning("KV load failed: %s", failure)
             self.counters.failed_transfers += 1
             recompute = self.config.load_failure_policy is LoadFailurePolicy.RECOMPUTE
@@ -310,7 +310,7 @@ class SimEngine:
     async def _notify(self, remote: RemotePrefill) -> None:
         try:
             await self._peers.close(remote)
-        except PeerError:
+        except SideChannelError:
             self.counters.failed_notifications += 1
 
     async def _heartbeat(self) -> None:
@@ -320,7 +320,7 @@ class SimEngine:
             for sequence in self.scheduler.sequences:
                 remote = sequence.transfer.remote
                 if sequence.wants_pull and remote is not None and remote.has_heartbeat:
-                    with suppress(PeerError):
+                    with suppress(SideChannelError):
                         await self._peers.extend(remote)
 
     def _deliver(self, output: Output) -> None:

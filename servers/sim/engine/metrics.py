@@ -22,7 +22,7 @@ _REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120,
 _BYTES = tuple(2.0**power for power in range(12, 37, 2))
 
 
-class Source(Protocol):
+class MetricsSource(Protocol):
     """What a scrape reads."""
 
     config: SimConfig
@@ -47,10 +47,10 @@ class Latencies:
         self.transfer_bytes = histogram("nixl_bytes_transferred", "Bytes of KV pulls.", _BYTES)
 
 
-class EngineMetrics:
+class MetricsRegistry:
     """One engine's registry; a Prometheus collector of `source`'s counters."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: MetricsSource) -> None:
         self._source = source
         self._registry = CollectorRegistry()
         self._labels = (source.config.model, "0")

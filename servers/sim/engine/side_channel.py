@@ -38,7 +38,7 @@ class Notice(msgspec.Struct, frozen=True):
     request_ids: tuple[str, ...]
 
 
-class PeerError(Exception):
+class SideChannelError(Exception):
     """The other engine is not there, is another one, or refused."""
 
 
@@ -125,9 +125,9 @@ class Peers:
         try:
             blocks = msgspec.msgpack.decode(body, type=BlockContents).blocks
         except msgspec.DecodeError as exc:
-            raise PeerError("the peer's answer is not block contents") from exc
+            raise SideChannelError("the peer's answer is not block contents") from exc
         if [len(block) for block in blocks] != [self._block_size] * len(block_ids):
-            raise PeerError("the peer's answer has other blocks than were asked for")
+            raise SideChannelError("the peer's answer has other blocks than were asked for")
         return blocks
 
     async def close(self, remote: RemotePrefill) -> None:
@@ -143,7 +143,7 @@ class Peers:
         try:
             async with self._session.post(url, data=msgspec.msgpack.encode(message), timeout=timeout) as answer:
                 if answer.status != 200:
-                    raise PeerError(f"the peer answered {answer.status}")
+                    raise SideChannelError(f"the peer answered {answer.status}")
                 return await answer.read()
         except (aiohttp.ClientError, TimeoutError, ValueError) as exc:
-            raise PeerError("the peer cannot be reached") from exc
+            raise SideChannelError("the peer cannot be reached") from exc

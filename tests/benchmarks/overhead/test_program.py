@@ -13,13 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.overhead.backend import Backend, Clients, TrialError, await_line, finished, running_backend
+from benchmarks.overhead.backend import Backend, LoadGenerator, TrialError, await_line, finished, running_backend
 from benchmarks.overhead.bodies import MARK, WORD, Talk, opening
 from benchmarks.overhead.native import Tools, build
 from benchmarks.overhead.processes import HOST, Cores, Program
-from benchmarks.overhead.records import Load, decode
-from benchmarks.overhead.rows import Load as Mode
-from benchmarks.overhead.rows import Row
+from benchmarks.overhead.records import LoadResult, decode
+from benchmarks.overhead.rows import LoadMode, Row
 
 pytestmark = pytest.mark.e2e
 
@@ -40,8 +39,8 @@ def backend(tools: Tools, tmp_path: Path) -> Iterator[Backend]:
         yield running
 
 
-def asked(tools: Tools, backend: Backend, folder: Path, row: Row) -> Load:
-    with Clients(tools, CORES, folder).asking(row, backend.decode, 1, 0.2) as program:
+def asked(tools: Tools, backend: Backend, folder: Path, row: Row) -> LoadResult:
+    with LoadGenerator(tools, CORES, folder).asking(row, backend.decode, 1, 0.2) as program:
         await_line(program, "begin")
         program.hang_up()
         return finished(program)
@@ -54,8 +53,8 @@ def asked(tools: Tools, backend: Backend, folder: Path, row: Row) -> Load:
         Row(name="streams", connections=3, ramp_ms=10, talk=STREAMED),
         Row(name="fresh", connections=3, ramp_ms=10, fresh=True),
         Row(name="long", connections=2, ramp_ms=10, talk=Talk(turns=2, opening_bytes=600_000, message_bytes=30_000)),
-        Row(name="open", load=Mode.OPEN, connections=9, rate=100.0, talk=STREAMED),
-        Row(name="once", load=Mode.ONCE, connections=50, ramp_ms=0, talk=STREAMED),
+        Row(name="open", load=LoadMode.OPEN, connections=9, rate=100.0, talk=STREAMED),
+        Row(name="once", load=LoadMode.ONCE, connections=50, ramp_ms=0, talk=STREAMED),
     ],
     ids=lambda row: row.name,
 )
@@ -82,7 +81,9 @@ def test_the_mock_backend_finds_its_fields_behind_any_text(backend: Backend, is_
 
 
 def test_streams_are_held_until_they_are_let_go(tools: Tools, backend: Backend, tmp_path: Path) -> None:
-    row = Row(name="hold", load=Mode.HOLD, connections=20, ramp_ms=10, talk=Talk(turns=2, streams=True, every_us=10**9))
+    row = Row(
+        name="hold", load=LoadMode.HOLD, connections=20, ramp_ms=10, talk=Talk(turns=2, streams=True, every_us=10**9)
+    )
     assert asked(tools, backend, tmp_path, row).holding == 20
     backend.wait_quiet()
     assert backend.stats().open == 0
@@ -102,7 +103,7 @@ def test_an_answer_of_another_length_is_wrong(tools: Tools, backend: Backend, tm
 def test_nobody_there_is_a_refusal_and_not_a_hang(tools: Tools, tmp_path: Path) -> None:
     with running_backend(tools, EVERYWHERE, tmp_path) as gone:
         pass
-    row = Row(name="once", load=Mode.ONCE, connections=5, ramp_ms=0)
+    row = Row(name="once", load=LoadMode.ONCE, connections=5, ramp_ms=0)
     assert asked(tools, gone, tmp_path, row).refused == 5
 
 

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from benchmarks.overhead.records import (
-    Load,
+    Durations,
+    LoadResult,
     Machine,
-    Record,
-    Run,
-    Spread,
+    OverheadRun,
+    RowRecord,
     Stats,
     cpu_model,
     decode,
@@ -21,8 +21,8 @@ from benchmarks.overhead.records import (
 )
 from ppd.proxy.errors import FormatError
 
-LOAD = Load(1.0, 9, 5, 1, 2, 3, 4, first=Spread(5, 1.0, 2.0, 3.0, 4.0))
-RUN = Run(
+LOAD = LoadResult(1.0, 9, 5, 1, 2, 3, 4, first=Durations(5, 1.0, 2.0, 3.0, 4.0))
+RUN = OverheadRun(
     date="2026-01-01",
     seconds=2.0,
     repetitions=2,
@@ -31,8 +31,8 @@ RUN = Run(
     ppd_args=("--data-plane", "asgi"),
     took_s=1.5,
     records=(
-        Record(row="c=1", subject="ppd", repetition=0, load=LOAD, backend=Stats(requests=3), cpu_s=0.5),
-        Record(row="c=1", subject="smg", repetition=1, problem='says "no" ]'),
+        RowRecord(row="c=1", subject="ppd", repetition=0, load=LOAD, backend=Stats(requests=3), cpu_s=0.5),
+        RowRecord(row="c=1", subject="smg", repetition=1, problem='says "no" ]'),
     ),
 )
 

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.overhead.records import Load, Machine, Record, Run, Spread
-from benchmarks.overhead.report import Cell, Verdict, cells, judge, markdown
-from benchmarks.overhead.rows import LINES, ROWS, Better, Line
+from benchmarks.overhead.records import Durations, LoadResult, Machine, OverheadRun, RowRecord
+from benchmarks.overhead.report import LineVerdict, ReportCell, cells, judge, markdown
+from benchmarks.overhead.rows import LINES, ROWS, Better, ReportLine
 
 
-def rate(record: Record) -> float | None:
+def rate(record: RowRecord) -> float | None:
     return record.load.right / record.load.seconds if record.load else None
 
 
 def line(
     better: Better = Better.MORE, target: float | None = 1.5, limit: float | None = None, *, is_added: bool = False
-) -> Line:
-    return Line(
+) -> ReportLine:
+    return ReportLine(
         row="c=1", title="t", value=rate, digits=0, better=better, target=target, limit=limit, is_added=is_added
     )
 
 
-def record(subject: str, right: int, repetition: int = 0, *, wrong: int = 0, row: str = "c=1") -> Record:
-    load = Load(seconds=2.0, asked=right, right=right, wrong=wrong)
-    return Record(row=row, subject=subject, repetition=repetition, load=load)
+def record(subject: str, right: int, repetition: int = 0, *, wrong: int = 0, row: str = "c=1") -> RowRecord:
+    load = LoadResult(seconds=2.0, asked=right, right=right, wrong=wrong)
+    return RowRecord(row=row, subject=subject, repetition=repetition, load=load)
 
 
 def test_a_cell_is_the_median_of_its_repetitions_with_their_faults_together() -> None:
     records = [record("ppd", 20, 0, wrong=1), record("ppd", 90, 1, wrong=2), record("ppd", 40, 2)]
-    assert cells(line(), [*records, record("ppd", 2, row="c=16")]) == {"ppd": Cell(20.0, 3)}
+    assert cells(line(), [*records, record("ppd", 2, row="c=16")]) == {"ppd": ReportCell(20.0, 3)}
 
 
 def test_what_is_added_to_a_direct_connection_is_unknown_without_one() -> None:
@@ -43,26 +43,28 @@ def test_what_is_added_to_a_direct_connection_is_unknown_without_one() -> None:
 @pytest.mark.parametrize(
     ("of", "values", "verdict"),
     [
-        (line(), {"ppd": 15.0, "smg": 5.0, "vllm-router": 10.0}, Verdict(1.5, "vllm-router", True)),
-        (line(), {"ppd": 14.9, "smg": 5.0, "vllm-router": 10.0}, Verdict(1.49, "vllm-router", False)),
-        (line(Better.LESS, 0.8), {"ppd": 4.0, "smg": 5.0, "vllm-router": 10.0}, Verdict(0.8, "smg", True)),
-        (line(Better.LESS, 0.8), {"ppd": 4.5, "smg": 5.0, "vllm-router": 10.0}, Verdict(0.9, "smg", False)),
-        (line(Better.LESS, None, 15.0), {"ppd": 15.0, "smg": 5.0}, Verdict(3.0, "smg", True)),
-        (line(Better.LESS, 0.8, 0.4), {"ppd": 0.5, "smg": 5.0}, Verdict(0.1, "smg", False)),
-        (line(Better.LESS, None, 0.0), {"ppd": 0.0, "smg": 0.0}, Verdict(None, "smg", True)),
-        (line(target=None), {"ppd": 1.0, "smg": 2.0}, Verdict(0.5, "smg", None)),
-        (line(), {"ppd": 15.0, "direct": 99.0}, Verdict(None, "", None)),
-        (line(), {"smg": 5.0}, Verdict(None, "smg", None)),
+        (line(), {"ppd": 15.0, "smg": 5.0, "vllm-router": 10.0}, LineVerdict(1.5, "vllm-router", True)),
+        (line(), {"ppd": 14.9, "smg": 5.0, "vllm-router": 10.0}, LineVerdict(1.49, "vllm-router", False)),
+        (line(Better.LESS, 0.8), {"ppd": 4.0, "smg": 5.0, "vllm-router": 10.0}, LineVerdict(0.8, "smg", True)),
+        (line(Better.LESS, 0.8), {"ppd": 4.5, "smg": 5.0, "vllm-router": 10.0}, LineVerdict(0.9, "smg", False)),
+        (line(Better.LESS, None, 15.0), {"ppd": 15.0, "smg": 5.0}, LineVerdict(3.0, "smg", True)),
+        (line(Better.LESS, 0.8, 0.4), {"ppd": 0.5, "smg": 5.0}, LineVerdict(0.1, "smg", False)),
+        (line(Better.LESS, None, 0.0), {"ppd": 0.0, "smg": 0.0}, LineVerdict(None, "smg", True)),
+        (line(target=None), {"ppd": 1.0, "smg": 2.0}, LineVerdict(0.5, "smg", None)),
+        (line(), {"ppd": 15.0, "direct": 99.0}, LineVerdict(None, "", None)),
+        (line(), {"smg": 5.0}, LineVerdict(None, "smg", None)),
     ],
 )
-def test_the_verdict_compares_with_the_best_peer(of: Line, values: dict[str, float], verdict: Verdict) -> None:
-    found = judge(of, {name: Cell(value) for name, value in values.items()})
+def test_the_verdict_compares_with_the_best_peer(
+    of: ReportLine, values: dict[str, float], verdict: LineVerdict
+) -> None:
+    found = judge(of, {name: ReportCell(value) for name, value in values.items()})
     assert (found.best, found.holds) == (verdict.best, verdict.holds)
     assert found.ratio == (None if verdict.ratio is None else pytest.approx(verdict.ratio))
 
 
 def test_a_target_does_not_hold_with_faults() -> None:
-    assert judge(line(), {"ppd": Cell(20.0, faults=1), "smg": Cell(10.0)}).holds is False
+    assert judge(line(), {"ppd": ReportCell(20.0, faults=1), "smg": ReportCell(10.0)}).holds is False
 
 
 def test_every_line_reads_a_row_and_every_row_is_read() -> None:
@@ -70,9 +72,9 @@ def test_every_line_reads_a_row_and_every_row_is_read() -> None:
 
 
 def test_the_table_says_why_a_peer_has_no_figure_and_counts_faults() -> None:
-    spread = Spread(10, 1000.0, 2000.0, 3000.0, 4000.0)
-    load = Load(seconds=2.0, asked=2500, right=2469, wrong=31, whole=spread)
-    run = Run(
+    spread = Durations(10, 1000.0, 2000.0, 3000.0, 4000.0)
+    load = LoadResult(seconds=2.0, asked=2500, right=2469, wrong=31, whole=spread)
+    run = OverheadRun(
         date="2026-01-01",
         seconds=2.0,
         repetitions=1,
@@ -81,9 +83,9 @@ def test_the_table_says_why_a_peer_has_no_figure_and_counts_faults() -> None:
         ppd_args=(),
         took_s=1.0,
         records=(
-            Record(row="c=16", subject="ppd", repetition=0, load=load, cpu_s=1.0),
-            Record(row="c=16", subject="smg", repetition=0, problem="is not there"),
-            Record(row="c=16", subject="smg", repetition=1, problem="is not there"),
+            RowRecord(row="c=16", subject="ppd", repetition=0, load=load, cpu_s=1.0),
+            RowRecord(row="c=16", subject="smg", repetition=0, problem="is not there"),
+            RowRecord(row="c=16", subject="smg", repetition=1, problem="is not there"),
         ),
     )
     text = markdown(run)

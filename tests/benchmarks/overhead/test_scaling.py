@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from benchmarks.overhead.records import Load, Machine, Record, Run
+from benchmarks.overhead.records import LoadResult, Machine, OverheadRun, RowRecord
 from benchmarks.overhead.scaling import SIBLINGS, STRANGERS, markdown
 
 MACHINE = Machine(cpu="c", cores=2, memory_gib=1, kernel="k", python="p")
 
 
-def trial(row: str, repetition: int, right: int, cpu_s: float, problem: str = "") -> Record:
-    load = Load(seconds=2.0, asked=right, right=right)
-    return Record(row=row, subject="ppd", repetition=repetition, load=load, cpu_s=cpu_s, problem=problem)
+def trial(row: str, repetition: int, right: int, cpu_s: float, problem: str = "") -> RowRecord:
+    load = LoadResult(seconds=2.0, asked=right, right=right)
+    return RowRecord(row=row, subject="ppd", repetition=repetition, load=load, cpu_s=cpu_s, problem=problem)
 
 
-def table(*records: Record) -> str:
-    run = Run(
+def table(*records: RowRecord) -> str:
+    run = OverheadRun(
         date="d", seconds=2.0, repetitions=3, machine=MACHINE, versions={}, ppd_args=(), took_s=1.0, records=records
     )
     return markdown(run, 2)
@@ -35,10 +35,10 @@ def test_ratios_are_of_neighbours_and_cells_are_medians_with_their_bounds() -> N
 def test_a_trial_that_failed_is_told_and_left_out() -> None:
     said = table(
         *(trial(STRANGERS, 0, 2000, 1.0), trial(SIBLINGS, 0, 1500, 1.0)),
-        *(Record(row=STRANGERS, subject="ppd", repetition=1, problem="it ended"), trial(SIBLINGS, 1, 8000, 1.0)),
+        *(RowRecord(row=STRANGERS, subject="ppd", repetition=1, problem="it ended"), trial(SIBLINGS, 1, 8000, 1.0)),
         *(trial(STRANGERS, 2, 1000, 0.5), trial(SIBLINGS, 2, 0, 1.0)),
     )
     assert "to one process | 1.50 (1.50 to 1.50) x | 1.50 (1.50 to 1.50) x by CPU time |" in said
     assert "it ended" in said
-    nothing = table(Record(row=STRANGERS, subject="ppd", repetition=0, problem="it ended"))
+    nothing = table(RowRecord(row=STRANGERS, subject="ppd", repetition=0, problem="it ended"))
     assert "| 2 processes of 1 proxy | – | – |" in nothing

@@ -15,7 +15,7 @@ import pytest
 from ppd.proxy.admission.queue import Ticket
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Role
-from ppd.servers.sim.core.fault_orders import Faults, Kind, Order
+from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
 from tests.support.keys import bearer, client, write_keys
 from tests.support.proxy import Turn
 
@@ -220,7 +220,7 @@ async def test_a_turn_waits_for_overloaded_workers_and_succeeds_when_they_recove
 ) -> None:
     async with start_fleet(names) as fleet:
         name = names.rsplit(maxsplit=1)[-1]
-        overload = Order(Kind.ERROR, status=status, retry_after_s=1)
+        overload = Order(FaultKind.ERROR, status=status, retry_after_s=1)
         fleet.engines[name].faults = Faults([overload])
         turn = await fleet.conversation().say("hello there, I can wait")
         assert turn.status == 200
@@ -233,7 +233,7 @@ async def test_a_turn_waits_for_overloaded_workers_and_succeeds_when_they_recove
 async def test_overload_longer_than_anybody_may_wait_is_the_clients_to_know(start_fleet: Any) -> None:
     async with start_fleet("R1 R2", mode=Mode.REPLICA, queue_timeout_s=5.0) as fleet:
         for name, seconds in (("R1", 40), ("R2", 30)):
-            fleet.engines[name].faults = Faults([Order(Kind.ERROR, status=429, retry_after_s=seconds, times=100)])
+            fleet.engines[name].faults = Faults([Order(FaultKind.ERROR, status=429, retry_after_s=seconds, times=100)])
         turn = await fleet.conversation().say("hello")
         assert refusal(turn) == (503, "workers_overloaded", "overloaded_error")
         assert 29 <= int(turn.headers["Retry-After"]) <= 30, "when the first of them is back"
@@ -247,7 +247,7 @@ async def test_a_worker_that_is_overloaded_is_spared_while_another_serves(
     caplog.set_level(logging.INFO)
     async with start_fleet("R1 R2", mode=Mode.REPLICA) as fleet:
         await fleet.until(lambda: caplog.text.count(": up") == 2)  # workers that come are not held to what was before
-        fleet.engines["R1"].faults = Faults([Order(Kind.ERROR, status=503, retry_after_s=60, times=100)])
+        fleet.engines["R1"].faults = Faults([Order(FaultKind.ERROR, status=503, retry_after_s=60, times=100)])
         turns = [await fleet.conversation().say(f"{n} says hello") for n in range(12)]
         assert {turn.status for turn in turns} == {200}
         assert len(fleet.engines["R1"].received) == 1

@@ -10,11 +10,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 
-from ppd.proxy.failures import ROWS, Cause, Failure, Leg, Phase, Row
+from ppd.proxy.failures import ROWS, Cause, Failure, FailureRule, Leg, Phase
 from ppd.servers.sim.api.reply import openai_error
 from ppd.servers.sim.core.errors import OrderedError
-from ppd.servers.sim.core.fault_orders import Faults, Kind, Order
-from ppd.servers.sim.core.fault_orders import Phase as Strikes
+from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from ppd.servers.sim.engine.engine import SimEngine
 from ppd.servers.sim.launch import running_engine
 from tests.e2e.failures.fleet import Field, Seen
@@ -37,7 +36,7 @@ class Case:
         return (self.leg, self.phase, self.cause)
 
     @property
-    def row(self) -> Row:
+    def row(self) -> FailureRule:
         return ROWS[self.failure]
 
     def __str__(self) -> str:
@@ -99,7 +98,7 @@ class Provocation:
 # -- what is wrong with the worker
 
 
-def ordered(kind: Kind, phase: Strikes = Strikes.REQUEST, after_events: int = 1, **rest: object) -> Arm:
+def ordered(kind: FaultKind, phase: FaultPhase = FaultPhase.REQUEST, after_events: int = 1, **rest: object) -> Arm:
     """Each of its requests meets this fault."""
 
     @asynccontextmanager
@@ -257,8 +256,8 @@ def _connect() -> Iterator[tuple[_Where, Cause, Provocation]]:
 
 
 def _sent() -> Iterator[tuple[_Where, Cause, Provocation]]:
-    where, hung = (_EVERY, _BOTH, Phase.SENT), ordered(Kind.HANG)
-    yield where, Cause.RESET, Provocation(ordered(Kind.RESET))
+    where, hung = (_EVERY, _BOTH, Phase.SENT), ordered(FaultKind.HANG)
+    yield where, Cause.RESET, Provocation(ordered(FaultKind.RESET))
     yield where, Cause.TIMEOUT, Provocation(hung)
     yield (_D, _WHOLE, Phase.SENT), Cause.TIMEOUT, Provocation(wedged, variant="wedged")
     yield where, Cause.MALFORMED, Provocation(raw(NOT_HTTP))
@@ -269,18 +268,18 @@ def _sent() -> Iterator[tuple[_Where, Cause, Provocation]]:
 
 
 def _headers() -> Iterator[tuple[_Where, Cause, Provocation]]:
-    where, hung = (_EVERY, _BOTH, Phase.HEADERS), ordered(Kind.HANG, Strikes.HEAD)
-    yield where, Cause.RESET, Provocation(ordered(Kind.RESET, Strikes.HEAD))
+    where, hung = (_EVERY, _BOTH, Phase.HEADERS), ordered(FaultKind.HANG, FaultPhase.HEAD)
+    yield where, Cause.RESET, Provocation(ordered(FaultKind.RESET, FaultPhase.HEAD))
     yield where, Cause.TIMEOUT, Provocation(hung)
     yield (_D, _STREAMED, Phase.HEADERS), Cause.TIMEOUT, Provocation(wedged, variant="wedged")
     yield where, Cause.WORKER_GONE, Provocation(hung, head, is_found_dead, is_death=True)
     yield where, Cause.CLIENT_GONE, Provocation(hung, head, leaves)
-    yield where, Cause.SERVER, Provocation(ordered(Kind.ERROR, status=500))
-    yield where, Cause.SERVER, Provocation(ordered(Kind.PAGE, status=502), variant="page")
+    yield where, Cause.SERVER, Provocation(ordered(FaultKind.ERROR, status=500))
+    yield where, Cause.SERVER, Provocation(ordered(FaultKind.PAGE, status=502), variant="page")
     for status in (429, 503):
-        busy = ordered(Kind.ERROR, status=status, retry_after_s=RETRY_AFTER_S)
+        busy = ordered(FaultKind.ERROR, status=status, retry_after_s=RETRY_AFTER_S)
         yield where, Cause.OVERLOADED, Provocation(busy, variant=str(status))
-    yield where, Cause.REQUEST, Provocation(ordered(Kind.ERROR, status=422), own=ORDERED)
+    yield where, Cause.REQUEST, Provocation(ordered(FaultKind.ERROR, status=422), own=ORDERED)
     yield (_P, _BOTH, Phase.HEADERS), Cause.MALFORMED, Provocation(raw(ENDLESS))
     yield (_ANSWERING, _WHOLE, Phase.HEADERS), Cause.MALFORMED, Provocation(raw(ENDLESS))
 
@@ -289,33 +288,33 @@ def _first_event() -> Iterator[tuple[_Where, Cause, Provocation]]:
     prefill, whole = (_P, _BOTH, Phase.FIRST_EVENT), (_ANSWERING, _WHOLE, Phase.FIRST_EVENT)
     streamed = (_ANSWERING, _STREAMED, Phase.FIRST_EVENT)
     for member in ("", "remote_block_ids", "remote_engine_id"):
-        incomplete = ordered(Kind.HANDOFF, member=member)
+        incomplete = ordered(FaultKind.HANDOFF, member=member)
         yield prefill, Cause.NO_HANDOFF, Provocation(incomplete, is_freed=False, variant=f"without-{member}")
-    yield prefill, Cause.CLIENT_GONE, Provocation(ordered(Kind.SLOW, delay_s=0.03), announced, leaves)
+    yield prefill, Cause.CLIENT_GONE, Provocation(ordered(FaultKind.SLOW, delay_s=0.03), announced, leaves)
     for where in (prefill, whole):
-        yield where, Cause.MALFORMED, Provocation(ordered(Kind.BODY, body="\x00garbage"))
-        yield where, Cause.MALFORMED, Provocation(ordered(Kind.ABORT), variant="aborted")
+        yield where, Cause.MALFORMED, Provocation(ordered(FaultKind.BODY, body="\x00garbage"))
+        yield where, Cause.MALFORMED, Provocation(ordered(FaultKind.ABORT), variant="aborted")
         yield where, Cause.MALFORMED, Provocation(raw(_HEAD % b"application/json" + b"\r\n"), variant="empty")
-        yield where, Cause.OVERLOADED, Provocation(ordered(Kind.BODY, body=error(503)))
-        yield where, Cause.REQUEST, Provocation(ordered(Kind.BODY, body=error(422)), own=error(422))
-        yield where, Cause.ERROR_EVENT, Provocation(ordered(Kind.BODY, body=error(500)))
-    yield streamed, Cause.MALFORMED, Provocation(ordered(Kind.BODY, body="data: \x00garbage\n\n"))
-    yield streamed, Cause.MALFORMED, Provocation(ordered(Kind.ABORT), variant="aborted")
-    yield streamed, Cause.OVERLOADED, Provocation(ordered(Kind.ERROR, Strikes.HEAD, status=503))
-    yield streamed, Cause.REQUEST, Provocation(ordered(Kind.ERROR, Strikes.HEAD, status=422), own=ORDERED)
-    yield streamed, Cause.ERROR_EVENT, Provocation(ordered(Kind.ERROR, Strikes.HEAD, status=500))
+        yield where, Cause.OVERLOADED, Provocation(ordered(FaultKind.BODY, body=error(503)))
+        yield where, Cause.REQUEST, Provocation(ordered(FaultKind.BODY, body=error(422)), own=error(422))
+        yield where, Cause.ERROR_EVENT, Provocation(ordered(FaultKind.BODY, body=error(500)))
+    yield streamed, Cause.MALFORMED, Provocation(ordered(FaultKind.BODY, body="data: \x00garbage\n\n"))
+    yield streamed, Cause.MALFORMED, Provocation(ordered(FaultKind.ABORT), variant="aborted")
+    yield streamed, Cause.OVERLOADED, Provocation(ordered(FaultKind.ERROR, FaultPhase.HEAD, status=503))
+    yield streamed, Cause.REQUEST, Provocation(ordered(FaultKind.ERROR, FaultPhase.HEAD, status=422), own=ORDERED)
+    yield streamed, Cause.ERROR_EVENT, Provocation(ordered(FaultKind.ERROR, FaultPhase.HEAD, status=500))
     # The opening, or half of a body, is here.
     part = (_ANSWERING, _BOTH, Phase.FIRST_EVENT)
-    yield part, Cause.CLIENT_GONE, Provocation(ordered(Kind.HANG, Strikes.EVENTS), head, leaves)
+    yield part, Cause.CLIENT_GONE, Provocation(ordered(FaultKind.HANG, FaultPhase.EVENTS), head, leaves)
 
 
 def _mid_stream() -> Iterator[tuple[_Where, Cause, Provocation]]:
     where = (_ANSWERING, _STREAMED, Phase.STREAM)
-    hung = ordered(Kind.HANG, Strikes.EVENTS, SOME_EVENTS)
-    yield where, Cause.RESET, Provocation(ordered(Kind.RESET, Strikes.EVENTS, SOME_EVENTS))
-    yield where, Cause.RESET, Provocation(ordered(Kind.CLOSE, Strikes.EVENTS, SOME_EVENTS), variant="closed")
+    hung = ordered(FaultKind.HANG, FaultPhase.EVENTS, SOME_EVENTS)
+    yield where, Cause.RESET, Provocation(ordered(FaultKind.RESET, FaultPhase.EVENTS, SOME_EVENTS))
+    yield where, Cause.RESET, Provocation(ordered(FaultKind.CLOSE, FaultPhase.EVENTS, SOME_EVENTS), variant="closed")
     yield where, Cause.TIMEOUT, Provocation(hung)
-    failing = ordered(Kind.ERROR, Strikes.EVENTS, SOME_EVENTS, status=500)
+    failing = ordered(FaultKind.ERROR, FaultPhase.EVENTS, SOME_EVENTS, status=500)
     yield where, Cause.ERROR_EVENT, Provocation(failing, own=json.dumps(openai_error(OrderedError(500))))
     odd = raw(_HEAD % b"text/event-stream" + b"\r\n" + ODD_STREAM.encode())
     yield where, Cause.MALFORMED, Provocation(odd, is_freed=False)
@@ -324,8 +323,8 @@ def _mid_stream() -> Iterator[tuple[_Where, Cause, Provocation]]:
 
 
 def _after() -> Iterator[tuple[_Where, Cause, Provocation]]:
-    where, hung = (_ANSWERING, _STREAMED, Phase.AFTER), ordered(Kind.HANG, Strikes.END)
-    yield where, Cause.RESET, Provocation(ordered(Kind.RESET, Strikes.END))
+    where, hung = (_ANSWERING, _STREAMED, Phase.AFTER), ordered(FaultKind.HANG, FaultPhase.END)
+    yield where, Cause.RESET, Provocation(ordered(FaultKind.RESET, FaultPhase.END))
     yield where, Cause.TIMEOUT, Provocation(hung)
     yield where, Cause.WORKER_GONE, Provocation(hung, done, is_found_dead)
     yield where, Cause.CLIENT_GONE, Provocation(hung, done, leaves)
@@ -348,13 +347,13 @@ PROVOCATIONS = _provocations()
 def _kills() -> Iterator[tuple[Case, Provocation]]:
     """As `kill -9` at some phase. A turn that loses a connection which was kept tries a fresh one, and is refused."""
     for leg, stream in product(_EVERY, _BOTH):
-        at_once = Provocation(ordered(Kind.KILL))
+        at_once = Provocation(ordered(FaultKind.KILL))
         # What is asked once only, as it brings a handoff, has no other try.
         where = (Phase.SENT, Cause.RESET) if leg is Leg.DECODE else (Phase.CONNECT, Cause.REFUSED)
         yield Case(leg, *where, stream), at_once
-        yield Case(leg, Phase.HEADERS, Cause.RESET, stream), Provocation(ordered(Kind.KILL, Strikes.HEAD))
+        yield Case(leg, Phase.HEADERS, Cause.RESET, stream), Provocation(ordered(FaultKind.KILL, FaultPhase.HEAD))
     for leg in _ANSWERING:
-        late = ordered(Kind.KILL, Strikes.EVENTS, SOME_EVENTS)
+        late = ordered(FaultKind.KILL, FaultPhase.EVENTS, SOME_EVENTS)
         yield Case(leg, Phase.STREAM, Cause.RESET, stream=True), Provocation(late)
 
 

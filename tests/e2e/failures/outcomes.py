@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ppd.proxy.failures import Belief, Cause, ClientGets, Fate, Leg, OtherLeg, Phase, Standing
+from ppd.proxy.failures import Cause, ClientGets, HandoffEffect, HealthEffect, Leg, OtherLeg, Phase, ResidencyEffect
 from ppd.proxy.fleet.worker import PairId, Role, WorkerId
 from ppd.proxy.policy import Route
 from ppd.proxy.policy.placement import held_on
@@ -147,7 +147,7 @@ def another(out: Outcome) -> None:
     answered(out)
     used = {leg.worker for leg in out.legs if leg.error is None}
     assert out.name not in used
-    retried = PARTED if out.case.row.standing is Standing.PAIR else RETRIED[out.case.leg]
+    retried = PARTED if out.case.row.standing is HealthEffect.PAIR else RETRIED[out.case.leg]
     assert out.kinds == ([Leg.PREFILL, Leg.LOCAL] if out.is_alone else retried)
     told(out)
 
@@ -253,16 +253,16 @@ def _handoff(body: dict[str, Any]) -> str | None:
 
 async def check_handoff(out: Outcome) -> None:
     field, fate = out.field, out.case.row.handoff
-    released = fate is Fate.RELEASED and not out.is_alone
-    if fate in (Fate.NONE, Fate.ABORTED, Fate.TAKEN) or released:
+    released = fate is HandoffEffect.RELEASED and not out.is_alone
+    if fate in (HandoffEffect.NONE, HandoffEffect.ABORTED, HandoffEffect.TAKEN) or released:
         await field.until(lambda: field.outstanding() == 0, 5)
-    elif fate is Fate.LEFT:
+    elif fate is HandoffEffect.LEFT:
         assert field.outstanding() == len(out.failures), "one for each D that failed"
     else:
         assert field.outstanding() == 1
     # A P that fails as it answers has pinned the KV, and nobody knows: only its lease frees that.
     is_known = out.case.phase is not Phase.HEADERS or out.case.leg is not Leg.PREFILL
-    is_freed = fate in (Fate.NONE, Fate.ABORTED, Fate.TAKEN) or released
+    is_freed = fate in (HandoffEffect.NONE, HandoffEffect.ABORTED, HandoffEffect.TAKEN) or released
     if is_freed and is_known and out.provocation.is_freed:
         await field.until(lambda: field.pinned() == 0, 5)
     used = [used for each in field.engines for body in out.asked(each) if (used := _handoff(body))]
@@ -284,31 +284,31 @@ def _takers(out: Outcome) -> list[str]:
 # -- the worker's standing
 
 
-def held_against(field: Field) -> dict[WorkerId | PairId, Standing]:
+def held_against(field: Field) -> dict[WorkerId | PairId, HealthEffect]:
     """What the case has done to whom. Asking counts a failure more: two open a breaker here."""
     breakers, now_s = field.proxy.state.standings.breakers, field.proxy.state.now()
     states, blocked = breakers.states(now_s), breakers.blocked(now_s)
     workers = {view.id: view.role for view in field.proxy.state.registry.views()}
     pairs = [(p, d) for p in workers for d in workers if (workers[p], workers[d]) == (Role.PREFILL, Role.DECODE)]
-    found: dict[WorkerId | PairId, Standing] = {}
+    found: dict[WorkerId | PairId, HealthEffect] = {}
     keys: list[WorkerId | PairId] = [*workers, *pairs]
     for key in keys:
         if key in states:
-            found[key] = Standing.OPENED
+            found[key] = HealthEffect.OPENED
         elif key in blocked:
-            found[key] = Standing.PASSED_OVER
+            found[key] = HealthEffect.PASSED_OVER
         if breakers.failed(key, now_s, began_s=now_s) and key not in states:
-            found[key] = Standing.PAIR if isinstance(key, tuple) else Standing.COUNTED
+            found[key] = HealthEffect.PAIR if isinstance(key, tuple) else HealthEffect.COUNTED
     return found
 
 
 def check_standing(out: Outcome) -> None:
-    expected: dict[WorkerId | PairId, Standing] = {}
+    expected: dict[WorkerId | PairId, HealthEffect] = {}
     standing, struck = out.case.row.standing, out.field.worker(out.name)
-    if standing is Standing.PAIR:
+    if standing is HealthEffect.PAIR:
         prefills = [out.field.worker(out.legs[at - 1].worker) for at, leg in enumerate(out.legs) if leg.error]
         expected = {(prefill, struck): standing for prefill in prefills}
-    elif standing is not Standing.UNTOUCHED:
+    elif standing is not HealthEffect.UNTOUCHED:
         expected = {struck: standing}
     assert held_against(out.field) == expected
 
@@ -337,11 +337,11 @@ def check_residency(out: Outcome) -> None:
     assert summary.decode == out.field.worker(holder)
     goes_on = out.case.row.client is ClientGets.GOES_ON
     is_learnt = is_complete and holder == out.name and not goes_on
-    assert (out.case.row.residency is Belief.LEARNT) == is_learnt
-    check_belief(out, Belief.LEARNT if is_learnt else Belief.UNCHANGED)
+    assert (out.case.row.residency is ResidencyEffect.LEARNT) == is_learnt
+    check_belief(out, ResidencyEffect.LEARNT if is_learnt else ResidencyEffect.UNCHANGED)
 
 
-def check_belief(out: Outcome, residency: Belief) -> None:
+def check_belief(out: Outcome, residency: ResidencyEffect) -> None:
     """`residency`: what is to have become of the belief by now; nothing to see where it is another worker's."""
     worker, tokens = held_by(out.field, out.receipt.session, out.case.leg)
     if worker != out.field.worker(out.name):
@@ -350,11 +350,11 @@ def check_belief(out: Outcome, residency: Belief) -> None:
     if out.case.row.client is ClientGets.GOES_ON:
         return  # what the rest of the turn has taught stands in its place
     match residency:
-        case Belief.FALLS:
+        case ResidencyEffect.FALLS:
             assert tokens == 0
-        case Belief.UNCHANGED:
+        case ResidencyEffect.UNCHANGED:
             assert tokens == out.believed > 0
-        case Belief.LEARNT:
+        case ResidencyEffect.LEARNT:
             assert tokens == (out.receipt.prompt_tokens or 0) + (out.receipt.completion_tokens or 0) > out.believed
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ppd.proxy.config import Mode
-from ppd.servers.sim.core.fault_orders import Faults, Kind, Leg, Order, Phase
+from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, FaultPhase, Faults, Order
 from tests.support.fleet import Mortal
 from tests.support.proxy import Turn
 
@@ -61,11 +61,11 @@ async def at_once(count: int, one: Callable[[int], Awaitable[Turn]]) -> list[Tur
 @pytest.mark.parametrize(
     ("names", "settings", "bad", "fault"),
     [
-        ("R1 R2", REPLICA, "R1", Order(Kind.ERROR, times=1000)),
-        ("R1 R2", REPLICA, "R1", Order(Kind.RESET, times=1000)),
-        ("R1 R2", REPLICA, "R1", Order(Kind.BODY, body="no JSON", times=1000)),
-        ("P1 P2 D1", SPLIT, "P1", Order(Kind.ERROR, times=1000)),
-        ("P1 D1 D2", SPLIT, "D1", Order(Kind.CLOSE, phase=Phase.HEAD, times=1000)),
+        ("R1 R2", REPLICA, "R1", Order(FaultKind.ERROR, times=1000)),
+        ("R1 R2", REPLICA, "R1", Order(FaultKind.RESET, times=1000)),
+        ("R1 R2", REPLICA, "R1", Order(FaultKind.BODY, body="no JSON", times=1000)),
+        ("P1 P2 D1", SPLIT, "P1", Order(FaultKind.ERROR, times=1000)),
+        ("P1 D1 D2", SPLIT, "D1", Order(FaultKind.CLOSE, phase=FaultPhase.HEAD, times=1000)),
     ],
     ids=["replica-5xx", "replica-reset", "replica-garbage", "prefill-5xx", "decode-close"],
 )
@@ -81,7 +81,7 @@ async def test_a_worker_that_fails_three_times_in_a_row_is_passed_over(
                 found += await openers(fleet, 1)
         # A reset on a connection that was open before may be its end, so those are asked a second time each.
         times = asked(fleet)[bad]
-        assert times == 3 or (fault.kind is Kind.RESET and 3 <= times <= 6)
+        assert times == 3 or (fault.kind is FaultKind.RESET and 3 <= times <= 6)
         assert states(fleet) == {bad: "open"}
         found += await openers(fleet, 12)
         assert asked(fleet)[bad] == times
@@ -92,11 +92,11 @@ async def test_a_worker_that_fails_three_times_in_a_row_is_passed_over(
 @pytest.mark.parametrize(
     "fault",
     [
-        Order(Kind.ERROR, status=400, times=1000),
-        Order(Kind.ERROR, status=404, times=1000),
-        Order(Kind.ERROR, status=422, times=1000),
-        Order(Kind.ERROR, status=429, times=1000),
-        Order(Kind.ERROR, status=503, retry_after_s=1, times=1000),
+        Order(FaultKind.ERROR, status=400, times=1000),
+        Order(FaultKind.ERROR, status=404, times=1000),
+        Order(FaultKind.ERROR, status=422, times=1000),
+        Order(FaultKind.ERROR, status=429, times=1000),
+        Order(FaultKind.ERROR, status=503, retry_after_s=1, times=1000),
     ],
     ids=lambda order: str(order.status),
 )
@@ -224,10 +224,10 @@ async def test_a_d_that_is_slow_or_overloaded_is_not_the_pairs_fault(
     async with start_fleet("P1 D1", **settings, **SPLIT) as fleet:
         await noticed(fleet, caplog)
         for fault, result in (
-            (Order(Kind.SLOW, delay_s=5.0, times=1000), "local_failed"),
-            (Order(Kind.ERROR, status=503, retry_after_s=1, times=1000), "overloaded"),
-            (Order(Kind.ERROR, status=500, times=1000), "local_failed"),
-            (Order(Kind.ERROR, status=500, times=1000, leg=Leg.DECODE), "wedged"),
+            (Order(FaultKind.SLOW, delay_s=5.0, times=1000), "local_failed"),
+            (Order(FaultKind.ERROR, status=503, retry_after_s=1, times=1000), "overloaded"),
+            (Order(FaultKind.ERROR, status=500, times=1000), "local_failed"),
+            (Order(FaultKind.ERROR, status=500, times=1000, leg=FaultLeg.DECODE), "wedged"),
         ):
             fleet.engines["D1"].faults = Faults([fault])
             sample = f'ppd_canaries_total{{result="{result}"}}'
@@ -315,7 +315,7 @@ async def test_turns_on_a_worker_that_fell_silent_go_elsewhere(start_fleet: Any,
 
 async def test_a_stream_from_a_worker_that_fell_silent_ends_with_an_error(start_fleet: Any) -> None:
     async with start_fleet("R1", probe_interval_s=0.05, **REPLICA) as fleet:
-        fleet.engines["R1"].faults = Faults([Order(Kind.HANG, phase=Phase.EVENTS, after_events=4)])
+        fleet.engines["R1"].faults = Faults([Order(FaultKind.HANG, phase=FaultPhase.EVENTS, after_events=4)])
         body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 24}
         async with fleet.session.post(f"{fleet.base_url}/v1/chat/completions", json=body) as response:
             assert await response.content.readany()

@@ -17,8 +17,7 @@ import pytest_asyncio
 from ppd.proxy.config import Mode
 from ppd.proxy.failures import Leg
 from ppd.proxy.policy import Route
-from ppd.servers.sim.core.fault_orders import Faults, Kind, Order
-from ppd.servers.sim.core.fault_orders import Phase as Strikes
+from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from ppd.servers.sim.engine.engine import SimEngine
 from tests.e2e.failures.faults import deaf
 from tests.e2e.failures.fleet import Field, Seen, Talk, field_of
@@ -201,10 +200,10 @@ async def spoil(turn_stack: AsyncExitStack, field: Field, leaving: Leaving) -> N
         for name in set(field.engines) - {"P1", "reference"}:
             await turn_stack.enter_async_context(deaf(field.engines[name]))
     elif leaving.phase == "p_done":
-        field.engines["P1"].faults = Faults([Order(Kind.SLOW, delay_s=LATE_S)])
+        field.engines["P1"].faults = Faults([Order(FaultKind.SLOW, delay_s=LATE_S)])
     elif leaving.phase == "after" and leaving.stream:
         for name in set(field.engines) - {"P1"}:
-            field.engines[name].faults = Faults([Order(Kind.HANG, phase=Strikes.END)])
+            field.engines[name].faults = Faults([Order(FaultKind.HANG, phase=FaultPhase.END)])
 
 
 @pytest.mark.parametrize("leaving", list(leavings()), ids=str)

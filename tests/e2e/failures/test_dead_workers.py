@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from ppd.proxy.config import Mode
-from ppd.proxy.failures import Belief, Leg, Phase
+from ppd.proxy.failures import Leg, Phase, ResidencyEffect
 from ppd.proxy.policy import Route
-from ppd.servers.sim.core.fault_orders import Faults, Kind, Order
-from ppd.servers.sim.core.fault_orders import Phase as Strikes
+from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from tests.e2e.failures.faults import PROVOCATIONS, Case, Provocation, Strike
 from tests.e2e.failures.fleet import Field, Seen, Talk, field_of
 
@@ -40,7 +39,7 @@ async def test_one_dead_worker_of_two_costs_no_client_anything(name: str, stream
     async with field_of("P1 P2 D1 D2", breaker_open_s=60.0, **PATIENT) as field:
         talks = [talk(number) for number in range(12)]
         await turns(field, talks, stream=stream)
-        field.engines[name].faults = Faults([Order(Kind.KILL)])
+        field.engines[name].faults = Faults([Order(FaultKind.KILL)])
         await turns(field, talks, stream=stream)
         assert field.engines[name].is_dead
         await turns(field, talks, stream=stream)  # those that were sent off together may still have found out together
@@ -145,7 +144,7 @@ async def test_a_turn_for_busy_workers_waits_until_they_take_it(names: str) -> N
 async def test_an_answer_is_over_with_its_last_event() -> None:
     """A worker that does not end its answer then keeps neither the client nor its place."""
     async with field_of("R1", mode=Mode.REPLICA, **PATIENT) as field:
-        field.engines["R1"].faults = Faults([Order(Kind.HANG, phase=Strikes.END)])
+        field.engines["R1"].faults = Faults([Order(FaultKind.HANG, phase=FaultPhase.END)])
         async with asyncio.timeout(10):
             await turns(field, [talk()], stream=True)
             await field.until(field.at_rest)
@@ -167,7 +166,7 @@ async def test_every_session_of_a_d_that_dies_goes_on_elsewhere() -> None:
 FALLS = [
     (case, provocations[0])
     for case, provocations in PROVOCATIONS.items()
-    if case.row.residency is Belief.FALLS and case.leg is not Leg.PREFILL and case.stream
+    if case.row.residency is ResidencyEffect.FALLS and case.leg is not Leg.PREFILL and case.stream
 ]
 # What a P holds of a session decides only which P is asked: see `residency.standing` and the policy's tests.
 

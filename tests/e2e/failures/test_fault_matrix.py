@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 
 from ppd.proxy.config import Mode
-from ppd.proxy.failures import Belief, ClientGets, Leg
+from ppd.proxy.failures import ClientGets, Leg, ResidencyEffect
 from tests.e2e.failures.faults import (
     DRAINED,
     EVERY_CASE,
@@ -138,10 +138,10 @@ async def test_what_is_believed_of_a_worker_that_returns_is_what_the_table_says(
     GETS[case.row.client_gets(stream=case.stream)](out)
     check_receipt(out)
     field.forgive()
-    check_belief(out, Belief.UNCHANGED)
+    check_belief(out, ResidencyEffect.UNCHANGED)
     if field.engines[out.name].is_dead:
         await revive(field, out.name)
-        check_belief(out, Belief.FALLS)  # a reset alone says nothing of that
+        check_belief(out, ResidencyEffect.FALLS)  # a reset alone says nothing of that
     else:
         await field.restart(out.name)
         check_belief(out, case.row.residency)

@@ -14,16 +14,14 @@ import pytest
 
 from benchmarks.network.fault_link import FaultLink, Way
 from ppd.proxy.config import Mode
-from ppd.proxy.failures import Belief, ClientGets, Fate, Leg, OtherLeg, Phase, Standing
+from ppd.proxy.failures import ClientGets, HandoffEffect, HealthEffect, Leg, OtherLeg, Phase, ResidencyEffect
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.policy import Route
 from ppd.proxy.upstream import answer
 from ppd.servers.sim.core.config import SimConfig
-from ppd.servers.sim.core.fault_orders import Faults, Kind, Order
-from ppd.servers.sim.core.fault_orders import Phase as Strikes
+from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from ppd.servers.sim.launch import running_engine
-from tests.e2e.failures.faults import DRAINED, Case, done, first_bytes, head
-from tests.e2e.failures.faults import Strike as Struck
+from tests.e2e.failures.faults import DRAINED, Case, Strike, done, first_bytes, head
 from tests.e2e.failures.fleet import PATH, Field, Seen, Talk, field_of
 from tests.e2e.failures.outcomes import held_against, held_by
 from tests.support.proxy import ADMIN_KEY
@@ -59,30 +57,30 @@ class Draining:
         return self.goes_on or self.case.phase is Phase.AFTER
 
 
-async def silent(draining: Draining, struck: Struck) -> None:
+async def silent(draining: Draining, struck: Strike) -> None:
     """The worker is asked, and nothing comes back."""
     await draining.link.partition(Way.BACK, accepts=True)
 
 
-async def unreachable(draining: Draining, struck: Struck) -> None:
+async def unreachable(draining: Draining, struck: Strike) -> None:
     draining.link.reset()
     await asyncio.sleep(0.01)
     await draining.link.partition()
 
 
-async def at_a_trickle(draining: Draining, struck: Struck) -> None:
-    draining.field.engines[draining.name].faults = Faults([Order(Kind.SLOW, delay_s=EVENT_S, times=99)])
+async def at_a_trickle(draining: Draining, struck: Strike) -> None:
+    draining.field.engines[draining.name].faults = Faults([Order(FaultKind.SLOW, delay_s=EVENT_S, times=99)])
 
 
-async def half_a_body(draining: Draining, struck: Struck) -> None:
-    draining.field.engines[draining.name].faults = Faults([Order(Kind.HANG, phase=Strikes.EVENTS, times=99)])
+async def half_a_body(draining: Draining, struck: Strike) -> None:
+    draining.field.engines[draining.name].faults = Faults([Order(FaultKind.HANG, phase=FaultPhase.EVENTS, times=99)])
 
 
-async def without_end(draining: Draining, struck: Struck) -> None:
-    draining.field.engines[draining.name].faults = Faults([Order(Kind.HANG, phase=Strikes.END, times=99)])
+async def without_end(draining: Draining, struck: Strike) -> None:
+    draining.field.engines[draining.name].faults = Faults([Order(FaultKind.HANG, phase=FaultPhase.END, times=99)])
 
 
-Hold = Callable[[Draining, Struck], Awaitable[None]]
+Hold = Callable[[Draining, Strike], Awaitable[None]]
 
 
 def hold(case: Case) -> Hold:
@@ -138,7 +136,7 @@ async def ask(draining: Draining, seen: Seen) -> Seen:
     return seen
 
 
-async def until_there(draining: Draining, struck: Struck) -> None:
+async def until_there(draining: Draining, struck: Strike) -> None:
     field, case = draining.field, draining.case
     await field.until(struck.is_at_work)
     match case.phase:
@@ -162,7 +160,7 @@ async def drained(case: Case, *, goes_on: bool) -> None:
         field, seen = draining.field, Seen()
         right = await field.right_text(draining.talk.body())
         received = len(field.engines[draining.name].received)
-        struck = Struck(field, case, draining.name, asyncio.current_task(), seen, received)  # type: ignore[arg-type]
+        struck = Strike(field, case, draining.name, asyncio.current_task(), seen, received)  # type: ignore[arg-type]
         await hold(case)(draining, struck)
         before = field.newest()
         believed = held_by(field, before.session, case.leg)[1]
@@ -227,7 +225,7 @@ def check_receipt(draining: Draining) -> None:
 
 
 def check_standing(draining: Draining) -> None:
-    assert draining.case.row.standing is Standing.UNTOUCHED
+    assert draining.case.row.standing is HealthEffect.UNTOUCHED
     assert held_against(draining.field) == {}, "the proxy's own end is nobody's failure"
 
 
@@ -239,14 +237,20 @@ def check_residency(draining: Draining, believed: int) -> None:
     if draining.is_whole and case.phase is not Phase.AFTER:
         assert tokens == learnt > believed, "as after any turn"
     else:
-        assert tokens == {Belief.UNCHANGED: believed, Belief.LEARNT: learnt, Belief.FALLS: 0}[case.row.residency] > 0
+        assert (
+            tokens
+            == {ResidencyEffect.UNCHANGED: believed, ResidencyEffect.LEARNT: learnt, ResidencyEffect.FALLS: 0}[
+                case.row.residency
+            ]
+            > 0
+        )
 
 
 async def check_handoff(draining: Draining) -> None:
     """A D that has pulled it may tell P so after the proxy's end."""
     case, field = draining.case, draining.field
     has_prefill = any(leg.kind is Leg.PREFILL for leg in field.newest().legs)
-    assert case.row.handoff is (Fate.TAKEN if has_prefill else Fate.NONE)
+    assert case.row.handoff is (HandoffEffect.TAKEN if has_prefill else HandoffEffect.NONE)
     assert field.outstanding() == 0
     # What P has pinned without having been heard is nobody's to free: only its lease does.
     is_known = draining.is_whole or case.leg is not Leg.PREFILL or case.phase is Phase.CONNECT

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ppd.proxy.config import Mode
-from ppd.proxy.failures import Belief, Leg
+from ppd.proxy.failures import Leg, ResidencyEffect
 from ppd.proxy.fleet.worker import WorkerId
 from tests.e2e.failures.faults import KILLED, Case, revive
 from tests.e2e.failures.fleet import Field, Talk, field_of
@@ -66,7 +66,7 @@ async def killed(case: Case) -> None:
         field.forgive()
         await revive(field, out.name)
         if out.receipt.outcome != "completed":
-            check_belief(out, Belief.FALLS)
+            check_belief(out, ResidencyEffect.FALLS)
         again = await field.ask({**out.body, "stream": False})
         assert (again.is_complete, again.text) == (True, out.right)
         await field.until(field.idle, 5)

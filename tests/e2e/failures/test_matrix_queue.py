@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from ppd.proxy.config import Mode
-from ppd.proxy.failures import Belief, Cause, ClientGets, Leg
+from ppd.proxy.failures import Cause, ClientGets, Leg, ResidencyEffect
 from ppd.proxy.policy import Route
 from tests.e2e.failures.faults import QUEUED, Case
 from tests.e2e.failures.fleet import Field, Seen, Talk, field_of
@@ -119,7 +119,7 @@ async def test_what_happens_to_a_turn_that_waits(fleets: Fleets, case: Case) -> 
 async def check_residency(field: Field, case: Case, session: str, name: str) -> None:
     summary = field.proxy.state.sessions.summary(session)
     assert summary is not None
-    if case.row.residency is Belief.UNCHANGED:
+    if case.row.residency is ResidencyEffect.UNCHANGED:
         assert summary.turn == 1
         return
     assert summary.turn == 2, "it went on elsewhere"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.interference.records import Experiment, Kind, load
-from benchmarks.interference.slowdowns import Point, gather, measure
+from benchmarks.interference.records import Experiment, TrialKind, load
+from benchmarks.interference.slowdowns import SlowdownPoint, gather, measure
 from ppd.servers.engine_profile.step_time import EngineProfile
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine
@@ -40,7 +40,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-def points(folder: Path) -> dict[tuple[Experiment, Kind], Point]:
+def points(folder: Path) -> dict[tuple[Experiment, TrialKind], SlowdownPoint]:
     head, results = load(folder / "interference.jsonl.gz")
     found = gather(measure(result, head.output_tokens) for result in results)
     return {(point.place.experiment, point.place.kind): point for point in found}
@@ -58,10 +58,10 @@ async def test_slow_prefills_are_seen_by_their_neighbours(tmp_path: Path) -> Non
     assert len(found) == 9
     assert {point.failed for point in found.values()} == {0}, said
     for experiment in Experiment:
-        overlap = found[experiment, Kind.FULL].overlap
+        overlap = found[experiment, TrialKind.FULL].overlap
         assert overlap is not None and overlap.mean > 0
     # With its context cached a turn computes 256 tokens, without 768.
-    full, append = (found[Experiment.CONTEXT, kind].stall_s for kind in (Kind.FULL, Kind.APPEND))
+    full, append = (found[Experiment.CONTEXT, kind].stall_s for kind in (TrialKind.FULL, TrialKind.APPEND))
     assert full is not None and append is not None
     assert full.mean > 1.5 * append.mean > 0
     assert names(tmp_path) == {

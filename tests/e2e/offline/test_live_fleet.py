@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ppd.offline.backends.live import Limits, LiveFleet
+from ppd.offline.backends.live import LiveFleet, RunLimits
 from ppd.offline.experiment.records import Origin, Outcome, RunResult
 from ppd.offline.experiment.run import Profile, Run, Workload
 from ppd.offline.load import Target
@@ -32,7 +32,7 @@ RUN = Run(
     seconds=1.5,
     conversations=8,
 )
-IMPATIENT = Limits(health_s=20.0, grace_s=0.3, look_s=0.1)
+IMPATIENT = RunLimits(health_s=20.0, grace_s=0.3, look_s=0.1)
 
 
 def routes(result: RunResult) -> Counter[tuple[int, str]]:

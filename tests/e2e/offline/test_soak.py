@@ -12,7 +12,7 @@ import pytest
 from benchmarks.soak import __main__ as soak
 from benchmarks.soak import summary
 from benchmarks.soak.oracle import running_oracle
-from benchmarks.soak.records import Head, Outcome
+from benchmarks.soak.records import ClientOutcome, SoakHead
 
 MINUTES = 3.0
 OVERHEAD_S = 150.0  # to start, to come to rest, and to write the report
@@ -41,9 +41,9 @@ async def test_minutes_of_faults_cost_nothing_that_they_should_not(tmp_path: Pat
 
 async def test_engines_with_other_weights_are_noticed(tmp_path: Path) -> None:
     """Whatever they answer is wrong then, so a soak can fail by its texts."""
-    head = Head(seed=0, seconds=2.0, warm_up_s=1.0, clients=2, machine="", started=datetime.now(UTC).isoformat())
+    head = SoakHead(seed=0, seconds=2.0, warm_up_s=1.0, clients=2, machine="", started=datetime.now(UTC).isoformat())
     async with running_oracle(seed=1) as other:
         found = await soak.soak(head, tmp_path, other)
     outcomes = {one.outcome for one in found.requests}
-    assert Outcome.WRONG in outcomes and Outcome.COMPLETED not in outcomes
+    assert ClientOutcome.WRONG in outcomes and ClientOutcome.COMPLETED not in outcomes
     assert any(problem.endswith(" wrong") for problem in summary.problems(found))

@@ -17,7 +17,7 @@ import pytest
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.routing.state import State
-from ppd.servers.sim.core.fault_orders import Faults, Kind, Order
+from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
 from tests.support.family import Family, family_of
 from tests.support.keys import bearer, client, write_keys
 from tests.support.proxy import ProxyClient
@@ -98,7 +98,7 @@ async def test_what_runs_on_one_is_seen_by_all_until_it_ends(names: str, mode: M
 
 async def broken(family: Family, at: int, bad: str = "R1") -> None:
     """A worker's breaker is open, by what one process saw."""
-    family.engines[bad].faults = Faults([Order(Kind.ERROR, times=1000)])
+    family.engines[bad].faults = Faults([Order(FaultKind.ERROR, times=1000)])
     async with asyncio.timeout(20):
         while not states(family.proxies[at]):
             await opener(family.proxies[at])
@@ -119,7 +119,7 @@ async def test_a_breaker_that_one_opened_holds_for_all(caplog: pytest.LogCapture
 async def test_failures_in_a_row_are_counted_over_all(caplog: pytest.LogCaptureFixture) -> None:
     async with family_of("R1", 3, breaker_open_s=60.0, attempts=1, **REPLICA) as family:
         await noticed(family, caplog, 3)
-        family.engines["R1"].faults = Faults([Order(Kind.ERROR, times=1000)])
+        family.engines["R1"].faults = Faults([Order(FaultKind.ERROR, times=1000)])
         for count, one in enumerate(family.proxies.values()):
             await family.until(partial(has_heard_of, one, count))
             assert not states(one)
@@ -148,7 +148,7 @@ async def test_one_leg_of_all_may_probe_and_its_success_heals_all(caplog: pytest
         await noticed(family, caplog, 2)
         await broken(family, at=0)
         bad = family.engines["R1"]
-        bad.faults = Faults([Order(Kind.SLOW, delay_s=1.0, times=1000)])
+        bad.faults = Faults([Order(FaultKind.SLOW, delay_s=1.0, times=1000)])
         await family.until(lambda: all(states(one) == {"R1": "half_open"} for one in family.proxies.values()))
         asked = len(bad.received)
         probes = []
@@ -167,7 +167,7 @@ async def test_a_burst_over_all_while_half_open_probes_once(caplog: pytest.LogCa
         await noticed(family, caplog, 3)
         await broken(family, at=0)
         bad = family.engines["R1"]
-        bad.faults = Faults([Order(Kind.HANG, times=1000)])
+        bad.faults = Faults([Order(FaultKind.HANG, times=1000)])
         await family.until(lambda: all(states(one) == {"R1": "half_open"} for one in family.proxies.values()))
         asked = len(bad.received)
         turns = [asyncio.create_task(opener(family.proxies[number % 3])) for number in range(24)]
@@ -294,7 +294,7 @@ async def test_a_turn_that_goes_back_into_the_queue_frees_its_place_for_all() ->
     """Its worker asks to be left alone; a turn of another process has the place meanwhile."""
     settings: dict[str, Any] = {**REPLICA, "max_inflight": 1, "attempts": 3, "queue_timeout_s": 30.0}
     async with family_of("R1", 2, **settings) as family:
-        family.engines["R1"].faults = Faults([Order(Kind.ERROR, status=429, retry_after_s=20, times=1)])
+        family.engines["R1"].faults = Faults([Order(FaultKind.ERROR, status=429, retry_after_s=20, times=1)])
         parked = asyncio.create_task(opener(family.proxies[0]))
         await family.until(lambda: family.proxies[0].proxy.state.admission.waiting == 1)
         await family.until(lambda: family.proxies[1].proxy.state.admission.inside_elsewhere == 0, 0.5)

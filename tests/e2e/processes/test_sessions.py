@@ -13,7 +13,7 @@ import pytest
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.sessions.prefix_chain import Mark
-from ppd.proxy.sessions.session import Anchor, Session, indexed
+from ppd.proxy.sessions.session import KnownPrefix, Session, indexed
 from tests.support.family import Family, family_of
 from tests.support.proxy import ProxyClient
 
@@ -198,8 +198,8 @@ def session(number: int, at_s: float, address: str) -> Session:
     found = Session(key, None)
     found.turn, found.seen_s = 1, at_s
     anchors = [
-        Anchor.at(Mark(key, number, 1), 1, 100, is_prompt=True),
-        Anchor.at(Mark(key ^ 1, number, 2), 1, 120),
+        KnownPrefix.at(Mark(key, number, 1), 1, 100, is_prompt=True),
+        KnownPrefix.at(Mark(key ^ 1, number, 2), 1, 120),
     ]
     found.learn(20.0, Residency(address, "i", 120, 5), None, anchors)  # type: ignore[arg-type]
     return found

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from ppd.proxy.config import Mode
-from ppd.servers.sim.core.fault_orders import Faults, Kind, Order
+from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
 from tests.support.keys import bearer, client, write_keys
 from tests.support.scripted_workers import odd_worker
 
@@ -67,7 +67,7 @@ async def test_a_key_of_the_proxys_own_is_not_the_clients_fault(start_fleet: Any
     async with start_fleet("", mode=Mode.REPLICA, worker_api_key="right") as fleet:
         await fleet.add("R1", api_key="right")
         await fleet.add("R2", api_key="right")
-        fleet.engines["R2"].faults = Faults([Order(Kind.ERROR, status=401, times=100)])
+        fleet.engines["R2"].faults = Faults([Order(FaultKind.ERROR, status=401, times=100)])
         for number in range(200):  # the third that R2 is given opens its breaker
             assert (await fleet.conversation().say(f"{number}")).status == 200
             if fleet.engines["R2"].address in fleet.proxy.state.standings.breakers.states(fleet.proxy.state.now()):
@@ -79,7 +79,7 @@ async def test_a_key_of_the_proxys_own_is_not_the_clients_fault(start_fleet: Any
 async def test_overload_needs_no_retry_budget_and_is_not_for_ever(start_fleet: Any) -> None:
     async with start_fleet("D1 D2", queue_timeout_s=0.3) as fleet:
         for engine in fleet.engines.values():
-            order = Order(Kind.ERROR, status=503, retry_after_s=86_400, times=100)
+            order = Order(FaultKind.ERROR, status=503, retry_after_s=86_400, times=100)
             engine.faults = Faults([order])
         budget, now_s = fleet.proxy.state.retries.tokens, fleet.proxy.state.now()
         assert (await fleet.conversation().say("hi")).status == 503

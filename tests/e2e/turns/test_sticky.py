@@ -48,5 +48,5 @@ def test_conversations_have_twins_regenerations_and_edits() -> None:
     talks = stickiness.conversations(40, turns=6, seed=0)
     openers = [talk.steps[0].text for talk in talks]
     assert len(set(openers)) < len(openers)
-    assert {step.kind for talk in talks for step in talk.steps} == {*stickiness.Kind}
+    assert {step.kind for talk in talks for step in talk.steps} == {*stickiness.StepKind}
     assert stickiness.conversations(40, turns=6, seed=0) == talks

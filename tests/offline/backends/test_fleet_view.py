@@ -5,12 +5,12 @@ import json
 import msgspec
 import pytest
 
-from ppd.offline.backends.fleet_view import FleetView, Worker, is_same
+from ppd.offline.backends.fleet_view import FleetView, ListedWorker, is_same
 from ppd.proxy.errors import FormatError
 
 
-def worker(name: str, **changes: object) -> Worker:
-    made = Worker(
+def worker(name: str, **changes: object) -> ListedWorker:
+    made = ListedWorker(
         name=name,
         role=name[0],
         state="up",

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ppd.offline.backends.fleet_view import FleetView, Worker
+from ppd.offline.backends.fleet_view import FleetView, ListedWorker
 from ppd.offline.backends.live import too_many_failures
 from ppd.offline.backends.target import served_model
 from ppd.offline.experiment.records import Record
@@ -31,7 +31,7 @@ def test_a_run_of_which_most_requests_fail_has_failed(records: list[Record], rea
 
 def serving(*models: tuple[str, ...]) -> FleetView:
     return FleetView(
-        tuple(Worker(f"R{n}", "R", "up", each, "vllm", "1", "none", "", 0) for n, each in enumerate(models))
+        tuple(ListedWorker(f"R{n}", "R", "up", each, "vllm", "1", "none", "", 0) for n, each in enumerate(models))
     )
 
 

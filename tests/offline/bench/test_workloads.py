@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ppd.offline.bench.workloads import Pace, Shape, scripts_for, with_outputs, with_pauses_of, within
+from ppd.offline.bench.workloads import ConversationShape, Pace, scripts_for, with_outputs, with_pauses_of, within
 from ppd.offline.load.server_tokenizer import Tokenizer
 from ppd.offline.traces import Message, TracedConversation, TracedTurn
 from ppd.proxy.errors import ConfigError
@@ -33,7 +33,7 @@ class NoTokenizer(Words):
 
 
 def test_a_shape_makes_conversations_of_its_lengths() -> None:
-    shape = Shape(first=(128, 64), later=(16, 32), turns=3, think_s=1.5, shared_prefix_tokens=100)
+    shape = ConversationShape(first=(128, 64), later=(16, 32), turns=3, think_s=1.5, shared_prefix_tokens=100)
     (one,) = shape.conversations(1)
     assert [(turn.new_tokens, turn.output_tokens, turn.think_s) for turn in one.turns] == [
         (128, 64, 0.0),
@@ -41,12 +41,12 @@ def test_a_shape_makes_conversations_of_its_lengths() -> None:
         (16, 32, 1.5),
     ]
     assert str(shape) == "128:64, then 2 x 16:32, 1.5 s apart, 100 of them shared"
-    assert str(Shape(first=(9, 1), later=(1, 1), turns=1)) == "9:1"
+    assert str(ConversationShape(first=(9, 1), later=(1, 1), turns=1)) == "9:1"
 
 
 def test_a_shape_cannot_share_more_than_it_has() -> None:
     with pytest.raises(ConfigError, match="below the 128 tokens"):
-        Shape(first=(128, 1), later=(1, 1), turns=1, shared_prefix_tokens=128)
+        ConversationShape(first=(128, 1), later=(1, 1), turns=1, shared_prefix_tokens=128)
 
 
 def test_recorded_arrivals_and_pauses_shrink_alike() -> None:

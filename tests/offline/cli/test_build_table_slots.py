@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from ppd.offline.cli.build_table import main
-from ppd.offline.cli.build_table_flags import Flags
+from ppd.offline.cli.build_table_flags import BuildTableFlags
 from ppd.offline.cli.build_table_slots import how_of
 from ppd.offline.sweep.folder import How
 
 
 def how(*argv: str, trace: tuple[float, ...] | None = None) -> How:
     with main.make_context("ppd-build-table", [*argv, "--out", "x"]) as context:
-        return how_of(Flags(**context.params, admin_key=""), trace)
+        return how_of(BuildTableFlags(**context.params, admin_key=""), trace)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ppd.offline.experiment.cells import Cell, gather, is_evidence, why_no_evidence
+from ppd.offline.experiment.cells import MeasuredCell, gather, is_evidence, why_no_evidence
 from ppd.offline.experiment.records import Origin, Outcome, Record, RunResult
 from ppd.offline.experiment.run import Profile, Run, Workload
 
@@ -36,7 +36,7 @@ def turns(number: int, change: Change = lambda _: {}, *, turn: int = 2) -> list[
     return [Record(conversation=index, **usual | change(index)) for index in range(number)]
 
 
-def cell(*groups: Sequence[Record], x: float = 1.0, own_way: bool = False, failed: Sequence[str] = ()) -> Cell:
+def cell(*groups: Sequence[Record], x: float = 1.0, own_way: bool = False, failed: Sequence[str] = ()) -> MeasuredCell:
     """Of a run for each group of records, and one for each reason."""
     results = [_result(x, seed, group) for seed, group in enumerate(groups)]
     results += [_result(x, seed, (), reason) for seed, reason in enumerate(failed, len(groups))]
@@ -90,7 +90,7 @@ ONE_TOKEN = {"output_tokens": 1}
         (cell(turns(40, lambda _: ONE_TOKEN)), "answers of one token have no TPOT"),
     ],
 )
-def test_a_cell_is_evidence_unless_something_speaks_against_it(made: Cell, reason: str) -> None:
+def test_a_cell_is_evidence_unless_something_speaks_against_it(made: MeasuredCell, reason: str) -> None:
     assert why_no_evidence(made) == reason
     assert is_evidence(made) is not bool(reason)
 

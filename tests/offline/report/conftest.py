@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ppd.offline.experiment.cells import Cell
+from ppd.offline.experiment.cells import MeasuredCell
 from ppd.offline.experiment.plan import plan
 from ppd.offline.experiment.records import Origin, Outcome, Record, RunResult
 from ppd.offline.experiment.run import Profile, Run, Workload
@@ -17,7 +17,7 @@ from ppd.offline.experiment.statistics import Estimate
 from ppd.offline.sweep.folder import SweepFolder
 from ppd.offline.sweep.grid import Arms, Grid
 
-MakeCell = Callable[..., Cell]
+MakeCell = Callable[..., MeasuredCell]
 MakeSweep = Callable[..., Path]
 
 FIRST = Profile(name="small", new_tokens=128, output_tokens=128)
@@ -62,10 +62,10 @@ class Measured:
 def cell() -> MakeCell:
     """`cell("2P_2D", 1.0, ttft=0.1)`, and whatever else `Measured` has."""
 
-    def make(topology: str, x: float | None = None, **measured: Any) -> Cell:
+    def make(topology: str, x: float | None = None, **measured: Any) -> MeasuredCell:
         given = Measured(**measured)
         ttft, tpot = given.estimate(given.ttft, given.p99), given.estimate(given.tpot)
-        return Cell(
+        return MeasuredCell(
             topology=topology,
             x=x,
             workload=Workload(first=FIRST, later=LATER[given.later], turns=given.turns),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ppd.offline.experiment.cells import Cell
+from ppd.offline.experiment.cells import MeasuredCell
 from ppd.offline.experiment.records import Origin
 from ppd.offline.experiment.run import Profile, Run
 from ppd.offline.report import write_report
@@ -150,14 +150,14 @@ def test_few_turns_and_single_runs_are_marked(sweep: MakeSweep) -> None:
     ],
 )
 def test_a_share_of_local_turns_that_is_not_x_is_marked(
-    cell: Callable[..., Cell], x: float | None, went: tuple[int, int], marked: bool
+    cell: Callable[..., MeasuredCell], x: float | None, went: tuple[int, int], marked: bool
 ) -> None:
     made = cell("4R" if x is None else "2P_2D", x, went=went)
     assert ("not what x says" in " ".join(cell_cautions([made]))) is marked
     assert ("LOCAL share is not x" in numbers.remarks(made)) is marked
 
 
-def test_the_share_of_local_turns_is_among_the_numbers(cell: Callable[..., Cell]) -> None:
+def test_the_share_of_local_turns_is_among_the_numbers(cell: Callable[..., MeasuredCell]) -> None:
     cells = [cell("2P_2D", 1.0, went=(97, 3), lateness=0.004)]
     found = numbers.table(cells)
     assert found.rows[0][list(found.head).index("LOCAL")] == "97.0 %"
@@ -167,7 +167,7 @@ def test_the_share_of_local_turns_is_among_the_numbers(cell: Callable[..., Cell]
 
 @pytest.mark.parametrize(("lateness", "marked"), [(None, False), (0.005, False), (0.0051, True)])
 def test_requests_that_were_sent_late_are_marked(
-    cell: Callable[..., Cell], lateness: float | None, marked: bool
+    cell: Callable[..., MeasuredCell], lateness: float | None, marked: bool
 ) -> None:
     """Beyond 5 % of the mean TTFT."""
     made = cell("2P_2D", 1.0, ttft=0.1, lateness=lateness)

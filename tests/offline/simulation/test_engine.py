@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.offline.simulation.engine import Engine, Job
+from ppd.offline.simulation.engine import Engine, SimulatedSequence
 from ppd.offline.simulation.kv_cache import KvCache, Span
 from ppd.offline.simulation.timeline import Timeline
 from ppd.servers.engine_profile.step_time import EngineProfile, attention_pairs, step_time_s
@@ -23,13 +23,13 @@ class Bench:
         self.engine = Engine(self.timeline, profile, KvCache(capacity, 4), max_num_seqs=seqs)
         self.first: dict[int, float] = {}
         self.last: dict[int, float] = {}
-        self.jobs: dict[int, Job] = {}
+        self.jobs: dict[int, SimulatedSequence] = {}
 
     def add(
         self, name: int, prompt: tuple[Span, ...] | int, output: int, at_s: float = 0.0, *, keeps_kv: bool = False
-    ) -> Job:
+    ) -> SimulatedSequence:
         spans = (Span(100 + name, prompt),) if isinstance(prompt, int) else prompt
-        job = self.jobs[name] = Job(
+        job = self.jobs[name] = SimulatedSequence(
             spans,
             Span(200 + name, output),
             output,

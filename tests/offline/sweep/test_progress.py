@@ -8,14 +8,14 @@ import pytest
 from rich.console import Console
 
 from ppd.offline.experiment.records import Origin
-from ppd.offline.sweep.progress import Display, Pace, arrivals_s, size, spoken
+from ppd.offline.sweep.progress import Display, RunDurations, arrivals_s, size, spoken
 from ppd.offline.sweep.schedule import Schedule
 from tests.support.clock import FakeClock
 from tests.support.sweep import LATER, WORKLOAD, failed, finished, grid, run
 
 
 def test_runs_of_the_same_load_tell_how_long_one_takes() -> None:
-    pace = Pace()
+    pace = RunDurations()
     for seed, wall_s in ((0, 10.0), (1, 14.0)):
         pace.add(finished(run(seed), wall_s=wall_s))
     pace.add(finished(run(0, qps=4.0), wall_s=90.0))
@@ -23,7 +23,7 @@ def test_runs_of_the_same_load_tell_how_long_one_takes() -> None:
 
 
 def test_a_load_that_was_not_measured_yet_is_scaled_by_its_tokens() -> None:
-    pace = Pace()
+    pace = RunDurations()
     pace.add(finished(run(0, qps=1.0), wall_s=5.0))
     wanted = run(0, qps=4.0)
     assert size(wanted) == 4 * size(run(0, qps=1.0))
@@ -31,14 +31,14 @@ def test_a_load_that_was_not_measured_yet_is_scaled_by_its_tokens() -> None:
 
 
 def test_a_live_run_is_scaled_by_how_long_conversations_arrive() -> None:
-    pace = Pace()
+    pace = RunDurations()
     live = finished(run(0, qps=1.0, seconds=10.0, conversations=20), wall_s=24.0)  # 20 s of arrivals, and a tail
     pace.add(msgspec.structs.replace(live, origin=Origin(backend="target", engine="vllm 0.32.0")))
     assert pace.of(run(0, qps=4.0, seconds=10.0, conversations=20)) == 12.0
 
 
 def test_failed_runs_do_not_tell_how_long_a_run_takes() -> None:
-    pace = Pace()
+    pace = RunDurations()
     pace.add(failed(run(0)))
     assert pace.of(run(0)) is None
     assert pace.left_s([run(0)], 1) is None
@@ -46,7 +46,7 @@ def test_failed_runs_do_not_tell_how_long_a_run_takes() -> None:
 
 @pytest.mark.parametrize(("slots", "left_s"), [(1, 20.0), (4, 5.0)])
 def test_slots_share_what_is_left(slots: int, left_s: float) -> None:
-    pace = Pace()
+    pace = RunDurations()
     pace.add(finished(run(0), wall_s=10.0))
     assert pace.left_s([run(1), run(2)], slots) == left_s
 
@@ -89,7 +89,7 @@ def test_times_are_spoken(seconds: float, text: str) -> None:
 def shown(*, is_terminal: bool, clock: FakeClock) -> tuple[Display, Schedule, io.StringIO]:
     schedule, output = Schedule(grid()), io.StringIO()
     console = Console(file=output, force_terminal=is_terminal, width=100, color_system=None)
-    return Display(console, schedule, Pace(), 1, clock), schedule, output
+    return Display(console, schedule, RunDurations(), 1, clock), schedule, output
 
 
 def measured(display: Display, schedule: Schedule, *, fails: bool = False) -> str:

@@ -16,8 +16,7 @@ from ppd.offline.experiment.records import Origin, Outcome, Record, RunResult
 from ppd.offline.experiment.run import Profile, Run, Workload
 from ppd.offline.tables.build import build_tables, write_tables
 from ppd.proxy.decision_table.format import ContextClass
-from ppd.proxy.decision_table.score import DecisionTable, Evidence, Weights
-from ppd.proxy.decision_table.score import Workload as Asked
+from ppd.proxy.decision_table.score import DecisionTable, Evidence, TableQuery, Weights
 from ppd.proxy.errors import ConfigError, FormatError
 
 SMALL = Profile(name="small", new_tokens=128, output_tokens=128)
@@ -103,7 +102,7 @@ def test_runs_at_0_and_1_are_the_arms_of_a_cell() -> None:
     assert cell.split.ttft_s.std == pytest.approx(stdev(split), abs=1e-9)
     assert cell.split.ttft_s.half_width is not None
     assert cell.local.tpot_s.mean == pytest.approx(0.01, abs=1e-9)
-    verdict = table.lookup(Asked(64, 256, 64, 2.0), Weights())
+    verdict = table.lookup(TableQuery(64, 256, 64, 2.0), Weights())
     assert verdict.evidence is Evidence.INSIDE
     assert verdict.d_ttft == pytest.approx((0.21 - 0.11) / 0.21)
 
@@ -338,7 +337,7 @@ def test_every_measured_cell_is_found_where_it_was_measured(
     for table in tables:
         for context in table.axes.contexts:
             for kind in table.axes.workloads:
-                asked = Asked(kind.new_tokens, context.measured_tokens, kind.output_tokens, 2.0)
+                asked = TableQuery(kind.new_tokens, context.measured_tokens, kind.output_tokens, 2.0)
                 verdict = table.lookup(asked, Weights())
                 assert (verdict.cell.context, verdict.cell.workload) == (context.name, kind.name)
                 assert verdict.evidence is Evidence.INSIDE

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.proxy.admission.auth import check_admin, forced_route
-from ppd.proxy.admission.keys import Client, Entry, Keys, decode, encode, hash_of, new_key
+from ppd.proxy.admission.keys import Client, KeyEntry, Keys, decode, encode, hash_of, new_key
 from ppd.proxy.errors import ConfigError, Forbidden, Unauthorized
 from ppd.proxy.policy import Route
 
@@ -83,16 +83,16 @@ def test_a_key_stands_for_its_own_client_wherever_it_is_in_the_file() -> None:
 def test_a_digest_that_is_nearly_the_same_is_another() -> None:
     digest = sha256(KEY.encode()).digest()
     near = [digest[:31] + bytes([digest[31] ^ 1]), bytes([digest[0] ^ 1]) + digest[1:], digest[:31]]
-    entries = tuple(Entry(digest, Client(name="near", tenant="t")) for digest in near)
+    entries = tuple(KeyEntry(digest, Client(name="near", tenant="t")) for digest in near)
     assert Keys(entries).find(KEY) is None
 
 
-class Counted(tuple[Entry, ...]):
+class Counted(tuple[KeyEntry, ...]):
     """Entries that count how often one of them is looked at."""
 
     looks = 0
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[KeyEntry]:
         for entry in super().__iter__():
             Counted.looks += 1
             yield entry
@@ -102,7 +102,7 @@ class Counted(tuple[Entry, ...]):
 def test_every_entry_is_compared_wherever_the_key_is(key: str) -> None:
     Counted.looks = 0
     nobody = Client(name="", tenant="")
-    Keys(Counted(Entry(sha256(name).digest(), nobody) for name in (b"first", b"mid", b"last"))).find(key)
+    Keys(Counted(KeyEntry(sha256(name).digest(), nobody) for name in (b"first", b"mid", b"last"))).find(key)
     assert Counted.looks == 3
 
 
@@ -122,7 +122,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bytes, bytes]]:
 def test_a_clients_key_is_compared_in_constant_time(compared: list[tuple[bytes, bytes]]) -> None:
     given, other = sha256(KEY.encode()).digest(), sha256(b"other").digest()
     nobody = Client(name="", tenant="")
-    assert Keys((Entry(given, nobody), Entry(other, nobody))).find(KEY) is None
+    assert Keys((KeyEntry(given, nobody), KeyEntry(other, nobody))).find(KEY) is None
     assert compared == [(given, given), (other, given)]
 
 

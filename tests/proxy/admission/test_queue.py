@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from ppd.proxy.admission.queue import NEW_TENANTS, PRIORITY_LIMIT, Line, Shares, Ticket, Waiter, effective_priority
+from ppd.proxy.admission.queue import (
+    NEW_TENANTS,
+    PRIORITY_LIMIT,
+    Shares,
+    Ticket,
+    Waiter,
+    WaitingLine,
+    effective_priority,
+)
 
 TICKET = Ticket(tenant="a", arrived_s=0.0, fits=lambda: True)
 
@@ -25,14 +33,14 @@ def needing(*needs: str) -> Callable[[Ticket], bool]:
     return lambda ticket: ticket.needs in needs
 
 
-def line_of(tickets: Iterable[Ticket]) -> Line:
-    line = Line()
+def line_of(tickets: Iterable[Ticket]) -> WaitingLine:
+    line = WaitingLine()
     for number, ticket in enumerate(tickets):
         line.add(Waiter(ticket, number))
     return line
 
 
-def served(line: Line, count: int | None = None, has_room: Callable[[Ticket], bool] = everyone) -> list[Waiter]:
+def served(line: WaitingLine, count: int | None = None, has_room: Callable[[Ticket], bool] = everyone) -> list[Waiter]:
     """The next `count`, or all that have room."""
     out: list[Waiter] = []
     while count is None or len(out) < count:
@@ -253,7 +261,7 @@ class LineMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.line = Line()
+        self.line = WaitingLine()
         self.due: list[Waiter] = []
         self.parked: list[Waiter] = []
         self.out: list[Waiter] = []

@@ -3,7 +3,7 @@ from __future__ import annotations
 from ppd.proxy.cli.table_view import (
     LOCAL_STYLE,
     SPLIT_STYLE,
-    Counts,
+    CellCounts,
     columns,
     decision_grids,
     flip_list,
@@ -88,10 +88,10 @@ def test_a_narrow_terminal_gets_more_grids_and_loses_no_column() -> None:
 
 
 def test_counts_leave_cells_without_evidence_out_of_the_share() -> None:
-    counts = Counts.of(lab().scored(Weights()))
+    counts = CellCounts.of(lab().scored(Weights()))
     assert str(counts) == "LOCAL 2 (66.7% of 3), SPLIT 1, no evidence 3"
     assert (counts.evidence, counts.cells) == (3, 6)
-    assert str(Counts(0, 0, 4)) == "LOCAL 0, SPLIT 0, no evidence 4"
+    assert str(CellCounts(0, 0, 4)) == "LOCAL 0, SPLIT 0, no evidence 4"
 
 
 def test_flips_name_the_cells_that_weights_change_with_their_scores() -> None:

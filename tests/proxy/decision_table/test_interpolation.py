@@ -15,9 +15,9 @@ from ppd.proxy.decision_table.score import (
     DecisionTable,
     Evidence,
     Lookup,
+    TableQuery,
     Verdict,
     Weights,
-    Workload,
     bundled,
 )
 from ppd.proxy.decision_table.verdicts import differences
@@ -83,7 +83,7 @@ def test_on_a_measured_point_both_lookups_give_the_cells_own_verdict(name: str) 
     for context in axes.contexts:
         for kind in axes.workloads:
             for qps in axes.qps:
-                workload = Workload(kind.new_tokens, context.measured_tokens, kind.output_tokens, qps)
+                workload = TableQuery(kind.new_tokens, context.measured_tokens, kind.output_tokens, qps)
                 assert SCORED[name].lookup(workload) == nearest.lookup(workload)
 
 
@@ -91,20 +91,20 @@ def test_on_a_measured_point_both_lookups_give_the_cells_own_verdict(name: str) 
     ("changed", "workload", "d_ttft", "d_tpot"),
     [
         # Half way between by ratio: the geometric mean of 0.5 and 0.125 is 0.25, that of 1.1 and 1.21 about 1.154.
-        (("small", "chat", 4.0), Workload(64, 100, 64, 2.0), 0.75, 1.331**0.5 - 1),
-        (("large", "chat", 1.0), Workload(64, 400, 64, 1.0), 0.75, 1.331**0.5 - 1),
-        (("small", "paste", 1.0), Workload(256, 100, 64, 1.0), 0.75, 1.331**0.5 - 1),
-        (("small", "story", 1.0), Workload(64, 100, 256, 1.0), 0.75, 1.331**0.5 - 1),
+        (("small", "chat", 4.0), TableQuery(64, 100, 64, 2.0), 0.75, 1.331**0.5 - 1),
+        (("large", "chat", 1.0), TableQuery(64, 400, 64, 1.0), 0.75, 1.331**0.5 - 1),
+        (("small", "paste", 1.0), TableQuery(256, 100, 64, 1.0), 0.75, 1.331**0.5 - 1),
+        (("small", "story", 1.0), TableQuery(64, 100, 256, 1.0), 0.75, 1.331**0.5 - 1),
         # A quarter of the way: 0.5 * (0.125 / 0.5) ** 0.25.
-        (("small", "chat", 4.0), Workload(64, 100, 64, 2.0**0.5), 1 - 0.5 * 0.25**0.25, 1.1**1.25 - 1),
+        (("small", "chat", 4.0), TableQuery(64, 100, 64, 2.0**0.5), 1 - 0.5 * 0.25**0.25, 1.1**1.25 - 1),
         # In the middle of four cells that one of them differs from.
-        (("large", "chat", 4.0), Workload(64, 400, 64, 2.0), 1 - 0.5 * 0.25**0.25, 1.1**1.25 - 1),
+        (("large", "chat", 4.0), TableQuery(64, 400, 64, 2.0), 1 - 0.5 * 0.25**0.25, 1.1**1.25 - 1),
         # In the triangle, with shares 1/2, 1/4, 1/4.
-        (("small", "chat", 1.0), Workload(128, 100, 128, 1.0), 1 - 0.5 * 0.25**0.5, 1.1**1.5 - 1),
+        (("small", "chat", 1.0), TableQuery(128, 100, 128, 1.0), 1 - 0.5 * 0.25**0.5, 1.1**1.5 - 1),
     ],
 )
 def test_between_cells_the_logarithms_are_averaged(
-    changed: tuple[str, str, float], workload: Workload, d_ttft: float, d_tpot: float
+    changed: tuple[str, str, float], workload: TableQuery, d_ttft: float, d_tpot: float
 ) -> None:
     verdict = table(EVEN | {changed: (0.125, 1.21)}).lookup(workload, Weights(1, 2), BETWEEN)
     assert verdict.d_ttft == pytest.approx(d_ttft)
@@ -116,38 +116,38 @@ def test_between_cells_the_logarithms_are_averaged(
 @pytest.mark.parametrize(
     ("workload", "evidence"),
     [
-        (Workload(64, 100, 64, 1.0), Evidence.INSIDE),
-        (Workload(64, 1600, 64, 4.0), Evidence.INSIDE),
-        (Workload(64, 100, 64, 1.1), Evidence.INTERPOLATED),
-        (Workload(64, 101, 64, 1.0), Evidence.INTERPOLATED),
-        (Workload(65, 100, 64, 1.0), Evidence.INTERPOLATED),
-        (Workload(256, 400, 256, 2.0), Evidence.INTERPOLATED),
-        (Workload(64, 99, 64, 1.0), Evidence.EXTRAPOLATED),
-        (Workload(64, 1601, 64, 1.0), Evidence.EXTRAPOLATED),  # in the class, beyond what was measured in it
-        (Workload(64, 100, 64, 0.9), Evidence.EXTRAPOLATED),
-        (Workload(64, 100, 64, 4.1), Evidence.EXTRAPOLATED),
-        (Workload(63, 100, 64, 1.0), Evidence.EXTRAPOLATED),
-        (Workload(1024, 100, 1024, 2.0), Evidence.EXTRAPOLATED),  # each in its range, but no measured type beyond
-        (Workload(0, 0, 0, 0.0), Evidence.EXTRAPOLATED),
+        (TableQuery(64, 100, 64, 1.0), Evidence.INSIDE),
+        (TableQuery(64, 1600, 64, 4.0), Evidence.INSIDE),
+        (TableQuery(64, 100, 64, 1.1), Evidence.INTERPOLATED),
+        (TableQuery(64, 101, 64, 1.0), Evidence.INTERPOLATED),
+        (TableQuery(65, 100, 64, 1.0), Evidence.INTERPOLATED),
+        (TableQuery(256, 400, 256, 2.0), Evidence.INTERPOLATED),
+        (TableQuery(64, 99, 64, 1.0), Evidence.EXTRAPOLATED),
+        (TableQuery(64, 1601, 64, 1.0), Evidence.EXTRAPOLATED),  # in the class, beyond what was measured in it
+        (TableQuery(64, 100, 64, 0.9), Evidence.EXTRAPOLATED),
+        (TableQuery(64, 100, 64, 4.1), Evidence.EXTRAPOLATED),
+        (TableQuery(63, 100, 64, 1.0), Evidence.EXTRAPOLATED),
+        (TableQuery(1024, 100, 1024, 2.0), Evidence.EXTRAPOLATED),  # each in its range, but no measured type beyond
+        (TableQuery(0, 0, 0, 0.0), Evidence.EXTRAPOLATED),
     ],
 )
-def test_the_evidence_says_where_the_turn_lies(workload: Workload, evidence: Evidence) -> None:
+def test_the_evidence_says_where_the_turn_lies(workload: TableQuery, evidence: Evidence) -> None:
     assert table(EVEN).lookup(workload, Weights(), BETWEEN).evidence is evidence
 
 
 @pytest.mark.parametrize(
     ("beyond", "end"),
     [
-        (Workload(64, 9, 64, 2.0), Workload(64, 100, 64, 2.0)),
-        (Workload(64, 99_999, 64, 2.0), Workload(64, 1600, 64, 2.0)),
-        (Workload(64, 400, 64, 0.01), Workload(64, 400, 64, 1.0)),
-        (Workload(64, 400, 64, 40.0), Workload(64, 400, 64, 4.0)),
-        (Workload(8, 400, 8, 2.0), Workload(64, 400, 64, 2.0)),
-        (Workload(1024, 400, 1024, 2.0), Workload(256, 400, 256, 2.0)),
-        (Workload(256, 400, 32, 2.0), Workload(256, 400, 64, 2.0)),
+        (TableQuery(64, 9, 64, 2.0), TableQuery(64, 100, 64, 2.0)),
+        (TableQuery(64, 99_999, 64, 2.0), TableQuery(64, 1600, 64, 2.0)),
+        (TableQuery(64, 400, 64, 0.01), TableQuery(64, 400, 64, 1.0)),
+        (TableQuery(64, 400, 64, 40.0), TableQuery(64, 400, 64, 4.0)),
+        (TableQuery(8, 400, 8, 2.0), TableQuery(64, 400, 64, 2.0)),
+        (TableQuery(1024, 400, 1024, 2.0), TableQuery(256, 400, 256, 2.0)),
+        (TableQuery(256, 400, 32, 2.0), TableQuery(256, 400, 64, 2.0)),
     ],
 )
-def test_beyond_an_axis_the_nearest_place_on_it_answers(beyond: Workload, end: Workload) -> None:
+def test_beyond_an_axis_the_nearest_place_on_it_answers(beyond: TableQuery, end: TableQuery) -> None:
     factors = {key: (0.3 + 0.05 * number, 1.0 + 0.02 * number) for number, key in enumerate(ALL)}
     scored = table(factors).scored(Weights(), BETWEEN)
     found, expected = scored.lookup(beyond), scored.lookup(end)
@@ -161,27 +161,35 @@ def test_beyond_an_axis_the_nearest_place_on_it_answers(beyond: Workload, end: W
     ("missing", "workload", "expected"),
     [
         # Between a cell and a failed one nothing is interpolated: the nearest cell answers, and says so.
-        ([("small", "chat", 4.0)], Workload(64, 100, 64, 1.1), (CellKey("small", "chat", 1.0), Evidence.EXTRAPOLATED)),
-        ([("small", "chat", 4.0)], Workload(64, 100, 64, 2.4), (CellKey("small", "chat", 1.0), Evidence.EXTRAPOLATED)),
-        ([("small", "chat", 4.0)], Workload(64, 100, 64, 2.6), (CellKey("small", "chat", 4.0), Evidence.NONE)),
-        ([("small", "chat", 4.0)], Workload(64, 90, 64, 1.9), (CellKey("small", "chat", 1.0), Evidence.EXTRAPOLATED)),
+        (
+            [("small", "chat", 4.0)],
+            TableQuery(64, 100, 64, 1.1),
+            (CellKey("small", "chat", 1.0), Evidence.EXTRAPOLATED),
+        ),
+        (
+            [("small", "chat", 4.0)],
+            TableQuery(64, 100, 64, 2.4),
+            (CellKey("small", "chat", 1.0), Evidence.EXTRAPOLATED),
+        ),
+        ([("small", "chat", 4.0)], TableQuery(64, 100, 64, 2.6), (CellKey("small", "chat", 4.0), Evidence.NONE)),
+        ([("small", "chat", 4.0)], TableQuery(64, 90, 64, 1.9), (CellKey("small", "chat", 1.0), Evidence.EXTRAPOLATED)),
         # One of four cells is enough for that.
         (
             [("large", "chat", 4.0)],
-            Workload(64, 399, 64, 1.99),
+            TableQuery(64, 399, 64, 1.99),
             (CellKey("small", "chat", 1.0), Evidence.EXTRAPOLATED),
         ),
         # On a measured point, and where a failed cell has no share, it is not asked.
-        ([("small", "chat", 4.0)], Workload(64, 100, 64, 1.0), (CellKey("small", "chat", 1.0), Evidence.INSIDE)),
+        ([("small", "chat", 4.0)], TableQuery(64, 100, 64, 1.0), (CellKey("small", "chat", 1.0), Evidence.INSIDE)),
         (
             [("small", "story", 1.0)],
-            Workload(256, 100, 64, 1.0),
+            TableQuery(256, 100, 64, 1.0),
             (CellKey("small", "chat", 1.0), Evidence.INTERPOLATED),
         ),
     ],
 )
 def test_beside_a_cell_without_evidence_the_nearest_one_answers(
-    missing: list[tuple[str, str, float]], workload: Workload, expected: tuple[CellKey, Evidence]
+    missing: list[tuple[str, str, float]], workload: TableQuery, expected: tuple[CellKey, Evidence]
 ) -> None:
     factors = {key: factor for key, factor in EVEN.items() if key not in missing}
     asked = table(factors)
@@ -204,21 +212,21 @@ def test_a_table_of_one_cell_answers_everything_with_it() -> None:
         cells=(Cell(context="small", workload="chat", qps=1.0, split=arm(0.1, 0.01), local=arm(0.05, 0.01)),),
     )
     scored = only.scored(Weights(), BETWEEN)
-    assert scored.lookup(Workload(64, 100, 64, 1.0)).evidence is Evidence.INSIDE
-    far = scored.lookup(Workload(5000, 5, 5, 50.0))
+    assert scored.lookup(TableQuery(64, 100, 64, 1.0)).evidence is Evidence.INSIDE
+    far = scored.lookup(TableQuery(5000, 5, 5, 50.0))
     assert (far.evidence, far.d_ttft) == (Evidence.EXTRAPOLATED, 0.5)
 
 
 NAME = st.sampled_from(sorted(TABLES))
 TOKENS = st.integers(min_value=0) | st.integers(0, 8192)
 RATES = st.floats(min_value=0, allow_infinity=False, allow_nan=False) | st.floats(0, 25)
-ANYTHING = st.builds(Workload, TOKENS, TOKENS, TOKENS, RATES)
-USUAL = st.builds(Workload, st.integers(8, 2048), st.integers(64, 4096), st.integers(16, 2048), st.floats(0.4, 25))
+ANYTHING = st.builds(TableQuery, TOKENS, TOKENS, TOKENS, RATES)
+USUAL = st.builds(TableQuery, st.integers(8, 2048), st.integers(64, 4096), st.integers(16, 2048), st.floats(0.4, 25))
 WEIGHTS = st.builds(Weights, st.floats(0, 10), st.floats(0, 10))
 
 
 @given(NAME, ANYTHING)
-def test_every_turn_finds_a_verdict(name: str, workload: Workload) -> None:
+def test_every_turn_finds_a_verdict(name: str, workload: TableQuery) -> None:
     axes, verdict = TABLES[name].axes, SCORED[name].lookup(workload)
     assert verdict.cell.context in {context.name for context in axes.contexts}
     assert verdict.cell.workload in {kind.name for kind in axes.workloads}
@@ -226,7 +234,7 @@ def test_every_turn_finds_a_verdict(name: str, workload: Workload) -> None:
     assert (verdict.local is None) == (verdict.evidence is Evidence.NONE) == (verdict.score is None)
 
 
-def around(name: str, workload: Workload) -> list[tuple[float, float] | None]:
+def around(name: str, workload: TableQuery) -> list[tuple[float, float] | None]:
     """The differences of the cells around a turn; None for one without evidence."""
     axes = TABLES[name].axes
     keys = [(c.name, w.name, q) for c in axes.contexts for w in axes.workloads for q in axes.qps]
@@ -235,7 +243,9 @@ def around(name: str, workload: Workload) -> list[tuple[float, float] | None]:
 
 
 @given(NAME, USUAL)
-def test_a_value_lies_between_those_of_the_cells_around_or_is_the_nearest_cells(name: str, workload: Workload) -> None:
+def test_a_value_lies_between_those_of_the_cells_around_or_is_the_nearest_cells(
+    name: str, workload: TableQuery
+) -> None:
     verdict, cells = SCORED[name].lookup(workload), around(name, workload)
     measured = [pair for pair in cells if pair is not None]
     if len(measured) < len(cells):
@@ -251,7 +261,7 @@ def test_a_value_lies_between_those_of_the_cells_around_or_is_the_nearest_cells(
 
 @given(NAME, USUAL, WEIGHTS)
 def test_a_decision_is_what_the_weights_make_of_the_differences(
-    name: str, workload: Workload, weights: Weights
+    name: str, workload: TableQuery, weights: Weights
 ) -> None:
     unweighted = SCORED[name].lookup(workload)
     verdict = TABLES[name].lookup(workload, weights, BETWEEN)
@@ -308,7 +318,7 @@ def test_nowhere_a_small_step_is_a_jump(
     scored = WIDE.scored(Weights(), BETWEEN)
 
     def lookup(new: float, cached: float, output: float, qps: float) -> Verdict:
-        return scored.lookup(Workload(round(new * MILLION), round(cached * MILLION), round(output * MILLION), qps))
+        return scored.lookup(TableQuery(round(new * MILLION), round(cached * MILLION), round(output * MILLION), qps))
 
     before, after = lookup(*low), lookup(*high)
     assert before.d_ttft == pytest.approx(after.d_ttft, abs=1e-6)

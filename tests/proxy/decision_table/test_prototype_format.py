@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ppd.proxy.decision_table.format import Arm, Failed, Tpot, Ttft
-from ppd.proxy.decision_table.score import CellKey, DecisionTable, Evidence, Weights, Workload, bundled
+from ppd.proxy.decision_table.format import Arm, FailedArms, Tpot, Ttft
+from ppd.proxy.decision_table.score import CellKey, DecisionTable, Evidence, TableQuery, Weights, bundled
 from ppd.proxy.errors import FormatError
 
 TYPES = "tiny short_gen long_gen very_long_gen small_bal mid_bal mid_paste big_paste huge_paste".split()
@@ -49,7 +49,7 @@ def test_it_becomes_a_file_of_the_projects_own_format() -> None:
 
 def test_its_decisions_are_made_anew_for_the_operators_weights() -> None:
     table = DecisionTable.decode(exported(entry(use_ppd=False, score=-1.0)))
-    workload = Workload(16, 256, 32, 2.0)
+    workload = TableQuery(16, 256, 32, 2.0)
     verdict = table.lookup(workload, Weights(1, 1))
     assert verdict.local is True
     assert verdict.score == pytest.approx(0.5 - 0.05)
@@ -71,7 +71,7 @@ def test_a_zero_is_a_run_that_failed_and_no_evidence(zero: str, split: bool, loc
     assert (cell.split is not None, cell.local is not None) == (split, local)
     assert cell.failed is not None
     assert (bool(cell.failed.split), bool(cell.failed.local)) == (not split, not local)
-    assert table.lookup(Workload(16, 256, 32, 2.0), Weights()).evidence is Evidence.NONE
+    assert table.lookup(TableQuery(16, 256, 32, 2.0), Weights()).evidence is Evidence.NONE
 
 
 def test_a_cell_of_zeros_has_two_reasons() -> None:
@@ -79,7 +79,7 @@ def test_a_cell_of_zeros_has_two_reasons() -> None:
     (cell,) = DecisionTable.decode(exported(entry() | zeros)).cells
     assert (cell.split, cell.local) == (None, None)
     assert cell.failed is not None
-    assert cell.failed != Failed()
+    assert cell.failed != FailedArms()
 
 
 def test_the_names_have_the_centres_of_its_benchmark() -> None:
@@ -95,7 +95,7 @@ def test_the_names_have_the_centres_of_its_benchmark() -> None:
 def test_a_huge_context_that_is_a_copy_of_large_is_no_measurement(ttft_ms: float) -> None:
     data = exported(entry("large"), entry("large", qps=4), entry("huge", ppd_ttft_ms=ttft_ms))
     table = DecisionTable.decode(data)
-    far = table.lookup(Workload(16, 6000, 32, 2.0), Weights())
+    far = table.lookup(TableQuery(16, 6000, 32, 2.0), Weights())
     if ttft_ms == 45.0:
         assert (far.cell, far.evidence) == (CellKey("large", "tiny", 2.0), Evidence.EXTRAPOLATED)
     else:

@@ -7,7 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.proxy.decision_table.format import Arm, Axes, Cell, ContextClass, Failed, Provenance, Tpot, Ttft, WorkloadType
+from ppd.proxy.decision_table.format import (
+    Arm,
+    Axes,
+    Cell,
+    ContextClass,
+    FailedArms,
+    Provenance,
+    Tpot,
+    Ttft,
+    WorkloadType,
+)
 from ppd.proxy.decision_table.score import (
     KIND,
     VERSION,
@@ -15,9 +25,9 @@ from ppd.proxy.decision_table.score import (
     DecisionTable,
     Evidence,
     ScoredTable,
+    TableQuery,
     Verdict,
     Weights,
-    Workload,
     bundled,
     find,
 )
@@ -57,7 +67,7 @@ def arm(ttft_s: float, tpot_s: float, failures: int = 0) -> Arm:
     )
 
 
-def cell(workload: str, qps: float, split: Arm | None, local: Arm | None, failed: Failed | None = None) -> Cell:
+def cell(workload: str, qps: float, split: Arm | None, local: Arm | None, failed: FailedArms | None = None) -> Cell:
     return Cell(context="small", workload=workload, qps=qps, split=split, local=local, failed=failed)
 
 
@@ -68,14 +78,14 @@ def table(*cells: Cell) -> DecisionTable:
     )
 
 
-def centre(name: str) -> Workload:
+def centre(name: str) -> TableQuery:
     kind = next(workload for workload in WORKLOADS if workload.name == name)
-    return Workload(kind.new_tokens, 256, kind.output_tokens, 2.0)
+    return TableQuery(kind.new_tokens, 256, kind.output_tokens, 2.0)
 
 
 SAMPLE = table(
     cell("chat", 2.0, arm(0.200, 0.010), arm(0.100, 0.012)),
-    cell("paste", 2.0, None, arm(0.100, 0.012, failures=3), Failed(split="it crashed")),
+    cell("paste", 2.0, None, arm(0.100, 0.012, failures=3), FailedArms(split="it crashed")),
 )
 
 
@@ -196,7 +206,7 @@ def test_weights_are_finite_and_not_negative(key: str, value: float) -> None:
 )
 def test_a_cell_without_both_arms_is_no_evidence(workload: str, qps: float) -> None:
     kind = centre(workload)
-    verdict = SAMPLE.lookup(Workload(kind.new_tokens, 256, kind.output_tokens, qps), Weights())
+    verdict = SAMPLE.lookup(TableQuery(kind.new_tokens, 256, kind.output_tokens, qps), Weights())
     assert verdict == Verdict(None, None, None, None, CellKey("small", workload, qps), Evidence.NONE)
 
 
@@ -215,30 +225,30 @@ def test_a_cell_without_both_arms_is_no_evidence(workload: str, qps: float) -> N
 def test_context_goes_by_bounds_and_qps_to_the_nearest_point_upwards(
     cached: int, qps: float, context: str, point: float
 ) -> None:
-    assert SAMPLE.lookup(Workload(64, cached, 64, qps), Weights()).cell == CellKey(context, "chat", point)
+    assert SAMPLE.lookup(TableQuery(64, cached, 64, qps), Weights()).cell == CellKey(context, "chat", point)
 
 
 @pytest.mark.parametrize(
     ("workload", "evidence"),
     [
-        (Workload(64, 256, 64, 2.0), Evidence.INSIDE),
-        (Workload(63, 256, 64, 2.0), Evidence.EXTRAPOLATED),
-        (Workload(64, 256, 65, 2.0), Evidence.EXTRAPOLATED),
-        (Workload(64, 0, 64, 2.0), Evidence.EXTRAPOLATED),
-        (Workload(64, 4097, 64, 2.0), Evidence.NONE),
-        (Workload(64, 256, 64, 4.1), Evidence.NONE),
-        (Workload(1025, 256, 32, 2.0), Evidence.NONE),
+        (TableQuery(64, 256, 64, 2.0), Evidence.INSIDE),
+        (TableQuery(63, 256, 64, 2.0), Evidence.EXTRAPOLATED),
+        (TableQuery(64, 256, 65, 2.0), Evidence.EXTRAPOLATED),
+        (TableQuery(64, 0, 64, 2.0), Evidence.EXTRAPOLATED),
+        (TableQuery(64, 4097, 64, 2.0), Evidence.NONE),
+        (TableQuery(64, 256, 64, 4.1), Evidence.NONE),
+        (TableQuery(1025, 256, 32, 2.0), Evidence.NONE),
     ],
 )
 def test_a_turn_beyond_an_axis_is_extrapolated_and_a_failed_cell_stays_no_evidence(
-    workload: Workload, evidence: Evidence
+    workload: TableQuery, evidence: Evidence
 ) -> None:
     assert SAMPLE.lookup(workload, Weights()).evidence is evidence
 
 
 def test_above_the_last_context_class_its_cells_are_used_as_extrapolated() -> None:
     scored = TABLES["h100-llama-3.1-8b-2P_2D"].scored(Weights())
-    inside, above = scored.lookup(Workload(64, 4096, 64, 2.0)), scored.lookup(Workload(64, 100_000, 64, 2.0))
+    inside, above = scored.lookup(TableQuery(64, 4096, 64, 2.0)), scored.lookup(TableQuery(64, 100_000, 64, 2.0))
     assert (inside.cell, inside.evidence) == (CellKey("large", "small_bal", 2.0), Evidence.INSIDE)
     assert (above.cell, above.evidence) == (inside.cell, Evidence.EXTRAPOLATED)
     assert above.score == inside.score
@@ -248,7 +258,7 @@ def test_above_the_last_context_class_its_cells_are_used_as_extrapolated() -> No
 def test_the_centre_of_every_cell_finds_that_cell(name: str) -> None:
     axes, scored = TABLES[name].axes, TABLES[name].scored(Weights())
     found = [
-        scored.lookup(Workload(workload.new_tokens, context.measured_tokens, workload.output_tokens, qps))
+        scored.lookup(TableQuery(workload.new_tokens, context.measured_tokens, workload.output_tokens, qps))
         for context in axes.contexts
         for workload in axes.workloads
         for qps in axes.qps
@@ -271,7 +281,7 @@ def test_the_centre_of_every_cell_finds_that_cell(name: str) -> None:
 )
 def test_other_turns_find_the_workload_nearest_by_ratio(new: int, output: int, name: str) -> None:
     scored = TABLES["h100-llama-3.1-8b-2P_2D"].scored(Weights())
-    assert scored.lookup(Workload(new, 256, output, 2.0)).cell.workload == name
+    assert scored.lookup(TableQuery(new, 256, output, 2.0)).cell.workload == name
 
 
 @pytest.mark.parametrize(
@@ -309,13 +319,13 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 TABLE_NAMES = st.sampled_from(sorted(TABLES))
 TOKENS = st.integers(min_value=0) | st.integers(0, 8192)
 RATES = st.floats(min_value=0, allow_infinity=False, allow_nan=False) | st.floats(0, 25)
-WORKLOAD = st.builds(Workload, TOKENS, TOKENS, TOKENS, RATES)
+WORKLOAD = st.builds(TableQuery, TOKENS, TOKENS, TOKENS, RATES)
 WEIGHT = st.floats(min_value=0, allow_infinity=False, allow_nan=False) | st.floats(0, 10)
 SCORED = {name: ScoredTable(loaded, Weights()) for name, loaded in TABLES.items()}
 
 
 @given(TABLE_NAMES, WORKLOAD)
-def test_every_turn_finds_a_cell_on_the_axes(name: str, workload: Workload) -> None:
+def test_every_turn_finds_a_cell_on_the_axes(name: str, workload: TableQuery) -> None:
     axes, verdict = TABLES[name].axes, SCORED[name].lookup(workload)
     assert verdict.cell.context in {context.name for context in axes.contexts}
     assert verdict.cell.workload in {kind.name for kind in axes.workloads}
@@ -324,7 +334,7 @@ def test_every_turn_finds_a_cell_on_the_axes(name: str, workload: Workload) -> N
 
 
 @given(TABLE_NAMES, WORKLOAD)
-def test_no_other_point_of_an_axis_is_nearer(name: str, workload: Workload) -> None:
+def test_no_other_point_of_an_axis_is_nearer(name: str, workload: TableQuery) -> None:
     axes, found = TABLES[name].axes, SCORED[name].lookup(workload).cell
 
     def distance(kind: WorkloadType) -> float:
@@ -338,7 +348,7 @@ def test_no_other_point_of_an_axis_is_nearer(name: str, workload: Workload) -> N
 
 @given(TABLE_NAMES, WORKLOAD, WEIGHT, WEIGHT, WEIGHT)
 def test_raising_a_weight_moves_the_verdict_only_towards_what_it_favours(
-    name: str, workload: Workload, low: float, high: float, other: float
+    name: str, workload: TableQuery, low: float, high: float, other: float
 ) -> None:
     low, high = sorted((low, high))
     less, more = (TABLES[name].lookup(workload, Weights(w_ttft, other)) for w_ttft in (low, high))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ppd.proxy.decision_table.format import Arm, Failed, Tpot, Ttft
+from ppd.proxy.decision_table.format import Arm, FailedArms, Tpot, Ttft
 from ppd.proxy.decision_table.score import bundled
 from ppd.proxy.decision_table.table_import import GridDescription, build_table, pair_of, read_rows
 from ppd.proxy.errors import FormatError
@@ -84,7 +84,7 @@ def test_a_run_without_measurements_is_no_evidence_and_says_why(row: str, reason
     (cell,) = build_table(read_rows(csv_of(row, LOCAL)), GRID, "1P_1D").cells
     assert cell.split is None
     assert cell.local is not None
-    assert cell.failed == Failed(split=reason)
+    assert cell.failed == FailedArms(split=reason)
 
 
 def test_an_arm_that_was_never_tried_has_no_reason() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypercorn.asyncio.tcp_server import TCPServer
 
 from ppd.proxy.downstream.connections import _address_key
-from ppd.proxy.downstream.limits import LEFT_LIMIT, Limits, Patience
+from ppd.proxy.downstream.limits import LEFT_LIMIT, ConnectionLimits, Patience
 from tests.support.clock import FakeClock
 
 PATIENCE = Patience(head_s=10.0, idle_s=75.0)
@@ -41,9 +41,9 @@ class FakeRequest:
         self.is_left = True
 
 
-def connection(clock: FakeClock) -> tuple[Limits, FakeTransport]:
+def connection(clock: FakeClock) -> tuple[ConnectionLimits, FakeTransport]:
     transport = FakeTransport()
-    return Limits(transport, PATIENCE, clock), transport  # type: ignore[arg-type]
+    return ConnectionLimits(transport, PATIENCE, clock), transport  # type: ignore[arg-type]
 
 
 # What happens, in steps: a number lets seconds pass, "bytes" come, a request "begins" or "ends".

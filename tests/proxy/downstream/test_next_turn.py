@@ -16,7 +16,7 @@ from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.asgi_edge import Edge
 from ppd.proxy.downstream.direct import Direct
 from ppd.proxy.downstream.http1_connection import ClientConnection
-from ppd.proxy.downstream.limits import Limits, Patience
+from ppd.proxy.downstream.limits import ConnectionLimits, Patience
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.settings import Settings
 
@@ -79,12 +79,12 @@ class Transport:
 
 
 class Host:
-    def opened(self, transport: asyncio.Transport) -> Limits:
-        return Limits(transport, Patience(60.0, 60.0), lambda: 0.0)
+    def opened(self, transport: asyncio.Transport) -> ConnectionLimits:
+        return ConnectionLimits(transport, Patience(60.0, 60.0), lambda: 0.0)
 
-    def closed(self, limits: Limits, address: str) -> None: ...
+    def closed(self, limits: ConnectionLimits, address: str) -> None: ...
 
-    def speak_http2(self, limits: Limits, address: str, data: bytes) -> None: ...
+    def speak_http2(self, limits: ConnectionLimits, address: str, data: bytes) -> None: ...
 
 
 async def direct(proxy: Proxy, body: bytes, told: Callable[[bytes], None]) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from ppd.proxy.errors import LegError
-from ppd.proxy.failures import ROWS, Cause, Failure, Leg, Phase, Standing
+from ppd.proxy.failures import ROWS, Cause, Failure, HealthEffect, Leg, Phase
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.health.circuit_breaker import Breakers
-from ppd.proxy.health.worker_health import OVERLOAD_S, Key, Standings, blamed, keys_of
+from ppd.proxy.health.worker_health import OVERLOAD_S, Key, WorkerHealth, blamed, keys_of
 from ppd.proxy.policy import Decision, Route
 from tests.support.clock import FakeClock
 
@@ -37,7 +37,7 @@ class Bench:
             self.registry.add_static(worker, clock())
             self.registry.probed(worker.id, worker, None, clock())
         self.breakers: Breakers[Key] = Breakers(FAILURES, OPEN_S)
-        self.standings = Standings(self.breakers, self.registry, clock)
+        self.standings = WorkerHealth(self.breakers, self.registry, clock)
         self.p, self.d = (view.id for view in self.registry.views())
         self.pair = (self.p, self.d)
 
@@ -85,14 +85,14 @@ LEG_FAILURES = [failure for failure in ROWS if failure[1] is not Phase.QUEUE and
 def test_a_failure_counts_as_its_row_says_and_against_nobody_else(bench: Bench, failure: Failure) -> None:
     bench.fail(failure, retry_after_s=7.0)
     row, own = ROWS[failure], blamed(failure[0], bench.decision(failure[0]))
-    against: Key = bench.pair if row.standing is Standing.PAIR else own
+    against: Key = bench.pair if row.standing is HealthEffect.PAIR else own
     for key in (bench.p, bench.d, bench.pair):
-        standing = row.standing if key == against else Standing.UNTOUCHED
-        opened = standing is Standing.OPENED
+        standing = row.standing if key == against else HealthEffect.UNTOUCHED
+        opened = standing is HealthEffect.OPENED
         assert (key in bench.breakers.states(bench.clock())) is opened
-        assert (key in bench.blocked()) is (opened or standing is Standing.PASSED_OVER)
+        assert (key in bench.blocked()) is (opened or standing is HealthEffect.PASSED_OVER)
         if not opened:
-            counted = standing in (Standing.COUNTED, Standing.PAIR)
+            counted = standing in (HealthEffect.COUNTED, HealthEffect.PAIR)
             assert bench.failures_left(key) == (FAILURES - 1 if counted else FAILURES)
 
 
@@ -123,8 +123,8 @@ def test_whom_a_failure_says_nothing_about_may_be_probed_at_once(bench: Bench, f
     assert bench.blocked() == {bench.p, bench.d, bench.pair}
     bench.fail(failure)
     standing = ROWS[failure].standing
-    against: Key = bench.pair if standing is Standing.PAIR else blamed(failure[0], bench.decision(failure[0]))
-    assert bench.blocked() == (set() if standing is Standing.UNTOUCHED else {against})
+    against: Key = bench.pair if standing is HealthEffect.PAIR else blamed(failure[0], bench.decision(failure[0]))
+    assert bench.blocked() == (set() if standing is HealthEffect.UNTOUCHED else {against})
 
 
 def test_who_leaves_leaves_the_probing_to_the_next(bench: Bench) -> None:

@@ -15,7 +15,7 @@ from ppd.proxy.fleet.registry import Registry, Use
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.peers import membership as module
 from ppd.proxy.peers.channels import Mesh, wires
-from ppd.proxy.peers.events import Answer, Broke, Caught, Changed, Event, Gone, Greeting, Hello, Teach
+from ppd.proxy.peers.events import Broke, Caught, Changed, Event, Gone, Greeting, Hello, PeerAnswer, Teach
 from ppd.proxy.peers.member import Member
 from ppd.proxy.settings import Settings
 from tests.support.processes import R1, Pair, worker, written
@@ -60,7 +60,7 @@ async def test_an_answer_to_a_predecessors_question_is_not_taken_for_ones_own(pa
     pair.ones[0] = successor = pair.begin(0)
     successor.siblings._mesh.open()
     asking = asyncio.create_task(successor.siblings._ask(1, "what", b"this"))
-    Mesh(pair.ends[1], lambda *_: None, lambda _: None).send(0, [Answer(old_number, b"the answer to that")])
+    Mesh(pair.ends[1], lambda *_: None, lambda _: None).send(0, [PeerAnswer(old_number, b"the answer to that")])
     assert await asking == b"the answer to this"
     await pair.hush()
 

@@ -18,7 +18,7 @@ from ppd.proxy.errors import RateLimited
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
 from ppd.proxy.sessions.prefix_chain import Hasher
-from ppd.proxy.sessions.table import Kind, Outcome, Place
+from ppd.proxy.sessions.table import MatchKind, SessionMatch, TurnOutcome
 from tests.support.processes import R1, Pair, worker
 
 PROMPT_TOKENS = 100
@@ -44,14 +44,14 @@ def asked(*texts: str) -> Request:
     return parse_request(Endpoint.CHAT, body, {}, tenant="", hasher=HASHER, session_key=SessionKey.PREFIX)
 
 
-def find(one: Proxy, request: Request) -> Place:
+def find(one: Proxy, request: Request) -> SessionMatch:
     return one.state.sessions.find(request, one.state.now())
 
 
-def finish(one: Proxy, place: Place, request: Request, reply: str) -> None:
+def finish(one: Proxy, place: SessionMatch, request: Request, reply: str) -> None:
     key = ReplyKey(request)
     key.add_text(reply)
-    outcome = Outcome(prompt_tokens=PROMPT_TOKENS, completion_tokens=1, reply_key=key.key())
+    outcome = TurnOutcome(prompt_tokens=PROMPT_TOKENS, completion_tokens=1, reply_key=key.key())
     one.state.sessions.finish(place, request, outcome, one.state.now())
 
 
@@ -76,7 +76,7 @@ async def test_of_two_turns_that_go_on_from_one_neither_is_lost() -> None:
             process.siblings.hear_all()
             for said, heard in (("left", "one"), ("right", "two")):
                 place = find(process, asked("hi", "yo", said, heard, "more"))
-                assert (place.kind, place.turn) == (Kind.NEXT, 3), (said, process)
+                assert (place.kind, place.turn) == (MatchKind.NEXT, 3), (said, process)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 4, 600])

@@ -14,7 +14,7 @@ from ppd.proxy.errors import AllBusy, NotFound, NoWorkerError
 from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
 from ppd.proxy.fleet.worker import Load, Role, Worker, WorkerId
-from ppd.proxy.policy import Decision, Route, Rules, Shunned, Turn, decide, has_room
+from ppd.proxy.policy import Decision, Excluded, Route, Rules, Turn, decide, has_room
 from ppd.proxy.policy.decide import session_share
 
 
@@ -61,8 +61,8 @@ def run(
     turn: Turn,
     fleet: tuple[WorkerView, ...] = FLEET,
     by: Rules | None = None,
-    avoid: Shunned = (),
-    blocked: Shunned = (),
+    avoid: Excluded = (),
+    blocked: Excluded = (),
 ) -> Decision:
     return decide(turn, fleet_of(fleet, turn.model), by or rules(), qps=2.0, now_s=100.0, avoid=avoid, blocked=blocked)
 

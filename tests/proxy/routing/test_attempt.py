@@ -6,10 +6,10 @@ import pytest
 
 from ppd.proxy.admission.keys import Client
 from ppd.proxy.errors import LegError
-from ppd.proxy.failures import ROWS, Cause, ClientGets, Failure, Leg, Phase, Standing
+from ppd.proxy.failures import ROWS, Cause, ClientGets, Failure, HealthEffect, Leg, Phase
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.health.worker_health import OVERLOAD_S
-from ppd.proxy.routing.attempts import Failed, in_class
+from ppd.proxy.routing.attempts import FailedAttempts, in_class
 from tests.support.attempts import decision, running, view
 from tests.support.requests import parse
 
@@ -24,7 +24,7 @@ D_BUSY = (Leg.DECODE, Phase.HEADERS, Cause.OVERLOADED)
 PAIR_TIMEOUT = (Leg.DECODE, Phase.HEADERS, Cause.TIMEOUT)
 
 
-def fail(failed: Failed, failure: Failure, *, stream: bool = True, retry_after_s: float = 0.0) -> bool:
+def fail(failed: FailedAttempts, failure: Failure, *, stream: bool = True, retry_after_s: float = 0.0) -> bool:
     leg, phase, cause = failure
     begun = (Leg.PREFILL, Leg.DECODE) if leg is Leg.DECODE else (leg,)
     attempt = running(decision(leg), *begun, stream=stream)
@@ -39,27 +39,27 @@ def fail(failed: Failed, failure: Failure, *, stream: bool = True, retry_after_s
 def test_a_turn_is_tried_again_where_its_row_says_so(failure: Failure, stream: bool) -> None:
     gets = ROWS[failure].client_gets(stream=stream)
     again = gets in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE)
-    assert fail(Failed(3), failure, stream=stream) is again
+    assert fail(FailedAttempts(3), failure, stream=stream) is again
 
 
 @pytest.mark.parametrize("failure", [each for each in ERRORS if ROWS[each].client is ClientGets.ANOTHER], ids="-".join)
 def test_the_next_try_does_without_whom_the_failure_was(failure: Failure) -> None:
-    failed = Failed(3)
+    failed = FailedAttempts(3)
     fail(failed, failure)
     made = decision(failure[0])
     assert made.prefill is None or made.prefill.id == P1.id
     own = P1.id if failure[0] is Leg.PREFILL else made.decode.id
-    expected = (P1.id, D1.id) if ROWS[failure].standing is Standing.PAIR else own
+    expected = (P1.id, D1.id) if ROWS[failure].standing is HealthEffect.PAIR else own
     assert failed.avoid(VIEWS) == (expected,)
 
 
 def test_answers_have_a_limit() -> None:
-    failed = Failed(3)
+    failed = FailedAttempts(3)
     assert [fail(failed, D_REFUSED) for _ in range(3)] == [True, True, False]
 
 
 def test_with_hand_overs_used_up_the_turn_does_without_them() -> None:
-    failed = Failed(2)
+    failed = FailedAttempts(2)
     assert fail(failed, P_RESET)
     assert P2.id not in failed.avoid(VIEWS)
     assert fail(failed, PAIR_TIMEOUT)
@@ -68,7 +68,7 @@ def test_with_hand_overs_used_up_the_turn_does_without_them() -> None:
 
 
 def test_failing_ps_use_up_no_try_of_d() -> None:
-    failed = Failed(2)
+    failed = FailedAttempts(2)
     assert all(fail(failed, P_RESET) for _ in range(10))
     assert fail(failed, D_REFUSED)
     assert not fail(failed, D_REFUSED)
@@ -76,24 +76,24 @@ def test_failing_ps_use_up_no_try_of_d() -> None:
 
 @pytest.mark.parametrize(("asked_s", "until_s"), [((7.0,), 7.0), ((7.0, 3.0), 3.0), ((0.0,), OVERLOAD_S)])
 def test_busy_workers_are_waited_for_until_the_first_may_be_asked(asked_s: tuple[float, ...], until_s: float) -> None:
-    failed = Failed(2)
+    failed = FailedAttempts(2)
     assert all(fail(failed, D_BUSY, retry_after_s=seconds) for seconds in asked_s)
     assert failed.overloaded_until_s == NOW_S + until_s
 
 
 def test_busy_workers_use_up_no_try() -> None:
-    failed = Failed(2)
+    failed = FailedAttempts(2)
     assert all(fail(failed, D_BUSY) for _ in range(10))
 
 
 def test_a_busy_p_is_no_reason_to_wait() -> None:
-    failed = Failed(3)
+    failed = FailedAttempts(3)
     assert fail(failed, (Leg.PREFILL, Phase.HEADERS, Cause.OVERLOADED), retry_after_s=60.0)
     assert failed.overloaded_until_s is None
 
 
 def test_after_a_wait_busy_workers_are_asked_again_and_broken_ones_are_not() -> None:
-    failed = Failed(3)
+    failed = FailedAttempts(3)
     fail(failed, P_RESET)
     fail(failed, D_BUSY)
     assert set(failed.avoid(VIEWS)) == {P1.id, D1.id}

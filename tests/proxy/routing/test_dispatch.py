@@ -13,7 +13,7 @@ from ppd.proxy.errors import NoWorkerError
 from ppd.proxy.failures import Leg
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
-from ppd.proxy.routing.attempt import Running
+from ppd.proxy.routing.attempt import Attempt
 from ppd.proxy.routing.dispatch import Dispatcher
 from ppd.proxy.settings import Settings
 from tests.support.attempts import decision, running
@@ -34,7 +34,7 @@ def dispatcher(proxy: Proxy) -> Dispatcher:
     return Dispatcher(proxy.settings.config, proxy.state, proxy.upstream, proxy.winding_up)
 
 
-def split(proxy: Proxy, connector: str, prefill: str = "p:1") -> Running:
+def split(proxy: Proxy, connector: str, prefill: str = "p:1") -> Attempt:
     def joined(role: Role, address: str) -> WorkerView:
         worker = Worker(role=role, address=address, models=("m",), connector=connector)
         proxy.state.registry.add_static(worker, 0.0)

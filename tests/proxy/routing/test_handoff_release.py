@@ -21,14 +21,14 @@ from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.openai.answer import AnswerObserver
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint
-from ppd.proxy.routing.attempt import Opened, Running
+from ppd.proxy.routing.attempt import Attempt, OpenAnswer
 from ppd.proxy.routing.handoff_release import GRACE_S
 from ppd.proxy.settings import Settings
 from ppd.proxy.upstream.call import Call
 from tests.support.attempts import decision, running
 from tests.support.requests import parse
 
-Opening = Callable[[Running], Awaitable[Opened]]
+Opening = Callable[[Attempt], Awaitable[OpenAnswer]]
 
 
 class Lab:
@@ -63,15 +63,15 @@ class Lab:
         server = await self._stack.enter_async_context(TestServer(app))
         return self.join(name, f"127.0.0.1:{server.port}", **changes)
 
-    def running(self, decode: WorkerView, prefill: WorkerView | None = None) -> Running:
+    def running(self, decode: WorkerView, prefill: WorkerView | None = None) -> Attempt:
         made = running(decision(Leg.DECODE, prefill or self.p, decode), Leg.PREFILL)
         made.keeper = self
         return made
 
-    def give_back(self, _: Running) -> None:
+    def give_back(self, _: Attempt) -> None:
         self.closed.append("given back")
 
-    def announce(self, made: Running) -> None:
+    def announce(self, made: Attempt) -> None:
         """P has answered."""
         made.handoff = Handoff({"remote_request_id": "kv"}, 10, None)
         self.proxy.state.ledger.open(made.leg_id("p"), self.proxy.state.now())
@@ -79,7 +79,7 @@ class Lab:
     def outstanding(self) -> int:
         return self.proxy.state.ledger.outstanding(self.proxy.state.now())
 
-    async def leave(self, made: Running, opening: Opening, *, after_s: float = 0.0) -> None:
+    async def leave(self, made: Attempt, opening: Opening, *, after_s: float = 0.0) -> None:
         """The client leaves while the attempt is under way; then all is wound up."""
         turn = asyncio.ensure_future(self.proxy.winding_up.shielded(opening(made), made))  # type: ignore[arg-type]
         await asyncio.sleep(after_s)
@@ -106,12 +106,12 @@ async def lab() -> AsyncIterator[Lab]:
         proxy.listener.close()
 
 
-def opened() -> Opened:
+def opened() -> OpenAnswer:
     reply = ReplyKey(parse())
-    return Opened("text/event-stream", b"", AnswerObserver(Endpoint.CHAT, reply), reply, None, None)
+    return OpenAnswer("text/event-stream", b"", AnswerObserver(Endpoint.CHAT, reply), reply, None, None)
 
 
-def asks_d(made: Running) -> None:
+def asks_d(made: Attempt) -> None:
     made.call = Call(made.decision.decode.worker)
     made.call.phase = Phase.SENT
 
@@ -123,7 +123,7 @@ async def forever() -> None:
 async def test_an_attempt_whose_client_stays_is_its_own_result(lab: Lab) -> None:
     made, result = lab.running(await lab.decode("D1")), opened()
 
-    async def opening() -> Opened:
+    async def opening() -> OpenAnswer:
         return result
 
     assert await lab.proxy.winding_up.shielded(opening(), made) is result
@@ -133,7 +133,7 @@ async def test_an_attempt_whose_client_stays_is_its_own_result(lab: Lab) -> None
 async def test_a_failure_reaches_who_waits_for_it(lab: Lab) -> None:
     made, failure = lab.running(await lab.decode("D1")), LegError("", worker="", phase=Phase.SENT, cause=Cause.RESET)
 
-    async def opening() -> Opened:
+    async def opening() -> OpenAnswer:
         raise failure
 
     with pytest.raises(LegError) as raised:
@@ -144,7 +144,7 @@ async def test_a_failure_reaches_who_waits_for_it(lab: Lab) -> None:
 async def test_a_p_that_computes_is_told_to_abort(lab: Lab) -> None:
     ended: list[bool] = []
 
-    async def opening(made: Running) -> Opened:
+    async def opening(made: Attempt) -> OpenAnswer:
         try:
             await forever()
         finally:
@@ -158,7 +158,7 @@ async def test_a_p_that_computes_is_told_to_abort(lab: Lab) -> None:
 
 
 async def test_a_p_that_answers_as_its_client_leaves_is_relieved_by_d(lab: Lab) -> None:
-    async def opening(made: Running) -> Opened:
+    async def opening(made: Attempt) -> OpenAnswer:
         await asyncio.sleep(0.02)  # P's answer is on the wire
         lab.announce(made)
         assert made.is_left, "so that D is not asked for the answer"
@@ -174,7 +174,7 @@ async def test_a_p_that_answers_as_its_client_leaves_is_relieved_by_d(lab: Lab) 
 
 
 async def test_what_p_has_sent_when_the_time_is_up_is_still_read(lab: Lab) -> None:
-    async def opening(made: Running) -> Opened:
+    async def opening(made: Attempt) -> OpenAnswer:
         await asyncio.sleep(GRACE_S)
         for _ in range(5):  # turns of the loop, from the socket to here
             await asyncio.sleep(0)
@@ -186,7 +186,7 @@ async def test_what_p_has_sent_when_the_time_is_up_is_still_read(lab: Lab) -> No
 
 
 async def test_a_d_that_was_just_asked_is_ended_and_has_the_kv(lab: Lab) -> None:
-    async def opening(made: Running) -> Opened:
+    async def opening(made: Attempt) -> OpenAnswer:
         lab.announce(made)
         asks_d(made)
         await forever()
@@ -198,7 +198,7 @@ async def test_a_d_that_was_just_asked_is_ended_and_has_the_kv(lab: Lab) -> None
 
 
 async def test_an_answer_that_began_as_the_client_left_is_closed(lab: Lab) -> None:
-    async def opening(made: Running) -> Opened:
+    async def opening(made: Attempt) -> OpenAnswer:
         lab.announce(made)
         asks_d(made)
         return opened()
@@ -208,7 +208,7 @@ async def test_an_answer_that_began_as_the_client_left_is_closed(lab: Lab) -> No
 
 
 async def test_a_d_that_fails_as_the_client_leaves_may_have_the_kv_or_not(lab: Lab) -> None:
-    async def opening(made: Running) -> Opened:
+    async def opening(made: Attempt) -> OpenAnswer:
         lab.announce(made)
         asks_d(made)
         await asyncio.sleep(0.01)
@@ -221,7 +221,7 @@ async def test_a_d_that_fails_as_the_client_leaves_may_have_the_kv_or_not(lab: L
 
 @pytest.mark.parametrize("fails", [True, False], ids=["refused", "connecting"])
 async def test_a_d_that_cannot_be_reached_leaves_the_kv_to_another(lab: Lab, fails: bool) -> None:
-    async def opening(made: Running) -> Opened:
+    async def opening(made: Attempt) -> OpenAnswer:
         lab.announce(made)
         made.call = Call(made.decision.decode.worker)
         if not fails:
@@ -239,7 +239,7 @@ async def test_a_d_that_cannot_be_reached_leaves_the_kv_to_another(lab: Lab, fai
     assert (lab.outstanding(), lab.fates()) == (0, {"taken": 1})
 
 
-async def released(lab: Lab, made: Running) -> int:
+async def released(lab: Lab, made: Attempt) -> int:
     lab.announce(made)
     made.call = Call(made.decision.decode.worker)
     lab.proxy.winding_up.release(made)
@@ -283,7 +283,7 @@ async def test_a_connector_that_pins_nothing_has_nothing_to_release(lab: Lab) ->
 
 
 async def test_closing_waits_for_what_is_under_way_and_ends_it(lab: Lab) -> None:
-    async def opening() -> Opened:
+    async def opening() -> OpenAnswer:
         await forever()
         raise AssertionError
 

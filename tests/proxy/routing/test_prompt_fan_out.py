@@ -16,9 +16,9 @@ from ppd.proxy.failures import Leg
 from ppd.proxy.openai.prompt_list import BrokenAnswer, prompt_list
 from ppd.proxy.openai.request import Request
 from ppd.proxy.openai.stream_relay import broken_off
-from ppd.proxy.routing.attempts import Asker
+from ppd.proxy.routing.attempts import TurnContext
 from ppd.proxy.routing.prompt_fan_out import AT_ONCE, FanOut, ListTurn
-from ppd.proxy.routing.router import Reply
+from ppd.proxy.routing.router import TurnReply
 from ppd.proxy.telemetry.receipts import LegRecord, Receipt
 from tests.support.requests import COMPLETIONS, parse_bytes
 
@@ -44,7 +44,7 @@ class FakeRouter:
     def __post_init__(self) -> None:
         self._places = asyncio.Semaphore(self.places)
 
-    async def answer(self, request: Request, receipt: Receipt, asker: Asker) -> Reply:
+    async def answer(self, request: Request, receipt: Receipt, asker: TurnContext) -> TurnReply:
         self.receipts.append(receipt)
         receipt.legs.append(LegRecord(kind=Leg.DECODE, worker="D1", address="", started_s=0.0))
         at = int(receipt.id.rpartition("-")[2])
@@ -54,13 +54,13 @@ class FakeRouter:
         await self._places.acquire()
         self.running += 1
         if request.stream:
-            return Reply("text/event-stream", shown, FakeBody(self))
+            return TurnReply("text/event-stream", shown, FakeBody(self))
         try:
             if self.gate is not None:
                 await self.gate.wait()
         finally:
             self._left()
-        return Reply("application/json", shown, WHOLE)
+        return TurnReply("application/json", shown, WHOLE)
 
     def _left(self) -> None:
         self.running -= 1
@@ -89,7 +89,9 @@ def list_turn(count: int, *, stream: bool) -> ListTurn:
     prompts = prompt_list(request, 10**6)
     assert prompts is not None
     receipt = Receipt(id="r", at="", endpoint=COMPLETIONS.value, model="m", stream=stream, session="", turn=0, kind="")
-    return ListTurn(prompts, lambda one: parse_bytes(one, COMPLETIONS), receipt, Asker(Client(name="", tenant=""), {}))
+    return ListTurn(
+        prompts, lambda one: parse_bytes(one, COMPLETIONS), receipt, TurnContext(Client(name="", tenant=""), {})
+    )
 
 
 async def settled() -> None:
@@ -98,7 +100,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def stream_of(router: FakeRouter, count: int) -> tuple[Reply, Any]:
+async def stream_of(router: FakeRouter, count: int) -> tuple[TurnReply, Any]:
     reply = await FanOut(router).answer(list_turn(count, stream=True))
     assert not isinstance(reply.body, bytes)
     return reply, reply.body.chunks()
@@ -226,8 +228,8 @@ async def test_a_defect_is_told_without_its_text(caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize("streams", [True, False])
 async def test_an_answer_in_the_other_form_is_none(streams: bool) -> None:
     class Other(FakeRouter):
-        async def answer(self, request: Request, receipt: Receipt, asker: Asker) -> Reply:
-            return Reply("", {}, WHOLE if streams else FakeBody(self))
+        async def answer(self, request: Request, receipt: Receipt, asker: TurnContext) -> TurnReply:
+            return TurnReply("", {}, WHOLE if streams else FakeBody(self))
 
     with pytest.raises(BrokenAnswer):
         await FanOut(Other()).answer(list_turn(2, stream=streams))

@@ -15,7 +15,7 @@ from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
 from ppd.proxy.sessions.prefix_chain import Hasher
-from ppd.proxy.sessions.table import Kind, Outcome, Place, SessionTable
+from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
 
 HASHER = Hasher(b"a secret of the proxy")
 DATA = Path(__file__).parents[2] / "data" / "conversations"
@@ -51,23 +51,25 @@ class Client:
         body = json.dumps({"model": "m", "messages": messages, **members}).encode()
         return parse_request(Endpoint.CHAT, body, self.headers, tenant=tenant, hasher=HASHER, session_key=key)
 
-    def find(self, *messages: Message, **members: Any) -> Place:
+    def find(self, *messages: Message, **members: Any) -> SessionMatch:
         return self.table.find(self.request(*messages, **members), self.now_s)
 
-    def turn(self, *messages: Message, reply: str = "yo", decode: Residency | None = D1, **members: Any) -> Place:
+    def turn(
+        self, *messages: Message, reply: str = "yo", decode: Residency | None = D1, **members: Any
+    ) -> SessionMatch:
         request = self.request(*messages, **members)
         place = self.table.find(request, self.now_s)
         self.finish(place, request, assistant(reply), tokens_of(*messages), decode)
         return place
 
     def finish(
-        self, place: Place, request: Request, reply: Message, prompt: int, decode: Residency | None = D1
+        self, place: SessionMatch, request: Request, reply: Message, prompt: int, decode: Residency | None = D1
     ) -> None:
         key = ReplyKey(request)
         key.add_text(reply["content"] or "")
         for index, call in enumerate(reply.get("tool_calls") or ()):
             key.add_tool_call(index, call["id"], call["function"]["name"], call["function"]["arguments"])
-        outcome = Outcome(
+        outcome = TurnOutcome(
             prompt_tokens=prompt,
             completion_tokens=tokens_of(reply),
             reply_key=key.key(),
@@ -98,7 +100,7 @@ def test_a_conversation_is_one_session_and_counts_its_turns(client: Client) -> N
     first = client.turn(SYSTEM, HI)
     second = client.turn(SYSTEM, HI, assistant("yo"), user("more"), reply="sure")
     third = client.find(SYSTEM, HI, assistant("yo"), user("more"), assistant("sure"), user("why"))
-    assert [place.kind for place in (first, second, third)] == [Kind.FIRST, Kind.NEXT, Kind.NEXT]
+    assert [place.kind for place in (first, second, third)] == [MatchKind.FIRST, MatchKind.NEXT, MatchKind.NEXT]
     assert [place.turn for place in (first, second, third)] == [1, 2, 3]
     assert len({place.session_id for place in (first, second, third)}) == 1
     assert (first.held_tokens, first.decode) == (0, None)
@@ -117,7 +119,7 @@ def test_new_bytes_are_those_beyond_the_known_prefix(client: Client) -> None:
 def test_a_reply_that_comes_back_changed_leaves_the_prompt_known(client: Client) -> None:
     client.turn(HI, reply="  yo\n")
     place = client.find(HI, assistant("yo"), user("more"))
-    assert (place.kind, place.turn, place.held_tokens) == (Kind.NEXT, 2, tokens_of(HI))
+    assert (place.kind, place.turn, place.held_tokens) == (MatchKind.NEXT, 2, tokens_of(HI))
 
 
 def test_a_reply_with_reasoning_counts_as_far_as_its_prompt(client: Client) -> None:
@@ -125,7 +127,7 @@ def test_a_reply_with_reasoning_counts_as_far_as_its_prompt(client: Client) -> N
     place = client.table.find(request, 0.0)
     key = ReplyKey(request)
     key.add_text("yo")
-    outcome = Outcome(prompt_tokens=12, completion_tokens=900, reply_key=key.key(), reasoned=True)
+    outcome = TurnOutcome(prompt_tokens=12, completion_tokens=900, reply_key=key.key(), reasoned=True)
     client.table.finish(place, request, outcome, 0.0)
     following = client.find(HI, assistant("yo"), user("more"))
     assert (following.turn, following.held_tokens) == (2, 12)
@@ -136,7 +138,7 @@ def test_a_turn_that_did_not_complete_changes_nothing(client: Client) -> None:
     assert len(client.table) == 0
     client.turn(HI)
     client.find(HI, assistant("yo"), user("more"))
-    assert client.find(HI, assistant("yo"), user("more")).kind is Kind.NEXT
+    assert client.find(HI, assistant("yo"), user("more")).kind is MatchKind.NEXT
 
 
 def test_the_mean_answer_length_follows_the_session(client: Client) -> None:
@@ -158,11 +160,11 @@ def test_an_outcome_without_residency_leaves_what_was_known(client: Client) -> N
 def test_a_retry_is_not_a_new_turn(client: Client) -> None:
     first = client.turn(HI)
     again = client.turn(HI)
-    assert (again.kind, again.turn, again.session_id) == (Kind.RETRY, 1, first.session_id)
+    assert (again.kind, again.turn, again.session_id) == (MatchKind.RETRY, 1, first.session_id)
     assert again.held_tokens == 0
     second = client.turn(HI, assistant("yo"), user("more"))
     retried = client.find(HI, assistant("yo"), user("more"))
-    assert (retried.kind, retried.turn, retried.session_id) == (Kind.RETRY, 2, second.session_id)
+    assert (retried.kind, retried.turn, retried.session_id) == (MatchKind.RETRY, 2, second.session_id)
     assert (retried.held_tokens, retried.new_bytes) == (second.held_tokens, second.new_bytes)
     assert len(client.table) == 1
 
@@ -174,7 +176,7 @@ def test_a_regenerated_reply_and_the_first_one_can_both_be_continued(client: Cli
     history = (HI, assistant("yo"), user("more"))
     for reply, held_by in (("one", D1), ("two", D2)):
         place = client.find(*history, assistant(reply), user("go on"))
-        assert (place.kind, place.turn, place.decode) == (Kind.NEXT, 3, held_by)
+        assert (place.kind, place.turn, place.decode) == (MatchKind.NEXT, 3, held_by)
         assert place.held_tokens == tokens_of(*history, assistant(reply))
 
 
@@ -182,17 +184,17 @@ def test_an_edit_of_the_last_message_branches_from_the_turn_before(client: Clien
     client.turn(HI)
     client.turn(HI, assistant("yo"), user("more"))
     edited = client.turn(HI, assistant("yo"), user("less"), decode=D2)
-    assert (edited.kind, edited.turn, edited.decode) == (Kind.BRANCH, 2, D1)
+    assert (edited.kind, edited.turn, edited.decode) == (MatchKind.BRANCH, 2, D1)
     assert edited.held_tokens == tokens_of(HI, assistant("yo"))
     for text, held_by in (("more", D1), ("less", D2)):
         place = client.find(HI, assistant("yo"), user(text), assistant("yo"), user("go on"))
-        assert (place.kind, place.turn, place.decode) == (Kind.NEXT, 3, held_by)
+        assert (place.kind, place.turn, place.decode) == (MatchKind.NEXT, 3, held_by)
 
 
 def test_an_edit_of_the_first_message_is_a_new_conversation(client: Client) -> None:
     first = client.turn(HI)
     edited = client.find(user("hello"))
-    assert (edited.kind, edited.turn, edited.held_tokens, edited.decode) == (Kind.FIRST, 1, 0, None)
+    assert (edited.kind, edited.turn, edited.held_tokens, edited.decode) == (MatchKind.FIRST, 1, 0, None)
     assert edited.session_id != first.session_id
 
 
@@ -207,7 +209,7 @@ def test_an_edit_is_placed_at_its_turn_or_at_the_nearest_before_it_that_is_remem
     client.turn(*history)
     place = client.find(*history[: 2 * edited - 2], user("something else"))
     remembered = edited if edited in (2, 6, 7, 8, 9) else 2
-    assert (place.kind, place.turn, place.decode) == (Kind.BRANCH, remembered, D1)
+    assert (place.kind, place.turn, place.decode) == (MatchKind.BRANCH, remembered, D1)
     assert place.held_tokens == tokens_of(*history[: 2 * remembered - 2])
 
 
@@ -215,13 +217,13 @@ def test_of_two_turns_at_once_after_one_parent_the_second_becomes_a_session_of_i
     client.turn(HI)
     requests = [client.request(HI, assistant("yo"), user(text)) for text in ("a", "b")]
     places = [client.table.find(request, 0.0) for request in requests]
-    assert [place.kind for place in places] == [Kind.NEXT, Kind.NEXT]
+    assert [place.kind for place in places] == [MatchKind.NEXT, MatchKind.NEXT]
     for place, request, held_by in zip(places, requests, (D1, D2), strict=True):
         client.finish(place, request, assistant("ok"), 30, held_by)
     assert len(client.table) == 2
     for text, held_by in (("a", D1), ("b", D2)):
         following = client.find(HI, assistant("yo"), user(text), assistant("ok"), user("c"))
-        assert (following.kind, following.turn, following.decode) == (Kind.NEXT, 3, held_by)
+        assert (following.kind, following.turn, following.decode) == (MatchKind.NEXT, 3, held_by)
 
 
 def test_two_users_with_one_opener_are_apart_once_their_replies_differ(client: Client) -> None:
@@ -245,7 +247,7 @@ def test_the_same_opener_after_the_first_user_went_on_is_a_session_of_its_own(cl
 @pytest.mark.parametrize("members", [{"tenant": "u"}, {"cache_salt": "s"}, {"tools": [{"name": "f"}]}, {"model": "n"}])
 def test_conversations_do_not_meet_across(members: dict[str, Any], client: Client) -> None:
     client.turn(HI)
-    assert client.find(HI, assistant("yo"), user("more"), **members).kind is Kind.FIRST
+    assert client.find(HI, assistant("yo"), user("more"), **members).kind is MatchKind.FIRST
 
 
 # -- explicit ids
@@ -254,24 +256,24 @@ def test_conversations_do_not_meet_across(members: dict[str, Any], client: Clien
 def test_an_id_tells_two_users_with_one_opener_and_one_reply_apart(table: SessionTable) -> None:
     ann, bob = Client(table, x_session_id="ann"), Client(table, x_session_id="bob")
     first, second = ann.turn(HI, decode=D1), bob.turn(HI, decode=D2)
-    assert (second.kind, second.turn) == (Kind.FIRST, 1)
+    assert (second.kind, second.turn) == (MatchKind.FIRST, 1)
     assert first.session_id != second.session_id
     for user_, place, held_by in ((ann, first, D1), (bob, second, D2)):
         following = user_.turn(HI, assistant("yo"), user("more"), decode=held_by)
-        assert (following.kind, following.turn, following.decode) == (Kind.NEXT, 2, held_by)
+        assert (following.kind, following.turn, following.decode) == (MatchKind.NEXT, 2, held_by)
         assert following.session_id == place.session_id
         retry = user_.find(HI, assistant("yo"), user("more"))
-        assert (retry.kind, retry.session_id) == (Kind.RETRY, place.session_id)
+        assert (retry.kind, retry.session_id) == (MatchKind.RETRY, place.session_id)
 
 
 def test_an_id_keeps_its_session_when_the_history_begins_otherwise(table: SessionTable) -> None:
     client = Client(table, x_session_id="1")
     first = client.turn(HI)
     lost = client.turn(user("a summary of all so far"), reply="ok", decode=D2)
-    assert (lost.kind, lost.turn, lost.session_id) == (Kind.LOST, 2, first.session_id)
+    assert (lost.kind, lost.turn, lost.session_id) == (MatchKind.LOST, 2, first.session_id)
     assert (lost.held_tokens, lost.decode) == (0, None)
     following = client.find(user("a summary of all so far"), assistant("ok"), user("go on"))
-    assert (following.kind, following.turn, following.decode) == (Kind.NEXT, 3, D2)
+    assert (following.kind, following.turn, following.decode) == (MatchKind.NEXT, 3, D2)
 
 
 def test_an_edit_under_an_id_is_a_branch_of_the_same_session(table: SessionTable) -> None:
@@ -279,7 +281,7 @@ def test_an_edit_under_an_id_is_a_branch_of_the_same_session(table: SessionTable
     first = client.turn(HI)
     client.turn(HI, assistant("yo"), user("more"))
     edited = client.find(HI, assistant("yo"), user("less"))
-    assert (edited.kind, edited.turn, edited.session_id) == (Kind.BRANCH, 2, first.session_id)
+    assert (edited.kind, edited.turn, edited.session_id) == (MatchKind.BRANCH, 2, first.session_id)
     assert edited.held_tokens == tokens_of(HI, assistant("yo"))
 
 
@@ -287,7 +289,7 @@ def test_a_session_without_an_id_takes_the_first_one_it_is_given(table: SessionT
     nameless, named = Client(table), Client(table, x_session_id="1")
     nameless.turn(HI)
     second = named.turn(HI, assistant("yo"), user("more"))
-    assert (second.kind, second.turn) == (Kind.NEXT, 2)
+    assert (second.kind, second.turn) == (MatchKind.NEXT, 2)
     assert len(table) == 1
     third = named.find(HI, assistant("yo"), user("more"), assistant("yo"), user("on"))
     assert (third.turn, third.session_id) == (3, second.session_id)
@@ -296,14 +298,14 @@ def test_a_session_without_an_id_takes_the_first_one_it_is_given(table: SessionT
 def test_another_id_on_a_known_history_is_a_branch_of_its_own(table: SessionTable) -> None:
     first = Client(table, x_session_id="1").turn(HI)
     other = Client(table, x_session_id="2").find(HI, assistant("yo"), user("more"))
-    assert (other.kind, other.turn, other.decode) == (Kind.BRANCH, 2, D1)
+    assert (other.kind, other.turn, other.decode) == (MatchKind.BRANCH, 2, D1)
     assert other.session_id != first.session_id
 
 
 def test_a_request_that_forgets_its_id_still_continues(table: SessionTable) -> None:
     first = Client(table, x_session_id="1").turn(HI)
     place = Client(table).find(HI, assistant("yo"), user("more"))
-    assert (place.kind, place.session_id) == (Kind.NEXT, first.session_id)
+    assert (place.kind, place.session_id) == (MatchKind.NEXT, first.session_id)
 
 
 def test_users_who_share_one_key_keep_their_own_workers(client: Client) -> None:
@@ -327,7 +329,12 @@ def test_the_papers_key_counts_the_requests_with_one_opener(table: SessionTable)
     retry = client.turn(SYSTEM, HI, assistant("edited"), user("a"), session_key=key)
     third = client.find(HI, user("b"), session_key=key)
     assert [place.turn for place in (first, second, retry, third)] == [1, 2, 2, 3]
-    assert [place.kind for place in (first, second, retry, third)] == [Kind.FIRST, Kind.NEXT, Kind.RETRY, Kind.NEXT]
+    assert [place.kind for place in (first, second, retry, third)] == [
+        MatchKind.FIRST,
+        MatchKind.NEXT,
+        MatchKind.RETRY,
+        MatchKind.NEXT,
+    ]
     assert len({place.session_id for place in (first, second, retry, third)}) == 1
     assert second.held_tokens == retry.held_tokens == tokens_of(HI, assistant("yo"))
     assert third.held_tokens == tokens_of(SYSTEM, HI, assistant("edited"), user("a"), assistant("yo"))
@@ -354,7 +361,7 @@ def prompts_of(messages: list[Message]) -> list[tuple[list[Message], Message]]:
     return [(messages[:at], message) for at, message in enumerate(messages) if message["role"] == "assistant"]
 
 
-def play(client: Client, prompt: list[Message], reply: Message) -> Place:
+def play(client: Client, prompt: list[Message], reply: Message) -> SessionMatch:
     request = client.request(*prompt)
     place = client.table.find(request, client.now_s)
     client.finish(place, request, reply, tokens_of(*prompt))

@@ -18,7 +18,7 @@ from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
 from ppd.proxy.sessions.prefix_chain import Chain, Hasher, Mark
 from ppd.proxy.sessions.session import indexed
-from ppd.proxy.sessions.table import Kind, Outcome, Place, SessionTable
+from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
 
 HASHER = Hasher(b"a secret of the proxy")
 D1 = Residency(WorkerId("d1:80"), "i", 100, 0)
@@ -47,8 +47,8 @@ def request(history: str, name: str = "", opener: str | None = None) -> Request:
     return replace(BASE, chain=chain, prompt_bytes=chain.size, label=label, explicit_id=name or None, opener=opener)
 
 
-def finish(table: SessionTable, place: Place, asked: Request, history: str, reply: str, now_s: float) -> None:
-    outcome = Outcome(
+def finish(table: SessionTable, place: SessionMatch, asked: Request, history: str, reply: str, now_s: float) -> None:
+    outcome = TurnOutcome(
         prompt_tokens=10 * len(history),
         completion_tokens=10,
         reply_key=Mark(key_of(history + reply)) if reply else None,
@@ -58,7 +58,7 @@ def finish(table: SessionTable, place: Place, asked: Request, history: str, repl
     table.finish(place, asked, outcome, now_s)
 
 
-def turn(table: SessionTable, history: str, now_s: float = 0.0, name: str = "", reply: str = "x") -> Place:
+def turn(table: SessionTable, history: str, now_s: float = 0.0, name: str = "", reply: str = "x") -> SessionMatch:
     asked = request(history, name)
     place = table.find(asked, now_s)
     finish(table, place, asked, history, reply, now_s)
@@ -97,7 +97,7 @@ def test_a_session_adopted_late_goes_when_its_own_time_is_over() -> None:
     (theirs,) = other.all()
     table.adopt(theirs, *other.ways_to(theirs))
     turn(table, "axm", now_s=100.5)
-    assert table.find(request("bxm"), 102.0).kind is Kind.FIRST
+    assert table.find(request("bxm"), 102.0).kind is MatchKind.FIRST
     check(table)
 
 
@@ -108,7 +108,7 @@ def test_the_session_unused_for_longest_makes_room() -> None:
     table.find(request("axm"), 0.0)
     turn(table, "c")
     kinds = {text: table.find(request(f"{text}xm"), 0.0).kind for text in "abc"}
-    assert kinds == {"a": Kind.NEXT, "b": Kind.FIRST, "c": Kind.NEXT}
+    assert kinds == {"a": MatchKind.NEXT, "b": MatchKind.FIRST, "c": MatchKind.NEXT}
     check(table)
 
 
@@ -139,14 +139,14 @@ def test_a_session_that_got_another_name_during_a_turn_does_not_grow_by_it() -> 
     turn(table, "a")
     asked = request("axb", "ann")
     place = table.find(asked, 0.0)
-    assert place.kind is Kind.NEXT
+    assert place.kind is MatchKind.NEXT
     retry = turn(table, "a", name="bob")
     finish(table, place, asked, "axb", "y", 0.0)
     check(table)
     assert len(table) == 2
     assert table.find(request("axbyc", "ann"), 0.0).turn == 3
     following = table.find(request("axb", "bob"), 0.0)
-    assert (following.kind, following.session_id) == (Kind.NEXT, retry.session_id)
+    assert (following.kind, following.session_id) == (MatchKind.NEXT, retry.session_id)
 
 
 def test_an_operator_sees_the_newest_sessions_first() -> None:
@@ -181,7 +181,7 @@ class Talk(RuleBasedStateMachine):
         super().__init__()
         self.table = SessionTable(ttl_s=50.0, capacity=4)
         self.now_s = 0.0
-        self.running: list[tuple[Place, Request, str]] = []
+        self.running: list[tuple[SessionMatch, Request, str]] = []
 
     @rule(
         history=st.text("ab", min_size=1, max_size=5),
@@ -194,7 +194,7 @@ class Talk(RuleBasedStateMachine):
         assert place.turn >= 1
         assert 0 <= place.new_bytes <= asked.prompt_bytes
         assert place.held_tokens == 0 or place.parent is not None
-        assert place.kind is not Kind.NEXT or place.turn > 1
+        assert place.kind is not MatchKind.NEXT or place.turn > 1
         self.running.append((place, asked, history))
 
     @precondition(lambda self: self.running)
@@ -254,7 +254,7 @@ def _play(table: SessionTable, number: int, turns: int, workers: list[tuple[Work
         asked = replace(BASE, chain=chain, label=HASHER.key(b"I", str(number)))
         keys += (HASHER.key(b"T", f"{number} {number_of_turn} reply"),)
         held = Residency(*workers[number % 8], 1000 * number_of_turn + number, 10**9 + number)
-        outcome = Outcome(
+        outcome = TurnOutcome(
             prompt_tokens=1000 * number_of_turn,
             completion_tokens=300 + number,
             reply_key=Mark(keys[-1]),

@@ -13,7 +13,7 @@ from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, parse_request
 from ppd.proxy.sessions.prefix_chain import Hasher
-from ppd.proxy.sessions.table import Kind, Outcome, Place, SessionTable
+from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
 
 HASHER = Hasher(b"a secret of the proxy")
 D1 = Residency(WorkerId("d1:80"), "i", 100, 0)
@@ -25,14 +25,16 @@ def table() -> SessionTable:
     return SessionTable(ttl_s=3600.0, capacity=1000)
 
 
-def respond(table: SessionTable, prompt: Any, response_id: str | None, text: str = "yo", **members: Any) -> Place:
+def respond(
+    table: SessionTable, prompt: Any, response_id: str | None, text: str = "yo", **members: Any
+) -> SessionMatch:
     body = json.dumps({"model": "m", "input": prompt, **members}).encode()
     request = parse_request(Endpoint.RESPONSES, body, {}, tenant="t", hasher=HASHER, session_key=SessionKey.PREFIX)
     place = table.find(request, 0.0)
     key = ReplyKey(request)
     key.add_text(text)
     prompt_tokens = place.held_tokens + 10
-    outcome = Outcome(
+    outcome = TurnOutcome(
         prompt_tokens=prompt_tokens, completion_tokens=5, reply_key=key.key(), response_id=response_id, decode=D1
     )
     table.finish(place, request, outcome, 0.0)
@@ -44,15 +46,15 @@ def test_a_stored_response_finds_its_session(table: SessionTable) -> None:
     second = respond(table, "more", "resp_2", previous_response_id="resp_1")
     third = respond(table, "on", "resp_3", previous_response_id="resp_2")
     assert [(place.kind, place.turn, place.held_tokens) for place in (second, third)] == [
-        (Kind.NEXT, 2, 15),
-        (Kind.NEXT, 3, 30),
+        (MatchKind.NEXT, 2, 15),
+        (MatchKind.NEXT, 3, 30),
     ]
     assert first.session_id == second.session_id == third.session_id
     assert third.decode == D1
     retry = respond(table, "on", "resp_4", previous_response_id="resp_2")
-    assert (retry.kind, retry.turn) == (Kind.RETRY, 3)
+    assert (retry.kind, retry.turn) == (MatchKind.RETRY, 3)
     branch = respond(table, "other", "resp_5", previous_response_id="resp_2")
-    assert (branch.kind, branch.turn, branch.held_tokens) == (Kind.BRANCH, 3, 30)
+    assert (branch.kind, branch.turn, branch.held_tokens) == (MatchKind.BRANCH, 3, 30)
 
 
 def test_a_retry_of_a_turn_that_named_a_stored_response_is_found_in_a_session_with_a_longer_history(
@@ -63,29 +65,29 @@ def test_a_retry_of_a_turn_that_named_a_stored_response_is_found_in_a_session_wi
     respond(table, [{"role": role, "content": text} for role, text in history], "resp_2")
     third = respond(table, "on", "resp_3", previous_response_id="resp_2")
     retry = respond(table, "on", "resp_4", previous_response_id="resp_2")
-    assert (third.turn, retry.turn, retry.kind) == (3, 3, Kind.RETRY)
+    assert (third.turn, retry.turn, retry.kind) == (3, 3, MatchKind.RETRY)
     assert retry.held_tokens == third.held_tokens == 30
 
 
 def test_a_response_that_nobody_knows_is_lost(table: SessionTable) -> None:
     place = respond(table, "more", "resp_2", previous_response_id="resp_0")
-    assert (place.kind, place.turn, place.held_tokens) == (Kind.LOST, 1, 0)
+    assert (place.kind, place.turn, place.held_tokens) == (MatchKind.LOST, 1, 0)
 
 
 def test_a_responses_client_may_send_the_history_instead(table: SessionTable) -> None:
     respond(table, "hi", "resp_1")
     history = (("user", "hi"), ("assistant", "yo"), ("user", "more"))
     place = respond(table, [{"role": role, "content": text} for role, text in history], "resp_2")
-    assert (place.kind, place.turn, place.held_tokens) == (Kind.NEXT, 2, 15)
+    assert (place.kind, place.turn, place.held_tokens) == (MatchKind.NEXT, 2, 15)
 
 
-def complete(table: SessionTable, prompt: Any, text: str, decode: Residency = D1) -> Place:
+def complete(table: SessionTable, prompt: Any, text: str, decode: Residency = D1) -> SessionMatch:
     body = json.dumps({"model": "m", "prompt": prompt}).encode()
     request = parse_request(Endpoint.COMPLETIONS, body, {}, tenant="t", hasher=HASHER, session_key=SessionKey.PREFIX)
     place = table.find(request, 0.0)
     key = ReplyKey(request)
     key.add_text(text)
-    outcome = Outcome(prompt_tokens=len(prompt), completion_tokens=len(text), reply_key=key.key(), decode=decode)
+    outcome = TurnOutcome(prompt_tokens=len(prompt), completion_tokens=len(text), reply_key=key.key(), decode=decode)
     table.finish(place, request, outcome, 0.0)
     return place
 
@@ -96,7 +98,7 @@ def test_a_raw_prompt_continues_what_it_begins_with(table: SessionTable) -> None
         places.append(complete(table, history, " yo, and so on"))
         history += " yo, and so on\nUser: more\nAssistant:"
     assert [place.turn for place in places] == [1, 2, 3, 4]
-    assert [place.kind for place in places[1:]] == [Kind.NEXT] * 3
+    assert [place.kind for place in places[1:]] == [MatchKind.NEXT] * 3
     assert places[3].held_tokens == len(history) - 2 * len("\nUser: more\nAssistant:") - len(" yo, and so on")
     assert places[3].new_bytes == len("\nUser: more\nAssistant:")
     assert complete(table, "User: hi\nAssistant: no", "x").turn == 1
@@ -115,9 +117,9 @@ def test_prompts_that_share_only_a_header_are_apart(table: SessionTable) -> None
 
 def test_a_raw_prompt_sent_again_is_a_retry_and_its_continuation_is_not(table: SessionTable) -> None:
     complete(table, "Once upon a time there was", " a king")
-    assert complete(table, "Once upon a time there was", " a king").kind is Kind.RETRY
+    assert complete(table, "Once upon a time there was", " a king").kind is MatchKind.RETRY
     on = complete(table, "Once upon a time there was a king", " who")
-    assert (on.kind, on.turn, on.new_bytes) == (Kind.NEXT, 2, 0)
+    assert (on.kind, on.turn, on.new_bytes) == (MatchKind.NEXT, 2, 0)
 
 
 def test_token_ids_continue_from_the_prompt(table: SessionTable) -> None:

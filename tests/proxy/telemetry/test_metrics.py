@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ppd.proxy.policy import Route
-from ppd.proxy.telemetry.metrics import TTFT_BUCKETS_S, Metrics, Spread
+from ppd.proxy.telemetry.metrics import TTFT_BUCKETS_S, Metrics, TurnHistogram
 
 
 def test_each_set_of_labels_is_one_series_whoever_names_it() -> None:
@@ -33,7 +33,7 @@ def test_every_metric_has_its_type_and_help_before_it_counts() -> None:
 
 def test_a_spread_is_the_librarys_histogram() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    spread = Spread(ours, "x_seconds", "X", TTFT_BUCKETS_S, "route")
+    spread = TurnHistogram(ours, "x_seconds", "X", TTFT_BUCKETS_S, "route")
     histogram = Histogram("x_seconds", "X", ["route"], buckets=TTFT_BUCKETS_S, registry=theirs)
     for amount in (0.0, 0.01, 0.010001, 0.3, 60.0, 61.0, 1e9):
         for route in ("LOCAL", Route.SPLIT):

@@ -21,7 +21,7 @@ from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.engine_metrics import EngineMetrics
 from ppd.proxy.fleet.worker import Load, Role
 from ppd.proxy.health.probe import EngineStatus
-from ppd.servers.agent.agent import MISSES, Agent, Announcer, Identity, Phase, Watch, beat, is_idle
+from ppd.servers.agent.agent import MISSES, Agent, AgentPhase, Announcer, EngineWatch, Identity, beat, is_idle
 from ppd.servers.cli.agent import AgentOptions, address_of, curve_keys, identity_of, launch_of
 from ppd.servers.fleet.process import EngineFailed, EngineProcess
 from ppd.servers.vllm.launch import Launch
@@ -31,9 +31,9 @@ IDENTITY = Identity(role=Role.DECODE, address="10.0.0.1:8200", coordinates={}, l
 
 @pytest.mark.parametrize(
     ("phase", "draining", "leaving"),
-    [(Phase.SERVING, False, False), (Phase.DRAINING, True, False), (Phase.LEAVING, False, True)],
+    [(AgentPhase.SERVING, False, False), (AgentPhase.DRAINING, True, False), (AgentPhase.LEAVING, False, True)],
 )
-def test_a_beat_says_what_was_seen_and_where_the_agent_stands(phase: Phase, draining: bool, leaving: bool) -> None:
+def test_a_beat_says_what_was_seen_and_where_the_agent_stands(phase: AgentPhase, draining: bool, leaving: bool) -> None:
     metrics = EngineMetrics(load=Load(2, 1, 0.5, 4096), incarnation="17")
     said = decode(beat(IDENTITY, EngineStatus(True, ("m",), "0.33.0", metrics), phase).encode())
     assert (said.draining, said.leaving) == (draining, leaving)
@@ -42,7 +42,7 @@ def test_a_beat_says_what_was_seen_and_where_the_agent_stands(phase: Phase, drai
 
 
 def test_an_engine_that_does_not_tell_its_start_is_known_by_its_launch() -> None:
-    assert beat(IDENTITY, EngineStatus(True), Phase.SERVING).incarnation == "launch"
+    assert beat(IDENTITY, EngineStatus(True), AgentPhase.SERVING).incarnation == "launch"
 
 
 @pytest.mark.parametrize(
@@ -64,18 +64,21 @@ def test_an_engine_is_idle_when_nobody_needs_it_any_more(role: Role, load: Load,
     ("looks", "said"),
     [
         ([False, False, False, False], [None, None, None, None]),  # nothing to take back
-        ([True, True], [Phase.SERVING, Phase.SERVING]),
-        ([True, False, False, True], [Phase.SERVING, None, None, Phase.SERVING]),  # a busy engine may miss a look
-        ([True, False, False, False, False], [Phase.SERVING, None, None, Phase.LEAVING, None]),
-        ([True, False, False, True, False, False], [Phase.SERVING, None, None, Phase.SERVING, None, None]),
-        ([True, False, False, False, True], [Phase.SERVING, None, None, Phase.LEAVING, Phase.SERVING]),
+        ([True, True], [AgentPhase.SERVING, AgentPhase.SERVING]),
+        (
+            [True, False, False, True],
+            [AgentPhase.SERVING, None, None, AgentPhase.SERVING],
+        ),  # a busy engine may miss a look
+        ([True, False, False, False, False], [AgentPhase.SERVING, None, None, AgentPhase.LEAVING, None]),
+        ([True, False, False, True, False, False], [AgentPhase.SERVING, None, None, AgentPhase.SERVING, None, None]),
+        ([True, False, False, False, True], [AgentPhase.SERVING, None, None, AgentPhase.LEAVING, AgentPhase.SERVING]),
     ],
 )
 def test_an_engine_is_taken_back_after_looks_in_a_row_without_an_answer(
-    looks: list[bool], said: list[Phase | None]
+    looks: list[bool], said: list[AgentPhase | None]
 ) -> None:
     assert MISSES == 3
-    watch, heard = Watch(), []
+    watch, heard = EngineWatch(), []
     for is_healthy in looks:
         watch, phase = watch.after(is_healthy)
         heard.append(phase)
@@ -222,7 +225,7 @@ async def test_a_proxy_that_was_away_hears_the_last_message_only() -> None:
     announcer = Announcer([f"127.0.0.1:{port}"])
     for running in range(50):
         status = EngineStatus(True, metrics=EngineMetrics(load=Load(running=running)))
-        await announcer.say(beat(IDENTITY, status, Phase.SERVING))
+        await announcer.say(beat(IDENTITY, status, AgentPhase.SERVING))
     with context.socket(zmq.ROUTER) as router:
         router.bind(f"tcp://127.0.0.1:{port}")
         frames = await asyncio.wait_for(router.recv_multipart(), 20)
@@ -256,7 +259,7 @@ async def test_an_agent_with_keys_reaches_a_proxy_that_wants_them(tmp_path: Path
     router.curve_server = True
     port = router.bind_to_random_port("tcp://127.0.0.1")
     announcer = Announcer([f"127.0.0.1:{port}"], curve_keys(Path(agent_secret), Path(server_public)))
-    await announcer.say(beat(IDENTITY, EngineStatus(True), Phase.SERVING))
+    await announcer.say(beat(IDENTITY, EngineStatus(True), AgentPhase.SERVING))
     frames = await asyncio.wait_for(router.recv_multipart(), 20)
     assert decode(frames[-1]).worker.address == IDENTITY.address
     announcer.close()

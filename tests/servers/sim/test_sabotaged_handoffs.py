@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from ppd.servers.sim.core.config import LoadFailurePolicy
-from ppd.servers.sim.core.fault_orders import Faults, Kind, Leg, Order, Phase
+from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, FaultPhase, Faults, Order
 
 HI = [{"role": "user", "content": "Tell me about the sea and the ships on it, at some length."}]
 HAND_OVER = {"max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
@@ -37,7 +37,7 @@ async def answer_or_none(lab: Any, engine: Any, **fields: Any) -> Any:
 )
 async def test_p_answers_with_an_incomplete_handoff(lab: Any, member: str) -> None:
     p = await lab.start("P")
-    p.faults = Faults([Order(Kind.HANDOFF, member=member)])
+    p.faults = Faults([Order(FaultKind.HANDOFF, member=member)])
     params = await lab.prefill(p, HI)
     complete = await lab.prefill(p, HI)
     assert complete.keys() - params.keys() == {member}
@@ -46,7 +46,7 @@ async def test_p_answers_with_an_incomplete_handoff(lab: Any, member: str) -> No
 
 async def test_p_answers_without_a_handoff(lab: Any) -> None:
     p = await lab.start("P")
-    p.faults = Faults([Order(Kind.HANDOFF)])
+    p.faults = Faults([Order(FaultKind.HANDOFF)])
     answer = await lab.chat(p, HI, **HAND_OVER)
     assert answer.status == 200
     assert "kv_transfer_params" not in answer.json
@@ -55,7 +55,7 @@ async def test_p_answers_without_a_handoff(lab: Any) -> None:
 
 async def test_a_prefill_that_p_aborts_pins_nothing(lab: Any) -> None:
     p = await lab.start("P")
-    p.faults = Faults([Order(Kind.ABORT)])
+    p.faults = Faults([Order(FaultKind.ABORT)])
     answer = (await lab.chat(p, HI, **HAND_OVER)).json
     assert answer["choices"][0]["finish_reason"] == "abort"
     assert answer["kv_transfer_params"] is None
@@ -63,10 +63,12 @@ async def test_a_prefill_that_p_aborts_pins_nothing(lab: Any) -> None:
     assert p.counters.finished == {"abort": 1}
 
 
-@pytest.mark.parametrize("phase", [Phase.HEAD, Phase.EVENTS])
-async def test_a_prefill_whose_answer_is_lost_stays_pinned_for_its_lease(lab: Any, phase: Phase, clock: Any) -> None:
+@pytest.mark.parametrize("phase", [FaultPhase.HEAD, FaultPhase.EVENTS])
+async def test_a_prefill_whose_answer_is_lost_stays_pinned_for_its_lease(
+    lab: Any, phase: FaultPhase, clock: Any
+) -> None:
     p = await lab.start("P", now=clock)
-    p.faults = Faults([Order(Kind.RESET, phase=phase)])
+    p.faults = Faults([Order(FaultKind.RESET, phase=phase)])
     assert await answer_or_none(lab, p, **HAND_OVER) is None
     assert p.pinned == 1
     clock.advance(30)
@@ -78,17 +80,17 @@ async def test_a_prefill_whose_answer_is_lost_stays_pinned_for_its_lease(lab: An
 @pytest.mark.parametrize(
     ("order", "pinned"),
     [
-        (Order(Kind.ERROR, status=503), 1),
-        (Order(Kind.RESET), 1),
-        (Order(Kind.CLOSE), 1),
-        (Order(Kind.PAGE), 1),
-        (Order(Kind.BODY), 1),
-        (Order(Kind.LOAD), 1),
-        (Order(Kind.ABORT), 0),
-        (Order(Kind.ERROR, phase=Phase.HEAD), 0),
-        (Order(Kind.RESET, phase=Phase.HEAD), 0),
-        (Order(Kind.BODY, phase=Phase.HEAD), 0),
-        (Order(Kind.CLOSE, phase=Phase.EVENTS), 0),
+        (Order(FaultKind.ERROR, status=503), 1),
+        (Order(FaultKind.RESET), 1),
+        (Order(FaultKind.CLOSE), 1),
+        (Order(FaultKind.PAGE), 1),
+        (Order(FaultKind.BODY), 1),
+        (Order(FaultKind.LOAD), 1),
+        (Order(FaultKind.ABORT), 0),
+        (Order(FaultKind.ERROR, phase=FaultPhase.HEAD), 0),
+        (Order(FaultKind.RESET, phase=FaultPhase.HEAD), 0),
+        (Order(FaultKind.BODY, phase=FaultPhase.HEAD), 0),
+        (Order(FaultKind.CLOSE, phase=FaultPhase.EVENTS), 0),
     ],
     ids=lambda value: f"{value.kind}-{value.phase}" if isinstance(value, Order) else "",
 )
@@ -97,7 +99,7 @@ async def test_what_never_reached_ds_engine_leaves_ps_blocks_pinned(
 ) -> None:
     p, d = await lab.start("P"), await lab.start("D")
     params = await lab.prefill(p, HI)
-    d.faults = Faults([Order(order.kind, phase=order.phase, status=order.status, leg=Leg.DECODE)])
+    d.faults = Faults([Order(order.kind, phase=order.phase, status=order.status, leg=FaultLeg.DECODE)])
     await answer_or_none(lab, d, stream=stream, kv_transfer_params=params)
     await until(lambda: is_quiet(d) and p.pinned == pinned)
     assert not p.counters.traps and not d.counters.traps
@@ -109,7 +111,7 @@ async def test_what_never_reached_ds_engine_leaves_ps_blocks_pinned(
 @pytest.mark.parametrize(("policy", "status"), [(LoadFailurePolicy.FAIL, 500), (LoadFailurePolicy.RECOMPUTE, 200)])
 async def test_a_load_that_fails_on_order(lab: Any, policy: LoadFailurePolicy, status: int) -> None:
     p, d = await lab.start("P"), await lab.start("D", load_failure_policy=policy)
-    d.faults = Faults([Order(Kind.LOAD)])
+    d.faults = Faults([Order(FaultKind.LOAD)])
     assert (await lab.split(p, d, HI)).status == status
     assert (d.counters.failed_transfers, p.pinned) == (1, 1)
 
@@ -195,7 +197,7 @@ async def test_a_killed_engine_takes_all_it_has_along(lab: Any) -> None:
     params = await lab.prefill(p, HI)
     bystander = asyncio.create_task(answer_or_none(lab, p, max_tokens=20_000, ignore_eos=True))
     await until(lambda: p.scheduler.running == 1)
-    p.faults = Faults([Order(Kind.KILL, leg=Leg.PREFILL)])
+    p.faults = Faults([Order(FaultKind.KILL, leg=FaultLeg.PREFILL)])
     assert await answer_or_none(lab, p, **HAND_OVER) is None
     assert await bystander is None
     assert is_quiet(p)
@@ -214,7 +216,7 @@ async def test_a_killed_d_tells_nobody(lab: Any) -> None:
     await until(lambda: d.scheduler.running == 1)
     queued = asyncio.create_task(answer_or_none(lab, d, kv_transfer_params=params))
     await until(lambda: d.scheduler.waiting == 1)
-    d.faults = Faults([Order(Kind.KILL)])
+    d.faults = Faults([Order(FaultKind.KILL)])
     assert await answer_or_none(lab, d) is None
     assert (await busy, await queued) == (None, None)
     await lab.fetch(p, "/health")  # a turn of P, in which a notice would have come

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ppd.servers.sim.core.counters import Trap
 from ppd.servers.sim.core.handoffs import RemotePrefill, Transfer
 from ppd.servers.sim.core.scheduler import EngineDied, Step
-from ppd.servers.sim.core.sequence import Finish, Sampling, State
+from ppd.servers.sim.core.sequence import Finish, Sampling, SequenceState
 from tests.support.stepped_engine import Engine, alone, shape
 
 # Handing over and pulling.
@@ -54,7 +54,7 @@ def test_a_pulled_prompt_continues_as_if_computed_here() -> None:
     d = Engine()
     sequence = d.add_sequence("a", "hello world", LONG, pulls("leg", ids))
     (pull,) = d.step().pulls
-    assert (pull.remote_ids, pull.tokens, sequence.state) == (ids, 11, State.PULLING)
+    assert (pull.remote_ids, pull.tokens, sequence.state) == (ids, 11, SequenceState.PULLING)
     assert (d.scheduler.pulling, d.scheduler.waiting, d.scheduler.running) == (1, 0, 0)
     assert d.step() == Step()
     d.scheduler.pull_arrived(pull, p.handoffs.read("leg", pull.remote_ids))
@@ -118,7 +118,7 @@ def test_a_failed_pull_is_recomputed_or_ends_the_request(recompute: bool) -> Non
     else:
         assert output is not None
         assert output.finish is Finish.ERROR
-        assert sequence.state is State.FINISHED
+        assert sequence.state is SequenceState.FINISHED
     assert d.pool.used == 0
 
 
@@ -223,6 +223,6 @@ def test_a_finished_sequence_cannot_move_again() -> None:
     engine = Engine()
     sequence = engine.add("a", "x")
     engine.run()
-    move: Callable[[State], None] = sequence.move
+    move: Callable[[SequenceState], None] = sequence.move
     with pytest.raises(ValueError, match="finished -> running"):
-        move(State.RUNNING)
+        move(SequenceState.RUNNING)

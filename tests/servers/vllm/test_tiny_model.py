@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ppd.servers.vllm.cpu_install import Environment
-from ppd.servers.vllm.tiny_model import EMITTED, SPECIAL, Shape, byte_symbols, ensure_model, tokenizer, write_model
+from ppd.servers.vllm.tiny_model import EMITTED, SPECIAL, ModelShape, byte_symbols, ensure_model, tokenizer, write_model
 
-SHAPE = Shape()
+SHAPE = ModelShape()
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_the_same_files_come_out_every_time(folder: Path, tmp_path: Path) -> Non
     write_model(tmp_path)
     for written in folder.iterdir():
         assert (tmp_path / written.name).read_bytes() == written.read_bytes()
-    write_model(tmp_path, Shape(seed=21))
+    write_model(tmp_path, ModelShape(seed=21))
     assert (tmp_path / "model.safetensors").read_bytes() != (folder / "model.safetensors").read_bytes()
 
 

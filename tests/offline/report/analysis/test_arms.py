@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ppd.offline.experiment.cells import Cell
+from ppd.offline.experiment.cells import MeasuredCell
 from ppd.offline.report.analysis.arms import Arm, arms, workload_class
 
 
@@ -30,6 +30,6 @@ def test_thirds_are_written_as_the_paper_writes_them(x: float | None, label: str
     assert Arm("4R", x, "replica").label == label
 
 
-def test_arms_come_by_topology_then_x(cell: Callable[..., Cell]) -> None:
+def test_arms_come_by_topology_then_x(cell: Callable[..., MeasuredCell]) -> None:
     cells = [cell("4R"), cell("2P_2D", 1.0), cell("1P_3D", 1.0), cell("2P_2D", 0.0), cell("2P_2D", 1.0, qps=2.0)]
     assert [arm.label for arm in arms(cells)] == ["1P_3D x=1", "2P_2D x=0", "2P_2D x=1", "4R"]

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from ppd.offline.experiment.cells import Cell
+from ppd.offline.experiment.cells import MeasuredCell
 from ppd.offline.report.analysis.failures import failure_rates
 
 
-def test_requests_runs_and_workloads_are_counted_by_arm_and_load(cell: Callable[..., Cell]) -> None:
+def test_requests_runs_and_workloads_are_counted_by_arm_and_load(cell: Callable[..., MeasuredCell]) -> None:
     cells = [
         cell("2P_2D", 0.0, later="mid_bal", requests=100, failures=10),
         cell("2P_2D", 0.0, later="long_gen", requests=100, failures=1),
@@ -24,7 +24,7 @@ def test_requests_runs_and_workloads_are_counted_by_arm_and_load(cell: Callable[
     ]
 
 
-def test_a_share_of_none_has_an_interval_too(cell: Callable[..., Cell]) -> None:
+def test_a_share_of_none_has_an_interval_too(cell: Callable[..., MeasuredCell]) -> None:
     (rate,) = failure_rates([cell("4R", requests=100, failures=0)])
     assert rate.interval is not None
     assert list(rate.interval) == pytest.approx([0.0, 3.8415 / 103.8415], rel=1e-3, abs=1e-9)

@@ -4,14 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from ppd.offline.experiment.cells import Cell
+from ppd.offline.experiment.cells import MeasuredCell
 from ppd.offline.report.analysis.arms import Arm
-from ppd.offline.report.analysis.frontier import Place, pareto, standing
+from ppd.offline.report.analysis.frontier import ArmPosition, pareto, standing
 from ppd.offline.report.figures.frontier_figure import loads
 
 
-def place(name: str, tokens: float, ttft: float) -> Place:
-    return Place(Arm(name, None, "replica"), tokens, ttft)
+def place(name: str, tokens: float, ttft: float) -> ArmPosition:
+    return ArmPosition(Arm(name, None, "replica"), tokens, ttft)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_the_frontier_is_what_no_other_beats_in_both(places: list[tuple[str, flo
     assert "".join(each.arm.topology for each in found) == expected
 
 
-def test_an_arm_stands_at_its_means_and_only_with_every_workload(cell: Callable[..., Cell]) -> None:
+def test_an_arm_stands_at_its_means_and_only_with_every_workload(cell: Callable[..., MeasuredCell]) -> None:
     cells = [
         cell("2P_2D", 0.0, later="long_gen", p99=0.3, tokens=1000.0),
         cell("2P_2D", 0.0, later="mid_bal", p99=0.1, tokens=3000.0),

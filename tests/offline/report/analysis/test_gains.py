@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ppd.offline.experiment.cells import Cell
+from ppd.offline.experiment.cells import MeasuredCell
 from ppd.offline.report.analysis.gains import bands, change, gains, pairs
 
 
@@ -43,7 +43,7 @@ def test_one_pair_has_no_interval() -> None:
     assert (found.low, found.high) == (None, None)
 
 
-def test_only_points_where_both_arms_are_evidence_make_a_pair(cell: Callable[..., Cell]) -> None:
+def test_only_points_where_both_arms_are_evidence_make_a_pair(cell: Callable[..., MeasuredCell]) -> None:
     cells = [
         cell("2P_2D", 0.0, qps=1, ttft=0.2),
         cell("2P_2D", 1.0, qps=1, ttft=0.1),

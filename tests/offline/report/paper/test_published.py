@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ppd.offline.experiment.cells import Cell
+from ppd.offline.experiment.cells import MeasuredCell
 from ppd.offline.report import write_published_report
 from ppd.offline.report.analysis.arms import modes
 from ppd.offline.report.analysis.gains import PAPER_QPS, bands, gains, mean_ttft_s
@@ -172,7 +172,9 @@ def part(out: Path, keep: Callable[[str, str], bool]) -> Path:
 
 
 def test_a_part_without_replicas_says_what_it_lacks(tmp_path: Path) -> None:
-    cells: Sequence[Cell] = of_rows(part(tmp_path / "rows.csv", lambda config, _: config != "4R"), DESCRIPTION).cells
+    cells: Sequence[MeasuredCell] = of_rows(
+        part(tmp_path / "rows.csv", lambda config, _: config != "4R"), DESCRIPTION
+    ).cells
     _, table_2, _ = comparison.sections(cells)
     words = " ".join(block.words for block in table_2.blocks if isinstance(block, Text))
     assert "6 of the paper's 17 configurations; none of the modes replica, 0<x<1, hybrid" in words

@@ -33,12 +33,12 @@ from ppd.proxy.cli.doctor.fleet import (
 )
 from ppd.proxy.cli.doctor.values import (
     ConfigFact,
-    Conversation,
-    Counts,
+    EngineCounts,
     Facts,
     Finding,
     Level,
     PortFact,
+    ProbeConversation,
     ProxyFact,
     TurnFact,
     WorkerFact,
@@ -324,10 +324,12 @@ def test_a_healthy_fleet_has_nothing_but_good_findings() -> None:
         decode="D1",
         prefill="P1",
         prompt_tokens=1000,
-        growth=(("P1", Counts(1000, 0, 0)), ("D1", Counts(0, 0, 1000))),
+        growth=(("P1", EngineCounts(1000, 0, 0)), ("D1", EngineCounts(0, 0, 1000))),
     )
-    second = TurnFact(route="LOCAL", number=2, decode="D1", prompt_tokens=1400, growth=(("D1", Counts(408, 992, 0)),))
-    talk = Conversation(model="m", turns=(first, second))
+    second = TurnFact(
+        route="LOCAL", number=2, decode="D1", prompt_tokens=1400, growth=(("D1", EngineCounts(408, 992, 0)),)
+    )
+    talk = ProbeConversation(model="m", turns=(first, second))
     found = examine(Facts(proxy=PROXY, workers=workers, conversation=talk))
     assert {finding.level for finding in found} == {OK}
     assert exit_code(found) == 0

@@ -14,7 +14,16 @@ from ppd.proxy.cli.doctor.conversation import (
     prefill_computes,
     turns_are_answered,
 )
-from ppd.proxy.cli.doctor.values import ConfigFact, Conversation, Counts, Facts, Level, ProxyFact, TurnFact, WorkerFact
+from ppd.proxy.cli.doctor.values import (
+    ConfigFact,
+    EngineCounts,
+    Facts,
+    Level,
+    ProbeConversation,
+    ProxyFact,
+    TurnFact,
+    WorkerFact,
+)
 from ppd.proxy.fleet.worker import Role, Worker
 
 OK, WARN, FAIL, SKIP = Level
@@ -43,7 +52,7 @@ FIRST = TurnFact(
     prompt_tokens=1000,
     completion_tokens=8,
     cached_tokens=0,
-    growth=(("P1", Counts(1000, 0, 0, 0, 0)), ("D1", Counts(0, 0, 1000, 0, 0))),
+    growth=(("P1", EngineCounts(1000, 0, 0, 0, 0)), ("D1", EngineCounts(0, 0, 1000, 0, 0))),
 )
 LOCAL = TurnFact(
     route="LOCAL",
@@ -53,24 +62,24 @@ LOCAL = TurnFact(
     prompt_tokens=1400,
     completion_tokens=8,
     cached_tokens=992,
-    growth=(("P1", Counts(0, 0, 0, 0, 0)), ("D1", Counts(408, 992, 0, 0, 0))),
+    growth=(("P1", EngineCounts(0, 0, 0, 0, 0)), ("D1", EngineCounts(408, 992, 0, 0, 0))),
 )
 SPLIT = replace(
     LOCAL,
     route="SPLIT",
     prefill="P1",
-    growth=(("P1", Counts(408, 992, 0, 0, 0)), ("D1", Counts(0, 992, 408, 0, 0))),
+    growth=(("P1", EngineCounts(408, 992, 0, 0, 0)), ("D1", EngineCounts(0, 992, 408, 0, 0))),
 )
-REPLICA = replace(LOCAL, route="REPLICA", decode="R1", growth=(("R1", Counts(408, 992, 0, 0, 0)),))
+REPLICA = replace(LOCAL, route="REPLICA", decode="R1", growth=(("R1", EngineCounts(408, 992, 0, 0, 0)),))
 
 
 def talk(*turns: TurnFact, workers: tuple[WorkerFact, ...] = (P1, D1)) -> Facts:
-    return Facts(proxy=PROXY, workers=workers, conversation=Conversation(model="m", turns=turns))
+    return Facts(proxy=PROXY, workers=workers, conversation=ProbeConversation(model="m", turns=turns))
 
 
-def d1(*counts: int | None) -> tuple[tuple[str, Counts], ...]:
+def d1(*counts: int | None) -> tuple[tuple[str, EngineCounts], ...]:
     """Growth on D1: computed, local hits, transferred, expired, failed."""
-    return (("D1", Counts(*counts)),)
+    return (("D1", EngineCounts(*counts)),)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +90,7 @@ def d1(*counts: int | None) -> tuple[tuple[str, Counts], ...]:
         (talk(replace(FIRST, status=0, error="no answer in 120 s")), [(FAIL, "not answered: no answer in 120 s")]),
         (talk(FIRST, replace(LOCAL, number=1)), [(OK, "SPLIT"), (WARN, "taken for turn 1 of its session")]),
         (talk(replace(FIRST, number=0, cached_tokens=None)), [(OK, "unknown cached")]),
-        (Facts(conversation=Conversation(skipped="no model")), [(SKIP, "no model")]),
+        (Facts(conversation=ProbeConversation(skipped="no model")), [(SKIP, "no model")]),
         (Facts(config=ConfigFact()), []),
     ],
 )
@@ -130,7 +139,7 @@ def test_a_missing_handoff_is_explained_by_its_connector() -> None:
     ("facts", "expected"),
     [
         (talk(FIRST), [(OK, "P1 computed 1000 tokens")]),
-        (talk(replace(FIRST, growth=(("P1", Counts(0, 0, 0)),))), [(WARN, "computed 0 of 1000")]),
+        (talk(replace(FIRST, growth=(("P1", EngineCounts(0, 0, 0)),))), [(WARN, "computed 0 of 1000")]),
         (talk(replace(FIRST, growth=())), [(SKIP, "do not tell")]),
         (talk(REPLICA), []),
         (talk(replace(FIRST, status=0)), []),
@@ -180,11 +189,11 @@ def test_losses(facts: Facts, expected: Said) -> None:
 @pytest.mark.parametrize(
     ("now", "then", "growth"),
     [
-        (Counts(5, 4, 3, 2, 1), Counts(1, 1, 1, 1, 1), Counts(4, 3, 2, 1, 0)),
-        (Counts(5), Counts(), Counts(5)),
-        (Counts(), Counts(5), Counts()),
-        (Counts(5, 4), Counts(6, 1), None),
+        (EngineCounts(5, 4, 3, 2, 1), EngineCounts(1, 1, 1, 1, 1), EngineCounts(4, 3, 2, 1, 0)),
+        (EngineCounts(5), EngineCounts(), EngineCounts(5)),
+        (EngineCounts(), EngineCounts(5), EngineCounts()),
+        (EngineCounts(5, 4), EngineCounts(6, 1), None),
     ],
 )
-def test_growth_of_counters(now: Counts, then: Counts, growth: Counts | None) -> None:
+def test_growth_of_counters(now: EngineCounts, then: EngineCounts, growth: EngineCounts | None) -> None:
     assert now.since(then) == growth

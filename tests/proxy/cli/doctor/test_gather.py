@@ -10,7 +10,7 @@ import pytest
 import zmq.auth
 
 from ppd.proxy.cli.doctor.gather import ProxyClient, Said, counts_of, facts_of_config, facts_of_proxy, seen
-from ppd.proxy.cli.doctor.values import ConfigFact, Counts, Facts, WorkerFact
+from ppd.proxy.cli.doctor.values import ConfigFact, EngineCounts, Facts, WorkerFact
 from ppd.proxy.fleet.engine_metrics import EngineMetrics
 from ppd.proxy.fleet.worker import Load, Role, Worker
 from ppd.proxy.health.probe import EngineStatus
@@ -23,13 +23,13 @@ NIXL = {"vllm:nixl_num_kv_expired_reqs_total": 2.0, "vllm:nixl_num_failed_transf
 @pytest.mark.parametrize(
     ("counters", "counts"),
     [
-        (BY_SOURCE | OLD | NIXL, Counts(5, 4, 3, 2, 1)),
-        (OLD, Counts(None, 7, 8, None, None)),
-        ({"local_compute": float("nan")}, Counts()),
-        ({}, Counts()),
+        (BY_SOURCE | OLD | NIXL, EngineCounts(5, 4, 3, 2, 1)),
+        (OLD, EngineCounts(None, 7, 8, None, None)),
+        ({"local_compute": float("nan")}, EngineCounts()),
+        ({}, EngineCounts()),
     ],
 )
-def test_counters(counters: dict[str, float], counts: Counts) -> None:
+def test_counters(counters: dict[str, float], counts: EngineCounts) -> None:
     assert counts_of(counters) == counts
 
 
@@ -42,7 +42,7 @@ def test_an_engine_knows_best_what_it_is() -> None:
     metrics = EngineMetrics(Load(running=2), prefix_caching=False, counters=BY_SOURCE)
     fact = seen(D1, EngineStatus(True, ("n",), "2", metrics))
     assert (fact.worker.models, fact.worker.engine_version, fact.healthy) == (("n",), "2", True)
-    assert (fact.prefix_caching, fact.load, fact.counts) == (False, Load(running=2), Counts(5, 4, 3))
+    assert (fact.prefix_caching, fact.load, fact.counts) == (False, Load(running=2), EngineCounts(5, 4, 3))
 
 
 def test_what_an_engine_does_not_tell_stays_as_others_say_it() -> None:

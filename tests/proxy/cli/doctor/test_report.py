@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from ppd.proxy.cli.doctor.report import as_json, caption, lines, verdict, workers_table
-from ppd.proxy.cli.doctor.values import Conversation, Counts, Facts, Finding, Level, TurnFact, WorkerFact
+from ppd.proxy.cli.doctor.values import EngineCounts, Facts, Finding, Level, ProbeConversation, TurnFact, WorkerFact
 from ppd.proxy.fleet.worker import Load, Role, Worker
 
 FINDINGS = (
@@ -17,11 +17,11 @@ D1 = WorkerFact(
     worker=Worker(role=Role.DECODE, address="d:1", engine_version="0.33.0"),
     state="up",
     load=Load(running=2, waiting=1, kv_usage=0.25),
-    counts=Counts(100, 200, 300, 0, 0),
+    counts=EngineCounts(100, 200, 300, 0, 0),
 )
 FAR = WorkerFact(name="D2", worker=Worker(role=Role.DECODE, address="d:2"), state="up", reachable=False, healthy=False)
-ONLY_D1 = (("D1", Counts(1, 2, 3, None, 0)),)
-TALKED = Facts(workers=(D1, FAR), conversation=Conversation(turns=(TurnFact(growth=ONLY_D1),) * 2))
+ONLY_D1 = (("D1", EngineCounts(1, 2, 3, None, 0)),)
+TALKED = Facts(workers=(D1, FAR), conversation=ProbeConversation(turns=(TurnFact(growth=ONLY_D1),) * 2))
 
 
 def test_one_line_a_finding_with_its_remedy() -> None:

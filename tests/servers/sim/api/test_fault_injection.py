@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ppd.servers.sim.core.fault_orders import Faults, Kind, Leg, Order, Phase
+from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, FaultPhase, Faults, Order
 
 HI = [{"role": "user", "content": "Tell me about the sea and the ships on it, at some length."}]
 TOKENS = 6
@@ -80,55 +80,59 @@ def is_quiet(engine: Any) -> bool:
 
 
 ALL = 1 + TOKENS + 1  # the role, the tokens, [DONE]
-BREAKS = {Kind.RESET: "reset", Kind.CLOSE: "cut", Kind.HANG: "open", Kind.KILL: "cut"}
-EVENTS_SENT = {Phase.HEAD: 0, Phase.EVENTS: 3, Phase.LAST: ALL - 1, Phase.END: ALL}
+BREAKS = {FaultKind.RESET: "reset", FaultKind.CLOSE: "cut", FaultKind.HANG: "open", FaultKind.KILL: "cut"}
+EVENTS_SENT = {FaultPhase.HEAD: 0, FaultPhase.EVENTS: 3, FaultPhase.LAST: ALL - 1, FaultPhase.END: ALL}
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("phase", FaultPhase)
 @pytest.mark.parametrize("kind", BREAKS)
-async def test_a_broken_connection(lab: Any, kind: Kind, phase: Phase, stream: bool) -> None:
+async def test_a_broken_connection(lab: Any, kind: FaultKind, phase: FaultPhase, stream: bool) -> None:
     r = await lab.start()
     r.faults = Faults([Order(kind, phase=phase, after_events=3)])
-    wire = await ask(r, stream=stream, is_silent=kind is Kind.HANG)
-    if phase is Phase.REQUEST:
+    wire = await ask(r, stream=stream, is_silent=kind is FaultKind.HANG)
+    if phase is FaultPhase.REQUEST:
         expected = Seen(None, 0, BREAKS[kind])
     else:
         expected = Seen(200, EVENTS_SENT[phase] if stream else 0, BREAKS[kind])
     assert wire.seen == expected
     assert not wire.is_whole
     if not stream:
-        begun = b"" if phase in (Phase.REQUEST, Phase.HEAD) else b'{"id":"chatcmpl-'
+        begun = b"" if phase in (FaultPhase.REQUEST, FaultPhase.HEAD) else b'{"id":"chatcmpl-'
         assert wire.body[:16] == begun
     await until(lambda: is_quiet(r))
-    if kind is not Kind.KILL:
-        assert r.counters.finished.total() == (phase is not Phase.REQUEST)
+    if kind is not FaultKind.KILL:
+        assert r.counters.finished.total() == (phase is not FaultPhase.REQUEST)
         assert (await ask(r, stream=stream)).seen == Seen(200, ALL if stream else 0, "whole")
 
 
-PAGE = Order(Kind.PAGE, status=502)
+PAGE = Order(FaultKind.PAGE, status=502)
 ONE_CHOICE_LESS = '{"id": "x", "object": "chat.completion", "choices": []}'
 
 
 @pytest.mark.parametrize(
     ("order", "streamed", "whole"),
     [
-        (Order(Kind.ERROR, status=404), Seen(404, 0, "whole"), Seen(404, 0, "whole")),
-        (Order(Kind.ERROR, status=429), Seen(429, 0, "whole"), Seen(429, 0, "whole")),
-        (Order(Kind.ERROR, status=503), Seen(503, 0, "whole"), Seen(503, 0, "whole")),
-        (Order(Kind.ERROR, phase=Phase.HEAD, status=429), Seen(200, 2, "whole"), Seen(429, 0, "whole")),
-        (Order(Kind.ERROR, phase=Phase.EVENTS, after_events=3), Seen(200, 5, "whole"), Seen(500, 0, "whole")),
+        (Order(FaultKind.ERROR, status=404), Seen(404, 0, "whole"), Seen(404, 0, "whole")),
+        (Order(FaultKind.ERROR, status=429), Seen(429, 0, "whole"), Seen(429, 0, "whole")),
+        (Order(FaultKind.ERROR, status=503), Seen(503, 0, "whole"), Seen(503, 0, "whole")),
+        (Order(FaultKind.ERROR, phase=FaultPhase.HEAD, status=429), Seen(200, 2, "whole"), Seen(429, 0, "whole")),
+        (Order(FaultKind.ERROR, phase=FaultPhase.EVENTS, after_events=3), Seen(200, 5, "whole"), Seen(500, 0, "whole")),
         (PAGE, Seen(502, 0, "whole"), Seen(502, 0, "whole")),
-        (Order(Kind.BODY, body=""), Seen(200, 0, "whole"), Seen(200, 0, "whole")),
-        (Order(Kind.BODY, body="{}"), Seen(200, 0, "whole"), Seen(200, 0, "whole")),
-        (Order(Kind.BODY, body=ONE_CHOICE_LESS), Seen(200, 0, "whole"), Seen(200, 0, "whole")),
-        (Order(Kind.BODY, body="data: {oh\n\n"), Seen(200, 1, "whole"), Seen(200, 1, "whole")),
-        (Order(Kind.BODY, phase=Phase.HEAD, body="data: [DONE]\n\n"), Seen(200, 1, "whole"), Seen(200, 1, "whole")),
-        (Order(Kind.BODY, phase=Phase.HEAD, body=""), Seen(200, 0, "whole"), Seen(200, 0, "whole")),
-        (Order(Kind.BODY, phase=Phase.EVENTS, body="data: {"), Seen(200, 2, "whole"), Seen(200, 1, "whole")),
-        (Order(Kind.ABORT), Seen(200, 3, "whole"), Seen(200, 0, "whole")),
-        (Order(Kind.ABORT, phase=Phase.EVENTS, after_events=2), Seen(200, 5, "whole"), Seen(200, 0, "whole")),
-        (Order(Kind.SLOW, delay_s=0.001), Seen(200, ALL, "whole"), Seen(200, 0, "whole")),
+        (Order(FaultKind.BODY, body=""), Seen(200, 0, "whole"), Seen(200, 0, "whole")),
+        (Order(FaultKind.BODY, body="{}"), Seen(200, 0, "whole"), Seen(200, 0, "whole")),
+        (Order(FaultKind.BODY, body=ONE_CHOICE_LESS), Seen(200, 0, "whole"), Seen(200, 0, "whole")),
+        (Order(FaultKind.BODY, body="data: {oh\n\n"), Seen(200, 1, "whole"), Seen(200, 1, "whole")),
+        (
+            Order(FaultKind.BODY, phase=FaultPhase.HEAD, body="data: [DONE]\n\n"),
+            Seen(200, 1, "whole"),
+            Seen(200, 1, "whole"),
+        ),
+        (Order(FaultKind.BODY, phase=FaultPhase.HEAD, body=""), Seen(200, 0, "whole"), Seen(200, 0, "whole")),
+        (Order(FaultKind.BODY, phase=FaultPhase.EVENTS, body="data: {"), Seen(200, 2, "whole"), Seen(200, 1, "whole")),
+        (Order(FaultKind.ABORT), Seen(200, 3, "whole"), Seen(200, 0, "whole")),
+        (Order(FaultKind.ABORT, phase=FaultPhase.EVENTS, after_events=2), Seen(200, 5, "whole"), Seen(200, 0, "whole")),
+        (Order(FaultKind.SLOW, delay_s=0.001), Seen(200, ALL, "whole"), Seen(200, 0, "whole")),
     ],
     ids=lambda value: f"{value.kind}-{value.phase}" if isinstance(value, Order) else "",
 )
@@ -138,10 +142,10 @@ async def test_a_wrong_answer(lab: Any, order: Order, streamed: Seen, whole: See
     r.faults = Faults([Order(**{name: getattr(order, name) for name in order.__struct_fields__})])
     wire = await ask(r, stream=stream)
     assert wire.seen == (streamed if stream else whole)
-    if order.kind is Kind.BODY and not stream:
+    if order.kind is FaultKind.BODY and not stream:
         assert wire.body == order.body.encode()
     await until(lambda: is_quiet(r))
-    is_asked = order.phase is not Phase.REQUEST or order.kind in (Kind.ABORT, Kind.SLOW)
+    is_asked = order.phase is not FaultPhase.REQUEST or order.kind in (FaultKind.ABORT, FaultKind.SLOW)
     assert r.counters.finished.total() == is_asked
     assert (await ask(r, stream=stream)).seen == Seen(200, ALL if stream else 0, "whole")
 
@@ -150,7 +154,7 @@ async def test_a_wrong_answer(lab: Any, order: Order, streamed: Seen, whole: See
 @pytest.mark.parametrize(("status", "after"), [(429, 7), (503, 3), (503, None)])
 async def test_a_refusal_may_say_when_to_come_again(lab: Any, status: int, after: int | None, stream: bool) -> None:
     r = await lab.start()
-    r.faults = Faults([Order(Kind.ERROR, status=status, retry_after_s=after)])
+    r.faults = Faults([Order(FaultKind.ERROR, status=status, retry_after_s=after)])
     wire = await ask(r, stream=stream)
     assert json.loads(wire.body)["error"]["code"] == status
     assert wire.header("retry-after") == (None if after is None else str(after))
@@ -160,7 +164,7 @@ async def test_a_refusal_may_say_when_to_come_again(lab: Any, status: int, after
 @pytest.mark.parametrize("events", [0, 2])
 async def test_an_error_event_carries_its_code(lab: Any, status: int, events: int) -> None:
     r = await lab.start()
-    r.faults = Faults([Order(Kind.ERROR, phase=Phase.EVENTS, after_events=events, status=status)])
+    r.faults = Faults([Order(FaultKind.ERROR, phase=FaultPhase.EVENTS, after_events=events, status=status)])
     chunks = (await ask(r, stream=True)).chunks
     assert ["error" in chunk for chunk in chunks] == [False] * events + [True]
     assert chunks[-1]["error"]["code"] == status
@@ -169,16 +173,16 @@ async def test_an_error_event_carries_its_code(lab: Any, status: int, events: in
 
 async def test_a_page_is_html(lab: Any) -> None:
     r = await lab.start()
-    r.faults = Faults([Order(Kind.PAGE, status=502)])
+    r.faults = Faults([Order(FaultKind.PAGE, status=502)])
     wire = await ask(r)
     assert str(wire.header("content-type")).startswith("text/html")
     assert wire.body.startswith(b"<html>")
 
 
-@pytest.mark.parametrize(("phase", "tokens"), [(Phase.REQUEST, 0), (Phase.EVENTS, 2)])
-async def test_an_engine_that_aborts_says_so(lab: Any, phase: Phase, tokens: int) -> None:
+@pytest.mark.parametrize(("phase", "tokens"), [(FaultPhase.REQUEST, 0), (FaultPhase.EVENTS, 2)])
+async def test_an_engine_that_aborts_says_so(lab: Any, phase: FaultPhase, tokens: int) -> None:
     r = await lab.start()
-    r.faults = Faults([Order(Kind.ABORT, phase=phase, after_events=tokens, times=2)])
+    r.faults = Faults([Order(FaultKind.ABORT, phase=phase, after_events=tokens, times=2)])
     body = json.loads((await ask(r)).body)
     assert body["choices"][0]["finish_reason"] == "abort"
     assert body["usage"]["completion_tokens"] == tokens
@@ -190,7 +194,7 @@ async def test_an_engine_that_aborts_says_so(lab: Any, phase: Phase, tokens: int
 async def test_slow_events_come_one_by_one(lab: Any) -> None:
     r = await lab.start()
     loop = asyncio.get_running_loop()
-    r.faults = Faults([Order(Kind.SLOW, delay_s=0.02)])
+    r.faults = Faults([Order(FaultKind.SLOW, delay_s=0.02)])
     begun = loop.time()
     await ask(r, stream=True)
     assert loop.time() - begun >= ALL * 0.02
@@ -213,6 +217,6 @@ async def test_an_order_that_cannot_be_is_refused(lab: Any, order: dict[str, Any
 
 async def test_an_order_for_ps_leg_spares_a_plain_one(lab: Any) -> None:
     p = await lab.start("P")
-    p.faults = Faults([Order(Kind.ERROR, leg=Leg.PREFILL)])
+    p.faults = Faults([Order(FaultKind.ERROR, leg=FaultLeg.PREFILL)])
     assert (await lab.chat(p, HI)).status == 200
     assert (await lab.chat(p, HI, kv_transfer_params={"do_remote_decode": True})).status == 500

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ppd.servers.sim.api.prompts import chat_prompt, messages_prompt, responses_prompt
-from ppd.servers.sim.api.requests import Body
+from ppd.servers.sim.api.requests import JsonBody
 from ppd.servers.sim.core.errors import BadRequest
 from ppd.servers.sim.core.tokens import decode
 
@@ -16,7 +16,7 @@ OTHER_IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,
 
 
 def chat(*messages: Any, **fields: Any) -> tuple[int, ...]:
-    return chat_prompt(Body({"messages": list(messages), **fields}))
+    return chat_prompt(JsonBody({"messages": list(messages), **fields}))
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_the_three_apis_render_the_same_conversation_alike() -> None:
     ]
     blocks = [{"role": turn["role"], "content": [{"type": "text", "text": turn["content"]}]} for turn in said]
     expected = chat(system, *said)
-    assert responses_prompt(Body({"input": items, "instructions": "be"})) == expected
-    assert messages_prompt(Body({"messages": blocks, "system": "be"})) == expected
+    assert responses_prompt(JsonBody({"input": items, "instructions": "be"})) == expected
+    assert messages_prompt(JsonBody({"messages": blocks, "system": "be"})) == expected
 
 
 @pytest.mark.parametrize("kwargs", [{"enable_thinking": True}, {"enable_thinking": False}])
@@ -81,7 +81,7 @@ def test_template_arguments_are_part_of_the_prompt(kwargs: dict[str, bool]) -> N
 def test_tool_use_and_its_result_are_rendered() -> None:
     use = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "add", "input": {"a": 1}}]}
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "3"}]}
-    text = decode(messages_prompt(Body({"messages": [use, result]})))
+    text = decode(messages_prompt(JsonBody({"messages": [use, result]})))
     assert '{"arguments":{"a":1},"name":"add"}' in text
     assert "<tool_response>\n3\n</tool_response>" in text
 
@@ -92,4 +92,4 @@ def test_tool_use_and_its_result_are_rendered() -> None:
 )
 def test_a_malformed_conversation_is_refused(messages: Any) -> None:
     with pytest.raises(BadRequest):
-        chat_prompt(Body({"messages": messages}))
+        chat_prompt(JsonBody({"messages": messages}))

@@ -7,7 +7,7 @@ import pytest
 from ppd.proxy.errors import ConfigError
 from ppd.servers.sim.api.completions import ChatCompletions, Completions
 from ppd.servers.sim.api.messages import Messages
-from ppd.servers.sim.api.requests import Body, Generation
+from ppd.servers.sim.api.requests import Generation, JsonBody
 from ppd.servers.sim.api.responses import Responses
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.core.errors import BadRequest, SimError, UnknownName
@@ -17,11 +17,11 @@ CONFIG = SimConfig(model="m", loras=("tuned",), max_model_len=100)
 
 
 def complete(**fields: Any) -> Generation:
-    return Completions().read(Body({"prompt": "hi", **fields}), CONFIG)
+    return Completions().read(JsonBody({"prompt": "hi", **fields}), CONFIG)
 
 
 def chat(**fields: Any) -> Generation:
-    return ChatCompletions().read(Body({"messages": [{"role": "user", "content": "hi"}], **fields}), CONFIG)
+    return ChatCompletions().read(JsonBody({"messages": [{"role": "user", "content": "hi"}], **fields}), CONFIG)
 
 
 HI = (104, 105)
@@ -55,8 +55,8 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         (chat(), 100 - len(chat().prompts[0])),
         (chat(max_tokens=7), 7),
         (chat(max_tokens=7, max_completion_tokens=5), 5),
-        (Responses().read(Body({"input": "hi", "max_output_tokens": 9}), CONFIG), 9),
-        (Messages().read(Body({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}), CONFIG), 8),
+        (Responses().read(JsonBody({"input": "hi", "max_output_tokens": 9}), CONFIG), 9),
+        (Messages().read(JsonBody({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}), CONFIG), 8),
     ],
 )
 def test_limits(generation: Generation, limit: int) -> None:
@@ -92,7 +92,7 @@ def test_a_bad_field_is_named(fields: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b'"a"', b"\xff"])
 def test_a_body_is_a_json_object(raw: bytes) -> None:
     with pytest.raises(BadRequest):
-        Body.decode(raw)
+        JsonBody.decode(raw)
 
 
 @pytest.mark.parametrize("read", [lambda: complete(model="x"), lambda: chat(model="x")])
@@ -117,10 +117,10 @@ def test_p_may_pass_its_token_ids_on() -> None:
 @pytest.mark.parametrize(
     "read",
     [
-        lambda: Responses().read(Body({"input": "hi", "previous_response_id": "resp_1"}), CONFIG),
-        lambda: Responses().read(Body({"input": []}), CONFIG),
-        lambda: Messages().read(Body({"messages": [{"role": "user", "content": "hi"}]}), CONFIG),
-        lambda: Messages().read(Body({"messages": [], "max_tokens": 3}), CONFIG),
+        lambda: Responses().read(JsonBody({"input": "hi", "previous_response_id": "resp_1"}), CONFIG),
+        lambda: Responses().read(JsonBody({"input": []}), CONFIG),
+        lambda: Messages().read(JsonBody({"messages": [{"role": "user", "content": "hi"}]}), CONFIG),
+        lambda: Messages().read(JsonBody({"messages": [], "max_tokens": 3}), CONFIG),
     ],
 )
 def test_the_other_apis_refuse_what_they_cannot_do(read: Any) -> None:

@@ -8,44 +8,55 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ppd.servers.sim.core.fault_orders import Faults, Kind, Leg, Order, leg_of
+from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, Faults, Order, leg_of
 
 HI = [{"role": "user", "content": "hi"}]
 
 
-def kinds(faults: Faults, *legs: Leg) -> list[str | None]:
+def kinds(faults: Faults, *legs: FaultLeg) -> list[str | None]:
     return [order.kind if (order := faults.take(leg)) else None for leg in legs]
 
 
 def test_faults_are_used_up_in_order() -> None:
-    assert kinds(Faults(refuse=2, garbage=1), *4 * [Leg.PLAIN]) == ["error", "error", "body", None]
-    faults = Faults([Order(Kind.HANG, times=2), Order(Kind.RESET)], refuse=1)
-    assert kinds(faults, *5 * [Leg.PLAIN]) == ["hang", "hang", "reset", "error", None]
+    assert kinds(Faults(refuse=2, garbage=1), *4 * [FaultLeg.PLAIN]) == ["error", "error", "body", None]
+    faults = Faults([Order(FaultKind.HANG, times=2), Order(FaultKind.RESET)], refuse=1)
+    assert kinds(faults, *5 * [FaultLeg.PLAIN]) == ["hang", "hang", "reset", "error", None]
 
 
 def test_an_order_for_one_leg_leaves_the_others_alone() -> None:
-    faults = Faults([Order(Kind.HANG, leg=Leg.DECODE), Order(Kind.RESET, leg=Leg.PREFILL), Order(Kind.CLOSE)])
-    assert kinds(faults, Leg.PREFILL, Leg.PREFILL, Leg.PLAIN, Leg.DECODE) == ["reset", "close", None, "hang"]
+    faults = Faults(
+        [
+            Order(FaultKind.HANG, leg=FaultLeg.DECODE),
+            Order(FaultKind.RESET, leg=FaultLeg.PREFILL),
+            Order(FaultKind.CLOSE),
+        ]
+    )
+    assert kinds(faults, FaultLeg.PREFILL, FaultLeg.PREFILL, FaultLeg.PLAIN, FaultLeg.DECODE) == [
+        "reset",
+        "close",
+        None,
+        "hang",
+    ]
 
 
 def test_failed_loads_are_counted_by_themselves() -> None:
-    faults = Faults([Order(Kind.LOAD)])
-    assert faults.take(Leg.DECODE) is None
+    faults = Faults([Order(FaultKind.LOAD)])
+    assert faults.take(FaultLeg.DECODE) is None
     assert [faults.take_load(), faults.take_load()] == [True, False]
 
 
 @pytest.mark.parametrize(
     ("params", "leg"),
     [
-        ('{"do_remote_decode": true}', Leg.PREFILL),
-        ('{"do_remote_prefill": true, "do_remote_decode": false}', Leg.DECODE),
-        ("{}", Leg.PLAIN),
-        ("null", Leg.PLAIN),
-        ("7", Leg.PLAIN),
-        ("[", Leg.PLAIN),
+        ('{"do_remote_decode": true}', FaultLeg.PREFILL),
+        ('{"do_remote_prefill": true, "do_remote_decode": false}', FaultLeg.DECODE),
+        ("{}", FaultLeg.PLAIN),
+        ("null", FaultLeg.PLAIN),
+        ("7", FaultLeg.PLAIN),
+        ("[", FaultLeg.PLAIN),
     ],
 )
-def test_a_leg_is_told_by_its_transfer_params(params: str, leg: Leg) -> None:
+def test_a_leg_is_told_by_its_transfer_params(params: str, leg: FaultLeg) -> None:
     assert leg_of(b'{"kv_transfer_params": %s}' % params.encode()) is leg
 
 

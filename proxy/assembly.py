@@ -15,7 +15,6 @@ from .admission.key_file import KeyRing
 from .admission.rate_limits import RateLimits
 from .config import ProxyConfig, convert
 from .discovery.heartbeat_listener import HeartbeatListener
-from .downstream.drain import Drain
 from .errors import ConfigError
 from .fleet.registry import Registry
 from .health.canary import Canary
@@ -36,6 +35,7 @@ from .routing.prompt_fan_out import FanOut
 from .routing.router import Router
 from .routing.service import TurnService
 from .routing.state import State
+from .runtime.drain import Drain
 from .runtime.tls import Tls, worker_tls
 from .sessions.prefix_chain import Hasher
 from .sessions.table import SessionTable

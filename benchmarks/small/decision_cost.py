@@ -27,17 +27,17 @@ from ppd.proxy.admission.keys import Client
 from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.connectors import plain_leg
-from ppd.proxy.downstream.drain import Drain
 from ppd.proxy.health.canary import Canary
 from ppd.proxy.openai.answer import AnswerObserver
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
 from ppd.proxy.policy import Turn, decide, has_room
-from ppd.proxy.routing.attempts import TurnContext
+from ppd.proxy.routing.attempt import TurnContext
 from ppd.proxy.routing.dispatch import Dispatcher
 from ppd.proxy.routing.handoff_release import WindingUp
 from ppd.proxy.routing.learning import Learner
 from ppd.proxy.routing.router import Router
+from ppd.proxy.runtime.drain import Drain
 from ppd.proxy.sessions.table import TurnOutcome
 from ppd.proxy.settings import Settings
 from ppd.proxy.telemetry.receipts import Receipt

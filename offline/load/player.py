@@ -17,11 +17,10 @@ import msgspec
 
 from ..experiment.records import Record
 from ..traces import TracedTurn
-from .answer import Answer
+from .answer import Answer, short
 from .dialogue import Author, Dialogue
 from .script import Script
 from .target import Target
-from .wording import short
 
 LEAD_S = 0.2  # before a turn is due its body is made, so that making it delays nothing
 

@@ -14,8 +14,7 @@ from ..errors import NotFound, RequestError
 from ..fleet.view import WorkerView
 from ..fleet.worker import Source
 from ..sessions.table import SessionSummary
-from .past_turns import find, newest
-from .peer_commands import Add, Remove, SetDraining, give, known
+from .peer_commands import Add, Remove, SetDraining, find, give, known, newest
 from .request_body import whole_body
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from ..routing.router import TurnReply
 from ..routing.service import JSON, error_reply
 from ..runtime.tasks import Background
 from ..telemetry.merged_metrics import render
-from . import past_turns
+from . import peer_commands
 from .admin_routes import admin_routes
 from .openapi import render as render_openapi
 from .peer_commands import obey
@@ -48,8 +48,8 @@ def create_app(proxy: Proxy) -> Quart:
     app.url_map.merge_slashes = False  # a redirect would name the client's own Host
     proxy.siblings.skills |= {
         "workers": partial(obey, proxy),
-        "receipt": partial(past_turns.one, proxy.state.receipts),
-        "receipts": partial(past_turns.some, proxy.state.receipts),
+        "receipt": partial(peer_commands.one, proxy.state.receipts),
+        "receipts": partial(peer_commands.some, proxy.state.receipts),
     }
 
     @app.before_request

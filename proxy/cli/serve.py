@@ -21,9 +21,9 @@ from ..downstream.serve import listen, serve
 from ..errors import PPDError
 from ..peers.member import Member
 from ..peers.supervisor import UNUSABLE, Supervisor
-from ..runtime.open_files import raise_limit as raise_open_files_limit
 from ..runtime.process_limits import bound as bound_memory
 from ..runtime.process_limits import look_for_cycles_less
+from ..runtime.process_limits import raise_limit as raise_open_files_limit
 from ..settings import ConfigSource, Settings
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from .format import (
     Ttft,
     WorkloadType,
 )
-from .verdicts import CellKey, Weights, differences
+from .score import CellKey, Weights, differences
 
 CONTEXTS: Final = (
     ContextClass(name="small", max_tokens=512, measured_tokens=256),  # after 128 -> 128

@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -22,7 +23,6 @@ from .format import Axes, Cell, FailedArms, Name, Provenance, check_distinct
 from .interpolation import Mix
 from .nearest import Around, Nearest, TableQuery
 from .prototype_format import PrototypeTable, axes_of
-from .verdicts import CellKey, Evidence, Verdict, Weights, differences, judge, no_evidence
 
 __all__ = [
     "BUNDLED",
@@ -252,3 +252,68 @@ def _layout(value: Any, depth: int) -> str:
         return f"[\n{rows}\n{end}]"
     fields = ",\n".join(f"{pad}{json.dumps(name)}: {_layout(item, depth + 1)}" for name, item in value.items())
     return f"{{\n{fields}\n{end}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What the operator cares about; only their ratio matters, and at 0, 0 nothing is LOCAL."""
+
+    ttft: float = 1.0
+    tpot: float = 1.0
+
+    def __post_init__(self) -> None:
+        for key, value in (("w_ttft", self.ttft), ("w_tpot", self.tpot)):
+            if not (math.isfinite(value) and value >= 0):
+                raise ConfigError(f"{key}: must be a finite number of at least 0, got {value}", param=key)
+
+    def score(self, d_ttft: float, d_tpot: float) -> float:
+        """What LOCAL gains over SPLIT: relative TTFT saved less relative TPOT lost, each with its weight."""
+        return self.ttft * d_ttft - self.tpot * d_tpot
+
+
+class Evidence(StrEnum):
+    """How a turn relates to what was measured; what is beyond it depends on the lookup."""
+
+    INSIDE = "inside"  # one measured cell stands for it
+    INTERPOLATED = "interpolated"  # it lies between measured cells, and the verdict is worked out from them
+    EXTRAPOLATED = "extrapolated"  # beyond an axis, or beside a cell without evidence: the nearest place's verdict
+    NONE = "none"  # what would decide it lacks an arm
+
+
+@dataclass(frozen=True, slots=True)
+class CellKey:
+    context: str
+    workload: str
+    qps: float
+
+    def __str__(self) -> str:
+        return f"{self.context}/{self.workload}/{self.qps:g}"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What is known of a turn under some weights; with no evidence `local` and the three numbers are None."""
+
+    local: bool | None
+    score: float | None
+    d_ttft: float | None  # (split - local) / split, of mean TTFT: the share of it that LOCAL saves
+    d_tpot: float | None  # (local - split) / split, of mean TPOT: the share that LOCAL adds
+    cell: CellKey  # that decided, of several the one with the largest share
+    evidence: Evidence
+
+
+def judge(cell: CellKey, d_ttft: float, d_tpot: float, weights: Weights, evidence: Evidence) -> Verdict:
+    score = weights.score(d_ttft, d_tpot)
+    return Verdict(score > 0, score, d_ttft, d_tpot, cell, evidence)
+
+
+def no_evidence(cell: CellKey) -> Verdict:
+    return Verdict(None, None, None, None, cell, Evidence.NONE)
+
+
+def differences(cell: Cell | None) -> tuple[float, float] | None:
+    """A verdict's `d_ttft` and `d_tpot`; None without both arms."""
+    if cell is None or cell.split is None or cell.local is None:
+        return None
+    split, local = cell.split, cell.local
+    d_ttft = (split.ttft_s.mean - local.ttft_s.mean) / split.ttft_s.mean
+    return d_ttft, (local.tpot_s.mean - split.tpot_s.mean) / split.tpot_s.mean

@@ -19,18 +19,7 @@ from typing import Literal
 import msgspec
 
 from ..errors import FormatError
-from .format import (
-    Arm,
-    Axes,
-    Cell,
-    ContextClass,
-    FailedArms,
-    Name,
-    Provenance,
-    Tpot,
-    Ttft,
-    WorkloadType,
-)
+from .format import Arm, Axes, Cell, ContextClass, FailedArms, Name, Provenance, Tpot, Ttft, WorkloadType
 from .score import KIND, VERSION, DecisionTable
 
 _COUNTS = ("n_t1", "n_t2")

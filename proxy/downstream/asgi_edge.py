@@ -24,9 +24,9 @@ from ..config import OPERATOR_PATHS, ProxyConfig
 from ..errors import PPDError, RequestError, comes_back, error_body
 from ..openai.request import Endpoint
 from ..openai.stream_relay import broken_off
-from .drain import Drain, draining
-from .heads import check_target, check_values, head_too_large, size_of, too_many_lines
+from ..runtime.drain import Drain, draining
 from .limits import AtWork, ConnectionLimits
+from .request_head import check_target, check_values, head_too_large, size_of, too_many_lines
 
 HEAR_OUT_S = 5.0  # for the rest of a body whose answer is there already
 LAST_WORD_S = 1.0  # for a client to take the end of an answer that a drain cuts

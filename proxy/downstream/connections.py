@@ -14,14 +14,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from ..config import ProxyConfig
 from ..errors import Overloaded
-from ..runtime.open_files import limit as open_files_limit
-from ..runtime.open_files import share_of_clients
+from ..runtime.process_limits import limit as open_files_limit
+from ..runtime.process_limits import share_of_clients
 from ..runtime.tls import Tls
 from . import response
-from .direct import Direct
 from .http1_connection import ClientConnection
 from .hypercorn import Stock, StockReader
 from .limits import CLOSE_S, ConnectionLimits, Patience
+from .turn_exchange import Direct
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,8 @@ from typing import Protocol, cast
 import httptools
 
 from ..errors import RequestError
-from .heads import head_too_large
 from .limits import ConnectionLimits
-from .request_head import OLD, VERSIONS, RequestHead, unspoken, without_offer
+from .request_head import OLD, VERSIONS, RequestHead, head_too_large, unspoken, without_offer
 
 SLICE_BYTES = 16 * 1024
 HELD_BYTES = 64 * 1024

@@ -12,8 +12,8 @@ from ..errors import ConfigError
 from ..runtime.tls import client_tls
 from .asgi_edge import Edge
 from .connections import Connections
-from .direct import Direct
 from .hypercorn import Stock
+from .turn_exchange import Direct
 
 BACKLOG = 4096  # a burst of clients must not be refused by the kernel
 

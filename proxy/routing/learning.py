@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..downstream.drain import Drain, draining
 from ..policy import Route
+from ..runtime.drain import Drain, draining
 from ..sessions.table import SessionMatch, TurnOutcome
 from ..telemetry.receipts import Receipt
 from .attempt import Attempt, OpenAnswer

@@ -24,7 +24,7 @@ from ..openai.prompt_list import AnswerMerge, BrokenAnswer, PromptList, StreamMe
 from ..openai.request import Request
 from ..telemetry.receipts import Receipt
 from ..upstream.answer import ANSWER_LIMIT_BYTES
-from .attempts import TurnContext
+from .attempt import TurnContext
 from .router import TurnReply
 
 log = logging.getLogger(__name__)

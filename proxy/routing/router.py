@@ -21,8 +21,7 @@ from ..openai.request import Request
 from ..policy import Decision, Excluded, Route, Rules, Turn, decide, has_room
 from ..sessions.table import SessionMatch
 from ..telemetry.receipts import CellRecord, Receipt
-from .attempt import Attempt, OpenAnswer
-from .attempts import FailedAttempts, Job, TurnContext
+from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext
 from .dispatch import Dispatcher
 from .learning import Learner
 from .state import State

@@ -20,7 +20,7 @@ from ..openai.request import Endpoint, Request, parse_request
 from ..policy import Route
 from ..runtime.ids import new_id, now_text
 from ..telemetry.receipts import Receipt
-from .attempts import TurnContext, in_class
+from .attempt import TurnContext, in_class
 from .prompt_fan_out import FanOut, ListTurn
 from .router import Router, TurnReply, decision_headers
 from .state import State

@@ -7,8 +7,10 @@ creeps up by 200 bytes a request although nothing is kept. Set by hand the limit
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import resource
 import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # malloc.h
@@ -34,3 +36,25 @@ def look_for_cycles_less() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 10, 10)
+
+
+_RESERVE = 128  # sockets that listen, probes of workers, files, what Python has open
+_A_TURN_NEEDS = 3  # its client's connection, and its legs'
+
+
+def raise_limit() -> None:
+    """To what the system allows this process: the usual soft limit of 1024 is there for programs that use select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS names a hard limit that it does not grant
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def limit() -> int:
+    """How many this process may have."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def share_of_clients(limit: int) -> int:
+    """So many connections of clients leave each of them what its turn needs."""
+    return max(1, (limit - _RESERVE) // _A_TURN_NEEDS)

@@ -16,13 +16,13 @@ import uvloop
 
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.asgi_edge import Edge
-from ppd.proxy.downstream.direct import Direct
-from ppd.proxy.downstream.drain import Drain
 from ppd.proxy.downstream.http1_connection import ClientConnection
 from ppd.proxy.downstream.limits import ConnectionLimits, Patience
+from ppd.proxy.downstream.turn_exchange import Direct
 from ppd.proxy.errors import Unauthorized
 from ppd.proxy.routing.router import TurnReply
 from ppd.proxy.routing.service import TurnService
+from ppd.proxy.runtime.drain import Drain
 from tests.support.raw_http import read_answers
 
 TURN = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\n"

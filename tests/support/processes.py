@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import Mode, ProxyConfig
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
-from ppd.proxy.peers.channels import wires
+from ppd.proxy.peers.channels import End, wires
 from ppd.proxy.peers.member import Member
 from ppd.proxy.settings import Settings
+from ppd.servers.sim.core.config import SimConfig
+from ppd.servers.sim.engine.engine import SimEngine
+from ppd.servers.sim.launch import running_engine
+from tests.support.proxy import Chat, ProxyClient, running_proxy
 
 R1 = WorkerId("r1:1")
 
@@ -62,3 +69,93 @@ class Pair:
             one.listener.close()
         for end in (end for of_one in self.ends for end in of_one.values()):
             end.close()
+
+
+@dataclass
+class Family:
+    """The proxies by their numbers, and engines by name (P1, D1, ...)."""
+
+    ends: list[dict[int, End]]
+    settings: dict[str, Any]
+    secret: bytes
+    proxies: dict[int, ProxyClient] = field(default_factory=dict)
+    engines: dict[str, SimEngine] = field(default_factory=dict)
+    _lives: dict[int, AsyncExitStack] = field(default_factory=dict)
+
+    async def start(self, index: int) -> ProxyClient:
+        """A proxy begins, the first of its number or a successor."""
+        life = self._lives[index] = AsyncExitStack()
+        member = Member(index=index, ends=self.ends[index], secret=self.secret)
+        proxy, base_url, session = await life.enter_async_context(running_proxy(member=member, **self.settings))
+        self.proxies[index] = ProxyClient(proxy, base_url, session)
+        return self.proxies[index]
+
+    async def stop(self, index: int) -> None:
+        del self.proxies[index]
+        await self._lives.pop(index).aclose()
+
+    async def kill(self, index: int) -> None:
+        """As `stop`, but without a last word: the others hear nothing more of it, and it nothing more of them."""
+        mesh = self.proxies[index].proxy.siblings._mesh
+        for wire in mesh._wires:
+            wire.close()
+        mesh._wires.clear()
+        mesh._by_peer.clear()
+        await self.stop(index)
+
+    async def until(self, holds: Callable[[], bool], limit_s: float = 20) -> None:
+        async with asyncio.timeout(limit_s):
+            while not holds():
+                await asyncio.sleep(0.005)
+
+    def chat(self) -> WanderingChat:
+        return WanderingChat(self.proxies[0])
+
+    def inflight(self) -> list[int]:
+        """Legs that run, as each proxy sees it."""
+        return [sum(view.inflight for view in one.proxy.state.registry.views()) for one in self.proxies.values()]
+
+    def idle(self) -> bool:
+        """Nothing runs anywhere, and every proxy knows."""
+        views = [view for one in self.proxies.values() for view in one.proxy.state.registry.views()]
+        inside = [
+            one.proxy.state.admission.inside + one.proxy.state.admission.inside_elsewhere
+            for one in self.proxies.values()
+        ]
+        return not any(view.inflight or view.queued_prefill_tokens for view in views) and not any(inside)
+
+
+class WanderingChat(Chat):
+    """A conversation whose turns go to the proxy that each names."""
+
+    async def at(self, client: ProxyClient, text: str, **body: Any) -> Any:
+        self.client = client
+        return await self.say(text, **body)
+
+
+@asynccontextmanager
+async def family_of(
+    names: str, count: int = 2, *, engine: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[Family]:
+    """So many proxies and a fleet by the names of its workers: `P1 D1 D2`, which all of them find up."""
+    ends = wires(count)
+    defaults: dict[str, Any] = {"mode": Mode.ALWAYS_LOCAL, "probe_interval_s": 0.2}
+    async with AsyncExitStack() as stack:
+        for end in (end for one in ends for end in one.values()):
+            stack.callback(end.close)
+        family = Family(ends, defaults | settings, Member().secret)
+        workers = []
+        for name in names.split():
+            config = replace(SimConfig(role=Role(name[0]), keep_requests=1000), **(engine or {}))
+            family.engines[name] = await stack.enter_async_context(running_engine(config))
+            workers.append(f"{name[0]}={family.engines[name].address}")
+        family.settings["workers"] = tuple(workers)
+        try:
+            await asyncio.gather(*(family.start(index) for index in range(count)))
+            await family.until(
+                lambda: all(list(one.states().values()) == ["up"] * len(workers) for one in family.proxies.values())
+            )
+            yield family
+        finally:
+            for index in list(family.proxies):
+                await family.stop(index)

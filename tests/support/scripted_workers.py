@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+
+from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.upstream.call import Call, Timeouts
+from ppd.proxy.upstream.client import Upstream
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -27,3 +33,76 @@ async def odd_worker(fleet: Any, handler: Handler, role: str = "D") -> AsyncIter
         await fleet.admin("POST", "/workers", {"worker": f"{role}={address}"})
         await fleet.until(lambda: any(v.id == address and v.up for v in fleet.proxy.state.registry.views()))
         yield
+
+
+PATIENT = Timeouts(connect_s=20.0, first_s=20.0, idle_s=20.0)
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[None]]
+"""What a server does with one request; the number counts the requests of all connections, from 1."""
+
+
+@asynccontextmanager
+async def server(script: Script) -> AsyncIterator[Worker]:
+    """Reads requests and does as the script says with each; the connection stays open unless the script ends it."""
+    requests = 0
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        writers.append(writer)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = int((head.lower().partition(b"content-length: ")[2] or b"0").split(b"\r\n")[0])
+                await reader.readexactly(size)
+                requests += 1
+                await script(reader, writer, requests)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield worker(listening.sockets[0].getsockname()[1])
+    finally:
+        listening.close()
+        for writer in writers:
+            writer.close()
+
+
+def worker(port: int) -> Worker:
+    return Worker(role=Role.DECODE, address=f"127.0.0.1:{port}")
+
+
+def says(*parts: bytes, then: Callable[[asyncio.StreamWriter], None] | None = None) -> Script:
+    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter, __: int) -> None:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.005)
+        if then is not None:
+            then(writer)
+
+    return script
+
+
+def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+@asynccontextmanager
+async def deaf(port: int = 0) -> AsyncIterator[Worker]:
+    """Nobody takes what wants to connect, and nobody refuses it."""
+    with socket.socket() as listening, socket.socket() as plug:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", port))
+        listening.listen(0)
+        plug.connect(listening.getsockname())
+        yield worker(listening.getsockname()[1])
+
+
+async def read(upstream: Upstream, call: Call, timeouts: Timeouts = PATIENT) -> bytes:
+    async with upstream.answer(call, "/", body=b"{}", timeouts=timeouts) as answer:
+        return await answer.body()

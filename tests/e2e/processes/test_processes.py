@@ -19,7 +19,7 @@ from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine
-from tests.support.family import family_of
+from tests.support.processes import family_of
 from tests.support.serve_program import Program, serving, until
 
 LONG = "A message of some length, so that there are blocks to hold. " * 10

@@ -18,8 +18,8 @@ from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.routing.state import State
 from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
-from tests.support.family import Family, family_of
 from tests.support.keys import bearer, client, write_keys
+from tests.support.processes import Family, family_of
 from tests.support.proxy import ProxyClient
 
 LONG = "A message of some length, so that there are blocks to hold. " * 10

@@ -14,7 +14,7 @@ from ppd.proxy.config import Mode
 from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.sessions.prefix_chain import Mark
 from ppd.proxy.sessions.session import KnownPrefix, Session, indexed
-from tests.support.family import Family, family_of
+from tests.support.processes import Family, family_of
 from tests.support.proxy import ProxyClient
 
 LONG = "A message of some length, so that there are blocks to hold. " * 6

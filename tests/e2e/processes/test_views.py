@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ppd.proxy.config import Mode
-from tests.support.family import Family, family_of
+from tests.support.processes import Family, family_of
 from tests.support.proxy import ProxyClient
 
 LONG = "A message of some length, so that there are blocks to hold. " * 10

@@ -19,8 +19,8 @@ from ppd.proxy.decision_table.score import (
     Verdict,
     Weights,
     bundled,
+    differences,
 )
-from ppd.proxy.decision_table.verdicts import differences
 
 BETWEEN = Lookup.INTERPOLATED
 ORIGIN = Provenance(

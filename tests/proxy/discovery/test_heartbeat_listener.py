@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ppd.proxy.discovery.owners import Owners
+from ppd.proxy.discovery.heartbeat_listener import Owners
 from ppd.proxy.fleet.worker import WorkerId
 from tests.support.clock import FakeClock
 

@@ -14,9 +14,9 @@ from ppd.proxy.app.client_routes import create_app
 from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.asgi_edge import Edge
-from ppd.proxy.downstream.direct import Direct
 from ppd.proxy.downstream.http1_connection import ClientConnection
 from ppd.proxy.downstream.limits import ConnectionLimits, Patience
+from ppd.proxy.downstream.turn_exchange import Direct
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.settings import Settings
 

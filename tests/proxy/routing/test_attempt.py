@@ -9,7 +9,7 @@ from ppd.proxy.errors import LegError
 from ppd.proxy.failures import ROWS, Cause, ClientGets, Failure, HealthEffect, Leg, Phase
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.health.worker_health import OVERLOAD_S
-from ppd.proxy.routing.attempts import FailedAttempts, in_class
+from ppd.proxy.routing.attempt import FailedAttempts, in_class
 from tests.support.attempts import decision, running, view
 from tests.support.requests import parse
 

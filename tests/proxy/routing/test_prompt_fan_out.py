@@ -16,7 +16,7 @@ from ppd.proxy.failures import Leg
 from ppd.proxy.openai.prompt_list import BrokenAnswer, prompt_list
 from ppd.proxy.openai.request import Request
 from ppd.proxy.openai.stream_relay import broken_off
-from ppd.proxy.routing.attempts import TurnContext
+from ppd.proxy.routing.attempt import TurnContext
 from ppd.proxy.routing.prompt_fan_out import AT_ONCE, FanOut, ListTurn
 from ppd.proxy.routing.router import TurnReply
 from ppd.proxy.telemetry.receipts import LegRecord, Receipt

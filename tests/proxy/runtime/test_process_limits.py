@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ppd.proxy.runtime.open_files import limit, raise_limit, share_of_clients
+from ppd.proxy.runtime.process_limits import limit, raise_limit, share_of_clients
 
 
 @pytest.fixture

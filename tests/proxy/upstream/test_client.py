@@ -15,7 +15,7 @@ from ppd.proxy.upstream.answer import ANSWER_LIMIT_BYTES, END_S, Answer
 from ppd.proxy.upstream.call import Call, Timeouts
 from ppd.proxy.upstream.client import Upstream
 from ppd.proxy.upstream.pool import connecting
-from tests.support.small_workers import HEAD, PATIENT, WHOLE, close, deaf, read, says, server, worker
+from tests.support.scripted_workers import HEAD, PATIENT, WHOLE, close, deaf, read, says, server, worker
 
 HASTY = Timeouts(connect_s=0.1, first_s=0.1, idle_s=0.1)
 

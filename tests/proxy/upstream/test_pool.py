@@ -12,7 +12,7 @@ from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
 from ppd.proxy.upstream.call import Call, Timeouts
 from ppd.proxy.upstream.client import Upstream
-from tests.support.small_workers import WHOLE, Script, deaf, read, says, server
+from tests.support.scripted_workers import WHOLE, Script, deaf, read, says, server
 
 # -- kept connections
 

@@ -16,10 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from .decision_table.score import Lookup
-from .discovery.heartbeat import check_address
-from .errors import ConfigError, FormatError
-from .fleet.worker import TRANSFERS, Role, Source, Worker
+from .errors import ConfigError
 
 MIB = 1024 * 1024
 
@@ -46,6 +43,13 @@ class Uncovered(StrEnum):
 
     LOCAL = "local"
     SPLIT = "split"
+
+
+class Lookup(StrEnum):
+    """How a turn finds its verdict in a table."""
+
+    NEAREST = "nearest"  # the nearest cell's: the paper's way
+    INTERPOLATED = "interpolated"  # between cells, linear in logarithms
 
 
 class DataPlane(StrEnum):
@@ -143,16 +147,8 @@ class ProxyConfig:
     def __post_init__(self) -> None:
         _check(self)
 
-    @property
-    def static_workers(self) -> tuple[Worker, ...]:
-        return tuple(parse_worker(text) for text in self.workers)
-
 
 OPERATOR_PATHS = ("/health", "/ready", "/metrics")
-WORKER_OPTIONS = (
-    '",connector=nixl|p2p_nccl|none", ",model=NAME", ",engine_version=V", ",tls=true", ",zmq_address=host:port"'
-)
-COORDINATES = frozenset({"zmq_address"})  # what a connector may need to know of a static worker
 LIVE = frozenset({"mode", "x", "table", "w_ttft", "w_tpot", "lookup", "uncovered", "workers"})
 SECRET = frozenset({"admin_key", "worker_api_key"})
 
@@ -174,79 +170,44 @@ def _check(config: ProxyConfig) -> None:
     for name in _POSITIVE:
         value = getattr(config, name)
         if not (math.isfinite(value) and value > 0):
-            raise _refused(name, value, "a number above 0")
+            raise refused(name, value, "a number above 0")
     for name in _PORTS:
         if not 0 <= getattr(config, name) <= 65535:
-            raise _refused(name, getattr(config, name), "a port from 0 to 65535")
+            raise refused(name, getattr(config, name), "a port from 0 to 65535")
     for name in _NOT_NEGATIVE:
         value = getattr(config, name)
         if not (math.isfinite(value) and value >= 0):
-            raise _refused(name, value, "a number of at least 0")
+            raise refused(name, value, "a number of at least 0")
     if not 1 <= config.processes <= MOST_PROCESSES:
-        raise _refused("processes", config.processes, f"a number from 1 to {MOST_PROCESSES}")
+        raise refused("processes", config.processes, f"a number from 1 to {MOST_PROCESSES}")
     if not 0.0 <= config.x <= 1.0:
-        raise _refused("x", config.x, "a share from 0 to 1")
+        raise refused("x", config.x, "a share from 0 to 1")
     if config.log_level not in _LOG_LEVELS:
-        raise _refused("log_level", config.log_level, ", ".join(_LOG_LEVELS))
+        raise refused("log_level", config.log_level, ", ".join(_LOG_LEVELS))
     for text in config.heartbeat_allow:
         try:
             ipaddress.ip_network(text)
         except ValueError:
-            raise _refused("heartbeat_allow", text, "address ranges such as 10.0.0.0/8") from None
+            raise refused("heartbeat_allow", text, "address ranges such as 10.0.0.0/8") from None
     if config.curve_port and not (config.curve_server_key_file and config.curve_clients_dir):
-        raise _refused("curve_port", config.curve_port, "0, or both curve_server_key_file and curve_clients_dir set")
+        raise refused("curve_port", config.curve_port, "0, or both curve_server_key_file and curve_clients_dir set")
     _check_doors(config)
-    _check_workers(config)
 
 
 def _check_doors(config: ProxyConfig) -> None:
     """Open paths and certificates; whether the files can be used is seen when they are loaded."""
     for path in config.open_paths:
         if path not in OPERATOR_PATHS:
-            raise _refused("open_paths", path, "any of " + ", ".join(OPERATOR_PATHS))
+            raise refused("open_paths", path, "any of " + ", ".join(OPERATOR_PATHS))
     for name in ("tls", "worker"):
         if bool(getattr(config, f"{name}_cert_file")) != bool(getattr(config, f"{name}_key_file")):
-            raise _refused(f"{name}_cert_file", getattr(config, f"{name}_cert_file"), f"set with {name}_key_file")
+            raise refused(f"{name}_cert_file", getattr(config, f"{name}_cert_file"), f"set with {name}_key_file")
     if config.tls_client_ca_file and not config.tls_cert_file:
-        raise _refused("tls_client_ca_file", config.tls_client_ca_file, "set with tls_cert_file")
+        raise refused("tls_client_ca_file", config.tls_client_ca_file, "set with tls_cert_file")
 
 
-def _check_workers(config: ProxyConfig) -> None:
-    addresses = [worker.address for worker in config.static_workers]
-    for address in addresses:
-        if addresses.count(address) > 1:
-            raise _refused("workers", address, "named once")
-
-
-def parse_worker(text: str) -> Worker:
-    """A static worker from "ROLE=host:port", then ",name=value": connector, model, engine_version, or coordinates."""
-    allowed = "ROLE=host:port with ROLE P, D or R, then any of " + WORKER_OPTIONS
-    first, *rest = text.split(",")
-    role, _, address = first.partition("=")
-    try:
-        check_address(address, "workers")
-        options = dict(part.split("=", 1) for part in rest)
-        connector, model = options.pop("connector", "nixl"), options.pop("model", "")
-        version, tls = options.pop("engine_version", ""), options.pop("tls", "false")
-        if tls not in ("true", "false"):
-            raise ValueError(text)
-        if connector not in TRANSFERS or options.keys() - COORDINATES:
-            raise ValueError(text)
-        return Worker(
-            role=Role(role),
-            address=address,
-            models=(model,) if model else (),
-            connector=connector,
-            engine_version=version,
-            coordinates=options,
-            source=Source.STATIC,
-            tls=tls == "true",
-        )
-    except (ValueError, FormatError):
-        raise _refused("workers", text, allowed) from None
-
-
-def _refused(key: str, value: object, allowed: str) -> ConfigError:
+def refused(key: str, value: object, allowed: str) -> ConfigError:
+    """A setting that cannot be used: which, its value unless it is a secret, and what is allowed."""
     shown = "(hidden)" if key in SECRET else repr(value)
     return ConfigError(f"{key} = {shown}: must be {allowed}", param=key)
 
@@ -277,17 +238,17 @@ def convert(name: str, value: object) -> Any:
         try:
             return type(default)(value)  # type: ignore[arg-type]
         except ValueError:
-            raise _refused(name, value, "one of " + ", ".join(type(default))) from None
+            raise refused(name, value, "one of " + ", ".join(type(default))) from None
     if isinstance(default, tuple):
         if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            raise _refused(name, value, "a list of strings")
+            raise refused(name, value, "a list of strings")
         return tuple(value)
     if isinstance(value, int) and abs(value) > 2**53:
-        raise _refused(name, value, "a number of at most 2^53")
+        raise refused(name, value, "a number of at most 2^53")
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not type(default):
-        raise _refused(name, value, {int: "a whole number", float: "a number", str: "a string"}[type(default)])
+        raise refused(name, value, {int: "a whole number", float: "a number", str: "a string"}[type(default)])
     return value
 
 

@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .config import LIVE, Mode, ProxyConfig, build, with_changes
-from .decision_table.score import DecisionTable, Weights, find
+from .decision_table.score import Weights
+from .decision_table.table import DecisionTable, find
+from .discovery.static_workers import static_workers
 from .errors import PPDError
 from .fleet.worker import WorkerId
 from .policy import Rules
+from .runtime.watched_files import WATCH_EVERY_S
 
 log = logging.getLogger(__name__)
-
-WATCH_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class Settings:
 
     def __init__(self, config: ProxyConfig, source: ConfigSource | None = None) -> None:
         self.config = config
+        self.static_workers = static_workers(config)
         self.added: set[WorkerId] = set()  # static workers of the admin API, not of the file
         self._source = source
         self._in_file = config  # as the file said last: only what it changes is taken over what the admin API set
@@ -80,11 +82,11 @@ class Settings:
         return True
 
     def _take(self, config: ProxyConfig) -> None:
-        rules = _rules(config)
+        workers, rules = static_workers(config), _rules(config)
         changed = [name for name in sorted(LIVE) if getattr(config, name) != getattr(self.config, name)]
         if changed:
             log.info("changed: %s", ", ".join(f"{name} = {getattr(config, name)!r}" for name in changed))
-        self.config, self._rules = config, rules
+        self.config, self.static_workers, self._rules = config, workers, rules
 
 
 def _rules(config: ProxyConfig) -> Rules:

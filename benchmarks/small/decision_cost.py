@@ -188,7 +188,7 @@ def bench() -> TurnBench:
     settings, watch = Settings(ProxyConfig(workers=WORKERS, heartbeat_port=0)), StageStopwatch()
     proxy = assemble(settings)
     state, upstream = proxy.state, cast(Any, MemoryUpstream(watch))
-    for worker in settings.config.static_workers:
+    for worker in settings.static_workers:
         state.registry.add_static(worker, state.now())
         state.registry.probed(worker.id, worker, None, state.now())
     dispatcher = WatchedDispatcher(settings.config, state, upstream, WindingUp(state, upstream))

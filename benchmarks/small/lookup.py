@@ -20,10 +20,12 @@ import msgspec
 from rich.console import Console
 
 from ppd.proxy.cli.table_view import columns
+from ppd.proxy.config import Lookup
 from ppd.proxy.decision_table.format import Arm, Axes, Cell
 from ppd.proxy.decision_table.interpolation import Mix
 from ppd.proxy.decision_table.nearest import Around, Nearest, TableQuery
-from ppd.proxy.decision_table.score import DecisionTable, Lookup, Weights, bundled, find
+from ppd.proxy.decision_table.score import Weights
+from ppd.proxy.decision_table.table import DecisionTable, bundled, find
 
 LOOKUPS = 20_000
 Error = tuple[float, float]  # of TTFT, of TPOT

@@ -13,9 +13,8 @@ from typing import Protocol
 import numpy as np
 
 from ppd.proxy.config import Mode
-from ppd.proxy.discovery.heartbeat import Announcement
 from ppd.proxy.fleet.registry import Registry
-from ppd.proxy.fleet.worker import Load, Role, Source, Worker, WorkerId
+from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.openai.request import Endpoint, Request
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
 from ppd.proxy.sessions.prefix_chain import KEY_BITS, Chain, Hasher, Mark

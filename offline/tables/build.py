@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ppd.proxy.decision_table import format
 from ppd.proxy.decision_table.format import Arm, Axes, ContextClass, FailedArms, Provenance, Tpot, Ttft, WorkloadType
-from ppd.proxy.decision_table.score import KIND, VERSION, DecisionTable
+from ppd.proxy.decision_table.table import KIND, VERSION, DecisionTable
 from ppd.proxy.errors import ConfigError, FormatError
 
 from ..experiment.cells import ROUTES, MeasuredCell, gather, why_no_evidence

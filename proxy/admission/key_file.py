@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..runtime.watched_files import WatchedFiles
-from ..settings import WATCH_EVERY_S
+from ..runtime.watched_files import WATCH_EVERY_S, WatchedFiles
 from .keys import Client, Keys, decode
 
 log = logging.getLogger(__name__)

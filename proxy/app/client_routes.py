@@ -17,9 +17,9 @@ from ..admission.auth import authenticate, check_operator_path, leg_headers, low
 from ..admission.keys import Client
 from ..assembly import Proxy
 from ..errors import BodyTooLarge, NotFound, PPDError, RequestError
-from ..fleet.view import ways_to_serve
 from ..fleet.worker import Source, WorkerId
 from ..openai.request import Endpoint
+from ..policy.placement import ways_to_serve
 from ..routing.passthrough import AUDIO, ENDPOINTS
 from ..routing.router import TurnReply
 from ..routing.service import JSON, error_reply
@@ -163,7 +163,7 @@ def _apply(proxy: Proxy) -> None:
     proxy.router.rules = proxy.settings.rules()
     if not proxy.siblings.leads:
         return  # it hears of them
-    wanted = {worker.id: worker for worker in proxy.settings.config.static_workers}
+    wanted = {worker.id: worker for worker in proxy.settings.static_workers}
     for view in proxy.state.registry.views():
         if view.worker.source is Source.STATIC and view.id not in wanted and view.id not in proxy.settings.added:
             proxy.state.registry.remove(view.id)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..config import Mode, Uncovered
-from ..decision_table.score import Lookup
+from ..config import Lookup, Mode, Uncovered
 from ..fleet.worker import Role, Source
 from ..openai.request import MODEL_LIMIT
 from ..sessions.table import MatchKind

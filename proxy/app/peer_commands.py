@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..config import parse_worker
+from ..discovery.static_workers import parse_worker
 from ..errors import NotFound, RequestError
 from ..fleet.view import WorkerView
 from ..fleet.worker import Source

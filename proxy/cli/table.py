@@ -11,7 +11,9 @@ from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from ..decision_table.score import DecisionTable, Lookup, TableQuery, Weights, bundled, find
+from ..config import Lookup
+from ..decision_table.score import Weights
+from ..decision_table.table import DecisionTable, TableQuery, bundled, find
 from ..decision_table.table_import import GridDescription, build_table, read_rows
 from ..errors import FormatError
 from .group import CommandGroup

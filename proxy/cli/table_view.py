@@ -9,8 +9,10 @@ from typing import Final
 
 from rich.text import Text
 
+from ..config import Lookup
 from ..decision_table.format import Cell, WorkloadType
-from ..decision_table.score import DecisionTable, Lookup, ScoredTable, Verdict, Weights
+from ..decision_table.score import Verdict, Weights
+from ..decision_table.table import DecisionTable, ScoredTable
 
 LEGEND: Final = "L LOCAL   S SPLIT   x failed   - not measured   * some requests failed"
 LOCAL_STYLE: Final = "bold white on blue"

@@ -9,13 +9,14 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Protocol
 
+from ..fleet.worker import Worker
 from ..openai.request import Endpoint, Fields
 from .leg import Handoff, LegRequest, NoHandoff, Pair, plain_leg
 from .nixl import Nixl
 from .none import NoConnector
 from .p2p_nccl import P2pNccl
 
-__all__ = ["CONNECTORS", "Connector", "plain_leg"]
+__all__ = ["CONNECTORS", "Connector", "can_pair", "plain_leg"]
 
 
 class Connector(Protocol):
@@ -27,6 +28,10 @@ class Connector(Protocol):
     @property
     def needs_handoff(self) -> bool:
         """Whether D can use what P computed only with parameters from P's answer."""
+
+    @property
+    def coordinates(self) -> frozenset[str]:
+        """What it must be told of a worker besides its HTTP address, by the names that a config gives it."""
 
     @property
     def shares_request_id(self) -> bool:
@@ -45,3 +50,13 @@ class Connector(Protocol):
 CONNECTORS: MappingProxyType[str, Connector] = MappingProxyType(
     {connector.name: connector for connector in (Nixl(), P2pNccl(), NoConnector())}
 )
+
+
+def can_pair(prefill: Worker, decode: Worker) -> bool:
+    """KV moves only between engines with one connector and, where both are known, one version and a shared model."""
+    if prefill.connector not in CONNECTORS or prefill.connector != decode.connector or prefill.engine != decode.engine:
+        return False
+    if prefill.engine_version != decode.engine_version and prefill.engine_version and decode.engine_version:
+        return False
+    theirs, ours = prefill.models, decode.models
+    return theirs == ours or not theirs or not ours or not set(theirs).isdisjoint(ours)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ..fleet.worker import Worker
-from ..openai.body_members import Part, spliced
+from ..openai.body_members import Part, decoded, encoded, members, spliced
 from ..openai.request import CHOOSING, Endpoint, Fields
 
 REQUEST_ID = "X-Request-Id"
@@ -60,26 +60,6 @@ class NoHandoff(msgspec.Struct, frozen=True):
     """Why P's answer cannot be handed over; D then gets the plain body and computes the prompt itself."""
 
     reason: str  # from a bounded set: it labels a metric
-
-
-def decoded(raw: msgspec.Raw) -> Any:
-    """A member's value, None where it is no JSON (the worker will say so)."""
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def members(raw: msgspec.Raw) -> Fields | None:
-    """An object's members, each verbatim; None where the value is no object."""
-    try:
-        return msgspec.json.decode(raw, type=Fields)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def encoded(value: object) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
 
 
 def public_fields(fields: Fields) -> Fields:

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from ..openai.answer_shapes import Usage, usage_of
+from ..openai.body_members import decoded, encoded
 from ..openai.request import Endpoint, Fields
-from .leg import Handoff, LegRequest, NoHandoff, Pair, answering_fields, decoded, encoded, leg
+from .leg import Handoff, LegRequest, NoHandoff, Pair, answering_fields, leg
 from .prefill import engine_version, prefill_fields
 
 PARAMS = "kv_transfer_params"
@@ -51,6 +52,7 @@ class _Answer(msgspec.Struct):
 class Nixl:
     name = "nixl"
     needs_handoff = True
+    coordinates = frozenset[str]()
     shares_request_id = False
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:

@@ -11,6 +11,7 @@ from .prefill import engine_version, prefill_fields
 class NoConnector:
     name = "none"
     needs_handoff = False
+    coordinates = frozenset[str]()
     shares_request_id = False
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:

@@ -30,6 +30,7 @@ _OLDEST: Version = (0, 9)  # pings tell no version, and this connector lived in 
 class P2pNccl:
     name = "p2p_nccl"
     needs_handoff = False
+    coordinates = frozenset({"zmq_address"})
     shares_request_id = True
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:

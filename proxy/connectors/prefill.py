@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
+from ..openai.body_members import decoded
 from ..openai.request import Endpoint, Fields
-from .leg import decoded, public_fields
+from .leg import public_fields
 
 Version = tuple[int, int]
 

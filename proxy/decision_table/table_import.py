@@ -20,7 +20,7 @@ import msgspec
 
 from ..errors import FormatError
 from .format import Arm, Axes, Cell, ContextClass, FailedArms, Name, Provenance, Tpot, Ttft, WorkloadType
-from .score import KIND, VERSION, DecisionTable
+from .table import KIND, VERSION, DecisionTable
 
 _COUNTS = ("n_t1", "n_t2")
 _FIGURES = ("qps", "t2_ttft_avg", "t2_ttft_p50", "t2_ttft_p99", "t2_tpot_avg", "t2_tpot_p99", "success_pct")

@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
+from ..connectors.p2p_nccl import P2pNccl
 from ..errors import FormatError
-from ..fleet.worker import Load, Role, Source, Worker
+from ..fleet.worker import Announcement, Load, Role, Source, Worker
 
 VERSION = 1
 _NAME = r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63}){0,20}"
@@ -45,15 +46,6 @@ class Heartbeat(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
-
-
-class Announcement(msgspec.Struct, frozen=True):
-    """What any of the three messages amounts to; `load` is None where the message carries none."""
-
-    worker: Worker
-    load: Load | None = None
-    draining: bool = False
-    leaving: bool = False
 
 
 def decode(payload: bytes) -> Announcement:
@@ -105,7 +97,7 @@ def _ping(message: dict[str, Any]) -> Announcement:
         connector = "moriio"
         coordinates |= {name: str(message[name]) for name in ("dp_size", "tp_size", "transfer_mode") if name in message}
     else:
-        connector = "p2p_nccl"
+        connector = P2pNccl.name
         check_address(message["zmq_address"], "zmq_address")
     worker = Worker(
         role=_role(message["type"]),

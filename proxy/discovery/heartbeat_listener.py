@@ -22,9 +22,9 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from ..config import ProxyConfig
 from ..errors import ConfigError, FormatError
 from ..fleet.registry import Registry
-from ..fleet.worker import Source, WorkerId
+from ..fleet.worker import Announcement, Source, WorkerId
 from ..telemetry.metrics import Metrics
-from .heartbeat import Announcement, decode
+from .heartbeat import decode
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,9 @@ from dataclasses import replace as replace_worker
 
 from msgspec.structs import replace
 
-from ..discovery.heartbeat import Announcement
 from .residency import Residency
 from .view import Fleet, Takers, WorkerView, taking_turns
-from .worker import Load, Role, Source, Worker, WorkerId
+from .worker import Announcement, Load, Role, Source, Worker, WorkerId
 
 NAMES_KEPT = 10_000
 MODELS_KEPT = 256  # clients may name any model, as long as a worker has not said which it serves

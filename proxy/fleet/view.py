@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from ..errors import NotFound
-from .worker import TRANSFERS, Load, Role, Worker, WorkerId
+from .worker import Load, Role, Worker, WorkerId
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -77,30 +77,8 @@ def taking_turns(views: Iterable[WorkerView], model: str) -> Takers:
     return by_role[Role.PREFILL], by_role[Role.DECODE], by_role[Role.REPLICA]
 
 
-def ways_to_serve(views: Iterable[WorkerView]) -> dict[str, bool]:
-    """Which routes the fleet could take now: what `/ready` answers."""
-    able = [view for view in views if view.state == "up"]
-    decodes = [view for view in able if view.role is Role.DECODE]
-    prefills = [view for view in able if view.role is Role.PREFILL]
-    return {
-        "split": any(can_pair(p.worker, d.worker) for p in prefills for d in decodes),
-        "local": bool(decodes),
-        "replica": any(view.role is Role.REPLICA for view in able),
-    }
-
-
 def check_model(model: str, views: Iterable[WorkerView]) -> None:
     """NotFound where workers are known, up or not, and none of them serves the model."""
     served = [view.worker.models for view in views]
     if served and not any(not models or model in models for models in served):
         raise NotFound(f"model {model!r} is not served here", param="model", code="model_not_found")
-
-
-def can_pair(prefill: Worker, decode: Worker) -> bool:
-    """KV moves only between engines with one connector and, where both are known, one version and a shared model."""
-    if prefill.connector not in TRANSFERS or prefill.connector != decode.connector or prefill.engine != decode.engine:
-        return False
-    if prefill.engine_version != decode.engine_version and prefill.engine_version and decode.engine_version:
-        return False
-    theirs, ours = prefill.models, decode.models
-    return theirs == ours or not theirs or not ours or not set(theirs).isdisjoint(ours)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
+import msgspec
+
 WorkerId = NewType("WorkerId", str)
 """`host:port` of the worker's HTTP address: unique, stable over a restart, and all that legs need."""
 
@@ -21,10 +23,6 @@ class Role(StrEnum):
     PREFILL = "P"
     DECODE = "D"
     REPLICA = "R"
-
-
-TRANSFERS = frozenset({"nixl", "p2p_nccl", "none"})
-"""Connectors by which a P can hand over to a D; engines with another one are known, and serve LOCAL turns only."""
 
 
 class Source(StrEnum):
@@ -67,3 +65,12 @@ class Worker:
     @property
     def id(self) -> WorkerId:
         return self.address  # type: ignore[return-value]  # WorkerId(...) would be a call, for nothing, at each step
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """What any of the three messages amounts to; `load` is None where the message carries none."""
+
+    worker: Worker
+    load: Load | None = None
+    draining: bool = False
+    leaving: bool = False

@@ -13,12 +13,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from ..config import ProxyConfig
-from ..connectors import CONNECTORS, plain_leg
-from ..connectors.leg import REQUEST_ID, Handoff, LegRequest, Pair, encoded
+from ..connectors import CONNECTORS, can_pair, plain_leg
+from ..connectors.leg import REQUEST_ID, Handoff, LegRequest, Pair
 from ..errors import LegError, PPDError, refusal
 from ..failures import Cause, Leg, Phase
-from ..fleet.view import WorkerView, can_pair
+from ..fleet.view import WorkerView
 from ..fleet.worker import PairId, Role
+from ..openai.body_members import encoded
 from ..openai.request import Endpoint, Fields
 from ..policy import Excluded
 from ..routing.state import State

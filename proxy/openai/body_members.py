@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -85,3 +86,23 @@ def _places(members: Members) -> list[tuple[int, int]] | None:
         at = found.end() + memoryview(value).nbytes
         places.append((found.start(1), at))
     return places if _END.match(body, at) else None
+
+
+def decoded(raw: msgspec.Raw) -> Any:
+    """A member's value, None where it is no JSON (the worker will say so)."""
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def members(raw: msgspec.Raw) -> Fields | None:
+    """An object's members, each verbatim; None where the value is no object."""
+    try:
+        return msgspec.json.decode(raw, type=Fields)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def encoded(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ..connectors.leg import Handoff, decoded, encoded, members
+from ..connectors.leg import Handoff
+from .body_members import decoded, encoded, members
 from .request import Endpoint, Fields
 
 _TRANSFER = ("kv_transfer_params", "ec_transfer_params")

@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 
-from ..connectors.leg import decoded, encoded, members
 from ..errors import BodyTooLarge, PPDError, RequestError
 from .answer import DONE
+from .body_members import decoded, encoded, members
 from .request import Endpoint, Fields, Request
 from .sse import EventSplitter, Fragment, event_data, with_data
 from .stream_relay import BROKE_OFF

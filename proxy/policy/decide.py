@@ -21,10 +21,12 @@ import msgspec
 from msgspec.structs import replace
 
 from ..config import Mode, Uncovered
-from ..decision_table.score import TableQuery, Verdict
+from ..connectors import can_pair
+from ..decision_table.score import Verdict
+from ..decision_table.table import TableQuery
 from ..errors import AllBusy, NoWorkerError
 from ..fleet.residency import standing
-from ..fleet.view import Fleet, WorkerView, can_pair, check_model
+from ..fleet.view import Fleet, WorkerView, check_model
 from ..fleet.worker import PairId, Role, WorkerId
 from .decision import Decision, Route, Rules, Turn
 from .placement import held_on, pick_decode, pick_prefill, warmth_of

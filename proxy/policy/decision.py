@@ -7,7 +7,8 @@ from enum import StrEnum
 import msgspec
 
 from ..config import Mode, Uncovered
-from ..decision_table.score import ScoredTable, Verdict
+from ..decision_table.score import Verdict
+from ..decision_table.table import ScoredTable
 from ..fleet.residency import Residency
 from ..fleet.view import WorkerView
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 
+from ..connectors import can_pair
 from ..fleet.residency import Residency, standing
 from ..fleet.view import WorkerView
+from ..fleet.worker import Role
 from .decision import Turn
 
 KV_FULL = 0.95  # at this share of KV blocks in use, a new session would evict or preempt others
@@ -70,3 +72,15 @@ def _first(
 def _spread(view: WorkerView, session_id: str) -> bytes:
     """Rendezvous hashing: among equals, sessions spread evenly and the same one always lands the same."""
     return sha256(f"{view.id} {session_id}".encode()).digest()
+
+
+def ways_to_serve(views: Iterable[WorkerView]) -> dict[str, bool]:
+    """Which routes the fleet could take now: what `/ready` answers."""
+    able = [view for view in views if view.state == "up"]
+    decodes = [view for view in able if view.role is Role.DECODE]
+    prefills = [view for view in able if view.role is Role.PREFILL]
+    return {
+        "split": any(can_pair(p.worker, d.worker) for p in prefills for d in decodes),
+        "local": bool(decodes),
+        "replica": any(view.role is Role.REPLICA for view in able),
+    }

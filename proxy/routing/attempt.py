@@ -13,13 +13,14 @@ from msgspec.structs import replace
 from ..admission.gate import Seat
 from ..admission.keys import Client
 from ..admission.queue import effective_priority
-from ..connectors.leg import Handoff, encoded
+from ..connectors.leg import Handoff
 from ..errors import LegError
 from ..failures import Cause, ClientGets, FailureRule, HealthEffect, Leg, Phase
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..health.worker_health import OVERLOAD_S, Key, blamed
 from ..openai.answer import AnswerObserver
+from ..openai.body_members import encoded
 from ..openai.reply_key import ReplyKey
 from ..openai.request import Request
 from ..openai.stream_relay import StreamRelay

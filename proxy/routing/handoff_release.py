@@ -12,11 +12,11 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from ..connectors import CONNECTORS
+from ..connectors import CONNECTORS, can_pair
 from ..connectors.leg import Pair
 from ..connectors.prefill import engine_version, prefill_fields
 from ..errors import LegError
-from ..fleet.view import WorkerView, can_pair
+from ..fleet.view import WorkerView
 from ..fleet.worker import Role
 from ..upstream.call import Call, Timeouts
 from ..upstream.client import Upstream

@@ -19,11 +19,12 @@ from ..admission.gate import Seat
 from ..admission.keys import Client
 from ..admission.queue import Ticket, effective_priority
 from ..config import ProxyConfig
-from ..connectors.leg import decoded, encoded, public_fields
+from ..connectors.leg import public_fields
 from ..errors import OVERLOAD, LegError, NoWorkerError, RequestError, refusal
 from ..failures import ROWS, Cause, ClientGets, Leg, Phase
 from ..fleet.view import WorkerView, check_model
 from ..fleet.worker import Role
+from ..openai.body_members import decoded, encoded
 from ..openai.form import field as form_field
 from ..openai.form import is_form
 from ..openai.json_depth import check_depth

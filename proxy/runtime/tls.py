@@ -15,8 +15,7 @@ from pathlib import Path
 
 from ..config import ProxyConfig
 from ..errors import ConfigError
-from ..settings import WATCH_EVERY_S
-from .watched_files import WatchedFiles
+from .watched_files import WATCH_EVERY_S, WatchedFiles
 
 log = logging.getLogger(__name__)
 

@@ -37,3 +37,6 @@ def _stamp(file: Path) -> Stamp | None:
     except OSError:
         return None
     return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size
+
+
+WATCH_EVERY_S = 1.0

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import click
 import zmq.auth
 
+from ppd.proxy.connectors import CONNECTORS
 from ppd.proxy.discovery.heartbeat import check_address
 from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.fleet.worker import Role
@@ -151,7 +152,7 @@ def address_of(url: str) -> str:
 @click.option("--tensor-parallel", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--python", default=sys.executable, show_default="this one", help="the interpreter that has vLLM")
 @click.option("--advertise", default="", help="host:port at which proxies reach the engine; default: its own")
-@click.option("--connector", type=click.Choice(["nixl", "p2p_nccl", "none"]), default="nixl", show_default=True)
+@click.option("--connector", type=click.Choice(list(CONNECTORS)), default="nixl", show_default=True)
 @click.option("--coordinate", "coordinates", multiple=True, help="NAME=VALUE that the connector needs; repeatable")
 @click.option("--interval", type=click.FloatRange(0.1), default=10.0, show_default=True, help="s between heartbeats")
 @click.option("--drain-timeout", type=click.FloatRange(0), default=60.0, show_default=True, help="s for its streams")

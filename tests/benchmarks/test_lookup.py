@@ -7,7 +7,8 @@ from statistics import fmean
 import pytest
 
 from benchmarks.small import lookup
-from ppd.proxy.decision_table.score import DecisionTable, Lookup, bundled
+from ppd.proxy.config import Lookup
+from ppd.proxy.decision_table.table import DecisionTable, bundled
 
 TABLES = [DecisionTable.load(path) for path in bundled().values() if path.stem.startswith("h100-llama-3.1-8b")]
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.proxy.discovery.heartbeat import Announcement, decode
+from ppd.proxy.discovery.heartbeat import decode
 from ppd.proxy.errors import FormatError
 from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.fleet.worker import Announcement
 
 OURS: dict[str, Any] = {
     "version": 1,

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ppd.proxy.config import Mode, ProxyConfig, build, convert, parse_worker, read_file, with_changes
+from ppd.proxy.config import Mode, ProxyConfig, build, convert, read_file, with_changes
+from ppd.proxy.discovery.static_workers import parse_worker, static_workers
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
 
@@ -63,7 +64,7 @@ def test_a_whole_number_may_stand_for_a_float(tmp_path: Path) -> None:
 )
 def test_a_wrong_setting_is_named_with_what_is_allowed(tmp_path: Path, text: str, key: str, shown: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        build(write(tmp_path, text + "\n"), {})
+        static_workers(build(write(tmp_path, text + "\n"), {}))
     assert caught.value.param == key
     assert key in str(caught.value)
     assert shown in str(caught.value)

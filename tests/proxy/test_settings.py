@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ppd.proxy.config import Mode, build
-from ppd.proxy.decision_table.score import Lookup
+from ppd.proxy.config import Lookup, Mode, build
 from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.settings import ConfigSource, Settings
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ppd.proxy.decision_table.score import DecisionTable
+from ppd.proxy.decision_table.table import DecisionTable
 from ppd.proxy.errors import FormatError
 
 from ...experiment.cells import MeasuredCell, gather, is_evidence

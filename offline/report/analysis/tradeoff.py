@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ppd.proxy.decision_table.score import DecisionTable, Verdict, Weights
+from ppd.proxy.decision_table.score import Verdict, Weights
+from ppd.proxy.decision_table.table import DecisionTable
 
 from ...experiment.statistics import half_width
 from .arms import CLASSES, workload_class

@@ -12,7 +12,8 @@ from matplotlib.colors import Normalize
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from ppd.proxy.decision_table.score import DecisionTable, Verdict, Weights
+from ppd.proxy.decision_table.score import Verdict, Weights
+from ppd.proxy.decision_table.table import DecisionTable
 
 from ..analysis.arms import CLASSES
 from ..analysis.tradeoff import TradeOff, by_topology, trade_offs

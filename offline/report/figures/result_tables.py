@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from ppd.proxy.decision_table.score import DecisionTable
+from ppd.proxy.decision_table.table import DecisionTable
 
 from ...experiment.cells import MeasuredCell
 from ..analysis.arms import modes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ppd.proxy.decision_table.score import DecisionTable
+from ppd.proxy.decision_table.table import DecisionTable
 from ppd.proxy.decision_table.table_import import GridDescription, build_table, pair_of, read_rows
 from ppd.proxy.errors import FormatError
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from ...config import Mode
-from ...connectors import CONNECTORS
+from ...connectors import CONNECTORS, can_pair
 from ...connectors.p2p_nccl import ADDRESS
 from ...connectors.prefill import engine_version
-from ...fleet.view import can_pair
 from ...fleet.worker import Role
 from .values import Facts, Finding, Level, WorkerFact
 

@@ -19,7 +19,9 @@ import msgspec
 import zmq.auth
 
 from ...config import Mode, ProxyConfig, build
-from ...decision_table.score import DecisionTable, Weights, find
+from ...decision_table.score import Weights
+from ...decision_table.table import DecisionTable, find
+from ...discovery.static_workers import static_workers
 from ...errors import PPDError
 from ...fleet.worker import Role, Worker
 from ...health.probe import EngineStatus, probe
@@ -96,9 +98,9 @@ def _reason(exc: Exception) -> str:
 async def facts_of_config(session: aiohttp.ClientSession, path: Path, flags: Mapping[str, object]) -> Facts:
     try:
         config = build(path, flags)
+        named = _named(static_workers(config))
     except PPDError as exc:
         return Facts(config_error=str(exc))
-    named = _named(config.static_workers)
     workers = await look_at(session, named, api_key=config.worker_api_key)
     return Facts(config=_config_fact(config), workers=workers)
 

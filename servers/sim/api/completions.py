@@ -7,10 +7,12 @@ from typing import Any
 
 from ..core.config import SimConfig
 from ..core.errors import BadRequest, SimError
+from ..core.generation import Generation
 from ..core.tokens import encode
+from ..engine.deltas import Delta
 from .prompts import chat_prompt
-from .reply import DONE, Choice, Delta, Reply, data_event, openai_error
-from .requests import Generation, JsonBody, is_token, read_generation
+from .reply import DONE, Choice, Reply, data_event, openai_error
+from .requests import JsonBody, is_token, read_generation
 
 
 class _OpenAI:

@@ -7,10 +7,12 @@ from typing import Any
 
 from ..core.config import SimConfig
 from ..core.errors import BadRequest, SimError
+from ..core.generation import Generation
 from ..core.sequence import Finish
+from ..engine.deltas import Delta
 from .prompts import messages_prompt
-from .reply import DONE, Delta, Reply, named_event
-from .requests import Generation, JsonBody, read_generation
+from .reply import DONE, Reply, named_event
+from .requests import JsonBody, read_generation
 
 _ERROR_KINDS = {400: "invalid_request_error", 404: "not_found_error"}
 

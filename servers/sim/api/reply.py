@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -10,45 +9,11 @@ from typing import Any, Protocol
 import msgspec
 
 from ..core.config import SimConfig
-from ..core.errors import EngineFailure, SimError
+from ..core.errors import SimError
+from ..core.generation import Generation
 from ..core.sequence import Finish
-from .requests import Generation, JsonBody
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """One token of one choice; with `finish` it is the last one."""
-
-    choice: int
-    text: str
-    token: int | None
-    finish: Finish | None = None
-    stop_reason: str | int | None = None
-    cached_tokens: int = 0
-    transfer_params: dict[str, Any] | None = None  # P's handoff, on the last one
-
-
-class Answers:
-    """The deltas of one request's choices, as they come; ends when every choice has."""
-
-    def __init__(self, choices: int) -> None:
-        self._open = choices
-        self._inbox: asyncio.Queue[Delta | EngineFailure] = asyncio.Queue()
-
-    def put(self, item: Delta | EngineFailure) -> None:
-        self._inbox.put_nowait(item)
-
-    def __aiter__(self) -> Answers:
-        return self
-
-    async def __anext__(self) -> Delta:
-        if self._open == 0:
-            raise StopAsyncIteration
-        item = await self._inbox.get()
-        if isinstance(item, EngineFailure):
-            raise item
-        self._open -= item.finish is not None
-        return item
+from ..engine.deltas import Delta
+from .requests import JsonBody
 
 
 @dataclass(slots=True)

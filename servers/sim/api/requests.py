@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -10,27 +9,12 @@ import msgspec
 from ..core.block_pool import Namespace
 from ..core.config import SimConfig
 from ..core.errors import BadRequest, UnknownName
+from ..core.generation import Generation
 from ..core.sequence import Sampling
 from ..core.tokens import VOCABULARY_SIZE
 
 _MAX_CHOICES = 128
 _MAX_SALT = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
-    """One client request: prompts as token ids, each to be answered `choices` times."""
-
-    model: str
-    namespace: Namespace
-    prompts: tuple[tuple[int, ...], ...]
-    choices: int
-    sampling: Sampling
-    transfer_params: dict[str, Any] | None = None
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    return_token_ids: bool = False
 
 
 class JsonBody:

@@ -7,10 +7,12 @@ from typing import Any
 
 from ..core.config import SimConfig
 from ..core.errors import SimError, UnknownName
+from ..core.generation import Generation
 from ..core.sequence import Finish
+from ..engine.deltas import Delta
 from .prompts import responses_prompt
-from .reply import Delta, Reply, data_event, named_event, openai_error
-from .requests import Generation, JsonBody, read_generation
+from .reply import Reply, data_event, named_event, openai_error
+from .requests import JsonBody, read_generation
 
 
 class Responses:

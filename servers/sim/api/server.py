@@ -14,6 +14,7 @@ from ..core.config import SimConfig
 from ..core.errors import BadRequest, SimError
 from ..core.fault_orders import FaultPhase, Faults, leg_of
 from ..core.tokens import decode
+from ..engine.deltas import Answers
 from ..engine.engine import Received, SimEngine
 from ..engine.metrics import CONTENT_TYPE
 from . import pooling
@@ -21,7 +22,7 @@ from .completions import ChatCompletions, Completions, read_prompts
 from .fault_injection import Ended, Sabotage
 from .messages import Messages
 from .prompts import chat_prompt
-from .reply import Answers, Dialect, Reply, openai_error
+from .reply import Dialect, Reply, openai_error
 from .requests import JsonBody
 from .responses import Responses
 

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...engine_profile.step_time import request_time_s, transfer_time_s
-from ..api.reply import Answers, Delta
-from ..api.requests import Generation
 from ..core.block_pool import BlockPool
 from ..core.config import LoadFailurePolicy, SimConfig
 from ..core.counters import Counters
 from ..core.errors import EngineFailure
 from ..core.fault_orders import Faults
+from ..core.generation import Generation
 from ..core.handoffs import HandoffLedger, RemotePrefill, Transfer, read_transfer
 from ..core.scheduler import EngineDied, Output, Pull, Scheduler
 from ..core.sequence import Finish, Sequence
+from .deltas import Answers, Delta
 from .kv_events import KvEventPublisher
 from .metrics import MetricsRegistry
 from .port import Listener

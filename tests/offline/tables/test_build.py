@@ -16,7 +16,8 @@ from ppd.offline.experiment.records import Origin, Outcome, Record, RunResult
 from ppd.offline.experiment.run import Profile, Run, Workload
 from ppd.offline.tables.build import build_tables, write_tables
 from ppd.proxy.decision_table.format import ContextClass
-from ppd.proxy.decision_table.score import DecisionTable, Evidence, TableQuery, Weights
+from ppd.proxy.decision_table.score import Evidence, Weights
+from ppd.proxy.decision_table.table import DecisionTable, TableQuery
 from ppd.proxy.errors import ConfigError, FormatError
 
 SMALL = Profile(name="small", new_tokens=128, output_tokens=128)

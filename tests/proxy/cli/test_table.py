@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ppd.proxy.cli.table import command
-from ppd.proxy.decision_table.score import DecisionTable, bundled
+from ppd.proxy.decision_table.table import DecisionTable, bundled
 
 SOURCE = Path(__file__).parents[3] / "tables" / "source" / "ppd-h100-grid.csv.gz"
 NAME = "h100-llama-3.1-8b-1P_3D"

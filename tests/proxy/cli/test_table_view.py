@@ -10,7 +10,8 @@ from ppd.proxy.cli.table_view import (
     flips,
     provenance,
 )
-from ppd.proxy.decision_table.score import DecisionTable, Weights
+from ppd.proxy.decision_table.score import Weights
+from ppd.proxy.decision_table.table import DecisionTable
 from ppd.proxy.decision_table.table_import import GridDescription, build_table, read_rows
 
 GRID = GridDescription.decode(b"""

@@ -6,21 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppd.proxy.config import Lookup
 from ppd.proxy.decision_table.format import Arm, Axes, Cell, ContextClass, Provenance, Tpot, Ttft, WorkloadType
 from ppd.proxy.decision_table.nearest import Around
-from ppd.proxy.decision_table.score import (
-    KIND,
-    VERSION,
-    CellKey,
-    DecisionTable,
-    Evidence,
-    Lookup,
-    TableQuery,
-    Verdict,
-    Weights,
-    bundled,
-    differences,
-)
+from ppd.proxy.decision_table.score import CellKey, Evidence, Verdict, Weights, differences
+from ppd.proxy.decision_table.table import KIND, VERSION, DecisionTable, TableQuery, bundled
 
 BETWEEN = Lookup.INTERPOLATED
 ORIGIN = Provenance(

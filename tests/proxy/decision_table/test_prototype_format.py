@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ppd.proxy.decision_table.format import Arm, FailedArms, Tpot, Ttft
-from ppd.proxy.decision_table.score import CellKey, DecisionTable, Evidence, TableQuery, Weights, bundled
+from ppd.proxy.decision_table.score import CellKey, Evidence, Weights
+from ppd.proxy.decision_table.table import DecisionTable, TableQuery, bundled
 from ppd.proxy.errors import FormatError
 
 TYPES = "tiny short_gen long_gen very_long_gen small_bal mid_bal mid_paste big_paste huge_paste".split()

@@ -18,19 +18,8 @@ from ppd.proxy.decision_table.format import (
     Ttft,
     WorkloadType,
 )
-from ppd.proxy.decision_table.score import (
-    KIND,
-    VERSION,
-    CellKey,
-    DecisionTable,
-    Evidence,
-    ScoredTable,
-    TableQuery,
-    Verdict,
-    Weights,
-    bundled,
-    find,
-)
+from ppd.proxy.decision_table.score import CellKey, Evidence, Verdict, Weights
+from ppd.proxy.decision_table.table import KIND, VERSION, DecisionTable, ScoredTable, TableQuery, bundled, find
 from ppd.proxy.errors import ConfigError, FormatError
 
 CONTEXTS = (

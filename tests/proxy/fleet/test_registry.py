@@ -10,11 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ppd.proxy.discovery.heartbeat import Announcement
+from ppd.proxy.connectors import can_pair
 from ppd.proxy.fleet.registry import MODELS_KEPT, NAMES_KEPT, Registry, Use
 from ppd.proxy.fleet.residency import standing
-from ppd.proxy.fleet.view import Fleet, WorkerView, can_pair, taking_turns, ways_to_serve
-from ppd.proxy.fleet.worker import Load, Role, Source, Worker, WorkerId
+from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
+from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
+from ppd.proxy.policy.placement import ways_to_serve
 
 D = Worker(role=Role.DECODE, address="d:1", models=("m",), incarnation="a", source=Source.AGENT)
 PING = Worker(role=Role.PREFILL, address="p:1", connector="p2p_nccl", source=Source.PING)

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from ppd.proxy.config import Mode, Uncovered
-from ppd.proxy.decision_table.score import DecisionTable, Weights, find
+from ppd.proxy.decision_table.score import Weights
+from ppd.proxy.decision_table.table import DecisionTable, find
 from ppd.proxy.errors import AllBusy, NotFound, NoWorkerError
 from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns

@@ -16,10 +16,10 @@ import zmq.auth
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from ppd.proxy.discovery.heartbeat import Announcement, decode
+from ppd.proxy.discovery.heartbeat import decode
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.engine_metrics import EngineMetrics
-from ppd.proxy.fleet.worker import Load, Role
+from ppd.proxy.fleet.worker import Announcement, Load, Role
 from ppd.proxy.health.probe import EngineStatus
 from ppd.servers.agent.agent import MISSES, Agent, AgentPhase, Announcer, EngineWatch, Identity, beat, is_idle
 from ppd.servers.cli.agent import AgentOptions, address_of, curve_keys, identity_of, launch_of

@@ -4,7 +4,7 @@ import pytest
 
 from ppd.offline.report.analysis.tradeoff import by_topology, trade_off, trade_offs
 from ppd.proxy.decision_table.format import Arm, Axes, Cell, ContextClass, Provenance, Tpot, Ttft, WorkloadType
-from ppd.proxy.decision_table.score import DecisionTable
+from ppd.proxy.decision_table.table import DecisionTable
 
 PROVENANCE = Provenance(
     model="m",

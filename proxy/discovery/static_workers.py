@@ -1,0 +1,58 @@
+"""Workers that the config or the admin API names: "ROLE=host:port", and what else is known of them."""
+
+from __future__ import annotations
+
+from ..config import ProxyConfig, refused
+from ..connectors import CONNECTORS
+from ..errors import FormatError
+from ..fleet.worker import Role, Source, Worker
+from .heartbeat import check_address
+
+_COORDINATES = sorted({name for connector in CONNECTORS.values() for name in connector.coordinates})
+WORKER_OPTIONS = ", ".join(
+    (
+        f'",connector={"|".join(CONNECTORS)}"',
+        '",model=NAME"',
+        '",engine_version=V"',
+        '",tls=true"',
+        *(f'",{name}=host:port"' for name in _COORDINATES),
+    )
+)
+
+
+def static_workers(config: ProxyConfig) -> tuple[Worker, ...]:
+    """The config's workers; ConfigError for one that is misspelt, or named twice."""
+    workers = tuple(map(parse_worker, config.workers))
+    addresses = [worker.address for worker in workers]
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise refused("workers", address, "named once")
+    return workers
+
+
+def parse_worker(text: str) -> Worker:
+    """A static worker from "ROLE=host:port", then ",name=value": connector, model, engine_version, or coordinates."""
+    allowed = "ROLE=host:port with ROLE P, D or R, then any of " + WORKER_OPTIONS
+    first, *rest = text.split(",")
+    role, _, address = first.partition("=")
+    try:
+        check_address(address, "workers")
+        options = dict(part.split("=", 1) for part in rest)
+        connector, model = options.pop("connector", "nixl"), options.pop("model", "")
+        version, tls = options.pop("engine_version", ""), options.pop("tls", "false")
+        if tls not in ("true", "false"):
+            raise ValueError(text)
+        if connector not in CONNECTORS or not options.keys() <= set(_COORDINATES):
+            raise ValueError(text)
+        return Worker(
+            role=Role(role),
+            address=address,
+            models=(model,) if model else (),
+            connector=connector,
+            engine_version=version,
+            coordinates=options,
+            source=Source.STATIC,
+            tls=tls == "true",
+        )
+    except (ValueError, FormatError):
+        raise refused("workers", text, allowed) from None

@@ -271,7 +271,7 @@ async def parts(one: TurnBench, name: str, number: int) -> dict[str, float]:
         await one.turn(earlier, number)
     state, rules, request = one.proxy.state, one.router.rules, one.parse(last)
     now_s = state.now()
-    place = state.sessions.find(request, now_s)
+    place = state.sessions.find(request.prompt, now_s)
     turn = Turn(
         model=request.model,
         session_id=place.session_id,
@@ -300,13 +300,13 @@ async def parts(one: TurnBench, name: str, number: int) -> dict[str, float]:
 
     steps: dict[str, Callable[[], object]] = {
         "parse_request": lambda: one.parse(last),
-        "find": lambda: state.sessions.find(request, now_s),
+        "find": lambda: state.sessions.find(request.prompt, now_s),
         "has_room": lambda: has_room(state.registry.fleet(request.model), rules),
         "decide": lambda: decide(turn, state.registry.fleet(turn.model), rules, qps=1.0, now_s=now_s),
         "plain leg": lambda: plain_leg(request.endpoint, request.fields, "id"),
         "reserve, release": reserve,
         "read the answer": observe,
-        "finish": lambda: state.sessions.finish(place, request, outcome, now_s),
+        "finish": lambda: state.sessions.finish(place, request.prompt, outcome, now_s),
     }
     return {step: _median_us(call) for step, call in steps.items()}
 

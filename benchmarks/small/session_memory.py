@@ -50,7 +50,7 @@ def play(table: SessionTable, requests: list[Request], number: int, now_s: float
     took_s = 0.0
     for turn, request in enumerate(requests):
         started_s = time.perf_counter()
-        place = table.find(request, now_s)
+        place = table.find(request.prompt, now_s)
         took_s = time.perf_counter() - started_s
         reply = ReplyKey(request)
         reply.add_text(reply_to(turn))
@@ -62,7 +62,7 @@ def play(table: SessionTable, requests: list[Request], number: int, now_s: float
             decode=residency(number, prompt + completion, turn),
             prefill=residency(number + 1, prompt, turn),
         )
-        table.finish(place, request, outcome, now_s)
+        table.finish(place, request.prompt, outcome, now_s)
     return took_s
 
 

@@ -1,7 +1,7 @@
 """Who computes a turn in the simulation, and what the proxy learns from it.
 
 `PolicyRouting` is the proxy's own code, fed with virtual time: its session table, registry, estimates and `decide`.
-What the live proxy's dispatcher books around the legs is booked here at the same moments.
+What its legs take of the workers goes through the dispatcher's own `LegBooking`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Protocol
 import numpy as np
 
 from ppd.proxy.config import Mode
+from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
-from ppd.proxy.openai.request import Endpoint, Request
-from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
+from ppd.proxy.policy import Route, Rules, Turn, decide
 from ppd.proxy.sessions.prefix_chain import KEY_BITS, Chain, Hasher, Mark
+from ppd.proxy.sessions.session import Prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 
-from ..experiment.plan import Conversation
+from ..experiment.plan import Conversation, PlannedTurn
 from ..experiment.run import Run
 from .fleet import SimulatedFleet, SimulatedWorker
 from .kv_cache import KvCache
@@ -69,76 +70,66 @@ class PolicyRouting:
             timeline.after(heartbeat_s, self._beat, worker)
 
     def route(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Routed:
-        request = self._request(conversation, turn, prompt_tokens)
         now_s = self._timeline.now_s
-        place = self._sessions.find(request, now_s)
-        asked = self._turn(request, place, conversation.turns[turn - 1].route)
+        said = self._prompt(conversation, turn)
+        match = self._sessions.find(said, now_s)
+        asked = self._turn(match, conversation.turns[turn - 1])
         decision = decide(asked, self._registry.fleet(asked.model), _RULES, qps=0.0, now_s=now_s)
-        return self._booked(request, place, asked, decision, conversation, turn)
+        prefill = decision.prefill
+        booking = LegBooking(
+            self._registry,
+            decision.decode.id,
+            prefill.id if prefill is not None else None,
+            prompt_tokens=asked.prompt_tokens,
+            new_tokens=max(1, asked.prompt_tokens - decision.cached_tokens),
+        )
+        booking.reserve()
 
-    def _booked(
-        self,
-        request: Request,
-        place: SessionMatch,
-        asked: Turn,
-        decision: Decision,
-        conversation: Conversation,
-        turn: int,
-    ) -> Routed:
-        registry, decode, prefill = self._registry, decision.decode.id, decision.prefill
-        new_tokens = max(1, asked.prompt_tokens - decision.cached_tokens)
-        local_tokens = 0 if prefill is not None else new_tokens
-        # Both places are taken at the decision, as the proxy does.
-        registry.reserve(decode, local_tokens)
-        if prefill is not None:
-            registry.reserve(prefill.id, asked.prompt_tokens)
-
-        def prefilled(cached: int) -> None:
-            assert prefill is not None, "only a SPLIT has a P"
-            registry.prefilled(prefill.id, asked.prompt_tokens)
-            registry.release(prefill.id)
-            registry.wrote(prefill.id, max(0, asked.prompt_tokens - cached))
+        def prefilled(cached_tokens: int) -> None:
+            booking.free_prefill()
+            booking.prefilled(cached_tokens)
 
         def answering() -> None:
-            registry.prefilled(decode, local_tokens)
-            registry.wrote(decode, new_tokens)
+            booking.computed()
+            booking.answering()
 
         def completed(prompt: int, output: int) -> None:
-            registry.release(decode)
-            registry.wrote(decode, output)
-            self._tokens.learn(MODEL, request.prompt_bytes, prompt, output)
+            booking.release()
+            booking.generated(output)
+            self._tokens.learn(MODEL, prompt_tokens * BYTES_PER_TOKEN, prompt, output)
+            residency = self._registry.residency
             outcome = TurnOutcome(
                 prompt_tokens=prompt,
                 completion_tokens=output,
                 reply_key=Mark(_key(conversation, 2 * turn)),
-                decode=registry.residency(decode, prompt + output),
-                prefill=registry.residency(prefill.id, prompt) if prefill is not None else place.prefill,
+                decode=residency(decision.decode.id, prompt + output),
+                prefill=residency(prefill.id, prompt) if prefill is not None else match.prefill,
             )
-            self._sessions.finish(place, request, outcome, self._timeline.now_s)
+            self._sessions.finish(match, said, outcome, self._timeline.now_s)
 
         return Routed(
             decision.route,
-            self._workers[decode],
+            self._workers[decision.decode.id],
             self._workers[prefill.id] if prefill is not None else None,
             prefilled,
             answering,
             completed,
         )
 
-    def _turn(self, request: Request, place: SessionMatch, forced: Route) -> Turn:
+    def _turn(self, match: SessionMatch, planned: PlannedTurn) -> Turn:
         return Turn(
             model=MODEL,
-            session_id=place.session_id,
-            number=place.turn,
-            prompt_tokens=place.held_tokens + self._tokens.estimate(MODEL, place.new_bytes),
-            held_tokens=place.held_tokens,
-            output_tokens=self._tokens.expected_output(MODEL, place.output_tokens, request.max_output_tokens),
-            decode=place.decode,
-            prefill=place.prefill,
-            forced=forced,
+            session_id=match.session_id,
+            number=match.turn,
+            prompt_tokens=match.held_tokens + self._tokens.estimate(MODEL, match.new_bytes),
+            held_tokens=match.held_tokens,
+            output_tokens=self._tokens.expected_output(MODEL, match.output_tokens, planned.output_tokens),
+            decode=match.decode,
+            prefill=match.prefill,
+            forced=planned.route,
         )
 
-    def _request(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Request:
+    def _prompt(self, conversation: Conversation, turn: int) -> Prompt:
         """What `parse_request` makes of a chat body with this history; the keys are made up instead of hashed."""
         keys, ends = [_key(conversation, 0)], [0]
         for number, planned in enumerate(conversation.turns[:turn], start=1):
@@ -147,23 +138,7 @@ class PolicyRouting:
             if number < turn:
                 keys.append(_key(conversation, 2 * number))
                 ends.append(ends[-1] + planned.output_tokens * BYTES_PER_TOKEN)
-        return Request(
-            endpoint=Endpoint.CHAT,
-            model=MODEL,
-            stream=True,
-            wants_usage=True,
-            max_output_tokens=conversation.turns[turn - 1].output_tokens,
-            single_engine=None,
-            choices=1,
-            prompt_bytes=prompt_tokens * BYTES_PER_TOKEN,
-            fields={},
-            chain=Chain(tuple(keys), tuple(ends), self._hasher),
-            scope=0,
-            label=None,
-            explicit_id=None,
-            previous_response_id=None,
-            opener=None,
-        )
+        return Prompt(chain=Chain(tuple(keys), tuple(ends), self._hasher))
 
     def _beat(self, worker: SimulatedWorker) -> None:
         """The engine's load as it is now reaches the registry a moment later."""

@@ -103,125 +103,186 @@ class _Units:
             self.ends.append(self._size)
 
 
-# -- the four endpoints
+class PromptReader:
+    """Makes the chain of each endpoint's prompt."""
 
+    def __init__(self, hasher: Hasher) -> None:
+        self.hasher = hasher
 
-def seed_of(hasher: Hasher, scope: int, salt: str, rendered: Mapping[str, msgspec.Raw]) -> tuple[int, int]:
-    """The key before the first unit, and the bytes of what is rendered there."""
-    if not salt and not rendered:
-        return hasher.usual_key(b"S", "", previous=scope), 0  # usual: of what clients send, nothing is kept
-    parts: list[str | bytes] = [salt]
-    size = 0
-    for name, raw in rendered.items():
-        value, value_size = hasher.once(bytes(raw), partial(_canonical, name))
-        if value_size:
-            parts += (name, f"{value:x}")
-            size += value_size
-    return hasher.key(b"S", *parts, previous=scope), size
+    def seed(self, scope: int, salt: str, rendered: Mapping[str, msgspec.Raw]) -> tuple[int, int]:
+        """The key before the first unit, and the bytes of what is rendered there."""
+        if not salt and not rendered:
+            return self.hasher.usual_key(b"S", "", previous=scope), 0  # usual: of what clients send, nothing is kept
+        parts: list[str | bytes] = [salt]
+        size = 0
+        for name, raw in rendered.items():
+            value, value_size = self.hasher.once(bytes(raw), partial(_canonical, name))
+            if value_size:
+                parts += (name, f"{value:x}")
+                size += value_size
+        return self.hasher.key(b"S", *parts, previous=scope), size
+
+    def system(self, seed: int, size: int, raw: msgspec.Raw | None, name: str) -> tuple[int, int]:
+        """The same with a system prompt that is not one of the messages."""
+        content = None if raw is None else read(_CONTENT, raw, name)
+        if not content:
+            return seed, size
+        unit = UnitHash(self.hasher, seed, "system")
+        self._add_content(unit, content, system=True)
+        return unit.key(), size + unit.size
+
+    def chat(self, seed: int, size: int, raw: msgspec.Raw, *, prefills: bool) -> Chain:
+        """`messages` of chat completions and of Anthropic's Messages.
+
+        prefills: a last message by the assistant is the start of the reply, which the client will echo as one message.
+        """
+        messages = read(_MESSAGES, raw, "messages")
+        if not messages:
+            raise RequestError("messages: must not be empty", param="messages")
+        last = messages[-1]
+        continues = prefills and last.role == "assistant" and not last.tool_calls
+        hasher, key, keys, ends = self.hasher, seed, list[int](), list[int]()
+        unit: UnitHash | None = None
+        for message in messages:
+            content = message.content
+            # Nearly all are a text and nothing else.
+            if (
+                type(content) is str
+                and content
+                and not (message.tool_calls or message.function_call)
+                and not (message.role == "system" and content.startswith(_BILLING))
+                and not (continues and message is last)
+            ):
+                text = content.encode("utf-8", "surrogatepass")
+                key = hasher.text_unit(key, message.role, message.name, message.tool_call_id, text)
+                size += UNIT_OVERHEAD_BYTES + len(text)
+            else:
+                unit = self._message_unit(key, message)
+                key = unit.key()
+                size += unit.size
+            keys.append(key)
+            ends.append(size)
+        return Chain(tuple(keys), tuple(ends), hasher, open_unit=unit if continues else None)
+
+    def _message_unit(self, previous: int, message: _Message) -> UnitHash:
+        unit = UnitHash(self.hasher, previous, message.role, message.name or "", message.tool_call_id or "")
+        self._add_content(unit, message.content, system=message.role == "system")
+        for call in message.tool_calls or ():
+            self._add_call(unit, call.id, call.function or call.custom)
+        if message.function_call is not None:
+            self._add_call(unit, None, message.function_call)
+        return unit
+
+    def responses(self, seed: int, size: int, raw: msgspec.Raw, previous: int | None) -> Chain:
+        """`input` of Responses; `previous` is the key of the stored response that it continues."""
+        items = read(_ITEMS, raw, "input")
+        units = _Units(self.hasher, seed if previous is None else previous, size)
+        if previous is not None:
+            units.keys.append(previous)
+            units.ends.append(0)
+        if isinstance(items, str):
+            units.begin("user").add_text(items)
+        elif not items:
+            raise RequestError("input: must not be empty", param="input")
+        else:
+            for item in items:
+                self._add_item(units, item)
+        chain = units.chain()
+        if len(chain.keys) == (previous is not None):  # only reasoning: still a prompt of its own
+            units.begin("")
+            chain = units.chain()
+        return chain
+
+    def completions(self, seed: int, raw: msgspec.Raw) -> tuple[Chain, int]:
+        """`prompt` of completions, and how many prompts it holds: several are one unit, known only as a whole."""
+        prompt = read(_PROMPT, raw, "prompt")
+        several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+        prompts: list[object] = [*prompt] if isinstance(prompt, list) and several else [prompt]
+        data = [_prompt_bytes(one) for one in prompts]
+        if len(data) == 1:
+            kind, text = data[0]
+            blocks = BlockHash(self.hasher, self.hasher.key(b"P", f"{seed:x}", kind))
+            blocks.add(text)
+            tail = text[blocks.ends[-1] :]
+            return Chain(tuple(blocks.keys), tuple(blocks.ends), self.hasher, text, tail, is_text=kind == "text"), 1
+        keys = [self.hasher.key(b"P", kind, f"{len(text):x}", text) for kind, text in data]
+        whole = self.hasher.key(b"P", f"{seed:x}", *(f"{key:x}" for key in keys))
+        return Chain((whole,), (sum(len(text) for _, text in data),), self.hasher), len(data)
+
+    def embeddings(self, seed: int, raw: msgspec.Raw) -> Chain:
+        """A prompt given as embeddings: known only as a whole."""
+        key = self.hasher.key(b"E", f"{seed:x}", _CANONICAL.encode(read(_ANY, raw, "prompt_embeds")))
+        return Chain((key,), (MEDIA_BYTES,), self.hasher)
+
+    def _add_content(self, unit: UnitHash, content: Content, *, system: bool = False) -> None:
+        for part in (content,) if isinstance(content, str) else content or ():
+            unit.begin_text()
+            if (text := _part_text(part)) is not None:
+                if not (system and text.startswith(_BILLING)):
+                    unit.add_text(text)
+            elif not isinstance(part, str):
+                self._add_part(unit, part)
+
+    def _add_part(self, unit: UnitHash, part: Members) -> None:
+        match _string(part, "type"):
+            case "tool_use":
+                call = _Function(_string(part, "name"), part.get("input", _ABSENT))
+                self._add_call(unit, _string(part, "id"), call)
+            case "tool_result":
+                failed = "is_error" in part and read(_FLAG, part["is_error"], "is_error")
+                result = UnitHash(self.hasher, 0, "tool", "error" if failed else "", _string(part, "tool_use_id") or "")
+                self._add_content(result, _content(part, "content"))
+                unit.add_part(b"R", result.key(), result.size)
+            case _:
+                self._add_opaque(unit, part)
+
+    def _add_opaque(self, unit: UnitHash, part: Members) -> None:
+        """Media, and whatever else is known by its members only."""
+        members = {name: value for name, raw in part.items() if (value := _pruned(read(_ANY, raw, name))) is not None}
+        image = members.get("image_url")
+        if isinstance(image, dict):  # the two ways to write one image
+            members = {**members, **image, "image_url": image.get("url")}
+            members.pop("url", None)
+        if members.get("detail") == "auto":
+            del members["detail"]
+        members.pop("cache_control", None)
+        text = _CANONICAL.encode(members)
+        unit.add_part(b"M", self.hasher.key(b"M", text), min(len(text), MEDIA_BYTES))
+
+    def _add_call(self, unit: UnitHash, id: str | None, function: _Function | None) -> None:
+        function = function or _Function()
+        call = CallHash(self.hasher, id, function.name)
+        raw = bytes(function.arguments) or bytes(function.input)
+        if raw.startswith(b'"'):
+            call.add(read(_STRING, msgspec.Raw(raw), "arguments") or "")
+        elif raw not in (b"", b"null"):
+            read(_ANY, msgspec.Raw(raw), "arguments")
+            call.add(raw.decode())
+        unit.add_part(b"C", call.key(), call.size + len(call.name))
+
+    def _add_item(self, units: _Units, item: Members) -> None:
+        """One item of a Responses input; reasoning makes no unit."""
+        kind = _string(item, "type") or "message"
+        if kind in _REASONING:
+            return
+        if kind == "message":
+            unit = units.begin(_string(item, "role") or "", _string(item, "name"))
+            self._add_content(unit, _content(item, "content"))
+        elif kind in _CALLS:
+            call = _Function(_string(item, "name"), item.get("arguments", _ABSENT), item.get("input", _ABSENT))
+            self._add_call(units.begin("call"), _string(item, "call_id"), call)
+        elif kind.endswith("_output") and "output" in item:
+            unit = units.begin("tool", call_id=_string(item, "call_id"))
+            self._add_content(unit, _content(item, "output"))
+        else:
+            own = {name: raw for name, raw in item.items() if kind == "item_reference" or name not in _SERVERS_OWN}
+            self._add_opaque(units.begin(kind), own)
 
 
 def _canonical(name: str, raw: bytes) -> bytes:
     """What a member comes to when it is rendered; nothing if it says nothing."""
     value = _pruned(read(_ANY, msgspec.Raw(raw), name))
     return b"" if value is None or value in ([], {}) else _CANONICAL.encode(value)
-
-
-def system_of(hasher: Hasher, seed: int, size: int, raw: msgspec.Raw | None, name: str) -> tuple[int, int]:
-    """The same with a system prompt that is not one of the messages."""
-    content = None if raw is None else read(_CONTENT, raw, name)
-    if not content:
-        return seed, size
-    unit = UnitHash(hasher, seed, "system")
-    _add_content(hasher, unit, content, system=True)
-    return unit.key(), size + unit.size
-
-
-def chat(hasher: Hasher, seed: int, size: int, raw: msgspec.Raw, *, prefills: bool) -> Chain:
-    """`messages` of chat completions and of Anthropic's Messages.
-
-    prefills: a last message by the assistant is the start of the reply, which the client will echo as one message.
-    """
-    messages = read(_MESSAGES, raw, "messages")
-    if not messages:
-        raise RequestError("messages: must not be empty", param="messages")
-    last = messages[-1]
-    continues = prefills and last.role == "assistant" and not last.tool_calls
-    key, keys, ends = seed, list[int](), list[int]()
-    unit: UnitHash | None = None
-    for message in messages:
-        content = message.content
-        # Nearly all are a text and nothing else.
-        if (
-            type(content) is str
-            and content
-            and not (message.tool_calls or message.function_call)
-            and not (message.role == "system" and content.startswith(_BILLING))
-            and not (continues and message is last)
-        ):
-            text = content.encode("utf-8", "surrogatepass")
-            key = hasher.text_unit(key, message.role, message.name, message.tool_call_id, text)
-            size += UNIT_OVERHEAD_BYTES + len(text)
-        else:
-            unit = _message_unit(hasher, key, message)
-            key = unit.key()
-            size += unit.size
-        keys.append(key)
-        ends.append(size)
-    return Chain(tuple(keys), tuple(ends), hasher, open_unit=unit if continues else None)
-
-
-def _message_unit(hasher: Hasher, previous: int, message: _Message) -> UnitHash:
-    unit = UnitHash(hasher, previous, message.role, message.name or "", message.tool_call_id or "")
-    _add_content(hasher, unit, message.content, system=message.role == "system")
-    for call in message.tool_calls or ():
-        _add_call(hasher, unit, call.id, call.function or call.custom)
-    if message.function_call is not None:
-        _add_call(hasher, unit, None, message.function_call)
-    return unit
-
-
-def responses(hasher: Hasher, seed: int, size: int, raw: msgspec.Raw, previous: int | None) -> Chain:
-    """`input` of Responses; `previous` is the key of the stored response that it continues."""
-    items = read(_ITEMS, raw, "input")
-    units = _Units(hasher, seed if previous is None else previous, size)
-    if previous is not None:
-        units.keys.append(previous)
-        units.ends.append(0)
-    if isinstance(items, str):
-        units.begin("user").add_text(items)
-    elif not items:
-        raise RequestError("input: must not be empty", param="input")
-    else:
-        for item in items:
-            _add_item(hasher, units, item)
-    chain = units.chain()
-    if len(chain.keys) == (previous is not None):  # only reasoning: still a prompt of its own
-        units.begin("")
-        chain = units.chain()
-    return chain
-
-
-def completions(hasher: Hasher, seed: int, raw: msgspec.Raw) -> tuple[Chain, int]:
-    """`prompt` of completions, and how many prompts it holds. Several at once are one unit: known only as a whole."""
-    prompt = read(_PROMPT, raw, "prompt")
-    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
-    prompts: list[object] = [*prompt] if isinstance(prompt, list) and several else [prompt]
-    data = [_prompt_bytes(one) for one in prompts]
-    if len(data) == 1:
-        kind, text = data[0]
-        blocks = BlockHash(hasher, hasher.key(b"P", f"{seed:x}", kind))
-        blocks.add(text)
-        tail = text[blocks.ends[-1] :]
-        return Chain(tuple(blocks.keys), tuple(blocks.ends), hasher, text, tail, is_text=kind == "text"), 1
-    keys = [hasher.key(b"P", kind, f"{len(text):x}", text) for kind, text in data]
-    whole = hasher.key(b"P", f"{seed:x}", *(f"{key:x}" for key in keys))
-    return Chain((whole,), (sum(len(text) for _, text in data),), hasher), len(data)
-
-
-def embeddings(hasher: Hasher, seed: int, raw: msgspec.Raw) -> Chain:
-    """A prompt given as embeddings: known only as a whole."""
-    key = hasher.key(b"E", f"{seed:x}", _CANONICAL.encode(read(_ANY, raw, "prompt_embeds")))
-    return Chain((key,), (MEDIA_BYTES,), hasher)
 
 
 def first_user_text(raw: msgspec.Raw, name: str) -> str | None:
@@ -238,9 +299,6 @@ def first_user_text(raw: msgspec.Raw, name: str) -> str | None:
     return None
 
 
-# -- their pieces
-
-
 def _prompt_bytes(prompt: object) -> tuple[str, bytes]:
     """What kind of prompt it is, and four bytes a token id or the text's UTF-8."""
     if isinstance(prompt, str):
@@ -253,16 +311,6 @@ def _prompt_bytes(prompt: object) -> tuple[str, bytes]:
     raise RequestError("prompt: must be text, token ids, or a list of either, and not empty", param="prompt")
 
 
-def _add_content(hasher: Hasher, unit: UnitHash, content: Content, *, system: bool = False) -> None:
-    for part in (content,) if isinstance(content, str) else content or ():
-        unit.begin_text()
-        if (text := _part_text(part)) is not None:
-            if not (system and text.startswith(_BILLING)):
-                unit.add_text(text)
-        elif not isinstance(part, str):
-            _add_part(hasher, unit, part)
-
-
 def _part_text(part: str | Members) -> str | None:
     """The text of a text part, "" for one that is not read; None for any other part."""
     if isinstance(part, str):
@@ -273,65 +321,6 @@ def _part_text(part: str | Members) -> str | None:
     if kind in _TEXT or (kind is None and "text" in part):
         return _string(part, "text") or ""
     return None
-
-
-def _add_part(hasher: Hasher, unit: UnitHash, part: Members) -> None:
-    match _string(part, "type"):
-        case "tool_use":
-            call = _Function(_string(part, "name"), part.get("input", _ABSENT))
-            _add_call(hasher, unit, _string(part, "id"), call)
-        case "tool_result":
-            failed = "is_error" in part and read(_FLAG, part["is_error"], "is_error")
-            result = UnitHash(hasher, 0, "tool", "error" if failed else "", _string(part, "tool_use_id") or "")
-            _add_content(hasher, result, _content(part, "content"))
-            unit.add_part(b"R", result.key(), result.size)
-        case _:
-            _add_opaque(hasher, unit, part)
-
-
-def _add_opaque(hasher: Hasher, unit: UnitHash, part: Members) -> None:
-    """Media, and whatever else is known by its members only."""
-    members = {name: value for name, raw in part.items() if (value := _pruned(read(_ANY, raw, name))) is not None}
-    image = members.get("image_url")
-    if isinstance(image, dict):  # the two ways to write one image
-        members = {**members, **image, "image_url": image.get("url")}
-        members.pop("url", None)
-    if members.get("detail") == "auto":
-        del members["detail"]
-    members.pop("cache_control", None)
-    text = _CANONICAL.encode(members)
-    unit.add_part(b"M", hasher.key(b"M", text), min(len(text), MEDIA_BYTES))
-
-
-def _add_call(hasher: Hasher, unit: UnitHash, id: str | None, function: _Function | None) -> None:
-    function = function or _Function()
-    call = CallHash(hasher, id, function.name)
-    raw = bytes(function.arguments) or bytes(function.input)
-    if raw.startswith(b'"'):
-        call.add(read(_STRING, msgspec.Raw(raw), "arguments") or "")
-    elif raw not in (b"", b"null"):
-        read(_ANY, msgspec.Raw(raw), "arguments")
-        call.add(raw.decode())
-    unit.add_part(b"C", call.key(), call.size + len(call.name))
-
-
-def _add_item(hasher: Hasher, units: _Units, item: Members) -> None:
-    """One item of a Responses input; reasoning makes no unit."""
-    kind = _string(item, "type") or "message"
-    if kind in _REASONING:
-        return
-    if kind == "message":
-        unit = units.begin(_string(item, "role") or "", _string(item, "name"))
-        _add_content(hasher, unit, _content(item, "content"))
-    elif kind in _CALLS:
-        call = _Function(_string(item, "name"), item.get("arguments", _ABSENT), item.get("input", _ABSENT))
-        _add_call(hasher, units.begin("call"), _string(item, "call_id"), call)
-    elif kind.endswith("_output") and "output" in item:
-        unit = units.begin("tool", call_id=_string(item, "call_id"))
-        _add_content(hasher, unit, _content(item, "output"))
-    else:
-        own = {name: raw for name, raw in item.items() if kind == "item_reference" or name not in _SERVERS_OWN}
-        _add_opaque(hasher, units.begin(kind), own)
 
 
 def _string(members: Members, name: str) -> str | None:

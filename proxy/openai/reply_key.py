@@ -49,7 +49,7 @@ class _Form(Protocol):
 
 
 def _form_for(request: Request) -> _Form:
-    chain = request.chain
+    chain = request.prompt.chain
     if request.choices > 1 or request.single_engine in ("echo", "prompt_embeds"):
         return _Unknowable(chain.hasher)
     if request.endpoint is Endpoint.COMPLETIONS:

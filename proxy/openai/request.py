@@ -22,9 +22,10 @@ from msgspec.structs import replace
 from ..config import SessionKey
 from ..errors import RequestError
 from ..sessions.prefix_chain import Chain, Hasher
-from . import body_members, prompts
+from ..sessions.session import Prompt, response_key
+from . import body_members
 from .json_depth import DEPTH_LIMIT, check_depth
-from .prompts import read
+from .prompts import PromptReader, first_user_text, read
 
 Fields = body_members.Fields
 Values = dict[str, Any]  # of members, decoded as `_READ` has it
@@ -55,12 +56,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     choices: int
     prompt_bytes: int
     fields: Fields  # the body's members as they came, private ones included
-    chain: Chain
-    scope: int  # key of tenant, model and endpoint: ids mean something only inside it
-    label: int | None  # key of the session that the client named, or of the opener
+    prompt: Prompt
     explicit_id: str | None
-    previous_response_id: str | None
-    opener: str | None  # MD5 of the first user message, where sessions go by it
     priority: int | None = None  # vLLM's member: lower is earlier
 
     def __repr__(self) -> str:
@@ -68,16 +65,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     def without_prompt(self) -> Request:
         """The same when no worker will be asked any more: a stream may be open for long, and its body is large."""
-        return replace(self, fields=_NO_FIELDS, chain=self.chain.without_prompt())
-
-    @property
-    def stores_responses(self) -> bool:
-        """Whether a later request can name this one's answer instead of sending the history."""
-        return self.endpoint is Endpoint.RESPONSES
-
-    def response_key(self, response_id: str) -> int:
-        """The chain key of a stored response: prompts that continue it start there."""
-        return self.chain.hasher.key(b"R", f"{self.scope:x}", response_id)
+        return replace(self, fields=_NO_FIELDS, prompt=replace(self.prompt, chain=self.prompt.chain.without_prompt()))
 
 
 _NO_FIELDS: Fields = {}
@@ -170,7 +158,7 @@ def _request(
     values = {name: read(kinds[name], raw, name) for name, raw in fields.items() if name in kinds}
     model = _model(values)
     scope = hasher.usual_key(b"D", tenant, model, endpoint)
-    chain, prompt_count = _chain(endpoint, fields, values, hasher, scope)
+    chain, prompt_count = _chain(endpoint, fields, values, PromptReader(hasher), scope)
     choices = prompt_count * _count(values, "n")
     opener = _opener(endpoint, fields) if session_key is SessionKey.FIRST_USER_MESSAGE else None
     explicit_id = _explicit_id(endpoint, fields, headers)
@@ -185,12 +173,14 @@ def _request(
         choices=choices,
         prompt_bytes=chain.size,
         fields=fields,
-        chain=chain,
-        scope=scope,
-        label=hasher.key(b"I", f"{scope:x}", "opener" if opener else "id", named) if named else None,
+        prompt=Prompt(
+            chain=chain,
+            label=hasher.key(b"I", f"{scope:x}", "opener" if opener else "id", named) if named else None,
+            opener=opener,
+            previous_response_id=values.get("previous_response_id"),
+            response_scope=scope if endpoint is Endpoint.RESPONSES else None,
+        ),
         explicit_id=explicit_id,
-        previous_response_id=values.get("previous_response_id"),
-        opener=opener,
         priority=_priority(values),
     )
 
@@ -204,25 +194,25 @@ def _model(values: Values) -> str:
     return model
 
 
-def _chain(endpoint: Endpoint, fields: Fields, values: Values, hasher: Hasher, scope: int) -> tuple[Chain, int]:
+def _chain(endpoint: Endpoint, fields: Fields, values: Values, reader: PromptReader, scope: int) -> tuple[Chain, int]:
     """The prompt's chain, and how many prompts the request holds."""
     rendered: Fields = {}
     if not _RENDERED_ANYWHERE.isdisjoint(fields):
         rendered = {name: fields[name] for name in _RENDERED[endpoint] if name in fields}
-    seed, size = prompts.seed_of(hasher, scope, values.get("cache_salt") or "", rendered)
+    seed, size = reader.seed(scope, values.get("cache_salt") or "", rendered)
     if endpoint is Endpoint.COMPLETIONS:
         if not _given(fields, "prompt") and _given(fields, "prompt_embeds"):
-            return prompts.embeddings(hasher, seed, fields["prompt_embeds"]), 1
-        return prompts.completions(hasher, seed, _required(fields, "prompt"))
+            return reader.embeddings(seed, fields["prompt_embeds"]), 1
+        return reader.completions(seed, _required(fields, "prompt"))
     if endpoint is Endpoint.RESPONSES:
-        seed, size = prompts.system_of(hasher, seed, size, fields.get("instructions"), "instructions")
+        seed, size = reader.system(seed, size, fields.get("instructions"), "instructions")
         previous = values.get("previous_response_id")
-        stored = None if previous is None else hasher.key(b"R", f"{scope:x}", previous)
-        return prompts.responses(hasher, seed, size, _required(fields, "input"), stored), 1
+        stored = None if previous is None else response_key(reader.hasher, scope, previous)
+        return reader.responses(seed, size, _required(fields, "input"), stored), 1
     if endpoint is Endpoint.MESSAGES:
-        seed, size = prompts.system_of(hasher, seed, size, fields.get("system"), "system")
+        seed, size = reader.system(seed, size, fields.get("system"), "system")
     prefills = endpoint is Endpoint.MESSAGES or bool(values.get("continue_final_message"))
-    return prompts.chat(hasher, seed, size, _required(fields, "messages"), prefills=prefills), 1
+    return reader.chat(seed, size, _required(fields, "messages"), prefills=prefills), 1
 
 
 def _explicit_id(endpoint: Endpoint, fields: Fields, headers: Mapping[str, str]) -> str | None:
@@ -246,7 +236,7 @@ def _opener(endpoint: Endpoint, fields: Fields) -> str | None:
     if endpoint is Endpoint.COMPLETIONS:
         return None
     name = "input" if endpoint is Endpoint.RESPONSES else "messages"
-    text = prompts.first_user_text(fields[name], name)
+    text = first_user_text(fields[name], name)
     return None if text is None else hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 

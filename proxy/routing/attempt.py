@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -16,6 +15,7 @@ from ..admission.queue import effective_priority
 from ..connectors.leg import Handoff
 from ..errors import LegError
 from ..failures import Cause, ClientGets, FailureRule, HealthEffect, Leg, Phase
+from ..fleet.booking import LegBooking
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..health.worker_health import OVERLOAD_S, Key, blamed
@@ -34,12 +34,6 @@ _ANSWERING = {Route.LOCAL: Leg.LOCAL, Route.SPLIT: Leg.DECODE, Route.REPLICA: Le
 ABORTED = "abort"  # the finish reason of an engine that gave up
 
 
-class Keeper(Protocol):
-    """Whose places on workers an attempt holds."""
-
-    def give_back(self, running: Attempt) -> None: ...
-
-
 class Attempt(msgspec.Struct, kw_only=True, eq=False):
     """One attempt at a turn and all it holds; `close` gives everything back and may be called at any time, twice."""
 
@@ -48,6 +42,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     decode: WorkerId  # the decision's
     receipt: Receipt
     client: Client
+    booking: LegBooking
     charged_tokens: int  # the estimate that its allowance was charged with
     headers: Mapping[str, str]  # what every leg carries: authorization, content type, tracing
     started_s: float  # the turn's arrival
@@ -58,17 +53,16 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     answer: Answer | None = None
     is_left: bool = False  # by its client: no further leg is asked
     leg: LegRecord | None = None  # the answering one, from its beginning on
-    holds_prefill: bool = False  # P's place, which is free when P has answered
-    keeper: Keeper | None = None  # None: no place is held
+    on_close: Callable[[Attempt], None] | None = None  # by whom its legs were begun
     seat: Seat | None = None  # the turn's, once this attempt is the one that answers it
 
     def close(self) -> None:
         if self.answer is not None:
             self.answer.close()
             self.answer = None
-        if self.keeper is not None:
-            keeper, self.keeper = self.keeper, None
-            keeper.give_back(self)
+        if self.on_close is not None:
+            on_close, self.on_close = self.on_close, None
+            on_close(self)
         if self.seat is not None:
             self.seat.leave()  # the last to go: whoever waits then finds the worker's place free
 

@@ -15,6 +15,7 @@ from ..connectors import CONNECTORS, Connector, plain_leg
 from ..connectors.leg import REQUEST_ID, Handoff, LegRequest, NoHandoff, Pair
 from ..errors import LegError, refusal
 from ..failures import Cause, Leg, Phase
+from ..fleet.booking import LegBooking
 from ..fleet.view import WorkerView
 from ..openai.answer import AnswerObserver, AnswerSummary
 from ..openai.edits import Redaction, edited_body
@@ -49,42 +50,33 @@ class Dispatcher:
 
     async def open(self, running: Attempt) -> OpenAnswer:
         """The decision's answer at its first event; LegError, with everything closed, where a leg fails."""
-        prefill, receipt = running.decision.prefill, running.receipt
         try:
-            # Places are taken at the decision, or a burst of turns would all find the same workers idle.
-            if prefill is not None:
-                self._registry.reserve(running.decode, 0)  # what D pulls it does not compute
-                self._registry.reserve(prefill.id, receipt.estimated_prompt_tokens)
-                running.keeper, running.holds_prefill = self, True
+            running.booking.reserve()
+            running.on_close = self._closed
+            if running.decision.prefill is not None:
                 return await self._winding_up.shielded(self._split(running), running)
             kind = running.answering_leg
             leg = plain_leg(running.request.endpoint, running.request.fields, running.leg_id(kind[0]))
-            self._registry.reserve(running.decode, receipt.estimated_new_tokens)
-            running.keeper = self
             return await self._answered(running, leg, kind)
         except BaseException:
             if not running.is_left:  # else it is closed by who winds it up
                 running.close()
             raise
 
-    def give_back(self, running: Attempt) -> None:
+    def _closed(self, running: Attempt) -> None:
         if running.leg is not None:
             self._end_leg(running, running.leg)
-        if running.holds_prefill:
-            self._free_prefill(running)
-        self._registry.release(running.decode)
+        self._free_prefill(running.booking)
+        running.booking.release()
 
     def release(self, running: Attempt) -> None:
         """Another D takes the KV of a hand-over whose own D was never reached."""
         self._winding_up.release(running)
 
-    def _free_prefill(self, running: Attempt) -> None:
-        view = running.decision.prefill
-        assert view is not None, "its place is held"
-        running.holds_prefill = False
-        self._registry.prefilled(view.id, running.receipt.estimated_prompt_tokens)
-        self._registry.release(view.id)
-        self._admission.poke()
+    def _free_prefill(self, booking: LegBooking) -> None:
+        if booking.holds_prefill:
+            booking.free_prefill()
+            self._admission.poke()
 
     async def _split(self, running: Attempt) -> OpenAnswer:
         decision, request = running.decision, running.request
@@ -112,8 +104,7 @@ class Dispatcher:
             record.fail(exc)
             raise
         finally:
-            if running.holds_prefill:  # else the attempt was closed meanwhile
-                self._free_prefill(running)
+            self._free_prefill(running.booking)
             self._end_leg(running, record)
         if isinstance(found, NoHandoff):
             running.receipt.handoff_missing = found.reason
@@ -121,8 +112,7 @@ class Dispatcher:
             return None
         if connector.needs_handoff:
             self._ledger.open(running.leg_id("p"), self._now())
-        computed = running.receipt.estimated_prompt_tokens - (found.cached_tokens or 0)
-        self._registry.wrote(view.id, max(0, computed))
+        running.booking.prefilled(found.cached_tokens or 0)
         return found
 
     async def _prefill_body(self, view: WorkerView, leg: LegRequest, running: Attempt, record: LegRecord) -> bytes:
@@ -148,7 +138,7 @@ class Dispatcher:
 
     async def _answered(self, running: Attempt, leg: LegRequest, kind: Leg) -> OpenAnswer:
         """The leg that answers the client: on D, or on R."""
-        view, worker = running.decision.decode, running.decode
+        view = running.decision.decode
         record = running.leg = self._start_leg(running, kind, view)
         running.call = Call(view.worker, once=running.handoff is not None)
         timeouts = self._stream_timeouts if running.request.stream else self._answer_timeouts
@@ -164,10 +154,8 @@ class Dispatcher:
             record.fail(exc)
             raise
         finally:
-            if kind is not Leg.DECODE:
-                self._registry.prefilled(worker, running.receipt.estimated_new_tokens)
-        # The prompt's KV is on the worker from here on, whatever becomes of its answer.
-        self._registry.wrote(worker, running.receipt.estimated_new_tokens)
+            running.booking.computed()
+        running.booking.answering()
         return opened
 
     async def _first_event(self, running: Attempt, answer: Answer, record: LegRecord) -> OpenAnswer:

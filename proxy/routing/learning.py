@@ -30,7 +30,7 @@ class Learner:
 
     def completed(
         self,
-        place: SessionMatch,
+        match: SessionMatch,
         running: Attempt,
         opened: OpenAnswer,
         now_s: float,
@@ -43,7 +43,7 @@ class Learner:
         if token_times_s is not None:
             self._note_times(receipt, route, running.started_s, token_times_s, summary.completion_tokens)
         if summary.prompt_tokens is not None:
-            self._note_usage(place, running, opened, now_s)
+            self._note_usage(match, running, opened, now_s)
         self._close(receipt, "completed", now_s - running.started_s)
 
     def failed(self, receipt: Receipt, ended_s: float) -> None:
@@ -91,7 +91,7 @@ class Learner:
             receipt.tpot_s = (last_s - first_s) / (completion_tokens - 1)
             self._metrics.tpot.observe(route, receipt.tpot_s)
 
-    def _note_usage(self, place: SessionMatch, running: Attempt, opened: OpenAnswer, now_s: float) -> None:
+    def _note_usage(self, match: SessionMatch, running: Attempt, opened: OpenAnswer, now_s: float) -> None:
         request, decision, receipt = running.request, running.decision, running.receipt
         summary = opened.observer.summary
         prompt, completion = summary.prompt_tokens or 0, summary.completion_tokens or 0
@@ -106,7 +106,7 @@ class Learner:
         if decision.route is Route.LOCAL and cached is not None and cached < decision.cached_tokens * MISS_SHARE:
             self._metrics.residency_misses.inc()
         self._tokens.learn(request.model, request.prompt_bytes, prompt, completion)
-        self._registry.wrote(running.decode, completion)  # its prompt was counted when it began to answer
+        running.booking.generated(completion)
         residency = self._registry.residency
         outcome = TurnOutcome(
             prompt_tokens=prompt,
@@ -115,6 +115,6 @@ class Learner:
             response_id=summary.response_id,
             reasoned=opened.reply.reasoned,
             decode=residency(running.decode, prompt + completion),
-            prefill=residency(decision.prefill.id, prompt) if decision.prefill else place.prefill,
+            prefill=residency(decision.prefill.id, prompt) if decision.prefill else match.prefill,
         )
-        self._sessions.finish(place, request, outcome, now_s)
+        self._sessions.finish(match, request.prompt, outcome, now_s)

@@ -17,6 +17,7 @@ from ..admission.queue import Ticket, effective_priority
 from ..config import ProxyConfig
 from ..errors import AllBusy, LegError, NoWorkerError, PPDError, Refused
 from ..failures import Cause, FailureRule, HandoffEffect, HealthEffect
+from ..fleet.booking import LegBooking
 from ..openai.request import Request
 from ..policy import Decision, Excluded, Route, Rules, Turn, decide, has_room
 from ..sessions.table import SessionMatch
@@ -66,9 +67,9 @@ class Router:
     async def answer(self, request: Request, receipt: Receipt, asker: TurnContext) -> TurnReply:
         """The reply to one turn; PPDError where there is none."""
         started_s = self._now()
-        place = self._state.sessions.find(request, started_s)
-        turn = self._turn(request, place, asker.forced)
-        _note_turn(receipt, place, turn)
+        match = self._state.sessions.find(request.prompt, started_s)
+        turn = self._turn(request, match, asker.forced)
+        _note_turn(receipt, match, turn)
         tokens = turn.prompt_tokens + turn.output_tokens
         if asker.is_counted:
             self._state.rate_limits.settle(asker.client, 0, tokens, started_s)
@@ -97,9 +98,9 @@ class Router:
             raise
         running.seat = seat
         if opened.relay is not None:
-            stream = Streaming(self._state, self._learner, place, running, opened)
+            stream = Streaming(self._state, self._learner, match, running, opened)
             return TurnReply(opened.content_type, decision_headers(receipt), stream)
-        complete(self._state, self._learner, place, running, opened)
+        complete(self._state, self._learner, match, running, opened)
         running.close()
         return TurnReply(opened.content_type, decision_headers(receipt), opened.first)
 
@@ -164,12 +165,21 @@ class Router:
         return decision
 
     def _running(self, job: Job, decision: Decision, now_s: float) -> Attempt:
+        prefill = decision.prefill
+        booking = LegBooking(
+            self._state.registry,
+            decision.decode.id,
+            prefill.id if prefill is not None else None,
+            prompt_tokens=job.receipt.estimated_prompt_tokens,
+            new_tokens=job.receipt.estimated_new_tokens,
+        )
         return Attempt(
             request=job.request,
             decision=decision,
             decode=decision.decode.id,
             receipt=job.receipt,
             client=job.asker.client,
+            booking=booking,
             charged_tokens=job.turn.prompt_tokens + job.turn.output_tokens,
             headers=job.asker.headers,
             started_s=job.started_s,
@@ -203,20 +213,20 @@ class Router:
             fits=lambda: has_room(self._state.registry.fleet(model), self.rules),
         )
 
-    def _turn(self, request: Request, place: SessionMatch, forced: Route | None) -> Turn:
+    def _turn(self, request: Request, match: SessionMatch, forced: Route | None) -> Turn:
         tokens = self._state.tokens
-        new_tokens = tokens.estimate(request.model, place.new_bytes)
+        new_tokens = tokens.estimate(request.model, match.new_bytes)
         return Turn(
             model=request.model,
-            session_id=place.session_id,
-            number=place.turn,
-            prompt_tokens=place.held_tokens + new_tokens,
-            held_tokens=place.held_tokens,
-            output_tokens=tokens.expected_output(request.model, place.output_tokens, request.max_output_tokens),
-            decode=place.decode,
-            prefill=place.prefill,
+            session_id=match.session_id,
+            number=match.turn,
+            prompt_tokens=match.held_tokens + new_tokens,
+            held_tokens=match.held_tokens,
+            output_tokens=tokens.expected_output(request.model, match.output_tokens, request.max_output_tokens),
+            decode=match.decode,
+            prefill=match.prefill,
             single_engine=request.single_engine,
-            stored_response=request.previous_response_id is not None,
+            stored_response=request.prompt.previous_response_id is not None,
             forced=forced,
         )
 
@@ -241,8 +251,8 @@ def decision_headers(receipt: Receipt) -> dict[str, str]:
     return headers
 
 
-def _note_turn(receipt: Receipt, place: SessionMatch, turn: Turn) -> None:
-    receipt.session, receipt.turn, receipt.kind = place.session_id, place.turn, place.kind
+def _note_turn(receipt: Receipt, match: SessionMatch, turn: Turn) -> None:
+    receipt.session, receipt.turn, receipt.kind = match.session_id, match.turn, match.kind
     receipt.forced = turn.forced or ""
     receipt.estimated_prompt_tokens = turn.prompt_tokens
     receipt.estimated_output_tokens = turn.output_tokens

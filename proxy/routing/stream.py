@@ -35,13 +35,13 @@ class Streaming:
     """One turn's answer; `abandon` at any time, as long as it has not ended."""
 
     def __init__(
-        self, state: State, learner: Learner, place: SessionMatch, running: Attempt, opened: OpenAnswer
+        self, state: State, learner: Learner, match: SessionMatch, running: Attempt, opened: OpenAnswer
     ) -> None:
         assert running.answer is not None and opened.relay is not None, "a stream is open"
         self.answer: Answer = running.answer
         self._state = state
         self._learner = learner
-        self._place = place
+        self._match = match
         self._running = running
         self._opened = opened
         self._relay = opened.relay
@@ -120,7 +120,7 @@ class Streaming:
             self._is_learnt = True
             if self._running.receipt.outcome == "running":
                 times_s = None if self._first_token_s is None else (self._first_token_s, self._state.now())
-                complete(self._state, self._learner, self._place, self._running, self._opened, times_s)
+                complete(self._state, self._learner, self._match, self._running, self._opened, times_s)
 
     def _break_off(self, exc: LegError) -> None:
         """A stream failed under a client that has read from it; after its last event that is of no account."""
@@ -145,11 +145,11 @@ class Streaming:
 def complete(
     state: State,
     learner: Learner,
-    place: SessionMatch,
+    match: SessionMatch,
     running: Attempt,
     opened: OpenAnswer,
     times_s: tuple[float, float] | None = None,
 ) -> None:
     """What an answer that is all there teaches; times_s: of its first and its last token."""
-    learner.completed(place, running, opened, state.now(), token_times_s=times_s)
+    learner.completed(match, running, opened, state.now(), token_times_s=times_s)
     state.standings.completed(running.decision)

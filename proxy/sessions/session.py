@@ -1,6 +1,6 @@
 """One session as the table keeps it, and the prefixes by which it is found again.
 
-Numbers are packed into bytes: an idle session has 1 KiB, and a `Residency` or an `KnownPrefix` as an object takes four
+Numbers are packed into bytes: an idle session has 1 KiB, and a `Residency` or a `KnownPrefix` as an object takes four
 times what it is made of.
 """
 
@@ -14,12 +14,12 @@ from msgspec.structs import astuple
 
 from ..fleet.residency import Residency
 from ..fleet.worker import WorkerId
-from .prefix_chain import KEY_BITS, Mark
+from .prefix_chain import KEY_BITS, Chain, Hasher, Mark
 
 EARLIER_TURNS = 5
 """Turns before the newest that a session remembers, its first among them: 25 bytes each."""
 
-_ANCHOR = struct.Struct("<QIIII??")
+_PREFIX = struct.Struct("<QIIII??")
 _HEAD = struct.Struct("<dQQQQ")  # see `_Head`
 _Head = tuple[float, int, int, int, int]
 """Mean length of answers, 0 where no turn has ended yet; tokens and stamp of D's residency, then of P's."""
@@ -45,14 +45,29 @@ class KnownPrefix(msgspec.Struct, frozen=True, gc=False):
         return Mark(self.key, self.tail, self.check)
 
 
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as the session table knows it: the chain of its messages, and the names that its client gave."""
+
+    chain: Chain
+    label: int | None = None  # key of the session that the client named, or of the opener
+    opener: str | None = None  # MD5 of the first user message, where sessions go by it
+    previous_response_id: str | None = None
+    response_scope: int | None = None  # what the ids of stored responses are unique in; None: none is stored
+
+
+def response_key(hasher: Hasher, scope: int, response_id: str) -> int:
+    """The chain key of a stored response: prompts that continue it start there."""
+    return hasher.key(b"R", f"{scope:x}", response_id)
+
+
 class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     """One history; `label` is the key of its name where the client gave one. It is in no cycle, so no `gc`."""
 
-    strand: int
+    history: int
     label: int | None
     turn: int = 0
     seen_s: float = 0.0  # when it was last used
-    packed: bytes = _HEAD.pack(0.0, 0, 0, 0, 0)  # the head, then the anchors
+    packed: bytes = _HEAD.pack(0.0, 0, 0, 0, 0)  # the head, then the prefixes
     decode: WorkerId | None = None
     decode_incarnation: str = ""
     prefill: WorkerId | None = None
@@ -60,7 +75,7 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
 
     @property
     def id(self) -> str:
-        return hexadecimal(self.strand if self.label is None else self.label)
+        return hexadecimal(self.history if self.label is None else self.label)
 
     @property
     def output_tokens(self) -> float | None:
@@ -77,16 +92,16 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
             prefill = Residency(self.prefill, self.prefill_incarnation, prefill_tokens, prefill_stamp)
         return output_tokens or None, decode, prefill
 
-    def anchors(self) -> list[KnownPrefix]:
+    def prefixes(self) -> list[KnownPrefix]:
         """Oldest first."""
-        return [KnownPrefix(*values) for values in _ANCHOR.iter_unpack(self.packed[_HEAD.size :])]
+        return [KnownPrefix(*values) for values in _PREFIX.iter_unpack(self.packed[_HEAD.size :])]
 
     def learn(
         self,
         output_tokens: float | None,
         decode: Residency | None,
         prefill: Residency | None,
-        anchors: Iterable[KnownPrefix] | None = None,
+        prefixes: Iterable[KnownPrefix] | None = None,
     ) -> None:
         """The mean length of answers as it is now, and what else is new: None leaves what was known."""
         head: _Head = _HEAD.unpack_from(self.packed)
@@ -97,40 +112,40 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         if prefill is not None:
             self.prefill, self.prefill_incarnation = prefill.worker, prefill.incarnation
             prefill_tokens, prefill_stamp = prefill.tokens, prefill.stamp
-        if anchors is None:
+        if prefixes is None:
             packed = self.packed[_HEAD.size :]
         else:
-            packed = b"".join([_ANCHOR.pack(*astuple(anchor)) for anchor in anchors])
+            packed = b"".join([_PREFIX.pack(*astuple(prefix)) for prefix in prefixes])
         self.packed = (
             _HEAD.pack(output_tokens or 0.0, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp) + packed
         )
 
 
-def kept(anchors: Iterable[KnownPrefix], turn: int, parent: int | None) -> list[KnownPrefix]:
-    """Of a session's anchors those of earlier turns that stay when `turn` is its newest, oldest first.
+def kept(prefixes: Iterable[KnownPrefix], turn: int, parent: int | None) -> list[KnownPrefix]:
+    """Of a session's known prefixes those of earlier turns that stay when `turn` is its newest, oldest first.
 
     parent: the key that the turn grew from; of the turn before only that one stays. Of stored responses none earlier
     than that stays, as each has a place in the index.
     """
     stay, before = list[KnownPrefix](), list[KnownPrefix]()
-    for anchor in anchors:
-        if anchor.turn == turn - 1:
-            before.append(anchor)
-        elif anchor.turn < turn and not anchor.is_stored:
-            stay.append(anchor)
-    stay += [anchor for anchor in before if anchor.key == parent] or before[-1:]
+    for prefix in prefixes:
+        if prefix.turn == turn - 1:
+            before.append(prefix)
+        elif prefix.turn < turn and not prefix.is_stored:
+            stay.append(prefix)
+    stay += [prefix for prefix in before if prefix.key == parent] or before[-1:]
     return stay if len(stay) <= EARLIER_TURNS else [stay[0], *stay[1 - EARLIER_TURNS :]]
 
 
-def indexed(anchors: list[KnownPrefix], turn: int) -> set[int]:
+def indexed(prefixes: list[KnownPrefix], turn: int) -> set[int]:
     """The keys that must lead to the session: the oldest, stored responses, and the newest turn with its reply.
 
-    Whatever begins with an anchor in between begins with the oldest too, so the session is found by that one.
+    Whatever begins with a prefix in between begins with the oldest too, so the session is found by that one.
     """
-    keys = {anchors[0].key} if anchors else set[int]()
-    for anchor in anchors:
-        if (anchor.turn == turn and not anchor.is_prompt) or anchor.is_stored:
-            keys.add(anchor.key)
+    keys = {prefixes[0].key} if prefixes else set[int]()
+    for prefix in prefixes:
+        if (prefix.turn == turn and not prefix.is_prompt) or prefix.is_stored:
+            keys.add(prefix.key)
     return keys
 
 

@@ -10,7 +10,7 @@ once a whole prompt, or a prompt and its reply:
 4. No prefix is known: FIRST; or LOST, where the client names a conversation that is known but begins otherwise.
 
 An id pins its conversation's name, not its content: prefixes alone say what is held. Several histories under one id
-(an agent's helpers, an edit, a key that an application shares among its users) are *strands* of one session, each
+(an agent's helpers, an edit, a key that an application shares among its users) are *histories* of one session, each
 found by its prefix.
 
 A session remembers its newest turn (the prompt, and the prompt with the reply) and, of the turns before, the last four
@@ -31,9 +31,8 @@ import msgspec
 from ..errors import ConfigError
 from ..fleet.residency import Residency
 from ..fleet.worker import WorkerId
-from ..openai.request import Request
 from .prefix_chain import KEY_BITS, Mark
-from .session import KnownPrefix, Session, hexadecimal, indexed, kept
+from .session import KnownPrefix, Prompt, Session, hexadecimal, indexed, kept, response_key
 from .token_estimates import decayed_mean
 
 _OUTPUT_DECAY = 0.7  # a session's answers change with its task: the last three or four count
@@ -59,7 +58,7 @@ class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
     decode: Residency | None = None
     prefill: Residency | None = None
     output_tokens: float | None = None  # mean length of this session's answers
-    strand: int  # the one history this belongs to; strands under one id share `session_id`
+    history: int  # the one history this belongs to; histories under one id share `session_id`
     parent: int | None = None  # key of the known prefix
 
 
@@ -87,9 +86,9 @@ class SessionSummary:
     seen_s: float  # on the caller's clock
 
 
-class _Match(msgspec.Struct, frozen=True, gc=False):
+class _Found(msgspec.Struct, frozen=True, gc=False):
     session: Session
-    anchor: KnownPrefix
+    prefix: KnownPrefix
     covered: int  # bytes of the request's prompt
 
 
@@ -105,9 +104,9 @@ class SessionTable:
             raise ConfigError(f"sessions need a ttl_s above 0 and a capacity of at least 1, not {ttl_s} and {capacity}")
         self._ttl_s = ttl_s
         self._capacity = capacity
-        self._sessions: OrderedDict[int, Session] = OrderedDict()  # by strand, the longest unused first
-        self._named: dict[int, Session] = {}  # the newest strand of each label
-        self._index: dict[int, Session] = {}  # by anchor key, the newest session that has it
+        self._sessions: OrderedDict[int, Session] = OrderedDict()  # by history, the longest unused first
+        self._named: dict[int, Session] = {}  # the newest history of each label
+        self._index: dict[int, Session] = {}  # by prefix key, the newest session that has it
         self._serial = serial
         self.before_look: Callable[[], None] | None = None  # hears what other processes have learned
         self.on_learned: Callable[[Session, int | None, Iterable[int]], None] | None = None  # see `adopt`
@@ -117,40 +116,40 @@ class SessionTable:
 
     # -- the two ends of a turn
 
-    def find(self, request: Request, now_s: float) -> SessionMatch:
+    def find(self, prompt: Prompt, now_s: float) -> SessionMatch:
         """The place of a request that has just come."""
         if self.before_look is not None:
             self.before_look()
         self._expire(now_s)
-        named = None if request.label is None else self._named.get(request.label)
-        if request.opener is not None:
-            return self._place_by_count(request, named, now_s)
-        place = self._place(request, named)
-        self._touch(self._sessions.get(place.strand), now_s)
-        return place
+        named = None if prompt.label is None else self._named.get(prompt.label)
+        if prompt.opener is not None:
+            return self._match_by_count(prompt, named, now_s)
+        match = self._match(prompt, named)
+        self._touch(self._sessions.get(match.history), now_s)
+        return match
 
-    def finish(self, place: SessionMatch, request: Request, outcome: TurnOutcome, now_s: float) -> None:
+    def finish(self, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome, now_s: float) -> None:
         """Learns from a turn that completed; one that failed or was cancelled is simply not told."""
         if self.before_look is not None:
             self.before_look()
-        known = self._sessions.get(place.strand)
-        known_anchors = known.anchors() if known else []
-        if known and _still_there(known, known_anchors, place, request, outcome):
+        known = self._sessions.get(match.history)
+        known_prefixes = known.prefixes() if known else []
+        if known and _still_there(known, known_prefixes, match, prompt, outcome):
             session = known
         else:
-            session, known_anchors = self._add(place, request), []
-        before = indexed(known_anchors, session.turn)
-        anchors = kept(known_anchors, place.turn, place.parent) + _new_anchors(place, request, outcome)
-        after = indexed(anchors, place.turn)
+            session, known_prefixes = self._add(match, prompt), []
+        before = indexed(known_prefixes, session.turn)
+        prefixes = kept(known_prefixes, match.turn, match.parent) + _new_prefixes(match, prompt, outcome)
+        after = indexed(prefixes, match.turn)
         self._unlink(session, before - after)
         self._index.update(dict.fromkeys(after - before, session))
-        session.turn = place.turn
+        session.turn = match.turn
         output_tokens = decayed_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
-        session.learn(output_tokens, outcome.decode, outcome.prefill, anchors)
-        self._name(session, request.label)
+        session.learn(output_tokens, outcome.decode, outcome.prefill, prefixes)
+        self._name(session, prompt.label)
         self._touch(session, now_s)
         if self.on_learned is not None:
-            self.on_learned(session, request.label, after - before)
+            self.on_learned(session, prompt.label, after - before)
         self._expire(now_s)
 
     def adopt(self, theirs: Session, label: int | None, keys: Iterable[int]) -> None:
@@ -158,12 +157,12 @@ class SessionTable:
 
         label: the name that it is to be found by from now on, if it was given one; keys: those that now lead to it.
         """
-        ours = self._sessions.get(theirs.strand)
+        ours = self._sessions.get(theirs.history)
         if ours is not None:
             if ours.seen_s > theirs.seen_s and ours.turn >= theirs.turn:
                 return
-            after = indexed(theirs.anchors(), theirs.turn)
-            for key in indexed(ours.anchors(), ours.turn):
+            after = indexed(theirs.prefixes(), theirs.turn)
+            for key in indexed(ours.prefixes(), ours.turn):
                 if self._index.get(key) is ours:
                     if key in after:
                         self._index[key] = theirs
@@ -174,14 +173,14 @@ class SessionTable:
         self._index.update(dict.fromkeys(keys, theirs))
         if label is not None:
             self._named[label] = theirs
-        self._sessions[theirs.strand] = theirs
-        self._sessions.move_to_end(theirs.strand)
+        self._sessions[theirs.history] = theirs
+        self._sessions.move_to_end(theirs.history)
         self._expire(theirs.seen_s)
 
     def ways_to(self, session: Session) -> tuple[int | None, list[int]]:
         """The name and the keys by which it is found now."""
         label = session.label if session.label is not None and self._named.get(session.label) is session else None
-        keys = indexed(session.anchors(), session.turn)
+        keys = indexed(session.prefixes(), session.turn)
         return label, [key for key in keys if self._index.get(key) is session]
 
     def all(self) -> list[Session]:
@@ -191,14 +190,14 @@ class SessionTable:
     # -- for the operator
 
     def drop(self, session_id: str) -> bool:
-        """Forget a session with all its strands; whether there was one."""
+        """Forget a session with all its histories; whether there was one."""
         found = [session for session in self._sessions.values() if session.id == session_id]
         for session in found:
             self._forget(session)
         return bool(found)
 
     def summary(self, session_id: str) -> SessionSummary | None:
-        """The session, by its strand used last."""
+        """The session, by its history used last."""
         session = next((one for one in reversed(self._sessions.values()) if one.id == session_id), None)
         return None if session is None else _summary(session)
 
@@ -209,87 +208,89 @@ class SessionTable:
 
     # -- finding
 
-    def _place(self, request: Request, named: Session | None) -> SessionMatch:
-        matches = self._matches(request, named)
-        match = next(matches, None)
-        if match is not None and match.anchor.is_prompt and match.covered == request.chain.size:
-            parent = next((shorter for shorter in matches if shorter.covered < match.covered), None)
-            if _may_grow(match, request, named):
-                return _placed(MatchKind.RETRY, match.session, match.anchor.turn, request, parent)
-            match = parent  # that turn again, but in a session of its own
-        if match is None:
-            lost = named is not None or request.previous_response_id is not None
-            return self._unmatched(MatchKind.LOST if lost else MatchKind.FIRST, request, named)
-        if _may_grow(match, request, named):
-            return _placed(MatchKind.NEXT, match.session, match.anchor.turn + 1, request, match)
-        branch = Session(self._fresh(request), request.label)
-        branch.learn(*match.session.learnt())
-        return _placed(MatchKind.BRANCH, branch, match.anchor.turn + 1, request, match)
+    def _match(self, prompt: Prompt, named: Session | None) -> SessionMatch:
+        candidates = self._known_prefixes(prompt, named)
+        found = next(candidates, None)
+        if found is not None and found.prefix.is_prompt and found.covered == prompt.chain.size:
+            parent = next((shorter for shorter in candidates if shorter.covered < found.covered), None)
+            if _may_grow(found, prompt, named):
+                return _matched(MatchKind.RETRY, found.session, found.prefix.turn, prompt, parent)
+            found = parent  # that turn again, but in a session of its own
+        if found is None:
+            lost = named is not None or prompt.previous_response_id is not None
+            return self._unmatched(MatchKind.LOST if lost else MatchKind.FIRST, prompt, named)
+        if _may_grow(found, prompt, named):
+            return _matched(MatchKind.NEXT, found.session, found.prefix.turn + 1, prompt, found)
+        branch = Session(self._fresh(prompt), prompt.label)
+        branch.learn(*found.session.learnt())
+        return _matched(MatchKind.BRANCH, branch, found.prefix.turn + 1, prompt, found)
 
-    def _unmatched(self, kind: MatchKind, request: Request, named: Session | None) -> SessionMatch:
+    def _unmatched(self, kind: MatchKind, prompt: Prompt, named: Session | None) -> SessionMatch:
         """A conversation without a known prefix. Under a known id it counts on, but nothing is believed to be held."""
-        new = Session(self._fresh(request), request.label)
+        new = Session(self._fresh(prompt), prompt.label)
         if named is not None:
             new.learn(named.output_tokens, None, None)
-        return _placed(kind, new, named.turn + 1 if named else 1, request, None)
+        return _matched(kind, new, named.turn + 1 if named else 1, prompt, None)
 
-    def _place_by_count(self, request: Request, session: Session | None, now_s: float) -> SessionMatch:
+    def _match_by_count(self, prompt: Prompt, session: Session | None, now_s: float) -> SessionMatch:
         """The paper's rule: the opener is the session, each request in it a turn, all of its history is held."""
         if session is None:
-            return self._unmatched(MatchKind.FIRST, request, None)
+            return self._unmatched(MatchKind.FIRST, prompt, None)
         self._touch(session, now_s)
-        anchors = session.anchors()
-        end = request.chain.end()
-        is_retry = any(one.is_prompt and one.turn == session.turn and one.mark == end for one in anchors)
+        prefixes = session.prefixes()
+        end = prompt.chain.end()
+        is_retry = any(one.is_prompt and one.turn == session.turn and one.mark == end for one in prefixes)
         kind, turn = (MatchKind.RETRY, session.turn) if is_retry else (MatchKind.NEXT, session.turn + 1)
-        parent = max((one for one in anchors if one.turn < turn), key=lambda one: one.tokens, default=None)
+        parent = max((one for one in prefixes if one.turn < turn), key=lambda one: one.tokens, default=None)
         if parent is None:
-            return _placed(kind, session, turn, request, None)
+            return _matched(kind, session, turn, prompt, None)
         # What the new turn adds: beyond the known prefix where there is one, else the last message.
-        ends = request.chain.ends
-        known = next((match.covered for match in self._matches(request, session) if match.anchor.turn < turn), None)
+        ends = prompt.chain.ends
+        known = next(
+            (found.covered for found in self._known_prefixes(prompt, session) if found.prefix.turn < turn), None
+        )
         covered = known if known is not None else ends[-2] if len(ends) > 1 else 0
-        return _placed(kind, session, turn, request, _Match(session, parent, covered))
+        return _matched(kind, session, turn, prompt, _Found(session, parent, covered))
 
-    def _matches(self, request: Request, named: Session | None) -> Iterator[_Match]:
-        """Known prefixes of the request, the longest first; of equal ones the named session's comes first."""
-        chain, index = request.chain, self._index
-        places = dict(zip(chain.keys, range(len(chain.keys)), strict=True))
-        known: Collection[int] = index.keys() & places.keys()
+    def _known_prefixes(self, prompt: Prompt, named: Session | None) -> Iterator[_Found]:
+        """Known prefixes of the prompt, the longest first; of equal ones the named session's comes first."""
+        chain, index = prompt.chain, self._index
+        positions = dict(zip(chain.keys, range(len(chain.keys)), strict=True))
+        known: Collection[int] = index.keys() & positions.keys()
         if len(known) > 1:
-            known = sorted(known, key=places.__getitem__, reverse=True)  # the session of the longest prefix first
-        found = [index[key] for key in known]
+            known = sorted(known, key=positions.__getitem__, reverse=True)  # the session of the longest prefix first
+        sessions = [index[key] for key in known]
         if named is not None:
-            found.insert(0, named)
-        matches = []
-        for session in dict.fromkeys(found):
-            for anchor in session.anchors():
-                place = places.get(anchor.key)
-                covered = None if place is None else chain.reach(place, anchor.tail, anchor.check)
+            sessions.insert(0, named)
+        found = []
+        for session in dict.fromkeys(sessions):
+            for prefix in session.prefixes():
+                position = positions.get(prefix.key)
+                covered = None if position is None else chain.reach(position, prefix.tail, prefix.check)
                 if covered is not None:
-                    matches.append(_Match(session, anchor, covered))
-        matches.sort(key=_COVERED, reverse=True)
-        return iter(matches)
+                    found.append(_Found(session, prefix, covered))
+        found.sort(key=_COVERED, reverse=True)
+        return iter(found)
 
     # -- keeping
 
-    def _add(self, place: SessionMatch, request: Request) -> Session:
-        strand = place.strand if place.strand not in self._sessions else self._fresh(request)
-        session = Session(strand, request.label)
-        if place.kind is not MatchKind.FIRST:  # which brings nothing
-            session.learn(place.output_tokens, place.decode, place.prefill)
-        self._sessions[strand] = session
+    def _add(self, match: SessionMatch, prompt: Prompt) -> Session:
+        history = match.history if match.history not in self._sessions else self._fresh(prompt)
+        session = Session(history, prompt.label)
+        if match.kind is not MatchKind.FIRST:  # which brings nothing
+            session.learn(match.output_tokens, match.decode, match.prefill)
+        self._sessions[history] = session
         return session
 
-    def _fresh(self, request: Request) -> int:
-        """A strand that no session has: the label itself for its first, else one that nobody can foretell."""
-        if request.label is not None and request.label not in self._sessions:
-            return request.label
+    def _fresh(self, prompt: Prompt) -> int:
+        """A history that no session has: the label itself for its first, else one that nobody can foretell."""
+        if prompt.label is not None and prompt.label not in self._sessions:
+            return prompt.label
         while True:
             self._serial += 1
-            strand = (request.chain.keys[-1] ^ (self._serial * _SPREAD)) & ((1 << KEY_BITS) - 1)
-            if strand not in self._sessions:
-                return strand
+            history = (prompt.chain.keys[-1] ^ (self._serial * _SPREAD)) & ((1 << KEY_BITS) - 1)
+            if history not in self._sessions:
+                return history
 
     def _name(self, session: Session, label: int | None) -> None:
         if label is not None:
@@ -300,7 +301,7 @@ class SessionTable:
     def _touch(self, session: Session | None, now_s: float) -> None:
         if session is not None:
             session.seen_s = now_s
-            self._sessions.move_to_end(session.strand)
+            self._sessions.move_to_end(session.history)
 
     def _expire(self, now_s: float) -> None:
         """Amortised: each session is looked at once when it goes."""
@@ -311,8 +312,8 @@ class SessionTable:
             self._forget(oldest)
 
     def _forget(self, session: Session) -> None:
-        del self._sessions[session.strand]
-        self._unlink(session, indexed(session.anchors(), session.turn))
+        del self._sessions[session.history]
+        self._unlink(session, indexed(session.prefixes(), session.turn))
         if session.label is not None and self._named.get(session.label) is session:
             del self._named[session.label]
 
@@ -322,64 +323,63 @@ class SessionTable:
                 del self._index[key]
 
 
-def _may_grow(match: _Match, request: Request, named: Session | None) -> bool:
+def _may_grow(found: _Found, prompt: Prompt, named: Session | None) -> bool:
     """Whether the request carries on with the very session that has its parent.
 
     It must be that session's newest turn, and the names must agree: a session without a name takes the first one
     that it is given, unless that name is another session's already.
     """
-    session, label = match.session, request.label
-    if match.anchor.turn != session.turn:
+    session, label = found.session, prompt.label
+    if found.prefix.turn != session.turn:
         return False
     return label is None or label == session.label or (session.label is None and named is None)
 
 
 def _still_there(
-    session: Session, anchors: Iterable[KnownPrefix], place: SessionMatch, request: Request, outcome: TurnOutcome
+    session: Session, prefixes: Iterable[KnownPrefix], match: SessionMatch, prompt: Prompt, outcome: TurnOutcome
 ) -> bool:
     """Whether the session is still where `find` saw it; another turn may have ended there since."""
-    if request.opener is not None:
-        return place.turn >= session.turn
-    if request.label is not None and session.label not in (None, request.label):
+    if prompt.opener is not None:
+        return match.turn >= session.turn
+    if prompt.label is not None and session.label not in (None, prompt.label):
         return False  # it was given another name meanwhile
-    newest = [anchor for anchor in anchors if anchor.turn == session.turn]
-    if place.kind is MatchKind.NEXT:
-        return session.turn == place.turn - 1 and place.parent in [anchor.key for anchor in newest]
-    if place.kind is not MatchKind.RETRY or session.turn != place.turn:
+    newest = [prefix for prefix in prefixes if prefix.turn == session.turn]
+    if match.kind is MatchKind.NEXT:
+        return session.turn == match.turn - 1 and match.parent in [prefix.key for prefix in newest]
+    if match.kind is not MatchKind.RETRY or session.turn != match.turn:
         return False
-    replies = [anchor.mark for anchor in newest if not anchor.is_prompt]
+    replies = [prefix.mark for prefix in newest if not prefix.is_prompt]
     same_reply = not replies or outcome.reply_key is None or outcome.reply_key in replies
-    return same_reply and any(anchor.is_prompt and anchor.mark == request.chain.end() for anchor in newest)
+    return same_reply and any(prefix.is_prompt and prefix.mark == prompt.chain.end() for prefix in newest)
 
 
-def _new_anchors(place: SessionMatch, request: Request, outcome: TurnOutcome) -> list[KnownPrefix]:
+def _new_prefixes(match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> list[KnownPrefix]:
     """What the finished turn adds: its prompt, its prompt with the reply, and the id that stands for both."""
-    prompt, both = outcome.prompt_tokens, outcome.prompt_tokens + outcome.completion_tokens
-    anchors = []
-    if request.chain.size > 0:
-        anchors.append(KnownPrefix.at(request.chain.end(), place.turn, prompt, is_prompt=True))
+    prompt_tokens, both = outcome.prompt_tokens, outcome.prompt_tokens + outcome.completion_tokens
+    prefixes = []
+    if prompt.chain.size > 0:
+        prefixes.append(KnownPrefix.at(prompt.chain.end(), match.turn, prompt_tokens, is_prompt=True))
     if outcome.reply_key is not None:
-        anchors.append(KnownPrefix.at(outcome.reply_key, place.turn, prompt if outcome.reasoned else both))
-    if outcome.response_id is not None and request.stores_responses:
-        anchors.append(
-            KnownPrefix.at(Mark(request.response_key(outcome.response_id)), place.turn, both, is_stored=True)
-        )
-    return anchors
+        prefixes.append(KnownPrefix.at(outcome.reply_key, match.turn, prompt_tokens if outcome.reasoned else both))
+    if outcome.response_id is not None and prompt.response_scope is not None:
+        stored = Mark(response_key(prompt.chain.hasher, prompt.response_scope, outcome.response_id))
+        prefixes.append(KnownPrefix.at(stored, match.turn, both, is_stored=True))
+    return prefixes
 
 
-def _placed(kind: MatchKind, session: Session, turn: int, request: Request, parent: _Match | None) -> SessionMatch:
+def _matched(kind: MatchKind, session: Session, turn: int, prompt: Prompt, parent: _Found | None) -> SessionMatch:
     output_tokens, decode, prefill = session.learnt()
     return SessionMatch(
-        session_id=session.id if request.label is None else hexadecimal(request.label),
+        session_id=session.id if prompt.label is None else hexadecimal(prompt.label),
         turn=turn,
         kind=kind,
-        held_tokens=parent.anchor.tokens if parent else 0,
-        new_bytes=request.chain.size - (parent.covered if parent else 0),
+        held_tokens=parent.prefix.tokens if parent else 0,
+        new_bytes=prompt.chain.size - (parent.covered if parent else 0),
         decode=decode,
         prefill=prefill,
         output_tokens=output_tokens,
-        strand=session.strand,
-        parent=parent.anchor.key if parent else None,
+        history=session.history,
+        parent=parent.prefix.key if parent else None,
     )
 
 
@@ -388,7 +388,7 @@ def _summary(session: Session) -> SessionSummary:
     return SessionSummary(
         session_id=session.id,
         turn=session.turn,
-        held_tokens=max((anchor.tokens for anchor in session.anchors()), default=0),
+        held_tokens=max((prefix.tokens for prefix in session.prefixes()), default=0),
         decode=decode.worker if decode else None,
         prefill=prefill.worker if prefill else None,
         seen_s=session.seen_s,

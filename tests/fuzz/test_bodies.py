@@ -101,7 +101,7 @@ def parsed(endpoint: Endpoint, body: bytes, session_key: SessionKey = SessionKey
         assert len(exc.message) < 1000 and SECRET not in exc.message
         error_of(error_body(exc.message, exc.kind, exc.code, exc.param))
     else:
-        assert 0 < len(request.chain.keys) == len(request.chain.ends)
+        assert 0 < len(request.prompt.chain.keys) == len(request.prompt.chain.ends)
         assert request.choices >= 1 and request.prompt_bytes >= 0
 
 

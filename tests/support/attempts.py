@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ppd.proxy.admission.keys import Client
 from ppd.proxy.failures import Leg
+from ppd.proxy.fleet.booking import LegBooking
+from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.policy import Decision, Route
@@ -37,6 +39,9 @@ def running(made: Decision, *begun: Leg, stream: bool = True) -> Attempt:
         decode=made.decode.id,
         receipt=receipt,
         client=Client(name="", tenant=""),
+        booking=LegBooking(
+            Registry(), made.decode.id, made.prefill.id if made.prefill else None, prompt_tokens=0, new_tokens=0
+        ),
         charged_tokens=0,
         headers={},
         started_s=0.0,

@@ -32,7 +32,7 @@ def parse(endpoint: Endpoint = CHAT, prompt: Any = None, **members: Any) -> Requ
 
 
 def keys(*messages: dict[str, Any], endpoint: Endpoint = CHAT, **members: Any) -> tuple[int, ...]:
-    return parse(endpoint, list(messages), **members).chain.keys
+    return parse(endpoint, list(messages), **members).prompt.chain.keys
 
 
 def user(content: Any, **members: Any) -> dict[str, Any]:

@@ -103,7 +103,7 @@ async def test_all_find_a_prefix_in_the_same_session() -> None:
             tables = [one.proxy.state.sessions for one in family.proxies.values()]
             assert len({len(table) for table in tables}) == 1
             named, index = (
-                [{k: s.strand for k, s in of.items()} for of in ofs]
+                [{k: s.history for k, s in of.items()} for of in ofs]
                 for ofs in ([table._named for table in tables], [table._index for table in tables])
             )
             assert named[0] == named[1] == named[2], step
@@ -188,7 +188,7 @@ async def test_one_that_serves_nobody_keeps_no_more_sessions_than_others() -> No
         for number in range(20):
             await family.proxies[0].chat([{"role": "user", "content": f"{number} {LONG}"}])
         family.proxies[1].proxy.siblings.hear_all()
-        held = [[s.strand for s in one.proxy.state.sessions.all()] for one in family.proxies.values()]
+        held = [[s.history for s in one.proxy.state.sessions.all()] for one in family.proxies.values()]
         assert [len(of_one) for of_one in held] == [8, 8]
         assert held[0] == held[1]
 
@@ -197,11 +197,11 @@ def session(number: int, at_s: float, address: str) -> Session:
     key = (number * 0x9E3779B97F4A7C15) & ((1 << 64) - 1)
     found = Session(key, None)
     found.turn, found.seen_s = 1, at_s
-    anchors = [
+    prefixes = [
         KnownPrefix.at(Mark(key, number, 1), 1, 100, is_prompt=True),
         KnownPrefix.at(Mark(key ^ 1, number, 2), 1, 120),
     ]
-    found.learn(20.0, Residency(address, "i", 120, 5), None, anchors)  # type: ignore[arg-type]
+    found.learn(20.0, Residency(address, "i", 120, 5), None, prefixes)  # type: ignore[arg-type]
     return found
 
 
@@ -212,7 +212,7 @@ async def test_a_newcomer_learns_20000_sessions_while_turns_go_on() -> None:
         for number in range(20_000):
             one = session(number + 1, now_s - 100.0 + number * 0.001, address)
             for proxy in family.proxies.values():
-                proxy.proxy.state.sessions.adopt(one, one.label, indexed(one.anchors(), one.turn))
+                proxy.proxy.state.sessions.adopt(one, one.label, indexed(one.prefixes(), one.turn))
         chats = [family.chat() for _ in range(4)]
         slowest = 0.0
         ended = asyncio.Event()
@@ -237,8 +237,8 @@ async def test_a_newcomer_learns_20000_sessions_while_turns_go_on() -> None:
         newcomer.proxy.siblings.hear_all()
         tables = [one.proxy.state.sessions for one in family.proxies.values()]
         assert len({len(table) for table in tables}) == 1
-        assert len({frozenset((key, s.strand) for key, s in table._index.items()) for table in tables}) == 1
-        newest = [[s.strand for s in table.all()][-4:] for table in tables]
+        assert len({frozenset((key, s.history) for key, s in table._index.items()) for table in tables}) == 1
+        newest = [[s.history for s in table.all()][-4:] for table in tables]
         assert sorted(newest[0]) == sorted(newest[-1]), "what was used last is what goes last"
         receipt = await newcomer.receipt(await chats[0].at(newcomer, "more"))
         assert receipt["kind"] == "next"

@@ -68,7 +68,10 @@ def test_space_in_the_body_changes_nothing() -> None:
 
 def test_one_prompt_of_a_list_is_the_session_that_it_is_alone() -> None:
     found = listed(["once upon a time " * 20, "b"])
-    assert parse_bytes(found.body(0), COMPLETIONS).chain.keys == parse(COMPLETIONS, "once upon a time " * 20).chain.keys
+    assert (
+        parse_bytes(found.body(0), COMPLETIONS).prompt.chain.keys
+        == parse(COMPLETIONS, "once upon a time " * 20).prompt.chain.keys
+    )
 
 
 def test_a_list_has_a_longest_length() -> None:

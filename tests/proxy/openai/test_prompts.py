@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.proxy.openai.request import Endpoint
+from ppd.proxy.sessions.session import response_key
 from tests.support.requests import (
     CHAT,
     COMPLETIONS,
+    HASHER,
     MESSAGES,
     RESPONSES,
     USER,
@@ -150,11 +152,11 @@ def test_what_is_not_rendered_is_in_no_key(members: dict[str, Any]) -> None:
 
 def test_tenants_are_apart() -> None:
     body = json.dumps({"model": "m", "messages": [USER]}).encode()
-    assert parse_bytes(body, tenant="a").chain.keys != parse_bytes(body, tenant="b").chain.keys
+    assert parse_bytes(body, tenant="a").prompt.chain.keys != parse_bytes(body, tenant="b").prompt.chain.keys
 
 
 def test_endpoints_are_apart() -> None:
-    assert parse(CHAT, [USER]).chain.keys != parse(MESSAGES, [USER]).chain.keys
+    assert parse(CHAT, [USER]).prompt.chain.keys != parse(MESSAGES, [USER]).prompt.chain.keys
 
 
 def test_the_order_of_members_and_whitespace_do_not_matter() -> None:
@@ -162,13 +164,13 @@ def test_the_order_of_members_and_whitespace_do_not_matter() -> None:
     other = (
         b'{ "messages" : [ { "content":"h\\u0069", "role":"user" } ],\n "tools":[{"p":{"a":1},"name":"f"}],"model":"m"}'
     )
-    assert parse_bytes(one).chain == parse_bytes(other).chain
+    assert parse_bytes(one).prompt.chain == parse_bytes(other).prompt.chain
 
 
 @pytest.mark.parametrize("endpoint", [CHAT, MESSAGES])
 def test_a_conversation_begins_with_the_keys_of_its_earlier_turns(endpoint: Endpoint) -> None:
     history = [user("a"), assistant("b"), user("c"), assistant("d"), user("e")]
-    chains = [parse(endpoint, history[:length]).chain for length in (1, 3, 5)]
+    chains = [parse(endpoint, history[:length]).prompt.chain for length in (1, 3, 5)]
     for earlier, later in pairwise(chains):
         assert later.keys[: len(earlier.keys)] == earlier.keys
         assert later.ends[: len(earlier.ends)] == earlier.ends
@@ -256,35 +258,37 @@ FUNCTION_OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "4"
     ],
 )
 def test_items_of_responses(one: Any, other: Any, same: bool) -> None:
-    assert (parse(RESPONSES, one).chain.keys == parse(RESPONSES, other).chain.keys) is same
+    assert (parse(RESPONSES, one).prompt.chain.keys == parse(RESPONSES, other).prompt.chain.keys) is same
 
 
 def test_a_stored_response_stands_for_its_history() -> None:
     first = parse(RESPONSES, "hi")
     following = parse(RESPONSES, "more", previous_response_id="resp_1")
-    assert following.chain.keys[0] == first.response_key("resp_1")
-    assert following.chain.ends[0] == 0
-    assert len(following.chain.keys) == 2
-    assert following.chain.keys[1] != parse(RESPONSES, "more", previous_response_id="resp_2").chain.keys[1]
+    assert following.prompt.chain.keys[0] == response_key(HASHER, first.prompt.response_scope or 0, "resp_1")
+    assert following.prompt.chain.ends[0] == 0
+    assert len(following.prompt.chain.keys) == 2
+    assert (
+        following.prompt.chain.keys[1] != parse(RESPONSES, "more", previous_response_id="resp_2").prompt.chain.keys[1]
+    )
 
 
 def test_only_reasoning_is_still_a_prompt_of_its_own() -> None:
     request = parse(RESPONSES, [{"type": "reasoning", "summary": []}])
-    assert len(request.chain.keys) == 1
-    assert request.chain.keys != parse(RESPONSES, "hi").chain.keys
+    assert len(request.prompt.chain.keys) == 1
+    assert request.prompt.chain.keys != parse(RESPONSES, "hi").prompt.chain.keys
 
 
 # -- completions
 
 
 def test_text_and_token_ids_are_apart() -> None:
-    assert parse(COMPLETIONS, "aaaa").chain.end() != parse(COMPLETIONS, [0x61616161]).chain.end()
-    assert parse(COMPLETIONS, ["hi"]).chain == parse(COMPLETIONS, "hi").chain
-    assert parse(COMPLETIONS, [[1, 2]]).chain == parse(COMPLETIONS, [1, 2]).chain
+    assert parse(COMPLETIONS, "aaaa").prompt.chain.end() != parse(COMPLETIONS, [0x61616161]).prompt.chain.end()
+    assert parse(COMPLETIONS, ["hi"]).prompt.chain == parse(COMPLETIONS, "hi").prompt.chain
+    assert parse(COMPLETIONS, [[1, 2]]).prompt.chain == parse(COMPLETIONS, [1, 2]).prompt.chain
 
 
 @given(st.lists(st.integers(0, 2**32 - 1), min_size=1), st.lists(st.integers(0, 2**32 - 1)))
 def test_token_ids_have_the_prefix_property(ids: list[int], more: list[int]) -> None:
-    short, long = parse(COMPLETIONS, ids).chain, parse(COMPLETIONS, ids + more).chain
+    short, long = parse(COMPLETIONS, ids).prompt.chain, parse(COMPLETIONS, ids + more).prompt.chain
     mark = short.end()
     assert long.reach(long.keys.index(mark.key), mark.tail, mark.check) == 4 * len(ids)

@@ -61,8 +61,8 @@ def output_text(text: str) -> dict[str, Any]:
 def knows(request: Request, mark: Mark | None) -> bool:
     """Whether the request begins with the prefix at `mark`."""
     assert mark is not None
-    places = [place for place, key in enumerate(request.chain.keys) if key == mark.key]
-    return any(request.chain.reach(place, mark.tail, mark.check) is not None for place in places)
+    places = [place for place, key in enumerate(request.prompt.chain.keys) if key == mark.key]
+    return any(request.prompt.chain.reach(place, mark.tail, mark.check) is not None for place in places)
 
 
 A, B = ("c1", "f", '{"x": 1}'), ("c2", "g", '{"y": [2, "z z"]}')
@@ -83,7 +83,7 @@ A, B = ("c1", "f", '{"x": 1}'), ("c2", "g", '{"y": [2, "z z"]}')
 )
 def test_chat_echoes_a_reply_as_one_message(pieces: list[str | Call], echo: dict[str, Any]) -> None:
     following = chat(USER, {"role": "assistant", **echo}, NEXT)
-    assert following.chain.keys[1:2] == (reply(chat(USER), *pieces).key,)  # type: ignore[union-attr]
+    assert following.prompt.chain.keys[1:2] == (reply(chat(USER), *pieces).key,)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_explicit_ids_in_their_order(headers: dict[str, str], members: dict[str,
     body = json.dumps({"model": "m", "messages": [USER], **members}).encode()
     request = parse_bytes(body, headers=headers)
     assert request.explicit_id == expected
-    assert (request.label is None) == (expected is None)
+    assert (request.prompt.label is None) == (expected is None)
 
 
 @pytest.mark.parametrize("conversation", ["conv_1", {"id": "conv_1"}])
@@ -139,7 +139,7 @@ def test_a_responses_conversation_is_an_id(conversation: Any) -> None:
 def test_ids_mean_something_only_to_one_tenant_model_and_endpoint() -> None:
     def label(tenant: str, model: str, endpoint: Endpoint, id: str) -> int | None:
         body = json.dumps({"model": model, "messages": [USER]}).encode()
-        return parse_bytes(body, endpoint, {"x-session-id": id}, tenant).label
+        return parse_bytes(body, endpoint, {"x-session-id": id}, tenant).prompt.label
 
     labels = {
         label("t", "m", CHAT, "1"),
@@ -168,8 +168,8 @@ def test_the_papers_key_is_the_md5_of_the_first_user_message(
     endpoint: Endpoint, prompt: Any, opener: str | None
 ) -> None:
     body = json.dumps({"model": "m", PROMPT_MEMBER[endpoint]: prompt}).encode()
-    assert parse_bytes(body, endpoint, session_key=SessionKey.FIRST_USER_MESSAGE).opener == opener
-    assert parse_bytes(body, endpoint).opener is None
+    assert parse_bytes(body, endpoint, session_key=SessionKey.FIRST_USER_MESSAGE).prompt.opener == opener
+    assert parse_bytes(body, endpoint).prompt.opener is None
 
 
 # -- what is refused
@@ -237,11 +237,11 @@ def test_a_body_that_is_no_turn_is_refused_with_the_member_named(
 def test_without_its_prompt_a_request_ends_where_it_did(size: int) -> None:
     request = parse(COMPLETIONS, "x" * size)
     spent = request.without_prompt()
-    assert (spent.chain.size, spent.chain.end()) == (
-        request.chain.size,
-        request.chain.end(),
-    ) and spent.chain.size == size
-    assert (spent.fields, spent.chain.data) == ({}, b"") and len(spent.chain.tail) <= max(16, size // 64)
+    assert (spent.prompt.chain.size, spent.prompt.chain.end()) == (
+        request.prompt.chain.size,
+        request.prompt.chain.end(),
+    ) and spent.prompt.chain.size == size
+    assert (spent.fields, spent.prompt.chain.data) == ({}, b"") and len(spent.prompt.chain.tail) <= max(16, size // 64)
 
 
 def test_a_refusal_does_not_repeat_the_prompt() -> None:
@@ -283,7 +283,7 @@ def test_any_json_gives_a_request_or_a_request_error(endpoint: Endpoint, data: s
     except RequestError as exc:
         assert exc.status == 400
     else:
-        assert len(request.chain.keys) == len(request.chain.ends) > 0
+        assert len(request.prompt.chain.keys) == len(request.prompt.chain.ends) > 0
         assert request.prompt_bytes >= 0
 
 

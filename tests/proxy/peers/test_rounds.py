@@ -45,14 +45,14 @@ def asked(*texts: str) -> Request:
 
 
 def find(one: Proxy, request: Request) -> SessionMatch:
-    return one.state.sessions.find(request, one.state.now())
+    return one.state.sessions.find(request.prompt, one.state.now())
 
 
 def finish(one: Proxy, place: SessionMatch, request: Request, reply: str) -> None:
     key = ReplyKey(request)
     key.add_text(reply)
     outcome = TurnOutcome(prompt_tokens=PROMPT_TOKENS, completion_tokens=1, reply_key=key.key())
-    one.state.sessions.finish(place, request, outcome, one.state.now())
+    one.state.sessions.finish(place, request.prompt, outcome, one.state.now())
 
 
 def looks(one: Proxy) -> None:

@@ -11,6 +11,7 @@ from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.errors import NoWorkerError
 from ppd.proxy.failures import Leg
+from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.routing.attempt import Attempt
@@ -42,8 +43,9 @@ def split(proxy: Proxy, connector: str, prefill: str = "p:1") -> Attempt:
         assert view is not None
         return view
 
-    made = running(decision(Leg.DECODE, joined(Role.PREFILL, prefill), joined(Role.DECODE, "d:1")))
-    made.receipt.estimated_prompt_tokens = PROMPT_TOKENS
+    p, d = joined(Role.PREFILL, prefill), joined(Role.DECODE, "d:1")
+    made = running(decision(Leg.DECODE, p, d))
+    made.booking = LegBooking(proxy.state.registry, d.id, p.id, prompt_tokens=PROMPT_TOKENS, new_tokens=1)
     return made
 
 

@@ -65,11 +65,8 @@ class Lab:
 
     def running(self, decode: WorkerView, prefill: WorkerView | None = None) -> Attempt:
         made = running(decision(Leg.DECODE, prefill or self.p, decode), Leg.PREFILL)
-        made.keeper = self
+        made.on_close = lambda _: self.closed.append("given back")
         return made
-
-    def give_back(self, _: Attempt) -> None:
-        self.closed.append("given back")
 
     def announce(self, made: Attempt) -> None:
         """P has answered."""

@@ -52,13 +52,13 @@ class Client:
         return parse_request(Endpoint.CHAT, body, self.headers, tenant=tenant, hasher=HASHER, session_key=key)
 
     def find(self, *messages: Message, **members: Any) -> SessionMatch:
-        return self.table.find(self.request(*messages, **members), self.now_s)
+        return self.table.find(self.request(*messages, **members).prompt, self.now_s)
 
     def turn(
         self, *messages: Message, reply: str = "yo", decode: Residency | None = D1, **members: Any
     ) -> SessionMatch:
         request = self.request(*messages, **members)
-        place = self.table.find(request, self.now_s)
+        place = self.table.find(request.prompt, self.now_s)
         self.finish(place, request, assistant(reply), tokens_of(*messages), decode)
         return place
 
@@ -76,7 +76,7 @@ class Client:
             decode=decode,
             prefill=P1,
         )
-        self.table.finish(place, request, outcome, self.now_s)
+        self.table.finish(place, request.prompt, outcome, self.now_s)
 
 
 @pytest.fixture
@@ -124,11 +124,11 @@ def test_a_reply_that_comes_back_changed_leaves_the_prompt_known(client: Client)
 
 def test_a_reply_with_reasoning_counts_as_far_as_its_prompt(client: Client) -> None:
     request = client.request(HI)
-    place = client.table.find(request, 0.0)
+    place = client.table.find(request.prompt, 0.0)
     key = ReplyKey(request)
     key.add_text("yo")
     outcome = TurnOutcome(prompt_tokens=12, completion_tokens=900, reply_key=key.key(), reasoned=True)
-    client.table.finish(place, request, outcome, 0.0)
+    client.table.finish(place, request.prompt, outcome, 0.0)
     following = client.find(HI, assistant("yo"), user("more"))
     assert (following.turn, following.held_tokens) == (2, 12)
 
@@ -216,7 +216,7 @@ def test_an_edit_is_placed_at_its_turn_or_at_the_nearest_before_it_that_is_remem
 def test_of_two_turns_at_once_after_one_parent_the_second_becomes_a_session_of_its_own(client: Client) -> None:
     client.turn(HI)
     requests = [client.request(HI, assistant("yo"), user(text)) for text in ("a", "b")]
-    places = [client.table.find(request, 0.0) for request in requests]
+    places = [client.table.find(request.prompt, 0.0) for request in requests]
     assert [place.kind for place in places] == [MatchKind.NEXT, MatchKind.NEXT]
     for place, request, held_by in zip(places, requests, (D1, D2), strict=True):
         client.finish(place, request, assistant("ok"), 30, held_by)
@@ -363,7 +363,7 @@ def prompts_of(messages: list[Message]) -> list[tuple[list[Message], Message]]:
 
 def play(client: Client, prompt: list[Message], reply: Message) -> SessionMatch:
     request = client.request(*prompt)
-    place = client.table.find(request, client.now_s)
+    place = client.table.find(request.prompt, client.now_s)
     client.finish(place, request, reply, tokens_of(*prompt))
     return place
 

@@ -11,43 +11,33 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from ppd.proxy.config import SessionKey
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.fleet.worker import WorkerId
-from ppd.proxy.openai.request import Endpoint, Request, parse_request
 from ppd.proxy.sessions.prefix_chain import Chain, Hasher, Mark
-from ppd.proxy.sessions.session import indexed
+from ppd.proxy.sessions.session import Prompt, indexed
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
 
 HASHER = Hasher(b"a secret of the proxy")
 D1 = Residency(WorkerId("d1:80"), "i", 100, 0)
 D2 = Residency(WorkerId("d2:80"), "i", 100, 0)
 P1 = Residency(WorkerId("p1:80"), "i", 90, 0)
-BASE = parse_request(
-    Endpoint.CHAT,
-    b'{"model":"m","messages":[{"role":"user","content":"hi"}]}',
-    {},
-    tenant="t",
-    hasher=HASHER,
-    session_key=SessionKey.PREFIX,
-)
 
 
 def key_of(history: str) -> int:
     return HASHER.key(b"T", history)
 
 
-def request(history: str, name: str = "", opener: str | None = None) -> Request:
-    """A request whose messages, the client's and the worker's in turn, have one letter each."""
+def prompt(history: str, name: str = "", opener: str | None = None) -> Prompt:
+    """A prompt whose messages, the client's and the worker's in turn, have one letter each."""
     keys = tuple(key_of(history[: length + 1]) for length in range(len(history)))
     chain = Chain(keys, tuple(range(20, 20 * len(keys) + 20, 20)), HASHER)
     named = opener or name
     label = HASHER.key(b"I", named) if named else None
-    return replace(BASE, chain=chain, prompt_bytes=chain.size, label=label, explicit_id=name or None, opener=opener)
+    return Prompt(chain=chain, label=label, opener=opener)
 
 
-def finish(table: SessionTable, place: SessionMatch, asked: Request, history: str, reply: str, now_s: float) -> None:
+def finish(table: SessionTable, place: SessionMatch, asked: Prompt, history: str, reply: str, now_s: float) -> None:
     outcome = TurnOutcome(
         prompt_tokens=10 * len(history),
         completion_tokens=10,
@@ -59,7 +49,7 @@ def finish(table: SessionTable, place: SessionMatch, asked: Request, history: st
 
 
 def turn(table: SessionTable, history: str, now_s: float = 0.0, name: str = "", reply: str = "x") -> SessionMatch:
-    asked = request(history, name)
+    asked = prompt(history, name)
     place = table.find(asked, now_s)
     finish(table, place, asked, history, reply, now_s)
     return place
@@ -70,12 +60,12 @@ def check(table: SessionTable) -> None:
     live = set(map(id, table._sessions.values()))
     for key, session in table._index.items():
         assert id(session) in live
-        assert key in indexed(session.anchors(), session.turn)
+        assert key in indexed(session.prefixes(), session.turn)
     for label, session in table._named.items():
         assert id(session) in live
         assert session.label == label
-    for strand, session in table._sessions.items():
-        assert session.strand == strand
+    for history, session in table._sessions.items():
+        assert session.history == history
     seen = [session.seen_s for session in table._sessions.values()]
     assert all(earlier <= later for earlier, later in pairwise(seen))
 
@@ -83,9 +73,9 @@ def check(table: SessionTable) -> None:
 def test_a_session_is_forgotten_after_its_time_without_use() -> None:
     table = SessionTable(ttl_s=3600.0, capacity=10)
     turn(table, "a")
-    assert table.find(request("axb"), 3600.0).turn == 2  # a use, though its turn may fail
-    assert table.find(request("axb"), 7200.0).turn == 2
-    assert table.find(request("axb"), 10_801.0).turn == 1
+    assert table.find(prompt("axb"), 3600.0).turn == 2  # a use, though its turn may fail
+    assert table.find(prompt("axb"), 7200.0).turn == 2
+    assert table.find(prompt("axb"), 10_801.0).turn == 1
     assert len(table) == 0
     check(table)
 
@@ -97,7 +87,7 @@ def test_a_session_adopted_late_goes_when_its_own_time_is_over() -> None:
     (theirs,) = other.all()
     table.adopt(theirs, *other.ways_to(theirs))
     turn(table, "axm", now_s=100.5)
-    assert table.find(request("bxm"), 102.0).kind is MatchKind.FIRST
+    assert table.find(prompt("bxm"), 102.0).kind is MatchKind.FIRST
     check(table)
 
 
@@ -105,9 +95,9 @@ def test_the_session_unused_for_longest_makes_room() -> None:
     table = SessionTable(ttl_s=10.0, capacity=2)
     turn(table, "a")
     turn(table, "b")
-    table.find(request("axm"), 0.0)
+    table.find(prompt("axm"), 0.0)
     turn(table, "c")
-    kinds = {text: table.find(request(f"{text}xm"), 0.0).kind for text in "abc"}
+    kinds = {text: table.find(prompt(f"{text}xm"), 0.0).kind for text in "abc"}
     assert kinds == {"a": MatchKind.NEXT, "b": MatchKind.FIRST, "c": MatchKind.NEXT}
     check(table)
 
@@ -115,14 +105,14 @@ def test_the_session_unused_for_longest_makes_room() -> None:
 def test_a_session_forgotten_during_its_turn_is_learnt_anew() -> None:
     table = SessionTable(ttl_s=10.0, capacity=5)
     turn(table, "a")
-    asked = request("axb")
+    asked = prompt("axb")
     place = table.find(asked, 5.0)
     finish(table, place, asked, "axb", "y", 100.0)
-    following = table.find(request("axbyc"), 100.0)
+    following = table.find(prompt("axbyc"), 100.0)
     assert (following.turn, following.decode, following.session_id) == (3, D1, place.session_id)
 
 
-def test_a_dropped_session_is_gone_with_all_its_strands() -> None:
+def test_a_dropped_session_is_gone_with_all_its_histories() -> None:
     table = SessionTable(ttl_s=10.0, capacity=5)
     first = turn(table, "a", name="1")
     turn(table, "b", name="1")
@@ -137,15 +127,15 @@ def test_a_dropped_session_is_gone_with_all_its_strands() -> None:
 def test_a_session_that_got_another_name_during_a_turn_does_not_grow_by_it() -> None:
     table = SessionTable(ttl_s=10.0, capacity=5)
     turn(table, "a")
-    asked = request("axb", "ann")
+    asked = prompt("axb", "ann")
     place = table.find(asked, 0.0)
     assert place.kind is MatchKind.NEXT
     retry = turn(table, "a", name="bob")
     finish(table, place, asked, "axb", "y", 0.0)
     check(table)
     assert len(table) == 2
-    assert table.find(request("axbyc", "ann"), 0.0).turn == 3
-    following = table.find(request("axb", "bob"), 0.0)
+    assert table.find(prompt("axbyc", "ann"), 0.0).turn == 3
+    following = table.find(prompt("axb", "bob"), 0.0)
     assert (following.kind, following.session_id) == (MatchKind.NEXT, retry.session_id)
 
 
@@ -164,7 +154,7 @@ def test_an_operator_sees_the_newest_sessions_first() -> None:
 
 def test_session_ids_spread_over_their_first_digits() -> None:
     table = SessionTable(ttl_s=10.0, capacity=5)
-    shares = [int(table.find(request(chr(200 + n)), 0.0).session_id[:8], 16) / 2**32 for n in range(400)]
+    shares = [int(table.find(prompt(chr(200 + n)), 0.0).session_id[:8], 16) / 2**32 for n in range(400)]
     assert 160 < sum(share < 0.5 for share in shares) < 240
 
 
@@ -181,7 +171,7 @@ class Talk(RuleBasedStateMachine):
         super().__init__()
         self.table = SessionTable(ttl_s=50.0, capacity=4)
         self.now_s = 0.0
-        self.running: list[tuple[SessionMatch, Request, str]] = []
+        self.running: list[tuple[SessionMatch, Prompt, str]] = []
 
     @rule(
         history=st.text("ab", min_size=1, max_size=5),
@@ -189,10 +179,10 @@ class Talk(RuleBasedStateMachine):
         opener=st.sampled_from([None, None, "a"]),
     )
     def find(self, history: str, name: str, opener: str | None) -> None:
-        asked = request(history, name, opener)
+        asked = prompt(history, name, opener)
         place = self.table.find(asked, self.now_s)
         assert place.turn >= 1
-        assert 0 <= place.new_bytes <= asked.prompt_bytes
+        assert 0 <= place.new_bytes <= asked.chain.size
         assert place.held_tokens == 0 or place.parent is not None
         assert place.kind is not MatchKind.NEXT or place.turn > 1
         self.running.append((place, asked, history))
@@ -251,7 +241,7 @@ def _play(table: SessionTable, number: int, turns: int, workers: list[tuple[Work
     for number_of_turn in range(1, turns + 1):
         keys += (HASHER.key(b"T", f"{number} {number_of_turn} prompt"),)
         chain = Chain(keys, tuple(range(20, 20 * len(keys) + 20, 20)), HASHER)
-        asked = replace(BASE, chain=chain, label=HASHER.key(b"I", str(number)))
+        asked = Prompt(chain=chain, label=HASHER.key(b"I", str(number)))
         keys += (HASHER.key(b"T", f"{number} {number_of_turn} reply"),)
         held = Residency(*workers[number % 8], 1000 * number_of_turn + number, 10**9 + number)
         outcome = TurnOutcome(

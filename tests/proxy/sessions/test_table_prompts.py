@@ -30,14 +30,14 @@ def respond(
 ) -> SessionMatch:
     body = json.dumps({"model": "m", "input": prompt, **members}).encode()
     request = parse_request(Endpoint.RESPONSES, body, {}, tenant="t", hasher=HASHER, session_key=SessionKey.PREFIX)
-    place = table.find(request, 0.0)
+    place = table.find(request.prompt, 0.0)
     key = ReplyKey(request)
     key.add_text(text)
     prompt_tokens = place.held_tokens + 10
     outcome = TurnOutcome(
         prompt_tokens=prompt_tokens, completion_tokens=5, reply_key=key.key(), response_id=response_id, decode=D1
     )
-    table.finish(place, request, outcome, 0.0)
+    table.finish(place, request.prompt, outcome, 0.0)
     return place
 
 
@@ -84,11 +84,11 @@ def test_a_responses_client_may_send_the_history_instead(table: SessionTable) ->
 def complete(table: SessionTable, prompt: Any, text: str, decode: Residency = D1) -> SessionMatch:
     body = json.dumps({"model": "m", "prompt": prompt}).encode()
     request = parse_request(Endpoint.COMPLETIONS, body, {}, tenant="t", hasher=HASHER, session_key=SessionKey.PREFIX)
-    place = table.find(request, 0.0)
+    place = table.find(request.prompt, 0.0)
     key = ReplyKey(request)
     key.add_text(text)
     outcome = TurnOutcome(prompt_tokens=len(prompt), completion_tokens=len(text), reply_key=key.key(), decode=decode)
-    table.finish(place, request, outcome, 0.0)
+    table.finish(place, request.prompt, outcome, 0.0)
     return place
 
 

@@ -1,0 +1,72 @@
+"""What a turn's legs take of its workers, as other decisions see it. The dispatcher and the simulator book here."""
+
+from __future__ import annotations
+
+from .registry import Registry
+from .worker import WorkerId
+
+
+class LegBooking:
+    """The legs of one attempt: on D or R the one that answers, and for a SPLIT the one on P before it.
+
+    Each call states what has happened by then. `free_prefill` and `release` may come at any time, and twice.
+    """
+
+    __slots__ = ("_decode", "_holds_decode", "_holds_prefill", "_new_tokens", "_prefill", "_prompt_tokens", "_registry")
+
+    def __init__(
+        self, registry: Registry, decode: WorkerId, prefill: WorkerId | None, *, prompt_tokens: int, new_tokens: int
+    ) -> None:
+        """Estimates. prompt_tokens: what P computes; new_tokens: what the answering worker does not hold yet."""
+        self._registry = registry
+        self._decode = decode
+        self._prefill = prefill
+        self._prompt_tokens = prompt_tokens
+        self._new_tokens = new_tokens
+        self._holds_decode = self._holds_prefill = False
+
+    def reserve(self) -> None:
+        """Both workers at the decision, or a burst of turns would all find the same workers idle."""
+        if self._prefill is None:
+            self._registry.reserve(self._decode, self._new_tokens)
+        else:
+            self._registry.reserve(self._decode, 0)  # what D pulls it does not compute
+            self._registry.reserve(self._prefill, self._prompt_tokens)
+            self._holds_prefill = True
+        self._holds_decode = True
+
+    def free_prefill(self) -> None:
+        """P has ended its leg, well or not."""
+        if self._holds_prefill:
+            assert self._prefill is not None, "only a P is held so"
+            self._holds_prefill = False
+            self._registry.prefilled(self._prefill, self._prompt_tokens)
+            self._registry.release(self._prefill)
+
+    def prefilled(self, cached_tokens: int) -> None:
+        """The prompt's KV is on P, which had found so many of its tokens cached."""
+        assert self._prefill is not None, "only a SPLIT has a P"
+        self._registry.wrote(self._prefill, max(0, self._prompt_tokens - cached_tokens))
+
+    def computed(self) -> None:
+        """The answering worker computes nothing more of the prompt: it has begun to answer, or has failed."""
+        if self._prefill is None:
+            self._registry.prefilled(self._decode, self._new_tokens)
+
+    def answering(self) -> None:
+        """The prompt's KV is on the answering worker from here on, whatever becomes of its answer."""
+        self._registry.wrote(self._decode, self._new_tokens)
+
+    def generated(self, output_tokens: int) -> None:
+        """The whole answer is there; its prompt was counted when it began."""
+        self._registry.wrote(self._decode, output_tokens)
+
+    @property
+    def holds_prefill(self) -> bool:
+        return self._holds_prefill
+
+    def release(self) -> None:
+        self.free_prefill()
+        if self._holds_decode:
+            self._holds_decode = False
+            self._registry.release(self._decode)

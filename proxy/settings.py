@@ -15,7 +15,7 @@ from .discovery.static_workers import static_workers
 from .errors import PPDError
 from .fleet.worker import WorkerId
 from .policy import Rules
-from .runtime.watched_files import WATCH_EVERY_S
+from .runtime.watched_files import WATCH_EVERY_S, stamp
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Settings:
         self._source = source
         self._in_file = config  # as the file said last: only what it changes is taken over what the admin API set
         self._rules = _rules(config)
-        self._seen = _stamp(source.path) if source else None
+        self._seen = stamp(source.path) if source else None
 
     def rules(self) -> Rules:
         return self._rules
@@ -63,7 +63,7 @@ class Settings:
 
     def _is_new(self) -> bool:
         assert self._source is not None, "only a file is watched"
-        before, self._seen = self._seen, _stamp(self._source.path)
+        before, self._seen = self._seen, stamp(self._source.path)
         return self._seen is not None and self._seen != before
 
     def reload(self) -> bool:
@@ -102,11 +102,3 @@ def _rules(config: ProxyConfig) -> Rules:
         worker_limit=config.max_worker_inflight,
         warm_up_s=config.warm_up_s,
     )
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size

@@ -14,7 +14,7 @@ from ..errors import NotFound, RequestError
 from ..fleet.view import WorkerView
 from ..fleet.worker import Source
 from ..sessions.table import SessionSummary
-from .peer_commands import Add, Remove, SetDraining, find, give, known, newest
+from .peer_commands import Add, Remove, SetDraining, find_receipt, give, known, newest_receipts
 from .request_body import whole_body
 
 T = TypeVar("T")
@@ -105,11 +105,11 @@ def _record_routes(routes: Blueprint, proxy: Proxy) -> None:
 
     @routes.get("/requests")
     async def receipts() -> Response:
-        return _json({"newest": await newest(proxy, _limit())})
+        return _json({"newest": await newest_receipts(proxy, _limit())})
 
     @routes.get("/requests/<request_id>")
     async def receipt(request_id: str) -> Response:
-        found = await find(proxy, request_id)
+        found = await find_receipt(proxy, request_id)
         if found is None:
             raise NotFound(f"no receipt for request {request_id!r}: only the newest are kept", param="request_id")
         return _json(found)

@@ -1,10 +1,9 @@
-"""The Quart application: the routes, the errors, and the life of the background tasks."""
+"""The Quart application: its routes for clients, and its errors."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import AsyncGenerator
 from functools import partial
 
@@ -17,26 +16,19 @@ from ..admission.auth import authenticate, check_operator_path, leg_headers, low
 from ..admission.keys import Client
 from ..assembly import Proxy
 from ..errors import BodyTooLarge, NotFound, PPDError, RequestError
-from ..fleet.worker import Source, WorkerId
 from ..openai.request import Endpoint
 from ..policy.placement import ways_to_serve
 from ..routing.passthrough import AUDIO, ENDPOINTS
 from ..routing.router import TurnReply
 from ..routing.service import JSON, error_reply
-from ..runtime.tasks import Background
 from ..telemetry.merged_metrics import render
-from . import peer_commands
 from .admin_routes import admin_routes
+from .lifespan import close, start
 from .openapi import render as render_openapi
-from .peer_commands import obey
+from .peer_commands import answer_receipt, answer_receipts, obey
 from .request_body import whole_body
 
 log = logging.getLogger(__name__)
-
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-UNHEARD_S = (
-    8.0  # with 5 s to connect and three probes of 5 s, a leg is given up before its handoff's lease of 30 s ends
-)
 
 
 def create_app(proxy: Proxy) -> Quart:
@@ -48,8 +40,8 @@ def create_app(proxy: Proxy) -> Quart:
     app.url_map.merge_slashes = False  # a redirect would name the client's own Host
     proxy.siblings.skills |= {
         "workers": partial(obey, proxy),
-        "receipt": partial(peer_commands.one, proxy.state.receipts),
-        "receipts": partial(peer_commands.some, proxy.state.receipts),
+        "receipt": partial(answer_receipt, proxy.state.receipts),
+        "receipts": partial(answer_receipts, proxy.state.receipts),
     }
 
     @app.before_request
@@ -64,112 +56,11 @@ def create_app(proxy: Proxy) -> Quart:
 
     @app.while_serving
     async def lifespan() -> AsyncGenerator[None, None]:
-        background = await _start(proxy)
+        background = start(proxy)
         yield
-        await background.close()
-        await proxy.siblings.close()
-        await proxy.winding_up.close()
-        proxy.listener.close()
-        await proxy.upstream.close()
-        await proxy.prober.close()
+        await close(proxy, background)
 
     return app
-
-
-async def _start(proxy: Proxy) -> Background:
-    """Starts the tasks; the listener's sockets are open already, as a port in use must end the start in one line."""
-    background = Background()
-    for socket, encrypted in proxy.listener.sockets:
-        background.start("heartbeats", partial(proxy.listener.run, socket, encrypted))
-    if proxy.siblings.leads:
-        background.start("prober", proxy.prober.run)
-        background.start("canary", proxy.canary.run)
-    background.start("siblings", proxy.siblings.run)
-    if proxy.settings.config.spare_connections:
-        background.start("spare connections", partial(_keep_warm, proxy))
-    background.start("drain", partial(_close_down, proxy))
-    if proxy.keys is not None:
-        background.start("keys", partial(proxy.keys.watch, partial(_count_reload, proxy)))
-    background.start("certificates", proxy.tls.watch)
-    background.start("expiry", partial(_expire, proxy, _pictures(proxy)))
-    background.start("settings", partial(proxy.settings.watch, partial(_reloaded, proxy)))
-    if proxy.receipt_log is not None:
-        background.start("receipt log", proxy.receipt_log.run)
-    _apply(proxy)
-    return background
-
-
-async def _keep_warm(proxy: Proxy) -> None:
-    """Connections to all workers that may be asked, before a turn needs one."""
-    config, registry = proxy.settings.config, proxy.state.registry
-    while True:
-        workers = [view.worker for view in registry.views() if view.state == "up"]
-        await proxy.upstream.warm(workers, config.spare_connections, config.connect_timeout_s)
-        await asyncio.sleep(1.0)
-
-
-def _pictures(proxy: Proxy) -> dict[WorkerId, tuple[str, str, str]]:
-    """Of each worker what `_expire` watches."""
-    return {view.id: (view.name, view.state, view.incarnation) for view in proxy.state.registry.views()}
-
-
-async def _expire(proxy: Proxy, known: dict[WorkerId, tuple[str, str, str]]) -> None:
-    """Drops silent workers, and notes and logs whatever has changed in the fleet since the last look.
-
-    Of several processes the leader alone drops and logs. known: what the others knew when this one began.
-    """
-    registry = proxy.state.registry
-    while True:
-        await asyncio.sleep(1.0)
-        if proxy.siblings.leads:
-            for view in registry.expire(proxy.state.now(), proxy.settings.config.worker_ttl_s):
-                proxy.prober.doubt(view)
-        for worker in proxy.upstream.unheard(UNHEARD_S):
-            if (silent := registry.view(worker)) is not None:
-                proxy.prober.doubt(silent)
-        seen = _pictures(proxy)
-        for worker in known.keys() | seen.keys():
-            before, after = known.get(worker), seen.get(worker)
-            if before == after:
-                continue
-            is_other = after is None or before is None or before[1] == "down" or before[2] != after[2]
-            if is_other and proxy.siblings.leads:
-                proxy.state.standings.forget(worker)  # what came is not what had failed
-            name, state, _ = after or before or ("", "", "")
-            level = logging.INFO if proxy.siblings.leads else logging.DEBUG
-            log.log(level, "worker %s %s: %s", name, worker, state if after else "gone")
-        known = seen
-        proxy.state.admission.poke()  # a worker may have come, or come back
-
-
-async def _close_down(proxy: Proxy) -> None:
-    """Nobody waits for a place in a proxy that is about to end."""
-    await proxy.drain.wait()
-    proxy.state.admission.close_down()
-
-
-def _count_reload(proxy: Proxy, taken: bool) -> None:
-    proxy.state.metrics.config_reloads.labels("taken" if taken else "refused").inc()
-
-
-def _reloaded(proxy: Proxy, taken: bool) -> None:
-    _count_reload(proxy, taken)
-    if taken:
-        _apply(proxy)
-
-
-def _apply(proxy: Proxy) -> None:
-    """Makes the current settings' live keys effective: rules, and the static workers of the config."""
-    proxy.router.rules = proxy.settings.rules()
-    if not proxy.siblings.leads:
-        return  # it hears of them
-    wanted = {worker.id: worker for worker in proxy.settings.static_workers}
-    for view in proxy.state.registry.views():
-        if view.worker.source is Source.STATIC and view.id not in wanted and view.id not in proxy.settings.added:
-            proxy.state.registry.remove(view.id)
-    for worker in wanted.values():
-        proxy.state.registry.add_static(worker, proxy.state.now())
-    proxy.prober.nudge()
 
 
 def _turn_routes(app: Quart, proxy: Proxy) -> None:

@@ -1,4 +1,7 @@
-"""What an operator may do to workers, by the one process that watches them; the others pass it on."""
+"""What an operator asks of all of the proxy's processes: changes of workers, and receipts of turns.
+
+Workers are changed by the one process that watches them; the others pass the command on.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,8 @@ class Remove(msgspec.Struct, tag=True, frozen=True):
 
 Command = Add | SetDraining | Remove
 
-_DECODER = msgspec.msgpack.Decoder(Command)
+_COMMAND = msgspec.msgpack.Decoder(Command)
+_RECEIPTS = msgspec.msgpack.Decoder(list[Receipt])
 
 
 async def give(proxy: Proxy, command: Command) -> str:
@@ -48,7 +52,7 @@ async def give(proxy: Proxy, command: Command) -> str:
 def obey(proxy: Proxy, command: bytes) -> bytes:
     """Does it, in the process that leads."""
     registry = proxy.state.registry
-    order = _DECODER.decode(command)
+    order = _COMMAND.decode(command)
     if isinstance(order, Add):
         worker = parse_worker(order.worker)
         proxy.settings.added.add(worker.id)
@@ -76,37 +80,33 @@ def known(proxy: Proxy, worker_id: str) -> WorkerView:
     raise NotFound(f"no worker {worker_id!r}", param="worker_id")
 
 
-if TYPE_CHECKING:
-    from ..assembly import Proxy
-
-_DECODER = msgspec.msgpack.Decoder(list[Receipt])
+# -- receipts of turns, whichever of the processes had them
 
 
-async def find(proxy: Proxy, request_id: str) -> Receipt | None:
+async def find_receipt(proxy: Proxy, request_id: str) -> Receipt | None:
     found = proxy.state.receipts.find(request_id)
     if found is not None:
         return found
     others = await proxy.siblings.ask_others("receipt", request_id.encode())
-    return next((receipt for body in others.values() for receipt in _DECODER.decode(body)), None)
+    return next((receipt for body in others.values() for receipt in _RECEIPTS.decode(body)), None)
 
 
-async def newest(proxy: Proxy, limit: int) -> list[Receipt]:
+async def newest_receipts(proxy: Proxy, limit: int) -> list[Receipt]:
     """The newest first."""
     others = await proxy.siblings.ask_others("receipts", str(limit).encode())
     receipts = [
         *proxy.state.receipts.newest(limit),
-        *(one for body in others.values() for one in _DECODER.decode(body)),
+        *(one for body in others.values() for one in _RECEIPTS.decode(body)),
     ]
     return nlargest(limit, receipts, key=lambda receipt: receipt.at) if others else receipts
 
 
-def one(receipts: Receipts, request_id: bytes) -> bytes:
-    """What another process is answered."""
+def answer_receipt(receipts: Receipts, request_id: bytes) -> bytes:
     found = receipts.find(request_id.decode())
     return _encoded([found] if found is not None else [])
 
 
-def some(receipts: Receipts, limit: bytes) -> bytes:
+def answer_receipts(receipts: Receipts, limit: bytes) -> bytes:
     return _encoded(receipts.newest(int(limit)))
 
 

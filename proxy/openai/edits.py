@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import msgspec
 
-from ..connectors.leg import Handoff
 from .body_members import decoded, encoded, members
 from .request import Endpoint, Fields
 
@@ -22,15 +21,12 @@ _INNER = {Endpoint.RESPONSES: "response", Endpoint.MESSAGES: "message"}
 
 
 class Redaction(msgspec.Struct, frozen=True):
-    """What no client may learn from a worker's error."""
+    """Names that no client may learn from a worker's error: the worker's address, and what a handoff says of P."""
 
-    address: str  # the worker's
-    handoff: Handoff | None = None  # that it was given
+    names: tuple[str, ...]
 
     def is_named(self, error: bytes) -> bool:
-        params = map(decoded, self.handoff.params.values()) if self.handoff is not None else ()
-        names = [name.encode() for name in params if isinstance(name, str) and name]
-        return any(name in error for name in (*names, self.address.encode()))
+        return any(name.encode() in error for name in self.names)
 
 
 class Edits(msgspec.Struct, frozen=True):

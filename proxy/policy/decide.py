@@ -31,7 +31,7 @@ from ..fleet.worker import PairId, Role, WorkerId
 from .decision import Decision, Route, Rules, Turn
 from .placement import held_on, pick_decode, pick_prefill, warmth_of
 
-_, _DECODE, _REPLICA = Role  # an enum's members by their names are slow to look up in a loop
+_DECODE, _REPLICA = Role.DECODE, Role.REPLICA  # an enum's members by their names are slow to look up in a loop
 
 _INFLIGHT = attrgetter("inflight")
 
@@ -46,7 +46,7 @@ class _Candidates(msgspec.Struct, frozen=True):
     decodes: Sequence[WorkerView]
     replicas: Sequence[WorkerView]
     full: Collection[WorkerId]
-    shunned: Excluded
+    excluded: Excluded
     known: WorkerView | None  # who answered the session last, whether it may take this turn or not
     now_s: float
     warm_up_s: float
@@ -58,7 +58,7 @@ class _Candidates(msgspec.Struct, frozen=True):
         return [view for view in self.prefills if self.can_hand_over(view, decode)]
 
     def can_hand_over(self, prefill: WorkerView, decode: WorkerView) -> bool:
-        if self.shunned and (prefill.id, decode.id) in self.shunned:
+        if self.excluded and (prefill.id, decode.id) in self.excluded:
             return False
         return can_pair(prefill.worker, decode.worker)
 
@@ -86,11 +86,11 @@ def decide(
     `avoid` failed this very turn; `blocked` are passed over for what they did to others. NoWorkerError if nobody can
     take the turn, AllBusy if somebody could, were it not for the others that it has.
     """
-    able = _able(turn, fleet, rules, now_s, avoid, blocked)
-    wish = _wish(turn, able, rules, qps)
-    decision = _carry_out(turn, wish, able)
+    candidates = _candidates(turn, fleet, rules, now_s, avoid, blocked)
+    preference = _preference(turn, candidates, rules, qps)
+    decision = _carry_out(turn, preference, candidates)
     held = held_on(turn.decode, decision.decode, turn.held_tokens)
-    return replace(decision, verdict=wish.verdict, qps=qps, cached_tokens=held)
+    return replace(decision, verdict=preference.verdict, qps=qps, cached_tokens=held)
 
 
 def has_room(fleet: Fleet, rules: Rules) -> bool:
@@ -112,35 +112,42 @@ def _has_full(fleet: Fleet, rules: Rules) -> bool:
     return 0 < limit <= max(map(_INFLIGHT, fleet.views.values()), default=0)
 
 
-def _able(turn: Turn, fleet: Fleet, rules: Rules, now_s: float, avoid: Excluded, blocked: Excluded) -> _Candidates:
+def _candidates(
+    turn: Turn, fleet: Fleet, rules: Rules, now_s: float, avoid: Excluded, blocked: Excluded
+) -> _Candidates:
     known = None if turn.decode is None else fleet.views.get(turn.decode.worker)
     prefills, decodes, replicas = fleet.prefills, fleet.decodes, fleet.replicas
     full: Collection[WorkerId] = ()
     if avoid or blocked or _has_full(fleet, rules):
-        limit = rules.worker_limit or math.inf
-        # A turn can do without a P, so one that failed others, or has all it may have, is not asked at all.
-        prefills = [v for v in prefills if v.id not in avoid and v.id not in blocked and v.inflight < limit]
-        answering = [view for view in (*decodes, *replicas) if view.id not in avoid]
-        full = [view.id for view in answering if view.inflight >= limit]
-        free = [view for view in answering if view.inflight < limit]
-        # One that failed others is asked only where there is no other.
-        free = [view for view in free if view.id not in blocked] or free
-        decodes = [view for view in free if view.role is _DECODE]
-        replicas = [view for view in free if view.role is _REPLICA]
+        prefills, decodes, replicas, full = _narrowed(fleet, rules.worker_limit or math.inf, avoid, blocked)
     if not decodes and not replicas:
         if full:
             raise AllBusy(f"every worker that serves model {turn.model!r} is busy")
         check_model(turn.model, fleet.views.values())
         raise NoWorkerError(f"no decode or replica worker can serve model {turn.model!r} now")
-    shunned = frozenset((*avoid, *blocked)) if avoid else blocked
-    return _Candidates(prefills, decodes, replicas, full, shunned, known, now_s, rules.warm_up_s)
+    excluded = frozenset((*avoid, *blocked)) if avoid else blocked
+    return _Candidates(prefills, decodes, replicas, full, excluded, known, now_s, rules.warm_up_s)
 
 
-def _wish(turn: Turn, able: _Candidates, rules: Rules, qps: float) -> _Preference:
+def _narrowed(
+    fleet: Fleet, limit: float, avoid: Excluded, blocked: Excluded
+) -> tuple[list[WorkerView], list[WorkerView], list[WorkerView], list[WorkerId]]:
+    """P, D and R that may be asked, and those of D and R that only lack room."""
+    # A turn can do without a P, so one that failed others, or has all it may have, is not asked at all.
+    prefills = [v for v in fleet.prefills if v.id not in avoid and v.id not in blocked and v.inflight < limit]
+    answering = [view for view in (*fleet.decodes, *fleet.replicas) if view.id not in avoid]
+    full = [view.id for view in answering if view.inflight >= limit]
+    free = [view for view in answering if view.inflight < limit]
+    # One that failed others is asked only where there is no other.
+    free = [view for view in free if view.id not in blocked] or free
+    return prefills, [v for v in free if v.role is _DECODE], [v for v in free if v.role is _REPLICA], full
+
+
+def _preference(turn: Turn, candidates: _Candidates, rules: Rules, qps: float) -> _Preference:
     asks_for_replica = turn.forced is Route.REPLICA if turn.forced else rules.mode is Mode.REPLICA
-    if asks_for_replica and able.replicas and not _is_stored_on_decode(turn, able):
+    if asks_for_replica and candidates.replicas and not _is_stored_on_decode(turn, candidates):
         return _Preference(Route.REPLICA, "forced" if turn.forced else "mode_replica")
-    if not able.decodes:
+    if not candidates.decodes:
         return _Preference(Route.REPLICA, "no_decode_worker")
     if turn.stored_response:
         return _Preference(Route.LOCAL, "stored_response")
@@ -162,10 +169,10 @@ def _wish(turn: Turn, able: _Candidates, rules: Rules, qps: float) -> _Preferenc
             return _Preference(Route.LOCAL if local else Route.SPLIT, "fraction_local" if local else "fraction_split")
 
 
-def _is_stored_on_decode(turn: Turn, able: _Candidates) -> bool:
+def _is_stored_on_decode(turn: Turn, candidates: _Candidates) -> bool:
     """Whether the history lies in a D alone, which no replica can ask for it."""
     decode = turn.decode
-    return turn.stored_response and decode is not None and any(view.id == decode.worker for view in able.decodes)
+    return turn.stored_response and decode is not None and any(view.id == decode.worker for view in candidates.decodes)
 
 
 def _by_table(turn: Turn, rules: Rules, qps: float) -> _Preference:
@@ -182,34 +189,42 @@ def _by_table(turn: Turn, rules: Rules, qps: float) -> _Preference:
     )
 
 
-def _carry_out(turn: Turn, wish: _Preference, able: _Candidates) -> Decision:
+def _carry_out(turn: Turn, preference: _Preference, candidates: _Candidates) -> Decision:
     vetoes: tuple[str, ...] = ()
-    if wish.route is Route.REPLICA:
-        if able.replicas:
-            return _on_replica(turn, wish, able, wish.reason, ())
+    if preference.route is Route.REPLICA:
+        if candidates.replicas:
+            return _on_replica(turn, preference, candidates, preference.reason, ())
         vetoes = ("no_replica_worker",)
-    if wish.route is Route.LOCAL:
-        veto = _local_veto(turn, able)
+    if preference.route is Route.LOCAL:
+        veto = _local_veto(turn, candidates)
         if veto is None:
-            assert able.known is not None, "its absence is a veto"
-            return Decision(route=Route.LOCAL, reason=wish.reason, decode=able.known, wanted=wish.route)
+            assert candidates.known is not None, "its absence is a veto"
+            return Decision(
+                route=Route.LOCAL, reason=preference.reason, decode=candidates.known, wanted=preference.route
+            )
         vetoes = (veto,)
         if turn.stored_response or turn.single_engine is not None:
-            return _on_one_engine(turn, wish, able, wish.reason, vetoes)
+            return _on_one_engine(turn, preference, candidates, preference.reason, vetoes)
     # In a fleet of several versions or connectors, a D that some P can hand over to comes before others.
-    pairable = [view for view in able.decodes if any(able.can_hand_over(prefill, view) for prefill in able.prefills)]
-    decode = pick_decode(turn, pairable or able.decodes, able.warmth)
+    pairable = [
+        view
+        for view in candidates.decodes
+        if any(candidates.can_hand_over(prefill, view) for prefill in candidates.prefills)
+    ]
+    decode = pick_decode(turn, pairable or candidates.decodes, candidates.warmth)
     assert decode is not None, "the caller saw a decode worker"
-    prefill = pick_prefill(turn, able.prefills_for(decode), able.warmth)
+    prefill = pick_prefill(turn, candidates.prefills_for(decode), candidates.warmth)
     if prefill is None:
-        return _on_one_engine(turn, wish, able, "no_prefill_worker", (*vetoes, "no_prefill_worker"))
-    reason = vetoes[0] if vetoes else wish.reason
-    return Decision(route=Route.SPLIT, reason=reason, decode=decode, prefill=prefill, wanted=wish.route, vetoes=vetoes)
+        return _on_one_engine(turn, preference, candidates, "no_prefill_worker", (*vetoes, "no_prefill_worker"))
+    reason = vetoes[0] if vetoes else preference.reason
+    return Decision(
+        route=Route.SPLIT, reason=reason, decode=decode, prefill=prefill, wanted=preference.route, vetoes=vetoes
+    )
 
 
-def _local_veto(turn: Turn, able: _Candidates) -> str | None:
+def _local_veto(turn: Turn, candidates: _Candidates) -> str | None:
     """Why the turn can't be appended on the session's D, or None."""
-    known = able.known
+    known = candidates.known
     if turn.decode is None or (turn.held_tokens == 0 and not turn.stored_response):
         return "not_resident"
     if known is None:
@@ -220,30 +235,34 @@ def _local_veto(turn: Turn, able: _Candidates) -> str | None:
         return "decode_down"
     if known.state == "draining":
         return "decode_draining"
-    if known.id in able.full:
+    if known.id in candidates.full:
         if turn.stored_response:
             raise AllBusy("the worker that keeps the response is busy")
         return "decode_busy"
-    for view in able.decodes:
+    for view in candidates.decodes:
         if view is known:
             return standing(turn.decode, known)
     return "decode_failed"
 
 
-def _on_one_engine(turn: Turn, wish: _Preference, able: _Candidates, reason: str, vetoes: tuple[str, ...]) -> Decision:
+def _on_one_engine(
+    turn: Turn, preference: _Preference, candidates: _Candidates, reason: str, vetoes: tuple[str, ...]
+) -> Decision:
     """Without a hand-over: the engine that holds the prefix, else a replica, else a D that computes it all."""
-    own = next((view for view in able.decodes if held_on(turn.decode, view, max(1, turn.held_tokens))), None)
-    if own is None and able.replicas:
-        return _on_replica(turn, wish, able, reason, vetoes)
-    decode = own or pick_decode(turn, able.decodes, able.warmth)
+    own = next((view for view in candidates.decodes if held_on(turn.decode, view, max(1, turn.held_tokens))), None)
+    if own is None and candidates.replicas:
+        return _on_replica(turn, preference, candidates, reason, vetoes)
+    decode = own or pick_decode(turn, candidates.decodes, candidates.warmth)
     assert decode is not None, "the caller saw a decode worker"
-    return Decision(route=Route.LOCAL, reason=reason, decode=decode, wanted=wish.route, vetoes=vetoes)
+    return Decision(route=Route.LOCAL, reason=reason, decode=decode, wanted=preference.route, vetoes=vetoes)
 
 
-def _on_replica(turn: Turn, wish: _Preference, able: _Candidates, reason: str, vetoes: tuple[str, ...]) -> Decision:
-    replica = pick_decode(turn, able.replicas, able.warmth)
+def _on_replica(
+    turn: Turn, preference: _Preference, candidates: _Candidates, reason: str, vetoes: tuple[str, ...]
+) -> Decision:
+    replica = pick_decode(turn, candidates.replicas, candidates.warmth)
     assert replica is not None, "the caller saw a replica"
-    return Decision(route=Route.REPLICA, reason=reason, decode=replica, wanted=wish.route, vetoes=vetoes)
+    return Decision(route=Route.REPLICA, reason=reason, decode=replica, wanted=preference.route, vetoes=vetoes)
 
 
 def session_share(session_id: str) -> float:

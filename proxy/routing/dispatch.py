@@ -133,7 +133,7 @@ class Dispatcher:
             raise call.error("the prompt was not computed in time", Cause.TIMEOUT) from exc
         observer = AnswerObserver(running.request.endpoint)
         observer.observe_body(body)
-        _check_whole(running.request.endpoint, observer, view, Redaction(view.worker.address))
+        _check_whole(running.request.endpoint, observer, view, _redaction(view, None))
         return body
 
     async def _answered(self, running: Attempt, leg: LegRequest, kind: Leg) -> OpenAnswer:
@@ -163,7 +163,7 @@ class Dispatcher:
         reply = ReplyKey(request)
         observer = AnswerObserver(request.endpoint, reply)
         hide_usage = not request.wants_usage and request.endpoint in CHOOSING
-        inside = Redaction(view.worker.address, handoff)
+        inside = _redaction(view, handoff)
         edits = Edits(hide_usage, handoff.cached_tokens if handoff else None, inside)
         if not answer.is_event_stream:
             body = await answer.body()
@@ -198,7 +198,7 @@ class Dispatcher:
 
     def _refusal(self, answer: Answer, body: bytes, running: Attempt, view: WorkerView) -> LegError:
         """A worker's error as ours; of one that repeats what a handoff says of P, the status alone."""
-        if Redaction(view.worker.address, running.handoff).is_named(body):
+        if _redaction(view, running.handoff).is_named(body):
             body = b""
         # A key that the proxy itself shows is not the client's fault; nor is a worker that was too slow to read.
         is_own = answer.status == 408 or (self._shows_own_key and answer.status in (401, 403))
@@ -220,6 +220,10 @@ class Dispatcher:
     def _end_leg(self, running: Attempt, record: LegRecord) -> None:
         record.ended_s = self._now() - running.started_s
         self._metrics.legs.observe(record.kind, record.ended_s - record.started_s)
+
+
+def _redaction(view: WorkerView, handoff: Handoff | None) -> Redaction:
+    return Redaction((view.worker.address, *(handoff.names if handoff is not None else ())))
 
 
 def _has_begun(endpoint: Endpoint, observer: AnswerObserver) -> bool:

@@ -27,10 +27,10 @@ class WatchedFiles:
         return True
 
     def _stamps(self) -> list[Stamp | None]:
-        return [_stamp(file) for file in self._files]
+        return [stamp(file) for file in self._files]
 
 
-def _stamp(file: Path) -> Stamp | None:
+def stamp(file: Path) -> Stamp | None:
     """Changes with the file; the status change is in it, as new rights can make a file readable again."""
     try:
         stat = file.stat()

@@ -1,0 +1,136 @@
+"""The tasks that run as long as the app: what each is for, and what is closed after them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from ..assembly import Proxy
+from ..fleet.worker import Source, WorkerId
+from ..runtime.tasks import Background
+
+log = logging.getLogger(__name__)
+
+UNHEARD_S = 8.0
+"""With 5 s to connect and three probes of 5 s, a leg is given up before its handoff's lease of 30 s ends."""
+
+
+def start(proxy: Proxy) -> Background:
+    """Starts the tasks; the listener's sockets are open already, as a port in use must end the start in one line."""
+    background = Background()
+    for socket, encrypted in proxy.listener.sockets:
+        background.start("heartbeats", partial(proxy.listener.run, socket, encrypted))
+    if proxy.siblings.leads:
+        background.start("prober", proxy.prober.run)
+        background.start("canary", proxy.canary.run)
+    background.start("siblings", proxy.siblings.run)
+    if proxy.settings.config.spare_connections:
+        background.start("spare connections", partial(_keep_warm, proxy))
+    background.start("drain", partial(_close_down, proxy))
+    if proxy.keys is not None:
+        background.start("keys", partial(proxy.keys.watch, partial(_count_reload, proxy)))
+    background.start("certificates", proxy.tls.watch)
+    background.start("expiry", FleetWatch(proxy).run)
+    background.start("settings", partial(proxy.settings.watch, partial(_reloaded, proxy)))
+    if proxy.receipt_log is not None:
+        background.start("receipt log", proxy.receipt_log.run)
+    _apply(proxy)
+    return background
+
+
+async def close(proxy: Proxy, background: Background) -> None:
+    await background.close()
+    await proxy.siblings.close()
+    await proxy.winding_up.close()
+    proxy.listener.close()
+    await proxy.upstream.close()
+    await proxy.prober.close()
+
+
+class FleetWatch:
+    """Once a second: silent workers are dropped, unheard ones probed, and what has changed is logged.
+
+    Of several processes the leader alone drops and logs.
+    """
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+        self._known = self._pictures()  # what other processes knew when this one began is no news
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(1.0)
+            self._drop_silent()
+            self._probe_unheard()
+            self._note_changes()
+            self._proxy.state.admission.poke()  # a worker may have come, or come back
+
+    def _pictures(self) -> dict[WorkerId, tuple[str, str, str]]:
+        """Name, state and incarnation of each worker."""
+        return {view.id: (view.name, view.state, view.incarnation) for view in self._proxy.state.registry.views()}
+
+    def _drop_silent(self) -> None:
+        proxy = self._proxy
+        if proxy.siblings.leads:
+            for view in proxy.state.registry.expire(proxy.state.now(), proxy.settings.config.worker_ttl_s):
+                proxy.prober.doubt(view)
+
+    def _probe_unheard(self) -> None:
+        for worker in self._proxy.upstream.unheard(UNHEARD_S):
+            if (silent := self._proxy.state.registry.view(worker)) is not None:
+                self._proxy.prober.doubt(silent)
+
+    def _note_changes(self) -> None:
+        leads, seen = self._proxy.siblings.leads, self._pictures()
+        for worker in self._known.keys() | seen.keys():
+            before, after = self._known.get(worker), seen.get(worker)
+            if before == after:
+                continue
+            is_other = after is None or before is None or before[1] == "down" or before[2] != after[2]
+            if is_other and leads:
+                self._proxy.state.standings.forget(worker)  # what came is not what had failed
+            name, state, _ = after or before or ("", "", "")
+            log.log(
+                logging.INFO if leads else logging.DEBUG, "worker %s %s: %s", name, worker, state if after else "gone"
+            )
+        self._known = seen
+
+
+async def _keep_warm(proxy: Proxy) -> None:
+    """Connections to all workers that may be asked, before a turn needs one."""
+    config, registry = proxy.settings.config, proxy.state.registry
+    while True:
+        workers = [view.worker for view in registry.views() if view.state == "up"]
+        await proxy.upstream.warm(workers, config.spare_connections, config.connect_timeout_s)
+        await asyncio.sleep(1.0)
+
+
+async def _close_down(proxy: Proxy) -> None:
+    """A proxy that is about to end refuses the turns that wait."""
+    await proxy.drain.wait()
+    proxy.state.admission.close_down()
+
+
+def _count_reload(proxy: Proxy, taken: bool) -> None:
+    proxy.state.metrics.config_reloads.labels("taken" if taken else "refused").inc()
+
+
+def _reloaded(proxy: Proxy, taken: bool) -> None:
+    _count_reload(proxy, taken)
+    if taken:
+        _apply(proxy)
+
+
+def _apply(proxy: Proxy) -> None:
+    """Makes the current settings' live keys effective: rules, and the static workers of the config."""
+    proxy.router.rules = proxy.settings.rules()
+    if not proxy.siblings.leads:
+        return  # the leader tells it
+    wanted = {worker.id: worker for worker in proxy.settings.static_workers}
+    for view in proxy.state.registry.views():
+        if view.worker.source is Source.STATIC and view.id not in wanted and view.id not in proxy.settings.added:
+            proxy.state.registry.remove(view.id)
+    for worker in wanted.values():
+        proxy.state.registry.add_static(worker, proxy.state.now())
+    proxy.prober.nudge()

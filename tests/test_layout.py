@@ -1,35 +1,99 @@
-"""The structure that the documents promise: packages that ship, and arrows that point one way."""
+"""The structure that docs/architecture.md promises: rooms in order, arrows that point one way, files of one noun."""
 
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks.small.structure import Import, classes, imports, modules, rings
+
 ROOT = Path(__file__).parents[1]
 ORDER = ("proxy", "servers", "offline", "benchmarks")  # each may import those before it
-SOURCES = sorted(path for top in ORDER for path in (ROOT / top).rglob("*.py"))
+
+# Top to bottom: a room, or a module that lies beside rooms, imports only what stands below it.
+ROOMS = {
+    "proxy": (
+        *("cli", "downstream", "app", "assembly", "peers", "routing", "health", "admission", "settings", "discovery"),
+        *("policy", "connectors", "upstream", "openai", "sessions", "telemetry", "decision_table", "fleet", "runtime"),
+        *("config", "errors", "failures"),
+    ),
+    "servers": ("__main__", "cli", "agent", "fleet", "vllm", "sim", "engine_profile"),
+    "servers/sim": ("__main__", "command", "launch", "api", "engine", "core"),
+    "offline": (
+        *("cli", "report", "bench", "calibration", "backends", "sweep", "simulation", "load", "tables", "traces"),
+        "experiment",
+    ),
+    "offline/report": ("sections", "paper", "figures", "page", "analysis"),
+    "benchmarks": ("overhead", "interference", "soak", "network", "small"),
+}
+
+# Public class names that mean two things in one package. Only to be shortened.
+DOUBLED: dict[str, frozenset[str]] = {"proxy": frozenset(), "servers": frozenset(), "offline": frozenset()}
+
+MODULES = {"tests": 20}  # in one folder; elsewhere 14
+MODULES_ELSEWHERE = 14
+MODULES_BESIDE_ROOMS = 6  # in `proxy` itself
+LINES, FUNCTION_LINES = 400, 50
 
 
-def imported(path: Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names.add(node.module or "")
-    return names
+def sources(*tops: str) -> Iterator[Path]:
+    return (path for top in tops for path in sorted((ROOT / top).rglob("*.py")))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_one_way_and_go_through_ppd(path: Path) -> None:
-    top = path.relative_to(ROOT).parts[0]
-    later = ORDER[ORDER.index(top) + 1 :]
-    for name in imported(path):
-        assert name.split(".")[0] not in ("proxy", "servers", "offline"), f"{name}: import it as ppd.{name}"
-        assert not any(name == f"ppd.{other}" or name.startswith(f"ppd.{other}.") for other in later), name
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def within(folder: str) -> Iterator[tuple[str, str, Import]]:
+    """Imports between the rooms of a folder, and what comes from or goes to the folder's own `__init__` as ""."""
+    package, *inner = folder.split("/")
+    prefix = "".join(f"{part}." for part in inner)
+    for one in imports(ROOT, package):
+        if (one.source + ".").startswith(prefix) and (one.target + ".").startswith(prefix):
+            source, target = (module.removeprefix(prefix).split(".")[0] for module in (one.source, one.target))
+            if "." not in one.source.removeprefix(prefix) and one.path.name == "__init__.py":
+                source = source if source in ROOMS[folder] else ""
+            yield source, target, one
+
+
+def test_packages_import_one_way_and_through_ppd() -> None:
+    wrong = []
+    for path in sources(*ORDER):
+        later = ORDER[ORDER.index(path.relative_to(ROOT).parts[0]) + 1 :]
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0:
+                names = [node.module or ""]
+            for name in names:
+                if name.split(".")[0] in ("proxy", "servers", "offline"):
+                    wrong.append(f"{name_of(path)}: import {name} as ppd.{name}")
+                if any(f"{name}.".startswith((f"ppd.{top}.", f"{top}.")) for top in later):
+                    wrong.append(f"{name_of(path)}: imports {name}, which stands above it")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_rooms_import_downwards_only(folder: str) -> None:
+    order = {room: place for place, room in enumerate(ROOMS[folder])}
+    unknown = {path.name.removesuffix(".py") for path in (ROOT / folder).iterdir() if path.suffix == ".py"}
+    unknown |= {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
+    assert unknown - order.keys() == {"__init__"}, "each room and module has its place in the order"
+    upwards = [
+        f"{name_of(one.path)}:{one.line}: {source} imports {target}, which stands above it"
+        for source, target, one in within(folder)
+        if source and target and source != target and order[target] < order[source]
+    ]
+    assert upwards == []
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_no_modules_import_each_other_in_a_ring(package: str) -> None:
+    assert rings((one.source, one.target) for one in imports(ROOT, package)) == []
 
 
 def test_every_package_folder_ships() -> None:
@@ -42,6 +106,58 @@ def test_every_package_folder_ships() -> None:
     assert folders | {"ppd.tables"} == set(settings["packages"])
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_stay_one_noun_long(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 400
+def test_every_folder_of_modules_is_a_room_with_its_sentence() -> None:
+    folders = {path.parent for path in sources(*ORDER) if path.name != "guard.py"} - {ROOT / "servers/vllm/lowcpu"}
+    silent = [
+        name_of(folder)
+        for folder in sorted(folders)
+        if not (folder / "__init__.py").is_file()
+        or not ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    ]
+    assert silent == []
+
+
+def test_folders_stay_small_enough_to_be_read_as_a_list() -> None:
+    found = {}
+    for folder in {path.parent for path in sources(*ORDER, "tests")}:
+        count = sum(path.name != "__init__.py" for path in folder.glob("*.py"))
+        top = folder.relative_to(ROOT).parts[0]
+        if count > (MODULES_BESIDE_ROOMS if folder == ROOT / "proxy" else MODULES.get(top, MODULES_ELSEWHERE)):
+            found[name_of(folder)] = count
+    assert found == {}
+
+
+def test_files_and_functions_stay_one_noun_long() -> None:
+    long = []
+    for path in sources(*ORDER, "tests"):
+        text = path.read_text()
+        if (lines := len(text.splitlines())) > LINES:
+            long.append(f"{name_of(path)}: {lines} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if lines > FUNCTION_LINES:
+                    long.append(f"{name_of(path)}:{node.lineno}: {node.name} has {lines} lines")
+    assert long == []
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_a_public_class_name_has_one_meaning_in_a_package(package: str) -> None:
+    doubled = {name for name, paths in classes(ROOT, [package]).items() if len(paths) > 1}
+    assert doubled == DOUBLED.get(package, frozenset())
+
+
+def test_the_architecture_page_lists_the_rooms_as_they_are() -> None:
+    """In the order of `ROOMS`, each with the sentence of its `__init__`, or of its module."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    for folder in ("proxy", "servers", "offline", "benchmarks"):
+        listed = re.search(rf"<!-- rooms of {folder} -->\n(.*?)\n\n", page, re.DOTALL)
+        assert listed is not None, f"the page has a table of {folder}"
+        rows = re.findall(r"^\| `([a-z_]+)(?:/|\.py)` \| (.*) \|$", listed[1], re.MULTILINE)
+        known = modules(ROOT, folder)
+        sentences = {
+            room: " ".join((ast.get_docstring(ast.parse(known[room].read_text())) or "").split("\n\n")[0].split())
+            for room in ROOMS[folder]
+            if room != "__main__"
+        }
+        assert rows == list(sentences.items())

@@ -52,13 +52,13 @@ class ClientGets(StrEnum):
 
     ANOTHER = "another worker, within the retry budget; with none left 502, or 504 after a time-out"
     ANOTHER_OR_QUEUE = "another worker, then the queue, then 503 with Retry-After"
-    RELAYED = "the worker's own error, unchanged; its status alone where it names a worker"
+    RELAYED = "the worker's own error, unchanged; only its status if it names a worker"
     TIMED_OUT = "504: another try would take as long"
     REFUSED = "503 with Retry-After and the reason"
     GOES_ON = "the answer: the turn goes on"
     UNTIL_LIMIT = "the rest of the answer; at the shutdown limit 503 if none was sent, or an error event, no [DONE]"
     BROKEN_OFF = "an error event and no [DONE]"
-    PASSED_ON = "the worker's own error event, or ours where it names a worker, and no [DONE]"
+    PASSED_ON = "the worker's own error event, or ours if it names a worker, and no [DONE]"
     NOTHING = "nothing more"
 
 
@@ -68,7 +68,7 @@ class OtherLeg(StrEnum):
     ENDED = "D is asked for one token"
     ASKED = "D computes the prompt itself"
     REDONE = "P computes the prompt again for the next D"
-    DONE = "P was done"
+    DONE = "P had finished"
     GOES_ON = "goes on"
 
 
@@ -76,9 +76,9 @@ class HandoffEffect(StrEnum):
     """What becomes of the handoff."""
 
     NONE = "there is none"
-    ABORTED = "P is told to abort; one that it announced all the same is taken by D"
-    RELEASED = "another D is asked for one token, and so takes it; with none it waits for its lease's end"
-    TAKEN = "D takes it, or frees it as it is told to abort"
+    ABORTED = "P is told to abort; if it announces one all the same, D takes it"
+    RELEASED = "another D is asked for one token and so takes it; with no other D, P keeps the KV until the lease ends"
+    TAKEN = "D takes it, or frees it when it is told to abort"
     LEFT = "never used again; counted as outstanding until its lease ends"
 
 
@@ -96,8 +96,8 @@ class ResidencyEffect(StrEnum):
     """What it does to the session's residency."""
 
     UNCHANGED = "unchanged"
-    FALLS = "falls when the worker returns under another incarnation"
-    LEARNT = "learnt: the turn was complete"
+    FALLS = "dropped if the worker comes back with another incarnation"
+    LEARNT = "recorded: the turn was complete"
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ def as_markdown() -> str:
         "client, not streamed",
         "other leg",
         "handoff",
-        "standing",
+        "worker health",
         "residency",
     )
     lines = [columns, tuple("---" for _ in columns)]

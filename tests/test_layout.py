@@ -29,7 +29,7 @@ ROOMS = {
         "experiment",
     ),
     "offline/report": ("sections", "paper", "figures", "page", "analysis"),
-    "benchmarks": ("overhead", "interference", "soak", "network", "small"),
+    "benchmarks": ("overhead", "interference", "network", "soak", "small"),
 }
 
 # Public class names that mean two things in one package. Only to be shortened.

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.small.structure import Import, classes, documented, fullest, imports, rings
 
+ROUTE = '    def route(self) -> None:\n        """Once."""\n'
+
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
@@ -16,7 +18,7 @@ def root(tmp_path: Path) -> Path:
         "app.py": "from ppd.proxy.routing.router import Router\nfrom .errors import Oops\n",
         "errors.py": "class Oops(Exception): ...\n",
         "routing/__init__.py": "from .router import Router\n",
-        "routing/router.py": 'from ..fleet import view\nclass Router:\n    def route(self) -> None:\n        """Once."""\n',
+        "routing/router.py": "from ..fleet import view\nclass Router:\n" + ROUTE,
         "fleet/__init__.py": "",
         "fleet/view.py": "def views() -> None:\n    from ..routing import Router\nclass Router: ...\nclass _Own: ...\n",
     }

@@ -124,7 +124,7 @@ def remembering(config: ProxyConfig, member: Member, now: Callable[[], float]) -
         ledger=Ledger(),
         receipts=Receipts(config.receipts_kept),
         metrics=metrics,
-        standings=WorkerHealth(Breakers(config.breaker_failures, config.breaker_open_s), registry, now),
+        health=WorkerHealth(Breakers(config.breaker_failures, config.breaker_open_s), registry, now),
         retries=RetryBudget(config.retry_share, config.retry_burst),
         arrivals=Arrivals(config.qps_window_s, now()),
         admission=Admission(
@@ -167,5 +167,5 @@ def _gauges(state: State) -> Iterator[Metric]:
 
 def open_breakers(state: State) -> list[str]:
     """Workers and pairs, by address, whose breaker is not closed."""
-    states = state.standings.breakers.states(state.now())
+    states = state.health.breakers.states(state.now())
     return [" -> ".join(key) if isinstance(key, tuple) else key for key in states]

@@ -134,7 +134,7 @@ async def _expire(proxy: Proxy, known: dict[WorkerId, tuple[str, str, str]]) -> 
                 continue
             is_other = after is None or before is None or before[1] == "down" or before[2] != after[2]
             if is_other and proxy.siblings.leads:
-                proxy.state.standings.forget(worker)  # what came is not what had failed
+                proxy.state.health.forget(worker)  # what came is not what had failed
             name, state, _ = after or before or ("", "", "")
             level = logging.INFO if proxy.siblings.leads else logging.DEBUG
             log.log(level, "worker %s %s: %s", name, worker, state if after else "gone")

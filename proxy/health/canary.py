@@ -70,7 +70,7 @@ class Canary:
 
         A turn that tries whether KV moves again waits for its first event as long as a turn may, and its client too.
         """
-        breakers = self._state.standings.breakers
+        breakers = self._state.health.breakers
         blocked, states = breakers.blocked(now_s), breakers.states(now_s)
         return blocked | ((self._flown_s.keys() - self._left_to_turns) & states.keys()) if states else blocked
 
@@ -104,25 +104,25 @@ class Canary:
         return [flight for flight in flights if not self._is_passed_over(flight) and self._is_due(flight.pair, now_s)]
 
     def _is_passed_over(self, flight: Flight) -> bool:
-        return not self._state.standings.breakers.blocked(self._state.now()).isdisjoint(flight.keys)
+        return not self._state.health.breakers.blocked(self._state.now()).isdisjoint(flight.keys)
 
     def _is_due(self, pair: PairId, now_s: float) -> bool:
         """One on probation is due at once, others an interval after they were seen first or last used."""
-        if pair in self._state.standings.breakers.states(now_s):
+        if pair in self._state.health.breakers.states(now_s):
             return True
-        last_s = max(self._flown_s.setdefault(pair, now_s), self._state.standings.moved_s(pair))
+        last_s = max(self._flown_s.setdefault(pair, now_s), self._state.health.moved_s(pair))
         return now_s - last_s >= self._interval_s
 
     async def fly(self, flight: Flight) -> str:
         """How it went: ok, or what failed."""
         asked_s = self._flown_s[flight.pair] = self._state.now()
         for key in flight.keys:
-            self._state.standings.breakers.began(key, asked_s)
+            self._state.health.breakers.began(key, asked_s)
         try:
             result = await self._fly(flight, asked_s)
         finally:
             for key in flight.keys:
-                self._state.standings.breakers.abandoned(key)  # what nothing was found out about
+                self._state.health.breakers.abandoned(key)  # what nothing was found out about
         # Or a pair that no canary can judge, say as its workers want a client's key, would never be used again.
         if result in _TRIED_AGAIN:
             self._left_to_turns.discard(flight.pair)
@@ -131,7 +131,7 @@ class Canary:
         return result
 
     async def _fly(self, flight: Flight, asked_s: float) -> str:
-        state, standings = self._state, self._state.standings
+        state, health = self._state, self._state.health
         pair, connector = Pair(flight.prefill.worker, flight.decode.worker), CONNECTORS[flight.prefill.worker.connector]
         fields, flight_id = question(flight.model), secrets.token_hex(16)
         try:
@@ -141,7 +141,7 @@ class Canary:
             return self._failed(Leg.PREFILL, exc, flight.prefill, asked_s)
         except PPDError:
             return "not_possible"
-        standings.passed_probation(flight.prefill.id)
+        health.passed_probation(flight.prefill.id)
         if not isinstance(found, Handoff):
             return "no_handoff"
         if connector.needs_handoff:
@@ -153,25 +153,25 @@ class Canary:
         except LegError as exc:
             return await self._judge(flight, fields, exc, asked_s)
         state.ledger.close(flight_id)
-        standings.succeeded(flight.pair)
-        standings.passed_probation(flight.decode.id)
+        health.succeeded(flight.pair)
+        health.passed_probation(flight.decode.id)
         return "ok"
 
     def _failed(self, leg: Leg, exc: LegError, view: WorkerView, asked_s: float) -> str:
-        self._state.standings.leg_failed(leg, exc, view.id, asked_s)
+        self._state.health.leg_failed(leg, exc, view.id, asked_s)
         return "overloaded" if exc.cause is Cause.OVERLOADED else f"{leg}_failed"
 
     async def _judge(self, flight: Flight, fields: Fields, failure: LegError, asked_s: float) -> str:
         """Whose fault a D's failure is: the same without a hand-over tells."""
-        standings = self._state.standings
+        health = self._state.health
         if failure.cause is Cause.OVERLOADED:
             return self._failed(Leg.LOCAL, failure, flight.decode, asked_s)
         try:
             await self._ask(flight.decode, plain_leg(Endpoint.COMPLETIONS, fields, secrets.token_hex(16)))
         except LegError as exc:
             return self._failed(Leg.LOCAL, exc, flight.decode, asked_s)
-        standings.passed_probation(flight.decode.id)
-        standings.breakers.failed(flight.pair, self._state.now(), began_s=asked_s, at_once=True)
+        health.passed_probation(flight.decode.id)
+        health.breakers.failed(flight.pair, self._state.now(), began_s=asked_s, at_once=True)
         return "wedged"
 
     async def _ask(self, view: WorkerView, leg: LegRequest, *, once: bool = False) -> bytes:

@@ -89,7 +89,7 @@ class Replica:
             gone=lambda worker: mesh.tell(Gone(worker)) if self._member.leads else None,
             used=self._use_changed,
         )
-        state.standings.breakers.on_change = self._circuit_changed
+        state.health.breakers.on_change = self._circuit_changed
         state.rate_limits.on_charged = self._charged
         state.admission.on_moved = self._moved
         state.admission.before_look = mesh.drain
@@ -173,7 +173,7 @@ class Replica:
         yield [Changed({name: getattr(settings.config, name) for name in sorted(LIVE - {"workers"})})]
         yield [Owed(name, limit, full_s) for name, limit, full_s in state.rate_limits.debts()]
         yield [_used(process, worker, use) for process, worker, use in state.registry.others()]
-        yield [Broke(key, circuit) for key, circuit in state.standings.breakers.circuits().items()]
+        yield [Broke(key, circuit) for key, circuit in state.health.breakers.circuits().items()]
         yield [Flown(*map(list, self._canary.flown))]
         sessions = iter(state.sessions.all())
         while batch := list(islice(sessions, AT_ONCE)):
@@ -206,7 +206,7 @@ class Replica:
             Present: lambda _, said: self._take_fleet(said.workers),
             Added: lambda _, said: self._take_added(said.workers),
             Gone: lambda _, said: self._lose_worker(said.worker),
-            Broke: lambda _, said: state.standings.adopt(said.key, said.circuit),
+            Broke: lambda _, said: state.health.adopt(said.key, said.circuit),
             Flown: lambda _, said: self._canary.adopt(said.tried, said.left_to_turns),
             Charged: lambda _, said: limits.charge(said.name, Limit(said.limit), said.seconds, now()),
             Owed: lambda _, said: limits.owe(said.name, Limit(said.limit), said.full_s),

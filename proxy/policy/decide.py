@@ -25,11 +25,11 @@ from ..connectors import can_pair
 from ..decision_table.score import Verdict
 from ..decision_table.table import TableQuery
 from ..errors import AllBusy, NoWorkerError
-from ..fleet.residency import standing
+from ..fleet.residency import stale_reason
 from ..fleet.view import Fleet, WorkerView, check_model
 from ..fleet.worker import PairId, Role, WorkerId
 from .decision import Decision, Route, Rules, Turn
-from .placement import held_on, pick_decode, pick_prefill, warmth_of
+from .placement import held_on, pick_decode, pick_prefill, slow_start_factor
 
 _, _DECODE, _REPLICA = Role  # an enum's members by their names are slow to look up in a loop
 
@@ -51,8 +51,8 @@ class _Candidates(msgspec.Struct, frozen=True):
     now_s: float
     warm_up_s: float
 
-    def warmth(self, view: WorkerView) -> float:
-        return warmth_of(view, self.now_s, self.warm_up_s)
+    def slow_start(self, view: WorkerView) -> float:
+        return slow_start_factor(view, self.now_s, self.warm_up_s)
 
     def prefills_for(self, decode: WorkerView) -> list[WorkerView]:
         return [view for view in self.prefills if self.can_hand_over(view, decode)]
@@ -198,9 +198,9 @@ def _carry_out(turn: Turn, wish: _Preference, able: _Candidates) -> Decision:
             return _on_one_engine(turn, wish, able, wish.reason, vetoes)
     # In a fleet of several versions or connectors, a D that some P can hand over to comes before others.
     pairable = [view for view in able.decodes if any(able.can_hand_over(prefill, view) for prefill in able.prefills)]
-    decode = pick_decode(turn, pairable or able.decodes, able.warmth)
+    decode = pick_decode(turn, pairable or able.decodes, able.slow_start)
     assert decode is not None, "the caller saw a decode worker"
-    prefill = pick_prefill(turn, able.prefills_for(decode), able.warmth)
+    prefill = pick_prefill(turn, able.prefills_for(decode), able.slow_start)
     if prefill is None:
         return _on_one_engine(turn, wish, able, "no_prefill_worker", (*vetoes, "no_prefill_worker"))
     reason = vetoes[0] if vetoes else wish.reason
@@ -226,7 +226,7 @@ def _local_veto(turn: Turn, able: _Candidates) -> str | None:
         return "decode_busy"
     for view in able.decodes:
         if view is known:
-            return standing(turn.decode, known)
+            return stale_reason(turn.decode, known)
     return "decode_failed"
 
 
@@ -235,13 +235,13 @@ def _on_one_engine(turn: Turn, wish: _Preference, able: _Candidates, reason: str
     own = next((view for view in able.decodes if held_on(turn.decode, view, max(1, turn.held_tokens))), None)
     if own is None and able.replicas:
         return _on_replica(turn, wish, able, reason, vetoes)
-    decode = own or pick_decode(turn, able.decodes, able.warmth)
+    decode = own or pick_decode(turn, able.decodes, able.slow_start)
     assert decode is not None, "the caller saw a decode worker"
     return Decision(route=Route.LOCAL, reason=reason, decode=decode, wanted=wish.route, vetoes=vetoes)
 
 
 def _on_replica(turn: Turn, wish: _Preference, able: _Candidates, reason: str, vetoes: tuple[str, ...]) -> Decision:
-    replica = pick_decode(turn, able.replicas, able.warmth)
+    replica = pick_decode(turn, able.replicas, able.slow_start)
     assert replica is not None, "the caller saw a replica"
     return Decision(route=Route.REPLICA, reason=reason, decode=replica, wanted=wish.route, vetoes=vetoes)
 

@@ -156,11 +156,11 @@ class FailedAttempts:
         self.last = exc
         if row.client_gets(stream=running.request.stream) not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE):
             return False
-        if row.standing is HealthEffect.PAIR and decision.prefill is not None:
+        if row.health is HealthEffect.PAIR and decision.prefill is not None:
             self.keys[decision.prefill.id, decision.decode.id] = exc
         else:
             self.keys[blamed(leg, decision)] = exc
-        if leg is Leg.PREFILL or row.standing is HealthEffect.PAIR:
+        if leg is Leg.PREFILL or row.health is HealthEffect.PAIR:
             self.handing_over += 1
         elif row.client is ClientGets.ANOTHER_OR_QUEUE:
             until_s = now_s + (exc.retry_after_s or OVERLOAD_S)

@@ -226,7 +226,7 @@ class Passthrough:
                 return await self._ask(seat, view, asked, bill)
             except LegError as exc:
                 failure = exc
-                self._state.standings.leg_failed(_leg(view), exc, view.id, asked_s)
+                self._state.health.leg_failed(_leg(view), exc, view.id, asked_s)
                 if ROWS[_leg(view), exc.phase, exc.cause].whole not in (
                     ClientGets.ANOTHER,
                     ClientGets.ANOTHER_OR_QUEUE,
@@ -283,18 +283,18 @@ class Passthrough:
             try:
                 data = await answer.chunk()
             except LegError as exc:
-                self._state.standings.leg_failed(_leg(view), exc, view.id, asked_s)
+                self._state.health.leg_failed(_leg(view), exc, view.id, asked_s)
                 raise
         used = bill.used.tokens if answer.status == 200 else 0
         bill.settle(used)
         if used:  # an answer that names none needed no engine, and says nothing of it
-            self._state.standings.succeeded(view.id)
+            self._state.health.succeeded(view.id)
 
     def _candidates(self, model: str) -> list[WorkerView]:
         able = [
             view for view in self._registry.views() if view.takes_turns(model) or (not model and view.state == "up")
         ]
-        blocked = self._state.standings.breakers.blocked(self._state.now())
+        blocked = self._state.health.breakers.blocked(self._state.now())
         return sorted(able, key=lambda v: (v.id in blocked, _PREFERENCE[v.role], v.requests, v.name))
 
     # -- the list of models

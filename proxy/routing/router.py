@@ -122,7 +122,7 @@ class Router:
                 continue
             running = self._running(job, decision, now_s)
             try:
-                self._state.standings.asked(decision)
+                self._state.health.asked(decision)
                 opened = await self._dispatcher.open(running)
             except LegError as exc:
                 row = self._give_up(running, exc)
@@ -130,17 +130,17 @@ class Router:
                 if not failed.may_try_again(running, exc, row, self._now()):
                     raise
                 # Whom it was busy for is asked no more for a while, so that needs no budget.
-                if row.standing is HealthEffect.PASSED_OVER or self._state.retries.take():
+                if row.health is HealthEffect.PASSED_OVER or self._state.retries.take():
                     self._state.metrics.retries.labels("retried").inc()
                     continue
                 self._state.metrics.retries.labels("no_budget").inc()
                 if not await self._waited(job, failed):
                     raise
             except BaseException:
-                self._state.standings.left(decision)
+                self._state.health.left(decision)
                 raise
             else:
-                self._state.standings.began(decision, moved=opened.handoff is not None)
+                self._state.health.began(decision, moved=opened.handoff is not None)
                 return running, opened
 
     async def _waited(self, job: Job, failed: FailedAttempts) -> bool:
@@ -179,7 +179,7 @@ class Router:
     def _give_up(self, running: Attempt, exc: LegError) -> FailureRule:
         """Notes the failure of a leg, and lets no handoff lie that could still be taken."""
         leg = running.failed_leg
-        row = self._state.standings.failed(leg, exc, running.decision, running.asked_s)
+        row = self._state.health.failed(leg, exc, running.decision, running.asked_s)
         self._state.metrics.failures.labels(leg, exc.phase, exc.cause).inc()
         log.log(
             logging.DEBUG if exc.cause is Cause.REQUEST else logging.WARNING,

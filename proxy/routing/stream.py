@@ -135,7 +135,7 @@ class Streaming:
             "request %s: %s on %s %s: %s at %s after %d events; the client was told",
             *(running.receipt.id, leg, record.worker, exc.worker, exc.cause, exc.phase, events),
         )
-        self._state.standings.failed(leg, exc, running.decision, running.asked_s)
+        self._state.health.failed(leg, exc, running.decision, running.asked_s)
         self._state.metrics.failures.labels(leg, exc.phase, exc.cause).inc()
 
     def _elapsed_s(self) -> float:
@@ -152,4 +152,4 @@ def complete(
 ) -> None:
     """What an answer that is all there teaches; times_s: of its first and its last token."""
     learner.completed(place, running, opened, state.now(), token_times_s=times_s)
-    state.standings.completed(running.decision)
+    state.health.completed(running.decision)

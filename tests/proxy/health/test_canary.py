@@ -89,7 +89,7 @@ class Bench:
         return next(one for one in pairs(self.state.registry.views()) if one.prefill.id == prefill)
 
     def states(self) -> dict[Any, str]:
-        return dict(self.state.standings.breakers.states(self.now_s))
+        return dict(self.state.health.breakers.states(self.now_s))
 
     def passed_over(self) -> set[Any]:
         return set(self.canary.passed_over(self.now_s))
@@ -144,7 +144,7 @@ def test_a_new_pair_is_due_after_an_interval_and_one_that_turns_have_used_later(
     bench = Bench(GOOD)
     assert bench.due() == []
     bench.now_s += INTERVAL_S / 2
-    bench.state.standings.succeeded(PAIR)
+    bench.state.health.succeeded(PAIR)
     bench.now_s += INTERVAL_S / 2
     assert bench.due() == [("p2:1", "d1:1")]
     bench.now_s += INTERVAL_S / 2
@@ -186,7 +186,7 @@ async def test_a_pair_that_no_canary_can_try_is_left_to_turns() -> None:
     bench.add("d1:1", models=("m",), connector="p2p_nccl")
     bench.due()
     assert bench.due() == []
-    bench.state.standings.breakers.failed(PAIR, bench.now_s, began_s=bench.now_s, at_once=True)
+    bench.state.health.breakers.failed(PAIR, bench.now_s, began_s=bench.now_s, at_once=True)
     assert bench.passed_over() == {PAIR}
     bench.now_s += 5.1
     assert bench.states() == {PAIR: "half_open"}
@@ -198,7 +198,7 @@ async def test_a_pair_whose_leg_cannot_be_made_is_left_to_turns() -> None:
     for address in ("p1:1", "d1:1"):
         bench.add(address, connector="p2p_nccl")  # and no address for its KV
     bench.due()
-    bench.state.standings.breakers.failed(PAIR, bench.now_s, began_s=bench.now_s, at_once=True)
+    bench.state.health.breakers.failed(PAIR, bench.now_s, began_s=bench.now_s, at_once=True)
     bench.now_s += 5.1
     assert bench.passed_over() == {PAIR}
     assert await bench.canary.fly(bench.flight()) == "not_possible"
@@ -220,7 +220,7 @@ async def test_a_pair_that_a_canary_could_not_judge_is_left_to_turns_until_one_c
 ) -> None:
     bench = Bench(GOOD)
     bench.due()
-    bench.state.standings.breakers.failed(PAIR, bench.now_s, began_s=bench.now_s, at_once=True)
+    bench.state.health.breakers.failed(PAIR, bench.now_s, began_s=bench.now_s, at_once=True)
     bench.now_s += 5.1
     assert bench.passed_over() == {PAIR}
     bench.upstream.script = script
@@ -243,7 +243,7 @@ async def test_a_worker_on_probation_has_the_canary_as_its_one_probe(key: Worker
         return GOOD(worker, pulls)
 
     bench = Bench(looking)
-    bench.state.standings.breakers.failed(key, bench.now_s, began_s=bench.now_s, at_once=True)
+    bench.state.health.breakers.failed(key, bench.now_s, began_s=bench.now_s, at_once=True)
     bench.now_s += 5.1
     assert bench.passed_over() == set()
     assert await bench.canary.fly(bench.flight()) == "ok"
@@ -254,7 +254,7 @@ async def test_a_worker_on_probation_has_the_canary_as_its_one_probe(key: Worker
 @pytest.mark.parametrize(("script", "result"), [(script(503, PLAIN), "overloaded"), (script(PLAIN, 0), "no_handoff")])
 async def test_what_a_canary_did_not_find_out_may_be_tried_by_others(script: Script, result: str) -> None:
     bench = Bench(script)
-    bench.state.standings.breakers.failed(D1, bench.now_s, began_s=bench.now_s, at_once=True)
+    bench.state.health.breakers.failed(D1, bench.now_s, began_s=bench.now_s, at_once=True)
     bench.now_s += 5.1
     assert await bench.canary.fly(bench.flight()) == result
     assert bench.states() == {D1: "half_open"}
@@ -265,9 +265,9 @@ def test_who_is_on_probation_with_another_is_not_disturbed() -> None:
     bench = Bench(GOOD)
     bench.due()
     bench.now_s += INTERVAL_S
-    bench.state.standings.breakers.failed(P1, bench.now_s, began_s=bench.now_s, at_once=True)
+    bench.state.health.breakers.failed(P1, bench.now_s, began_s=bench.now_s, at_once=True)
     bench.now_s += 5.1
-    bench.state.standings.breakers.began(P1, bench.now_s)
+    bench.state.health.breakers.began(P1, bench.now_s)
     assert bench.due() == [("p2:1", "d1:1")]
     bench.now_s += PROBE_LIMIT_S
     assert len(bench.due()) == 2

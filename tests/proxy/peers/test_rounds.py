@@ -97,15 +97,15 @@ async def test_one_probe_is_let_through_by_all() -> None:
     async with pair_of() as pair:
         zero, one = pair.ones
         worker(zero.state.registry)
-        zero.state.standings.breakers.failed(R1, pair.clock, began_s=pair.clock, at_once=True)
+        zero.state.health.breakers.failed(R1, pair.clock, began_s=pair.clock, at_once=True)
         zero.siblings._mesh.flush()
         one.siblings.hear_all()
         pair.clock += 1000.0
         looks(one)
-        assert R1 not in one.state.standings.breakers.blocked(pair.clock)
-        zero.state.standings.breakers.began(R1, pair.clock)
+        assert R1 not in one.state.health.breakers.blocked(pair.clock)
+        zero.state.health.breakers.began(R1, pair.clock)
         looks(one)
-        assert R1 in one.state.standings.breakers.blocked(pair.clock)
+        assert R1 in one.state.health.breakers.blocked(pair.clock)
 
 
 async def test_an_allowance_that_another_process_used_up_is_used_up_here_at_once() -> None:

@@ -46,7 +46,7 @@ def create_app(proxy: Proxy) -> Quart:
     app.config["RESPONSE_TIMEOUT"] = None  # a stream may last; each read of it has its own time-out
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     app.url_map.merge_slashes = False  # a redirect would name the client's own Host
-    proxy.siblings.skills |= {
+    proxy.membership.handlers |= {
         "workers": partial(obey, proxy),
         "receipt": partial(peer_commands.one, proxy.state.receipts),
         "receipts": partial(peer_commands.some, proxy.state.receipts),
@@ -54,7 +54,7 @@ def create_app(proxy: Proxy) -> Quart:
 
     @app.before_request
     async def hear() -> None:
-        proxy.siblings.hear_all()
+        proxy.membership.catch_up()
 
     _turn_routes(app, proxy)
     _passthrough_routes(app, proxy)
@@ -67,7 +67,7 @@ def create_app(proxy: Proxy) -> Quart:
         background = await _start(proxy)
         yield
         await background.close()
-        await proxy.siblings.close()
+        await proxy.membership.close()
         await proxy.winding_up.close()
         proxy.listener.close()
         await proxy.upstream.close()
@@ -81,10 +81,10 @@ async def _start(proxy: Proxy) -> Background:
     background = Background()
     for socket, encrypted in proxy.listener.sockets:
         background.start("heartbeats", partial(proxy.listener.run, socket, encrypted))
-    if proxy.siblings.leads:
+    if proxy.membership.leads:
         background.start("prober", proxy.prober.run)
         background.start("canary", proxy.canary.run)
-    background.start("siblings", proxy.siblings.run)
+    background.start("siblings", proxy.membership.run)
     if proxy.settings.config.spare_connections:
         background.start("spare connections", partial(_keep_warm, proxy))
     background.start("drain", partial(_close_down, proxy))
@@ -121,7 +121,7 @@ async def _expire(proxy: Proxy, known: dict[WorkerId, tuple[str, str, str]]) -> 
     registry = proxy.state.registry
     while True:
         await asyncio.sleep(1.0)
-        if proxy.siblings.leads:
+        if proxy.membership.leads:
             for view in registry.expire(proxy.state.now(), proxy.settings.config.worker_ttl_s):
                 proxy.prober.doubt(view)
         for worker in proxy.upstream.unheard(UNHEARD_S):
@@ -133,10 +133,10 @@ async def _expire(proxy: Proxy, known: dict[WorkerId, tuple[str, str, str]]) -> 
             if before == after:
                 continue
             is_other = after is None or before is None or before[1] == "down" or before[2] != after[2]
-            if is_other and proxy.siblings.leads:
+            if is_other and proxy.membership.leads:
                 proxy.state.health.forget(worker)  # what came is not what had failed
             name, state, _ = after or before or ("", "", "")
-            level = logging.INFO if proxy.siblings.leads else logging.DEBUG
+            level = logging.INFO if proxy.membership.leads else logging.DEBUG
             log.log(level, "worker %s %s: %s", name, worker, state if after else "gone")
         known = seen
         proxy.state.admission.poke()  # a worker may have come, or come back
@@ -161,7 +161,7 @@ def _reloaded(proxy: Proxy, taken: bool) -> None:
 def _apply(proxy: Proxy) -> None:
     """Makes the current settings' live keys effective: rules, and the static workers of the config."""
     proxy.router.rules = proxy.settings.rules()
-    if not proxy.siblings.leads:
+    if not proxy.membership.leads:
         return  # it hears of them
     wanted = {worker.id: worker for worker in proxy.settings.static_workers}
     for view in proxy.state.registry.views():
@@ -245,7 +245,7 @@ def _operator_routes(app: Quart, proxy: Proxy) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         check()
-        return Response(render(await proxy.siblings.total()), content_type=CONTENT_TYPE_LATEST)
+        return Response(render(await proxy.membership.total()), content_type=CONTENT_TYPE_LATEST)
 
     @app.get("/openapi.json")
     async def openapi() -> Response:

@@ -21,7 +21,7 @@ before those counts as one of the second turn, as all that is still known to be 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
@@ -32,6 +32,7 @@ from ..errors import ConfigError
 from ..fleet.residency import Residency
 from ..fleet.worker import WorkerId
 from ..openai.request import Request
+from ..runtime.replicated import Replicated
 from .prefix_chain import KEY_BITS, Mark
 from .session import KnownPrefix, Session, hexadecimal, indexed, kept
 from .token_estimates import decayed_mean
@@ -109,8 +110,7 @@ class SessionTable:
         self._named: dict[int, Session] = {}  # the newest strand of each label
         self._index: dict[int, Session] = {}  # by anchor key, the newest session that has it
         self._serial = serial
-        self.before_look: Callable[[], None] | None = None  # hears what other processes have learned
-        self.on_learned: Callable[[Session, int | None, Iterable[int]], None] | None = None  # see `adopt`
+        self.replicated: Replicated[Session, int | None, set[int]] | None = None  # changed: as `adopt`
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -119,8 +119,8 @@ class SessionTable:
 
     def find(self, request: Request, now_s: float) -> SessionMatch:
         """The place of a request that has just come."""
-        if self.before_look is not None:
-            self.before_look()
+        if self.replicated is not None:
+            self.replicated.catch_up()
         self._expire(now_s)
         named = None if request.label is None else self._named.get(request.label)
         if request.opener is not None:
@@ -131,8 +131,8 @@ class SessionTable:
 
     def finish(self, place: SessionMatch, request: Request, outcome: TurnOutcome, now_s: float) -> None:
         """Learns from a turn that completed; one that failed or was cancelled is simply not told."""
-        if self.before_look is not None:
-            self.before_look()
+        if self.replicated is not None:
+            self.replicated.catch_up()
         known = self._sessions.get(place.strand)
         known_anchors = known.anchors() if known else []
         if known and _still_there(known, known_anchors, place, request, outcome):
@@ -149,8 +149,8 @@ class SessionTable:
         session.learn(output_tokens, outcome.decode, outcome.prefill, anchors)
         self._name(session, request.label)
         self._touch(session, now_s)
-        if self.on_learned is not None:
-            self.on_learned(session, request.label, after - before)
+        if self.replicated is not None:
+            self.replicated.changed(session, request.label, after - before)
         self._expire(now_s)
 
     def adopt(self, theirs: Session, label: int | None, keys: Iterable[int]) -> None:

@@ -23,9 +23,9 @@ from .health.probe import probing_session
 from .health.prober import Prober
 from .health.retry_budget import RetryBudget
 from .health.worker_health import WorkerHealth
-from .peers.member import Member
-from .peers.membership import Siblings
-from .peers.replication import Operated, Replica
+from .peers.channels import Member
+from .peers.membership import Membership
+from .peers.replication import Operated, Replication
 from .routing.dispatch import Dispatcher
 from .routing.handoff_ledger import Ledger
 from .routing.handoff_release import WindingUp
@@ -66,7 +66,7 @@ class Proxy:
     drain: Drain
     receipt_log: ReceiptLog | None
     change: Callable[[Mapping[str, object]], None]  # sets live keys of the config, here
-    siblings: Siblings
+    membership: Membership
 
 
 def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, member: Member | None = None) -> Proxy:
@@ -82,7 +82,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     receipt_log = open_log(config.receipt_log) if config.receipt_log else None
     drain = Drain()
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
-    dispatcher, canary = Dispatcher(config, state, upstream, winding_up), Canary(config, state, upstream)
+    dispatcher, canary = Dispatcher(config, state, upstream, winding_up), make_canary(config, state, upstream)
     router = Router(config, settings.rules(), state, dispatcher, learner, passed_over=canary.passed_over)
     keys = KeyRing(Path(config.keys_file), config.admin_key) if config.keys_file else None
     passthrough = Passthrough(config, state, upstream)
@@ -93,7 +93,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         settings.change(**{name: convert(name, value) for name, value in keys.items()})
         router.rules = settings.rules()
 
-    replica = Replica(member, state, canary, prober, Operated(settings, change))
+    replication = Replication(member, state, canary, prober, Operated(settings, change))
     return Proxy(
         settings=settings,
         state=state,
@@ -110,7 +110,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         drain=drain,
         receipt_log=receipt_log,
         change=change,
-        siblings=Siblings(member, replica, lambda: families(state.metrics.registry)),
+        membership=Membership(member, replication, lambda: families(state.metrics.registry)),
     )
 
 
@@ -124,7 +124,7 @@ def remembering(config: ProxyConfig, member: Member, now: Callable[[], float]) -
         ledger=Ledger(),
         receipts=Receipts(config.receipts_kept),
         metrics=metrics,
-        standings=WorkerHealth(Breakers(config.breaker_failures, config.breaker_open_s), registry, now),
+        health=WorkerHealth(Breakers(config.breaker_failures, config.breaker_open_s), registry, now),
         retries=RetryBudget(config.retry_share, config.retry_burst),
         arrivals=Arrivals(config.qps_window_s, now()),
         admission=Admission(
@@ -138,6 +138,19 @@ def remembering(config: ProxyConfig, member: Member, now: Callable[[], float]) -
         rate_limits=RateLimits(),
         hasher=Hasher(member.secret),
         now=now,
+    )
+
+
+def make_canary(config: ProxyConfig, state: State, upstream: Upstream) -> Canary:
+    return Canary(
+        config,
+        upstream,
+        registry=state.registry,
+        health=state.health,
+        breakers=state.health.breakers,
+        ledger=state.ledger,
+        now=state.now,
+        on_result=lambda result: state.metrics.canaries.labels(result).inc(),
     )
 
 
@@ -167,5 +180,5 @@ def _gauges(state: State) -> Iterator[Metric]:
 
 def open_breakers(state: State) -> list[str]:
     """Workers and pairs, by address, whose breaker is not closed."""
-    states = state.standings.breakers.states(state.now())
+    states = state.health.breakers.states(state.now())
     return [" -> ".join(key) if isinstance(key, tuple) else key for key in states]

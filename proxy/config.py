@@ -133,7 +133,7 @@ class ProxyConfig:
     retry_share: float = 0.2  # of all turns, that may be tried again
     retry_burst: int = 100  # retries beyond that share, after a quiet time
 
-    # workers' standing
+    # workers' health
     breaker_failures: int = 3  # in a row, until a worker or a pair is passed over
     breaker_open_s: float = 5.0  # the first time; doubled each time in a row, up to two minutes
     warm_up_s: float = 10.0  # a new or recovered worker's share of traffic grows for this long

@@ -83,7 +83,7 @@ class HandoffEffect(StrEnum):
 
 
 class HealthEffect(StrEnum):
-    """What it does to the worker's standing."""
+    """What it does to the worker's health."""
 
     UNTOUCHED = "untouched"
     COUNTED = "a failure of the worker"
@@ -111,7 +111,7 @@ class FailureRule:
     whole: ClientGets  # the client's part where the answer is not streamed
     other_leg: OtherLeg
     handoff: HandoffEffect
-    standing: HealthEffect
+    health: HealthEffect
     residency: ResidencyEffect
 
     def client_gets(self, *, stream: bool) -> ClientGets:
@@ -133,12 +133,12 @@ def _row(
     client: ClientGets,
     other_leg: OtherLeg = OtherLeg.NONE,
     handoff: HandoffEffect = HandoffEffect.NONE,
-    standing: HealthEffect = HealthEffect.UNTOUCHED,
+    health: HealthEffect = HealthEffect.UNTOUCHED,
     residency: ResidencyEffect = ResidencyEffect.UNCHANGED,
     *,
     whole: ClientGets | None = None,
 ) -> FailureRule:
-    return FailureRule(*where, client, whole or client, other_leg, handoff, standing, residency)
+    return FailureRule(*where, client, whole or client, other_leg, handoff, health, residency)
 
 
 # fmt: off
@@ -248,7 +248,7 @@ def as_markdown() -> str:
     for row in TABLE:
         where = (_words(row.legs), _words(row.phases), _words(row.causes))
         whole = "" if row.whole is row.client else _word(row.whole)
-        rest = (row.other_leg, row.handoff, row.standing, row.residency)
+        rest = (row.other_leg, row.handoff, row.health, row.residency)
         lines.append((*where, _word(row.client), whole, *(_word(value) for value in rest)))
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 

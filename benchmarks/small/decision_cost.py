@@ -24,10 +24,9 @@ import msgspec
 
 from ppd.offline.experiment.statistics import percentile
 from ppd.proxy.admission.keys import Client
-from ppd.proxy.assembly import Proxy, assemble
+from ppd.proxy.assembly import Proxy, assemble, make_canary
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.connectors import plain_leg
-from ppd.proxy.health.canary import Canary
 from ppd.proxy.openai.answer import AnswerObserver
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
@@ -193,7 +192,7 @@ def bench() -> TurnBench:
         state.registry.probed(worker.id, worker, None, state.now())
     dispatcher = WatchedDispatcher(settings.config, state, upstream, WindingUp(state, upstream))
     dispatcher.watch = watch
-    canary = Canary(settings.config, state, upstream)
+    canary = make_canary(settings.config, state, upstream)
     router = Router(
         settings.config,
         settings.rules(),

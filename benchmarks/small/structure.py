@@ -1,9 +1,9 @@
 """What a reader of the code meets: folders, rings of imports, doubled names, and the files that one turn enters.
 
     python -m benchmarks.small.structure
-    python -m benchmarks.small.structure --root OTHER --python OTHER/.venv/bin/python   # another checkout, beside this one
+    python -m benchmarks.small.structure --root OTHER --python OTHER/.venv/bin/python   # another checkout
 
-`--no-walk` leaves the turns out, which start a proxy and two simulated engines. `tests/test_layout.py` holds the limits.
+`--no-walk` leaves the turns out, which start a proxy and two simulated engines. `tests/test_layout.py` has the limits.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+
+from ..runtime.replicated import Replicated
 
 
 class RateMeter:
@@ -42,12 +43,12 @@ class Arrivals:
     def __init__(self, window_s: float, now_s: float) -> None:
         self.turns = RateMeter(window_s, now_s)
         self.conversations = RateMeter(window_s, now_s)
-        self.on_counted: Callable[[bool], None] | None = None
+        self.replicated: Replicated[bool] | None = None  # changed: whether the turn opens a conversation
 
     def count(self, now_s: float, *, opens: bool) -> None:
         self.adopt(now_s, turns=1, conversations=1 if opens else 0)
-        if self.on_counted is not None:
-            self.on_counted(opens)
+        if self.replicated is not None:
+            self.replicated.changed(opens)
 
     def adopt(self, now_s: float, *, turns: int, conversations: int) -> None:
         """So many that came, here or to another process of this proxy; conversations: that some of the turns open."""

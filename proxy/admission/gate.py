@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Hashable
 
 from ..errors import Overloaded
+from ..runtime.replicated import Replicated
 from .arrival_rate import RateMeter
 from .queue import Ticket, Waiter, WaitingLine
 
@@ -73,8 +74,7 @@ class Admission:
         # In the other processes of this proxy.
         self.inside_elsewhere = 0
         self.waiting_elsewhere = 0
-        self.on_moved: Callable[[], None] | None = None  # turns came in, or wait, or left
-        self.before_look: Callable[[], None] | None = None  # hears what the others have done
+        self.replicated: Replicated[[]] | None = None  # changed: turns came in, or wait, or left
         self._courtesy: asyncio.TimerHandle | None = None  # until then what is free is theirs
         self._max_inflight = max_inflight
         self._queue_limit = queue_limit
@@ -211,12 +211,12 @@ class Admission:
         return 2 * (self.inside + self.inside_elsewhere) >= self._max_inflight
 
     def _hear(self) -> None:
-        if self.before_look is not None:
-            self.before_look()
+        if self.replicated is not None:
+            self.replicated.catch_up()
 
     def _moved(self) -> None:
-        if self.on_moved is not None:
-            self.on_moved()
+        if self.replicated is not None:
+            self.replicated.changed()
 
     def _arrived(self, ticket: Ticket) -> Waiter:
         self._arrivals += 1

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import StrEnum
 
 from ..errors import RateLimited
+from ..runtime.replicated import Replicated
 from .keys import Client
 
 MINUTE_S = 60.0
@@ -35,8 +36,7 @@ class RateLimits:
         self.refused = Counter[Limit](dict.fromkeys(Limit, 0))
         self._full_s: dict[tuple[str, Limit], float] = {}  # when a bucket is full again; one that is, is left out
         self._swept_s = -math.inf
-        self.on_charged: Callable[[str, Limit, float], None] | None = None
-        self.before_look: Callable[[], None] | None = None  # hears what other processes have charged
+        self.replicated: Replicated[str, Limit, float] | None = None  # changed: as `charge`
 
     def __len__(self) -> int:
         """Buckets that are kept."""
@@ -46,8 +46,8 @@ class RateLimits:
         """Counts one request of so many tokens; RateLimited, and nothing counted, where the key must wait."""
         if not client.requests_per_minute and not client.tokens_per_minute:
             return
-        if self.before_look is not None:
-            self.before_look()
+        if self.replicated is not None:
+            self.replicated.catch_up()
         self._sweep(now_s)
         waits_s = {limit: self._wait_s(client, limit, now_s) for limit in Limit}
         longest = max(Limit, key=waits_s.__getitem__)
@@ -81,8 +81,8 @@ class RateLimits:
         if allowance and units:
             seconds = units * MINUTE_S / allowance
             self.charge(client.name, limit, seconds, now_s)
-            if self.on_charged is not None:
-                self.on_charged(client.name, limit, seconds)
+            if self.replicated is not None:
+                self.replicated.changed(client.name, limit, seconds)
 
     def charge(self, name: str, limit: Limit, seconds: float, now_s: float) -> None:
         """Takes so many seconds of refilling out of a key's bucket; another process of this proxy has served it."""

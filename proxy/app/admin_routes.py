@@ -56,7 +56,7 @@ def admin_routes(proxy: Proxy) -> Blueprint:
                 raise RequestError(f"{name}: can't be changed; {', '.join(CHANGEABLE)} can", param=name)
         wanted = {name: convert(name, value) for name, value in changes.items()}
         proxy.change(wanted)
-        proxy.siblings.changed(wanted)
+        proxy.membership.config_changed(wanted)
         return _json(_weights(proxy.settings.config))
 
     return routes
@@ -100,7 +100,7 @@ def _record_routes(routes: Blueprint, proxy: Proxy) -> None:
     @routes.delete("/sessions/<session_id>")
     async def forget(session_id: str) -> Response:
         proxy.state.sessions.drop(session_id)
-        proxy.siblings.forgot(session_id)
+        proxy.membership.session_dropped(session_id)
         return _json({"id": session_id})
 
     @routes.get("/requests")

@@ -38,7 +38,7 @@ def create_app(proxy: Proxy) -> Quart:
     app.config["RESPONSE_TIMEOUT"] = None  # a stream may last; each read of it has its own time-out
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     app.url_map.merge_slashes = False  # a redirect would name the client's own Host
-    proxy.siblings.skills |= {
+    proxy.membership.handlers |= {
         "workers": partial(obey, proxy),
         "receipt": partial(answer_receipt, proxy.state.receipts),
         "receipts": partial(answer_receipts, proxy.state.receipts),
@@ -46,7 +46,7 @@ def create_app(proxy: Proxy) -> Quart:
 
     @app.before_request
     async def hear() -> None:
-        proxy.siblings.hear_all()
+        proxy.membership.catch_up()
 
     _turn_routes(app, proxy)
     _passthrough_routes(app, proxy)
@@ -136,7 +136,7 @@ def _operator_routes(app: Quart, proxy: Proxy) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         check()
-        return Response(render(await proxy.siblings.total()), content_type=CONTENT_TYPE_LATEST)
+        return Response(render(await proxy.membership.total()), content_type=CONTENT_TYPE_LATEST)
 
     @app.get("/openapi.json")
     async def openapi() -> Response:

@@ -21,10 +21,10 @@ def start(proxy: Proxy) -> Background:
     background = Background()
     for socket, encrypted in proxy.listener.sockets:
         background.start("heartbeats", partial(proxy.listener.run, socket, encrypted))
-    if proxy.siblings.leads:
+    if proxy.membership.leads:
         background.start("prober", proxy.prober.run)
         background.start("canary", proxy.canary.run)
-    background.start("siblings", proxy.siblings.run)
+    background.start("siblings", proxy.membership.run)
     if proxy.settings.config.spare_connections:
         background.start("spare connections", partial(_keep_warm, proxy))
     background.start("drain", partial(_close_down, proxy))
@@ -41,7 +41,7 @@ def start(proxy: Proxy) -> Background:
 
 async def close(proxy: Proxy, background: Background) -> None:
     await background.close()
-    await proxy.siblings.close()
+    await proxy.membership.close()
     await proxy.winding_up.close()
     proxy.listener.close()
     await proxy.upstream.close()
@@ -72,7 +72,7 @@ class FleetWatch:
 
     def _drop_silent(self) -> None:
         proxy = self._proxy
-        if proxy.siblings.leads:
+        if proxy.membership.leads:
             for view in proxy.state.registry.expire(proxy.state.now(), proxy.settings.config.worker_ttl_s):
                 proxy.prober.doubt(view)
 
@@ -82,14 +82,14 @@ class FleetWatch:
                 self._proxy.prober.doubt(silent)
 
     def _note_changes(self) -> None:
-        leads, seen = self._proxy.siblings.leads, self._pictures()
+        leads, seen = self._proxy.membership.leads, self._pictures()
         for worker in self._known.keys() | seen.keys():
             before, after = self._known.get(worker), seen.get(worker)
             if before == after:
                 continue
             is_other = after is None or before is None or before[1] == "down" or before[2] != after[2]
             if is_other and leads:
-                self._proxy.state.standings.forget(worker)  # what came is not what had failed
+                self._proxy.state.health.forget(worker)  # what came is not what had failed
             name, state, _ = after or before or ("", "", "")
             log.log(
                 logging.INFO if leads else logging.DEBUG, "worker %s %s: %s", name, worker, state if after else "gone"
@@ -125,7 +125,7 @@ def _reloaded(proxy: Proxy, taken: bool) -> None:
 def _apply(proxy: Proxy) -> None:
     """Makes the current settings' live keys effective: rules, and the static workers of the config."""
     proxy.router.rules = proxy.settings.rules()
-    if not proxy.siblings.leads:
+    if not proxy.membership.leads:
         return  # the leader tells it
     wanted = {worker.id: worker for worker in proxy.settings.static_workers}
     for view in proxy.state.registry.views():

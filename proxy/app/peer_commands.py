@@ -46,7 +46,7 @@ _RECEIPTS = msgspec.msgpack.Decoder(list[Receipt])
 
 async def give(proxy: Proxy, command: Command) -> str:
     """Has it done, and returns the worker's id; PPDError where it can't be."""
-    return (await proxy.siblings.ask_leader("workers", msgspec.msgpack.encode(command))).decode()
+    return (await proxy.membership.ask_leader("workers", msgspec.msgpack.encode(command))).decode()
 
 
 def obey(proxy: Proxy, command: bytes) -> bytes:
@@ -57,7 +57,7 @@ def obey(proxy: Proxy, command: bytes) -> bytes:
         worker = parse_worker(order.worker)
         proxy.settings.added.add(worker.id)
         registry.add_static(worker, proxy.state.now())
-        proxy.siblings.added(proxy.settings.added)
+        proxy.membership.workers_added(proxy.settings.added)
         proxy.prober.nudge()
         return worker.id.encode()
     view = known(proxy, order.worker_id)
@@ -67,7 +67,7 @@ def obey(proxy: Proxy, command: bytes) -> bytes:
         raise RequestError("this worker announces itself: stop its agent, or drain it", param="worker_id")
     else:
         proxy.settings.added.discard(view.id)
-        proxy.siblings.added(proxy.settings.added)
+        proxy.membership.workers_added(proxy.settings.added)
         registry.remove(view.id)
     return view.id.encode()
 
@@ -87,13 +87,13 @@ async def find_receipt(proxy: Proxy, request_id: str) -> Receipt | None:
     found = proxy.state.receipts.find(request_id)
     if found is not None:
         return found
-    others = await proxy.siblings.ask_others("receipt", request_id.encode())
+    others = await proxy.membership.ask_others("receipt", request_id.encode())
     return next((receipt for body in others.values() for receipt in _RECEIPTS.decode(body)), None)
 
 
 async def newest_receipts(proxy: Proxy, limit: int) -> list[Receipt]:
     """The newest first."""
-    others = await proxy.siblings.ask_others("receipts", str(limit).encode())
+    others = await proxy.membership.ask_others("receipts", str(limit).encode())
     receipts = [
         *proxy.state.receipts.newest(limit),
         *(one for body in others.values() for one in _RECEIPTS.decode(body)),

@@ -19,7 +19,7 @@ from ..assembly import assemble
 from ..config import SECRET, ProxyConfig, build
 from ..downstream.serve import listen, serve
 from ..errors import PPDError
-from ..peers.member import Member
+from ..peers.channels import Member
 from ..peers.supervisor import UNUSABLE, Supervisor
 from ..runtime.process_limits import bound as bound_memory
 from ..runtime.process_limits import look_for_cycles_less

@@ -43,17 +43,17 @@ async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> 
     """
     config = proxy.settings.config
     tls = client_tls(config)
-    if proxy.siblings.leads:
+    if proxy.membership.leads:
         proxy.listener.open()
     app = create_app(proxy)
     edge = Edge(app, config, proxy.drain)
     is_direct = config.data_plane is DataPlane.DIRECT and tls is None
     direct = Direct(edge, proxy.turns, config) if is_direct else None
     connections = Connections(Stock(edge, config), direct, config, tls, proxy.state.now)
-    if proxy.siblings.peers:
+    if proxy.membership.peers:
         connections.leave_some()
     proxy.state.metrics.watch(connections.gauges)
-    await proxy.siblings.join()
+    await proxy.membership.join()
     await app.startup()
     try:
         async with asyncio.TaskGroup() as tasks:

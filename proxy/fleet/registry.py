@@ -7,12 +7,14 @@ Synchronous and without a clock: callers pass `now_s` from a monotonic clock. Ev
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from dataclasses import replace as replace_worker
+from enum import Enum, auto
 
 from msgspec.structs import replace
 
+from ..runtime.replicated import Replicated
 from .residency import Residency
 from .view import Fleet, Takers, WorkerView, taking_turns
 from .worker import Announcement, Load, Role, Source, Worker, WorkerId
@@ -31,13 +33,13 @@ class Use:
     written_tokens: int = 0
 
 
-@dataclass(slots=True)
-class Hooks:
-    """Who is to be told of changes, where there are other processes to tell."""
+class WorkerChange(Enum):
+    """What of a worker has changed."""
 
-    seen: Callable[[WorkerView], None]
-    gone: Callable[[WorkerId], None]
-    used: Callable[[WorkerId, bool], None]  # and whether its legs have become more or fewer
+    VIEW = auto()  # it came, or what it is and how it does
+    GONE = auto()
+    LEGS = auto()  # this process's legs there have become more or fewer
+    TOKENS = auto()  # other numbers of its use
 
 
 class Registry:
@@ -45,8 +47,6 @@ class Registry:
 
     What other processes of this proxy do on a worker counts in its view as if this one did it.
     """
-
-    hooks: Hooks | None = None
 
     def __init__(self) -> None:
         self._views: dict[WorkerId, WorkerView] = {}
@@ -59,6 +59,7 @@ class Registry:
         self._numbers: Counter[Role] = Counter()
         self._joined = 0
         self._written_total = 0  # of all workers: where the count of one that joins begins
+        self.replicated: Replicated[WorkerId, WorkerChange] | None = None
 
     def views(self) -> tuple[WorkerView, ...]:
         self._catch_up()
@@ -134,8 +135,8 @@ class Registry:
 
     def remove(self, worker_id: WorkerId) -> None:
         self.dismiss(worker_id)
-        if self.hooks is not None:
-            self.hooks.gone(worker_id)
+        if self.replicated is not None:
+            self.replicated.changed(worker_id, WorkerChange.GONE)
 
     def expire(self, now_s: float, ttl_s: float) -> tuple[WorkerView, ...]:
         """Drop and return the workers that were silent for longer than `ttl_s`."""
@@ -280,8 +281,8 @@ class Registry:
 
     def _take(self, view: WorkerView) -> None:
         self._put(view)
-        if self.hooks is not None:
-            self.hooks.seen(view)
+        if self.replicated is not None:
+            self.replicated.changed(view.id, WorkerChange.VIEW)
 
     def _name(self, worker: Worker) -> str:
         """The same name whenever a worker returns; strangers that come once do not pile up."""
@@ -309,12 +310,12 @@ class Registry:
         if used is not None:  # it may have left meanwhile, and its counts with it
             used.inflight = max(0, used.inflight + inflight)
             used.queued_prefill_tokens = max(0, used.queued_prefill_tokens + tokens)
-            self._use_changed(worker_id, moved=inflight != 0)
+            self._use_changed(worker_id, WorkerChange.LEGS if inflight else WorkerChange.TOKENS)
 
-    def _use_changed(self, worker_id: WorkerId, *, moved: bool = False) -> None:
+    def _use_changed(self, worker_id: WorkerId, change: WorkerChange = WorkerChange.TOKENS) -> None:
         self._changed.add(worker_id)
-        if self.hooks is not None:
-            self.hooks.used(worker_id, moved)
+        if self.replicated is not None:
+            self.replicated.changed(worker_id, change)
 
     def _catch_up(self) -> None:
         if self._changed:

@@ -21,7 +21,7 @@ class Residency(msgspec.Struct, frozen=True):
     stamp: int
 
 
-def standing(residency: Residency, view: WorkerView) -> str | None:
+def stale_reason(residency: Residency, view: WorkerView) -> str | None:
     """Why the record no longer holds for its worker as it is now, or None: `decode_restarted` or `evicted`."""
     if residency.incarnation != view.incarnation:
         return "decode_restarted"

@@ -1,8 +1,8 @@
 """The data path's canary: a tiny conversation over each pair of P and D, at a low rate.
 
-A transfer can be wedged while both engines' /health is green: D then waits for KV that never comes. A pair that real
-turns have just used needs no canary. Where one fails on D, the same question without a hand-over is the control: if D
-answers that, it is the pair that is broken, and it is passed over until a canary comes through.
+A KV transfer can hang while both engines' /health is green: D then waits for KV that never comes. A pair that real
+turns have just used needs no canary. Where the canary fails on D, the control is the same prompt without a hand-over:
+if D answers that, the pair is broken, and turns avoid it until a canary succeeds.
 """
 
 from __future__ import annotations
@@ -11,31 +11,42 @@ import asyncio
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from ..config import ProxyConfig
 from ..connectors import CONNECTORS, can_pair, plain_leg
 from ..connectors.leg import REQUEST_ID, Handoff, LegRequest, Pair
 from ..errors import LegError, PPDError, refusal
 from ..failures import Cause, Leg, Phase
+from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
 from ..fleet.worker import PairId, Role
 from ..openai.body_members import encoded
 from ..openai.request import Endpoint, Fields
 from ..policy import Excluded
-from ..routing.state import State
+from ..runtime.replicated import Replicated
 from ..upstream.call import Call, Timeouts
 from ..upstream.client import Upstream
-from .worker_health import Key
+from .circuit_breaker import Breakers
+from .worker_health import Key, WorkerHealth
 
-LIMIT_S = 10.0  # of each leg
+LIMIT_S = 10.0  # for each leg
 LOOK_EVERY_S = 1.0
-_TRIED_AGAIN = ("ok", "wedged", "overloaded")  # after these the next try is a canary's too
+_TRIED_AGAIN = ("ok", "wedged", "overloaded")  # after these results the next trial is a canary's too
 PROMPT_WORDS = 160  # more tokens than the largest KV block: less than a block is not handed over
 
 
+class HandoffLedger(Protocol):
+    """Counts the handoffs whose KV a P still keeps."""
+
+    def open(self, leg_id: str, now_s: float) -> None: ...
+
+    def close(self, leg_id: str) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
-class Flight:
-    """One pair, and the model that both serve."""
+class Trial:
+    """One pair, and a model that both serve."""
 
     prefill: WorkerView
     decode: WorkerView
@@ -51,132 +62,146 @@ class Flight:
 
 
 class Canary:
-    """Sends them, one at a time, while `run` runs."""
+    """Tries pairs, one at a time, while `run` runs."""
 
-    def __init__(self, config: ProxyConfig, state: State, upstream: Upstream) -> None:
+    def __init__(
+        self,
+        config: ProxyConfig,
+        upstream: Upstream,
+        *,
+        registry: Registry,
+        health: WorkerHealth,
+        breakers: Breakers[Key],
+        ledger: HandoffLedger,
+        now: Callable[[], float],
+        on_result: Callable[[str], None],
+    ) -> None:
+        """on_result(result of a trial): for metrics. `breakers` are those of `health`."""
         self._interval_s = config.canary_interval_s
-        self._state = state
         self._upstream = upstream
+        self._registry = registry
+        self._health = health
+        self._breakers = breakers
+        self._ledger = ledger
+        self._now = now
+        self._on_result = on_result
         self._headers = {"content-type": "application/json"}
         if config.worker_api_key:
             self._headers["authorization"] = f"Bearer {config.worker_api_key}"
         self._timeouts = Timeouts(config.connect_timeout_s, LIMIT_S, LIMIT_S)
-        self._flown_s: dict[PairId, float] = {}
-        self._left_to_turns: set[PairId] = set()  # what the last canary over them could not find out
-        self.on_flown: Callable[[Collection[PairId], Collection[PairId]], None] | None = None
+        self._tried_s: dict[PairId, float] = {}
+        self._left_to_turns: set[PairId] = set()  # the last canary over them could not tell whether they work
+        self.replicated: Replicated[Collection[PairId], Collection[PairId]] | None = None  # changed: as `tried`
 
     def passed_over(self, now_s: float) -> Excluded:
-        """Whom turns do without: what breakers say, and pairs that the canary is to try before any turn does.
+        """What turns avoid: what breakers block, and half-open pairs that a canary tries before any turn does.
 
-        A turn that tries whether KV moves again waits for its first event as long as a turn may, and its client too.
+        A turn that tries whether KV moves again may wait as long as its timeout, and its client with it.
         """
-        breakers = self._state.standings.breakers
-        blocked, states = breakers.blocked(now_s), breakers.states(now_s)
-        return blocked | ((self._flown_s.keys() - self._left_to_turns) & states.keys()) if states else blocked
+        blocked, states = self._breakers.blocked(now_s), self._breakers.states(now_s)
+        return blocked | ((self._tried_s.keys() - self._left_to_turns) & states.keys()) if states else blocked
 
     @property
-    def flown(self) -> tuple[Collection[PairId], Collection[PairId]]:
-        """The pairs that were tried, and those of them that turns are to try."""
-        return self._flown_s.keys(), self._left_to_turns
+    def tried(self) -> tuple[Collection[PairId], Collection[PairId]]:
+        """The pairs that canaries have tried, and those of them that turns may try."""
+        return self._tried_s.keys(), self._left_to_turns
 
     def adopt(self, tried: Iterable[PairId], left_to_turns: Iterable[PairId]) -> None:
-        """Another process of this proxy sends them."""
-        self._flown_s = dict.fromkeys(tried, self._state.now())
+        """The state of the process that sends the canaries."""
+        self._tried_s = dict.fromkeys(tried, self._now())
         self._left_to_turns = set(left_to_turns)
 
     async def run(self) -> None:
         while self._interval_s > 0:
             await asyncio.sleep(LOOK_EVERY_S)
-            for flight in self._due():
-                if self._is_passed_over(flight):  # meanwhile
+            for trial in self._due():
+                if self._is_passed_over(trial):  # since `_due` was asked
                     continue
-                result = await self.fly(flight)
-                self._state.metrics.canaries.labels(result).inc()
-            if self.on_flown is not None:
-                self.on_flown(*self.flown)
+                self._on_result(await self.run_trial(trial))
+            if self.replicated is not None:
+                self.replicated.changed(*self.tried)
 
-    def _due(self) -> list[Flight]:
-        now_s = self._state.now()
-        flights = pairs(self._state.registry.views())
-        known = {flight.pair for flight in flights}
-        self._flown_s = {pair: at_s for pair, at_s in self._flown_s.items() if pair in known}
+    def _due(self) -> list[Trial]:
+        now_s = self._now()
+        trials = possible_trials(self._registry.views())
+        known = {trial.pair for trial in trials}
+        self._tried_s = {pair: at_s for pair, at_s in self._tried_s.items() if pair in known}
         self._left_to_turns &= known
-        return [flight for flight in flights if not self._is_passed_over(flight) and self._is_due(flight.pair, now_s)]
+        return [trial for trial in trials if not self._is_passed_over(trial) and self._is_due(trial.pair, now_s)]
 
-    def _is_passed_over(self, flight: Flight) -> bool:
-        return not self._state.standings.breakers.blocked(self._state.now()).isdisjoint(flight.keys)
+    def _is_passed_over(self, trial: Trial) -> bool:
+        return not self._breakers.blocked(self._now()).isdisjoint(trial.keys)
 
     def _is_due(self, pair: PairId, now_s: float) -> bool:
-        """One on probation is due at once, others an interval after they were seen first or last used."""
-        if pair in self._state.standings.breakers.states(now_s):
+        """A half-open pair is due at once, others an interval after they were first seen or last used."""
+        if pair in self._breakers.states(now_s):
             return True
-        last_s = max(self._flown_s.setdefault(pair, now_s), self._state.standings.moved_s(pair))
+        last_s = max(self._tried_s.setdefault(pair, now_s), self._health.moved_s(pair))
         return now_s - last_s >= self._interval_s
 
-    async def fly(self, flight: Flight) -> str:
-        """How it went: ok, or what failed."""
-        asked_s = self._flown_s[flight.pair] = self._state.now()
-        for key in flight.keys:
-            self._state.standings.breakers.began(key, asked_s)
+    async def run_trial(self, trial: Trial) -> str:
+        """The result: ok, or what failed."""
+        asked_s = self._tried_s[trial.pair] = self._now()
+        for key in trial.keys:
+            self._breakers.began(key, asked_s)
         try:
-            result = await self._fly(flight, asked_s)
+            result = await self._converse(trial, asked_s)
         finally:
-            for key in flight.keys:
-                self._state.standings.breakers.abandoned(key)  # what nothing was found out about
-        # Or a pair that no canary can judge, say as its workers want a client's key, would never be used again.
+            for key in trial.keys:
+                self._breakers.abandoned(key)  # those that the trial proved nothing about
+        # Else a pair that no canary can judge, say because its workers want a client's key, is never used again.
         if result in _TRIED_AGAIN:
-            self._left_to_turns.discard(flight.pair)
+            self._left_to_turns.discard(trial.pair)
         else:
-            self._left_to_turns.add(flight.pair)
+            self._left_to_turns.add(trial.pair)
         return result
 
-    async def _fly(self, flight: Flight, asked_s: float) -> str:
-        state, standings = self._state, self._state.standings
-        pair, connector = Pair(flight.prefill.worker, flight.decode.worker), CONNECTORS[flight.prefill.worker.connector]
-        fields, flight_id = question(flight.model), secrets.token_hex(16)
+    async def _converse(self, trial: Trial, asked_s: float) -> str:
+        health = self._health
+        pair, connector = Pair(trial.prefill.worker, trial.decode.worker), CONNECTORS[trial.prefill.worker.connector]
+        fields, trial_id = question(trial.model), secrets.token_hex(16)
         try:
-            prefill = connector.prefill_leg(Endpoint.COMPLETIONS, fields, pair, flight_id)
-            found = connector.handoff(await self._ask(flight.prefill, prefill), pair)
+            prefill = connector.prefill_leg(Endpoint.COMPLETIONS, fields, pair, trial_id)
+            found = connector.handoff(await self._ask(trial.prefill, prefill), pair)
         except LegError as exc:
-            return self._failed(Leg.PREFILL, exc, flight.prefill, asked_s)
+            return self._failed(Leg.PREFILL, exc, trial.prefill, asked_s)
         except PPDError:
             return "not_possible"
-        standings.passed_probation(flight.prefill.id)
+        health.passed_probation(trial.prefill.id)
         if not isinstance(found, Handoff):
             return "no_handoff"
         if connector.needs_handoff:
-            state.ledger.open(flight_id, state.now())
+            self._ledger.open(trial_id, self._now())
         leg_id = prefill.headers[REQUEST_ID] if connector.shares_request_id else secrets.token_hex(16)
         try:
             leg = connector.decode_leg(Endpoint.COMPLETIONS, fields, pair, leg_id, found)
-            await self._ask(flight.decode, leg, once=True)
+            await self._ask(trial.decode, leg, once=True)
         except LegError as exc:
-            return await self._judge(flight, fields, exc, asked_s)
-        state.ledger.close(flight_id)
-        standings.succeeded(flight.pair)
-        standings.passed_probation(flight.decode.id)
+            return await self._judge(trial, fields, exc, asked_s)
+        self._ledger.close(trial_id)
+        health.succeeded(trial.pair)
+        health.passed_probation(trial.decode.id)
         return "ok"
 
     def _failed(self, leg: Leg, exc: LegError, view: WorkerView, asked_s: float) -> str:
-        self._state.standings.leg_failed(leg, exc, view.id, asked_s)
+        self._health.leg_failed(leg, exc, view.id, asked_s)
         return "overloaded" if exc.cause is Cause.OVERLOADED else f"{leg}_failed"
 
-    async def _judge(self, flight: Flight, fields: Fields, failure: LegError, asked_s: float) -> str:
-        """Whose fault a D's failure is: the same without a hand-over tells."""
-        standings = self._state.standings
+    async def _judge(self, trial: Trial, fields: Fields, failure: LegError, asked_s: float) -> str:
+        """The control: whether D or the pair is at fault for D's failure."""
         if failure.cause is Cause.OVERLOADED:
-            return self._failed(Leg.LOCAL, failure, flight.decode, asked_s)
+            return self._failed(Leg.LOCAL, failure, trial.decode, asked_s)
         try:
-            await self._ask(flight.decode, plain_leg(Endpoint.COMPLETIONS, fields, secrets.token_hex(16)))
+            await self._ask(trial.decode, plain_leg(Endpoint.COMPLETIONS, fields, secrets.token_hex(16)))
         except LegError as exc:
-            return self._failed(Leg.LOCAL, exc, flight.decode, asked_s)
-        standings.passed_probation(flight.decode.id)
-        standings.breakers.failed(flight.pair, self._state.now(), began_s=asked_s, at_once=True)
+            return self._failed(Leg.LOCAL, exc, trial.decode, asked_s)
+        self._health.passed_probation(trial.decode.id)
+        self._breakers.failed(trial.pair, self._now(), began_s=asked_s, at_once=True)
         return "wedged"
 
     async def _ask(self, view: WorkerView, leg: LegRequest, *, once: bool = False) -> bytes:
         call = Call(view.worker, once=once)
-        self._state.registry.reserve(view.id, 0)
+        self._registry.reserve(view.id, 0)
         try:
             async with (
                 asyncio.timeout(self._timeouts.connect_s + LIMIT_S),
@@ -193,14 +218,14 @@ class Canary:
         except TimeoutError as exc:
             raise call.error("the canary was not answered in time", Cause.TIMEOUT) from exc
         finally:
-            self._state.registry.release(view.id)
+            self._registry.release(view.id)
 
 
-def pairs(views: tuple[WorkerView, ...]) -> list[Flight]:
-    """Every P and D that could hand over now, with a model that both serve."""
+def possible_trials(views: tuple[WorkerView, ...]) -> list[Trial]:
+    """Every P and D that can hand over now, with a model that both serve."""
     up = [view for view in views if view.state == "up"]
     return [
-        Flight(prefill, decode, min(shared))
+        Trial(prefill, decode, min(shared))
         for prefill in up
         for decode in up
         if prefill.role is Role.PREFILL

@@ -8,9 +8,11 @@ itself: a worker, or a pair of workers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from ..runtime.replicated import Replicated
 
 OPEN_LIMIT_S = 120.0  # back-off ends doubling here
 PROBE_LIMIT_S = 30.0  # a probe that has not reported by then no longer keeps others from probing
@@ -65,7 +67,7 @@ class Breakers(Generic[Key]):
         self._circuits: dict[Key, Circuit] = {}
         self._blocked: frozenset[Key] = frozenset()
         self._stands_until_s = math.inf  # for as long `_blocked` is right
-        self.on_change: Callable[[Key, Circuit | None], None] | None = None
+        self.replicated: Replicated[Key, Circuit | None] | None = None
 
     def blocked(self, now_s: float) -> frozenset[Key]:
         """Keys to pass over: open, half open with a probe under way, or overloaded."""
@@ -159,8 +161,8 @@ class Breakers(Generic[Key]):
 
     def _changed(self, key: Key) -> None:
         self._stands_until_s = -math.inf
-        if self.on_change is not None:
-            self.on_change(key, self._circuits.get(key))
+        if self.replicated is not None:
+            self.replicated.changed(key, self._circuits.get(key))
 
     def _look_again(self, now_s: float) -> None:
         for key in [key for key, circuit in self._circuits.items() if now_s >= circuit.forgotten_s()]:

@@ -1,4 +1,4 @@
-"""Workers' standing: what failures and successes of legs do to the breakers of workers and of pairs.
+"""Worker health: what failures and successes of legs do to the breakers of workers and of pairs.
 
 Which failure counts, and against whom, is in the table of `failures`. What is the client's own, overload and leaving
 count against nobody.
@@ -78,16 +78,16 @@ class WorkerHealth:
     def failed(self, leg: Leg, exc: LegError, decision: Decision, asked_s: float) -> FailureRule:
         """Counts a leg's failure as its row says; `asked_s` is when the leg was asked."""
         row = ROWS[leg, exc.phase, exc.cause]
-        if row.standing is HealthEffect.PAIR and decision.prefill is not None:
+        if row.health is HealthEffect.PAIR and decision.prefill is not None:
             self._fail((decision.prefill.id, decision.decode.id), exc, asked_s)
         else:
-            self._count(row.standing, exc, blamed(leg, decision), asked_s)
+            self._count(row.health, exc, blamed(leg, decision), asked_s)
         self.left(decision)  # it says nothing about the others: whoever was probed may be at once again
         return row
 
     def leg_failed(self, leg: Leg, exc: LegError, worker: WorkerId, asked_s: float) -> None:
         """The same for a leg that is no turn's: against its worker alone."""
-        self._count(ROWS[leg, exc.phase, exc.cause].standing, exc, worker, asked_s)
+        self._count(ROWS[leg, exc.phase, exc.cause].health, exc, worker, asked_s)
 
     def adopt(self, key: Key, circuit: Circuit | None) -> None:
         """What another process of this proxy found out."""
@@ -101,8 +101,8 @@ class WorkerHealth:
         self.breakers.forget(worker)
         self._moved_s = {pair: at_s for pair, at_s in self._moved_s.items() if worker not in pair}
 
-    def _count(self, standing: HealthEffect, exc: LegError, worker: WorkerId, asked_s: float) -> None:
-        match standing:
+    def _count(self, effect: HealthEffect, exc: LegError, worker: WorkerId, asked_s: float) -> None:
+        match effect:
             case HealthEffect.OPENED:
                 self._fail(worker, exc, asked_s, at_once=True)
             case HealthEffect.COUNTED:

@@ -1,10 +1,10 @@
-"""The wires between the processes of one proxy: a socket pair for each two of them, and events in order on each.
+"""Channels between the processes of one proxy: a socket pair for every two of them, with events in order on each.
 
-What is sent is in the other's socket when `flush` returns, unless that one is far behind. So a process that drains its
-sockets before it looks for a session knows every turn whose answer a client has had, whichever process gave it.
+When `flush` returns, what was queued is in the others' sockets, unless one of them is far behind. So a process that
+drains its sockets before it looks for a session knows every turn whose answer a client has had from any process.
 
-The pairs are made before the processes, and stay open in the process that started them: what is sent to one that died
-waits for its successor.
+The supervisor makes the pairs before it forks and keeps them open: what is sent to a process that died waits for its
+successor.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import mmap
+import secrets
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -23,12 +25,11 @@ from .events import AnyEvent, Event
 log = logging.getLogger(__name__)
 
 PACKET_BYTES = 48 * 1024  # of a batch in one packet: several must fit into a socket's buffer
-PACKETS_AT_ONCE = (
-    1000  # heard before this process does anything else: it must not listen for ever to one that is faster
-)
-ROUND_S = 0.002  # what can wait is told, and heard, once in this time: each packet costs both ends a wake-up
+PACKETS_AT_ONCE = 1000  # read before this process does anything else, so that a faster sender cannot occupy it
+ROUND_S = 0.002  # what can wait is sent and read once in this time: each packet costs both ends a wake-up
 BUFFER_BYTES = 4 * 1024 * 1024  # asked of the system, which may give less
-BACKLOG_BYTES = 64 * 1024 * 1024  # for one that does not read; then it has to be told everything again
+BACKLOG_BYTES = 64 * 1024 * 1024  # kept for a peer that does not read; beyond it, the peer needs a new snapshot
+SERIALS = 1 << 40  # session numbers of one process: the next process's numbers begin above them
 
 _WHOLE, _FIRST, _MIDDLE, _LAST = b"w", b"f", b"m", b"l"
 _DECODER = msgspec.msgpack.Decoder(list[AnyEvent])
@@ -36,23 +37,23 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class End:
-    """Of a wire: a socket, and beside it how often each side has spoken, in memory that both processes see.
+    """One end of a channel: a socket, and in shared memory how many packets each side has sent.
 
-    To ask a socket for nothing costs a system call and an exception, 10 us in a busy process, which looks twice a turn.
+    Reading an empty socket costs a system call and an exception, 10 us in a busy process, and a turn looks twice.
     """
 
-    def __init__(self, own: socket.socket, spoken: memoryview, side: int) -> None:
+    def __init__(self, own: socket.socket, sent: memoryview, side: int) -> None:
         self.socket = own
-        self._spoken = spoken
+        self._sent = sent
         self._side = side
 
     def send(self, packet: bytes) -> None:
         self.socket.send(packet)
-        self._spoken[self._side] += 1  # not before: who sees it finds the packet. Nobody else writes this number.
+        self._sent[self._side] += 1  # after the send: whoever sees the count finds the packet. Only this side writes it
 
-    def spoken(self) -> int:
-        """By the other side, in all its lives; what was just being sent when one of them ended may be missing."""
-        count: int = self._spoken[1 - self._side]
+    def peer_sent(self) -> int:
+        """Packets from the other side and its predecessors, except one that was being sent when its sender died."""
+        count: int = self._sent[1 - self._side]
         return count
 
     def close(self) -> None:
@@ -60,17 +61,17 @@ class End:
 
 
 Ends = Mapping[int, End]
-"""One process's ends of its wires, by the number of the process at the other end."""
+"""One process's ends of its channels, by the index of the process at the other end."""
 
 
-def wires(count: int) -> list[dict[int, End]]:
-    """The ends of each of so many processes. Packets keep their boundaries, so a successor never begins inside one."""
+def make_ends(count: int) -> list[dict[int, End]]:
+    """The ends of each of `count` processes. Sockets keep packets whole, so a successor never begins inside one."""
     ends: list[dict[int, End]] = [{} for _ in range(count)]
     for one in range(count):
         for other in range(one):
-            spoken = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")
+            sent = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")
             pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            ends[one][other], ends[other][one] = (End(own, spoken, side) for side, own in enumerate(pair))
+            ends[one][other], ends[other][one] = (End(own, sent, side) for side, own in enumerate(pair))
     for end in (end.socket for one in ends for end in one.values()):
         end.setblocking(False)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -78,93 +79,122 @@ def wires(count: int) -> list[dict[int, End]]:
     return ends
 
 
-class Mesh:
-    """One process's wires to all others. `on_event(sender, event)` gets what they say; `on_lost(peer)` is told that
-    one had to be given up on, and must hear everything again."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """Which of a proxy's processes this is, and what it has from its start; by default the only one."""
 
-    def __init__(self, ends: Ends, on_event: Callable[[int, Event], None], on_lost: Callable[[int], None]) -> None:
-        self._wires = [_Wire(peer, end, self, on_event, on_lost) for peer, end in ends.items()]
-        self._by_peer = {wire.peer: wire for wire in self._wires}
+    index: int = 0
+    ends: Ends = field(default_factory=dict)
+    secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    """Keys the hashes of prompts. All processes need the same, or none finds another's sessions."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether it watches the workers, and tells the others what it sees."""
+        return self.index == 0
+
+    @property
+    def serial(self) -> int:
+        """Where the numbers of its sessions begin."""
+        return self.index * SERIALS
+
+
+class Channels:
+    """One process's channels to all others."""
+
+    def __init__(
+        self,
+        ends: Ends,
+        on_event: Callable[[int, Event], None],
+        on_lost: Callable[[int], None],
+        pending: Callable[[], Iterable[Event]] = tuple,
+        on_drained: Callable[[], None] = lambda: None,
+    ) -> None:
+        """on_event(sender, event); on_lost(peer): events for it were dropped, and it needs a snapshot.
+
+        pending: what else to send, asked for at each flush; on_drained: all that had come was applied.
+        """
+        self._channels = [_Channel(peer, end, self, on_event, on_lost) for peer, end in ends.items()]
+        self._by_peer = {channel.peer: channel for channel in self._channels}
         self._outbox: list[Event] = []
         self._flushing: asyncio.TimerHandle | None = None
-        self.before_flush: Callable[[], Iterable[Event]] = tuple
-        self.after_hearing: Callable[[], None] | None = None  # when all that has come was taken
+        self._pending = pending
+        self._on_drained = on_drained
 
     @property
     def peers(self) -> list[int]:
         return list(self._by_peer)
 
     def open(self) -> None:
-        """From now on what comes is heard."""
-        for wire in self._wires:
-            wire.listen()
+        """Reads what comes from now on; before that only `drain` reads."""
+        for channel in self._channels:
+            channel.listen()
 
     def close(self) -> None:
-        """Hears no more. What ends later is still told."""
+        """Reads no more. Turns that end later still send."""
         self.flush()
-        for wire in self._wires:
-            wire.close()
+        for channel in self._channels:
+            channel.close()
 
-    def tell(self, event: Event) -> None:
-        """To all, within `ROUND_S` or with what is flushed before that."""
+    def queue(self, event: Event) -> None:
+        """Sends to all within `ROUND_S`, or at the next flush."""
         self._outbox.append(event)
-        self.remind()
+        self.schedule_flush()
 
-    def remind(self) -> None:
-        """There will be something to say."""
+    def schedule_flush(self) -> None:
         if self._flushing is None:
             self._flushing = asyncio.get_running_loop().call_later(ROUND_S, self._round)
 
-    def say(self, event: Event) -> None:
-        """To all at once, and before what can wait."""
+    def broadcast(self, event: Event) -> None:
+        """Sends to all at once, before what is queued."""
         batch = _ENCODER.encode([event])
-        for wire in self._wires:
-            wire.send(batch)
+        for channel in self._channels:
+            channel.send(batch)
 
     def flush(self) -> None:
-        """What was told is in the others' sockets."""
-        self._outbox.extend(self.before_flush())
+        """Puts what is queued and pending into the others' sockets."""
+        self._outbox.extend(self._pending())
         if self._outbox:
             batch = _ENCODER.encode(self._outbox)
             self._outbox.clear()
-            for wire in self._wires:
-                wire.send(batch)
+            for channel in self._channels:
+                channel.send(batch)
 
     def _round(self) -> None:
         self._flushing = None
         self.flush()
 
     def send(self, peer: int, events: Iterable[Event]) -> None:
-        """To one alone, after what was told to all."""
+        """Sends to one peer, after what is queued for all."""
         self.flush()
         self._by_peer[peer].send(_ENCODER.encode(list(events)))
 
-    def behind(self, peer: int) -> int:
-        """Bytes for it that do not fit into its socket."""
+    def backlog_bytes(self, peer: int) -> int:
+        """Bytes for this peer that do not fit into its socket."""
         return self._by_peer[peer].backlog_bytes
 
     def drain(self) -> None:
-        """Hears all that was said until now."""
-        has_heard = False
-        for wire in self._wires:
-            has_heard |= wire.drain()
-        if has_heard and self.after_hearing is not None:
-            self.after_hearing()
+        """Applies all that has been sent to this process until now."""
+        has_read = False
+        for channel in self._channels:
+            has_read |= channel.drain()
+        if has_read:
+            self._on_drained()
 
 
-class _Wire:
+class _Channel:
     def __init__(
         self,
         peer: int,
         end: End,
-        mesh: Mesh,
+        channels: Channels,
         on_event: Callable[[int, Event], None],
         on_lost: Callable[[int], None],
     ) -> None:
         self.peer = peer
         self._end = end
-        self._heard = -1  # of what the other has spoken, when there was no more to read
-        self._mesh = mesh
+        self._read = -1  # of `peer_sent`, when there was no more to read
+        self._channels = channels
         self._on_event = on_event
         self._on_lost = on_lost
         self._buffer = memoryview(bytearray(2 * PACKET_BYTES))
@@ -173,23 +203,23 @@ class _Wire:
         self.backlog_bytes = 0
         self._is_writing = False
         self._is_lost = False
-        self._listening: asyncio.TimerHandle | None = None  # soon again
+        self._listening: asyncio.TimerHandle | None = None  # until then it does not read
 
     def listen(self) -> None:
-        """Hears what comes, and then not before `ROUND_S`, however much comes; who needs it sooner drains."""
+        """Reads what comes, then pauses for `ROUND_S`; whoever needs it sooner calls `drain`."""
         self._listening = None
-        asyncio.get_running_loop().add_reader(self._end.socket, self._came)
+        asyncio.get_running_loop().add_reader(self._end.socket, self._on_readable)
 
-    def _came(self) -> None:
+    def _on_readable(self) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._end.socket)
-        self._heard = -1  # whatever the number says: the other may have died before it could write it
+        self._read = -1  # whatever the count says: the peer may have died before it could write it
         self._listening = loop.call_later(ROUND_S, self.listen)
-        self._mesh.drain()
+        self._channels.drain()
 
     def send(self, batch: bytes) -> None:
         for packet in _packets(batch):
-            if self._backlog or not self._sent(packet):
+            if self._backlog or not self._try_send(packet):
                 self._backlog.append(packet)
                 self.backlog_bytes += len(packet)
         if self.backlog_bytes > BACKLOG_BYTES:
@@ -198,20 +228,20 @@ class _Wire:
             self._is_lost = True
         if (self._backlog or self._is_lost) and not self._is_writing:
             self._is_writing = True
-            asyncio.get_running_loop().add_writer(self._end.socket, self._catch_up)
+            asyncio.get_running_loop().add_writer(self._end.socket, self._send_backlog)
 
     def drain(self) -> bool:
-        """Whether there was anything."""
-        spoken = self._end.spoken()
-        if spoken == self._heard:
+        """Whether there was anything to read."""
+        sent = self._end.peer_sent()
+        if sent == self._read:
             return False
         packets = 0
         try:
             while packets < PACKETS_AT_ONCE and (size := self._end.socket.recv_into(self._buffer)):
                 packets += 1
-                self._take(self._buffer[:size])
+                self._receive(self._buffer[:size])
         except BlockingIOError:
-            self._heard = spoken  # what was spoken while this was read is for the next time
+            self._read = sent  # what was sent while this was read is for the next time
         return packets > 0
 
     def close(self) -> None:
@@ -221,17 +251,17 @@ class _Wire:
         loop.remove_reader(self._end.socket)
         loop.remove_writer(self._end.socket)
 
-    def _sent(self, packet: bytes) -> bool:
+    def _try_send(self, packet: bytes) -> bool:
         try:
             self._end.send(packet)
         except (BlockingIOError, InterruptedError):
             return False
-        except OSError:  # the other end is closed for good: the proxy is ending
+        except OSError:  # the other end is closed for good, as the proxy is ending
             return True
         return True
 
-    def _catch_up(self) -> None:
-        while self._backlog and self._sent(self._backlog[0]):
+    def _send_backlog(self) -> None:
+        while self._backlog and self._try_send(self._backlog[0]):
             self.backlog_bytes -= len(self._backlog.popleft())
         if not self._backlog:
             self._is_writing = False
@@ -240,13 +270,13 @@ class _Wire:
                 self._is_lost = False
                 self._on_lost(self.peer)
 
-    def _take(self, packet: memoryview) -> None:
+    def _receive(self, packet: memoryview) -> None:
         kind, body = packet[:1], packet[1:]
         if kind == _FIRST:
             self._parts = [bytes(body)]
             return
         if kind != _WHOLE:
-            if self._parts is None:  # the rest of what a predecessor began to read, or its writer to write
+            if self._parts is None:  # its beginning was a predecessor's to read, or was never written
                 return
             self._parts.append(bytes(body))
             if kind == _MIDDLE:
@@ -261,7 +291,7 @@ class _Wire:
         for event in events:
             try:
                 self._on_event(self.peer, event)
-            except Exception:  # the others of the batch are as true as before
+            except Exception:  # the batch's other events still hold
                 log.exception("what process %d of this proxy said could not be taken", self.peer)
 
 

@@ -1,6 +1,6 @@
-"""What the processes of one proxy tell each other. Each names a state as it is now, so that the newest one stands.
+"""What the processes of one proxy send each other. Each event gives a state as it is now, so the newest one holds.
 
-On the wire a packet is a list of these as msgpack, each an array that begins with its tag.
+A packet is a msgpack list of events, each an array that begins with its tag.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ class Event(msgspec.Struct, array_like=True, gc=False):
     """The base of all."""
 
 
-class Hello(Event, tag="hello"):
-    """A process has begun, perhaps in the place of one that ended: it knows nothing, and runs nothing."""
+class Joined(Event, tag="joined"):
+    """The sender has just started, perhaps as a successor: it knows nothing and runs nothing."""
 
-    life: int  # no predecessor has the same
-
-
-class Greeting(Event, tag="greeting"):
-    """The answer of each, with what it does itself."""
-
-    life: int
-    knows: bool  # and could teach; one that has just begun could not
+    life: int  # random: no predecessor has the same
 
 
-class Teach(Event, tag="teach"):
-    """Asks one that knows for all that it knows."""
+class JoinReply(Event, tag="reply"):
+    """Each process's answer to `Joined`, after what it runs itself."""
 
-    life: int
+    life: int  # the joining process's
+    has_state: bool  # and can send a snapshot; False: it has just started too
 
 
-class Caught(Event, tag="caught"):
-    """That was all, but for what is new."""
+class SnapshotRequest(Event, tag="snapshot"):
+    """Asks for all that the receiver knows."""
 
     life: int
 
 
-class Learned(Event, tag="learned"):
+class SnapshotEnd(Event, tag="end"):
+    """The snapshot is complete; changes go on coming by themselves."""
+
+    life: int
+
+
+class SessionLearned(Event, tag="learned"):
     """A session as a turn has left it, and how it is found from now on: see `SessionTable.adopt`."""
 
     session: Session
@@ -50,13 +50,13 @@ class Learned(Event, tag="learned"):
     keys: list[int]
 
 
-class Forgotten(Event, tag="forgotten"):
+class SessionDropped(Event, tag="dropped"):
     """An operator dropped this session."""
 
     session_id: str
 
 
-class Used(Event, tag="used"):
+class UseChanged(Event, tag="use"):
     """What the legs of process `by` do on one worker."""
 
     by: int
@@ -66,8 +66,8 @@ class Used(Event, tag="used"):
     written_tokens: int
 
 
-class Came(Event, tag="came"):
-    """So many turns have come to the sender since it said so last, and with them conversations."""
+class TurnsArrived(Event, tag="arrived"):
+    """Turns that came to the sender since its last such event, and how many of them open a conversation."""
 
     turns: int
     conversations: int
@@ -80,45 +80,43 @@ class InflightCount(Event, tag="inside"):
     waiting: int
 
 
-class Seen(Event, tag="seen"):
-    """A worker, as the process that watches them sees it."""
+class WorkerSeen(Event, tag="seen"):
+    """A worker, as the leader sees it."""
 
     view: WorkerView
 
 
-class Present(Event, tag="present"):
+class WorkersPresent(Event, tag="present"):
     """All workers that there are; others are gone."""
 
     workers: list[WorkerId]
 
 
-class Added(Event, tag="added"):
+class WorkersAdded(Event, tag="added"):
     """The workers that an operator added, which no config names."""
 
     workers: list[WorkerId]
 
 
-class Gone(Event, tag="gone"):
-    """A worker that is known no more."""
-
+class WorkerGone(Event, tag="gone"):
     worker: WorkerId
 
 
-class Broke(Event, tag="broke"):
-    """The breaker of a worker or of a pair, as a leg has left it; None: there is none any more."""
+class CircuitChanged(Event, tag="circuit"):
+    """The breaker of a worker or of a pair; None: it was forgotten."""
 
     key: WorkerId | tuple[WorkerId, WorkerId]
     circuit: Circuit | None
 
 
-class Flown(Event, tag="flown"):
-    """The pairs that canaries have tried, and those of them that turns are to try."""
+class PairsTried(Event, tag="tried"):
+    """See `Canary.tried`."""
 
     tried: list[tuple[WorkerId, WorkerId]]
     left_to_turns: list[tuple[WorkerId, WorkerId]]
 
 
-class Charged(Event, tag="charged"):
+class LimitCharged(Event, tag="charged"):
     """A key has used this much of an allowance, in seconds of its refilling."""
 
     name: str
@@ -126,7 +124,7 @@ class Charged(Event, tag="charged"):
     seconds: float
 
 
-class Owed(Event, tag="owed"):
+class LimitOwed(Event, tag="owed"):
     """When a key's allowance is full again, as far as the sender knows."""
 
     name: str
@@ -134,14 +132,14 @@ class Owed(Event, tag="owed"):
     full_s: float
 
 
-class Changed(Event, tag="changed"):
+class ConfigChanged(Event, tag="config"):
     """An operator set these keys of the config."""
 
     keys: dict[str, object]
 
 
-class Counted(Event, tag="counted"):
-    """The metrics of process `by`, as `totals.families` writes them."""
+class MetricsCounted(Event, tag="counted"):
+    """The metrics of process `by`, as `merged_metrics.encoded` writes them."""
 
     by: int
     families: bytes
@@ -156,7 +154,7 @@ class PeerQuestion(Event, tag="ask"):
 
 
 class PeerAnswer(Event, tag="answer"):
-    """What was asked by that number; `error` instead of a body where it can't be done."""
+    """The answer to the question of that number; a `PeerFailure` in `error` instead of a body where there is none."""
 
     number: int
     body: bytes = b""
@@ -164,25 +162,25 @@ class PeerAnswer(Event, tag="answer"):
 
 
 AnyEvent = (
-    Hello
-    | Greeting
-    | Teach
-    | Caught
-    | Learned
-    | Forgotten
-    | Used
-    | Came
+    Joined
+    | JoinReply
+    | SnapshotRequest
+    | SnapshotEnd
+    | SessionLearned
+    | SessionDropped
+    | UseChanged
+    | TurnsArrived
     | InflightCount
-    | Seen
-    | Present
-    | Added
-    | Gone
-    | Broke
-    | Flown
-    | Charged
-    | Owed
-    | Changed
-    | Counted
+    | WorkerSeen
+    | WorkersPresent
+    | WorkersAdded
+    | WorkerGone
+    | CircuitChanged
+    | PairsTried
+    | LimitCharged
+    | LimitOwed
+    | ConfigChanged
+    | MetricsCounted
     | PeerQuestion
     | PeerAnswer
 )

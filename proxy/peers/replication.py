@@ -1,21 +1,21 @@
-"""What one process tells the others of its state, and what it makes of what they tell.
+"""What one process sends the others of its state, and how it applies what they send.
 
-Every event names a state as it is now. So the same one twice does no harm, and a process that has just begun learns all
-there is from one other, while the rest go on talking.
+Every event gives a state as it is now. So the same event twice does no harm, and a process that has just started gets a
+snapshot from one other while the rest go on sending changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Generic, ParamSpec
 
 from ..admission.rate_limits import Limit
 from ..config import LIVE
-from ..fleet.registry import Hooks, Use
+from ..fleet.registry import Use, WorkerChange
 from ..fleet.view import WorkerView
-from ..fleet.worker import WorkerId
+from ..fleet.worker import PairId, WorkerId
 from ..health.canary import Canary
 from ..health.circuit_breaker import Circuit
 from ..health.prober import Prober
@@ -23,27 +23,27 @@ from ..health.worker_health import Key
 from ..routing.state import State
 from ..sessions.session import Session
 from ..settings import Settings
-from .channels import Mesh
+from .channels import Channels, Member
 from .events import (
-    Added,
-    Broke,
-    Came,
-    Changed,
-    Charged,
+    CircuitChanged,
+    ConfigChanged,
     Event,
-    Flown,
-    Forgotten,
-    Gone,
     InflightCount,
-    Learned,
-    Owed,
-    Present,
-    Seen,
-    Used,
+    LimitCharged,
+    LimitOwed,
+    PairsTried,
+    SessionDropped,
+    SessionLearned,
+    TurnsArrived,
+    UseChanged,
+    WorkerGone,
+    WorkersAdded,
+    WorkerSeen,
+    WorkersPresent,
 )
-from .member import Member
 
-AT_ONCE = 200  # sessions in one batch
+BATCH_SESSIONS = 200  # of a snapshot
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,195 +51,203 @@ class Operated:
     """What operators may change while the proxy runs."""
 
     settings: Settings
-    change: Callable[[Mapping[str, object]], None]  # sets live keys of the config, here
+    change: Callable[[Mapping[str, object]], None]  # sets live keys of the config in this process
 
 
-class Replica:
+@dataclass(frozen=True, slots=True)
+class _Copies(Generic[P]):
+    """A `Replicated`: `catch_up` drains the channels, `changed` sends."""
+
+    catch_up: Callable[[], None]
+    changed: Callable[P, None]
+
+
+class Replication:
     """One process's state, and the others' part in it."""
 
-    def __init__(
-        self,
-        member: Member,
-        state: State,
-        canary: Canary,
-        prober: Prober,
-        operated: Operated,
-    ) -> None:
+    _channels: Channels  # set by `attach`; nothing is sent before
+
+    def __init__(self, member: Member, state: State, canary: Canary, prober: Prober, operated: Operated) -> None:
         self._member = member
         self._state = state
         self._canary = canary
         self._prober = prober
         self._operated = operated
-        self._mesh: Mesh | None = None
-        self._used: set[WorkerId] = set()  # changed since it was told
-        self._turns_came = self._conversations_came = 0  # since it was told
-        self._inside_told = InflightCount(0, 0)
-        self._inside: dict[int, InflightCount] = {}
-        self._take = self._deeds()
+        self._used: set[WorkerId] = set()  # workers whose use has changed since it was sent
+        self._turns_arrived = self._conversations_arrived = 0  # since it was sent
+        self._inside_sent = InflightCount(0, 0)
+        self._inside: dict[int, InflightCount] = {}  # by process
+        self._appliers = self._make_appliers()
 
-    def attach(self, mesh: Mesh) -> None:
-        """From now on changes are told, and sessions are looked for when all that was said is heard."""
-        self._mesh = mesh
-        state = self._state
-        state.sessions.before_look = mesh.drain
-        state.rate_limits.before_look = mesh.drain
-        state.sessions.on_learned = self._learned
-        state.registry.hooks = Hooks(
-            seen=lambda view: mesh.tell(Seen(view)) if self._member.leads else None,
-            gone=lambda worker: mesh.tell(Gone(worker)) if self._member.leads else None,
-            used=self._use_changed,
-        )
-        state.standings.breakers.on_change = self._circuit_changed
-        state.rate_limits.on_charged = self._charged
-        state.admission.on_moved = self._moved
-        state.admission.before_look = mesh.drain
-        state.arrivals.on_counted = self._arrived
-        self._canary.on_flown = lambda tried, left: mesh.tell(Flown(list(tried), list(left)))
-        mesh.before_flush = self._news
-        mesh.after_hearing = state.admission.poke  # not sooner: what one gave back another may have taken
+    def attach(self, channels: Channels) -> None:
+        """From now on changes are sent, and decisions apply what the others sent before they read the state."""
+        self._channels, state, catch_up = channels, self._state, channels.drain
+        state.sessions.replicated = _Copies(catch_up, self._session_learned)
+        state.registry.replicated = _Copies(catch_up, self._worker_changed)
+        state.health.breakers.replicated = _Copies(catch_up, self._circuit_changed)
+        state.rate_limits.replicated = _Copies(catch_up, self._limit_charged)
+        state.admission.replicated = _Copies(catch_up, self._admission_changed)
+        state.arrivals.replicated = _Copies(catch_up, self._turn_arrived)
+        self._canary.replicated = _Copies(catch_up, self._pairs_tried)
 
-    # -- what is told
+    # -- sending
 
-    def _learned(self, session: Session, label: int | None, keys: Iterable[int]) -> None:
-        # At once: the answer's last bytes are about to go to the client, whose next turn may land on any process.
-        assert self._mesh is not None
-        self._mesh.say(Learned(session, label, list(keys)))
+    def _session_learned(self, session: Session, label: int | None, keys: Iterable[int]) -> None:
+        # At once: the answer's last bytes are about to go to the client, whose next turn may reach any process.
+        self._channels.broadcast(SessionLearned(session, label, list(keys)))
 
-    def _charged(self, name: str, limit: Limit, seconds: float) -> None:
-        self._tell(Charged(name, limit, seconds), at_once=True)  # or a burst would have its allowance in each process
+    def _worker_changed(self, worker: WorkerId, change: WorkerChange) -> None:
+        if change is WorkerChange.LEGS or change is WorkerChange.TOKENS:
+            self._use_changed(worker, change)
+        elif not self._member.leads:
+            return
+        elif change is WorkerChange.GONE:
+            self._channels.queue(WorkerGone(worker))
+        elif (view := self._state.registry.view(worker)) is not None:
+            self._channels.queue(WorkerSeen(view))
 
-    def _circuit_changed(self, key: Key, circuit: Circuit | None) -> None:
-        self._tell(Broke(key, circuit), at_once=circuit is not None and circuit.probe_s is not None)
-
-    def _moved(self) -> None:
-        assert self._mesh is not None
-        if self._state.admission.is_tight:
-            self._mesh.flush()
-        else:
-            self._mesh.remind()
-
-    def _tell(self, event: Event, *, at_once: bool) -> None:
-        assert self._mesh is not None
-        self._mesh.tell(event)
-        if at_once:
-            self._mesh.flush()
-
-    def _use_changed(self, worker: WorkerId, moved: bool) -> None:
-        assert self._mesh is not None
+    def _use_changed(self, worker: WorkerId, change: WorkerChange) -> None:
         self._used.add(worker)
         limit = self._operated.settings.config.max_worker_inflight
-        if moved and 2 * self._state.registry.inflight(worker) >= limit:
-            self._mesh.flush()  # so few places are left that all processes should know of each
+        if change is WorkerChange.LEGS and 2 * self._state.registry.inflight(worker) >= limit:
+            self._channels.flush()  # so little room is left that all processes should know of each leg
         else:
-            self._mesh.remind()
+            self._channels.schedule_flush()
 
-    def _arrived(self, opens: bool) -> None:
-        assert self._mesh is not None
-        self._turns_came += 1
-        self._conversations_came += opens
-        self._mesh.remind()
+    def _circuit_changed(self, key: Key, circuit: Circuit | None) -> None:
+        self._channels.queue(CircuitChanged(key, circuit))
+        if circuit is not None and circuit.probe_s is not None:
+            self._channels.flush()  # or another process would probe too
 
-    def _news(self) -> Iterator[Event]:
-        """Of what goes on all the time: how it stands, and not each step to there."""
-        if self._turns_came:
-            yield Came(self._turns_came, self._conversations_came)
-            self._turns_came = self._conversations_came = 0
+    def _limit_charged(self, name: str, limit: Limit, seconds: float) -> None:
+        self._channels.queue(LimitCharged(name, limit, seconds))
+        self._channels.flush()  # or a burst would have its allowance in each process
+
+    def _admission_changed(self) -> None:
+        if self._state.admission.is_tight:
+            self._channels.flush()
+        else:
+            self._channels.schedule_flush()
+
+    def _turn_arrived(self, opens: bool) -> None:
+        self._turns_arrived += 1
+        self._conversations_arrived += opens
+        self._channels.schedule_flush()
+
+    def _pairs_tried(self, tried: Collection[PairId], left_to_turns: Collection[PairId]) -> None:
+        self._channels.queue(PairsTried(list(tried), list(left_to_turns)))
+
+    def pending(self) -> Iterator[Event]:
+        """What changes at every turn: sent as it is at a flush, not step by step."""
+        if self._turns_arrived:
+            yield TurnsArrived(self._turns_arrived, self._conversations_arrived)
+            self._turns_arrived = self._conversations_arrived = 0
         while self._used:
             use = self._state.registry.use(worker := self._used.pop())
             if use is not None:
-                yield _used(self._member.index, worker, use)
+                yield _use_event(self._member.index, worker, use)
         inside = self._own_inside()
-        if inside != self._inside_told:
-            self._inside_told = inside
+        if inside != self._inside_sent:
+            self._inside_sent = inside
             yield inside
 
     def _own_inside(self) -> InflightCount:
         return InflightCount(self._state.admission.inside, self._state.admission.waiting)
 
     def own(self) -> list[Event]:
-        """What this process does, for one that has just begun."""
+        """What this process runs, for one that has just started."""
         registry = self._state.registry
-        used = [(view.id, registry.use(view.id)) for view in registry.views()]
+        uses = [(view.id, registry.use(view.id)) for view in registry.views()]
         return [
             self._own_inside(),
-            *(_used(self._member.index, worker, use) for worker, use in used if use is not None),
+            *(_use_event(self._member.index, worker, use) for worker, use in uses if use is not None),
         ]
 
-    def everything(self) -> Iterator[list[Event]]:
-        """All that this process knows, in batches; what changes between two of them is told by itself."""
+    def snapshot(self) -> Iterator[list[Event]]:
+        """All that this process knows, in batches; what changes between two of them is sent as a change."""
         state = self._state
         views, settings = state.registry.views(), self._operated.settings
-        yield [Present([view.id for view in views]), *map(Seen, views), Added(list(settings.added))]
-        yield [Changed({name: getattr(settings.config, name) for name in sorted(LIVE - {"workers"})})]
-        yield [Owed(name, limit, full_s) for name, limit, full_s in state.rate_limits.debts()]
-        yield [_used(process, worker, use) for process, worker, use in state.registry.others()]
-        yield [Broke(key, circuit) for key, circuit in state.standings.breakers.circuits().items()]
-        yield [Flown(*map(list, self._canary.flown))]
+        yield [
+            WorkersPresent([view.id for view in views]),
+            *map(WorkerSeen, views),
+            WorkersAdded(list(settings.added)),
+        ]
+        yield [ConfigChanged({name: getattr(settings.config, name) for name in sorted(LIVE - {"workers"})})]
+        yield [LimitOwed(name, limit, full_s) for name, limit, full_s in state.rate_limits.debts()]
+        yield [_use_event(process, worker, use) for process, worker, use in state.registry.others()]
+        yield [CircuitChanged(key, circuit) for key, circuit in state.health.breakers.circuits().items()]
+        yield [PairsTried(*map(list, self._canary.tried))]
         sessions = iter(state.sessions.all())
-        while batch := list(islice(sessions, AT_ONCE)):
-            yield [Learned(session, *state.sessions.ways_to(session)) for session in batch]
+        while batch := list(islice(sessions, BATCH_SESSIONS)):
+            yield [SessionLearned(session, *state.sessions.ways_to(session)) for session in batch]
 
-    # -- what is heard
+    # -- applying
 
-    def hear(self, sender: int, event: Event) -> bool:
-        """Takes what another process says, if it is about the state."""
-        take = self._take.get(type(event))
-        if take is None:
+    def apply(self, sender: int, event: Event) -> bool:
+        """Whether the event is about the state, and so was applied."""
+        apply = self._appliers.get(type(event))
+        if apply is None:
             return False
-        take(sender, event)
+        apply(sender, event)
         return True
 
-    def begun_anew(self, process: int) -> None:
-        """It runs nothing, whatever was said of its predecessor."""
-        self._state.registry.ended(process)
-        self._take_inside(process, InflightCount(0, 0))
+    def drained(self) -> None:
+        """All that has come is applied: only now is it known whether others have left room for waiting turns."""
+        self._state.admission.poke()
 
-    def _deeds(self) -> dict[type[Event], Callable[[int, Any], object]]:
+    def restarted(self, process: int) -> None:
+        """Its predecessor's turns are gone."""
+        self._state.registry.ended(process)
+        self._apply_inside(process, InflightCount(0, 0))
+
+    def _make_appliers(self) -> dict[type[Event], Callable[[int, Any], object]]:
         state = self._state
         limits, now = state.rate_limits, state.now
         return {
-            Used: lambda _, said: self._take_use(said),
-            Learned: lambda _, said: state.sessions.adopt(said.session, said.label, said.keys),
-            Came: lambda _, said: state.arrivals.adopt(now(), turns=said.turns, conversations=said.conversations),
-            InflightCount: self._take_inside,
-            Seen: lambda _, said: self._take_worker(said.view),
-            Present: lambda _, said: self._take_fleet(said.workers),
-            Added: lambda _, said: self._take_added(said.workers),
-            Gone: lambda _, said: self._lose_worker(said.worker),
-            Broke: lambda _, said: state.standings.adopt(said.key, said.circuit),
-            Flown: lambda _, said: self._canary.adopt(said.tried, said.left_to_turns),
-            Charged: lambda _, said: limits.charge(said.name, Limit(said.limit), said.seconds, now()),
-            Owed: lambda _, said: limits.owe(said.name, Limit(said.limit), said.full_s),
-            Forgotten: lambda _, said: state.sessions.drop(said.session_id),
-            Changed: lambda _, said: self._operated.change(said.keys),
+            UseChanged: lambda _, event: self._apply_use(event),
+            SessionLearned: lambda _, event: state.sessions.adopt(event.session, event.label, event.keys),
+            TurnsArrived: lambda _, event: state.arrivals.adopt(
+                now(), turns=event.turns, conversations=event.conversations
+            ),
+            InflightCount: self._apply_inside,
+            WorkerSeen: lambda _, event: self._apply_worker(event.view),
+            WorkersPresent: lambda _, event: self._apply_fleet(event.workers),
+            WorkersAdded: lambda _, event: self._apply_added(event.workers),
+            WorkerGone: lambda _, event: self._lose_worker(event.worker),
+            CircuitChanged: lambda _, event: state.health.adopt(event.key, event.circuit),
+            PairsTried: lambda _, event: self._canary.adopt(event.tried, event.left_to_turns),
+            LimitCharged: lambda _, event: limits.charge(event.name, Limit(event.limit), event.seconds, now()),
+            LimitOwed: lambda _, event: limits.owe(event.name, Limit(event.limit), event.full_s),
+            SessionDropped: lambda _, event: state.sessions.drop(event.session_id),
+            ConfigChanged: lambda _, event: self._operated.change(event.keys),
         }
 
-    def _take_use(self, said: Used) -> None:
+    def _apply_use(self, event: UseChanged) -> None:
         registry = self._state.registry
-        if said.by == self._member.index:
-            registry.inherit(said.worker, said.written_tokens)
+        if event.by == self._member.index:
+            registry.inherit(event.worker, event.written_tokens)
         else:
-            use = Use(said.inflight, said.queued_prefill_tokens, said.written_tokens)
-            registry.used_by(said.by, said.worker, use)
+            use = Use(event.inflight, event.queued_prefill_tokens, event.written_tokens)
+            registry.used_by(event.by, event.worker, use)
 
-    def _take_inside(self, sender: int, said: InflightCount) -> None:
-        self._inside[sender], admission = said, self._state.admission
+    def _apply_inside(self, sender: int, event: InflightCount) -> None:
+        self._inside[sender], admission = event, self._state.admission
         admission.inside_elsewhere = sum(inside.turns for inside in self._inside.values())
         admission.waiting_elsewhere = sum(inside.waiting for inside in self._inside.values())
 
-    def _take_added(self, workers: list[WorkerId]) -> None:
+    def _apply_added(self, workers: list[WorkerId]) -> None:
         self._operated.settings.added = set(workers)
 
-    def _take_fleet(self, workers: list[WorkerId]) -> None:
+    def _apply_fleet(self, workers: list[WorkerId]) -> None:
         for view in self._state.registry.views():
             if view.id not in workers:
                 self._lose_worker(view.id)
 
-    def _take_worker(self, view: WorkerView) -> None:
+    def _apply_worker(self, view: WorkerView) -> None:
         before = self._state.registry.view(view.id)
         self._state.registry.adopt(view)
         if before is not None and before.up and not view.up:
-            self._prober.doubt(view)  # are this process's turns there lost?
+            self._prober.doubt(view)  # this process's turns there may be lost
 
     def _lose_worker(self, worker: WorkerId) -> None:
         view = self._state.registry.view(worker)
@@ -248,5 +256,5 @@ class Replica:
             self._prober.doubt(view)
 
 
-def _used(process: int, worker: WorkerId, use: Use) -> Used:
-    return Used(process, worker, use.inflight, use.queued_prefill_tokens, use.written_tokens)
+def _use_event(process: int, worker: WorkerId, use: Use) -> UseChanged:
+    return UseChanged(process, worker, use.inflight, use.queued_prefill_tokens, use.written_tokens)

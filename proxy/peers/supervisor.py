@@ -1,7 +1,7 @@
-"""Starts the processes of one proxy, keeps them up, and ends them.
+"""Starts the processes of one proxy, restarts those that end, and stops them.
 
-It does nothing else, so that it never dies with them: it has no event loop, no thread, and no traffic. It holds the
-listening socket and the wires open, so a client that comes while a process is down is accepted by another one.
+It has no event loop, no thread and no traffic, so that what kills a process does not kill it. It holds the listening
+socket and the channels open, so another process accepts a client that connects while one is down.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from .channels import wires
-from .member import Member
+from .channels import Member, make_ends
 
 log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-AGAIN_S = (0.5, 10.0)  # between a process' end and its successor's start: the first time, and at most
-QUICK_S = 5.0  # one that ends sooner than this has not served, and its successor is in less of a hurry
+AGAIN_S = (0.5, 10.0)  # from a process's end to its successor's start: at first, and at most
+QUICK_S = 5.0  # a process that ends sooner than this has not served, and its successor waits longer
 UNUSABLE = os.EX_CONFIG  # the exit code of a process that cannot begin with these settings
 
 Work = Callable[[Member, int], int]
-"""One process: its exit code. The number is a pipe's, whose other end is closed when the supervisor is gone."""
+"""Runs one process and returns its exit code. The int is a pipe whose other end closes when the supervisor dies."""
 
 
 @dataclass(slots=True)
@@ -40,12 +39,12 @@ class _Child:
 
 @dataclass(slots=True)
 class Supervisor:
-    """`run` returns when all processes have ended: 0 after a signal, else the code of the one that could not begin."""
+    """`run` returns when all have ended: 0 after a signal, else the exit code of the process that could not start."""
 
     count: int
     work: Work
     on_stop: Callable[[], None]
-    """When the end begins: closes what must take no more clients."""
+    """Called when the shutdown begins: closes what must accept no more clients."""
     _children: list[_Child] = field(default_factory=list)
     _stopping: signal.Signals | None = None
     _code: int = 0
@@ -53,9 +52,10 @@ class Supervisor:
     def run(self) -> int:
         first = Member()
         self._children = [
-            _Child(Member(index=index, ends=ends, secret=first.secret)) for index, ends in enumerate(wires(self.count))
+            _Child(Member(index=index, ends=ends, secret=first.secret))
+            for index, ends in enumerate(make_ends(self.count))
         ]
-        # Blocked but while it waits for one of them: no signal comes between a look at its children and that wait.
+        # Blocked except in `sigtimedwait`, so that no signal is lost between a look at the children and that wait.
         watched = {*SIGNALS, signal.SIGCHLD}
         signal.pthread_sigmask(signal.SIG_BLOCK, watched)
         alive, still_here = os.pipe()
@@ -79,7 +79,7 @@ class Supervisor:
             came = signal.sigtimedwait(watched, max(0.0, min(waits_s, default=3600.0)))
             if came is not None and came.si_signo in SIGNALS:
                 self._stop(signal.Signals(came.si_signo))
-            self._bury()
+            self._reap()
 
     def _start(self, child: _Child, alive: int, still_here: int, watched: set[signal.Signals]) -> None:
         child.started_s = time.monotonic()
@@ -89,7 +89,7 @@ class Supervisor:
             return
         code = 1
         try:
-            # A terminal's signals are for the supervisor, which passes them on: twice would end it without draining.
+            # The supervisor passes a terminal's signals on. With them twice, the child would end without draining.
             os.setpgid(0, 0)
             os.close(still_here)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)
@@ -105,17 +105,17 @@ class Supervisor:
         if self._stopping is None:
             log.info("draining; a second signal ends the processes at once")
             self.on_stop()
-        else:  # they may have had the first one twice, from us and from whoever sends it to all
+        else:  # not SIGTERM: a child may have had the first one twice, from us and from whoever signals the group
             order = signal.SIGKILL
-            self._code = 128 + number  # as a shell calls what a signal has ended
+            self._code = 128 + number  # a shell's exit code for a process that a signal ended
         self._stopping = number
         for child in self._children:
             if child.pid:
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, order)
 
-    def _bury(self) -> None:
-        """Notes who has ended, and when a successor is due."""
+    def _reap(self) -> None:
+        """Notes which children have ended, and when their successors are due."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -130,7 +130,9 @@ class Supervisor:
             if self._stopping is not None:
                 continue
             now_s, code = time.monotonic(), os.waitstatus_to_exitcode(status)
-            if code == UNUSABLE and child.starts == 1:  # a successor, while others serve, is tried again instead
+            if (
+                code == UNUSABLE and child.starts == 1
+            ):  # at its first start; a successor is started again, as others serve meanwhile
                 self._stop(signal.SIGTERM)
                 self._code = code
                 continue

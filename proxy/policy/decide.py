@@ -25,11 +25,11 @@ from ..connectors import can_pair
 from ..decision_table.score import Verdict
 from ..decision_table.table import TableQuery
 from ..errors import AllBusy, NoWorkerError
-from ..fleet.residency import standing
+from ..fleet.residency import stale_reason
 from ..fleet.view import Fleet, WorkerView, check_model
 from ..fleet.worker import PairId, Role, WorkerId
 from .decision import Decision, Route, Rules, Turn
-from .placement import held_on, pick_decode, pick_prefill, warmth_of
+from .placement import held_on, pick_decode, pick_prefill, slow_start_factor
 
 _DECODE, _REPLICA = Role.DECODE, Role.REPLICA  # an enum's members by their names are slow to look up in a loop
 
@@ -51,8 +51,8 @@ class _Candidates(msgspec.Struct, frozen=True):
     now_s: float
     warm_up_s: float
 
-    def warmth(self, view: WorkerView) -> float:
-        return warmth_of(view, self.now_s, self.warm_up_s)
+    def slow_start(self, view: WorkerView) -> float:
+        return slow_start_factor(view, self.now_s, self.warm_up_s)
 
     def prefills_for(self, decode: WorkerView) -> list[WorkerView]:
         return [view for view in self.prefills if self.can_hand_over(view, decode)]
@@ -211,9 +211,9 @@ def _carry_out(turn: Turn, preference: _Preference, candidates: _Candidates) -> 
         for view in candidates.decodes
         if any(candidates.can_hand_over(prefill, view) for prefill in candidates.prefills)
     ]
-    decode = pick_decode(turn, pairable or candidates.decodes, candidates.warmth)
+    decode = pick_decode(turn, pairable or candidates.decodes, candidates.slow_start)
     assert decode is not None, "the caller saw a decode worker"
-    prefill = pick_prefill(turn, candidates.prefills_for(decode), candidates.warmth)
+    prefill = pick_prefill(turn, candidates.prefills_for(decode), candidates.slow_start)
     if prefill is None:
         return _on_one_engine(turn, preference, candidates, "no_prefill_worker", (*vetoes, "no_prefill_worker"))
     reason = vetoes[0] if vetoes else preference.reason
@@ -241,7 +241,7 @@ def _local_veto(turn: Turn, candidates: _Candidates) -> str | None:
         return "decode_busy"
     for view in candidates.decodes:
         if view is known:
-            return standing(turn.decode, known)
+            return stale_reason(turn.decode, known)
     return "decode_failed"
 
 
@@ -252,7 +252,7 @@ def _on_one_engine(
     own = next((view for view in candidates.decodes if held_on(turn.decode, view, max(1, turn.held_tokens))), None)
     if own is None and candidates.replicas:
         return _on_replica(turn, preference, candidates, reason, vetoes)
-    decode = own or pick_decode(turn, candidates.decodes, candidates.warmth)
+    decode = own or pick_decode(turn, candidates.decodes, candidates.slow_start)
     assert decode is not None, "the caller saw a decode worker"
     return Decision(route=Route.LOCAL, reason=reason, decode=decode, wanted=preference.route, vetoes=vetoes)
 
@@ -260,7 +260,7 @@ def _on_one_engine(
 def _on_replica(
     turn: Turn, preference: _Preference, candidates: _Candidates, reason: str, vetoes: tuple[str, ...]
 ) -> Decision:
-    replica = pick_decode(turn, candidates.replicas, candidates.warmth)
+    replica = pick_decode(turn, candidates.replicas, candidates.slow_start)
     assert replica is not None, "the caller saw a replica"
     return Decision(route=Route.REPLICA, reason=reason, decode=replica, wanted=preference.route, vetoes=vetoes)
 

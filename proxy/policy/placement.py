@@ -6,54 +6,54 @@ from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 
 from ..connectors import can_pair
-from ..fleet.residency import Residency, standing
+from ..fleet.residency import Residency, stale_reason
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role
 from .decision import Turn
 
 KV_FULL = 0.95  # at this share of KV blocks in use, a new session would evict or preempt others
-COLDEST = 0.1  # a worker that has just come counts as ten times as loaded
+LEAST_FACTOR = 0.1  # slow start begins here: a worker that has just joined counts as ten times as loaded
 
 Rank = tuple[float, ...]
 
-Warmth = Callable[[WorkerView], float]
-"""How much of its share of traffic a worker may have by now, in (0, 1]."""
+SlowStart = Callable[[WorkerView], float]
+"""The factor of a worker in slow start, in (0, 1]; its load counts divided by this."""
 
 
-def warmth_of(view: WorkerView, now_s: float, warm_up_s: float) -> float:
-    """A worker's share grows in a line over `warm_up_s`: a cold engine compiles, and its caches are empty."""
+def slow_start_factor(view: WorkerView, now_s: float, warm_up_s: float) -> float:
+    """Slow start: grows linearly over `warm_up_s`, as a cold engine compiles and its caches are empty."""
     age_s = now_s - view.since_s
-    return 1.0 if warm_up_s <= 0 or age_s >= warm_up_s else max(COLDEST, age_s / warm_up_s)
+    return 1.0 if warm_up_s <= 0 or age_s >= warm_up_s else max(LEAST_FACTOR, age_s / warm_up_s)
 
 
-def pick_decode(turn: Turn, candidates: Sequence[WorkerView], warmth: Warmth) -> WorkerView | None:
+def pick_decode(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowStart) -> WorkerView | None:
     """The session's own worker if it still holds the prefix, else the least loaded with room for its KV."""
     if turn.decode is not None:
         for view in candidates:
-            if view.worker.address == turn.decode.worker and standing(turn.decode, view) is None:
+            if view.worker.address == turn.decode.worker and stale_reason(turn.decode, view) is None:
                 return view
-    return _first(candidates, lambda view: _load_rank(view, warmth(view)), turn.session_id)
+    return _first(candidates, lambda view: _load_rank(view, slow_start(view)), turn.session_id)
 
 
-def pick_prefill(turn: Turn, candidates: Sequence[WorkerView], warmth: Warmth) -> WorkerView | None:
+def pick_prefill(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowStart) -> WorkerView | None:
     """The P that will have computed this prompt soonest: queued prefill tokens plus those it must compute itself."""
 
     def tokens_until_done(view: WorkerView) -> tuple[float, int]:
         tokens = view.queued_prefill_tokens + turn.prompt_tokens - held_on(turn.prefill, view, turn.held_tokens)
-        return (tokens / warmth(view), view.requests)
+        return (tokens / slow_start(view), view.requests)
 
     return _first(candidates, tokens_until_done, turn.session_id)
 
 
 def held_on(residency: Residency | None, view: WorkerView, prefix_tokens: int) -> int:
     """Tokens of a prefix that this worker is believed to hold."""
-    if residency is None or residency.worker != view.worker.address or standing(residency, view) is not None:
+    if residency is None or residency.worker != view.worker.address or stale_reason(residency, view) is not None:
         return 0
     return min(residency.tokens, prefix_tokens)
 
 
-def _load_rank(view: WorkerView, warmth: float) -> tuple[bool, float, float]:
-    requests = (view.requests + 1) / warmth
+def _load_rank(view: WorkerView, factor: float) -> tuple[bool, float, float]:
+    requests = (view.requests + 1) / factor
     return (view.load.kv_usage >= KV_FULL, requests, round(view.load.kv_usage, 2))
 
 

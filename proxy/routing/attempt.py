@@ -54,7 +54,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     is_left: bool = False  # by its client: no further leg is asked
     leg: LegRecord | None = None  # the answering one, from its beginning on
     on_close: Callable[[Attempt], None] | None = None  # by whom its legs were begun
-    seat: Seat | None = None  # the turn's, once this attempt is the one that answers it
+    permit: Seat | None = None  # the turn's, once this attempt is the one that answers it
 
     def close(self) -> None:
         if self.answer is not None:
@@ -63,8 +63,8 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
         if self.on_close is not None:
             on_close, self.on_close = self.on_close, None
             on_close(self)
-        if self.seat is not None:
-            self.seat.leave()  # the last to go: whoever waits then finds the worker's place free
+        if self.permit is not None:
+            self.permit.leave()  # the last to go: whoever waits then finds the worker's place free
 
     def leg_id(self, kind: str) -> str:
         """Unique, whatever ids clients send: engines and P2pNccl tell requests apart by it."""
@@ -119,9 +119,9 @@ class Job(msgspec.Struct, frozen=True):
     request: Request
     turn: Turn
     receipt: Receipt
-    asker: TurnContext
+    context: TurnContext
     started_s: float
-    seat: Seat
+    permit: Seat
 
 
 @dataclass(slots=True)
@@ -144,17 +144,17 @@ class FailedAttempts:
             return tuple(self.keys)
         return (*self.keys, *(view.id for view in views if view.role is Role.PREFILL))
 
-    def may_try_again(self, running: Attempt, exc: LegError, row: FailureRule, now_s: float) -> bool:
+    def may_try_again(self, attempt: Attempt, exc: LegError, row: FailureRule, now_s: float) -> bool:
         """Notes the failure; whether its row leaves another try, and the limit does."""
-        leg, decision = running.failed_leg, running.decision
+        leg, decision = attempt.failed_leg, attempt.decision
         self.last = exc
-        if row.client_gets(stream=running.request.stream) not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE):
+        if row.client_gets(stream=attempt.request.stream) not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE):
             return False
-        if row.standing is HealthEffect.PAIR and decision.prefill is not None:
+        if row.health is HealthEffect.PAIR and decision.prefill is not None:
             self.keys[decision.prefill.id, decision.decode.id] = exc
         else:
             self.keys[blamed(leg, decision)] = exc
-        if leg is Leg.PREFILL or row.standing is HealthEffect.PAIR:
+        if leg is Leg.PREFILL or row.health is HealthEffect.PAIR:
             self.handing_over += 1
         elif row.client is ClientGets.ANOTHER_OR_QUEUE:
             until_s = now_s + (exc.retry_after_s or OVERLOAD_S)

@@ -48,118 +48,118 @@ class Dispatcher:
         # The head of an answer that is not streamed comes when all of it is there.
         self._answer_timeouts = Timeouts(config.connect_timeout_s, config.answer_timeout_s, config.idle_timeout_s)
 
-    async def open(self, running: Attempt) -> OpenAnswer:
+    async def open(self, attempt: Attempt) -> OpenAnswer:
         """The decision's answer at its first event; LegError, with everything closed, where a leg fails."""
         try:
-            running.booking.reserve()
-            running.on_close = self._closed
-            if running.decision.prefill is not None:
-                return await self._winding_up.shielded(self._split(running), running)
-            kind = running.answering_leg
-            leg = plain_leg(running.request.endpoint, running.request.fields, running.leg_id(kind[0]))
-            return await self._answered(running, leg, kind)
+            attempt.booking.reserve()
+            attempt.on_close = self._closed
+            if attempt.decision.prefill is not None:
+                return await self._winding_up.shielded(self._split(attempt), attempt)
+            kind = attempt.answering_leg
+            leg = plain_leg(attempt.request.endpoint, attempt.request.fields, attempt.leg_id(kind[0]))
+            return await self._answered(attempt, leg, kind)
         except BaseException:
-            if not running.is_left:  # else it is closed by who winds it up
-                running.close()
+            if not attempt.is_left:  # else it is closed by who winds it up
+                attempt.close()
             raise
 
-    def _closed(self, running: Attempt) -> None:
-        if running.leg is not None:
-            self._end_leg(running, running.leg)
-        self._free_prefill(running.booking)
-        running.booking.release()
+    def _closed(self, attempt: Attempt) -> None:
+        if attempt.leg is not None:
+            self._end_leg(attempt, attempt.leg)
+        self._free_prefill(attempt.booking)
+        attempt.booking.release()
 
-    def release(self, running: Attempt) -> None:
+    def release(self, attempt: Attempt) -> None:
         """Another D takes the KV of a hand-over whose own D was never reached."""
-        self._winding_up.release(running)
+        self._winding_up.release(attempt)
 
     def _free_prefill(self, booking: LegBooking) -> None:
         if booking.holds_prefill:
             booking.free_prefill()
             self._admission.poke()
 
-    async def _split(self, running: Attempt) -> OpenAnswer:
-        decision, request = running.decision, running.request
+    async def _split(self, attempt: Attempt) -> OpenAnswer:
+        decision, request = attempt.decision, attempt.request
         assert decision.prefill is not None, "a SPLIT has a P"
         connector = CONNECTORS[decision.prefill.worker.connector]
         pair = Pair(decision.prefill.worker, decision.decode.worker)
-        prefill = connector.prefill_leg(request.endpoint, request.fields, pair, running.leg_id("p"))
-        running.handoff = await self._prefilled(running, connector, pair, prefill)
-        if running.is_left:
+        prefill = connector.prefill_leg(request.endpoint, request.fields, pair, attempt.leg_id("p"))
+        attempt.handoff = await self._prefilled(attempt, connector, pair, prefill)
+        if attempt.is_left:
             raise asyncio.CancelledError  # what there is to release, is released by who shields this
-        leg_id = prefill.headers[REQUEST_ID] if connector.shares_request_id else running.leg_id("d")
-        leg = connector.decode_leg(request.endpoint, request.fields, pair, leg_id, running.handoff)
-        opened = await self._answered(running, leg, Leg.DECODE)
-        self._ledger.close(running.leg_id("p"))  # D has begun to answer, so it has the KV
+        leg_id = prefill.headers[REQUEST_ID] if connector.shares_request_id else attempt.leg_id("d")
+        leg = connector.decode_leg(request.endpoint, request.fields, pair, leg_id, attempt.handoff)
+        opened = await self._answered(attempt, leg, Leg.DECODE)
+        self._ledger.close(attempt.leg_id("p"))  # D has begun to answer, so it has the KV
         return opened
 
-    async def _prefilled(self, running: Attempt, connector: Connector, pair: Pair, leg: LegRequest) -> Handoff | None:
-        view = running.decision.prefill
+    async def _prefilled(self, attempt: Attempt, connector: Connector, pair: Pair, leg: LegRequest) -> Handoff | None:
+        view = attempt.decision.prefill
         assert view is not None, "a SPLIT has a P"
-        record = self._start_leg(running, Leg.PREFILL, view)
+        record = self._start_leg(attempt, Leg.PREFILL, view)
         try:
-            body = await self._prefill_body(view, leg, running, record)
+            body = await self._prefill_body(view, leg, attempt, record)
             found = connector.handoff(body, pair)
         except LegError as exc:
             record.fail(exc)
             raise
         finally:
-            self._free_prefill(running.booking)
-            self._end_leg(running, record)
+            self._free_prefill(attempt.booking)
+            self._end_leg(attempt, record)
         if isinstance(found, NoHandoff):
-            running.receipt.handoff_missing = found.reason
+            attempt.receipt.handoff_missing = found.reason
             self._metrics.handoffs_missing.labels(found.reason).inc()
             return None
         if connector.needs_handoff:
-            self._ledger.open(running.leg_id("p"), self._now())
-        running.booking.prefilled(found.cached_tokens or 0)
+            self._ledger.open(attempt.leg_id("p"), self._now())
+        attempt.booking.prefilled(found.cached_tokens or 0)
         return found
 
-    async def _prefill_body(self, view: WorkerView, leg: LegRequest, running: Attempt, record: LegRecord) -> bytes:
+    async def _prefill_body(self, view: WorkerView, leg: LegRequest, attempt: Attempt, record: LegRecord) -> bytes:
         """P's whole answer, within its time-out as a whole."""
         call, timeouts = Call(view.worker), self._prefill_timeouts
         try:
             async with (
                 asyncio.timeout(timeouts.connect_s + timeouts.first_s),
                 self._upstream.answer(
-                    call, leg.path, body=leg.parts, headers={**running.headers, **leg.headers}, timeouts=timeouts
+                    call, leg.path, body=leg.parts, headers={**attempt.headers, **leg.headers}, timeouts=timeouts
                 ) as answer,
             ):
                 record.status = answer.status
                 body = await answer.body()
                 if answer.status != 200:
-                    raise self._refusal(answer, body, running, view)
+                    raise self._refusal(answer, body, attempt, view)
         except TimeoutError as exc:
             raise call.error("the prompt was not computed in time", Cause.TIMEOUT) from exc
-        observer = AnswerObserver(running.request.endpoint)
+        observer = AnswerObserver(attempt.request.endpoint)
         observer.observe_body(body)
-        _check_whole(running.request.endpoint, observer, view, _redaction(view, None))
+        _check_whole(attempt.request.endpoint, observer, view, _redaction(view, None))
         return body
 
-    async def _answered(self, running: Attempt, leg: LegRequest, kind: Leg) -> OpenAnswer:
+    async def _answered(self, attempt: Attempt, leg: LegRequest, kind: Leg) -> OpenAnswer:
         """The leg that answers the client: on D, or on R."""
-        view = running.decision.decode
-        record = running.leg = self._start_leg(running, kind, view)
-        running.call = Call(view.worker, once=running.handoff is not None)
-        timeouts = self._stream_timeouts if running.request.stream else self._answer_timeouts
+        view = attempt.decision.decode
+        record = attempt.leg = self._start_leg(attempt, kind, view)
+        attempt.call = Call(view.worker, once=attempt.handoff is not None)
+        timeouts = self._stream_timeouts if attempt.request.stream else self._answer_timeouts
         try:
-            answer = running.answer = await self._upstream.ask(
-                running.call, leg.path, body=leg.parts, headers={**running.headers, **leg.headers}, timeouts=timeouts
+            answer = attempt.answer = await self._upstream.ask(
+                attempt.call, leg.path, body=leg.parts, headers={**attempt.headers, **leg.headers}, timeouts=timeouts
             )
             record.status = answer.status
             if answer.status != 200:
-                raise self._refusal(answer, await answer.body(), running, view)
-            opened = await self._first_event(running, answer, record)
+                raise self._refusal(answer, await answer.body(), attempt, view)
+            opened = await self._first_event(attempt, answer, record)
         except LegError as exc:
             record.fail(exc)
             raise
         finally:
-            running.booking.computed()
-        running.booking.answering()
+            attempt.booking.computed()
+        attempt.booking.answering()
         return opened
 
-    async def _first_event(self, running: Attempt, answer: Answer, record: LegRecord) -> OpenAnswer:
-        request, handoff, view = running.request, running.handoff, running.decision.decode
+    async def _first_event(self, attempt: Attempt, answer: Answer, record: LegRecord) -> OpenAnswer:
+        request, handoff, view = attempt.request, attempt.handoff, attempt.decision.decode
         reply = ReplyKey(request)
         observer = AnswerObserver(request.endpoint, reply)
         hide_usage = not request.wants_usage and request.endpoint in CHOOSING
@@ -169,13 +169,13 @@ class Dispatcher:
             body = await answer.body()
             observer.observe_body(body)
             _check_whole(request.endpoint, observer, view, inside)
-            record.first_event_s = self._now() - running.started_s
+            record.first_event_s = self._now() - attempt.started_s
             first, relay = edited_body(body, edits), None
         else:
             relay = StreamRelay(request.endpoint, edits, observer)
             first = await self._until_first_event(answer, relay, observer, request.endpoint)
             _check_begun(observer, view, inside)
-            record.first_event_s = self._now() - running.started_s
+            record.first_event_s = self._now() - attempt.started_s
         return OpenAnswer(answer.content_type, first, observer, reply, relay, handoff)
 
     async def _until_first_event(
@@ -196,9 +196,9 @@ class Dispatcher:
                 by_s = now() + self._stream_timeouts.idle_s
         return b"".join(parts)
 
-    def _refusal(self, answer: Answer, body: bytes, running: Attempt, view: WorkerView) -> LegError:
+    def _refusal(self, answer: Answer, body: bytes, attempt: Attempt, view: WorkerView) -> LegError:
         """A worker's error as ours; of one that repeats what a handoff says of P, the status alone."""
-        if _redaction(view, running.handoff).is_named(body):
+        if _redaction(view, attempt.handoff).is_named(body):
             body = b""
         # A key that the proxy itself shows is not the client's fault; nor is a worker that was too slow to read.
         is_own = answer.status == 408 or (self._shows_own_key and answer.status in (401, 403))
@@ -210,15 +210,15 @@ class Dispatcher:
             retry_after_s=answer.retry_after_s,
         )
 
-    def _start_leg(self, running: Attempt, kind: Leg, view: WorkerView) -> LegRecord:
+    def _start_leg(self, attempt: Attempt, kind: Leg, view: WorkerView) -> LegRecord:
         record = LegRecord(
-            kind=kind, worker=view.name, address=view.worker.address, started_s=self._now() - running.started_s
+            kind=kind, worker=view.name, address=view.worker.address, started_s=self._now() - attempt.started_s
         )
-        running.receipt.legs.append(record)
+        attempt.receipt.legs.append(record)
         return record
 
-    def _end_leg(self, running: Attempt, record: LegRecord) -> None:
-        record.ended_s = self._now() - running.started_s
+    def _end_leg(self, attempt: Attempt, record: LegRecord) -> None:
+        record.ended_s = self._now() - attempt.started_s
         self._metrics.legs.observe(record.kind, record.ended_s - record.started_s)
 
 

@@ -41,19 +41,19 @@ class WindingUp:
         self._upstream = upstream
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def shielded(self, opening: Coroutine[Any, Any, OpenAnswer], running: Attempt) -> OpenAnswer:
+    async def shielded(self, opening: Coroutine[Any, Any, OpenAnswer], attempt: Attempt) -> OpenAnswer:
         """The result of `opening`; where the client leaves first, its hand-over is wound up in the background."""
         task = asyncio.create_task(opening)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            running.is_left = True
-            self._own(self._wind_up(task, running))
+            attempt.is_left = True
+            self._own(self._wind_up(task, attempt))
             raise
 
-    def release(self, running: Attempt) -> None:
+    def release(self, attempt: Attempt) -> None:
         """The D of this hand-over was never reached: another one takes the KV off P's hands."""
-        self._own(self._release(running))
+        self._own(self._release(attempt))
 
     async def close(self) -> None:
         """Waits for what is under way, not for long."""
@@ -73,7 +73,7 @@ class WindingUp:
         if not task.cancelled() and task.exception() is not None:
             log.error("a hand-over could not be wound up", exc_info=task.exception())
 
-    async def _wind_up(self, task: asyncio.Task[OpenAnswer], running: Attempt) -> None:
+    async def _wind_up(self, task: asyncio.Task[OpenAnswer], attempt: Attempt) -> None:
         try:
             await asyncio.wait({task}, timeout=GRACE_S)
             for _ in range(READ_TURNS):  # of the loop: what P has sent by now is not lost
@@ -81,57 +81,57 @@ class WindingUp:
         finally:
             task.cancel()
             await asyncio.wait({task})
-            running.close()
-        if running.handoff is None:
+            attempt.close()
+        if attempt.handoff is None:
             fate = "aborted"
-        elif not running.has_asked_decode:
-            await self._release(running)
-            fate = "left" if self._ledger.has(running.leg_id("p")) else "taken"
+        elif not attempt.has_asked_decode:
+            await self._release(attempt)
+            fate = "left" if self._ledger.has(attempt.leg_id("p")) else "taken"
         elif task.cancelled() or task.exception() is None:
             fate = "taken"
-            self._ledger.close(running.leg_id("p"))
+            self._ledger.close(attempt.leg_id("p"))
         else:
             fate = "left"
         self._metrics.abandoned.labels(fate).inc()
 
-    async def _release(self, running: Attempt) -> None:
-        decision, handoff = running.decision, running.handoff
-        prefill, decode = decision.prefill, self._taker(running)
+    async def _release(self, attempt: Attempt) -> None:
+        decision, handoff = attempt.decision, attempt.handoff
+        prefill, decode = decision.prefill, self._taker(attempt)
         assert prefill is not None and handoff is not None, "there is something to release"
         connector = CONNECTORS[prefill.worker.connector]
         if decode is None or not connector.needs_handoff:
             return
-        endpoint = running.request.endpoint
+        endpoint = attempt.request.endpoint
         pair = Pair(prefill.worker, decode.worker)
         # One token is the least that D computes, and all that this leg is for is its beginning.
-        least = prefill_fields(endpoint, running.request.fields, engine_version(decode.worker.engine_version))
-        leg = connector.decode_leg(endpoint, least, pair, running.leg_id("f"), handoff)
+        least = prefill_fields(endpoint, attempt.request.fields, engine_version(decode.worker.engine_version))
+        leg = connector.decode_leg(endpoint, least, pair, attempt.leg_id("f"), handoff)
         self._registry.reserve(decode.id, 0)
         try:
             async with self._upstream.answer(
                 Call(decode.worker, once=True),
                 leg.path,
                 body=leg.parts,
-                headers={**running.headers, **leg.headers},
+                headers={**attempt.headers, **leg.headers},
                 timeouts=Timeouts(REACHED_S, TAKEN_S, TAKEN_S),
             ) as answer:
                 await answer.body()
                 if answer.status == 200:
-                    self._ledger.close(running.leg_id("p"))
+                    self._ledger.close(attempt.leg_id("p"))
         except LegError as exc:
             log.info("a handoff waits for the end of its lease: %s", exc)
         finally:
             self._registry.release(decode.id)
 
-    def _taker(self, running: Attempt) -> WorkerView | None:
+    def _taker(self, attempt: Attempt) -> WorkerView | None:
         """The D of the turn, unless that was tried; else the least loaded that could have had it."""
-        prefill, own = running.decision.prefill, running.decision.decode.id
+        prefill, own = attempt.decision.prefill, attempt.decision.decode.id
         able = [
             view
             for view in self._registry.views()
-            if view.role is Role.DECODE and view.takes_turns(running.request.model)
+            if view.role is Role.DECODE and view.takes_turns(attempt.request.model)
             if prefill is not None and can_pair(prefill.worker, view.worker)
         ]
-        if running.call is not None:
+        if attempt.call is not None:
             able = [view for view in able if view.id != own]
         return min(able, key=lambda view: (view.id != own, view.requests), default=None)

@@ -31,20 +31,20 @@ class Learner:
     def completed(
         self,
         match: SessionMatch,
-        running: Attempt,
+        attempt: Attempt,
         opened: OpenAnswer,
         now_s: float,
         token_times_s: tuple[float, float] | None = None,
     ) -> None:
         """`token_times_s`: when the first and the last token came; None for an answer that came whole."""
-        receipt, route, summary = running.receipt, running.decision.route, opened.observer.summary
+        receipt, route, summary = attempt.receipt, attempt.decision.route, opened.observer.summary
         receipt.status = 200
         receipt.finish_reason = summary.finish_reason
         if token_times_s is not None:
-            self._note_times(receipt, route, running.started_s, token_times_s, summary.completion_tokens)
+            self._note_times(receipt, route, attempt.started_s, token_times_s, summary.completion_tokens)
         if summary.prompt_tokens is not None:
-            self._note_usage(match, running, opened, now_s)
-        self._close(receipt, "completed", now_s - running.started_s)
+            self._note_usage(match, attempt, opened, now_s)
+        self._close(receipt, "completed", now_s - attempt.started_s)
 
     def failed(self, receipt: Receipt, ended_s: float) -> None:
         self._close(receipt, "failed", ended_s)
@@ -91,22 +91,22 @@ class Learner:
             receipt.tpot_s = (last_s - first_s) / (completion_tokens - 1)
             self._metrics.tpot.observe(route, receipt.tpot_s)
 
-    def _note_usage(self, match: SessionMatch, running: Attempt, opened: OpenAnswer, now_s: float) -> None:
-        request, decision, receipt = running.request, running.decision, running.receipt
+    def _note_usage(self, match: SessionMatch, attempt: Attempt, opened: OpenAnswer, now_s: float) -> None:
+        request, decision, receipt = attempt.request, attempt.decision, attempt.receipt
         summary = opened.observer.summary
         prompt, completion = summary.prompt_tokens or 0, summary.completion_tokens or 0
         # After a remote prefill D counts all that it pulled as cached; what was really cached, P's answer said.
         cached = opened.handoff.cached_tokens if opened.handoff else summary.cached_tokens
         receipt.prompt_tokens, receipt.completion_tokens, receipt.cached_tokens = prompt, completion, cached
         # Where the worker does not say what was really used, the estimate stands.
-        self._rate_limits.settle(running.client, running.charged_tokens, prompt + completion, now_s)
+        self._rate_limits.settle(attempt.client, attempt.charged_tokens, prompt + completion, now_s)
         self._metrics.prompt_tokens.add(decision.route, by=prompt)
         self._metrics.cached_tokens.add(decision.route, by=cached or 0)
         self._metrics.completion_tokens.add(decision.route, by=completion)
         if decision.route is Route.LOCAL and cached is not None and cached < decision.cached_tokens * MISS_SHARE:
             self._metrics.residency_misses.inc()
         self._tokens.learn(request.model, request.prompt_bytes, prompt, completion)
-        running.booking.generated(completion)
+        attempt.booking.generated(completion)
         residency = self._registry.residency
         outcome = TurnOutcome(
             prompt_tokens=prompt,
@@ -114,7 +114,7 @@ class Learner:
             reply_key=opened.reply.key(),
             response_id=summary.response_id,
             reasoned=opened.reply.reasoned,
-            decode=residency(running.decode, prompt + completion),
+            decode=residency(attempt.decode, prompt + completion),
             prefill=residency(decision.prefill.id, prompt) if decision.prefill else match.prefill,
         )
         self._sessions.finish(match, request.prompt, outcome, now_s)

@@ -184,11 +184,11 @@ class Passthrough:
                 check_model(model, self._registry.views())
             raise NoWorkerError(f"no worker can serve model {model!r} now")
         bill = _Bill(self._state, client, 0 if is_form(content_type) else self._state.tokens.estimate(model, len(body)))
-        seat = await self._seat(model, client, bill)
+        permit = await self._seat(model, client, bill)
         try:
-            return await self._first_success(seat, _Asked(method, path, body, headers, model), bill)
+            return await self._first_success(permit, _Asked(method, path, body, headers, model), bill)
         except BaseException as exc:
-            seat.leave()
+            permit.leave()
             # Begun is paid for, whoever ended it.
             if isinstance(exc, NoWorkerError) or (isinstance(exc, LegError) and _cost_nothing(exc)):
                 bill.settle(0)
@@ -214,7 +214,7 @@ class Passthrough:
             bill.settle(0)
             raise
 
-    async def _first_success(self, seat: Seat, asked: _Asked, bill: _Bill) -> Forwarded:
+    async def _first_success(self, permit: Seat, asked: _Asked, bill: _Bill) -> Forwarded:
         """LegError of the last that failed, where no other may be tried."""
         failure: LegError | None = None
         self._state.retries.deposit()
@@ -223,10 +223,10 @@ class Passthrough:
                 break
             asked_s = self._state.now()
             try:
-                return await self._ask(seat, view, asked, bill)
+                return await self._ask(permit, view, asked, bill)
             except LegError as exc:
                 failure = exc
-                self._state.standings.leg_failed(_leg(view), exc, view.id, asked_s)
+                self._state.health.leg_failed(_leg(view), exc, view.id, asked_s)
                 if ROWS[_leg(view), exc.phase, exc.cause].whole not in (
                     ClientGets.ANOTHER,
                     ClientGets.ANOTHER_OR_QUEUE,
@@ -240,7 +240,7 @@ class Passthrough:
         self._state.metrics.retries.labels("retried" if may else "no_budget").inc()
         return may
 
-    async def _ask(self, seat: Seat, view: WorkerView, asked: _Asked, bill: _Bill) -> Forwarded:
+    async def _ask(self, permit: Seat, view: WorkerView, asked: _Asked, bill: _Bill) -> Forwarded:
         """The answer, from its first bytes on; LegError for one that is not for the client."""
         answer: Answer | None = None
         self._registry.reserve(view.id, 0)
@@ -265,7 +265,7 @@ class Passthrough:
         def release(_: object) -> None:
             self._registry.release(view.id)
             answer.close()
-            seat.leave()
+            permit.leave()
 
         task = asyncio.current_task()
         assert task is not None, "runs in the request's task"
@@ -283,18 +283,18 @@ class Passthrough:
             try:
                 data = await answer.chunk()
             except LegError as exc:
-                self._state.standings.leg_failed(_leg(view), exc, view.id, asked_s)
+                self._state.health.leg_failed(_leg(view), exc, view.id, asked_s)
                 raise
         used = bill.used.tokens if answer.status == 200 else 0
         bill.settle(used)
         if used:  # an answer that names none needed no engine, and says nothing of it
-            self._state.standings.succeeded(view.id)
+            self._state.health.succeeded(view.id)
 
     def _candidates(self, model: str) -> list[WorkerView]:
         able = [
             view for view in self._registry.views() if view.takes_turns(model) or (not model and view.state == "up")
         ]
-        blocked = self._state.standings.breakers.blocked(self._state.now())
+        blocked = self._state.health.breakers.blocked(self._state.now())
         return sorted(able, key=lambda v: (v.id in blocked, _PREFERENCE[v.role], v.requests, v.name))
 
     # -- the list of models

@@ -35,7 +35,7 @@ AT_ONCE = 8  # prompts of one request that are at work: one client's list must n
 class Answering(Protocol):
     """Who answers one turn."""
 
-    async def answer(self, request: Request, receipt: Receipt, asker: TurnContext) -> TurnReply: ...
+    async def answer(self, request: Request, receipt: Receipt, context: TurnContext) -> TurnReply: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ListTurn:
     prompts: PromptList
     parse: Callable[[bytes], Request]
     receipt: Receipt  # the request's own; each turn gets one with its number behind the id
-    asker: TurnContext
+    context: TurnContext
 
     def receipt_of(self, at: int) -> Receipt:
         return msgspec.structs.replace(self.receipt, id=f"{self.receipt.id}-{at}", vetoes=[], legs=[])
@@ -166,7 +166,7 @@ async def _each(count: int, one: Callable[[int], Coroutine[None, None, None]]) -
 
 async def _asked(router: Answering, turn: ListTurn, at: int) -> TurnReply:
     request = turn.parse(turn.prompts.body(at))
-    return await router.answer(request, turn.receipt_of(at), turn.asker)
+    return await router.answer(request, turn.receipt_of(at), turn.context)
 
 
 def _headers(turn: ListTurn, replies: Sequence[TurnReply]) -> dict[str, str]:

@@ -64,44 +64,44 @@ class Router:
         self._passed_over = passed_over
         self._now = state.now
 
-    async def answer(self, request: Request, receipt: Receipt, asker: TurnContext) -> TurnReply:
+    async def answer(self, request: Request, receipt: Receipt, context: TurnContext) -> TurnReply:
         """The reply to one turn; PPDError where there is none."""
         started_s = self._now()
         match = self._state.sessions.find(request.prompt, started_s)
-        turn = self._turn(request, match, asker.forced)
+        turn = self._turn(request, match, context.forced)
         _note_turn(receipt, match, turn)
         tokens = turn.prompt_tokens + turn.output_tokens
-        if asker.is_counted:
-            self._state.rate_limits.settle(asker.client, 0, tokens, started_s)
+        if context.is_counted:
+            self._state.rate_limits.settle(context.client, 0, tokens, started_s)
         else:
-            self._state.rate_limits.take(asker.client, tokens, started_s)
+            self._state.rate_limits.take(context.client, tokens, started_s)
         self._state.arrivals.count(started_s, opens=turn.number == 1)
         self._state.receipts.open(receipt)
-        seat: Seat | None = None
+        permit: Seat | None = None
         try:
-            seat = await self._state.admission.enter(self._ticket(request, turn, asker, started_s))
+            permit = await self._state.admission.enter(self._ticket(request, turn, context, started_s))
             receipt.waited_s = self._now() - started_s
-            job = Job(request, turn, receipt, asker, started_s, seat)
-            running, opened = await self._first_success(job)
+            job = Job(request, turn, receipt, context, started_s, permit)
+            attempt, opened = await self._first_success(job)
         except BaseException as exc:
-            if seat is None:
+            if permit is None:
                 receipt.waited_s = self._now() - started_s
             else:
-                seat.leave()
+                permit.leave()
             # What was begun was paid for: leaving early must not make a prompt free.
-            self._state.rate_limits.settle(asker.client, tokens, turn.prompt_tokens if receipt.legs else 0, self._now())
+            self._state.rate_limits.settle(context.client, tokens, turn.prompt_tokens if receipt.legs else 0, self._now())
             if isinstance(exc, PPDError):
                 receipt.status, receipt.error = exc.status, _error_name(exc)
                 self._learner.failed(receipt, self._now() - started_s)
             elif isinstance(exc, asyncio.CancelledError):
                 self._learner.cancelled(receipt, self._now() - started_s, is_answered=False)
             raise
-        running.seat = seat
+        attempt.permit = permit
         if opened.relay is not None:
-            stream = Streaming(self._state, self._learner, match, running, opened)
+            stream = Streaming(self._state, self._learner, match, attempt, opened)
             return TurnReply(opened.content_type, decision_headers(receipt), stream)
-        complete(self._state, self._learner, match, running, opened)
-        running.close()
+        complete(self._state, self._learner, match, attempt, opened)
+        attempt.close()
         return TurnReply(opened.content_type, decision_headers(receipt), opened.first)
 
     async def _first_success(self, job: Job) -> tuple[Attempt, OpenAnswer]:
@@ -113,7 +113,7 @@ class Router:
             try:
                 decision = self._decide(job, failed, now_s)
             except AllBusy:
-                await job.seat.wait_again(self._now() + BUSY_S)
+                await job.permit.wait_again(self._now() + BUSY_S)
                 continue
             except NoWorkerError:
                 if failed is None or failed.last is None:
@@ -121,34 +121,34 @@ class Router:
                 if not await self._waited(job, failed):
                     raise failed.last from None
                 continue
-            running = self._running(job, decision, now_s)
+            attempt = self._attempt(job, decision, now_s)
             try:
-                self._state.standings.asked(decision)
-                opened = await self._dispatcher.open(running)
+                self._state.health.asked(decision)
+                opened = await self._dispatcher.open(attempt)
             except LegError as exc:
-                row = self._give_up(running, exc)
+                row = self._give_up(attempt, exc)
                 failed = failed or FailedAttempts(self._attempts)
-                if not failed.may_try_again(running, exc, row, self._now()):
+                if not failed.may_try_again(attempt, exc, row, self._now()):
                     raise
                 # Whom it was busy for is asked no more for a while, so that needs no budget.
-                if row.standing is HealthEffect.PASSED_OVER or self._state.retries.take():
+                if row.health is HealthEffect.PASSED_OVER or self._state.retries.take():
                     self._state.metrics.retries.labels("retried").inc()
                     continue
                 self._state.metrics.retries.labels("no_budget").inc()
                 if not await self._waited(job, failed):
                     raise
             except BaseException:
-                self._state.standings.left(decision)
+                self._state.health.left(decision)
                 raise
             else:
-                self._state.standings.began(decision, moved=opened.handoff is not None)
-                return running, opened
+                self._state.health.began(decision, moved=opened.handoff is not None)
+                return attempt, opened
 
     async def _waited(self, job: Job, failed: FailedAttempts) -> bool:
         """Whether workers asked to be left alone for a while; if so, after that while in the queue."""
         if failed.overloaded_until_s is None:
             return False
-        await job.seat.wait_again(failed.overloaded_until_s)
+        await job.permit.wait_again(failed.overloaded_until_s)
         failed.forgive()
         return True
 
@@ -164,7 +164,7 @@ class Router:
         _note_decision(job.receipt, turn, decision, rules)
         return decision
 
-    def _running(self, job: Job, decision: Decision, now_s: float) -> Attempt:
+    def _attempt(self, job: Job, decision: Decision, now_s: float) -> Attempt:
         prefill = decision.prefill
         booking = LegBooking(
             self._state.registry,
@@ -178,37 +178,37 @@ class Router:
             decision=decision,
             decode=decision.decode.id,
             receipt=job.receipt,
-            client=job.asker.client,
+            client=job.context.client,
             booking=booking,
             charged_tokens=job.turn.prompt_tokens + job.turn.output_tokens,
-            headers=job.asker.headers,
+            headers=job.context.headers,
             started_s=job.started_s,
             asked_s=now_s,
         )
 
-    def _give_up(self, running: Attempt, exc: LegError) -> FailureRule:
+    def _give_up(self, attempt: Attempt, exc: LegError) -> FailureRule:
         """Notes the failure of a leg, and lets no handoff lie that could still be taken."""
-        leg = running.failed_leg
-        row = self._state.standings.failed(leg, exc, running.decision, running.asked_s)
+        leg = attempt.failed_leg
+        row = self._state.health.failed(leg, exc, attempt.decision, attempt.asked_s)
         self._state.metrics.failures.labels(leg, exc.phase, exc.cause).inc()
         log.log(
             logging.DEBUG if exc.cause is Cause.REQUEST else logging.WARNING,
             "request %s: %s on %s %s: %s at %s",
-            *(running.receipt.id, leg, running.receipt.legs[-1].worker, exc.worker, exc.cause, exc.phase),
+            *(attempt.receipt.id, leg, attempt.receipt.legs[-1].worker, exc.worker, exc.cause, exc.phase),
         )
-        if row.handoff is HandoffEffect.RELEASED and running.handoff is not None:
-            self._dispatcher.release(running)
+        if row.handoff is HandoffEffect.RELEASED and attempt.handoff is not None:
+            self._dispatcher.release(attempt)
         return row
 
-    def _ticket(self, request: Request, turn: Turn, asker: TurnContext, now_s: float) -> Ticket:
-        client, model = asker.client, request.model  # the ticket lasts as long as the answer, its prompt should not
+    def _ticket(self, request: Request, turn: Turn, context: TurnContext, now_s: float) -> Ticket:
+        client, model = context.client, request.model  # the ticket lasts as long as the answer, its prompt should not
         return Ticket(
             tenant=client.tenant,
             weight=client.weight,
             priority=effective_priority(client.priority, request.priority),
             cost=turn.new_tokens + turn.output_tokens,
             arrived_s=now_s,
-            deadline_s=now_s + asker.patience_s,
+            deadline_s=now_s + context.patience_s,
             needs=model,
             fits=lambda: has_room(self._state.registry.fleet(model), self.rules),
         )

@@ -64,12 +64,12 @@ class TurnService:
             request = in_class(self._parse(caller, body), caller.client)
             check_use(caller.client, request.model)
             receipt.model, receipt.stream = request.model, request.stream
-            asker = self._asker(caller)
+            context = self._context(caller)
             prompts = prompt_list(request, self._config.body_limit_bytes)
             if prompts is None:
-                return await self._router.answer(request, receipt, asker)
+                return await self._router.answer(request, receipt, context)
             self._state.rate_limits.take(caller.client, 0, self._state.now())
-            each = replace(asker, is_counted=True)
+            each = replace(context, is_counted=True)
             return await self._fan_out.answer(ListTurn(prompts, partial(self._parse, caller), receipt, each))
         except PPDError as exc:
             reply = error_reply(exc)
@@ -80,7 +80,7 @@ class TurnService:
             log.error("request %s failed", receipt.id, exc_info=exc)
             return error_reply(PPDError("internal error"))
 
-    def _asker(self, caller: Caller) -> TurnContext:
+    def _context(self, caller: Caller) -> TurnContext:
         legs = leg_headers(caller.headers, self._config.worker_api_key, forwards_key=self._keys is None)
         legs["content-type"] = JSON  # it was read as JSON, whatever the client called it
         return TurnContext(caller.client, legs, caller.forced, queue_patience_s(caller.headers))

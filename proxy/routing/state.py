@@ -29,7 +29,7 @@ class State:
     ledger: Ledger
     receipts: Receipts
     metrics: Metrics
-    standings: WorkerHealth
+    health: WorkerHealth
     retries: RetryBudget
     arrivals: Arrivals
     admission: Admission

@@ -35,21 +35,21 @@ class Streaming:
     """One turn's answer; `abandon` at any time, as long as it has not ended."""
 
     def __init__(
-        self, state: State, learner: Learner, match: SessionMatch, running: Attempt, opened: OpenAnswer
+        self, state: State, learner: Learner, match: SessionMatch, attempt: Attempt, opened: OpenAnswer
     ) -> None:
-        assert running.answer is not None and opened.relay is not None, "a stream is open"
-        self.answer: Answer = running.answer
+        assert attempt.answer is not None and opened.relay is not None, "a stream is open"
+        self.answer: Answer = attempt.answer
         self._state = state
         self._learner = learner
         self._match = match
-        self._running = running
+        self._attempt = attempt
         self._opened = opened
         self._relay = opened.relay
         self._summary = opened.observer.summary
         self._first_token_s: float | None = None
         self._is_learnt = False
         self.is_over = False  # the answer is whole; what the worker still owes is the end of its message
-        running.request = running.request.without_prompt()
+        attempt.request = attempt.request.without_prompt()
 
     def begin(self) -> bytes:
         """What the client gets first."""
@@ -81,9 +81,9 @@ class Streaming:
 
     def abandon(self) -> None:
         """The client is gone; after the end of the answer that changes nothing."""
-        if self._running.receipt.outcome == "running":
-            self._learner.cancelled(self._running.receipt, self._elapsed_s(), is_answered=True)
-        self._running.close()
+        if self._attempt.receipt.outcome == "running":
+            self._learner.cancelled(self._attempt.receipt, self._elapsed_s(), is_answered=True)
+        self._attempt.close()
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The client's bytes as they come."""
@@ -105,9 +105,9 @@ class Streaming:
     def _finish(self) -> bytes:
         tail = self._relay.finish()
         self._note()
-        if self._running.receipt.outcome == "running":
-            self._learner.broken(self._running.receipt, self._elapsed_s())
-        self._running.close()
+        if self._attempt.receipt.outcome == "running":
+            self._learner.broken(self._attempt.receipt, self._elapsed_s())
+        self._attempt.close()
         return tail
 
     def _note(self) -> None:
@@ -118,38 +118,38 @@ class Streaming:
             self._first_token_s = self._state.now()
         if summary.completed and not self._is_learnt and summary.finish_reason != ABORTED:
             self._is_learnt = True
-            if self._running.receipt.outcome == "running":
+            if self._attempt.receipt.outcome == "running":
                 times_s = None if self._first_token_s is None else (self._first_token_s, self._state.now())
-                complete(self._state, self._learner, self._match, self._running, self._opened, times_s)
+                complete(self._state, self._learner, self._match, self._attempt, self._opened, times_s)
 
     def _break_off(self, exc: LegError) -> None:
         """A stream failed under a client that has read from it; after its last event that is of no account."""
-        running, events = self._running, self._summary.events
-        if running.receipt.outcome != "running":
+        attempt, events = self._attempt, self._summary.events
+        if attempt.receipt.outcome != "running":
             return
-        leg, record = running.answering_leg, running.receipt.legs[-1]
+        leg, record = attempt.answering_leg, attempt.receipt.legs[-1]
         record.fail(exc)
         record.events = events
-        running.receipt.error = f"{leg} {exc.phase}: {exc.cause}"
+        attempt.receipt.error = f"{leg} {exc.phase}: {exc.cause}"
         log.warning(
             "request %s: %s on %s %s: %s at %s after %d events; the client was told",
-            *(running.receipt.id, leg, record.worker, exc.worker, exc.cause, exc.phase, events),
+            *(attempt.receipt.id, leg, record.worker, exc.worker, exc.cause, exc.phase, events),
         )
-        self._state.standings.failed(leg, exc, running.decision, running.asked_s)
+        self._state.health.failed(leg, exc, attempt.decision, attempt.asked_s)
         self._state.metrics.failures.labels(leg, exc.phase, exc.cause).inc()
 
     def _elapsed_s(self) -> float:
-        return self._state.now() - self._running.started_s
+        return self._state.now() - self._attempt.started_s
 
 
 def complete(
     state: State,
     learner: Learner,
     match: SessionMatch,
-    running: Attempt,
+    attempt: Attempt,
     opened: OpenAnswer,
     times_s: tuple[float, float] | None = None,
 ) -> None:
     """What an answer that is all there teaches; times_s: of its first and its last token."""
-    learner.completed(match, running, opened, state.now(), token_times_s=times_s)
-    state.standings.completed(running.decision)
+    learner.completed(match, attempt, opened, state.now(), token_times_s=times_s)
+    state.health.completed(attempt.decision)

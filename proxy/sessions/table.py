@@ -21,7 +21,7 @@ before those counts as one of the second turn, as all that is still known to be 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
@@ -31,6 +31,7 @@ import msgspec
 from ..errors import ConfigError
 from ..fleet.residency import Residency
 from ..fleet.worker import WorkerId
+from ..runtime.replicated import Replicated
 from .prefix_chain import KEY_BITS, Mark
 from .session import KnownPrefix, Prompt, Session, hexadecimal, indexed, kept, response_key
 from .token_estimates import decayed_mean
@@ -108,8 +109,7 @@ class SessionTable:
         self._named: dict[int, Session] = {}  # the newest history of each label
         self._index: dict[int, Session] = {}  # by prefix key, the newest session that has it
         self._serial = serial
-        self.before_look: Callable[[], None] | None = None  # hears what other processes have learned
-        self.on_learned: Callable[[Session, int | None, Iterable[int]], None] | None = None  # see `adopt`
+        self.replicated: Replicated[Session, int | None, set[int]] | None = None  # changed: as `adopt`
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -118,8 +118,8 @@ class SessionTable:
 
     def find(self, prompt: Prompt, now_s: float) -> SessionMatch:
         """The place of a request that has just come."""
-        if self.before_look is not None:
-            self.before_look()
+        if self.replicated is not None:
+            self.replicated.catch_up()
         self._expire(now_s)
         named = None if prompt.label is None else self._named.get(prompt.label)
         if prompt.opener is not None:
@@ -130,8 +130,8 @@ class SessionTable:
 
     def finish(self, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome, now_s: float) -> None:
         """Learns from a turn that completed; one that failed or was cancelled is simply not told."""
-        if self.before_look is not None:
-            self.before_look()
+        if self.replicated is not None:
+            self.replicated.catch_up()
         known = self._sessions.get(match.history)
         known_prefixes = known.prefixes() if known else []
         if known and _still_there(known, known_prefixes, match, prompt, outcome):
@@ -148,8 +148,8 @@ class SessionTable:
         session.learn(output_tokens, outcome.decode, outcome.prefill, prefixes)
         self._name(session, prompt.label)
         self._touch(session, now_s)
-        if self.on_learned is not None:
-            self.on_learned(session, prompt.label, after - before)
+        if self.replicated is not None:
+            self.replicated.changed(session, prompt.label, after - before)
         self._expire(now_s)
 
     def adopt(self, theirs: Session, label: int | None, keys: Iterable[int]) -> None:

@@ -97,16 +97,16 @@ CLAIMS = {
         or row.client not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE, ClientGets.RELAYED)
     ),
     "what is not the worker's fault is not held against it": lambda leg, phase, cause, row: (
-        cause not in (Cause.REQUEST, Cause.CLIENT_GONE, Cause.DRAINING) or row.standing is HealthEffect.UNTOUCHED
+        cause not in (Cause.REQUEST, Cause.CLIENT_GONE, Cause.DRAINING) or row.health is HealthEffect.UNTOUCHED
     ),
     "a busy worker has not failed": lambda leg, phase, cause, row: (
-        cause is not Cause.OVERLOADED or row.standing in (HealthEffect.PASSED_OVER, HealthEffect.UNTOUCHED)
+        cause is not Cause.OVERLOADED or row.health in (HealthEffect.PASSED_OVER, HealthEffect.UNTOUCHED)
     ),
     "a worker is passed over for being busy alone": lambda leg, phase, cause, row: (
-        row.standing is not HealthEffect.PASSED_OVER or cause is Cause.OVERLOADED
+        row.health is not HealthEffect.PASSED_OVER or cause is Cause.OVERLOADED
     ),
     "a pair can fail only where KV moves": lambda leg, phase, cause, row: (
-        row.standing is not HealthEffect.PAIR or leg is Leg.DECODE
+        row.health is not HealthEffect.PAIR or leg is Leg.DECODE
     ),
     "there is a handoff only in a hand-over": lambda leg, phase, cause, row: (
         row.handoff is HandoffEffect.NONE or leg in (Leg.PREFILL, Leg.DECODE)
@@ -143,7 +143,7 @@ CLAIMS = {
     "a worker that is gone opens its breaker at once": lambda leg, phase, cause, row: (
         cause not in (Cause.WORKER_GONE, Cause.REFUSED)
         or phase in (Phase.QUEUE, Phase.AFTER)
-        or row.standing is HealthEffect.OPENED
+        or row.health is HealthEffect.OPENED
     ),
     "streamed or not, only a time-out makes a difference": lambda leg, phase, cause, row: (
         row.client is row.whole or (cause is Cause.TIMEOUT and row.whole is ClientGets.TIMED_OUT)
@@ -164,7 +164,7 @@ def test_every_answer_is_given_somewhere() -> None:
         (ClientGets, {client for row in TABLE for client in (row.client, row.whole)}),
         (OtherLeg, {row.other_leg for row in TABLE}),
         (HandoffEffect, {row.handoff for row in TABLE}),
-        (HealthEffect, {row.standing for row in TABLE}),
+        (HealthEffect, {row.health for row in TABLE}),
         (ResidencyEffect, {row.residency for row in TABLE}),
     ):
         assert used == set(kind)

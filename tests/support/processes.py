@@ -1,4 +1,4 @@
-"""Two processes of one proxy in one event loop, without a network beyond their wires."""
+"""Two processes of one proxy in one event loop, without a network beyond their make_ends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import Mode, ProxyConfig
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
-from ppd.proxy.peers.channels import End, wires
-from ppd.proxy.peers.member import Member
+from ppd.proxy.peers.channels import End, Member, make_ends
 from ppd.proxy.settings import Settings
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.engine.engine import SimEngine
@@ -40,7 +39,7 @@ class Pair:
     """Two processes, 0 and 1; tests do what their event loops would."""
 
     def __init__(self, **settings: Any) -> None:
-        self.ends = wires(2)
+        self.ends = make_ends(2)
         self.secret = Member().secret
         self.clock = 1000.0
         self.config = ProxyConfig(mode=Mode.REPLICA, heartbeat_port=0, **settings)
@@ -53,11 +52,11 @@ class Pair:
         return self.begun[-1]
 
     async def join(self) -> None:
-        await asyncio.gather(*(one.siblings.join() for one in self.ones))
+        await asyncio.gather(*(one.membership.join() for one in self.ones))
 
     async def hush(self) -> None:
         for one in self.begun:
-            await one.siblings.close()
+            await one.membership.close()
             probing = list(one.prober._probing.values())
             for task in probing:
                 task.cancel()
@@ -96,11 +95,11 @@ class Family:
 
     async def kill(self, index: int) -> None:
         """As `stop`, but without a last word: the others hear nothing more of it, and it nothing more of them."""
-        mesh = self.proxies[index].proxy.siblings._mesh
-        for wire in mesh._wires:
-            wire.close()
-        mesh._wires.clear()
-        mesh._by_peer.clear()
+        channels = self.proxies[index].proxy.membership._channels
+        for channel in channels._channels:
+            channel.close()
+        channels._channels.clear()
+        channels._by_peer.clear()
         await self.stop(index)
 
     async def until(self, holds: Callable[[], bool], limit_s: float = 20) -> None:
@@ -138,7 +137,7 @@ async def family_of(
     names: str, count: int = 2, *, engine: dict[str, Any] | None = None, **settings: Any
 ) -> AsyncIterator[Family]:
     """So many proxies and a fleet by the names of its workers: `P1 D1 D2`, which all of them find up."""
-    ends = wires(count)
+    ends = make_ends(count)
     defaults: dict[str, Any] = {"mode": Mode.ALWAYS_LOCAL, "probe_interval_s": 0.2}
     async with AsyncExitStack() as stack:
         for end in (end for one in ends for end in one.values()):

@@ -225,7 +225,7 @@ async def test_a_turn_waits_for_overloaded_workers_and_succeeds_when_they_recove
         turn = await fleet.conversation().say("hello there, I can wait")
         assert turn.status == 200
         assert len(fleet.engines[name].received) == 2, "asked again once, when it had said"
-        assert not fleet.proxy.state.standings.breakers.states(fleet.proxy.state.now())
+        assert not fleet.proxy.state.health.breakers.states(fleet.proxy.state.now())
         if names == "R1":  # with a P, the hand-over that D refused lies there until its lease ends
             assert await at_rest(fleet)
 
@@ -251,7 +251,7 @@ async def test_a_worker_that_is_overloaded_is_spared_while_another_serves(
         turns = [await fleet.conversation().say(f"{n} says hello") for n in range(12)]
         assert {turn.status for turn in turns} == {200}
         assert len(fleet.engines["R1"].received) == 1
-        assert not fleet.proxy.state.standings.breakers.states(fleet.proxy.state.now())
+        assert not fleet.proxy.state.health.breakers.states(fleet.proxy.state.now())
 
 
 async def test_prompts_of_a_list_share_one_place_without_locking_up(start_fleet: Any) -> None:

@@ -209,7 +209,7 @@ class Field(ProxyClient):
 
     async def until_known(self) -> None:
         """Until the proxy has noted that these workers have come, at which it forgets what it held against them."""
-        breakers, now = self.proxy.state.standings.breakers, self.proxy.state.now
+        breakers, now = self.proxy.state.health.breakers, self.proxy.state.now
         for view in self.proxy.state.registry.views():
             breakers.failed(view.id, now(), began_s=now(), at_once=True)
         try:
@@ -222,7 +222,7 @@ class Field(ProxyClient):
         for engine in self.engines.values():
             engine.faults = Faults()
         for view in self.proxy.state.registry.views():
-            self.proxy.state.standings.forget(view.id)
+            self.proxy.state.health.forget(view.id)
         self.end_leases()
 
 

@@ -147,7 +147,7 @@ def another(out: Outcome) -> None:
     answered(out)
     used = {leg.worker for leg in out.legs if leg.error is None}
     assert out.name not in used
-    retried = PARTED if out.case.row.standing is HealthEffect.PAIR else RETRIED[out.case.leg]
+    retried = PARTED if out.case.row.health is HealthEffect.PAIR else RETRIED[out.case.leg]
     assert out.kinds == ([Leg.PREFILL, Leg.LOCAL] if out.is_alone else retried)
     told(out)
 
@@ -281,12 +281,12 @@ def _takers(out: Outcome) -> list[str]:
     return [each for each, body in asked if _handoff(body) and body.get("max_tokens") == 1]
 
 
-# -- the worker's standing
+# -- the worker's health
 
 
 def held_against(field: Field) -> dict[WorkerId | PairId, HealthEffect]:
     """What the case has done to whom. Asking counts a failure more: two open a breaker here."""
-    breakers, now_s = field.proxy.state.standings.breakers, field.proxy.state.now()
+    breakers, now_s = field.proxy.state.health.breakers, field.proxy.state.now()
     states, blocked = breakers.states(now_s), breakers.blocked(now_s)
     workers = {view.id: view.role for view in field.proxy.state.registry.views()}
     pairs = [(p, d) for p in workers for d in workers if (workers[p], workers[d]) == (Role.PREFILL, Role.DECODE)]
@@ -302,14 +302,14 @@ def held_against(field: Field) -> dict[WorkerId | PairId, HealthEffect]:
     return found
 
 
-def check_standing(out: Outcome) -> None:
+def check_health(out: Outcome) -> None:
     expected: dict[WorkerId | PairId, HealthEffect] = {}
-    standing, struck = out.case.row.standing, out.field.worker(out.name)
-    if standing is HealthEffect.PAIR:
+    effect, struck = out.case.row.health, out.field.worker(out.name)
+    if effect is HealthEffect.PAIR:
         prefills = [out.field.worker(out.legs[at - 1].worker) for at, leg in enumerate(out.legs) if leg.error]
-        expected = {(prefill, struck): standing for prefill in prefills}
-    elif standing is not HealthEffect.UNTOUCHED:
-        expected = {struck: standing}
+        expected = {(prefill, struck): effect for prefill in prefills}
+    elif effect is not HealthEffect.UNTOUCHED:
+        expected = {struck: effect}
     assert held_against(out.field) == expected
 
 

@@ -41,7 +41,7 @@ def asked(fleet: Any) -> dict[str, int]:
 def states(fleet: Any, in_s: float = 0.0) -> dict[Any, str]:
     """Breakers that are not closed, by worker name, as they are after so long if nothing happens."""
     names = {view.id: view.name for view in fleet.proxy.state.registry.views()}
-    found = fleet.proxy.state.standings.breakers.states(fleet.proxy.state.now() + in_s)
+    found = fleet.proxy.state.health.breakers.states(fleet.proxy.state.now() + in_s)
     return {
         tuple(names[part] for part in key) if isinstance(key, tuple) else names[key]: state
         for key, state in found.items()

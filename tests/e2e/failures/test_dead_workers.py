@@ -138,7 +138,7 @@ async def test_a_turn_for_busy_workers_waits_until_they_take_it(names: str) -> N
         await asking
         assert [leg.error for leg in field.newest().legs if leg.error] == ["overloaded"]
         await field.until(field.at_rest)
-        assert not field.proxy.state.standings.breakers.states(field.proxy.state.now())
+        assert not field.proxy.state.health.breakers.states(field.proxy.state.now())
 
 
 async def test_an_answer_is_over_with_its_last_event() -> None:
@@ -168,7 +168,7 @@ FALLS = [
     for case, provocations in PROVOCATIONS.items()
     if case.row.residency is ResidencyEffect.FALLS and case.leg is not Leg.PREFILL and case.stream
 ]
-# What a P holds of a session decides only which P is asked: see `residency.standing` and the policy's tests.
+# What a P holds of a session decides only which P is asked: see `residency.stale_reason` and the policy's tests.
 
 
 @pytest.mark.parametrize(("case", "provocation"), FALLS, ids=lambda given: str(given) if type(given) is Case else "")

@@ -29,10 +29,10 @@ from tests.e2e.failures.outcomes import (
     WORDS,
     check_belief,
     check_handoff,
+    check_health,
     check_other_leg,
     check_receipt,
     check_residency,
-    check_standing,
     strike,
     topology,
 )
@@ -106,7 +106,7 @@ async def test_what_happens_is_what_the_table_says(
         check_receipt(out)
         check_residency(out)
         if not alone:
-            check_standing(out)
+            check_health(out)
         await check_handoff(out)
     finally:
         field.forgive()

@@ -179,7 +179,7 @@ async def drained(case: Case, *, goes_on: bool) -> None:
         check_client(case, seen, right, goes_on=goes_on)
         check_receipt(draining)
         check_residency(draining, believed)
-        check_standing(draining)
+        check_health(draining)
         await check_handoff(draining)
         assert (admission.inside, admission.waiting) == (0, 0)
         assert not any(view.inflight for view in field.proxy.state.registry.views())
@@ -224,8 +224,8 @@ def check_receipt(draining: Draining) -> None:
             raise AssertionError(f"{other} is not checked here")
 
 
-def check_standing(draining: Draining) -> None:
-    assert draining.case.row.standing is HealthEffect.UNTOUCHED
+def check_health(draining: Draining) -> None:
+    assert draining.case.row.health is HealthEffect.UNTOUCHED
     assert held_against(draining.field) == {}, "the proxy's own end is nobody's failure"
 
 

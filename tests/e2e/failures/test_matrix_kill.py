@@ -20,10 +20,10 @@ from tests.e2e.failures.outcomes import (
     WORDS,
     check_belief,
     check_handoff,
+    check_health,
     check_other_leg,
     check_receipt,
     check_residency,
-    check_standing,
     strike,
     topology,
 )
@@ -44,7 +44,7 @@ async def known(names: str) -> AsyncIterator[Field]:
     """
     mode = Mode.REPLICA if names.startswith("R") else Mode.ALWAYS_SPLIT
     async with field_of(names, mode=mode, **PATIENT) as field:
-        breakers, now = field.proxy.state.standings.breakers, field.proxy.state.now
+        breakers, now = field.proxy.state.health.breakers, field.proxy.state.now
         breakers.failed(NOBODY, now(), began_s=now(), at_once=True)
         assert (await field.admin("POST", "/workers", {"worker": f"P={NOBODY}"}))[0] == 201
         await field.until(lambda: NOBODY not in breakers.states(now()))
@@ -61,7 +61,7 @@ async def killed(case: Case) -> None:
         check_other_leg(out)
         check_receipt(out)
         check_residency(out)
-        check_standing(out)
+        check_health(out)
         await check_handoff(out)
         field.forgive()
         await revive(field, out.name)

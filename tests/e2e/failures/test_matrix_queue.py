@@ -107,7 +107,7 @@ async def test_what_happens_to_a_turn_that_waits(fleets: Fleets, case: Case) -> 
         case other:
             raise AssertionError(f"{other} is not checked here")
     await field.until(field.idle)
-    assert not field.proxy.state.standings.breakers.states(field.proxy.state.now())
+    assert not field.proxy.state.health.breakers.states(field.proxy.state.now())
     await check_residency(field, case, before.session, name)
     if case.cause is Cause.DRAINING:
         return

@@ -46,16 +46,16 @@ async def occupied(at: ProxyClient) -> AsyncIterator[None]:
 
 def states(at: ProxyClient, in_s: float = 0.0) -> dict[Any, str]:
     """Breakers that are not closed, by worker name, as they are after so long if nothing happens."""
-    at.proxy.siblings.hear_all()
+    at.proxy.membership.catch_up()
     names = {view.id: view.name for view in at.proxy.state.registry.views()}
-    found = at.proxy.state.standings.breakers.states(at.proxy.state.now() + in_s)
+    found = at.proxy.state.health.breakers.states(at.proxy.state.now() + in_s)
     return {tuple(names[p] for p in key) if isinstance(key, tuple) else names[key]: v for key, v in found.items()}
 
 
 def has_heard_of(at: ProxyClient, failures: int) -> bool:
     """Whether it knows of so many in a row: two that fail at once may count as one."""
-    at.proxy.siblings.hear_all()
-    return sum(circuit.failures for circuit in at.proxy.state.standings.breakers.circuits().values()) == failures
+    at.proxy.membership.catch_up()
+    return sum(circuit.failures for circuit in at.proxy.state.health.breakers.circuits().values()) == failures
 
 
 async def noticed(family: Family, caplog: pytest.LogCaptureFixture, looks: int) -> None:

@@ -99,7 +99,7 @@ async def test_all_find_a_prefix_in_the_same_session() -> None:
         for step in range(STEPS):
             await script.step(family.proxies[step % 3])
             for one in family.proxies.values():
-                one.proxy.siblings.hear_all()
+                one.proxy.membership.catch_up()
             tables = [one.proxy.state.sessions for one in family.proxies.values()]
             assert len({len(table) for table in tables}) == 1
             named, index = (
@@ -163,7 +163,7 @@ async def test_one_name_used_on_all_at_once_raises_nothing() -> None:
             )
             assert {turn.status for turn in turns} == {200}
         for one in family.proxies.values():
-            one.proxy.siblings.hear_all()
+            one.proxy.membership.catch_up()
         assert len({len(one.proxy.state.sessions) for one in family.proxies.values()}) == 1
 
 
@@ -176,7 +176,7 @@ async def test_adopted_sessions_expire_and_leave_nothing_in_any_index() -> None:
         for number in range(60):
             await script.step(family.proxies[number % 3])
         for one in family.proxies.values():
-            one.proxy.siblings.hear_all()
+            one.proxy.membership.catch_up()
             table = one.proxy.state.sessions
             assert len(table) > 5
             table._expire(one.proxy.state.now() + 1001.0)
@@ -187,7 +187,7 @@ async def test_one_that_serves_nobody_keeps_no_more_sessions_than_others() -> No
     async with family_of("R1", 2, mode=Mode.REPLICA, session_limit=8) as family:
         for number in range(20):
             await family.proxies[0].chat([{"role": "user", "content": f"{number} {LONG}"}])
-        family.proxies[1].proxy.siblings.hear_all()
+        family.proxies[1].proxy.membership.catch_up()
         held = [[s.history for s in one.proxy.state.sessions.all()] for one in family.proxies.values()]
         assert [len(of_one) for of_one in held] == [8, 8]
         assert held[0] == held[1]
@@ -234,7 +234,7 @@ async def test_a_newcomer_learns_20000_sessions_while_turns_go_on() -> None:
         ended.set()
         await asyncio.gather(*talking)
         print("slowest turn", slowest)
-        newcomer.proxy.siblings.hear_all()
+        newcomer.proxy.membership.catch_up()
         tables = [one.proxy.state.sessions for one in family.proxies.values()]
         assert len({len(table) for table in tables}) == 1
         assert len({frozenset((key, s.history) for key, s in table._index.items()) for table in tables}) == 1

@@ -78,7 +78,7 @@ async def odd(fleet: Any, role: str = "R", **answers: Any) -> AsyncIterator[Odd]
 
 
 def open_breakers(fleet: Any) -> dict[Any, str]:
-    return dict(fleet.proxy.state.standings.breakers.states(fleet.proxy.state.now()))
+    return dict(fleet.proxy.state.health.breakers.states(fleet.proxy.state.now()))
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ async def test_a_key_of_the_proxys_own_is_not_the_clients_fault(start_fleet: Any
         fleet.engines["R2"].faults = Faults([Order(FaultKind.ERROR, status=401, times=100)])
         for number in range(200):  # the third that R2 is given opens its breaker
             assert (await fleet.conversation().say(f"{number}")).status == 200
-            if fleet.engines["R2"].address in fleet.proxy.state.standings.breakers.states(fleet.proxy.state.now()):
+            if fleet.engines["R2"].address in fleet.proxy.state.health.breakers.states(fleet.proxy.state.now()):
                 break
         else:
             pytest.fail("a worker that refuses the proxy's own key counts as well")
@@ -84,8 +84,8 @@ async def test_overload_needs_no_retry_budget_and_is_not_for_ever(start_fleet: A
         budget, now_s = fleet.proxy.state.retries.tokens, fleet.proxy.state.now()
         assert (await fleet.conversation().say("hi")).status == 503
         assert fleet.proxy.state.retries.tokens == budget
-        assert fleet.proxy.state.standings.breakers.blocked(fleet.proxy.state.now())
-        assert not fleet.proxy.state.standings.breakers.blocked(now_s + 65.0)
+        assert fleet.proxy.state.health.breakers.blocked(fleet.proxy.state.now())
+        assert not fleet.proxy.state.health.breakers.blocked(now_s + 65.0)
 
 
 async def test_a_list_of_prompts_is_one_request_of_its_key(start_fleet: Any, tmp_path: Any) -> None:

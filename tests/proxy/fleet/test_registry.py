@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ppd.proxy.connectors import can_pair
 from ppd.proxy.fleet.registry import MODELS_KEPT, NAMES_KEPT, Registry, Use
-from ppd.proxy.fleet.residency import standing
+from ppd.proxy.fleet.residency import stale_reason
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.policy.placement import ways_to_serve
@@ -137,7 +137,7 @@ def test_a_worker_that_was_away_counts_what_was_written_since() -> None:
     registry.hear(Announcement(D, Load(kv_capacity_tokens=1000)), 101.0)
     registry.wrote(D.id, 600)
     assert record is not None
-    assert standing(record, only(registry)) == "evicted"
+    assert stale_reason(record, only(registry)) == "evicted"
 
 
 def test_strangers_names_do_not_pile_up() -> None:

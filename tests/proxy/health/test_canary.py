@@ -9,11 +9,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from ppd.proxy.assembly import assemble
+from ppd.proxy.assembly import assemble, make_canary
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.failures import Cause
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
-from ppd.proxy.health.canary import Canary, Flight, pairs
+from ppd.proxy.health.canary import Trial, possible_trials
 from ppd.proxy.health.circuit_breaker import PROBE_LIMIT_S
 from ppd.proxy.settings import Settings
 from ppd.proxy.upstream.call import Call
@@ -73,7 +73,7 @@ class Bench:
         proxy.listener.close()
         self.state = proxy.state
         self.upstream = FakeUpstream(script)
-        self.canary = Canary(config, self.state, cast(Upstream, self.upstream))
+        self.canary = make_canary(config, self.state, cast(Upstream, self.upstream))
         for address in ("p1:1", "p2:1", "d1:1"):
             self.add(address)
 
@@ -83,13 +83,13 @@ class Bench:
         self.state.registry.probed(worker.id, worker, None, self.now_s)
 
     def due(self) -> list[tuple[str, str]]:
-        return [flight.pair for flight in self.canary._due()]
+        return [trial.pair for trial in self.canary._due()]
 
-    def flight(self, prefill: str = "p1:1") -> Flight:
-        return next(one for one in pairs(self.state.registry.views()) if one.prefill.id == prefill)
+    def trial(self, prefill: str = "p1:1") -> Trial:
+        return next(one for one in possible_trials(self.state.registry.views()) if one.prefill.id == prefill)
 
     def states(self) -> dict[Any, str]:
-        return dict(self.state.standings.breakers.states(self.now_s))
+        return dict(self.state.health.breakers.states(self.now_s))
 
     def passed_over(self) -> set[Any]:
         return set(self.canary.passed_over(self.now_s))
@@ -124,7 +124,7 @@ async def test_a_failure_is_held_against_whom_the_control_shows(
     script: Script, result: str, opened: set[Any], pinned: int
 ) -> None:
     bench = Bench(script)
-    assert await bench.canary.fly(bench.flight()) == result
+    assert await bench.canary.run_trial(bench.trial()) == result
     assert set(bench.states()) == opened
     assert all(not view.inflight for view in bench.state.registry.views())
     assert bench.state.ledger.outstanding(bench.now_s) == pinned
@@ -132,7 +132,7 @@ async def test_a_failure_is_held_against_whom_the_control_shows(
 
 async def test_an_overloaded_worker_is_left_alone_for_as_long_as_it_says() -> None:
     bench = Bench(script(HANDOFF, 429))
-    await bench.canary.fly(bench.flight())
+    await bench.canary.run_trial(bench.trial())
     assert bench.passed_over() == {D1}
     bench.now_s += 6.9
     assert bench.passed_over() == {D1}
@@ -144,19 +144,19 @@ def test_a_new_pair_is_due_after_an_interval_and_one_that_turns_have_used_later(
     bench = Bench(GOOD)
     assert bench.due() == []
     bench.now_s += INTERVAL_S / 2
-    bench.state.standings.succeeded(PAIR)
+    bench.state.health.succeeded(PAIR)
     bench.now_s += INTERVAL_S / 2
     assert bench.due() == [("p2:1", "d1:1")]
     bench.now_s += INTERVAL_S / 2
     assert set(bench.due()) == {("p1:1", "d1:1"), ("p2:1", "d1:1")}
 
 
-async def test_one_that_has_flown_is_due_an_interval_later() -> None:
+async def test_a_pair_that_was_tried_is_due_an_interval_later() -> None:
     bench = Bench(script(PLAIN, PLAIN))
     bench.due()
     bench.now_s += INTERVAL_S
-    for flight in bench.canary._due():
-        await bench.canary.fly(flight)
+    for trial in bench.canary._due():
+        await bench.canary.run_trial(trial)
     assert bench.due() == []
     bench.now_s += INTERVAL_S
     assert len(bench.due()) == 2
@@ -165,19 +165,19 @@ async def test_one_that_has_flown_is_due_an_interval_later() -> None:
 async def test_a_wedged_pair_is_tried_by_canaries_alone_until_one_comes_through() -> None:
     bench = Bench(script(HANDOFF, 500))
     bench.due()
-    await bench.canary.fly(bench.flight())
+    await bench.canary.run_trial(bench.trial())
     assert bench.passed_over() == {PAIR}
     assert PAIR not in bench.due()
     bench.now_s += 5.1
     assert bench.states() == {PAIR: "half_open"}
     assert bench.passed_over() == {PAIR}, "no turn tries it"
     assert bench.due() == [PAIR], "it is due at once"
-    assert await bench.canary.fly(bench.flight()) == "wedged"
+    assert await bench.canary.run_trial(bench.trial()) == "wedged"
     bench.now_s += 5.1
     assert bench.states() == {PAIR: "open"}, "for twice as long"
     bench.now_s += 5.0
     bench.upstream.script = GOOD
-    assert await bench.canary.fly(bench.flight()) == "ok"
+    assert await bench.canary.run_trial(bench.trial()) == "ok"
     assert (bench.states(), bench.passed_over()) == ({}, set())
 
 
@@ -186,7 +186,7 @@ async def test_a_pair_that_no_canary_can_try_is_left_to_turns() -> None:
     bench.add("d1:1", models=("m",), connector="p2p_nccl")
     bench.due()
     assert bench.due() == []
-    bench.state.standings.breakers.failed(PAIR, bench.now_s, began_s=bench.now_s, at_once=True)
+    bench.state.health.breakers.failed(PAIR, bench.now_s, began_s=bench.now_s, at_once=True)
     assert bench.passed_over() == {PAIR}
     bench.now_s += 5.1
     assert bench.states() == {PAIR: "half_open"}
@@ -198,10 +198,10 @@ async def test_a_pair_whose_leg_cannot_be_made_is_left_to_turns() -> None:
     for address in ("p1:1", "d1:1"):
         bench.add(address, connector="p2p_nccl")  # and no address for its KV
     bench.due()
-    bench.state.standings.breakers.failed(PAIR, bench.now_s, began_s=bench.now_s, at_once=True)
+    bench.state.health.breakers.failed(PAIR, bench.now_s, began_s=bench.now_s, at_once=True)
     bench.now_s += 5.1
     assert bench.passed_over() == {PAIR}
-    assert await bench.canary.fly(bench.flight()) == "not_possible"
+    assert await bench.canary.run_trial(bench.trial()) == "not_possible"
     assert bench.passed_over() == set()
 
 
@@ -220,16 +220,16 @@ async def test_a_pair_that_a_canary_could_not_judge_is_left_to_turns_until_one_c
 ) -> None:
     bench = Bench(GOOD)
     bench.due()
-    bench.state.standings.breakers.failed(PAIR, bench.now_s, began_s=bench.now_s, at_once=True)
+    bench.state.health.breakers.failed(PAIR, bench.now_s, began_s=bench.now_s, at_once=True)
     bench.now_s += 5.1
     assert bench.passed_over() == {PAIR}
     bench.upstream.script = script
-    assert await bench.canary.fly(bench.flight()) == result
+    assert await bench.canary.run_trial(bench.trial()) == result
     bench.now_s += 20.0  # the time that a wedged pair or an overloaded worker is passed over is gone
     assert bench.states() == {PAIR: "half_open"}
     assert (PAIR not in bench.passed_over()) is is_left
     bench.upstream.script = lambda worker, pulls: 500 if pulls else HANDOFF
-    assert await bench.canary.fly(bench.flight()) == "wedged"
+    assert await bench.canary.run_trial(bench.trial()) == "wedged"
     bench.now_s += 40.0
     assert PAIR in bench.passed_over()
 
@@ -243,10 +243,10 @@ async def test_a_worker_on_probation_has_the_canary_as_its_one_probe(key: Worker
         return GOOD(worker, pulls)
 
     bench = Bench(looking)
-    bench.state.standings.breakers.failed(key, bench.now_s, began_s=bench.now_s, at_once=True)
+    bench.state.health.breakers.failed(key, bench.now_s, began_s=bench.now_s, at_once=True)
     bench.now_s += 5.1
     assert bench.passed_over() == set()
-    assert await bench.canary.fly(bench.flight()) == "ok"
+    assert await bench.canary.run_trial(bench.trial()) == "ok"
     assert key in seen[0]
     assert bench.states() == {}
 
@@ -254,9 +254,9 @@ async def test_a_worker_on_probation_has_the_canary_as_its_one_probe(key: Worker
 @pytest.mark.parametrize(("script", "result"), [(script(503, PLAIN), "overloaded"), (script(PLAIN, 0), "no_handoff")])
 async def test_what_a_canary_did_not_find_out_may_be_tried_by_others(script: Script, result: str) -> None:
     bench = Bench(script)
-    bench.state.standings.breakers.failed(D1, bench.now_s, began_s=bench.now_s, at_once=True)
+    bench.state.health.breakers.failed(D1, bench.now_s, began_s=bench.now_s, at_once=True)
     bench.now_s += 5.1
-    assert await bench.canary.fly(bench.flight()) == result
+    assert await bench.canary.run_trial(bench.trial()) == result
     assert bench.states() == {D1: "half_open"}
     assert D1 not in bench.passed_over()
 
@@ -265,9 +265,9 @@ def test_who_is_on_probation_with_another_is_not_disturbed() -> None:
     bench = Bench(GOOD)
     bench.due()
     bench.now_s += INTERVAL_S
-    bench.state.standings.breakers.failed(P1, bench.now_s, began_s=bench.now_s, at_once=True)
+    bench.state.health.breakers.failed(P1, bench.now_s, began_s=bench.now_s, at_once=True)
     bench.now_s += 5.1
-    bench.state.standings.breakers.began(P1, bench.now_s)
+    bench.state.health.breakers.began(P1, bench.now_s)
     assert bench.due() == [("p2:1", "d1:1")]
     bench.now_s += PROBE_LIMIT_S
     assert len(bench.due()) == 2
@@ -280,7 +280,7 @@ def test_only_what_can_hand_over_is_a_pair(members: dict[str, Any]) -> None:
     bench = Bench(GOOD)
     bench.add("p1:1", engine_version="1")
     bench.add("d9:1", **{"engine_version": "1", **members})
-    found = {flight.pair for flight in pairs(bench.state.registry.views())}
+    found = {trial.pair for trial in possible_trials(bench.state.registry.views())}
     assert (WorkerId("p1:1"), WorkerId("d9:1")) not in found
     assert PAIR in found
 
@@ -292,7 +292,7 @@ async def test_a_pair_on_probation_is_due_at_once_whatever_the_clock_says(now_s:
     bench.canary._interval_s = 0.2
     for step in range(50):
         bench.now_s = now_s + step * 0.37
-        assert await bench.canary.fly(bench.flight()) == "wedged"
+        assert await bench.canary.run_trial(bench.trial()) == "wedged"
         bench.now_s += 200.0  # longer than any breaker stays open
         assert bench.states() == {PAIR: "half_open"}
         assert PAIR in bench.due()

@@ -1,4 +1,4 @@
-"""What legs that fail or succeed do to workers' and pairs' standing; a clock that tests turn."""
+"""What legs that fail or succeed do to workers' and pairs' health; a clock that tests turn."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROUTES = {
 
 
 class Bench:
-    """Standings over a P and a D, and decisions that use them."""
+    """WorkerHealth over a P and a D, and decisions that use them."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
@@ -37,7 +37,7 @@ class Bench:
             self.registry.add_static(worker, clock())
             self.registry.probed(worker.id, worker, None, clock())
         self.breakers: Breakers[Key] = Breakers(FAILURES, OPEN_S)
-        self.standings = WorkerHealth(self.breakers, self.registry, clock)
+        self.health = WorkerHealth(self.breakers, self.registry, clock)
         self.p, self.d = (view.id for view in self.registry.views())
         self.pair = (self.p, self.d)
 
@@ -52,7 +52,7 @@ class Bench:
     def fail(self, failure: Failure, *, retry_after_s: float = 0.0) -> None:
         leg, phase, cause = failure
         exc = LegError("", worker="", phase=phase, cause=cause, retry_after_s=retry_after_s)
-        assert self.standings.failed(leg, exc, self.decision(leg), self.clock()) is ROWS[failure]
+        assert self.health.failed(leg, exc, self.decision(leg), self.clock()) is ROWS[failure]
 
     def open(self, *keys: Key) -> None:
         for key in keys:
@@ -85,14 +85,14 @@ LEG_FAILURES = [failure for failure in ROWS if failure[1] is not Phase.QUEUE and
 def test_a_failure_counts_as_its_row_says_and_against_nobody_else(bench: Bench, failure: Failure) -> None:
     bench.fail(failure, retry_after_s=7.0)
     row, own = ROWS[failure], blamed(failure[0], bench.decision(failure[0]))
-    against: Key = bench.pair if row.standing is HealthEffect.PAIR else own
+    against: Key = bench.pair if row.health is HealthEffect.PAIR else own
     for key in (bench.p, bench.d, bench.pair):
-        standing = row.standing if key == against else HealthEffect.UNTOUCHED
-        opened = standing is HealthEffect.OPENED
+        effect = row.health if key == against else HealthEffect.UNTOUCHED
+        opened = effect is HealthEffect.OPENED
         assert (key in bench.breakers.states(bench.clock())) is opened
-        assert (key in bench.blocked()) is (opened or standing is HealthEffect.PASSED_OVER)
+        assert (key in bench.blocked()) is (opened or effect is HealthEffect.PASSED_OVER)
         if not opened:
-            counted = standing in (HealthEffect.COUNTED, HealthEffect.PAIR)
+            counted = effect in (HealthEffect.COUNTED, HealthEffect.PAIR)
             assert bench.failures_left(key) == (FAILURES - 1 if counted else FAILURES)
 
 
@@ -112,39 +112,39 @@ def test_a_leg_from_before_an_opening_says_nothing_new(bench: Bench) -> None:
     bench.clock.advance(1.0)
     bench.probe(bench.d)
     exc = LegError("", worker="", phase=Phase.CONNECT, cause=Cause.REFUSED)
-    bench.standings.failed(Leg.LOCAL, exc, bench.decision(Leg.LOCAL), asked_s)
+    bench.health.failed(Leg.LOCAL, exc, bench.decision(Leg.LOCAL), asked_s)
     assert bench.breakers.states(bench.clock()) == {bench.d: "half_open"}
 
 
 @pytest.mark.parametrize("failure", [each for each in LEG_FAILURES if ROUTES[each[0]] is Route.SPLIT], ids="-".join)
 def test_whom_a_failure_says_nothing_about_may_be_probed_at_once(bench: Bench, failure: Failure) -> None:
     bench.probe(bench.p, bench.d, bench.pair)
-    bench.standings.asked(bench.decision(failure[0]))
+    bench.health.asked(bench.decision(failure[0]))
     assert bench.blocked() == {bench.p, bench.d, bench.pair}
     bench.fail(failure)
-    standing = ROWS[failure].standing
-    against: Key = bench.pair if standing is HealthEffect.PAIR else blamed(failure[0], bench.decision(failure[0]))
-    assert bench.blocked() == (set() if standing is HealthEffect.UNTOUCHED else {against})
+    effect = ROWS[failure].health
+    against: Key = bench.pair if effect is HealthEffect.PAIR else blamed(failure[0], bench.decision(failure[0]))
+    assert bench.blocked() == (set() if effect is HealthEffect.UNTOUCHED else {against})
 
 
 def test_who_leaves_leaves_the_probing_to_the_next(bench: Bench) -> None:
     bench.probe(bench.p, bench.d, bench.pair)
-    bench.standings.asked(bench.decision(Leg.DECODE))
-    bench.standings.left(bench.decision(Leg.DECODE))
+    bench.health.asked(bench.decision(Leg.DECODE))
+    bench.health.left(bench.decision(Leg.DECODE))
     assert bench.blocked() == set()
     assert set(bench.breakers.states(bench.clock()).values()) == {"half_open"}
 
 
 def test_an_answer_that_begins_closes_every_breaker_on_probation(bench: Bench) -> None:
     bench.probe(bench.p, bench.d, bench.pair)
-    bench.standings.asked(bench.decision(Leg.DECODE))
-    bench.standings.began(bench.decision(Leg.DECODE), moved=True)
+    bench.health.asked(bench.decision(Leg.DECODE))
+    bench.health.began(bench.decision(Leg.DECODE), moved=True)
     assert bench.breakers.states(bench.clock()) == {}
 
 
 def test_a_recovered_workers_share_of_traffic_starts_small(bench: Bench) -> None:
     bench.probe(bench.d)
-    bench.standings.began(bench.decision(Leg.LOCAL), moved=True)
+    bench.health.began(bench.decision(Leg.LOCAL), moved=True)
     assert bench.view(Role.DECODE).since_s == bench.clock()
     assert bench.view(Role.PREFILL).since_s < bench.clock()
 
@@ -152,7 +152,7 @@ def test_a_recovered_workers_share_of_traffic_starts_small(bench: Bench) -> None
 def test_a_d_that_breaks_every_stream_is_passed_over_in_the_end(bench: Bench) -> None:
     for _ in range(FAILURES):
         assert bench.blocked() == set()
-        bench.standings.began(bench.decision(Leg.DECODE), moved=True)
+        bench.health.began(bench.decision(Leg.DECODE), moved=True)
         bench.fail((Leg.DECODE, Phase.STREAM, Cause.RESET))
     assert bench.blocked() == {bench.d}
 
@@ -160,25 +160,25 @@ def test_a_d_that_breaks_every_stream_is_passed_over_in_the_end(bench: Bench) ->
 def test_a_complete_answer_ends_the_row_of_failures(bench: Bench) -> None:
     for _ in range(2 * FAILURES):
         bench.fail((Leg.DECODE, Phase.STREAM, Cause.RESET))
-        bench.standings.completed(bench.decision(Leg.DECODE))
+        bench.health.completed(bench.decision(Leg.DECODE))
     assert bench.blocked() == set()
 
 
 def test_when_kv_last_moved_is_known_of_a_pair(bench: Bench) -> None:
-    assert bench.standings.moved_s(bench.pair) < 0
-    bench.standings.began(bench.decision(Leg.LOCAL), moved=True)
-    assert bench.standings.moved_s(bench.pair) < 0
-    bench.standings.began(bench.decision(Leg.DECODE), moved=True)
-    assert bench.standings.moved_s(bench.pair) == bench.clock()
+    assert bench.health.moved_s(bench.pair) < 0
+    bench.health.began(bench.decision(Leg.LOCAL), moved=True)
+    assert bench.health.moved_s(bench.pair) < 0
+    bench.health.began(bench.decision(Leg.DECODE), moved=True)
+    assert bench.health.moved_s(bench.pair) == bench.clock()
 
 
 @pytest.mark.parametrize("gone", ["p", "d"])
 def test_a_worker_that_is_gone_takes_its_pairs_along(bench: Bench, gone: str) -> None:
-    bench.standings.began(bench.decision(Leg.DECODE), moved=True)
+    bench.health.began(bench.decision(Leg.DECODE), moved=True)
     bench.open(bench.p, bench.d, bench.pair)
-    bench.standings.forget(getattr(bench, gone))
+    bench.health.forget(getattr(bench, gone))
     assert bench.blocked() == {bench.d if gone == "p" else bench.p}
-    assert bench.standings.moved_s(bench.pair) < 0
+    assert bench.health.moved_s(bench.pair) < 0
 
 
 @pytest.mark.parametrize(("leg", "keys"), [(Leg.DECODE, 3), (Leg.LOCAL, 1), (Leg.REPLICA, 1)])
@@ -188,9 +188,9 @@ def test_a_decision_concerns_its_workers_and_their_pair(bench: Bench, leg: Leg, 
 
 def test_an_answer_without_a_handoff_says_nothing_about_the_pair(bench: Bench) -> None:
     bench.open(bench.pair)
-    bench.standings.began(bench.decision(Leg.DECODE), moved=False)
+    bench.health.began(bench.decision(Leg.DECODE), moved=False)
     assert bench.pair in bench.breakers.states(bench.clock())
-    assert bench.standings.moved_s(bench.pair) < 0
+    assert bench.health.moved_s(bench.pair) < 0
 
 
 def test_operators_are_told_who_is_passed_over_and_who_is_back(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
@@ -199,7 +199,7 @@ def test_operators_are_told_who_is_passed_over_and_who_is_back(bench: Bench, cap
         for _ in range(FAILURES):
             bench.fail((Leg.DECODE, Phase.HEADERS, Cause.SERVER))
         bench.clock.advance(OPEN_S)
-        bench.standings.succeeded(bench.d)
+        bench.health.succeeded(bench.d)
     assert [record.getMessage() for record in caplog.records] == [
         "worker D1 D:1 is passed over for a while: refused at connect",
         "the pair of worker P1 P:1 and worker D1 D:1 is passed over for a while: 5xx at headers",

@@ -11,33 +11,33 @@ from contextlib import contextmanager
 import pytest
 
 from ppd.proxy.peers import channels as module
-from ppd.proxy.peers.channels import PACKET_BYTES, End, Ends, Mesh, wires
-from ppd.proxy.peers.events import Charged, Event, Forgotten
+from ppd.proxy.peers.channels import PACKET_BYTES, Channels, End, Ends, make_ends
+from ppd.proxy.peers.events import Event, LimitCharged, SessionDropped
 
 SMALL = "s"
 LARGE = "l" * (3 * PACKET_BYTES)
 
 
 class Ear:
-    """A mesh whose events are kept."""
+    """A channels whose events are kept."""
 
     def __init__(self, ends: Ends) -> None:
         self.heard: list[tuple[int, str]] = []
         self.lost: list[int] = []
-        self.mesh = Mesh(ends, self._hear, self.lost.append)
+        self.channels = Channels(ends, self._hear, self.lost.append)
 
     def _hear(self, sender: int, event: Event) -> None:
-        assert isinstance(event, Forgotten)
+        assert isinstance(event, SessionDropped)
         self.heard.append((sender, event.session_id))
 
     def texts(self) -> list[str]:
-        self.mesh.drain()
+        self.channels.drain()
         return [text for _, text in self.heard]
 
 
 @contextmanager
 def ears(count: int = 2) -> Iterator[tuple[list[dict[int, End]], list[Ear]]]:
-    ends = wires(count)
+    ends = make_ends(count)
     try:
         yield ends, [Ear(of_one) for of_one in ends]
     finally:
@@ -47,8 +47,8 @@ def ears(count: int = 2) -> Iterator[tuple[list[dict[int, End]], list[Ear]]]:
 
 def say(ear: Ear, *texts: str) -> None:
     for text in texts:
-        ear.mesh.tell(Forgotten(text))
-    ear.mesh.flush()
+        ear.channels.queue(SessionDropped(text))
+    ear.channels.flush()
 
 
 async def until_heard(speaker: Ear, listener: Ear, text: str) -> None:
@@ -75,7 +75,7 @@ async def test_whoever_drains_knows_what_was_said_before_its_request_was_read() 
     looked: dict[int, bool] = {}
 
     async def turn(number: int) -> None:
-        two.mesh.drain()
+        two.channels.drain()
         looked[number] = (0, str(number)) in two.heard
 
     def read() -> None:
@@ -85,7 +85,7 @@ async def test_whoever_drains_knows_what_was_said_before_its_request_was_read() 
     with client, accepted, ears() as (_, (one, two)):
         loop.add_reader(accepted, read)
         for number in range(count):
-            two.mesh.drain()
+            two.channels.drain()
             say(one, str(number))
             client.send(bytes([number]))
             if number % 3:
@@ -102,17 +102,17 @@ async def test_what_one_said_that_died_before_it_counted_is_heard_too() -> None:
         say(one, "last words")
         packet = ends[1][0].socket.recv(2 * PACKET_BYTES)
         assert two.texts() == []
-        two.mesh.open()
+        two.channels.open()
         ends[0][1].socket.send(packet)
         async with asyncio.timeout(20):
             while not two.heard:
                 await asyncio.sleep(0)
         assert two.heard == [(0, "last words")]
-        two.mesh.close()
+        two.channels.close()
 
 
 def test_what_a_forked_process_says_is_counted_here() -> None:
-    ends = wires(2)
+    ends = make_ends(2)
     pid = os.fork()
     if pid == 0:
         try:
@@ -120,7 +120,7 @@ def test_what_a_forked_process_says_is_counted_here() -> None:
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-    assert (ends[1][0].spoken(), ends[0][1].spoken()) == (1, 0)
+    assert (ends[1][0].peer_sent(), ends[0][1].peer_sent()) == (1, 0)
     assert ends[1][0].socket.recv(100) == b"from the child"
     for end in (end for of_one in ends for end in of_one.values()):
         end.close()
@@ -141,31 +141,31 @@ async def test_a_batch_of_any_size_arrives_whole_at_all(size: int) -> None:
 async def test_what_was_told_is_there_when_flush_returns_and_in_the_order_of_telling() -> None:
     with ears() as (_, (one, two)):
         say(one, *map(str, range(2000)))
-        one.mesh.tell(Forgotten("all"))
-        one.mesh.send(1, [Forgotten("one")])
+        one.channels.queue(SessionDropped("all"))
+        one.channels.send(1, [SessionDropped("one")])
         assert two.texts() == [*map(str, range(2000)), "all", "one"]
 
 
 async def test_what_ends_after_the_close_is_still_told() -> None:
     with ears() as (_, (one, two)):
-        one.mesh.tell(Forgotten("before"))
-        one.mesh.close()
-        one.mesh.tell(Forgotten("after"))
+        one.channels.queue(SessionDropped("before"))
+        one.channels.close()
+        one.channels.queue(SessionDropped("after"))
         await until_heard(one, two, "after")
         assert two.texts() == ["before", "after"]
 
 
 async def test_what_was_not_flushed_goes_at_the_end_of_the_round() -> None:
     with ears() as (_, (one, two)):
-        two.mesh.open()
-        one.mesh.tell(Forgotten("a"))
-        one.mesh.tell(Forgotten("b"))
+        two.channels.open()
+        one.channels.queue(SessionDropped("a"))
+        one.channels.queue(SessionDropped("b"))
         assert two.texts() == []
         async with asyncio.timeout(20):
             while len(two.heard) < 2:
                 await asyncio.sleep(0)
         assert two.heard == [(0, "a"), (0, "b")]
-        two.mesh.close()
+        two.channels.close()
 
 
 @pytest.mark.parametrize("text", [SMALL * 40_000, LARGE], ids=["whole", "in-parts"])
@@ -174,14 +174,14 @@ async def test_who_does_not_read_for_a_while_gets_all_in_order(text: str) -> Non
         wanted = [f"{number} {text}" for number in range(400)]
         for each in wanted[:300]:
             say(one, each)
-        assert one.mesh.behind(1) > 0
+        assert one.channels.backlog_bytes(1) > 0
         for each in wanted[300:]:
             say(one, each)
         await until_heard(one, two, wanted[-1])
         assert two.texts() == wanted
-        assert one.mesh.behind(1) == 0
+        assert one.channels.backlog_bytes(1) == 0
         assert not one.lost
-        one.mesh.close()
+        one.channels.close()
 
 
 async def test_who_never_reads_costs_a_bounded_backlog_and_is_told_everything_again(
@@ -192,12 +192,12 @@ async def test_who_never_reads_costs_a_bounded_backlog_and_is_told_everything_ag
         most = 0
         for number in range(300):
             say(one, f"{number} {LARGE}")
-            most = max(most, one.mesh.behind(1))
+            most = max(most, one.channels.backlog_bytes(1))
         assert most <= 20 * PACKET_BYTES + len(LARGE)
         assert not one.lost, "there is no room yet to tell it anything"
         async with asyncio.timeout(20):
             while not one.lost:
-                two.mesh.drain()
+                two.channels.drain()
                 await asyncio.sleep(0)
         assert one.lost == [1]
         before = len(two.texts())
@@ -207,7 +207,7 @@ async def test_who_never_reads_costs_a_bounded_backlog_and_is_told_everything_ag
         # Of what was heard nothing is mixed, and the order is that of telling.
         numbers = [int(text.split()[0]) for text in two.texts()[:before]]
         assert numbers == sorted(set(numbers))
-        one.mesh.close()
+        one.channels.close()
 
 
 @pytest.mark.parametrize("read", [1, 2, 3])
@@ -247,7 +247,7 @@ async def test_what_no_process_says_harms_nobody_who_listens(packet: bytes) -> N
 async def test_an_event_that_cannot_be_taken_does_not_take_others_with_it() -> None:
     """It is read wherever a session is looked for: that turn must not fail for it, nor what came with it be lost."""
     with ears() as (_, (one, two)):
-        one.mesh.tell(Charged("key", "no such limit", 1.0))  # which the ear does not take
+        one.channels.queue(LimitCharged("key", "no such limit", 1.0))  # which the ear does not take
         say(one, "after")
         assert two.texts() == ["after"]
 
@@ -257,4 +257,4 @@ async def test_the_others_gone_is_no_failure() -> None:
         ends[1][0].close()
         say(one, SMALL, LARGE)
         assert one.texts() == []
-        assert one.mesh.behind(1) == 0
+        assert one.channels.backlog_bytes(1) == 0

@@ -1,4 +1,4 @@
-"""What processes ask and tell each other, without a network beyond their wires."""
+"""What processes ask and tell each other, without a network beyond their make_ends."""
 
 from __future__ import annotations
 
@@ -14,9 +14,18 @@ from ppd.proxy.errors import NotFound, PPDError
 from ppd.proxy.fleet.registry import Registry, Use
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.peers import membership as module
-from ppd.proxy.peers.channels import Mesh, wires
-from ppd.proxy.peers.events import Broke, Caught, Changed, Event, Gone, Greeting, Hello, PeerAnswer, Teach
-from ppd.proxy.peers.member import Member
+from ppd.proxy.peers.channels import Channels, Member, make_ends
+from ppd.proxy.peers.events import (
+    CircuitChanged,
+    ConfigChanged,
+    Event,
+    Joined,
+    JoinReply,
+    PeerAnswer,
+    SnapshotEnd,
+    SnapshotRequest,
+    WorkerGone,
+)
 from ppd.proxy.settings import Settings
 from tests.support.processes import R1, Pair, worker, written
 
@@ -32,8 +41,8 @@ async def test_what_an_operator_did_is_in_the_others_sockets_before_he_is_answer
     """His next request may land on another process, which hears what was sent to it before that."""
     await pair.join()
     one, two = pair.ones
-    one.siblings.changed({"w_ttft": 7.5})
-    two.siblings.hear_all()
+    one.membership.config_changed({"w_ttft": 7.5})
+    two.membership.catch_up()
     assert two.settings.config.w_ttft == 7.5
     await pair.hush()
 
@@ -43,9 +52,9 @@ async def test_a_setting_is_of_the_same_type_at_all(pair: Pair) -> None:
     one, two = pair.ones
     wanted = {"mode": Mode.ALWAYS_SPLIT, "w_ttft": 2.0}
     one.change(wanted)
-    one.siblings.changed(wanted)
-    one.siblings._mesh.flush()
-    two.siblings.hear_all()
+    one.membership.config_changed(wanted)
+    one.membership._channels.flush()
+    two.membership.catch_up()
     assert two.router.rules.mode is Mode.ALWAYS_SPLIT
     assert one.settings.config == two.settings.config
     await pair.hush()
@@ -55,12 +64,12 @@ async def test_an_answer_to_a_predecessors_question_is_not_taken_for_ones_own(pa
     """The question was asked by one that died; its answer comes when its successor has asked something else."""
     await pair.join()
     one, two = pair.ones
-    two.siblings.skills["what"] = lambda about: b"the answer to " + about
-    old_number = next(one.siblings._numbers)
+    two.membership.handlers["what"] = lambda about: b"the answer to " + about
+    old_number = next(one.membership._numbers)
     pair.ones[0] = successor = pair.begin(0)
-    successor.siblings._mesh.open()
-    asking = asyncio.create_task(successor.siblings._ask(1, "what", b"this"))
-    Mesh(pair.ends[1], lambda *_: None, lambda _: None).send(0, [PeerAnswer(old_number, b"the answer to that")])
+    successor.membership._channels.open()
+    asking = asyncio.create_task(successor.membership._ask(1, "what", b"this"))
+    Channels(pair.ends[1], lambda *_: None, lambda _: None).send(0, [PeerAnswer(old_number, b"the answer to that")])
     assert await asking == b"the answer to this"
     await pair.hush()
 
@@ -71,9 +80,9 @@ async def test_what_another_cannot_do_is_raised_here_as_there(pair: Pair) -> Non
     def refuse(about: bytes) -> bytes:
         raise NotFound("no such thing", param="thing", code="gone")
 
-    pair.ones[0].siblings.skills["what"] = refuse
+    pair.ones[0].membership.handlers["what"] = refuse
     with pytest.raises(PPDError) as caught:
-        await pair.ones[1].siblings.ask_leader("what", b"")
+        await pair.ones[1].membership.ask_leader("what", b"")
     raised = caught.value
     assert (raised.status, raised.message, raised.param, raised.code) == (404, "no such thing", "thing", "gone")
     await pair.hush()
@@ -81,17 +90,17 @@ async def test_what_another_cannot_do_is_raised_here_as_there(pair: Pair) -> Non
 
 async def test_one_that_is_silent_is_told_so_and_forgotten(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ANSWER_S", 0.01)
-    pair.ones[0].siblings._mesh.open()
+    pair.ones[0].membership._channels.open()
     with pytest.raises(module.ProcessSilent):
-        await pair.ones[0].siblings._ask(1, "what", b"")
-    assert not pair.ones[0].siblings._asked
-    assert await pair.ones[0].siblings.ask_others("what") == {}
+        await pair.ones[0].membership._ask(1, "what", b"")
+    assert not pair.ones[0].membership._asked
+    assert await pair.ones[0].membership.ask_others("what") == {}
 
 
 async def test_alone_nobody_is_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CATCH_UP_S", 0.01)
-    await pair.ones[0].siblings.join()
-    assert pair.ones[0].siblings.leads
+    monkeypatch.setattr(module, "SNAPSHOT_S", 0.01)
+    await pair.ones[0].membership.join()
+    assert pair.ones[0].membership.leads
 
 
 async def test_who_missed_that_a_worker_went_hears_it_when_it_is_told_everything(pair: Pair) -> None:
@@ -99,16 +108,16 @@ async def test_who_missed_that_a_worker_went_hears_it_when_it_is_told_everything
     one, two = pair.ones
     for address in ("r1:1", "r2:1"):
         worker(one.state.registry, address)
-    one.siblings._mesh.flush()
-    two.siblings.hear_all()
+    one.membership._channels.flush()
+    two.membership.catch_up()
     assert {view.id for view in two.state.registry.views()} == {"r1:1", "r2:1"}
-    one.state.registry.hooks, hooks = None, one.state.registry.hooks
+    one.state.registry.replicated, replicated = None, one.state.registry.replicated
     one.state.registry.remove(WorkerId("r2:1"))  # told, but lost with what it did not read in time
-    one.state.registry.hooks = hooks
-    one.siblings._lost(1)
+    one.state.registry.replicated = replicated
+    one.membership._lost(1)
     for _ in range(20):
         await asyncio.sleep(0)
-        two.siblings.hear_all()  # and raises nothing
+        two.membership.catch_up()  # and raises nothing
     assert {view.id for view in two.state.registry.views()} == {"r1:1"}
     await pair.hush()
 
@@ -145,8 +154,8 @@ async def test_a_worker_that_went_and_came_back_is_as_busy_as_it_is(pair: Pair) 
     def heard() -> list[Any]:
         for _ in range(3):
             for each in pair.ones:
-                each.siblings._mesh.flush()
-                each.siblings.hear_all()
+                each.membership._channels.flush()
+                each.membership.catch_up()
         views = [each.state.registry.view(R1) for each in pair.ones]
         return [view and (view.name, view.inflight, view.incarnation, view.written_tokens) for view in views]
 
@@ -170,21 +179,23 @@ async def test_a_worker_that_went_and_came_back_is_as_busy_as_it_is(pair: Pair) 
     await pair.hush()
 
 
-@pytest.mark.parametrize("event", [Gone(WorkerId("none:1")), Broke(R1, None), Changed({})], ids=str)
+@pytest.mark.parametrize(
+    "event", [WorkerGone(WorkerId("none:1")), CircuitChanged(R1, None), ConfigChanged({})], ids=str
+)
 async def test_news_of_what_is_not_known_harm_nobody(pair: Pair, event: Any, caplog: pytest.LogCaptureFixture) -> None:
     await pair.join()
-    pair.ones[0].siblings._mesh.send(1, [event])
-    pair.ones[1].siblings.hear_all()
+    pair.ones[0].membership._channels.send(1, [event])
+    pair.ones[1].membership.catch_up()
     assert not caplog.records
     await pair.hush()
 
 
 async def test_one_that_has_just_begun_asks_another_when_its_teacher_dies() -> None:
-    ends = wires(3)
+    ends = make_ends(3)
     heard: dict[int, list[Event]] = {0: [], 1: []}
 
-    def listener(index: int) -> Mesh:
-        return Mesh(ends[index], lambda _, event: heard[index].append(event), lambda _: None)
+    def listener(index: int) -> Channels:
+        return Channels(ends[index], lambda _, event: heard[index].append(event), lambda _: None)
 
     meshes = {index: listener(index) for index in heard}
 
@@ -196,20 +207,20 @@ async def test_one_that_has_just_begun_asks_another_when_its_teacher_dies() -> N
         return next(event for event in heard[index] if isinstance(event, kind))
 
     pupil = assemble(Settings(ProxyConfig(heartbeat_port=0)), member=Member(index=2, ends=ends[2]))
-    joining = asyncio.create_task(pupil.siblings.join())
-    life = (await said(0, Hello)).life
-    meshes[0].send(2, [Greeting(life, True)])
-    await said(0, Teach)
-    await said(1, Hello)
+    joining = asyncio.create_task(pupil.membership.join())
+    life = (await said(0, Joined)).life
+    meshes[0].send(2, [JoinReply(life, True)])
+    await said(0, SnapshotRequest)
+    await said(1, Joined)
     heard[1].clear()
-    meshes[0].send(2, [Hello(1)])  # its successor, which knows nothing
-    await said(1, Hello)
-    meshes[1].send(2, [Greeting(life, True)])
-    await said(1, Teach)
-    meshes[1].send(2, [Caught(life)])
+    meshes[0].send(2, [Joined(1)])  # its successor, which knows nothing
+    await said(1, Joined)
+    meshes[1].send(2, [JoinReply(life, True)])
+    await said(1, SnapshotRequest)
+    meshes[1].send(2, [SnapshotEnd(life)])
     async with asyncio.timeout(5):
         await joining
-    await pupil.siblings.close()
+    await pupil.membership.close()
     pupil.listener.close()
     for end in (end for of_one in ends for end in of_one.values()):
         end.close()

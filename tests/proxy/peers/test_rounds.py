@@ -57,8 +57,8 @@ def finish(one: Proxy, place: SessionMatch, request: Request, reply: str) -> Non
 
 def looks(one: Proxy) -> None:
     """As each turn does before it is placed."""
-    assert one.state.sessions.before_look is not None
-    one.state.sessions.before_look()
+    assert one.state.sessions.replicated is not None
+    one.state.sessions.replicated.catch_up()
 
 
 async def test_of_two_turns_that_go_on_from_one_neither_is_lost() -> None:
@@ -73,7 +73,7 @@ async def test_of_two_turns_that_go_on_from_one_neither_is_lost() -> None:
         finish(one, places[1], right, "two")
         pair.clock += 1.0
         for process in pair.ones:
-            process.siblings.hear_all()
+            process.membership.catch_up()
             for said, heard in (("left", "one"), ("right", "two")):
                 place = find(process, asked("hi", "yo", said, heard, "more"))
                 assert (place.kind, place.turn) == (MatchKind.NEXT, 3), (said, process)
@@ -84,7 +84,7 @@ async def test_places_that_another_process_takes_are_taken_here_at_once(limit: i
     async with pair_of(max_worker_inflight=limit, max_inflight=10_000) as pair:
         zero, one = pair.ones
         worker(zero.state.registry)
-        zero.siblings._mesh.flush()
+        zero.membership._channels.flush()
         looks(one)
         for _ in range(limit):
             zero.state.registry.reserve(R1, 10)
@@ -97,15 +97,15 @@ async def test_one_probe_is_let_through_by_all() -> None:
     async with pair_of() as pair:
         zero, one = pair.ones
         worker(zero.state.registry)
-        zero.state.standings.breakers.failed(R1, pair.clock, began_s=pair.clock, at_once=True)
-        zero.siblings._mesh.flush()
-        one.siblings.hear_all()
+        zero.state.health.breakers.failed(R1, pair.clock, began_s=pair.clock, at_once=True)
+        zero.membership._channels.flush()
+        one.membership.catch_up()
         pair.clock += 1000.0
         looks(one)
-        assert R1 not in one.state.standings.breakers.blocked(pair.clock)
-        zero.state.standings.breakers.began(R1, pair.clock)
+        assert R1 not in one.state.health.breakers.blocked(pair.clock)
+        zero.state.health.breakers.began(R1, pair.clock)
         looks(one)
-        assert R1 in one.state.standings.breakers.blocked(pair.clock)
+        assert R1 in one.state.health.breakers.blocked(pair.clock)
 
 
 async def test_an_allowance_that_another_process_used_up_is_used_up_here_at_once() -> None:
@@ -125,8 +125,8 @@ async def test_each_turn_that_came_is_counted_once_by_the_others() -> None:
         for opens in (True, False, False):
             zero.state.arrivals.count(pair.clock, opens=opens)
         for _ in range(2):
-            zero.siblings._mesh.flush()
-            one.siblings.hear_all()
+            zero.membership._channels.flush()
+            one.membership.catch_up()
         rates = [
             (
                 process.state.arrivals.turns.rate_rps(pair.clock),

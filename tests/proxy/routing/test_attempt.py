@@ -49,7 +49,7 @@ def test_the_next_try_does_without_whom_the_failure_was(failure: Failure) -> Non
     made = decision(failure[0])
     assert made.prefill is None or made.prefill.id == P1.id
     own = P1.id if failure[0] is Leg.PREFILL else made.decode.id
-    expected = (P1.id, D1.id) if ROWS[failure].standing is HealthEffect.PAIR else own
+    expected = (P1.id, D1.id) if ROWS[failure].health is HealthEffect.PAIR else own
     assert failed.avoid(VIEWS) == (expected,)
 
 

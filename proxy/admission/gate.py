@@ -2,7 +2,7 @@
 
 `queueing` has the order. Here are the futures, the deadlines, and the counts, which are right whatever happens: a turn
 is admitted, refused or gone by exactly one synchronous step, and a client that leaves while it is being admitted gives
-its seat back.
+its permit back.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MESSAGES = {
 }
 
 
-class Seat:
-    """A turn's right to be inside; whoever holds it calls `leave` in a `finally`."""
+class Permit:
+    """A turn's right to be inside; its holder calls `release` in a `finally`."""
 
     __slots__ = ("_admission", "_inside", "_waiter")
 
@@ -37,8 +37,8 @@ class Seat:
         self._waiter = waiter
         self._inside = True
 
-    def leave(self) -> None:
-        """Free the seat for the next; a second call does nothing."""
+    def release(self) -> None:
+        """Frees it for the next turn; a second call does nothing."""
         if self._inside:
             self._inside = False
             self._admission.left()
@@ -46,7 +46,7 @@ class Seat:
     async def wait_again(self, not_before_s: float) -> None:
         """The workers want no more now: back into the queue, with the old arrival and deadline.
 
-        The seat is given up meanwhile, and stays so where this raises: Overloaded, as in `Admission.enter`.
+        The permit is given up meanwhile, and stays so where this raises: Overloaded, as in `Admission.enter`.
         """
         assert self._inside, "only a turn that is inside can go back"
         self._inside = False
@@ -94,8 +94,8 @@ class Admission:
     def waiting(self) -> int:
         return len(self._line)
 
-    def try_enter(self, ticket: Ticket) -> Seat | None:
-        """A seat if one is free and none waits for the same; raises Overloaded when draining."""
+    def try_enter(self, ticket: Ticket) -> Permit | None:
+        """A permit if one is free and none waits for the same; raises Overloaded when draining."""
         if self._draining:
             raise self._refusal("draining", ticket)
         if self.inside + self.inside_elsewhere >= self._max_inflight or self._courtesy:
@@ -106,21 +106,21 @@ class Admission:
             return None
         self.inside += 1
         self._moved()
-        return Seat(self, self._arrived(ticket))
+        return Permit(self, self._arrived(ticket))
 
-    async def enter(self, ticket: Ticket) -> Seat:
-        """A seat, at once or after a wait; Overloaded: queue_full, queue_timeout or draining.
+    async def enter(self, ticket: Ticket) -> Permit:
+        """A permit, at once or after a wait; Overloaded: queue_full, queue_timeout or draining.
 
         The caller takes its room on a worker before its next await: only then is the next of its kind admitted.
         """
-        seat = self.try_enter(ticket)
-        if seat is None:
+        permit = self.try_enter(ticket)
+        if permit is None:
             waiter = self._arrived(ticket)
             await self._wait(waiter)
-            seat = Seat(self, waiter)
-        return seat
+            permit = Permit(self, waiter)
+        return permit
 
-    def poke(self) -> None:
+    def admit_waiting(self) -> None:
         """Something changed in the fleet: admit whoever fits now."""
         if self._courtesy is not None or not self._line:
             return
@@ -145,19 +145,19 @@ class Admission:
             self._turn_away(waiter, "draining")
 
     def left(self) -> None:
-        """A seat was given back by a turn that is over."""
+        """A permit was given back by a turn that is over."""
         self.inside -= 1
         self._moved()
         self._departures.count(self._now())
         if self._line and self.waiting_elsewhere:  # else it would be our own turns' for ever
             self._courtesy = self._courtesy or asyncio.get_running_loop().call_later(COURTESY_S, self._end_courtesy)
         else:
-            self.poke()
+            self.admit_waiting()
 
     async def return_to_queue(self, waiter: Waiter, not_before_s: float) -> None:
         self.inside -= 1
         waiter.refund()
-        self.poke()
+        self.admit_waiting()
         if self._draining:
             raise self._refusal("draining", waiter.ticket)
         deadline_s = self._deadline_s(waiter.ticket)
@@ -179,7 +179,7 @@ class Admission:
         self._line.add(waiter, parked=pause_s > 0)
         self._moved()
         try:
-            self.poke()
+            self.admit_waiting()
             if len(self._line) > self._queue_limit:
                 self._turn_away(self._line.last(waiter), "queue_full")
             refusal = await future
@@ -195,7 +195,7 @@ class Admission:
             del self._futures[waiter]
             if self._handed.get(waiter.ticket.needs) is waiter:
                 del self._handed[waiter.ticket.needs]
-                loop.call_soon(self.poke)  # after this turn has taken its room on a worker
+                loop.call_soon(self.admit_waiting)  # after this turn has taken its room on a worker
         if refusal is not None:
             raise refusal
         self._hear()
@@ -203,7 +203,7 @@ class Admission:
 
     def _end_courtesy(self) -> None:
         self._courtesy = None
-        self.poke()
+        self.admit_waiting()
 
     @property
     def is_tight(self) -> bool:
@@ -230,7 +230,7 @@ class Admission:
 
     def _due(self, waiter: Waiter) -> None:
         self._line.unpark(waiter)
-        self.poke()
+        self.admit_waiting()
 
     def _turn_away(self, waiter: Waiter, reason: str) -> None:
         self._line.remove(waiter)

@@ -64,7 +64,7 @@ class FleetWatch:
             self._drop_silent()
             self._probe_unheard()
             self._note_changes()
-            self._proxy.state.admission.poke()  # a worker may have come, or come back
+            self._proxy.state.admission.admit_waiting()  # a worker may have come, or come back
 
     def _pictures(self) -> dict[WorkerId, tuple[str, str, str]]:
         """Name, state and incarnation of each worker."""

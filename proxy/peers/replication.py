@@ -193,7 +193,7 @@ class Replication:
 
     def drained(self) -> None:
         """All that has come is applied: only now is it known whether others have left room for waiting turns."""
-        self._state.admission.poke()
+        self._state.admission.admit_waiting()
 
     def restarted(self, process: int) -> None:
         """Its predecessor's turns are gone."""

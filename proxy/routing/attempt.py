@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from ..admission.gate import Seat
+from ..admission.gate import Permit
 from ..admission.keys import Client
 from ..admission.queue import effective_priority
 from ..connectors.leg import Handoff
@@ -54,7 +54,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     is_left: bool = False  # by its client: no further leg is asked
     leg: LegRecord | None = None  # the answering one, from its beginning on
     on_close: Callable[[Attempt], None] | None = None  # by whom its legs were begun
-    permit: Seat | None = None  # the turn's, once this attempt is the one that answers it
+    permit: Permit | None = None  # the turn's, once this attempt is the one that answers it
 
     def close(self) -> None:
         if self.answer is not None:
@@ -64,7 +64,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
             on_close, self.on_close = self.on_close, None
             on_close(self)
         if self.permit is not None:
-            self.permit.leave()  # the last to go: whoever waits then finds the worker's place free
+            self.permit.release()  # the last to go: whoever waits then finds the worker's place free
 
     def leg_id(self, kind: str) -> str:
         """Unique, whatever ids clients send: engines and P2pNccl tell requests apart by it."""
@@ -121,7 +121,7 @@ class Job(msgspec.Struct, frozen=True):
     receipt: Receipt
     context: TurnContext
     started_s: float
-    permit: Seat
+    permit: Permit
 
 
 @dataclass(slots=True)

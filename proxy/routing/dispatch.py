@@ -76,7 +76,7 @@ class Dispatcher:
     def _free_prefill(self, booking: LegBooking) -> None:
         if booking.holds_prefill:
             booking.free_prefill()
-            self._admission.poke()
+            self._admission.admit_waiting()
 
     async def _split(self, attempt: Attempt) -> OpenAnswer:
         decision, request = attempt.decision, attempt.request

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ..admission.auth import check_use
-from ..admission.gate import Seat
+from ..admission.gate import Permit
 from ..admission.keys import Client
 from ..admission.queue import Ticket, effective_priority
 from ..config import ProxyConfig
@@ -184,17 +184,17 @@ class Passthrough:
                 check_model(model, self._registry.views())
             raise NoWorkerError(f"no worker can serve model {model!r} now")
         bill = _Bill(self._state, client, 0 if is_form(content_type) else self._state.tokens.estimate(model, len(body)))
-        permit = await self._seat(model, client, bill)
+        permit = await self._permit(model, client, bill)
         try:
             return await self._first_success(permit, _Asked(method, path, body, headers, model), bill)
         except BaseException as exc:
-            permit.leave()
+            permit.release()
             # Begun is paid for, whoever ended it.
             if isinstance(exc, NoWorkerError) or (isinstance(exc, LegError) and _cost_nothing(exc)):
                 bill.settle(0)
             raise
 
-    async def _seat(self, model: str, client: Client, bill: _Bill) -> Seat:
+    async def _permit(self, model: str, client: Client, bill: _Bill) -> Permit:
         def fits() -> bool:
             able = self._candidates(model)
             return not able or any(view.inflight < self._worker_limit for view in able)
@@ -214,7 +214,7 @@ class Passthrough:
             bill.settle(0)
             raise
 
-    async def _first_success(self, permit: Seat, asked: _Asked, bill: _Bill) -> Forwarded:
+    async def _first_success(self, permit: Permit, asked: _Asked, bill: _Bill) -> Forwarded:
         """LegError of the last that failed, where no other may be tried."""
         failure: LegError | None = None
         self._state.retries.deposit()
@@ -240,7 +240,7 @@ class Passthrough:
         self._state.metrics.retries.labels("retried" if may else "no_budget").inc()
         return may
 
-    async def _ask(self, permit: Seat, view: WorkerView, asked: _Asked, bill: _Bill) -> Forwarded:
+    async def _ask(self, permit: Permit, view: WorkerView, asked: _Asked, bill: _Bill) -> Forwarded:
         """The answer, from its first bytes on; LegError for one that is not for the client."""
         answer: Answer | None = None
         self._registry.reserve(view.id, 0)
@@ -265,7 +265,7 @@ class Passthrough:
         def release(_: object) -> None:
             self._registry.release(view.id)
             answer.close()
-            permit.leave()
+            permit.release()
 
         task = asyncio.current_task()
         assert task is not None, "runs in the request's task"

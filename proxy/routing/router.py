@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from ..admission.gate import Seat
+from ..admission.gate import Permit
 from ..admission.queue import Ticket, effective_priority
 from ..config import ProxyConfig
 from ..errors import AllBusy, LegError, NoWorkerError, PPDError, Refused
@@ -77,7 +77,7 @@ class Router:
             self._state.rate_limits.take(context.client, tokens, started_s)
         self._state.arrivals.count(started_s, opens=turn.number == 1)
         self._state.receipts.open(receipt)
-        permit: Seat | None = None
+        permit: Permit | None = None
         try:
             permit = await self._state.admission.enter(self._ticket(request, turn, context, started_s))
             receipt.waited_s = self._now() - started_s
@@ -87,9 +87,11 @@ class Router:
             if permit is None:
                 receipt.waited_s = self._now() - started_s
             else:
-                permit.leave()
+                permit.release()
             # What was begun was paid for: leaving early must not make a prompt free.
-            self._state.rate_limits.settle(context.client, tokens, turn.prompt_tokens if receipt.legs else 0, self._now())
+            self._state.rate_limits.settle(
+                context.client, tokens, turn.prompt_tokens if receipt.legs else 0, self._now()
+            )
             if isinstance(exc, PPDError):
                 receipt.status, receipt.error = exc.status, _error_name(exc)
                 self._learner.failed(receipt, self._now() - started_s)

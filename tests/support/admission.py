@@ -110,13 +110,13 @@ class Client:
 
     async def _run(self) -> None:
         try:
-            seat = await self.door.admission.enter(self.ticket)
+            permit = await self.door.admission.enter(self.ticket)
             try:
                 while (pause_s := await self._at_work()) is not None:
-                    await seat.wait_again(asyncio.get_running_loop().time() + pause_s)
+                    await permit.wait_again(asyncio.get_running_loop().time() + pause_s)
             finally:
-                seat.leave()
-                seat.leave()
+                permit.release()
+                permit.release()
         except Overloaded as exc:
             self.refusal = exc
             self.door.log.append(f"{self.name}: {exc.reason}")

@@ -91,7 +91,7 @@ async def test_turns_wait_for_their_place_and_are_all_answered(start_fleet: Any,
 
 @pytest.mark.parametrize("names", ["R1", "P1 D1"])
 @pytest.mark.parametrize("streams", [True, False])
-async def test_who_is_woken_by_a_seat_finds_the_workers_place_free_too(
+async def test_who_is_woken_by_a_permit_finds_the_workers_place_free_too(
     start_fleet: Any, names: str, streams: bool
 ) -> None:
     async with start_fleet(names) as fleet:

@@ -15,14 +15,14 @@ async def test_with_room_and_nobody_waiting_a_turn_enters_without_yielding() -> 
     door = Door()
     with pytest.raises(StopIteration) as ended:
         door.admission.enter(ticket()).send(None)
-    seat = ended.value.value
+    permit = ended.value.value
     assert (door.admission.inside, door.admission.waiting, door.waited_s) == (1, 0, [])
-    seat.leave()
+    permit.release()
     await door.close()
 
 
 @scenario
-async def test_a_freed_seat_goes_to_the_next_and_leaving_twice_frees_one() -> None:
+async def test_a_freed_permit_goes_to_the_next_and_leaving_twice_frees_one() -> None:
     door = Door(inside=2)
     clients = [door.client(f"t{number}") for number in range(5)]
     await settle()
@@ -134,9 +134,9 @@ async def test_one_free_slot_is_not_given_to_two_turns_that_have_not_run_yet() -
     first.leave()
     await first.task
     for _ in range(3):
-        door.admission.poke()
+        door.admission.admit_waiting()
     third.task.cancel()
-    door.admission.poke()
+    door.admission.admit_waiting()
     assert door.admission.waiting == 1
     await asyncio.wait([third.task])
     assert door.log == ["t0", "t1"]
@@ -159,14 +159,14 @@ async def test_nor_is_it_given_to_one_that_just_comes_by() -> None:
 
 
 @scenario
-async def test_all_new_room_is_used_after_a_poke() -> None:
+async def test_all_new_room_is_used_by_one_call() -> None:
     door = Door(inside=100, m=0)
     for number in range(8):
         door.client(f"t{number}")
     await settle()
     assert door.log == []
     door.slots["m"] = 5  # a worker joined
-    door.admission.poke()
+    door.admission.admit_waiting()
     await settle()
     assert (len(door.log), door.admission.waiting) == (5, 3)
     await door.close()
@@ -197,17 +197,17 @@ async def test_a_client_that_leaves_the_queue_disappears_at_once() -> None:
 
 
 @pytest.mark.parametrize("leaves_first", [True, False])
-def test_a_client_that_leaves_while_it_is_admitted_gives_its_seat_to_the_next(leaves_first: bool) -> None:
-    """Seat given and task cancelled in one round of the loop, in either order."""
+def test_a_client_that_leaves_while_it_is_admitted_gives_its_permit_to_the_next(leaves_first: bool) -> None:
+    """Permit given and task cancelled in one round of the loop, in either order."""
 
     async def work() -> None:
         door = Door()
-        seat = await door.admission.enter(ticket())
+        permit = await door.admission.enter(ticket())
         gone, patient = door.client("gone"), door.client("patient")
         await settle()
         if leaves_first:
             gone.task.cancel()
-        seat.leave()
+        permit.release()
         if not leaves_first:
             gone.task.cancel()
         await settle()
@@ -222,12 +222,12 @@ def test_a_client_that_leaves_while_it_is_admitted_gives_its_seat_to_the_next(le
 @scenario
 async def test_a_tenant_is_not_charged_for_a_client_that_left_while_it_was_admitted() -> None:
     door = Door()
-    seat = await door.admission.enter(ticket())
+    permit = await door.admission.enter(ticket())
     gone = door.client("a0", cost=1000)
     for name in ("a1", "b0", "b1"):
         door.client(name, cost=10)
     await settle()
-    seat.leave()
+    permit.release()
     gone.task.cancel()
     await settle()
     assert door.log == ["a1"]
@@ -235,7 +235,7 @@ async def test_a_tenant_is_not_charged_for_a_client_that_left_while_it_was_admit
 
 
 @scenario
-async def test_one_that_waits_again_gives_up_its_seat_and_returns_before_later_ones() -> None:
+async def test_one_that_waits_again_gives_up_its_permit_and_returns_before_later_ones() -> None:
     door, loop = Door(), asyncio.get_running_loop()
     first = door.client("a0")
     second, _ = door.client("a1"), door.client("a2")
@@ -256,12 +256,12 @@ async def test_one_that_waits_again_gives_up_its_seat_and_returns_before_later_o
 @scenario
 async def test_one_that_waits_again_is_not_charged_for_its_first_try() -> None:
     door = Door()
-    seat = await door.admission.enter(ticket())
+    permit = await door.admission.enter(ticket())
     client = door.client("a0", cost=1000)
     for name in ("b0", "b1"):
         door.client(name, cost=10)
     await settle()
-    seat.leave()
+    permit.release()
     await settle()
     client.wait_again(0.0)
     await settle()
@@ -280,10 +280,10 @@ async def test_one_that_waits_again_comes_no_earlier_than_it_was_told() -> None:
     started_s = loop.time()
     client.wait_again(5.0)
     await asyncio.sleep(4.9)
-    door.admission.poke()
+    door.admission.admit_waiting()
     await settle()
     assert door.log == ["a0"]
-    newcomer = door.client("b0")  # the seat is free meanwhile
+    newcomer = door.client("b0")  # the permit is free meanwhile
     await settle()
     newcomer.leave()
     await asyncio.sleep(0.2)
@@ -347,9 +347,9 @@ async def test_draining_refuses_all_that_wait_and_all_that_come() -> None:
 
 async def turns_per_second(door: Door, rate_rps: float) -> None:
     for _ in range(int(30 * rate_rps)):
-        seat = await door.admission.enter(ticket())
+        permit = await door.admission.enter(ticket())
         await asyncio.sleep(1 / rate_rps)
-        seat.leave()
+        permit.release()
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_clients_are_told_when_their_turn_would_come(rate_rps: float, waiting: i
     async def work() -> None:
         door = Door(queue=100)
         await turns_per_second(door, rate_rps)
-        seat = await door.admission.enter(ticket())
+        permit = await door.admission.enter(ticket())
         for number in range(waiting):
             door.client(f"t{number}")
             door.client("z", priority=9)  # not ahead of the one that is refused
@@ -368,17 +368,17 @@ def test_clients_are_told_when_their_turn_would_come(rate_rps: float, waiting: i
         await refused.task
         assert refused.refusal is not None
         assert refused.refusal.retry_after_s == pytest.approx(retry_after_s, rel=0.1)
-        seat.leave()
+        permit.release()
         await door.close()
 
     run(work())
 
 
 @scenario
-async def test_a_seat_that_is_not_inside_cannot_wait_again() -> None:
+async def test_a_permit_that_is_not_inside_cannot_wait_again() -> None:
     door = Door()
-    seat = await door.admission.enter(ticket())
-    seat.leave()
+    permit = await door.admission.enter(ticket())
+    permit.release()
     with pytest.raises(AssertionError):
-        await seat.wait_again(0.0)
+        await permit.wait_again(0.0)
     await door.close()

@@ -1,4 +1,4 @@
-"""Whatever order things happen in: bounds, counts, no idle seats, and nobody starved within a class."""
+"""Whatever order things happen in: bounds, counts, no idle permits, and nobody starved within a class."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS = st.one_of(
     st.tuples(st.just("wait_again"), st.tuples(WHICH, st.sampled_from([0.0, 0.5, 2.0, 50.0]))),
     st.tuples(st.just("cancel"), WHICH),
     st.tuples(st.just("slots"), st.tuples(st.sampled_from("mn"), st.integers(0, 3))),
-    st.tuples(st.just("poke"), st.none()),
+    st.tuples(st.just("admit_waiting"), st.none()),
     st.tuples(st.just("round"), st.none()),  # one round of the loop
     st.tuples(st.just("sleep"), st.sampled_from([0.5, 1.0, 5.0])),
     st.tuples(st.just("settle"), st.none()),
@@ -52,9 +52,9 @@ async def play(steps: list[tuple[str, Any]], inside: int, queue: int) -> None:
                 live[given_ % len(live)].task.cancel()
             case "slots":
                 door.slots[given_[0]] = given_[1]
-                door.admission.poke()
-            case "poke":
-                door.admission.poke()
+                door.admission.admit_waiting()
+            case "admit_waiting":
+                door.admission.admit_waiting()
             case "round":
                 await asyncio.sleep(0)
             case "sleep":

@@ -16,6 +16,7 @@ from .admission.rate_limits import RateLimits
 from .config import ProxyConfig, convert
 from .discovery.heartbeat_listener import HeartbeatListener
 from .errors import ConfigError
+from .fleet.booking import Ledger
 from .fleet.registry import Registry
 from .health.canary import Canary
 from .health.circuit_breaker import Breakers
@@ -27,8 +28,7 @@ from .peers.channels import Member
 from .peers.membership import Membership
 from .peers.replication import Operated, Replication
 from .routing.dispatch import Dispatcher
-from .routing.handoff_ledger import Ledger
-from .routing.handoff_release import WindingUp
+from .routing.handoff_release import HandoffRelease
 from .routing.learning import Learner
 from .routing.passthrough import Passthrough
 from .routing.prompt_fan_out import FanOut
@@ -55,7 +55,7 @@ class Proxy:
     state: State
     upstream: Upstream
     router: Router
-    winding_up: WindingUp
+    handoff_release: HandoffRelease
     turns: TurnService
     passthrough: Passthrough
     prober: Prober
@@ -78,11 +78,12 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     state = remembering(config, member, now)
     tls = worker_tls(config)
     upstream = Upstream(keepalive_s=config.keepalive_s, tls=tls)
-    winding_up = WindingUp(state, upstream)
+    handoff_release = HandoffRelease(state, upstream)
     receipt_log = open_log(config.receipt_log) if config.receipt_log else None
     drain = Drain()
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
-    dispatcher, canary = Dispatcher(config, state, upstream, winding_up), make_canary(config, state, upstream)
+    dispatcher = make_dispatcher(config, state, upstream, handoff_release)
+    canary = make_canary(config, state, upstream)
     router = Router(config, settings.rules(), state, dispatcher, learner, passed_over=canary.passed_over)
     keys = KeyRing(Path(config.keys_file), config.admin_key) if config.keys_file else None
     passthrough = Passthrough(config, state, upstream)
@@ -99,7 +100,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         state=state,
         upstream=upstream,
         router=router,
-        winding_up=winding_up,
+        handoff_release=handoff_release,
         turns=TurnService(config, state, router, FanOut(router), keys),
         passthrough=passthrough,
         prober=prober,
@@ -138,6 +139,20 @@ def remembering(config: ProxyConfig, member: Member, now: Callable[[], float]) -
         rate_limits=RateLimits(),
         hasher=Hasher(member.secret),
         now=now,
+    )
+
+
+def make_dispatcher(
+    config: ProxyConfig, state: State, upstream: Upstream, handoff_release: HandoffRelease
+) -> Dispatcher:
+    return Dispatcher(
+        config,
+        upstream,
+        handoff_release,
+        ledger=state.ledger,
+        admission=state.admission,
+        metrics=state.metrics,
+        now=state.now,
     )
 
 

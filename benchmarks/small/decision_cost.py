@@ -33,7 +33,7 @@ from ppd.proxy.openai.request import Endpoint, Request, parse_request
 from ppd.proxy.policy import Turn, decide, has_room
 from ppd.proxy.routing.attempt import TurnContext
 from ppd.proxy.routing.dispatch import Dispatcher
-from ppd.proxy.routing.handoff_release import WindingUp
+from ppd.proxy.routing.handoff_release import HandoffRelease
 from ppd.proxy.routing.learning import Learner
 from ppd.proxy.routing.router import Router
 from ppd.proxy.runtime.drain import Drain
@@ -190,7 +190,15 @@ def bench() -> TurnBench:
     for worker in settings.static_workers:
         state.registry.add_static(worker, state.now())
         state.registry.probed(worker.id, worker, None, state.now())
-    dispatcher = WatchedDispatcher(settings.config, state, upstream, WindingUp(state, upstream))
+    dispatcher = WatchedDispatcher(
+        settings.config,
+        upstream,
+        HandoffRelease(state, upstream),
+        ledger=state.ledger,
+        admission=state.admission,
+        metrics=state.metrics,
+        now=state.now,
+    )
     dispatcher.watch = watch
     canary = make_canary(settings.config, state, upstream)
     router = Router(

@@ -42,7 +42,7 @@ def start(proxy: Proxy) -> Background:
 async def close(proxy: Proxy, background: Background) -> None:
     await background.close()
     await proxy.membership.close()
-    await proxy.winding_up.close()
+    await proxy.handoff_release.close()
     proxy.listener.close()
     await proxy.upstream.close()
     await proxy.prober.close()

@@ -11,13 +11,13 @@ import asyncio
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from ..config import ProxyConfig
 from ..connectors import CONNECTORS, can_pair, plain_leg
 from ..connectors.leg import REQUEST_ID, Handoff, LegRequest, Pair
 from ..errors import LegError, PPDError, refusal
 from ..failures import Cause, Leg, Phase
+from ..fleet.booking import Ledger
 from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
 from ..fleet.worker import PairId, Role
@@ -34,14 +34,6 @@ LIMIT_S = 10.0  # for each leg
 LOOK_EVERY_S = 1.0
 _TRIED_AGAIN = ("ok", "wedged", "overloaded")  # after these results the next trial is a canary's too
 PROMPT_WORDS = 160  # more tokens than the largest KV block: less than a block is not handed over
-
-
-class HandoffLedger(Protocol):
-    """Counts the handoffs whose KV a P still keeps."""
-
-    def open(self, leg_id: str, now_s: float) -> None: ...
-
-    def close(self, leg_id: str) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +64,7 @@ class Canary:
         registry: Registry,
         health: WorkerHealth,
         breakers: Breakers[Key],
-        ledger: HandoffLedger,
+        ledger: Ledger,
         now: Callable[[], float],
         on_result: Callable[[str], None],
     ) -> None:

@@ -23,7 +23,7 @@ import msgspec
 from ..errors import BodyTooLarge, PPDError, RequestError
 from .answer import DONE
 from .body_members import decoded, encoded, members
-from .request import Endpoint, Fields, Request
+from .request import Fields, Request
 from .sse import EventSplitter, Fragment, event_data, with_data
 from .stream_relay import BROKE_OFF
 
@@ -59,7 +59,7 @@ class BrokenAnswer(PPDError):
 
 
 def prompt_list(request: Request, limit_bytes: int) -> PromptList | None:
-    """The prompts of a request that has several; None for any other.
+    """The prompts of a completion that has several; None for any other.
 
     RequestError for too many. BodyTooLarge where the bodies would hold more than `limit_bytes`: each repeats all
     members but its prompt.
@@ -67,7 +67,7 @@ def prompt_list(request: Request, limit_bytes: int) -> PromptList | None:
     prompt = request.fields.get("prompt", _NULL)
     # Prompts as embeddings come before the others in the answer: one engine keeps their order.
     with_embeddings = request.fields.get("prompt_embeds", _NULL) != _NULL
-    if request.endpoint is not Endpoint.COMPLETIONS or with_embeddings or not _LIST_OF_PROMPTS.match(prompt):
+    if with_embeddings or not _LIST_OF_PROMPTS.match(prompt):
         return None
     prompts = msgspec.json.decode(prompt, type=list[msgspec.Raw])
     if len(prompts) == 1:

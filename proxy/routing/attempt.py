@@ -1,4 +1,4 @@
-"""One attempt at a turn while it runs: what it holds, and what it has of its answer."""
+"""The attempts of one turn: what a running one holds, what has failed, and whether another may follow."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from ..openai.reply_key import ReplyKey
 from ..openai.request import Request
 from ..openai.stream_relay import StreamRelay
 from ..policy import Decision, Route, Turn
-from ..runtime.ids import new_id
-from ..telemetry.receipts import LegRecord, Receipt
+from ..telemetry.receipts import LegRecord, Receipt, new_id
 from ..upstream.answer import Answer
 from ..upstream.call import Call
 
@@ -35,7 +34,7 @@ ABORTED = "abort"  # the finish reason of an engine that gave up
 
 
 class Attempt(msgspec.Struct, kw_only=True, eq=False):
-    """One attempt at a turn and all it holds; `close` gives everything back and may be called at any time, twice."""
+    """One attempt and all that it holds. `close` gives everything back, at any time, and may be called twice."""
 
     request: Request
     decision: Decision
@@ -43,18 +42,18 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     receipt: Receipt
     client: Client
     booking: LegBooking
-    charged_tokens: int  # the estimate that its allowance was charged with
+    charged_tokens: int  # the estimate that its key was charged with
     headers: Mapping[str, str]  # what every leg carries: authorization, content type, tracing
     started_s: float  # the turn's arrival
     asked_s: float  # when this attempt began
     attempt_id: str = msgspec.field(default_factory=new_id)
-    handoff: Handoff | None = None  # what P announced, whether D has it or not
+    handoff: Handoff | None = None  # what P announced, whether or not D has pulled it
     call: Call | None = None  # the answering leg's
     answer: Answer | None = None
-    is_left: bool = False  # by its client: no further leg is asked
-    leg: LegRecord | None = None  # the answering one, from its beginning on
-    on_close: Callable[[Attempt], None] | None = None  # by whom its legs were begun
-    permit: Permit | None = None  # the turn's, once this attempt is the one that answers it
+    is_left: bool = False  # its client has gone: no further leg is begun
+    leg: LegRecord | None = None  # the answering leg, once it is begun
+    on_close: Callable[[Attempt], None] | None = None  # the dispatcher's
+    permit: Permit | None = None  # the turn's, once this attempt answers it
 
     def close(self) -> None:
         if self.answer is not None:
@@ -64,7 +63,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
             on_close, self.on_close = self.on_close, None
             on_close(self)
         if self.permit is not None:
-            self.permit.release()  # the last to go: whoever waits then finds the worker's place free
+            self.permit.release()  # last, so that the next turn finds the worker free
 
     def leg_id(self, kind: str) -> str:
         """Unique, whatever ids clients send: engines and P2pNccl tell requests apart by it."""
@@ -76,7 +75,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def failed_leg(self) -> Leg:
-        """After a failure: the leg that was the last to be begun."""
+        """The leg that was begun last."""
         return self.receipt.legs[-1].kind
 
     @property
@@ -85,7 +84,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
 
 
 class OpenAnswer(msgspec.Struct):
-    """An answer whose first event is here: for a stream the relay and its first bytes, else the whole body."""
+    """An answer whose first event has come: of a stream the relay and the first bytes, else the whole body."""
 
     content_type: str
     first: bytes
@@ -96,17 +95,17 @@ class OpenAnswer(msgspec.Struct):
 
 
 class TurnContext(msgspec.Struct, frozen=True):
-    """Who sent a request: the client of its key, what each leg carries of its headers, and the operator's wish."""
+    """Who sent a request, the headers that each leg carries, and a route that the operator forces."""
 
     client: Client
     headers: Mapping[str, str]
     forced: Route | None = None
-    patience_s: float = math.inf  # in the queue; the proxy's own limit counts where it is the smaller
-    is_counted: bool = False  # its request counts as a part of another, so that only its tokens do
+    patience_s: float = math.inf  # in the queue; the proxy's own limit may be shorter
+    is_counted: bool = False  # part of a list that has been counted as one request: only its tokens count
 
 
 def in_class(request: Request, client: Client) -> Request:
-    """The request with a `priority` that its client's key allows: engines that schedule by it must see no other."""
+    """The request with a `priority` that its client's key allows: engines schedule by it."""
     if not client.name or request.priority is None:
         return request
     allowed = effective_priority(client.priority, request.priority)
@@ -114,7 +113,7 @@ def in_class(request: Request, client: Client) -> Request:
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What stays the same over a turn's tries."""
+    """What is the same for all attempts of a turn."""
 
     request: Request
     turn: Turn
@@ -126,26 +125,26 @@ class Job(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class FailedAttempts:
-    """What failed one turn so far.
+    """What has failed in one turn so far.
 
-    Hand-overs and answers have a limit each: with the first used up, the turn is computed without a hand-over.
+    Failed handoffs and failed answers are limited separately: after too many handoffs the turn is computed without one.
     """
 
     limit: int
     last: LegError | None = None
     handing_over: int = 0
     answering: int = 0
-    overloaded_until_s: float | None = None  # when the first of the answering workers that asked for time may be asked
+    overloaded_until_s: float | None = None  # when the first overloaded worker may be asked again
     keys: dict[Key, LegError] = field(default_factory=dict)
 
     def avoid(self, views: Iterable[WorkerView]) -> tuple[Key, ...]:
-        """Whom the next try does without."""
+        """Workers and pairs that the next attempt leaves out."""
         if self.handing_over < self.limit:
             return tuple(self.keys)
         return (*self.keys, *(view.id for view in views if view.role is Role.PREFILL))
 
     def may_try_again(self, attempt: Attempt, exc: LegError, row: FailureRule, now_s: float) -> bool:
-        """Notes the failure; whether its row leaves another try, and the limit does."""
+        """Books the failure. True where its row of the failure table and the limit allow another attempt."""
         leg, decision = attempt.failed_leg, attempt.decision
         self.last = exc
         if row.client_gets(stream=attempt.request.stream) not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE):
@@ -164,6 +163,6 @@ class FailedAttempts:
         return self.answering < self.limit
 
     def forgive(self) -> None:
-        """After a wait in the queue those that were overloaded may be asked again."""
+        """Overloaded workers may be asked again."""
         self.overloaded_until_s = None
         self.keys = {key: exc for key, exc in self.keys.items() if exc.cause is not Cause.OVERLOADED}

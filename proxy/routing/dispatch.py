@@ -1,65 +1,76 @@
-"""Runs one decision: the legs in the connector's order, up to the answer's first event.
+"""Runs the legs of one decision, in the connector's order, up to the answer's first event.
 
 Nothing goes to the client from here. When `open` returns, the answering worker's status is known and its first event
-is at hand; when it raises, whatever it had asked for is closed and may be tried elsewhere.
+has come. When it raises, all its legs are closed, and another attempt may follow.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 
+from ..admission.gate import Admission
 from ..config import ProxyConfig
 from ..connectors import CONNECTORS, Connector, plain_leg
 from ..connectors.leg import REQUEST_ID, Handoff, LegRequest, NoHandoff, Pair
 from ..errors import LegError, refusal
 from ..failures import Cause, Leg, Phase
-from ..fleet.booking import LegBooking
+from ..fleet.booking import Ledger, LegBooking
 from ..fleet.view import WorkerView
 from ..openai.answer import AnswerObserver, AnswerSummary
 from ..openai.edits import Redaction, edited_body
 from ..openai.reply_key import ReplyKey
 from ..openai.request import CHOOSING, Endpoint
 from ..openai.stream_relay import Edits, StreamRelay
+from ..telemetry.metrics import Metrics
 from ..telemetry.receipts import LegRecord
 from ..upstream.answer import Answer
 from ..upstream.call import Call, Timeouts
 from ..upstream.client import Upstream
 from .attempt import ABORTED, Attempt, OpenAnswer
-from .handoff_release import WindingUp
-from .state import State
+from .handoff_release import HandoffRelease
 
 
 class Dispatcher:
-    """Runs legs; what it reserves and opens is in the `Attempt` it is given."""
+    """Runs legs; what it reserves and opens is held by the `Attempt`."""
 
-    def __init__(self, config: ProxyConfig, state: State, upstream: Upstream, winding_up: WindingUp) -> None:
-        self._registry = state.registry
-        self._ledger = state.ledger
-        self._admission = state.admission
-        self._metrics = state.metrics
-        self._now = state.now
+    def __init__(
+        self,
+        config: ProxyConfig,
+        upstream: Upstream,
+        handoff_release: HandoffRelease,
+        *,
+        ledger: Ledger,
+        admission: Admission,
+        metrics: Metrics,
+        now: Callable[[], float],
+    ) -> None:
+        self._ledger = ledger
+        self._admission = admission
+        self._metrics = metrics
+        self._now = now
         self._shows_own_key = bool(config.worker_api_key or config.keys_file)
         self._upstream = upstream
-        self._winding_up = winding_up
+        self._handoff_release = handoff_release
         self._prefill_timeouts = Timeouts(config.connect_timeout_s, config.prefill_timeout_s, config.idle_timeout_s)
         self._stream_timeouts = Timeouts(config.connect_timeout_s, config.first_event_timeout_s, config.idle_timeout_s)
-        # The head of an answer that is not streamed comes when all of it is there.
+        # The head of an answer that is not streamed comes when the whole answer is ready.
         self._answer_timeouts = Timeouts(config.connect_timeout_s, config.answer_timeout_s, config.idle_timeout_s)
 
     async def open(self, attempt: Attempt) -> OpenAnswer:
-        """The decision's answer at its first event; LegError, with everything closed, where a leg fails."""
+        """The answer at its first event; LegError, with everything closed, where a leg fails."""
         try:
             attempt.booking.reserve()
             attempt.on_close = self._closed
             if attempt.decision.prefill is not None:
-                return await self._winding_up.shielded(self._split(attempt), attempt)
+                return await self._handoff_release.shielded(self._split(attempt), attempt)
             kind = attempt.answering_leg
             leg = plain_leg(attempt.request.endpoint, attempt.request.fields, attempt.leg_id(kind[0]))
             return await self._answered(attempt, leg, kind)
         except BaseException:
-            if not attempt.is_left:  # else it is closed by who winds it up
+            if not attempt.is_left:  # else `HandoffRelease` closes it
                 attempt.close()
             raise
 
@@ -70,8 +81,8 @@ class Dispatcher:
         attempt.booking.release()
 
     def release(self, attempt: Attempt) -> None:
-        """Another D takes the KV of a hand-over whose own D was never reached."""
-        self._winding_up.release(attempt)
+        """Has another D pull the KV of a handoff whose own D was never reached."""
+        self._handoff_release.release(attempt)
 
     def _free_prefill(self, booking: LegBooking) -> None:
         if booking.holds_prefill:
@@ -86,7 +97,7 @@ class Dispatcher:
         prefill = connector.prefill_leg(request.endpoint, request.fields, pair, attempt.leg_id("p"))
         attempt.handoff = await self._prefilled(attempt, connector, pair, prefill)
         if attempt.is_left:
-            raise asyncio.CancelledError  # what there is to release, is released by who shields this
+            raise asyncio.CancelledError  # `HandoffRelease` frees the handoff
         leg_id = prefill.headers[REQUEST_ID] if connector.shares_request_id else attempt.leg_id("d")
         leg = connector.decode_leg(request.endpoint, request.fields, pair, leg_id, attempt.handoff)
         opened = await self._answered(attempt, leg, Leg.DECODE)
@@ -116,7 +127,7 @@ class Dispatcher:
         return found
 
     async def _prefill_body(self, view: WorkerView, leg: LegRequest, attempt: Attempt, record: LegRecord) -> bytes:
-        """P's whole answer, within its time-out as a whole."""
+        """P's whole answer, within one time-out for all of it."""
         call, timeouts = Call(view.worker), self._prefill_timeouts
         try:
             async with (
@@ -181,10 +192,10 @@ class Dispatcher:
     async def _until_first_event(
         self, answer: Answer, relay: StreamRelay, observer: AnswerObserver, endpoint: Endpoint
     ) -> bytes:
-        """What the client gets first."""
+        """The client's first bytes."""
         parts, events = list[bytes](), 0
         now = asyncio.get_running_loop().time
-        # One limit for all of it: a worker that only sends comments has not answered.
+        # One limit for all reads: a worker that only sends comments has not answered.
         by_s = now() + self._stream_timeouts.first_s
         while not _has_begun(endpoint, observer):
             chunk = await answer.chunk(by_s=by_s)
@@ -197,10 +208,10 @@ class Dispatcher:
         return b"".join(parts)
 
     def _refusal(self, answer: Answer, body: bytes, attempt: Attempt, view: WorkerView) -> LegError:
-        """A worker's error as ours; of one that repeats what a handoff says of P, the status alone."""
+        """A worker's error as ours; only its status where the text names this worker or its P."""
         if _redaction(view, attempt.handoff).is_named(body):
             body = b""
-        # A key that the proxy itself shows is not the client's fault; nor is a worker that was too slow to read.
+        # A refused key of the proxy's own is not the client's fault, nor is a worker that read too slowly (408).
         is_own = answer.status == 408 or (self._shows_own_key and answer.status in (401, 403))
         return refusal(
             500 if is_own else answer.status,
@@ -227,43 +238,43 @@ def _redaction(view: WorkerView, handoff: Handoff | None) -> Redaction:
 
 
 def _has_begun(endpoint: Endpoint, observer: AnswerObserver) -> bool:
-    """Whether the answer can no longer fail unseen: what opens a stream promises nothing."""
+    """Whether the answer has begun, so that it goes to the client. The opening event of a stream is no answer yet."""
     summary = observer.summary
     if summary.first_token_seen or summary.ended or summary.error is not None or summary.undecodable:
         return True
-    # The opening of chat names the role; what follows it, even an empty delta, came out of the model. Where that is
-    # the end already, the usage behind it tells whether there was a token.
+    # Chat opens with the role; any event after it, even an empty delta, comes from the model. If that event ends the
+    # answer, the usage after it tells whether there was a token.
     is_open = summary.events > 1 and summary.finish_reason is None
     return endpoint in CHOOSING and is_open
 
 
 def _check_begun(observer: AnswerObserver, view: WorkerView, inside: Redaction) -> None:
-    """LegError for a stream that begins with an error, with what is no event, or with its own giving up."""
+    """LegError for a stream that begins with an error, with something that is no event, or with an abort."""
     summary = observer.summary
     if summary.first_token_seen:
         return
     if summary.error is not None:
         raise _refused(summary.error, view, inside)
-    if summary.undecodable or _is_none(summary) or (summary.ended and not summary.events):
+    if summary.undecodable or _was_aborted(summary) or (summary.ended and not summary.events):
         raise _malformed(view)
 
 
 def _check_whole(endpoint: Endpoint, observer: AnswerObserver, view: WorkerView, inside: Redaction) -> None:
-    """LegError for a 200 that is no answer: not JSON, empty, an error, or one that the engine gave up."""
+    """LegError for a 200 without an answer: not JSON, empty, an error, or aborted by the engine."""
     summary = observer.summary
     if summary.error is not None:
         raise _refused(summary.error, view, inside)
-    # A response that is computed in the background has an id and nothing else yet.
+    # A response that is computed in the background has only an id yet.
     is_queued = endpoint is Endpoint.RESPONSES and summary.response_id is not None and summary.finish_reason is None
     is_empty = not summary.first_token_seen and summary.finish_reason is None
-    # Nobody has seen it yet, so an answer that the engine gave up half-way is worth another try too.
-    if summary.undecodable or _is_none(summary) or (is_empty and not is_queued):
+    # The client has seen nothing, so an answer that the engine aborted half-way is tried again too.
+    if summary.undecodable or _was_aborted(summary) or (is_empty and not is_queued):
         raise _malformed(view)
 
 
-def _is_none(summary: AnswerSummary) -> bool:
-    """Whether the engine gave up. Messages and Responses call that an end, but count no token: even a model that has
-    nothing to say generates the end of its turn."""
+def _was_aborted(summary: AnswerSummary) -> bool:
+    """Whether the engine aborted. Messages and Responses report a normal end then, but count no token, and a model that
+    has nothing to say still generates its end of turn."""
     return summary.finish_reason == ABORTED or (summary.completion_tokens == 0 and not summary.first_token_seen)
 
 
@@ -278,7 +289,7 @@ def _malformed(view: WorkerView) -> LegError:
 
 
 def _error_status(body: bytes) -> int:
-    """The HTTP status that an error event stands for; 500 where it says none."""
+    """The HTTP status in an error event, 500 where it has none."""
     try:
         code = msgspec.json.decode(body)["error"]["code"]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):

@@ -1,8 +1,8 @@
-"""The end of a hand-over that its client left, or whose D could not be asked: no KV stays pinned on P for it.
+"""Frees P's KV after a SPLIT whose client left, or whose D could not be reached.
 
-A P that computes is told to abort. A P that has announced a handoff pins the KV until a D takes it, so a D is asked for
-one token. What the client left behind gets `GRACE_S` first: P's answer may be on the wire, and a D that was just asked
-frees nothing before its engine knows the request.
+A P that still computes is aborted. A P that has announced a handoff pins the KV until a D pulls it, so a D is asked for
+one token. An abandoned SPLIT first gets `GRACE_S`: P's answer may be on the wire, and a D that was just asked frees
+nothing before its engine knows the request.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .state import State
 
 log = logging.getLogger(__name__)
 
-GRACE_S = 0.08  # a client's leaving ends its legs within 100 ms
-READ_TURNS = 8  # from bytes in a socket to the handoff that they tell of
-REACHED_S = 1.0  # to connect to the D that takes a handoff which waits
+GRACE_S = 0.08  # the legs of a client that left end within 100 ms
+READ_TURNS = 8  # rounds of the loop from bytes in a socket to a parsed handoff
+REACHED_S = 1.0  # to connect to the D that is to pull the KV
 TAKEN_S = 10.0  # for its one token
 
 
-class WindingUp:
+class HandoffRelease:
     """Owns the tasks that outlive their clients."""
 
     def __init__(self, state: State, upstream: Upstream) -> None:
@@ -42,21 +42,21 @@ class WindingUp:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def shielded(self, opening: Coroutine[Any, Any, OpenAnswer], attempt: Attempt) -> OpenAnswer:
-        """The result of `opening`; where the client leaves first, its hand-over is wound up in the background."""
+        """The result of `opening`. If the client leaves first, its SPLIT is ended in the background."""
         task = asyncio.create_task(opening)
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             attempt.is_left = True
-            self._own(self._wind_up(task, attempt))
+            self._own(self._end_abandoned(task, attempt))
             raise
 
     def release(self, attempt: Attempt) -> None:
-        """The D of this hand-over was never reached: another one takes the KV off P's hands."""
+        """The D of this SPLIT was never reached: another D pulls the KV, so that P can free it."""
         self._own(self._release(attempt))
 
     async def close(self) -> None:
-        """Waits for what is under way, not for long."""
+        """Waits up to `REACHED_S` for tasks under way, then cancels them."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=REACHED_S)
         for task in self._tasks:
@@ -73,10 +73,10 @@ class WindingUp:
         if not task.cancelled() and task.exception() is not None:
             log.error("a hand-over could not be wound up", exc_info=task.exception())
 
-    async def _wind_up(self, task: asyncio.Task[OpenAnswer], attempt: Attempt) -> None:
+    async def _end_abandoned(self, task: asyncio.Task[OpenAnswer], attempt: Attempt) -> None:
         try:
             await asyncio.wait({task}, timeout=GRACE_S)
-            for _ in range(READ_TURNS):  # of the loop: what P has sent by now is not lost
+            for _ in range(READ_TURNS):  # so that a handoff which P has already sent is read
                 await asyncio.sleep(0)
         finally:
             task.cancel()
@@ -103,7 +103,7 @@ class WindingUp:
             return
         endpoint = attempt.request.endpoint
         pair = Pair(prefill.worker, decode.worker)
-        # One token is the least that D computes, and all that this leg is for is its beginning.
+        # D pulls the KV when it begins; one token is the least that it can be asked for.
         least = prefill_fields(endpoint, attempt.request.fields, engine_version(decode.worker.engine_version))
         leg = connector.decode_leg(endpoint, least, pair, attempt.leg_id("f"), handoff)
         self._registry.reserve(decode.id, 0)
@@ -124,7 +124,7 @@ class WindingUp:
             self._registry.release(decode.id)
 
     def _taker(self, attempt: Attempt) -> WorkerView | None:
-        """The D of the turn, unless that was tried; else the least loaded that could have had it."""
+        """The turn's own D unless that was tried, else the least loaded D that can pair with this P."""
         prefill, own = attempt.decision.prefill, attempt.decision.decode.id
         able = [
             view

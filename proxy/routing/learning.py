@@ -1,4 +1,4 @@
-"""What a finished turn teaches: token counts, residency, times; to sessions, estimator, metrics and the receipt."""
+"""What the proxy learns from a finished turn: token counts, residency and times."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..telemetry.receipts import Receipt
 from .attempt import Attempt, OpenAnswer
 from .state import State
 
-# A LOCAL turn that found less than this share of what was believed to lie there is a residency miss: blocks are
-# whole, so the last few tokens never count, but half of a prefix does not get lost by rounding.
+# A LOCAL turn that found less than this share of what was believed resident is a residency miss. The engine caches
+# whole blocks, so the last few tokens never count, but rounding does not lose half of a prefix.
 MISS_SHARE = 0.5
 
 
 class Learner:
-    """Closes receipts; only a completed turn changes what is believed about its session."""
+    """Closes receipts. Only a completed turn changes its session."""
 
     def __init__(self, state: State, drain: Drain, log: Callable[[Receipt], None] | None) -> None:
         self._drain = drain
@@ -36,7 +36,7 @@ class Learner:
         now_s: float,
         token_times_s: tuple[float, float] | None = None,
     ) -> None:
-        """`token_times_s`: when the first and the last token came; None for an answer that came whole."""
+        """token_times_s: of the first and the last token; None for an answer that is not streamed."""
         receipt, route, summary = attempt.receipt, attempt.decision.route, opened.observer.summary
         receipt.status = 200
         receipt.finish_reason = summary.finish_reason
@@ -50,7 +50,7 @@ class Learner:
         self._close(receipt, "failed", ended_s)
 
     def cancelled(self, receipt: Receipt, ended_s: float, *, is_answered: bool) -> None:
-        """By its client, or by the end of a drain; is_answered: the client had the beginning of an answer."""
+        """By its client, or by the end of a drain. is_answered: the client has the beginning of an answer."""
         if not self._drain.is_cut:
             receipt.status = 499
             self._close(receipt, "cancelled", ended_s)
@@ -95,10 +95,10 @@ class Learner:
         request, decision, receipt = attempt.request, attempt.decision, attempt.receipt
         summary = opened.observer.summary
         prompt, completion = summary.prompt_tokens or 0, summary.completion_tokens or 0
-        # After a remote prefill D counts all that it pulled as cached; what was really cached, P's answer said.
+        # After a handoff D counts all KV that it pulled as cached; P's answer has the true count.
         cached = opened.handoff.cached_tokens if opened.handoff else summary.cached_tokens
         receipt.prompt_tokens, receipt.completion_tokens, receipt.cached_tokens = prompt, completion, cached
-        # Where the worker does not say what was really used, the estimate stands.
+        # A worker that reports no usage leaves the estimate charged.
         self._rate_limits.settle(attempt.client, attempt.charged_tokens, prompt + completion, now_s)
         self._metrics.prompt_tokens.add(decision.route, by=prompt)
         self._metrics.cached_tokens.add(decision.route, by=cached or 0)

@@ -1,7 +1,7 @@
-"""Requests outside of conversations: forwarded to one worker that serves the model, or another where that one fails.
+"""Requests outside of conversations: forwarded to a worker that serves their model, or to another if that one fails.
 
-JSON objects, less the members that end at the proxy, and multipart forms as they are. The model that they name chooses
-the worker; a request without one goes to the least loaded worker of the fleet.
+JSON objects lose the members that end at the proxy; multipart forms go on as they are. A request that names no model
+goes to the least loaded worker of the fleet.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ ENDPOINTS = (
     "/pooling",
 )
 
-# Names only: with dots or escapes in it, a path could become that of another endpoint on its way.
+# Names only: with dots or escapes a path could turn into another endpoint's on its way.
 AUDIO = re.compile(r"/v1/audio(?:/[A-Za-z0-9_-]+)+")
 
-# A member of JSON: within a string, say a client's own, its quotes would be escaped.
+# A member of JSON: inside a string its quotes would be escaped.
 _USED = re.compile(rb'"total_tokens"\s{0,8}:\s{0,8}([0-9]{1,12})')
 _USED_BYTES = 64  # at least as many as match
 
 CARDS_LIMIT_S = 5.0  # for one worker to describe its models
-CARDS_KEPT_S = 1.0  # what they described answers everybody of the same authorization for this long
+CARDS_KEPT_S = 1.0  # for which the answer is reused for requests with the same authorization
 
-# By which an engine says that it has no such endpoint for its model: of the request, and nothing is wrong with it.
+# An engine's word for "this model has no such endpoint": the request's fault, not the worker's.
 _NOT_IMPLEMENTED = 501
 
-# Engines that do everything come first; a P is asked last, as its queue is the fleet's TTFT.
+# Replicas first; P last, as its queue is the fleet's TTFT.
 _PREFERENCE = {Role.REPLICA: 0, Role.DECODE: 1, Role.PREFILL: 2}
 
 
@@ -69,7 +69,7 @@ class _ModelOnly(msgspec.Struct):
 
 
 def model_of(content_type: str, body: bytes) -> str:
-    """The model that a body names, or "" where it names none; RequestError for a name that is none."""
+    """The model that a body names, "" where it names none; RequestError for a name that is too long."""
     if is_form(content_type):
         model = form_field(content_type, body, "model") or ""
     else:
@@ -85,8 +85,8 @@ def model_of(content_type: str, body: bytes) -> str:
 def public_body(body: bytes, client: Client, depth_limit: int) -> bytes:
     """A JSON object without the members that end at the proxy, and with a `priority` that the client's key allows.
 
-    The very bytes where that changes nothing. RequestError for what is no JSON object: workers read more than JSON
-    (NaN, UTF-16), and what they would find in it nobody has looked for.
+    The same bytes where that changes nothing. RequestError for a body that is no JSON object: workers accept more than
+    JSON (NaN, UTF-16), and could find members there that were not checked here.
     """
     check_depth(body, depth_limit)
     try:
@@ -108,7 +108,7 @@ def _in_class(fields: Fields, client: Client) -> Fields:
 
 @dataclass(slots=True)
 class Forwarded:
-    """A worker's answer on its way: status and type are the worker's own."""
+    """A worker's answer; status and headers are the worker's own."""
 
     status: int
     headers: dict[str, str]
@@ -117,8 +117,6 @@ class Forwarded:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What goes to a worker."""
-
     method: str
     path: str
     body: bytes
@@ -127,7 +125,7 @@ class _Asked:
 
 
 class TotalTokens:
-    """The tokens that an answer says it used, read as it passes by; 0 while it has said none."""
+    """Reads `total_tokens` from an answer as it passes; 0 until then."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -141,12 +139,12 @@ class TotalTokens:
 
 
 class _Bill:
-    """What one request costs its key: an estimate, until the answer has passed by and has said."""
+    """What one request costs its key: an estimate, replaced by the answer's own count."""
 
     def __init__(self, state: State, client: Client, estimated_tokens: int) -> None:
-        """RateLimited where the key must wait."""
+        """Raises RateLimited where the key must wait."""
         self.estimated_tokens = estimated_tokens
-        self.used = TotalTokens()  # an answer that names none needed no engine
+        self.used = TotalTokens()  # an answer without a count used no engine
         self._state = state
         self._client = client
         state.rate_limits.take(client, estimated_tokens, state.now())
@@ -172,7 +170,7 @@ class Passthrough:
     async def forward(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], client: Client
     ) -> Forwarded:
-        """A worker's answer; one that fails before the client has had a byte is passed over for another."""
+        """A worker's answer. A worker that fails before the client has a byte is replaced by another."""
         content_type = headers.get("content-type", "")
         model = model_of(content_type, body)
         check_use(client, model)
@@ -189,7 +187,7 @@ class Passthrough:
             return await self._first_success(permit, _Asked(method, path, body, headers, model), bill)
         except BaseException as exc:
             permit.release()
-            # Begun is paid for, whoever ended it.
+            # A request that an engine may have computed is charged, whoever ended it.
             if isinstance(exc, NoWorkerError) or (isinstance(exc, LegError) and _cost_nothing(exc)):
                 bill.settle(0)
             raise
@@ -215,7 +213,7 @@ class Passthrough:
             raise
 
     async def _first_success(self, permit: Permit, asked: _Asked, bill: _Bill) -> Forwarded:
-        """LegError of the last that failed, where no other may be tried."""
+        """Raises the last LegError where no other worker may be tried."""
         failure: LegError | None = None
         self._state.retries.deposit()
         for view in self._candidates(asked.model)[: self._attempts]:
@@ -235,13 +233,13 @@ class Passthrough:
         raise failure or NoWorkerError(f"no worker can serve model {asked.model!r} now")
 
     def _may_retry(self, failure: LegError) -> bool:
-        # Whom it was busy for is asked no more for a while, so that needs no budget.
+        # An overloaded worker gets no requests for a while, so this retry needs no budget.
         may = failure.cause is Cause.OVERLOADED or self._state.retries.take()
         self._state.metrics.retries.labels("retried" if may else "no_budget").inc()
         return may
 
     async def _ask(self, permit: Permit, view: WorkerView, asked: _Asked, bill: _Bill) -> Forwarded:
-        """The answer, from its first bytes on; LegError for one that is not for the client."""
+        """The answer from its first bytes on; LegError for one that the client must not see."""
         answer: Answer | None = None
         self._registry.reserve(view.id, 0)
         try:
@@ -287,7 +285,7 @@ class Passthrough:
                 raise
         used = bill.used.tokens if answer.status == 200 else 0
         bill.settle(used)
-        if used:  # an answer that names none needed no engine, and says nothing of it
+        if used:  # an answer without a count used no engine, and is no proof of its health
             self._state.health.succeeded(view.id)
 
     def _candidates(self, model: str) -> list[WorkerView]:
@@ -300,7 +298,7 @@ class Passthrough:
     # -- the list of models
 
     async def models(self, headers: Mapping[str, str], client: Client) -> bytes:
-        """`/v1/models` of the fleet: each model that the client may use once, as one of its workers describes it."""
+        """`/v1/models` of the fleet: each model that the client may use, once, as one of its workers describes it."""
         listing = self._listing(headers)
         async with listing.lock:
             if self._state.now() >= listing.until_s:
@@ -312,7 +310,7 @@ class Passthrough:
         return msgspec.json.encode({"object": "list", "data": allowed})
 
     def _listing(self, headers: Mapping[str, str]) -> _Listing:
-        """Of everybody with the same authorization: workers may want the client's own."""
+        """One for each authorization: workers may want the client's own."""
         now_s = self._state.now()
         self._listings = {who: kept for who, kept in self._listings.items() if kept.is_wanted(now_s)}
         return self._listings.setdefault(headers.get("authorization", ""), _Listing())
@@ -353,7 +351,7 @@ class _Cards(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Listing:
-    """The models' cards by name as they were last told, None where nobody told; one asks while others wait for it."""
+    """The models' cards by name, None where no worker answered; the first request asks, others wait at the lock."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     cards: dict[str, msgspec.Raw] | None = None
@@ -368,7 +366,7 @@ def _leg(view: WorkerView) -> Leg:
 
 
 def _check(answer: Answer, view: WorkerView) -> None:
-    """LegError where a worker speaks of itself, as its words may name peers; what it says of the request goes out."""
+    """LegError for an error about the worker itself, whose text may name peers; errors about the request go out."""
     status = answer.status
     if status == _NOT_IMPLEMENTED:
         failure = answer.failure("the worker has no such endpoint for this model", Cause.REQUEST)
@@ -380,5 +378,5 @@ def _check(answer: Answer, view: WorkerView) -> None:
 
 
 def _cost_nothing(exc: LegError) -> bool:
-    """Whether no engine can have computed for it: it was not reached, or refused."""
+    """Whether no engine can have computed anything: it was not reached, or it refused."""
     return exc.phase is Phase.CONNECT or exc.cause in (Cause.REQUEST, Cause.OVERLOADED, Cause.SERVER)

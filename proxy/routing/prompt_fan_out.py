@@ -1,10 +1,10 @@
-"""Answers a list of prompts: a turn for each, a few at once, and one answer to the client.
+"""Answers a list of prompts: one turn for each, a few at once, merged into one answer.
 
-Each turn is routed, retried and accounted for by itself. The first one that fails for good ends the others and is what
-the client is told: as a status while nothing has been sent, as the stream's last event after that.
+Each turn is routed, retried and accounted for by itself. The first that fails for good ends the others; the client gets
+its error, as a status while nothing has been sent, else as the stream's last event.
 
-A turn never waits for another of its request once it has begun, whatever they wait for: each gives back what it holds
-when its own answer has been read. So a limit on turns at work delays a list but can't lock it up.
+A turn that has begun never waits for another turn of its list, and gives back what it holds when its own answer has
+been read. So a limit on turns at work delays a list but cannot deadlock it.
 """
 
 from __future__ import annotations
@@ -29,22 +29,20 @@ from .router import TurnReply
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 8  # prompts of one request that are at work: one client's list must not fill the fleet
+AT_ONCE = 8  # turns of one list, so that one client's list does not fill the fleet
 
 
 class Answering(Protocol):
-    """Who answers one turn."""
-
     async def answer(self, request: Request, receipt: Receipt, context: TurnContext) -> TurnReply: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ListTurn:
-    """A request for a list, and what its turns have in common."""
+    """A request with a list of prompts, and what its turns share."""
 
     prompts: PromptList
     parse: Callable[[bytes], Request]
-    receipt: Receipt  # the request's own; each turn gets one with its number behind the id
+    receipt: Receipt  # the request's own; each turn's has its number after the id
     context: TurnContext
 
     def receipt_of(self, at: int) -> Receipt:
@@ -52,13 +50,11 @@ class ListTurn:
 
 
 class FanOut:
-    """Answers lists; `router` answers their turns."""
-
     def __init__(self, router: Answering) -> None:
         self._router = router
 
     async def answer(self, turn: ListTurn) -> TurnReply:
-        """All answers as one; PPDError where a turn has none. The calling task is the request's."""
+        """Raises PPDError where a turn fails. Must run in the request's own task."""
         if turn.receipt.stream:
             return await _Stream(turn, self._router).open()
         merge, replies = AnswerMerge(turn.prompts.choices, ANSWER_LIMIT_BYTES), dict[int, TurnReply]()
@@ -77,7 +73,7 @@ class FanOut:
 
 @dataclass(slots=True)
 class _Stream:
-    """One streamed answer. At most one piece of it waits for the client, and one of each turn behind that."""
+    """One streamed answer. At most one piece waits for the client, and behind it one of each turn."""
 
     turn: ListTurn
     router: Answering
@@ -89,10 +85,7 @@ class _Stream:
     driver: asyncio.Task[None] | None = None
 
     async def open(self) -> TurnReply:
-        """The reply as soon as one turn has begun to answer.
-
-        It does not wait for the others: those that have begun hold their places until they are read.
-        """
+        """The reply once one turn has begun to answer; waiting for the others would keep their workers reserved."""
         self.driver = asyncio.create_task(self._drive(), name=f"prompts of {self.turn.receipt.id}")
         try:
             await self.begun.wait()
@@ -115,9 +108,9 @@ class _Stream:
         yield self.end
 
     async def _drive(self) -> None:
-        """Runs the turns, and ends the stream whatever becomes of them.
+        """Runs the turns and always ends the stream.
 
-        Awaits nothing after them: a group that fails and is cancelled at once tells of its failure only.
+        Awaits nothing after them: a TaskGroup that fails and is cancelled at once raises only the failure.
         """
         prompts = self.turn.prompts
         merge = StreamMerge(len(prompts.prompts), prompts.choices)
@@ -152,8 +145,10 @@ class _Stream:
 
 
 async def _each(count: int, one: Callable[[int], Coroutine[None, None, None]]) -> None:
-    """A task for each turn, as the router gives back what a turn holds when its task ends. The first failure ends all
-    and is raised."""
+    """Each turn in a task of its own, as the router releases a turn's reservations when its task ends.
+
+    The first failure ends all and is raised.
+    """
     places = asyncio.Semaphore(AT_ONCE)
     try:
         async with asyncio.TaskGroup() as group:
@@ -170,7 +165,7 @@ async def _asked(router: Answering, turn: ListTurn, at: int) -> TurnReply:
 
 
 def _headers(turn: ListTurn, replies: Sequence[TurnReply]) -> dict[str, str]:
-    """What the turns' own headers say, each value once and in the prompts' order."""
+    """The turns' headers, each value once, in the prompts' order."""
     names = dict.fromkeys(name for reply in replies for name in reply.headers)
     merged = {
         name: ", ".join(dict.fromkeys(reply.headers[name] for reply in replies if name in reply.headers))

@@ -1,7 +1,7 @@
-"""One turn from request to answer: find its session, decide, run the legs, relay, and learn from what came back.
+"""One turn from request to answer: find its session, wait for admission, decide, run the legs, learn.
 
-The decision is redone without the workers that failed, as long as no byte has gone to the client: a P that fails is
-replaced by another, and where there is none the policy itself falls back to a turn without hand-over.
+As long as no byte has gone to the client, a failed attempt is followed by a new decision without the workers that
+failed. With no P left, the policy falls back to a turn without a handoff.
 """
 
 from __future__ import annotations
@@ -30,12 +30,10 @@ from .stream import StreamedBody, Streaming, complete
 
 log = logging.getLogger(__name__)
 
-BUSY_S = 0.05  # between two looks for a worker that has room, by a turn that can't take any
+BUSY_S = 0.05  # until a turn that found every worker busy looks again
 
 
 class TurnReply(msgspec.Struct):
-    """What the client gets: a head, then a whole body or a stream."""
-
     content_type: str
     headers: dict[str, str]
     body: bytes | StreamedBody
@@ -55,7 +53,7 @@ class Router:
         *,
         passed_over: Callable[[float], Excluded],
     ) -> None:
-        """passed_over: workers and pairs that are not asked while there are others, at a time in seconds."""
+        """passed_over(now_s): workers and pairs that get no turn while there are others."""
         self.rules = rules
         self._attempts = config.attempts
         self._state = state
@@ -65,7 +63,7 @@ class Router:
         self._now = state.now
 
     async def answer(self, request: Request, receipt: Receipt, context: TurnContext) -> TurnReply:
-        """The reply to one turn; PPDError where there is none."""
+        """Raises PPDError where the client gets an error."""
         started_s = self._now()
         match = self._state.sessions.find(request.prompt, started_s)
         turn = self._turn(request, match, context.forced)
@@ -88,7 +86,7 @@ class Router:
                 receipt.waited_s = self._now() - started_s
             else:
                 permit.release()
-            # What was begun was paid for: leaving early must not make a prompt free.
+            # A prompt that was sent to a worker is charged, or leaving early would make it free.
             self._state.rate_limits.settle(
                 context.client, tokens, turn.prompt_tokens if receipt.legs else 0, self._now()
             )
@@ -107,7 +105,7 @@ class Router:
         return TurnReply(opened.content_type, decision_headers(receipt), opened.first)
 
     async def _first_success(self, job: Job) -> tuple[Attempt, OpenAnswer]:
-        """Attempts until one has an answer, each without what failed before it."""
+        """Attempts until one succeeds, each without the workers that failed before."""
         failed: FailedAttempts | None = None
         self._state.retries.deposit()
         while True:
@@ -132,7 +130,7 @@ class Router:
                 failed = failed or FailedAttempts(self._attempts)
                 if not failed.may_try_again(attempt, exc, row, self._now()):
                     raise
-                # Whom it was busy for is asked no more for a while, so that needs no budget.
+                # An overloaded worker gets no turns for a while, so this retry needs no budget.
                 if row.health is HealthEffect.PASSED_OVER or self._state.retries.take():
                     self._state.metrics.retries.labels("retried").inc()
                     continue
@@ -147,7 +145,7 @@ class Router:
                 return attempt, opened
 
     async def _waited(self, job: Job, failed: FailedAttempts) -> bool:
-        """Whether workers asked to be left alone for a while; if so, after that while in the queue."""
+        """True after a wait in the queue for as long as overloaded workers asked; False where none did."""
         if failed.overloaded_until_s is None:
             return False
         await job.permit.wait_again(failed.overloaded_until_s)
@@ -189,7 +187,7 @@ class Router:
         )
 
     def _give_up(self, attempt: Attempt, exc: LegError) -> FailureRule:
-        """Notes the failure of a leg, and lets no handoff lie that could still be taken."""
+        """Books a leg's failure, and has a handoff taken that P still pins KV for."""
         leg = attempt.failed_leg
         row = self._state.health.failed(leg, exc, attempt.decision, attempt.asked_s)
         self._state.metrics.failures.labels(leg, exc.phase, exc.cause).inc()
@@ -203,7 +201,7 @@ class Router:
         return row
 
     def _ticket(self, request: Request, turn: Turn, context: TurnContext, now_s: float) -> Ticket:
-        client, model = context.client, request.model  # the ticket lasts as long as the answer, its prompt should not
+        client, model = context.client, request.model  # the ticket outlives the prompt, so it must not hold the request
         return Ticket(
             tenant=client.tenant,
             weight=client.weight,
@@ -240,7 +238,7 @@ def _error_name(exc: PPDError) -> str:
 
 
 def decision_headers(receipt: Receipt) -> dict[str, str]:
-    """The response headers that explain a turn; workers by name, as addresses are not for clients."""
+    """The response headers that explain a turn. Workers by name: clients never see addresses."""
     headers = {"X-Request-Id": receipt.id}
     if receipt.route:
         headers["X-PPD-Route"] = receipt.route

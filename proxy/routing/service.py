@@ -1,4 +1,4 @@
-"""A turn as HTTP has it, whoever speaks HTTP: headers and a body in, a status, headers and a body out."""
+"""A turn for any data plane: a request's headers and body in, a status, headers and a body out."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from ..errors import LegError, PPDError, comes_back, error_body
 from ..openai.prompt_list import prompt_list
 from ..openai.request import Endpoint, Request, parse_request
 from ..policy import Route
-from ..runtime.ids import new_id, now_text
-from ..telemetry.receipts import Receipt
+from ..telemetry.receipts import Receipt, new_id, now_text
 from .attempt import TurnContext, in_class
 from .prompt_fan_out import FanOut, ListTurn
 from .router import Router, TurnReply, decision_headers
@@ -32,7 +31,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """Who asks, by the request's head alone: known before its body is read."""
+    """Who asks, as the request's head says, before its body is read."""
 
     endpoint: Endpoint
     headers: Mapping[str, str]  # names in lower case
@@ -41,7 +40,7 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class TurnService:
-    """Answers turns. Every PPDError of a turn is a reply too."""
+    """Answers turns; a PPDError becomes a reply."""
 
     def __init__(
         self, config: ProxyConfig, state: State, router: Router, fan_out: FanOut, keys: KeyRing | None
@@ -53,19 +52,20 @@ class TurnService:
         self._keys = keys
 
     def caller(self, endpoint: Endpoint, headers: Mapping[str, str]) -> Caller:
-        """PPDError where this head may not ask."""
+        """Raises PPDError where this client may not ask."""
         client = authenticate(headers, self._keys)
         return Caller(endpoint, headers, client, forced_route(headers, self._config.admin_key))
 
     async def answer(self, caller: Caller, body: bytes) -> TurnReply:
-        """The reply to one request; whoever gets a body in pieces gives it up at last."""
+        """The caller must call `abandon` on a streamed body in the end."""
         receipt = _new_receipt(caller)
         try:
             request = in_class(self._parse(caller, body), caller.client)
             check_use(caller.client, request.model)
             receipt.model, receipt.stream = request.model, request.stream
             context = self._context(caller)
-            prompts = prompt_list(request, self._config.body_limit_bytes)
+            is_list = request.endpoint is Endpoint.COMPLETIONS  # the only one that takes several prompts
+            prompts = prompt_list(request, self._config.body_limit_bytes) if is_list else None
             if prompts is None:
                 return await self._router.answer(request, receipt, context)
             self._state.rate_limits.take(caller.client, 0, self._state.now())
@@ -82,7 +82,7 @@ class TurnService:
 
     def _context(self, caller: Caller) -> TurnContext:
         legs = leg_headers(caller.headers, self._config.worker_api_key, forwards_key=self._keys is None)
-        legs["content-type"] = JSON  # it was read as JSON, whatever the client called it
+        legs["content-type"] = JSON  # it was parsed as JSON, whatever type the client gave
         return TurnContext(caller.client, legs, caller.forced, queue_patience_s(caller.headers))
 
     def _parse(self, caller: Caller, body: bytes) -> Request:
@@ -98,7 +98,7 @@ class TurnService:
 
 
 def error_reply(exc: PPDError) -> TurnReply:
-    """An error as its client sees it: a worker's own words on the request, else ours in OpenAI's shape."""
+    """An error in OpenAI's shape; a worker's own words where they are about the request."""
     if isinstance(exc, LegError) and exc.is_openai_error:
         return TurnReply(JSON, {}, exc.body, exc.status)
     return TurnReply(
@@ -107,7 +107,7 @@ def error_reply(exc: PPDError) -> TurnReply:
 
 
 def _new_receipt(caller: Caller) -> Receipt:
-    """The client's own request id is kept where it is harmless, so that its logs and ours can be joined."""
+    """Keeps the client's request id where it is harmless, so that its logs and ours can be joined."""
     given = caller.headers.get("x-request-id", "")
     return Receipt(
         id=given if _REQUEST_ID.fullmatch(given) else new_id(),

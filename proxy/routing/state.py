@@ -1,4 +1,4 @@
-"""What one proxy process remembers: all of its mutable state, in one place, with the clock that dates it."""
+"""All mutable state of one proxy process, and the clock that dates it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..admission.arrival_rate import Arrivals
 from ..admission.gate import Admission
 from ..admission.rate_limits import RateLimits
+from ..fleet.booking import Ledger
 from ..fleet.registry import Registry
 from ..health.retry_budget import RetryBudget
 from ..health.worker_health import WorkerHealth
@@ -16,7 +17,6 @@ from ..sessions.table import SessionTable
 from ..sessions.token_estimates import TokenEstimator
 from ..telemetry.metrics import Metrics
 from ..telemetry.receipts import Receipts
-from .handoff_ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""A streamed answer under a client that reads from it: what it gets of each piece, and what is learnt on the way.
+"""A streamed answer: which bytes the client gets for each piece of the worker's, and what the proxy learns meanwhile.
 
-Whoever moves the bytes calls `begin`, then `feed` for each piece of the worker's, then `end` or `fail` once; or reads
-`chunks`, which does all that by awaiting the worker.
+The data plane that moves the bytes calls `begin`, then `feed` for each piece, then `end` or `fail` once. Or it reads
+`chunks`, which awaits the worker and does all that.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ log = logging.getLogger(__name__)
 
 
 class StreamedBody(Protocol):
-    """A client's answer that comes in pieces."""
-
     def chunks(self) -> AsyncGenerator[bytes, None]: ...
 
     def abandon(self) -> None:
-        """Nobody reads on, if ever anybody did; at its end that changes nothing. Whoever has it calls this at last."""
+        """The client has stopped reading. Its owner always calls this last; after a whole answer it does nothing."""
 
 
 class Streaming:
-    """One turn's answer; `abandon` at any time, as long as it has not ended."""
+    """One turn's answer; `abandon` may come at any time."""
 
     def __init__(
         self, state: State, learner: Learner, match: SessionMatch, attempt: Attempt, opened: OpenAnswer
@@ -48,25 +46,24 @@ class Streaming:
         self._summary = opened.observer.summary
         self._first_token_s: float | None = None
         self._is_learnt = False
-        self.is_over = False  # the answer is whole; what the worker still owes is the end of its message
+        self.is_over = False  # the answer is whole; the worker still has to end its HTTP message
         attempt.request = attempt.request.without_prompt()
 
     def begin(self) -> bytes:
-        """What the client gets first."""
         self.answer.reached_the_client()
         self._note()
         return self._opened.first
 
     def feed(self, data: bytes) -> bytes:
-        """What the client gets of this piece. All that it tells was learnt before: the next turn may come at once."""
+        """The client's bytes for this piece. Learns from it first: the client may send its next turn at once."""
         if self._first_token_s is not None and self._relay.passes(data):
-            return data  # as nearly every piece, it is one event of text: the answer goes on
+            return data  # nearly every piece is one event of text
         out = self._relay.feed(data)
         self._note()
         return out
 
     def end(self) -> bytes:
-        """The last bytes, after the worker's own end."""
+        """The last bytes, once the worker has ended its answer."""
         summary = self._summary
         if summary.error is not None:
             return self.fail(self.answer.failure("the worker ended its answer with an error", Cause.ERROR_EVENT))
@@ -75,18 +72,16 @@ class Streaming:
         return self._finish()
 
     def fail(self, error: LegError) -> bytes:
-        """The same where it broke: an error event in the endpoint's own shape, unless the answer was whole."""
+        """The last bytes of a broken answer: an error event in the endpoint's shape, unless the answer was whole."""
         self._break_off(error)
         return self._finish()
 
     def abandon(self) -> None:
-        """The client is gone; after the end of the answer that changes nothing."""
         if self._attempt.receipt.outcome == "running":
             self._learner.cancelled(self._attempt.receipt, self._elapsed_s(), is_answered=True)
         self._attempt.close()
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The client's bytes as they come."""
         out = self.begin()
         try:
             while True:
@@ -111,7 +106,7 @@ class Streaming:
         return tail
 
     def _note(self) -> None:
-        """The time of the first token, and, once, all there is to learn."""
+        """Notes the first token's time; learns once, when the answer is whole."""
         summary = self._summary
         self.is_over = summary.ended
         if self._first_token_s is None and summary.first_token_seen:
@@ -123,7 +118,7 @@ class Streaming:
                 complete(self._state, self._learner, self._match, self._attempt, self._opened, times_s)
 
     def _break_off(self, exc: LegError) -> None:
-        """A stream failed under a client that has read from it; after its last event that is of no account."""
+        """Books a failure after the client got bytes; a failure after the last event counts for nothing."""
         attempt, events = self._attempt, self._summary.events
         if attempt.receipt.outcome != "running":
             return
@@ -150,6 +145,6 @@ def complete(
     opened: OpenAnswer,
     times_s: tuple[float, float] | None = None,
 ) -> None:
-    """What an answer that is all there teaches; times_s: of its first and its last token."""
+    """Learns from a whole answer; times_s: of its first and its last token."""
     learner.completed(match, attempt, opened, state.now(), token_times_s=times_s)
     state.health.completed(attempt.decision)

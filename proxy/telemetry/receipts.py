@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import random
+import time
 from collections import OrderedDict, deque
+from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 
 import msgspec
@@ -146,3 +151,26 @@ class ReceiptLog:
             self.lost += len(lines)
             with contextlib.suppress(IndexError):
                 self._waiting.clear()
+
+
+# -- what makes one request different from all others
+
+_RANDOM = random.Random()  # seeded by the system; ids must differ, and are no secret, which `uuid4` would pay for
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_RANDOM.seed)
+
+
+def new_id() -> str:
+    """128 random bits, as 32 hexadecimal digits."""
+    return f"{_RANDOM.getrandbits(128):032x}"
+
+
+def now_text() -> str:
+    """The time in UTC to the millisecond, as ISO 8601 has it: 2026-01-31T23:59:59.123+00:00."""
+    seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
+    return f"{_second(seconds)}.{milliseconds:03d}+00:00"
+
+
+@lru_cache(2)
+def _second(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")

@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 
 from ppd.proxy.config import Mode
+from ppd.proxy.fleet.booking import LEASE_S
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, WorkerId
 from ppd.proxy.policy import Route
-from ppd.proxy.routing.handoff_ledger import LEASE_S
 from ppd.proxy.telemetry.receipts import Receipt
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.core.fault_orders import Faults

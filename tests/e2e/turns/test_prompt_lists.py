@@ -219,3 +219,11 @@ async def test_a_list_that_is_none_is_refused_before_any_worker_is_asked(start_f
         turn = await fleet.post(PATH, body(prompt))
         assert (turn.status, turn.body["error"]["param"]) == (400, "prompt")
         assert not any(engine.received for engine in fleet.engines.values())
+
+
+async def test_a_chat_that_has_a_list_of_prompts_too_is_one_turn(start_fleet: Any) -> None:
+    async with start_fleet("P1 D1") as fleet:
+        chat = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "prompt": ["a", "b"], "max_tokens": 4}
+        turn = await fleet.post("/v1/chat/completions", chat)
+        assert turn.status == 200, turn.body
+        assert len(turn.body["choices"]) == len(fleet.engines["P1"].received) == 1

@@ -14,7 +14,7 @@ from ppd.proxy.errors import BodyTooLarge, RequestError
 from ppd.proxy.openai.prompt_list import LIST_LIMIT, AnswerMerge, BrokenAnswer, PromptList, StreamMerge, prompt_list
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.openai.sse import LIMIT_BYTES
-from tests.support.requests import CHAT, COMPLETIONS, USER, parse, parse_bytes
+from tests.support.requests import COMPLETIONS, parse, parse_bytes
 
 MIB = 1024 * 1024
 DONE = b"data: [DONE]\n\n"
@@ -37,7 +37,6 @@ def listed(prompt: Any, **members: Any) -> PromptList:
         (COMPLETIONS, {"prompt": [1, 2, 3]}),
         (COMPLETIONS, {"prompt": [[1, 2, 3]]}),
         (COMPLETIONS, {"prompt": ["a", "b"], "prompt_embeds": "AAAA"}),
-        (CHAT, {"messages": [USER], "prompt": ["a", "b"]}),
     ],
 )
 def test_one_prompt_is_no_list(endpoint: Endpoint, members: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ppd.proxy.assembly import Proxy, assemble
+from ppd.proxy.assembly import Proxy, assemble, make_dispatcher
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.errors import NoWorkerError
 from ppd.proxy.failures import Leg
@@ -26,13 +26,13 @@ PROMPT_TOKENS = 100
 async def proxy() -> AsyncIterator[Proxy]:
     made = assemble(Settings(ProxyConfig(heartbeat_port=0)))
     yield made
-    await made.winding_up.close()
+    await made.handoff_release.close()
     await made.upstream.close()
     made.listener.close()
 
 
 def dispatcher(proxy: Proxy) -> Dispatcher:
-    return Dispatcher(proxy.settings.config, proxy.state, proxy.upstream, proxy.winding_up)
+    return make_dispatcher(proxy.settings.config, proxy.state, proxy.upstream, proxy.handoff_release)
 
 
 def split(proxy: Proxy, connector: str, prefill: str = "p:1") -> Attempt:
@@ -78,6 +78,6 @@ async def test_a_hand_over_whose_client_left_holds_its_places_until_it_is_wound_
     turn.cancel()
     await asyncio.wait({turn})
     assert held(proxy) == [(1, PROMPT_TOKENS), (1, 0)]
-    await proxy.winding_up.close()
+    await proxy.handoff_release.close()
     assert held(proxy) == [(0, 0), (0, 0)]
     server.close()

@@ -78,7 +78,7 @@ class Lab:
 
     async def leave(self, made: Attempt, opening: Opening, *, after_s: float = 0.0) -> None:
         """The client leaves while the attempt is under way; then all is wound up."""
-        turn = asyncio.ensure_future(self.proxy.winding_up.shielded(opening(made), made))  # type: ignore[arg-type]
+        turn = asyncio.ensure_future(self.proxy.handoff_release.shielded(opening(made), made))  # type: ignore[arg-type]
         await asyncio.sleep(after_s)
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -86,7 +86,7 @@ class Lab:
         await self.wound_up()
 
     async def wound_up(self) -> None:
-        await self.proxy.winding_up.close()
+        await self.proxy.handoff_release.close()
 
     def fates(self) -> dict[str, float]:
         samples = (sample for metric in self.proxy.state.metrics.abandoned.collect() for sample in metric.samples)
@@ -98,7 +98,7 @@ async def lab() -> AsyncIterator[Lab]:
     proxy = assemble(Settings(ProxyConfig(heartbeat_port=0)))
     async with AsyncExitStack() as stack:
         yield Lab(proxy, stack)
-        await proxy.winding_up.close()
+        await proxy.handoff_release.close()
         await proxy.upstream.close()
         proxy.listener.close()
 
@@ -123,7 +123,7 @@ async def test_an_attempt_whose_client_stays_is_its_own_result(lab: Lab) -> None
     async def opening() -> OpenAnswer:
         return result
 
-    assert await lab.proxy.winding_up.shielded(opening(), made) is result
+    assert await lab.proxy.handoff_release.shielded(opening(), made) is result
     assert (lab.closed, made.is_left) == ([], False)
 
 
@@ -134,7 +134,7 @@ async def test_a_failure_reaches_who_waits_for_it(lab: Lab) -> None:
         raise failure
 
     with pytest.raises(LegError) as raised:
-        await lab.proxy.winding_up.shielded(opening(), made)
+        await lab.proxy.handoff_release.shielded(opening(), made)
     assert raised.value is failure
 
 
@@ -227,7 +227,7 @@ async def test_a_d_that_cannot_be_reached_leaves_the_kv_to_another(lab: Lab, fai
 
     d1, _ = await lab.decode("D1"), await lab.decode("D2")
     made = lab.running(d1)
-    turn = asyncio.ensure_future(lab.proxy.winding_up.shielded(opening(made), made))
+    turn = asyncio.ensure_future(lab.proxy.handoff_release.shielded(opening(made), made))
     await asyncio.sleep(0)
     turn.cancel()
     await asyncio.wait({turn})
@@ -239,7 +239,7 @@ async def test_a_d_that_cannot_be_reached_leaves_the_kv_to_another(lab: Lab, fai
 async def released(lab: Lab, made: Attempt) -> int:
     lab.announce(made)
     made.call = Call(made.decision.decode.worker)
-    lab.proxy.winding_up.release(made)
+    lab.proxy.handoff_release.release(made)
     await lab.wound_up()
     return lab.outstanding()
 
@@ -274,7 +274,7 @@ async def test_a_connector_that_pins_nothing_has_nothing_to_release(lab: Lab) ->
     made = lab.running(d1, p)
     made.handoff = Handoff({}, 10, None)
     made.call = Call(d1.worker)
-    lab.proxy.winding_up.release(made)
+    lab.proxy.handoff_release.release(made)
     await lab.wound_up()
     assert lab.asked["D2"] == []
 
@@ -285,10 +285,10 @@ async def test_closing_waits_for_what_is_under_way_and_ends_it(lab: Lab) -> None
         raise AssertionError
 
     made = lab.running(await lab.decode("D1"))
-    turn = asyncio.ensure_future(lab.proxy.winding_up.shielded(opening(), made))
+    turn = asyncio.ensure_future(lab.proxy.handoff_release.shielded(opening(), made))
     await asyncio.sleep(0)
     turn.cancel()
     await asyncio.wait({turn})
     async with asyncio.timeout(10):
-        await lab.proxy.winding_up.close()
+        await lab.proxy.handoff_release.close()
     assert lab.closed == ["given back"]

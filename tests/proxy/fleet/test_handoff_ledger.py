@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ppd.proxy.routing.handoff_ledger import LEASE_S, Ledger
+from ppd.proxy.fleet.booking import LEASE_S, Ledger
 
 
 def samples(ledger: Ledger, now_s: float) -> list[float]:

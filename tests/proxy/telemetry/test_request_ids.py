@@ -6,7 +6,7 @@ import os
 import re
 from datetime import UTC, datetime, timedelta
 
-from ppd.proxy.runtime.ids import new_id, now_text
+from ppd.proxy.telemetry.receipts import new_id, now_text
 
 
 def test_ids_differ_also_after_a_fork() -> None:

@@ -10,7 +10,7 @@
 first, then figures and a table from them; `--records` does only that. `--published` draws the published rows with the
 same code. `--torch` needs PyTorch and measures a step of a network with a model's shapes, without an engine around it:
 records, a table of the fit, and an engine profile for the simulator. What is measured, and why so, is said in
-`decode_batch/slowdowns.py` and `engine_step/measure.py`.
+`slowdowns.py` and `engine_step/measure.py`.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from ppd.offline.experiment.files import write_whole
+from ppd.offline.load import Target
+from ppd.offline.load.client import open_session
 from ppd.proxy.errors import ConfigError, PPDError
 
 from . import published, records
@@ -36,7 +36,6 @@ from .figures import draw
 from .measuring import TrialBench
 from .records import Experiment, TrialHead, TrialResult
 from .slowdowns import SlowdownPoint, gather, measure
-from .streams import Client, Target
 from .table import markdown
 from .trials import Setting, plan
 
@@ -138,10 +137,9 @@ async def measure_endpoint(args: argparse.Namespace, setting: Setting) -> None:
         place = f"{trial.experiment} {trial.at}, batch {trial.batch}, {trial.prefills} {trial.kind}"
         print(f"{index + 1}/{len(trials)} {place}{': ' + problem if problem else ''}", file=sys.stderr, flush=True)
 
-    connector = aiohttp.TCPConnector(limit=0)
     try:
-        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
-            await TrialBench(Client(session, target), setting, head.nonce).run(trials, results, progress)
+        async with open_session(target) as session:
+            await TrialBench(session, target, setting, head.nonce).run(trials, results, progress)
     finally:
         if results:
             records.save(args.output / _RECORDS, head, results)

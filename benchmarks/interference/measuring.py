@@ -1,7 +1,7 @@
 """Runs trials against an endpoint, one after the other.
 
-A trial starts its decode streams together and waits until each has its first token; only then are the prefills sent,
-each for one token. So every prefill meets the whole batch, and is nothing but a prefill.
+A trial starts its decode streams together and waits until each has its first token. Only then does it send the
+prefills, each for one token. So every prefill runs beside the whole batch and adds no decoding of its own.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .trials import Prompts, Setting
 _WARM_AT_ONCE = 8
 
 Clock = Callable[[], float]
-Progress = Callable[[int, TrialResult], None]  # the trial's place in the plan, and its result
+Progress = Callable[[int, TrialResult], None]  # the trial's index in the plan, and its result
 
 
 class WarmUpError(PPDError):
-    """The endpoint does not answer as the trials need it to."""
+    """The endpoint could not compute a context."""
 
 
 class TrialBench:
@@ -46,7 +46,7 @@ class TrialBench:
         self._clock = clock
 
     async def run(self, trials: Iterable[Trial], results: list[TrialResult], progress: Progress) -> None:
-        """Appends to `results`, so that what is done stays with the caller if this is interrupted."""
+        """Appends to the caller's `results`, so that none is lost if this is interrupted."""
         batch = 0
         for index, trial in enumerate(trials):
             if trial.batch != batch:
@@ -88,7 +88,7 @@ class TrialBench:
         return TrialResult(trial, tuple(task.result() for task in tasks))
 
     async def _warm(self, contexts: list[list[int]]) -> None:
-        """Put contexts into the endpoint's cache; WarmUpError if one is refused."""
+        """Puts contexts into the endpoint's prefix cache; WarmUpError if one is refused."""
         at_once = asyncio.Semaphore(_WARM_AT_ONCE)
         client = LoadClient(self._session, self._target, self._clock)
 
@@ -102,7 +102,7 @@ class TrialBench:
 
 
 class _Batch:
-    """Which decode streams have yet to begin."""
+    """Sets `decodes` once every decode stream has started."""
 
     def __init__(self, streams: int) -> None:
         self._waiting = set(range(streams))

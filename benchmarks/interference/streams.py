@@ -1,4 +1,4 @@
-"""One streamed completion, with the time of each token. A failure is a record too."""
+"""One streamed completion as a record, with the time of each token."""
 
 from __future__ import annotations
 

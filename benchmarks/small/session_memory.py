@@ -1,9 +1,9 @@
-"""What the session table costs: bytes per idle session, and the time of one look-up.
+"""What the session table costs: bytes per idle session, and the time of a lookup.
 
     python -m benchmarks.small.session_memory --sessions 100000
 
-Every session has an id of its own from the client, a D and a P that hold its prefix, and as many finished turns as
-the column says: the most that an idle chat session keeps. Prints one JSON line per number of turns.
+Every session has an id of its own from the client, a D and a P that hold its prefix, and `--turns` finished turns: the
+most that an idle chat session keeps. Prints one JSON line per number of turns.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def reply_to(turn: int) -> str:
 
 
 def play(table: SessionTable, requests: list[Request], number: int, now_s: float) -> float:
-    """Finishes each request in turn; returns the last one's time in `find`, in seconds."""
+    """Finishes the requests in order; returns the seconds that `find` took for the last one."""
     took_s = 0.0
     for turn, request in enumerate(requests):
         started_s = time.perf_counter()
-        place = table.find(request, now_s)
+        match = table.find(request, now_s)
         took_s = time.perf_counter() - started_s
         reply = ReplyKey(request)
         reply.add_text(reply_to(turn))
@@ -62,7 +62,7 @@ def play(table: SessionTable, requests: list[Request], number: int, now_s: float
             decode=residency(number, prompt + completion, turn),
             prefill=residency(number + 1, prompt, turn),
         )
-        table.finish(place, request, outcome, now_s)
+        table.finish(match, request, outcome, now_s)
     return took_s
 
 
@@ -72,7 +72,7 @@ def residency(number: int, tokens: int, turn: int) -> Residency:
 
 
 def bytes_per_session(sessions: int, turns: int) -> tuple[float, list[float]]:
-    """Bytes that one idle session takes in a table of so many, and the times of look-ups in it."""
+    """Bytes per idle session in a table of this many, and the seconds that lookups in it take."""
     hasher = Hasher(bytes(32))
     tracemalloc.start()
     try:
@@ -98,7 +98,9 @@ def _traced_bytes() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Bytes per idle session and time per look-up.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.small.session_memory", description="Bytes per idle session and time per look-up."
+    )
     parser.add_argument("--sessions", type=int, default=100_000)
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 3, 10])
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The file that `measure` writes: how long each shape of step took, every repeat."""
+"""The file that `measure` writes: the time of every repeat of each shape of step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StepsHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One shape of step; see `network.Point`."""
+    """One shape of step; see `network.StepPoint`."""
 
     decode: Count
     context: Count

@@ -107,7 +107,6 @@ def _line(axes: Axes, known: Sequence[tuple[SlowdownPoint, Estimate]], scale: fl
 
 
 def _alone(axes: Axes, known: Sequence[tuple[SlowdownPoint, Estimate]], scale: float, experiment: Experiment) -> None:
-    """A horizontal line, except where the axis is the batch size."""
     if experiment is Experiment.BATCH:
         _line(axes, known, scale, TrialKind.ALONE)
     else:

@@ -76,7 +76,6 @@ def read(data: bytes) -> list[Measured]:
 
 
 def _measured(line: int, row: dict[str, str]) -> Measured | None:
-    """None for a row with neither decode requests nor prefills."""
     batch, prefills = _number(line, row, "decode_count"), _number(line, row, "prefill_count")
     try:
         kind = TrialKind(row["prefill_type"]) if prefills else TrialKind.ALONE

@@ -87,7 +87,6 @@ def encode(head: TrialHead, results: Sequence[TrialResult]) -> bytes:
 
 
 def decode(data: bytes) -> tuple[TrialHead, tuple[TrialResult, ...]]:
-    """FormatError names what is missing, unknown or of another version."""
     return decode_rows(data, TrialHead, _TRIAL.decode, kind=KIND, version=VERSION)
 
 

@@ -132,12 +132,10 @@ def _gaps_inside(stream: Stream, start_s: float, end_s: float) -> list[float]:
 
 
 def _gaps_overlapping(stream: Stream, start_s: float, end_s: float) -> list[float]:
-    """The whole gaps that lie at least partly in the window."""
     return [later - earlier for earlier, later in pairwise(stream.token_s) if later > start_s and earlier < end_s]
 
 
 def gather(measured: Iterable[Measured]) -> list[SlowdownPoint]:
-    """In the order of their places, the batch alone first."""
     trials: defaultdict[FigurePoint, list[Measured]] = defaultdict(list)
     alone: defaultdict[tuple[Experiment, int], list[Measured]] = defaultdict(list)
     for trial in measured:

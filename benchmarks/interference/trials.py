@@ -71,8 +71,6 @@ def plan(setting: Setting) -> list[Trial]:
 
 
 def _arms(setting: Setting, experiment: Experiment, batch: int, repeat: int) -> Iterator[Trial]:
-    """The trials of one repeat; the batch alone is measured once for all points that share it."""
-
     def trial(kind: TrialKind, at: int, prefills: int = 0, new_tokens: int = 0, cached_tokens: int = 0) -> Trial:
         return Trial(
             experiment=experiment,

@@ -60,7 +60,6 @@ TRIALS = (
 
 
 async def disturb(trial: NetworkTrial, network: NetworkKind, seconds: float) -> None:
-    """The trial's faults, during `seconds` of load."""
     if trial.partition_s:
         await asyncio.sleep(seconds / 3)
         await network.cut_off(_CUT_OFF)

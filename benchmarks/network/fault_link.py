@@ -152,7 +152,6 @@ class FaultLink:
             asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     def reset(self) -> None:
-        """Ends every connection with RST, at both ends."""
         for end in self._ends:
             end.reset()
 
@@ -201,7 +200,6 @@ class FaultLink:
             near.writer.close()
 
     async def _carry(self, source: _End, sink: _End, way: Way) -> None:
-        """Returns when the source has ended and all that it sent has arrived."""
         flight: asyncio.Queue[tuple[float, bytes | type[_Reset]]] = asyncio.Queue(_WINDOW_CHUNKS)
         now, line = asyncio.get_running_loop().time, LinkDirection(self._random)
         landing = asyncio.ensure_future(self._land(flight, sink, self._clear[way], now))

@@ -91,7 +91,6 @@ class ReachedFleet:
 
 @asynccontextmanager
 async def running_fleet(network: NetworkKind, folder: Path) -> AsyncIterator[ReachedFleet]:
-    """EngineFailed if a process does not start; logs go to `folder`."""
     port, *ports = free_ports(1 + len(WORKERS))
     flags = [item for name, value in PROXY_FLAGS.items() for item in (f"--{name}", str(value))]
     argv = (*_ppd("serve"), "--port", str(port), "--heartbeat-port", "0", *flags)

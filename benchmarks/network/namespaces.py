@@ -91,7 +91,7 @@ class Namespaces:
             await _run("ss", "-K", "dst", f"10.77.{number}.2")
 
     async def _shape(self, worker: str, words: tuple[str, ...]) -> None:
-        """At both ends, because netem acts on what a device sends."""
+        # At both ends, because netem acts on what a device sends.
         ends = (("tc", self._device(worker)), ("tc", "-n", self._space(worker), "eth0"))
         for *tc, device in ends:
             if words:

@@ -201,7 +201,6 @@ def scale(processes: int, repetitions: int, seconds: float, ppd_args: str, out: 
 
 
 def listed(text: str, known: Sequence[str], option: str) -> tuple[str, ...]:
-    """The names in a comma-separated list; UsageError names those that are not known."""
     names = tuple(filter(None, (name.strip() for name in text.split(","))))
     if unknown := [name for name in names if name not in known]:
         raise click.UsageError(f"--{option}: no {', '.join(unknown)}; known are {', '.join(known)}")

@@ -38,7 +38,6 @@ def opening(conversation: ChatShape) -> bytes:
 
 
 def follow_ups(conversation: ChatShape) -> bytes:
-    """Turns 2 to the last, one per line."""
     return b"".join(
         _body(conversation, _history(conversation, turn), streams=conversation.streams)
         for turn in range(1, conversation.turns)
@@ -51,7 +50,6 @@ def _body(conversation: ChatShape, messages: list[dict[str, str]], *, streams: b
 
 
 def _history(conversation: ChatShape, turn: int) -> list[dict[str, str]]:
-    """A long first turn has many messages, as an agent's has."""
     past = max(1, round(conversation.opening_bytes / conversation.message_bytes)) | 1  # odd: the user's is last
     size = conversation.opening_bytes // past
     orders = f"{MARK} first={conversation.first_us}us every={conversation.every_us}us. "

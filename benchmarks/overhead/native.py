@@ -23,12 +23,10 @@ class Tools:
 
 
 def cache_folder() -> Path:
-    """For what this benchmark builds and installs."""
     return cache_root(os.environ) / "overhead"
 
 
 def version(sources: Path = SOURCES) -> str:
-    """A hash of the sources and compiler flags."""
     digest = hashlib.sha256("\0".join(_FLAGS).encode())
     for path in sorted(sources.glob("*.[ch]")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")

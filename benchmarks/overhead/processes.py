@@ -77,7 +77,6 @@ class Program:
         return self.process.stdout.readline().decode().strip()
 
     def close_stdin(self) -> None:
-        """Needs `pipes`."""
         assert self.process.stdin is not None
         with suppress(OSError):
             self.process.stdin.close()
@@ -102,7 +101,6 @@ class Program:
 
 
 def raise_descriptor_limit() -> int:
-    """To the hard limit, which programs started later inherit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard

@@ -111,7 +111,6 @@ def _holds(verdict: LineVerdict) -> str:
 
 
 def about(run: OverheadRun, cores: str) -> str:
-    """The run and its machine in a sentence; cores: what the proxy has."""
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     machine = run.machine
     return (
@@ -122,7 +121,6 @@ def about(run: OverheadRun, cores: str) -> str:
 
 
 def problems(run: OverheadRun) -> str:
-    """Each problem once, with its rows."""
     problems: dict[tuple[str, str], list[str]] = {}
     for record in run.records:
         if record.problem:

@@ -44,7 +44,6 @@ def measure(count: int, repetitions: int, args: Sequence[str], bench: OverheadBe
 
 
 def markdown(run: OverheadRun, count: int) -> str:
-    """Medians over the repetitions, with minimum and maximum; each ratio is within one repetition."""
     separate, shared = ([record for record in run.records if record.row == row] for row in (SEPARATE, SHARED))
     table = ["|  | requests/s | CPU us a request |", "| --- | ---: | ---: |"]
     for row, records in ((SEPARATE, separate), (SHARED, shared)):
@@ -64,7 +63,6 @@ def _values(records: Iterable[RowRecord], value: Value) -> list[float]:
 
 
 def _pairs(one: Iterable[RowRecord], many: Iterable[RowRecord], value: Value) -> list[tuple[float, float]]:
-    """Of the repetitions in which both have the value."""
     by_repetition = {record.repetition: found for record in many if (found := value(record))}
     return [
         (found, by_repetition[record.repetition])

@@ -79,7 +79,6 @@ def subject(name: str, cache: Path, ppd_args: Sequence[str] = (), policy: str = 
 
 
 def several(processes: int, ppd_args: Sequence[str] = ()) -> Subject:
-    """PPD with this number of processes."""
     more = (*ppd_args, "--processes", str(processes)) if processes > 1 else ppd_args
     name = f"{PPD} x {processes}" if processes > 1 else PPD
     return Subject(name, lambda ports: _ppd(ports, more), lambda ports: _ppd(ports, more))

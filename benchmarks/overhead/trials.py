@@ -45,7 +45,6 @@ class MeasuredEndpoint:
     pid: int | None = None
 
     def usage(self) -> ResourceUsage | None:
-        """None for a direct connection."""
         if self.pid is None:
             return None
         now = usage(self.pid)
@@ -130,7 +129,6 @@ def _rows(
 
 
 def timed(record: RowRecord, endpoint: MeasuredEndpoint, row: Row, clients: LoadGenerator, seconds: float) -> RowRecord:
-    """One row, with CPU time and memory over its measured span."""
     first = clients.new_conversations()
     if not row.fresh:
         clients.ask_first_turns(row, endpoint.port, first)

@@ -37,7 +37,6 @@ def parse_stat(text: str) -> ProcessUsage:
 
 
 def family(root: int, processes: Mapping[int, ProcessUsage]) -> list[ProcessUsage]:
-    """The process and its descendants, as far as they are running."""
     found, pids = [], [root]
     while pids:
         pid = pids.pop()
@@ -53,12 +52,10 @@ def total(processes: Iterable[ProcessUsage]) -> ResourceUsage:
 
 
 def usage(pid: int) -> ResourceUsage:
-    """Of the process and its descendants."""
     return total(family(pid, _all()))
 
 
 def children(pid: int) -> list[int]:
-    """Direct children, by process id."""
     return sorted(process.pid for process in _all().values() if process.parent == pid)
 
 

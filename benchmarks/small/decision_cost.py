@@ -65,7 +65,6 @@ class StageStopwatch:
         self._since_ns = time.perf_counter_ns()
 
     def lap(self, stage: str) -> None:
-        """Adds the time since the last lap to `stage`."""
         now_ns = time.perf_counter_ns()
         self.spent_us[stage] += (now_ns - self._since_ns) / 1000
         self._since_ns = time.perf_counter_ns()
@@ -271,16 +270,16 @@ async def parts(one: TurnBench, name: str, number: int) -> dict[str, float]:
         await one.turn(earlier, number)
     state, rules, request = one.proxy.state, one.router.rules, one.parse(last)
     now_s = state.now()
-    match = state.sessions.find(request, now_s)
+    place = state.sessions.find(request, now_s)
     turn = Turn(
         model=request.model,
-        session_id=match.session_id,
-        number=match.turn,
-        prompt_tokens=match.held_tokens + match.new_bytes // 4,
-        held_tokens=match.held_tokens,
+        session_id=place.session_id,
+        number=place.turn,
+        prompt_tokens=place.held_tokens + place.new_bytes // 4,
+        held_tokens=place.held_tokens,
         output_tokens=64,
-        decode=match.decode,
-        prefill=match.prefill,
+        decode=place.decode,
+        prefill=place.prefill,
     )
     decision = decide(turn, state.registry.fleet(turn.model), rules, qps=1.0, now_s=now_s)
     worker = decision.decode.id
@@ -306,7 +305,7 @@ async def parts(one: TurnBench, name: str, number: int) -> dict[str, float]:
         "plain leg": lambda: plain_leg(request.endpoint, request.fields, "id"),
         "reserve, release": reserve,
         "read the answer": observe,
-        "finish": lambda: state.sessions.finish(match, request, outcome, now_s),
+        "finish": lambda: state.sessions.finish(place, request, outcome, now_s),
     }
     return {step: _median_us(call) for step, call in steps.items()}
 

@@ -27,7 +27,6 @@ WORKERS = tuple((WorkerId(f"10.0.0.{n}:8000"), f"incarnation-{n}") for n in rang
 
 
 def conversation(number: int, turns: int, hasher: Hasher) -> list[Request]:
-    """The requests of one conversation, each with the whole history."""
     messages: list[dict[str, str]] = [{"role": "system", "content": "You are helpful."}]
     requests = []
     for turn in range(turns):
@@ -50,7 +49,7 @@ def play(table: SessionTable, requests: list[Request], number: int, now_s: float
     took_s = 0.0
     for turn, request in enumerate(requests):
         started_s = time.perf_counter()
-        match = table.find(request, now_s)
+        place = table.find(request, now_s)
         took_s = time.perf_counter() - started_s
         reply = ReplyKey(request)
         reply.add_text(reply_to(turn))
@@ -62,7 +61,7 @@ def play(table: SessionTable, requests: list[Request], number: int, now_s: float
             decode=residency(number, prompt + completion, turn),
             prefill=residency(number + 1, prompt, turn),
         )
-        table.finish(match, request, outcome, now_s)
+        table.finish(place, request, outcome, now_s)
     return took_s
 
 

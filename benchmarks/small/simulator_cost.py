@@ -33,7 +33,6 @@ class RunCost:
 
 
 def costs(results: Iterable[RunResult]) -> list[RunCost]:
-    """By context and QPS, both rising."""
     groups: dict[tuple[int, str, float], list[RunResult]] = defaultdict(list)
     for result in results:
         first = result.run.workload.first

@@ -93,7 +93,6 @@ class Played:
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """The share of turns of each D."""
         return {name: count / self.turns for name, count in sorted(self.workers.items())}
 
 
@@ -116,7 +115,6 @@ def conversations(count: int, turns: int, seed: int) -> tuple[UserScript, ...]:
 
 
 async def play(session: aiohttp.ClientSession, base_url: str, scripts: Sequence[UserScript], at_once: int) -> Played:
-    """`at_once`: conversations that run at the same time."""
     played, permits = Played(), asyncio.Semaphore(at_once)
 
     async def one(script: UserScript) -> None:

@@ -101,7 +101,6 @@ class ClientView:
 
 
 def error_name(payload: dict[str, Any]) -> str:
-    """`type/code` of an error body, or whichever of the two it has."""
     error = payload.get("error")
     if not isinstance(error, dict):
         return str(payload.get("code") or payload.get("type") or "error")[:40]

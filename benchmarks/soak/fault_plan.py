@@ -55,7 +55,6 @@ def costs(request: RequestRecord, disturbances: Iterable[Disturbance]) -> frozen
 
 
 def felt(request: RequestRecord, disturbances: Iterable[Disturbance]) -> list[Disturbance]:
-    """The faults that overlap the request in time."""
     return [
         one
         for one in disturbances
@@ -64,7 +63,6 @@ def felt(request: RequestRecord, disturbances: Iterable[Disturbance]) -> list[Di
 
 
 def faults(one: Disturbance) -> dict[str, Any]:
-    """The body of the engine's POST /faults."""
     match one.kind:
         case FleetFault.REFUSE:
             return {"refuse": _MANY, "refuse_status": one.detail}

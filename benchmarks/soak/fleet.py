@@ -107,7 +107,6 @@ class SoakFleet:
         await self.all_up()
 
     async def stop(self) -> int | None:
-        """Returns the proxy's exit code."""
         code = await self.proxy.stop()
         await asyncio.gather(*(engine.stop() for engine in self._engines.values()))
         return code
@@ -158,7 +157,6 @@ class SoakFleet:
                 await asyncio.sleep(0.2)
 
     async def idle(self, name: str, limit_s: float = LEASE_S + 10.0) -> None:
-        """Waits until an engine has no running or waiting request and no pinned KV."""
         async with asyncio.timeout(limit_s):
             while any((await self.engine_metrics(name, ENGINE_GAUGES)).values()):
                 await asyncio.sleep(0.1)

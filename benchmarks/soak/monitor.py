@@ -32,7 +32,6 @@ class Monitor:
         self.samples: list[ProcessSample] = []
 
     async def run(self) -> None:
-        """One sample a second until cancelled."""
         while True:
             await self._sample()
             if len(self.samples) % _ENGINES_EVERY == 0:
@@ -89,7 +88,6 @@ class Monitor:
 
 
 def short(name: str) -> str:
-    """A sample's name without the labels that are the same in all samples."""
     return _SHARED_LABELS.sub("", name).replace("{}", "").replace(",}", "}")
 
 

@@ -37,7 +37,6 @@ class Oracle:
         self._engine = engine
 
     async def texts(self, endpoint: Endpoint, body: dict[str, Any]) -> dict[int, str]:
-        """By the index of the choice."""
         generation = _DIALECTS[endpoint].read(JsonBody.decode(msgspec.json.encode(body)), self._engine.config)
         reply = Reply("", 0, generation)
         async with self._engine.generate(generation, self._engine.new_id()) as deltas:

@@ -133,7 +133,6 @@ class Records:
 
 
 def decode(data: bytes) -> Records:
-    """FormatError names what is missing, unknown or of another version."""
     head, rows = decode_rows(data, SoakHead, _ROW.decode, kind=KIND, version=VERSION)
     endings = [row for row in rows if isinstance(row, Ending)]
     if len(endings) != 1:

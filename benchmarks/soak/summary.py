@@ -31,7 +31,6 @@ class FailureGroup:
 
 
 def failures(records: Records) -> list[FailureGroup]:
-    """Most frequent first."""
     found: Counter[tuple[str, ClientOutcome, int, str, bool]] = Counter()
     for request in records.requests:
         if request.outcome in FINE:
@@ -59,7 +58,6 @@ def requests_per_minute(records: Records) -> float:
 
 
 def problems(records: Records) -> list[str]:
-    """Why the soak failed; empty if it passed."""
     outcomes, ending, found = Counter(one.outcome for one in records.requests), records.ending, list[str]()
     found += [f"{outcomes[outcome]} {outcome}" for outcome in sorted(NEVER) if outcomes[outcome]]
     if not outcomes[ClientOutcome.COMPLETED]:
@@ -91,7 +89,6 @@ class StreamTimes:
 
 
 def first_text(records: Records) -> tuple[StreamTimes | None, StreamTimes | None]:
-    """Time to first text of the requests without a fault, and of those during one."""
     calm: list[float] = []
     stormy: list[float] = []
     for request in records.requests:

@@ -76,7 +76,6 @@ def is_idle(role: Role, load: Load) -> bool:
 
 
 def heartbeat_of(identity: Identity, status: EngineStatus, phase: AgentPhase) -> Heartbeat:
-    """`status`: of the last probe that was answered."""
     load = status.metrics.load
     return Heartbeat(
         version=VERSION,
@@ -223,7 +222,6 @@ class Agent:
         return len(waits) > 1 and waits[1] in done
 
     async def _race(self, work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
-        """Awaits the work, or cancels it when `stop` is set."""
         doing = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(stop.wait())
         try:

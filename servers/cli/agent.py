@@ -128,7 +128,6 @@ def curve_keys(key_file: Path | None, server_key_file: Path | None) -> tuple[byt
 
 
 def address_of(url: str) -> str:
-    """host:port of a base URL."""
     parts = urlsplit(url if "//" in url else f"//{url}")
     if not parts.hostname or parts.port is None:
         raise ConfigError(f"attach = {url!r}: must be http://host:port", param="attach")

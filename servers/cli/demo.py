@@ -42,7 +42,6 @@ HEADING = f"{'turn':<6}{'route':<9}{'reason':<19}{'workers':<9}{'cached/new':<13
 
 
 async def play(base_url: str, model: str) -> AsyncIterator[TurnShown]:
-    """Plays the conversation, streamed; each request carries the answers before it."""
     from openai import AsyncOpenAI, AsyncStream
 
     user_turns = json.loads(CONVERSATION.read_text())["user_turns"]

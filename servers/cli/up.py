@@ -35,7 +35,6 @@ _OPTIONS = (
 
 
 def fleet_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The flags that `up` and `demo` share."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

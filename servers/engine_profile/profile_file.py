@@ -154,7 +154,7 @@ def find(name: str, folder: Path = BUNDLED) -> ProfileFile:
 
 
 def _check_names(costs: dict[str, msgspec.Raw]) -> None:
-    """Without this check a missing cost would take the default engine's value, and an unknown one be ignored."""
+    # Without this check a missing cost would take the default engine's value, and an unknown one be ignored.
     expected = {field.name for field in fields(EngineProfile)}
     for name in sorted(expected - set(costs)):
         raise FormatError(f"costs.{name}: is missing")

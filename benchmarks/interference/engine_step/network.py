@@ -89,7 +89,6 @@ class Network:
         return self.torch.empty(*size, **self._kind).normal_(0, 0.02, generator=self._generator)
 
     def inputs(self, point: StepPoint) -> Tensor:
-        """Token ids: of the decoding sequences, then of the chunk."""
         size = (point.decode + point.prefill,)
         return self.torch.randint(0, self.shape.vocabulary, size, generator=self._generator, device=self.device)
 

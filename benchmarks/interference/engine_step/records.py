@@ -88,7 +88,6 @@ class Steps:
 
 
 def decode(data: bytes) -> Steps:
-    """FormatError names what is missing, unknown or of another version."""
     head, rows = decode_rows(data, StepsHead, _row, kind=KIND, version=VERSION)
     return Steps(
         head,

@@ -147,7 +147,6 @@ def is_shown(reply: Reply, delta: Delta) -> bool:
 
 
 def ending(reply: Reply, delta: Delta) -> dict[str, Any]:
-    """A streamed choice's fields after `finish_reason`."""
     fields: dict[str, Any] = {}
     if delta.finish is not None:
         fields["stop_reason"] = delta.stop_reason
@@ -168,7 +167,6 @@ def transferred_prompt(body: JsonBody) -> tuple[int, ...] | None:
 
 
 def read_prompts(prompt: Any) -> tuple[tuple[int, ...], ...]:
-    """A text, a list of token ids, or a list of either."""
     if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and is_token(prompt[0])):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:

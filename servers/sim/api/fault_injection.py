@@ -41,7 +41,6 @@ class InjectedFault:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of an ordered error."""
         if self._order is None or self._order.retry_after_s is None:
             return {}
         return {"Retry-After": str(self._order.retry_after_s)}

@@ -108,7 +108,6 @@ def _similarity(left: str, right: str) -> float:
 
 
 def _vector(text: str) -> list[float]:
-    """The sum of the words' directions, scaled to length 1."""
     words = [_digest(word) for word in text.lower().split() or [text]]
     sums = [sum(digest[at] - 127.5 for digest in words) for at in range(_DIMENSIONS)]
     length = math.sqrt(sum(value * value for value in sums))

@@ -62,7 +62,6 @@ class Reply:
         return sum(len(choice.token_ids) for choice in self.choices)
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
@@ -101,7 +100,6 @@ def data_event(payload: dict[str, Any]) -> bytes:
 
 
 def named_event(payload: dict[str, Any]) -> bytes:
-    """An event named after its payload's type."""
     return f"event: {payload['type']}\n".encode() + data_event(payload)
 
 

@@ -62,7 +62,6 @@ class JsonBody:
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A string or a list of non-empty strings."""
         value = self._fields.get(name)
         items = [value] if isinstance(value, str) else value or []
         if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
@@ -81,7 +80,6 @@ def is_token(value: Any) -> bool:
 
 
 def served_model(body: JsonBody, config: SimConfig) -> str:
-    """The model that a request names, by default the engine's."""
     name = body.text("model") or config.model
     if name not in config.names:
         raise UnknownName(f"The model `{name}` does not exist.", "model")

@@ -91,7 +91,6 @@ def _head(reply: Reply, status: str) -> dict[str, Any]:
 
 
 def _event(reply: Reply, payload: dict[str, Any]) -> bytes:
-    """Numbered from 0 in each stream."""
     number, reply.events = reply.events, reply.events + 1
     return named_event(payload | {"sequence_number": number})
 

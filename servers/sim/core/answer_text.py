@@ -31,7 +31,6 @@ class AnswerChain:
         self._last = token
 
     def natural_length(self) -> int:
-        """The length, in tokens, of an answer that starts here."""
         return _SHORTEST + (self._draw() >> 32) % _SPREAD
 
     def next_token(self) -> int:

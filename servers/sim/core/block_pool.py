@@ -92,7 +92,6 @@ class BlockPool:
 
     @property
     def cached(self) -> int:
-        """Blocks that a prompt can hit, whether in use or not."""
         return len(self._cached)
 
     @property

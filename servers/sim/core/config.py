@@ -66,5 +66,4 @@ class SimConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every model name that requests may use."""
         return (self.model, *self.loras)

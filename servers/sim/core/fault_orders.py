@@ -86,7 +86,6 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True):
     deaf_s: _Seconds = 0.0  # for how long connections are refused, from now on
 
     def take(self, leg: FaultLeg = FaultLeg.PLAIN) -> Order | None:
-        """The current request's fault, which is then used once."""
         for order in self.orders:
             if order.fits(leg):
                 order.times -= 1
@@ -98,7 +97,6 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True):
         return None
 
     def take_load(self) -> bool:
-        """Whether the current load of KV fails."""
         for order in self.orders:
             if order.kind is FaultKind.LOAD and order.times > 0:
                 order.times -= 1

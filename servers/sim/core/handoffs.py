@@ -71,7 +71,6 @@ def read_transfer(params: dict[str, Any] | None) -> Transfer:
 
 
 def _block_ids(groups: Any) -> tuple[int, ...]:
-    """The ids of the only KV-cache group; () if this is not a list of lists of integers."""
     if not isinstance(groups, list) or not groups or not isinstance(groups[0], list):
         return ()
     ids = groups[0]

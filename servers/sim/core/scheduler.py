@@ -183,7 +183,6 @@ class Scheduler:
         return chunks, preempted
 
     def _admit(self, budget: int, pulls: list[Pull]) -> list[Chunk]:
-        """Chunks for new sequences, in order of arrival; those to be pulled first are added to `pulls` instead."""
         chunks: list[Chunk] = []
         while (queue := self._ready or self._waiting) and budget > 0 and len(self._running) < self._max_num_seqs:
             sequence = queue[0]
@@ -253,7 +252,7 @@ class Scheduler:
         return True
 
     def _count_hits(self, sequence: Sequence) -> None:
-        """Once per request, even if it is preempted."""
+        # Once per request, even if it is preempted.
         if sequence.is_counted:
             return
         sequence.is_counted = True
@@ -279,7 +278,6 @@ class Scheduler:
         self._seal(sequence, start)
 
     def _seal(self, sequence: Sequence, start: int) -> None:
-        """Adds the blocks that were filled from token `start` on to the prefix cache."""
         size = self._pool.block_size
         hashes = sequence.block_hashes(size)
         for at in range(start // size, sequence.computed // size):
@@ -302,7 +300,6 @@ class Scheduler:
         return self._finish(sequence, finish, text, token)
 
     def _finish(self, sequence: Sequence, finish: Finish, text: str = "", token: int | None = None) -> Output:
-        """Releases the blocks, or passes them to the ledger if a peer will pull them."""
         self._counters.finished[finish] += 1
         sequence.move(SequenceState.FINISHED)
         computed = sequence.computed

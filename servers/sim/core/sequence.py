@@ -117,7 +117,6 @@ class Sequence:
         self.state = state
 
     def block_hashes(self, block_size: int) -> list[BlockHash]:
-        """The hashes of the full blocks of `tokens`."""
         for start in range(len(self._hashes) * block_size, len(self.tokens) - block_size + 1, block_size):
             parent = self._hashes[-1] if self._hashes else None
             self._hashes.append(chain_hash(parent, self.tokens[start : start + block_size], self.namespace))

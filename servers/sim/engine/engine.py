@@ -117,7 +117,6 @@ class SimEngine:
 
     @property
     def pinned(self) -> int:
-        """Handoffs that wait to be pulled."""
         return len(self.handoffs)
 
     def new_id(self) -> str:
@@ -234,7 +233,6 @@ class SimEngine:
             self._abandon(sequence)
 
     def _abandon(self, sequence: Sequence) -> None:
-        """The client has left, or has its whole answer."""
         if self._output_states.pop(sequence.id, None) is None or self.is_dead:
             return
         remote = sequence.transfer.remote
@@ -369,7 +367,6 @@ class SimEngine:
             self._events.publish(self.pool.events)
 
     async def _pause(self, duration_s: float) -> None:
-        """`duration_s`: by the profile. At time scale 0 this only lets other tasks run."""
         await asyncio.sleep(duration_s * self.config.time_scale)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

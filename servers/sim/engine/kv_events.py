@@ -16,7 +16,6 @@ from ..core.block_pool import BlockRemoved, BlockStored, CacheEvent
 
 
 def encode_batch(events: Iterable[CacheEvent], *, time_s: float, block_size: int) -> bytes:
-    """The payload of one message. Consecutive stored blocks of a prompt share an event."""
     maps: list[dict[str, Any]] = []
     for event in events:
         if isinstance(event, BlockRemoved):
@@ -69,11 +68,9 @@ class KvEventPublisher:
 
     @property
     def endpoint(self) -> str:
-        """The address with the port that ZeroMQ has chosen."""
         return str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def publish(self, events: list[CacheEvent]) -> None:
-        """Sends and empties `events`."""
         if not events:
             return
         payload = encode_batch(events, time_s=self._now(), block_size=self._block_size)

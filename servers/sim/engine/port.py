@@ -55,7 +55,6 @@ class Listener:
                 connection.transport.abort()
 
     async def end(self) -> None:
-        """Closes for good. Requests in progress have the shutdown time to end."""
         self._stop_listening()
         await self._runner.cleanup()
 

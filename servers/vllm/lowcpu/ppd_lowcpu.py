@@ -42,7 +42,6 @@ def slow_nixl_polling(delay_us: int) -> None:
 
 
 def shorten_queue_spin(seconds: float) -> None:
-    """Changes the default of `SpinCondition(busy_loop_s=...)`."""
     try:
         condition: Any = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast").SpinCondition
     except (ImportError, AttributeError):

@@ -1,1 +1,1 @@
-"""Programs that measure and compare; each writes records, then a report."""
+"""Programs that measure and compare, one folder a question; `network` uses the clients of `soak`, else none another."""

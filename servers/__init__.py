@@ -1,1 +1,1 @@
-"""Engines by role: vLLM, the simulated engine, the agent that heartbeats for one, and the fleet on one machine."""
+"""Engines by role: vLLM, the simulated engine, the agent that announces one, and a fleet on one machine."""

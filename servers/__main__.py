@@ -1,4 +1,4 @@
-"""`python -m ppd.servers` is `ppd`: what starts another part of the project needs no script on the PATH."""
+"""`python -m ppd.servers`: `ppd` for parts of the project that start others, without a script on the PATH."""
 
 from .cli.main import main
 

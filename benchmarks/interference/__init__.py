@@ -1,1 +1,1 @@
-"""What a prefill costs the sequences that decode beside it: trials against a real endpoint, their records, figures."""
+"""How much does a prefill slow the sequences that decode beside it?"""

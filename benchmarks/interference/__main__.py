@@ -5,12 +5,12 @@
     python -m benchmarks.interference --published interference.csv.gz --out DIR
     python -m benchmarks.interference --torch --out DIR
 
-`--url` measures an endpoint whose prefix cache is on (and that reports cached tokens: vLLM's
---enable-prompt-tokens-details): a decode batch alone, beside full prefills, beside appends. The records are written
-first, then figures and a table from them; `--records` does only that. `--published` draws the published rows with the
-same code. `--torch` needs PyTorch and measures a step of a network with a model's shapes, without an engine around it:
-records, a table of the fit, and an engine profile for the simulator. What is measured, and why so, is said in
-`decode_batch/slowdowns.py` and `engine_step/measure.py`.
+`--url` measures a decode batch alone, beside full prefills and beside appends. The endpoint needs prefix caching, and
+must report cached tokens (vLLM's --enable-prompt-tokens-details). The records are written first, then figures and a
+table from them; `--records` writes only the latter. `--published` draws the published rows with the same code.
+`--torch` needs PyTorch and measures the steps of a network with a model's shapes, without an engine around it. It
+writes records, a table of the fit, and an engine profile for the simulator. `slowdowns.py` and
+`engine_step/measure.py` explain what is measured, and why.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from ppd.offline.experiment.files import write_whole
+from ppd.offline.load import Target
+from ppd.offline.load.client import open_session
 from ppd.proxy.errors import ConfigError, PPDError
 
 from . import published, records
@@ -36,7 +36,6 @@ from .figures import draw
 from .measuring import TrialBench
 from .records import Experiment, TrialHead, TrialResult
 from .slowdowns import SlowdownPoint, gather, measure
-from .streams import Client, Target
 from .table import markdown
 from .trials import Setting, plan
 
@@ -63,6 +62,7 @@ _NUMBERS = {
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
+        prog="python -m benchmarks.interference",
         description="Interference of prefills with decoding, and the cost of engine steps.",
         allow_abbrev=False,
     )
@@ -109,7 +109,7 @@ def setting_of(args: argparse.Namespace) -> Setting:
 
 
 def _api_key(file: Path | None) -> str:
-    """Never of the command line, where all would see it."""
+    """Never from the command line, which other users can read."""
     if file is None:
         return os.environ.get("PPD_CLIENT_KEY", "")
     try:
@@ -119,7 +119,7 @@ def _api_key(file: Path | None) -> str:
 
 
 async def measure_endpoint(args: argparse.Namespace, setting: Setting) -> None:
-    """Every trial of the plan. What is done when it fails or is interrupted is saved all the same."""
+    """Runs every trial of the plan. The finished ones are saved even if a later one fails or is interrupted."""
     trials = plan(setting)
     target = Target(url=args.url, model=args.model, api_key=_api_key(args.api_key_file), timeout_s=args.timeout_s)
     head = TrialHead(
@@ -138,10 +138,9 @@ async def measure_endpoint(args: argparse.Namespace, setting: Setting) -> None:
         place = f"{trial.experiment} {trial.at}, batch {trial.batch}, {trial.prefills} {trial.kind}"
         print(f"{index + 1}/{len(trials)} {place}{': ' + problem if problem else ''}", file=sys.stderr, flush=True)
 
-    connector = aiohttp.TCPConnector(limit=0)
     try:
-        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
-            await TrialBench(Client(session, target), setting, head.nonce).run(trials, results, progress)
+        async with open_session(target) as session:
+            await TrialBench(session, target, setting, head.nonce).run(trials, results, progress)
     finally:
         if results:
             records.save(args.output / _RECORDS, head, results)

@@ -20,7 +20,7 @@ _DPI = 150
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """Told apart in grey and by the colour-blind: Okabe and Ito's colours, a marker and a line of their own."""
+    """Distinct in grey and for the colour-blind: Okabe and Ito's colours, with a marker and a line style each."""
 
     colour: str
     marker: str
@@ -56,7 +56,7 @@ _QUANTITIES = (
 
 
 def draw(points: Sequence[SlowdownPoint], experiment: Experiment, title: str) -> bytes | None:
-    """A PNG: quantities downwards, numbers of prefills across; None where there is nothing to draw."""
+    """A PNG with a row for each quantity and a column for each number of prefills; None if there is nothing to draw."""
     chosen = [point for point in points if point.place.experiment is experiment]
     counts = sorted({point.place.prefills for point in chosen} - {0})
     quantities = [q for q in _QUANTITIES if any(q.of(point) for point in chosen if point.place.prefills)]
@@ -93,7 +93,7 @@ def _panel(axes: Axes, points: Sequence[SlowdownPoint], quantity: _Quantity, exp
         elif known and quantity.with_alone:
             _alone(axes, known, quantity.scale, experiment)
     if quantity.with_alone:
-        axes.set_ylim(bottom=0)  # last: before, it would fix the top as well
+        axes.set_ylim(bottom=0)  # last: earlier, it would fix the top as well
 
 
 def _line(axes: Axes, known: Sequence[tuple[SlowdownPoint, Estimate]], scale: float, kind: TrialKind) -> None:
@@ -107,7 +107,6 @@ def _line(axes: Axes, known: Sequence[tuple[SlowdownPoint, Estimate]], scale: fl
 
 
 def _alone(axes: Axes, known: Sequence[tuple[SlowdownPoint, Estimate]], scale: float, experiment: Experiment) -> None:
-    """On an axis that is not the batch's, the batch alone is one level."""
     if experiment is Experiment.BATCH:
         _line(axes, known, scale, TrialKind.ALONE)
     else:

@@ -1,7 +1,7 @@
 """Runs trials against an endpoint, one after the other.
 
-A trial starts its decode streams together and waits until each has its first token; only then are the prefills sent,
-each for one token. So every prefill meets the whole batch, and is nothing but a prefill.
+A trial starts its decode streams together and waits until each has its first token. Only then does it send the
+prefills, each for one token. So every prefill runs beside the whole batch and adds no decoding of its own.
 """
 
 from __future__ import annotations
@@ -10,33 +10,43 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 
+import aiohttp
+
+from ppd.offline.load import Target
+from ppd.offline.load.client import LoadClient
 from ppd.proxy.errors import PPDError
 
 from .records import Stream, Trial, TrialResult
-from .streams import Ask, Client
+from .streams import StreamRequest, complete, request_for
 from .trials import Prompts, Setting
 
 _WARM_AT_ONCE = 8
 
 Clock = Callable[[], float]
-Progress = Callable[[int, TrialResult], None]  # the trial's place in the plan, and its result
+Progress = Callable[[int, TrialResult], None]  # the trial's index in the plan, and its result
 
 
 class WarmUpError(PPDError):
-    """The endpoint does not answer as the trials need it to."""
+    """The endpoint could not compute a context."""
 
 
 class TrialBench:
-    """Owns nothing but its memory of which contexts it has put into the endpoint's cache."""
-
-    def __init__(self, client: Client, setting: Setting, nonce: str, clock: Clock = time.perf_counter) -> None:
-        self._client = client
+    def __init__(
+        self,
+        session: aiohttp.ClientSession,
+        target: Target,
+        setting: Setting,
+        nonce: str,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._session = session
+        self._target = target
         self._setting = setting
         self._prompts = Prompts(setting, nonce)
         self._clock = clock
 
     async def run(self, trials: Iterable[Trial], results: list[TrialResult], progress: Progress) -> None:
-        """Appends to `results`, so that what is done stays with the caller if this is interrupted."""
+        """Appends to the caller's `results`, so that none is lost if this is interrupted."""
         batch = 0
         for index, trial in enumerate(trials):
             if trial.batch != batch:
@@ -49,51 +59,50 @@ class TrialBench:
             progress(index, results[-1])
 
     async def trial(self, trial: Trial) -> TrialResult:
-        client, prompts = self._client, self._prompts
+        model, prompts = self._target.model, self._prompts
         decodes = [
-            client.ask(prompts.decode(trial, number), self._setting.output_tokens, number=number)
+            request_for(model, prompts.decode(trial, number), self._setting.output_tokens, number=number)
             for number in range(trial.batch)
         ]
         prefills = [
-            client.ask(prompts.prefill(trial, number), 1, is_decode=False, number=number)
+            request_for(model, prompts.prefill(trial, number), 1, is_decode=False, number=number)
             for number in range(trial.prefills)
         ]
         started_at = self._clock()
+        client = LoadClient(self._session, self._target, lambda: self._clock() - started_at)
         batch = _Batch(len(decodes))
 
-        def now() -> float:
-            return self._clock() - started_at
-
-        async def decode(ask: Ask) -> Stream:
+        async def decode(request: StreamRequest) -> Stream:
             try:
-                return await client.complete(ask, now, lambda: batch.has_started(ask.number))
+                return await complete(client, request, lambda: batch.has_started(request.number))
             finally:
-                batch.has_started(ask.number)  # one that failed holds up nobody
+                batch.has_started(request.number)  # a failed stream must not hold up the prefills
 
-        async def prefill(ask: Ask) -> Stream:
+        async def prefill(request: StreamRequest) -> Stream:
             await batch.decodes.wait()
-            return await client.complete(ask, now)
+            return await complete(client, request)
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(decode(ask)) for ask in decodes]
-            tasks += [group.create_task(prefill(ask)) for ask in prefills]
+            tasks = [group.create_task(decode(request)) for request in decodes]
+            tasks += [group.create_task(prefill(request)) for request in prefills]
         return TrialResult(trial, tuple(task.result() for task in tasks))
 
     async def _warm(self, contexts: list[list[int]]) -> None:
-        """Put contexts into the endpoint's cache; WarmUpError if one is refused."""
+        """Puts contexts into the endpoint's prefix cache; WarmUpError if one is refused."""
         at_once = asyncio.Semaphore(_WARM_AT_ONCE)
+        client = LoadClient(self._session, self._target, self._clock)
 
         async def one(context: tuple[int, ...]) -> Stream:
             async with at_once:
-                return await self._client.complete(self._client.ask(list(context), 1), self._clock)
+                return await complete(client, request_for(self._target.model, list(context), 1))
 
         for stream in await asyncio.gather(*(one(context) for context in dict.fromkeys(map(tuple, contexts)))):
             if stream.error:
-                raise WarmUpError(f"{self._client.target.url}: a context could not be computed: {stream.error}")
+                raise WarmUpError(f"{self._target.url}: a context could not be computed: {stream.error}")
 
 
 class _Batch:
-    """Which decode streams have yet to begin."""
+    """Sets `decodes` once every decode stream has started."""
 
     def __init__(self, streams: int) -> None:
         self._waiting = set(range(streams))

@@ -1,16 +1,16 @@
 """The published measurements (`interference.csv.gz` of the PPD paper's code), as trials for the same figures.
 
-What the rows are, from the data and from the program that made them:
+Facts about the rows, from the data and from the program that made them:
 
-* A row is a mean over one batch's requests, whole answers of 64 tokens; when single tokens came was not kept, so
-  `overlap` and `stall` cannot be known. Decode requests and prefills were sent at once, not one after the other.
-* `batch_size` counts the prefills; the decode batch is `decode_count`, and that is what is compared here.
-* `batch_execution_time_ms` is the time until the last request, prefills' 64 tokens included: it says nothing about a
+* A row is a mean over one batch's requests, with answers of 64 tokens. The times of single tokens were not kept, so
+  `overlap` and `stall` are unknown. Decode requests and prefills were sent at the same time.
+* `batch_size` counts the prefills; the decode batch is `decode_count`, which is used here.
+* `batch_execution_time_ms` lasts until the last request's end, with the prefills' 64 tokens: it says nothing about a
   step. `prefill_success` is true where there was no prefill.
-* All decode requests, and the appends, have one 2,048-token context; full prompts have none of it. So what differs
-  between the arms is not only what the prefill computes: `NOTE`.
+* All decode requests and appends share one 2,048-token context; full prompts have none of it. So the arms differ in
+  more than the tokens that the prefill computes: see `NOTE`.
 * The program's context experiment (the paper's figure 7; its rows are not here) keeps the full prompt at 1,024 tokens
-  and lets the shared context grow, so its growing gap is not a longer prefill's. Ours computes the context.
+  and lets the shared context grow, so its growing gap is not due to a longer prefill. Ours computes the context.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ def read(data: bytes) -> list[Measured]:
 
 
 def _measured(line: int, row: dict[str, str]) -> Measured | None:
-    """None for a batch of nothing beside nothing."""
     batch, prefills = _number(line, row, "decode_count"), _number(line, row, "prefill_count")
     try:
         kind = TrialKind(row["prefill_type"]) if prefills else TrialKind.ALONE

@@ -1,4 +1,4 @@
-"""What a trial leaves behind: when each token of each stream came, raw. Statistics are computed from these, later.
+"""The records of trials: when each token of each stream came. Statistics are computed from these later.
 
 A file is gzipped JSON lines: a head (the endpoint's model, the setting), then one object a trial. Times are seconds
 since the trial began.
@@ -24,16 +24,16 @@ Tokens = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Experiment(StrEnum):
-    """What is varied; the rest stays."""
+    """The quantity that is varied."""
 
     BATCH = "batch"  # decoding sequences: the paper's figures 2 and 6
     CONTEXT = "context"  # tokens before the prefill: its figure 7
-    APPEND = "append"  # new tokens of the prefill
+    APPEND = "append"  # new tokens of a prefill
 
 
 class TrialKind(StrEnum):
     ALONE = "alone"  # the decode batch by itself
-    FULL = "full"  # beside prompts of which nothing is cached
+    FULL = "full"  # beside prompts without cached tokens
     APPEND = "append"  # beside prompts whose context is cached
 
 
@@ -50,7 +50,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Stream(msgspec.Struct, frozen=True, array_like=True):
-    """One request. A failed one keeps what is known of it: its `error` is not empty."""
+    """One request. One that failed has an `error`, and whatever else is known of it."""
 
     is_decode: bool  # False: one of the prefills
     number: int
@@ -71,7 +71,7 @@ class TrialHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     version: int = VERSION
     kind: str = KIND
     model: str
-    note: str  # what the endpoint is, as the one who measured says it
+    note: str  # what the endpoint is, from --note
     output_tokens: Tokens  # of each decoding sequence
     shared_context: bool  # the decode batch and the appends have one context, as in the published program
     seed: int
@@ -87,7 +87,6 @@ def encode(head: TrialHead, results: Sequence[TrialResult]) -> bytes:
 
 
 def decode(data: bytes) -> tuple[TrialHead, tuple[TrialResult, ...]]:
-    """FormatError names what is missing, unknown or of another version."""
     return decode_rows(data, TrialHead, _TRIAL.decode, kind=KIND, version=VERSION)
 
 

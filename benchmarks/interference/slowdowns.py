@@ -1,14 +1,14 @@
 """How much slower a batch decodes beside a prefill, from the times of its tokens. Pure.
 
-Three figures, because each answers another question:
+Three figures, each for another question:
 
-* overlap: the mean time between tokens while a prefill is under way (from its sending to its first token) over the
-  mean in the batch alone, less one. What a reader sees at that moment. Host work on the prompt, which slows nobody, is
-  part of "under way" and waters this down.
-* stall: the time that each sequence loses to the prefills, in s: the sum of those gaps less what as many gaps take
-  alone. Does not depend on how long the answers are.
-* whole: TPOT over the whole answer against the batch alone, less one, as the published program has it. The longer the
-  answers, the smaller; for comparison only.
+* overlap: the mean time between tokens while a prefill is under way (from its sending to its first token), over the
+  same mean in the batch alone, minus one. It is the slowdown that a reader sees at that moment. It includes the time of
+  host work on the prompt, which slows no other sequence, so it is an underestimate of the steps' slowdown.
+* stall: the time that each sequence loses to the prefills, in s: the sum of those gaps, minus the time of as many gaps
+  in the batch alone. It does not depend on the length of the answers.
+* whole: TPOT over the whole answer over that of the batch alone, minus one, as the published program has it. It falls
+  as answers get longer, so it serves only for comparison.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ppd.offline.experiment.statistics import Estimate, estimate
 
 from .records import Experiment, Stream, Trial, TrialKind, TrialResult
 
-_MOSTLY = 0.9  # of a context that must have been cached, and of a full prompt that must not
+_MOSTLY = 0.9  # share of a context that must be cached, and of new tokens that must not be
 
 
 class FigurePoint(NamedTuple):
@@ -43,7 +43,7 @@ class Measured:
     batch: int
     output_tokens: int
     whole_s: float | None = None  # TPOT over the whole answer
-    window_s: float | None = None  # gaps between tokens in the window (of the prefills, or of the whole batch), summed
+    window_s: float | None = None  # sum of the gaps between tokens in the window, see `_window`
     window_gaps: float | None = None  # how many
     prefill_ttft_s: float | None = None
     problem: str = ""  # why it counts as failed; the times are then None
@@ -51,7 +51,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class SlowdownPoint:
-    """All repeats of a place, against the batch alone."""
+    """All repeats of a point, compared with the batch alone."""
 
     place: FigurePoint
     failed: int
@@ -59,7 +59,7 @@ class SlowdownPoint:
     alone_s: float | None  # mean TPOT of the batch alone
     tpot_s: Estimate | None
     whole: Estimate | None
-    added_s: Estimate | None  # what a whole answer takes longer
+    added_s: Estimate | None  # by which a whole answer takes longer
     overlap: Estimate | None
     stall_s: Estimate | None
     prefill_ttft_s: Estimate | None
@@ -87,7 +87,7 @@ def measure(result: TrialResult, output_tokens: int) -> Measured:
 
 
 def _problem(trial: Trial, streams: Sequence[Stream]) -> str:
-    """Why a trial says nothing about a prefill beside a batch that decodes from its cache; empty if it does."""
+    """Why a trial does not count (a failure, a cache miss, a prefill that did not meet the batch); else empty."""
     for stream in streams:
         if stream.error:
             return f"{_name(stream)}: {stream.error}"
@@ -120,7 +120,7 @@ def _name(stream: Stream) -> str:
 
 
 def _window(streams: Sequence[Stream]) -> tuple[float, float]:
-    """From the first prefill's sending to the last one's token; without any, while every stream decodes."""
+    """From the first prefill's sending to the last prefill's token; without prefills, while all streams decode."""
     prefills = [stream for stream in streams if not stream.is_decode]
     if prefills:
         return min(stream.sent_s for stream in prefills), max(stream.token_s[0] for stream in prefills)
@@ -132,12 +132,10 @@ def _gaps_inside(stream: Stream, start_s: float, end_s: float) -> list[float]:
 
 
 def _gaps_overlapping(stream: Stream, start_s: float, end_s: float) -> list[float]:
-    """Those of which some part lies in the window, whole."""
     return [later - earlier for earlier, later in pairwise(stream.token_s) if later > start_s and earlier < end_s]
 
 
 def gather(measured: Iterable[Measured]) -> list[SlowdownPoint]:
-    """One point for each place, in order of place; the batch alone first."""
     trials: defaultdict[FigurePoint, list[Measured]] = defaultdict(list)
     alone: defaultdict[tuple[Experiment, int], list[Measured]] = defaultdict(list)
     for trial in measured:

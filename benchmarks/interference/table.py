@@ -1,4 +1,4 @@
-"""Points as a Markdown table, one row each, with n, failures and intervals."""
+"""Points as a Markdown table, with n, failures and intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which trials are run, and the prompts that they send. Pure: everything follows from the setting and its seed."""
+"""The trials and their prompts. Pure: everything follows from the setting and its seed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ppd.proxy.errors import ConfigError
 
 from .records import Experiment, Trial, TrialKind
 
-LEAST_BLOCK = 64  # contexts are cached in whole blocks, so a shorter one may not be
+LEAST_BLOCK = 64  # tokens; prefixes are cached in whole blocks, so a shorter context might not be cached
 LOWEST_TOKEN = 16  # special tokens tend to have the lowest ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The defaults are the published program's; `contexts` and `append_sizes` are varied at `sensitivity_batch`."""
+    """Defaults are the published program's. `sensitivity_batch`: where `contexts` and `append_sizes` are varied."""
 
     experiments: tuple[Experiment, ...] = (Experiment.BATCH,)
     batch_sizes: tuple[int, ...] = (1, 8, 16, 32, 64, 128, 200)
@@ -57,7 +57,7 @@ class Setting:
 
 
 def plan(setting: Setting) -> list[Trial]:
-    """By experiment and batch, so that few contexts need be cached at a time; arms in a random order each repeat."""
+    """By experiment and batch, so that few contexts are cached at a time; the arms of each repeat in random order."""
     shuffle = random.Random(setting.seed).shuffle
     trials: list[Trial] = []
     for experiment in setting.experiments:
@@ -71,8 +71,6 @@ def plan(setting: Setting) -> list[Trial]:
 
 
 def _arms(setting: Setting, experiment: Experiment, batch: int, repeat: int) -> Iterator[Trial]:
-    """Every trial of one repeat; the batch alone is measured once for all points that share it."""
-
     def trial(kind: TrialKind, at: int, prefills: int = 0, new_tokens: int = 0, cached_tokens: int = 0) -> Trial:
         return Trial(
             experiment=experiment,
@@ -94,7 +92,7 @@ def _arms(setting: Setting, experiment: Experiment, batch: int, repeat: int) -> 
                 yield trial(TrialKind.FULL, batch, count, new)
                 yield trial(TrialKind.APPEND, batch, count, new, cached)
         case Experiment.CONTEXT:
-            # Full: what D computes where it lost the context, not a prompt that never had one.
+            # Full: D has lost the context and computes it again.
             for context in setting.contexts:
                 yield trial(TrialKind.FULL, context, 1, context + new)
                 yield trial(TrialKind.APPEND, context, 1, new, context)
@@ -106,9 +104,9 @@ def _arms(setting: Setting, experiment: Experiment, batch: int, repeat: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Token ids: the same context each time it is asked for, and new tokens that never come twice.
+    """Token ids: the same context each time, and new tokens that are never repeated.
 
-    `nonce`: of this measurement; with another one all new tokens are others, as the endpoint may have kept the last.
+    `nonce`: of this measurement, so that its new tokens are not in the endpoint's cache from an earlier one.
     """
 
     setting: Setting

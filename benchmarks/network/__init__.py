@@ -1,1 +1,1 @@
-"""Bad networks between a proxy and its workers: what is tried, how it is made, and what came of it."""
+"""Do conversations get the right texts over a bad network between the proxy and its workers?"""

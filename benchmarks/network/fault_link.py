@@ -1,9 +1,9 @@
-"""A bad network between a client and a server: a TCP proxy in this event loop that delays, stalls, cuts and heals.
+"""A bad network between a client and a server: a TCP proxy in this event loop that delays, loses and cuts.
 
-It stands above TCP, so that it has no packets to lose: loss is a model of what the ends of a connection see of it, a
-stall of one retransmission time-out, doubled while the retransmission is lost too, with everything behind it waiting.
-Fast retransmission is not modelled: the small writes of a token stream give the duplicate acknowledgements that it
-needs too seldom, but for large bodies the model is too harsh. Time-outs of the kernel's own are not modelled either.
+It works above TCP and cannot drop packets. Loss is modelled by its effect: the connection stalls for one retransmission
+time-out, doubled each time the retransmission is lost too, and all later data waits. Fast retransmission is not
+modelled: the small writes of a token stream seldom cause the duplicate acknowledgements that it needs, but for large
+bodies the model is too harsh. The kernel's own time-outs are not modelled either.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _NO_LINGER = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What each direction of every connection has to live with."""
+    """Of each direction of every connection."""
 
     latency_s: float = 0.0  # one way
-    jitter_s: float = 0.0  # up to so much more, evenly drawn; order is kept
-    bandwidth_bps: float = 0.0  # bytes per second of one connection and direction; 0: without limit
-    loss: float = 0.0  # of packets
-    retransmission_s: float = 0.2  # the kernel's least time-out
+    jitter_s: float = 0.0  # added to the latency, evenly drawn from 0 to this; order is kept
+    bandwidth_bps: float = 0.0  # bytes (not bits) per second of one connection and direction; 0: no limit
+    loss: float = 0.0  # share of packets
+    retransmission_s: float = 0.2  # the kernel's shortest time-out
 
 
 class LinkDirection:
@@ -46,7 +46,7 @@ class LinkDirection:
         self._arrived_s = 0.0
 
     def arrival_s(self, now_s: float, size: int, conditions: Conditions) -> float:
-        """When the last of `size` bytes that are sent now arrives; never before what was sent earlier."""
+        """When the last of `size` bytes sent now arrives; never before what was sent earlier."""
         if conditions.bandwidth_bps:
             self._sent_s = max(now_s, self._sent_s) + size / conditions.bandwidth_bps
         else:
@@ -72,7 +72,7 @@ class Way(StrEnum):
 
 
 class _Reset:
-    """What a direction carries last when its sender broke off."""
+    """Queued last when the sender's connection was reset."""
 
 
 @dataclass(slots=True, eq=False)
@@ -127,13 +127,13 @@ class FaultLink:
 
     @property
     def connections(self) -> int:
-        """That are open at either end."""
+        """Open connections: one to the client, and one to the target, for each client."""
         return len(self._ends)
 
     async def partition(self, *ways: Way, accepts: bool = False) -> None:
-        """Nothing passes, one way or (none given) both, and nobody is told; what is sent arrives once it is healed.
+        """Nothing passes in these ways (default: both) and neither end is told; what is sent arrives after `heal`.
 
-        Connections cannot be made: their SYNs find no answer. With `accepts` they are made, and silent.
+        New connections get no answer to their SYN. With `accepts` they are accepted, and nothing passes on them.
         """
         for way in ways or Way:
             self._clear[way].clear()
@@ -141,7 +141,6 @@ class FaultLink:
             await self._drop_syns()
 
     def heal(self) -> None:
-        """End every partition."""
         for clear in self._clear.values():
             clear.set()
         if self._plug is not None:
@@ -153,19 +152,18 @@ class FaultLink:
             asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     def reset(self) -> None:
-        """End every connection with RST, at both ends."""
         for end in self._ends:
             end.reset()
 
     async def _drop_syns(self) -> None:
-        """Leave one connection in an accept queue that has room for one: the kernel drops what comes after it."""
+        """Fills an accept queue that has room for one connection: the kernel drops the SYNs that follow."""
         if not self._is_accepting:
             return
         self._stop_accepting()
         self._listening.listen(0)
         self._plug = socket.socket()
         self._plug.setblocking(False)
-        with suppress(TimeoutError):  # the queue was full without it
+        with suppress(TimeoutError):  # the queue was already full
             async with asyncio.timeout(_PLUG_S):
                 await asyncio.get_running_loop().sock_connect(self._plug, self._listening.getsockname())
         self._plug_name = self._plug.getsockname()
@@ -202,7 +200,6 @@ class FaultLink:
             near.writer.close()
 
     async def _carry(self, source: _End, sink: _End, way: Way) -> None:
-        """Until the source has ended, and what it sent has arrived."""
         flight: asyncio.Queue[tuple[float, bytes | type[_Reset]]] = asyncio.Queue(_WINDOW_CHUNKS)
         now, line = asyncio.get_running_loop().time, LinkDirection(self._random)
         landing = asyncio.ensure_future(self._land(flight, sink, self._clear[way], now))
@@ -227,7 +224,7 @@ class FaultLink:
             arrival_s, data = await flight.get()
             await asyncio.sleep(arrival_s - now())
             await clear.wait()
-            with suppress(OSError):  # the sink has gone: the rest arrives nowhere
+            with suppress(OSError):  # the sink is gone
                 if not isinstance(data, bytes):
                     sink.reset()
                     return

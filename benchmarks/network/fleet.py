@@ -23,7 +23,7 @@ HOST = "127.0.0.1"
 ADMIN_KEY = "operator"
 _STARTS_S = 60.0
 _ENGINE_FLAGS = ("--num-blocks", "4096", "--max-model-len", "16384", "--time-scale", "0.15")
-# Short, so that a fault of two seconds is one for the proxy too.
+# Short, so that the proxy notices a fault of two seconds.
 PROXY_FLAGS = {
     "probe-interval-s": 0.5,
     "connect-timeout-s": 1.0,
@@ -42,11 +42,11 @@ class NetworkKind(Protocol):
     async def open(self) -> None: ...
 
     async def place(self, worker: str) -> tuple[str, tuple[str, ...]]:
-        """The host that a worker listens on, and what its command line begins with."""
+        """The host that a worker listens on, and the prefix of its command line."""
         ...
 
     async def connect(self, worker: str, port: int) -> str:
-        """The address by which the proxy reaches it."""
+        """The address at which the proxy reaches it."""
         ...
 
     async def apply(self, conditions: Conditions) -> None: ...
@@ -91,7 +91,6 @@ class ReachedFleet:
 
 @asynccontextmanager
 async def running_fleet(network: NetworkKind, folder: Path) -> AsyncIterator[ReachedFleet]:
-    """EngineFailed where a program does not start; logs go to `folder`."""
     port, *ports = free_ports(1 + len(WORKERS))
     flags = [item for name, value in PROXY_FLAGS.items() for item in (f"--{name}", str(value))]
     argv = (*_ppd("serve"), "--port", str(port), "--heartbeat-port", "0", *flags)

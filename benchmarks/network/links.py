@@ -1,4 +1,4 @@
-"""The network of `fault_link`: a TCP proxy in this process before each worker. Side channels are not on it."""
+"""A network of fault links, one before each worker. The engines' side channels do not pass through them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Links:
         self._links: dict[str, FaultLink] = {}
 
     async def open(self) -> None:
-        """Nothing to prepare."""
+        pass
 
     async def place(self, worker: str) -> tuple[str, tuple[str, ...]]:
         return HOST, ()

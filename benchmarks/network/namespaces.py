@@ -1,7 +1,7 @@
-"""Linux network namespaces with netem: each worker in one of its own, a pair of veth devices between it and the proxy.
+"""Linux network namespaces with netem: one for each worker, with a pair of veth devices between it and the proxy.
 
-This process and the proxy are in a namespace that `unshare --net` has made and that ends with them; it routes between
-the workers, so that the transfer of KV crosses the bad network twice. Needs root, iproute2 and the kernel's netem.
+This process and the proxy are in a namespace made by `unshare --net`, which ends with them. It routes between the
+workers, so a KV transfer crosses the bad network twice. Needs root, iproute2 and the kernel's netem.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def is_available() -> bool:
 
 
 def netem(conditions: Conditions) -> tuple[str, ...]:
-    """tc's words; empty for a network without fault. netem draws jitter evenly around the delay."""
+    """Arguments of tc; empty for a network without fault. netem draws jitter evenly around the delay."""
     words: list[str] = []
     if conditions.latency_s or conditions.jitter_s:
         half_s = conditions.jitter_s / 2
@@ -86,12 +86,12 @@ class Namespaces:
         await self._shape(worker, netem(self._conditions))
 
     async def reset(self) -> None:
-        """Where the kernel lets a socket be ended from outside: CONFIG_INET_DIAG_DESTROY."""
+        """Needs a kernel with CONFIG_INET_DIAG_DESTROY."""
         for number in self._numbers.values():
             await _run("ss", "-K", "dst", f"10.77.{number}.2")
 
     async def _shape(self, worker: str, words: tuple[str, ...]) -> None:
-        """Both ends, as netem acts on what a device sends."""
+        # At both ends, because netem acts on what a device sends.
         ends = (("tc", self._device(worker)), ("tc", "-n", self._space(worker), "eth0"))
         for *tc, device in ends:
             if words:

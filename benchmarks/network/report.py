@@ -1,4 +1,4 @@
-"""What came of the trials, as a table of Markdown."""
+"""The trials' results as a Markdown table."""
 
 from __future__ import annotations
 
@@ -23,26 +23,24 @@ _HEAD = (
 )
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """One trial."""
-
+class NetworkResult(msgspec.Struct, frozen=True, kw_only=True):
     trial: str
     made_by: str
     retries: int
     requests: list[RequestRecord]
 
 
-def markdown(found: Sequence[Found]) -> str:
+def markdown(found: Sequence[NetworkResult]) -> str:
     rows = [(*_HEAD, "retries"), ("---",) * (len(_HEAD) + 1), *map(_row, found)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
-def wrong(found: Found) -> int:
-    """Texts that are not the right one, and ends that do not say that they are not whole."""
+def wrong(found: NetworkResult) -> int:
+    """Wrong texts, and incomplete answers that do not say so."""
     return sum(request.outcome in (ClientOutcome.WRONG, ClientOutcome.UNMARKED) for request in found.requests)
 
 
-def _row(found: Found) -> tuple[str, ...]:
+def _row(found: NetworkResult) -> tuple[str, ...]:
     requests = found.requests
     fine = sum(request.outcome in FINE for request in requests)
     broken = sum(request.outcome is ClientOutcome.BROKEN for request in requests)

@@ -1,1 +1,1 @@
-"""What a proxy costs, beside other routers: the parts of `proxy_overhead.py`."""
+"""What does the proxy cost, beside other routers and beside no proxy at all?"""

@@ -7,11 +7,11 @@
     python -m benchmarks.overhead scale --processes 2   # what does a second process add?
     python -m benchmarks.overhead churn --minutes 60    # is PPD's memory stable?
 
-The proxy has one core. The mock backend and the load generator are C and have the others; that they are not what
-limits is seen in the direct connection's column. Subjects take turns, and each is started anew in every repetition.
-Every answer is checked: its status, its end, its length, and that it is its own conversation's. PPD runs with its
-defaults, with sessions, receipts, metrics and decisions: timed requests are follow-up turns of conversations that it
-knows, and in the rows "P then D" first turns. Needs Linux and a C compiler; all of it is on the loopback interface.
+The proxy has one core. The mock backend and the load generator are written in C and have the other cores; the column
+of the direct connection shows that they are not the limit. Subjects take turns, and each is restarted in every
+repetition. Every answer is checked: its status, its end, its length, and that it belongs to its conversation. PPD runs
+with its defaults, so with sessions, receipts, metrics and decisions: timed requests are follow-up turns of known
+conversations, or first turns in the rows "P then D". Needs Linux and a C compiler; all traffic is on loopback.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from . import churn as churning
 from . import peers, scaling
 from .native import build, cache_folder
 from .peers import PEERS
-from .processes import raise_descriptor_limit, share_out
+from .processes import assign_cores, raise_descriptor_limit
 from .records import OverheadRun, RowRecord, encode, this_machine
 from .report import markdown
 from .rows import ROWS, Row
@@ -49,17 +49,16 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 @contextmanager
-def a_bench(seconds: float) -> Iterator[OverheadBench]:
-    """Built, with a folder for logs that is gone afterwards; it ends as after Ctrl-C where it is told to."""
+def running_bench(seconds: float) -> Iterator[OverheadBench]:
+    """Builds the tools and owns the folder of logs, which is deleted at the end. SIGTERM acts as Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     raise_descriptor_limit()
-    tools, cores = build(cache_folder()), share_out(os.sched_getaffinity(0))
+    tools, cores = build(cache_folder()), assign_cores(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="ppd-overhead-") as folder:
         yield OverheadBench(tools=tools, cores=cores, folder=Path(folder), seconds=seconds, progress=_say)
 
 
 def versions(names: Collection[str]) -> dict[str, str]:
-    """Of what is measured, as far as it is installed."""
     found = {PPD: metadata.version("ppd-router")} if PPD in names else {}
     for name in PEERS:
         if name in names:
@@ -79,14 +78,12 @@ def trials(
 
 
 def save(run: OverheadRun, out: Path, table: str) -> None:
-    """The records, and the table beside them."""
     write_whole(out, encode(run))
     write_whole(out.with_suffix(".md"), table.encode())
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """What went wrong, in one line."""
+def one_line_errors() -> Iterator[None]:
     try:
         yield
     except PPDError as exc:
@@ -139,7 +136,7 @@ def run(
     subject_of = partial(subject, cache=cache_folder(), ppd_args=more, policy=peer_policy)
     chosen = [None if name == DIRECT else subject_of(name) for name in SUBJECTS if name in names]
     started_s, date = time.monotonic(), datetime.now(UTC).date().isoformat()
-    with told(), a_bench(seconds) as bench:
+    with one_line_errors(), running_bench(seconds) as bench:
         records = tuple(trials(chosen, wanted, repetitions, bench))
     found = OverheadRun(
         date=date,
@@ -165,7 +162,7 @@ def churn(minutes: float, name: str, ppd_args: str) -> None:
     """Open and close streams, and print how the proxy's memory grows."""
     one = subject(name, cache_folder(), (*churning.PPD_ARGS, *shlex.split(ppd_args)))
     samples = []
-    with told(), a_bench(1.0) as bench:
+    with one_line_errors(), running_bench(1.0) as bench:
         for sample in churning.churn(one, minutes, bench):
             samples.append(sample)
             shown = f"{sample.rss_kib / 1024:8.1f} MiB  {sample.requests:10,} requests  {sample.faults} faults"
@@ -186,7 +183,7 @@ def scale(processes: int, repetitions: int, seconds: float, ppd_args: str, out: 
         raise click.UsageError(f"--processes: {processes} need a core each, this machine has {cores}")
     more = tuple(shlex.split(ppd_args))
     started_s, date = time.monotonic(), datetime.now(UTC).date().isoformat()
-    with told(), a_bench(seconds) as bench:
+    with one_line_errors(), running_bench(seconds) as bench:
         records = tuple(scaling.measure(processes, repetitions, more, bench))
     found = OverheadRun(
         date=date,
@@ -204,7 +201,6 @@ def scale(processes: int, repetitions: int, seconds: float, ppd_args: str, out: 
 
 
 def listed(text: str, known: Sequence[str], option: str) -> tuple[str, ...]:
-    """The names between the commas; click's own error names those that are not known."""
     names = tuple(filter(None, (name.strip() for name in text.split(","))))
     if unknown := [name for name in names if name not in known]:
         raise click.UsageError(f"--{option}: no {', '.join(unknown)}; known are {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""The mock backend, as one P and one D, and the load generator that asks it, or a proxy before it."""
+"""The mock backend, as one P and one D, and the load generator."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import msgspec
 
 from ppd.proxy.errors import PPDError
 
-from .bodies import Talk, follow_ups, opening
+from .bodies import ChatShape, follow_ups, opening
 from .native import Tools
 from .processes import HOST, Cores, Program
 from .records import LoadResult, Stats
 from .rows import LoadMode, Row
 
 _QUIET_S = 1.0
-_BURST_S = 20.0  # until the last of the connections at once must have been answered
+_BURST_S = 20.0  # by then all of the connections made at once must have an answer
 _WARM_S = 120.0
 _WARM_CONNECTIONS = 32
 
 
 class TrialError(PPDError):
-    """A measurement that is not one; the message is shown in place of its figures."""
+    """A measurement failed; the message is shown in place of its figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Running. P and D are two ports of one process, which counts for both."""
+    """The ports of P and D. Both are of one process, whose counts are for the two together."""
 
     prefill: int
     decode: int
@@ -40,7 +40,7 @@ class Backend:
         return msgspec.json.decode(_get(self.decode, "/stats"), type=Stats)
 
     def wait_quiet(self) -> None:
-        """Until no stream is open. Not every router tells its worker that a client left: such streams are ended."""
+        """Returns when no stream is open. Ends those of routers that do not tell the worker when a client has left."""
         ends_s = time.monotonic() + _QUIET_S
         while self.stats().open:
             if time.monotonic() > ends_s:
@@ -55,27 +55,27 @@ def running_backend(tools: Tools, cores: Collection[int], folder: Path) -> Itera
 
 
 class LoadGenerator:
-    """Runs the load generator; conversations never return in another measurement."""
+    """Runs the load generator. No two measurements share a conversation."""
 
     def __init__(self, tools: Tools, cores: Cores, folder: Path, *, name: str = "", millions: int = 0) -> None:
-        """name: of its files, where others have theirs beside them; millions: of conversations that are others'."""
+        """name: added to its file names; millions: of conversation numbers left to other load generators."""
         self._tools = tools
         self._cores = cores
         self._folder = folder
         self._name = name
-        self._files: dict[tuple[Talk, bool], Path] = {}
+        self._files: dict[tuple[ChatShape, bool], Path] = {}
         self._first = 1_000_000 * millions
 
     def new_conversations(self) -> int:
-        """The number of the first of a million."""
+        """The number of the first of a million new conversations."""
         self._first += 1_000_000
         return self._first
 
-    def greet(self, row: Row, port: int, first: int) -> None:
-        """Asks every conversation's first turn; TrialError where one is not answered."""
-        argv = self._argv(LoadMode.CLOSED, port, self._file(row.talk, is_opening=True))
+    def ask_first_turns(self, row: Row, port: int, first: int) -> None:
+        """TrialError if a first turn is not answered."""
+        argv = self._argv(LoadMode.CLOSED, port, self._file(row.conversation, is_opening=True))
         argv += [str(min(_WARM_CONNECTIONS, row.connections)), str(_WARM_S), "--fresh", "--first", str(first)]
-        argv += ["--requests", str(row.connections), "--words", str(row.talk.words)]
+        argv += ["--requests", str(row.connections), "--words", str(row.conversation.words)]
         with self._started(argv) as program:
             load = finished(program)
         if load.right != row.connections:
@@ -84,8 +84,8 @@ class LoadGenerator:
     @contextmanager
     def asking(self, row: Row, port: int, first: int, seconds: float) -> Iterator[Program]:
         seconds = {LoadMode.ONCE: _BURST_S, LoadMode.HOLD: 3600.0}.get(row.load, seconds)
-        argv = self._argv(row.load, port, self._file(row.talk, is_opening=row.fresh))
-        argv += [str(row.connections), str(seconds), "--first", str(first), "--words", str(row.talk.words)]
+        argv = self._argv(row.load, port, self._file(row.conversation, is_opening=row.fresh))
+        argv += [str(row.connections), str(seconds), "--first", str(first), "--words", str(row.conversation.words)]
         argv += ["--ramp", str(row.ramp_ms), *(["--rate", str(row.rate)] if row.rate else [])]
         with self._started([*argv, *(["--fresh"] if row.fresh else [])]) as program:
             yield program
@@ -96,12 +96,12 @@ class LoadGenerator:
     def _started(self, argv: list[str]) -> Program:
         return Program(argv, self._cores.load, self._folder / f"load{self._name}.log", pipes=True)
 
-    def _file(self, talk: Talk, *, is_opening: bool) -> Path:
-        path = self._files.get((talk, is_opening))
+    def _file(self, conversation: ChatShape, *, is_opening: bool) -> Path:
+        path = self._files.get((conversation, is_opening))
         if path is None:
             path = self._folder / f"bodies{self._name}-{len(self._files)}.jsonl"
-            path.write_bytes(opening(talk) if is_opening else follow_ups(talk))
-            self._files[talk, is_opening] = path
+            path.write_bytes(opening(conversation) if is_opening else follow_ups(conversation))
+            self._files[conversation, is_opening] = path
         return path
 
 
@@ -112,7 +112,7 @@ def await_line(program: Program, wanted: str) -> None:
 
 
 def finished(program: Program) -> LoadResult:
-    """What it found, once it has ended; from any point in its life."""
+    """Reads on to the load generator's end; returns its result."""
     while (line := program.line()) in ("begin", "end"):
         pass
     try:
@@ -129,9 +129,8 @@ def _get(port: int, path: str) -> bytes:
 
 
 def ask_once(port: int) -> bool:
-    """Whether somebody there answers a first turn."""
     try:
-        return _exchange(port, "POST", "/v1/chat/completions", opening(Talk()))[0] == 200
+        return _exchange(port, "POST", "/v1/chat/completions", opening(ChatShape()))[0] == 200
     except (OSError, http.client.HTTPException):
         return False
 

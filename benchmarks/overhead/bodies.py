@@ -1,4 +1,4 @@
-"""Conversations as requests: what the load generator sends, with the mock backend's answers in the history."""
+"""The requests that the load generator sends. Their histories hold the mock backend's answers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _TEXT = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Talk:
-    """A conversation's turns, alike but for the history; `words` is the length of every answer."""
+class ChatShape:
+    """The turns of a conversation, which differ only in their history; `words` is the length of every answer."""
 
     turns: int = 8
     words: int = 16
@@ -32,33 +32,34 @@ class Talk:
     every_us: int = 0  # between two of its words
 
 
-def opening(talk: Talk) -> bytes:
-    """The first turn, not streamed: what is asked before anything is measured."""
-    return _body(talk, _history(talk, 0), streams=False)
+def opening(conversation: ChatShape) -> bytes:
+    """The first turn, not streamed: it is asked before the measured span."""
+    return _body(conversation, _history(conversation, 0), streams=False)
 
 
-def follow_ups(talk: Talk) -> bytes:
-    """Turns 2 to the last, one a line."""
-    return b"".join(_body(talk, _history(talk, turn), streams=talk.streams) for turn in range(1, talk.turns))
+def follow_ups(conversation: ChatShape) -> bytes:
+    return b"".join(
+        _body(conversation, _history(conversation, turn), streams=conversation.streams)
+        for turn in range(1, conversation.turns)
+    )
 
 
-def _body(talk: Talk, messages: list[dict[str, str]], *, streams: bool) -> bytes:
-    body: dict[str, Any] = {"model": MODEL, "max_tokens": talk.words, "temperature": 0.7, "messages": messages}
+def _body(conversation: ChatShape, messages: list[dict[str, str]], *, streams: bool) -> bytes:
+    body: dict[str, Any] = {"model": MODEL, "max_tokens": conversation.words, "temperature": 0.7, "messages": messages}
     return msgspec.json.encode(body | {"stream": True} if streams else body) + b"\n"
 
 
-def _history(talk: Talk, turn: int) -> list[dict[str, str]]:
-    """Where the first turn is long, it has a past of its own: many messages, as an agent's has."""
-    past = max(1, round(talk.opening_bytes / talk.message_bytes)) | 1  # odd: it ends with the user's
-    size = talk.opening_bytes // past
-    orders = f"{MARK} first={talk.first_us}us every={talk.every_us}us. "
+def _history(conversation: ChatShape, turn: int) -> list[dict[str, str]]:
+    past = max(1, round(conversation.opening_bytes / conversation.message_bytes)) | 1  # odd: the user's is last
+    size = conversation.opening_bytes // past
+    orders = f"{MARK} first={conversation.first_us}us every={conversation.every_us}us. "
     messages = [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": _text(orders, size)}]
     for number in range(1, past):
         message = _text(f"Part {number}: ", size)
         messages.append({"role": "assistant" if number % 2 else "user", "content": message})
     for number in range(turn):
-        messages.append({"role": "assistant", "content": WORD * talk.words})
-        messages.append({"role": "user", "content": _text(f"Question {number}: ", talk.question_bytes)})
+        messages.append({"role": "assistant", "content": WORD * conversation.words})
+        messages.append({"role": "user", "content": _text(f"Question {number}: ", conversation.question_bytes)})
     return messages
 
 

@@ -1,4 +1,4 @@
-"""The mock backend and the load generator: C, since in Python they would be slower than what they measure."""
+"""Builds the mock backend and the load generator. They are in C: in Python they would be slower than the proxy."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ class Tools:
 
 
 def cache_folder() -> Path:
-    """Where this benchmark keeps what it builds and installs."""
     return cache_root(os.environ) / "overhead"
 
 
 def version(sources: Path = SOURCES) -> str:
-    """Changes with everything that the programs are made of."""
     digest = hashlib.sha256("\0".join(_FLAGS).encode())
     for path in sorted(sources.glob("*.[ch]")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -36,7 +34,7 @@ def version(sources: Path = SOURCES) -> str:
 
 
 def build(cache: Path) -> Tools:
-    """Both programs, compiled where they are not there yet; ConfigError without a compiler."""
+    """Compiles what is not there yet; ConfigError without a compiler."""
     folder = cache / f"native-{version()}"
     return Tools(*(_compile(SOURCES / f"{name}.c", folder / name) for name in ("mock", "load")))
 
@@ -53,5 +51,5 @@ def _compile(source: Path, program: Path) -> Path:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise PPDError(f"{source.name} does not compile: {done.stderr.strip()}")
-    unfinished.replace(program)  # whole or not at all: several may build at a time
+    unfinished.replace(program)  # atomic: several may build at the same time
     return program

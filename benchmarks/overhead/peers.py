@@ -1,4 +1,4 @@
-"""The other routers, each in a virtual environment of its own, where they can't change what PPD runs with.
+"""The other routers, each in a virtual environment of its own, so that none changes PPD's dependencies.
 
 The ordinary `pip install` of each is small: none of them needs PyTorch or an engine.
 """
@@ -17,7 +17,7 @@ _TAIL_LINES = 5
 
 
 class PeerError(PPDError):
-    """A peer can't be installed or started; the message ends with what it said last."""
+    """A peer can't be installed or started; the message ends with the last lines of its output."""
 
 
 def program(cache: Path, peer: str) -> Path:
@@ -25,7 +25,7 @@ def program(cache: Path, peer: str) -> Path:
 
 
 def version(cache: Path, peer: str) -> str:
-    """Of the installed peer; PeerError names the command that installs it."""
+    """PeerError names the command that installs the peer."""
     found = sorted((cache / "peers" / peer).glob(f"lib/python*/site-packages/{peer.replace('-', '_')}-*.dist-info"))
     if not found or not program(cache, peer).exists():
         raise PeerError(f"{peer} is not installed: python -m benchmarks.overhead install")
@@ -33,7 +33,7 @@ def version(cache: Path, peer: str) -> str:
 
 
 def install(cache: Path, peer: str) -> str:
-    """The newest release, in place of what was there; its version."""
+    """Replaces what was installed by the newest release; returns its version."""
     if peer not in PEERS:
         raise ConfigError(f"peer {peer!r}: must be one of {', '.join(PEERS)}")
     folder = cache / "peers" / peer

@@ -1,4 +1,4 @@
-"""Programs of a measurement: each on its own cores, in a process group of its own that ends with it."""
+"""The programs of a measurement, each on its own cores and in a process group of its own."""
 
 from __future__ import annotations
 
@@ -18,14 +18,12 @@ _ENDS_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Who runs where: the proxy has one core, and shares it with nobody."""
-
     proxy: frozenset[int]
     mock: frozenset[int]
     load: frozenset[int]
 
 
-def share_out(cores: Collection[int]) -> Cores:
+def assign_cores(cores: Collection[int]) -> Cores:
     """With two cores, the mock backend and the load generator share the other one; with one, all share it."""
     ordered = sorted(cores)
     proxy, others = ordered[-1], ordered[:-1] or ordered
@@ -35,7 +33,7 @@ def share_out(cores: Collection[int]) -> Cores:
 
 @contextmanager
 def _running_on(cores: Collection[int]) -> Iterator[None]:
-    """A program inherits its cores, and has them before it counts them."""
+    """A program started inside inherits these cores, so they are set before it counts its cores."""
     ours = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:
@@ -45,7 +43,7 @@ def _running_on(cores: Collection[int]) -> Iterator[None]:
 
 
 class Program:
-    """A running program. `stop` ends it with all that it started; its output is in `log`."""
+    """A running program, with its output in `log`."""
 
     def __init__(self, argv: Sequence[str], cores: Collection[int], log: Path, *, pipes: bool = False) -> None:
         self.log = log
@@ -74,18 +72,17 @@ class Program:
         return self.process.poll() is not None
 
     def line(self) -> str:
-        """The next line of its output; empty at the end. Only with pipes."""
+        """The next line of its output; empty at the end. Needs `pipes`."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().decode().strip()
 
-    def hang_up(self) -> None:
-        """Ends its stdin. Only with pipes."""
+    def close_stdin(self) -> None:
         assert self.process.stdin is not None
         with suppress(OSError):
             self.process.stdin.close()
 
     def stop(self) -> None:
-        """In its own time, then by force; also if it is told to hurry meanwhile."""
+        """Ends it and all that it started: SIGTERM, then SIGKILL, also if this is interrupted meanwhile."""
         try:
             self._signal(signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
@@ -99,12 +96,11 @@ class Program:
                         pipe.close()
 
     def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):  # the group lives as long as anyone in it
+        with suppress(ProcessLookupError):  # all of the group have ended
             os.killpg(self.pid, number)
 
 
 def raise_descriptor_limit() -> int:
-    """As far as it may go; the programs started later have it too."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard

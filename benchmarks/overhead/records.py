@@ -1,4 +1,4 @@
-"""What was measured, as it was measured; the table is made of it."""
+"""The records of a measurement, from which the table is made."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ VERSION = 1
 
 
 class Durations(msgspec.Struct, frozen=True):
-    """Of durations, in microseconds."""
-
     count: int
     p50_us: float
     p90_us: float
@@ -25,7 +23,7 @@ class Durations(msgspec.Struct, frozen=True):
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """What the load generator found. Latencies are of requests that began in the measured span."""
+    """The load generator's result. Latencies are of requests that began in the measured span."""
 
     seconds: float
     asked: int  # also before and after the measured span
@@ -34,7 +32,7 @@ class LoadResult(msgspec.Struct, frozen=True):
     broken: int = 0  # connections that ended before their answer did
     refusals: int = 0  # a status other than 200
     wrong: int = 0  # incomplete, or of another conversation
-    unanswered: int = 0  # when it ended; of an endless stream that is no fault
+    unanswered: int = 0  # when it ended; not a fault for a stream without an end
     holding: int = 0  # streams open, with their first chunk
     chunks: int = 0
     whole: Durations | None = None  # from the request to the answer's end
@@ -43,7 +41,7 @@ class LoadResult(msgspec.Struct, frozen=True):
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """What the mock backend counted."""
+    """The mock backend's counters."""
 
     requests: int = 0
     answers: int = 0
@@ -60,7 +58,7 @@ class Stats(msgspec.Struct, frozen=True):
 
 
 class RowRecord(msgspec.Struct, frozen=True):
-    """One row of one subject in one repetition; `problem` says why there is nothing else."""
+    """One row of one subject in one repetition; `problem` says why there are no figures."""
 
     row: str
     subject: str
@@ -87,8 +85,6 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class OverheadRun(msgspec.Struct, frozen=True):
-    """The whole of a measurement."""
-
     date: str
     seconds: float
     repetitions: int
@@ -102,7 +98,7 @@ class OverheadRun(msgspec.Struct, frozen=True):
 
 
 def encode(run: OverheadRun) -> bytes:
-    """With a record a line, for whoever compares two of them."""
+    """One record per line, so that two files can be compared line by line."""
     head, _, records = msgspec.json.encode(run).partition(b'"records":[')
     listed, _, tail = records.rpartition(b"]")
     return head + b'"records":[\n' + listed.replace(b'},{"row"', b'},\n{"row"') + b"\n]" + tail + b"\n"
@@ -119,7 +115,7 @@ def decode(data: bytes) -> OverheadRun:
 
 
 def this_machine() -> Machine:
-    """Nothing that tells whose it is."""
+    """Without a host name or anything else that identifies it."""
     return Machine(
         cpu=cpu_model(Path("/proc/cpuinfo").read_text()),
         cores=len(os.sched_getaffinity(0)),

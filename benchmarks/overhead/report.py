@@ -14,7 +14,7 @@ from .subjects import DIRECT, PPD, SUBJECTS
 
 @dataclass(frozen=True, slots=True)
 class ReportCell:
-    """One subject's median; `faults` are of all repetitions together, `problem` is why there is no value."""
+    """One subject's median; `faults` are summed over the repetitions, `problem` says why there is no value."""
 
     value: float | None = None
     faults: int = 0
@@ -23,7 +23,7 @@ class ReportCell:
 
 @dataclass(frozen=True, slots=True)
 class LineVerdict:
-    """`ratio`: PPD's value to the best peer's. `holds` is None where nothing is promised, or nobody was measured."""
+    """`ratio`: PPD's value over the best peer's. `holds` is None without a target, or without a measurement."""
 
     ratio: float | None = None
     best: str = ""
@@ -31,7 +31,7 @@ class LineVerdict:
 
 
 def cells(line: ReportLine, records: Iterable[RowRecord]) -> dict[str, ReportCell]:
-    """By subject. What is added to a direct connection is unknown without one."""
+    """By subject. Without a direct connection, added latency is unknown."""
     found: dict[str, list[RowRecord]] = {}
     for record in records:
         if record.row == line.row:
@@ -40,7 +40,7 @@ def cells(line: ReportLine, records: Iterable[RowRecord]) -> dict[str, ReportCel
     if not line.is_added:
         return values
     direct = values.get(DIRECT, ReportCell()).value
-    return {subject: cell if subject == DIRECT else _less(cell, direct) for subject, cell in values.items()}
+    return {subject: cell if subject == DIRECT else _minus_direct(cell, direct) for subject, cell in values.items()}
 
 
 def _cell(line: ReportLine, records: Sequence[RowRecord]) -> ReportCell:
@@ -49,13 +49,13 @@ def _cell(line: ReportLine, records: Sequence[RowRecord]) -> ReportCell:
     return ReportCell(median(values) if values else None, sum(record.faults for record in records), problem)
 
 
-def _less(cell: ReportCell, direct: float | None) -> ReportCell:
+def _minus_direct(cell: ReportCell, direct: float | None) -> ReportCell:
     value = cell.value - direct if cell.value is not None and direct is not None else None
     return ReportCell(value, cell.faults, cell.problem)
 
 
-def judge(line: ReportLine, by_subject: Mapping[str, ReportCell]) -> LineVerdict:
-    """A peer with faults is compared with as if it had none; PPD with faults holds nothing."""
+def compare(line: ReportLine, by_subject: Mapping[str, ReportCell]) -> LineVerdict:
+    """PPD with faults never holds its target; a peer's faults do not count."""
     ours = by_subject.get(PPD, ReportCell())
     peers = {name: cell.value for name, cell in by_subject.items() if name in PEERS and cell.value is not None}
     choose = max if line.better is Better.MORE else min
@@ -80,7 +80,7 @@ def markdown(run: OverheadRun) -> str:
         if line.row not in measured:
             continue
         by_subject = cells(line, run.records)
-        verdict = judge(line, by_subject)
+        verdict = compare(line, by_subject)
         ratio = f"{verdict.ratio:.2f} ({verdict.best})" if verdict.ratio is not None else "–"
         shown = [_shown(by_subject.get(name), line) for name in names]
         rows.append([line.title, *shown, ratio, _target(line), _holds(verdict)])
@@ -111,7 +111,6 @@ def _holds(verdict: LineVerdict) -> str:
 
 
 def about(run: OverheadRun, cores: str) -> str:
-    """What was measured where; cores: what the proxy has."""
     versions = ", ".join(f"{name} {version}" for name, version in run.versions.items())
     machine = run.machine
     return (
@@ -122,7 +121,6 @@ def about(run: OverheadRun, cores: str) -> str:
 
 
 def problems(run: OverheadRun) -> str:
-    """Each once, however many rows it cost."""
     problems: dict[tuple[str, str], list[str]] = {}
     for record in run.records:
         if record.problem:

@@ -1,4 +1,4 @@
-"""What is asked of every subject, row by row, and what is read from it, line by line of the table."""
+"""The measurements of every subject (`ROWS`), and the lines of the table that show them (`LINES`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .bodies import Talk
+from .bodies import ChatShape
 from .records import Durations, RowRecord
 from .subjects import FleetKind
 
@@ -20,17 +20,17 @@ class LoadMode(StrEnum):
     HOLD = "hold"
 
 
-_CHAT = Talk()
+_CHAT = ChatShape()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One measurement. `fresh`: every request begins a conversation; else the first turns were asked before."""
+    """One measurement. `fresh`: every request begins a conversation; else first turns are asked before it."""
 
     name: str
     connections: int
     load: LoadMode = LoadMode.CLOSED
-    talk: Talk = _CHAT
+    conversation: ChatShape = _CHAT
     fleet: FleetKind = FleetKind.PLAIN
     fresh: bool = False
     rate: float = 0.0
@@ -39,7 +39,7 @@ class Row:
 
     @property
     def has_direct(self) -> bool:
-        """Not where the proxy's memory is asked for, or two legs."""
+        """Rows of the proxy's memory and of two legs have no direct connection to compare with."""
         return self.load is not LoadMode.HOLD and self.fleet is FleetKind.PLAIN
 
 
@@ -57,34 +57,34 @@ class ReportLine:
     value: Callable[[RowRecord], float | None]
     digits: int = 2
     better: Better = Better.LESS
-    is_added: bool = False  # a direct connection's is taken off
+    is_added: bool = False  # the direct connection's value is subtracted
     target: float | None = None
     limit: float | None = None
 
 
-def _streams(words: int, every_us: int) -> Talk:
-    return Talk(turns=4, words=words, streams=True, every_us=every_us)
+def _streams(words: int, every_us: int) -> ChatShape:
+    return ChatShape(turns=4, words=words, streams=True, every_us=every_us)
 
 
-def _prompts(size: int) -> Talk:
-    return Talk(turns=3, opening_bytes=size, message_bytes=size // 20)
+def _prompts(size: int) -> ChatShape:
+    return ChatShape(turns=3, opening_bytes=size, message_bytes=size // 20)
 
 
-# Conversations that wait: their second word comes after an hour.
-_IDLE = Talk(turns=2, words=16, streams=True, every_us=3_600_000_000)
+# Their second word comes after an hour.
+_IDLE = ChatShape(turns=2, words=16, streams=True, every_us=3_600_000_000)
 
-# Memory comes first: what other rows leave behind in an allocator would be taken again, and not be seen.
+# Memory comes first: streams would reuse what other rows leave free in the allocator, and seem to cost nothing.
 ROWS: tuple[Row, ...] = (
-    Row(name="idle 1000", load=LoadMode.HOLD, connections=1000, talk=_IDLE, ramp_ms=1000),
-    Row(name="idle 5000", load=LoadMode.HOLD, connections=4000, talk=_IDLE, ramp_ms=4000, after="idle 1000"),
+    Row(name="idle 1000", load=LoadMode.HOLD, connections=1000, conversation=_IDLE, ramp_ms=1000),
+    Row(name="idle 5000", load=LoadMode.HOLD, connections=4000, conversation=_IDLE, ramp_ms=4000, after="idle 1000"),
     Row(name="c=1", connections=1),
     *(Row(name=f"c={count}", connections=count) for count in (16, 64, 256)),
-    Row(name="130 KB", connections=16, talk=_prompts(130_000)),
-    Row(name="600 KB", connections=16, talk=_prompts(600_000)),
-    Row(name="400 streams", connections=400, talk=_streams(300, 10_000), ramp_ms=1000),
-    Row(name="100 streams", connections=100, talk=_streams(150, 20_000), ramp_ms=500),
-    Row(name="200 req/s", load=LoadMode.OPEN, connections=256, talk=_streams(32, 10_000), rate=200.0),
-    Row(name="burst", load=LoadMode.ONCE, connections=1000, talk=_streams(8, 0), ramp_ms=0),
+    Row(name="130 KB", connections=16, conversation=_prompts(130_000)),
+    Row(name="600 KB", connections=16, conversation=_prompts(600_000)),
+    Row(name="400 streams", connections=400, conversation=_streams(300, 10_000), ramp_ms=1000),
+    Row(name="100 streams", connections=100, conversation=_streams(150, 20_000), ramp_ms=500),
+    Row(name="200 req/s", load=LoadMode.OPEN, connections=256, conversation=_streams(32, 10_000), rate=200.0),
+    Row(name="burst", load=LoadMode.ONCE, connections=1000, conversation=_streams(8, 0), ramp_ms=0),
     *(Row(name=f"P then D c={count}", connections=count, fleet=FleetKind.PAIR, fresh=True) for count in (16, 64)),
 )
 
@@ -120,7 +120,7 @@ def _refused(record: RowRecord) -> float | None:
 
 
 def _stream_kib(record: RowRecord) -> float | None:
-    """`holding` counts the streams of all steps so far."""
+    """Over the streams of all HOLD rows so far, which `holding` counts."""
     load = record.load
     if load is None or not load.holding or record.rss_kib is None or record.rss_kib_before is None:
         return None

@@ -1,7 +1,7 @@
-"""What is measured, and how each of them is started: in front of one D, and in front of a P and a D.
+"""The subjects and their command lines: in front of one D, and in front of a P and a D.
 
-Peers choose workers in turn, the cheapest of their policies, or by `cache_aware`, their default: they then look for a
-known prefix, as PPD does. PPD runs with its defaults, but for limits lower than the load.
+Peers choose workers by `round_robin`, the cheapest of their policies, or by `cache_aware`, their default, which looks
+for a known prefix as PPD does. PPD runs with its defaults, except limits that are lower than the load.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .processes import HOST
 
 DIRECT = "direct"
 PPD = "ppd"
-PPD_TWICE = "ppd x 2"  # two processes, on the one core that every proxy has: what sharing costs
+PPD_TWICE = "ppd x 2"  # two processes on one core: the cost of sharing state
 SUBJECTS = (DIRECT, PPD, PPD_TWICE, *PEERS)
 POLICIES = ("round_robin", "cache_aware")  # that all peers have
 _STREAMS = "32768"  # more than any row has open
 
 
 class FleetKind(StrEnum):
-    """`PLAIN`: every timed request is one leg. `PAIR`: every one is prefilled on P and answered by D (NIXL)."""
+    """`PLAIN`: every timed request is one leg. `PAIR`: each is prefilled on P and decoded on D (NIXL)."""
 
     PLAIN = "plain"
     PAIR = "pair"
@@ -33,7 +33,7 @@ class FleetKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SubjectPorts:
-    """Ports: of the proxy, of its metrics, and of the mock backend as P and as D."""
+    """Of the proxy, of its metrics, and of the mock backend as P and as D."""
 
     port: int
     metrics: int
@@ -54,7 +54,7 @@ Command = Callable[[SubjectPorts], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """`pair` is None where it does not speak NIXL's order; `why_not` then says what it does."""
+    """`pair` is None for a router that does not ask P before D, as NIXL needs; `why_not` says what it does."""
 
     name: str
     plain: Command
@@ -66,7 +66,7 @@ class Subject:
 
 
 def subject(name: str, cache: Path, ppd_args: Sequence[str] = (), policy: str = POLICIES[0]) -> Subject:
-    """Of a proxy; a direct connection is none. policy: of a peer."""
+    """name: any of SUBJECTS but DIRECT; policy: of a peer."""
     path = str(program(cache, name))
     match name:
         case "ppd" | "ppd x 2":
@@ -75,42 +75,41 @@ def subject(name: str, cache: Path, ppd_args: Sequence[str] = (), policy: str = 
             return Subject(name, partial(_vllm_plain, path, policy), partial(_vllm_pair, path, policy))
         case _:
             why = "asks P and D at once, SGLang's order"
-            return Subject(name, partial(_shepherd, path, policy), why_not=why)
+            return Subject(name, partial(_sglang, path, policy), why_not=why)
 
 
 def several(processes: int, ppd_args: Sequence[str] = ()) -> Subject:
-    """PPD of so many processes."""
     more = (*ppd_args, "--processes", str(processes)) if processes > 1 else ppd_args
     name = f"{PPD} x {processes}" if processes > 1 else PPD
-    return Subject(name, lambda place: _ppd(place, more), lambda place: _ppd(place, more))
+    return Subject(name, lambda ports: _ppd(ports, more), lambda ports: _ppd(ports, more))
 
 
-def _ppd(place: SubjectPorts, more: Sequence[str]) -> list[str]:
-    """With both fleets alike: first turns are SPLIT, and later ones LOCAL where the table says so."""
-    argv = [str(Path(sys.executable).with_name("ppd")), "serve", "--port", str(place.port), "--heartbeat-port", "0"]
-    argv += ["--workers", f"P={HOST}:{place.prefill}", "--workers", f"D={HOST}:{place.decode}"]
+def _ppd(ports: SubjectPorts, more: Sequence[str]) -> list[str]:
+    """The same for both fleets: first turns are SPLIT, later ones LOCAL where the table says so."""
+    argv = [str(Path(sys.executable).with_name("ppd")), "serve", "--port", str(ports.port), "--heartbeat-port", "0"]
+    argv += ["--workers", f"P={HOST}:{ports.prefill}", "--workers", f"D={HOST}:{ports.decode}"]
     for limit in ("connections-per-address", "max-inflight", "max-worker-inflight"):
         argv += [f"--{limit}", _STREAMS]
     return [*argv, "--warm-up-s", "0", "--log-level", "warning", *more]
 
 
-def _vllm_router(path: str, policy: str, place: SubjectPorts) -> list[str]:
-    argv = [path, "--host", HOST, "--port", str(place.port), "--prometheus-port", str(place.metrics)]
+def _vllm_router(path: str, policy: str, ports: SubjectPorts) -> list[str]:
+    argv = [path, "--host", HOST, "--port", str(ports.port), "--prometheus-port", str(ports.metrics)]
     argv += ["--worker-startup-check-interval", "1", "--max-concurrent-requests", _STREAMS]
     return [*argv, "--policy", policy, "--log-level", "warning"]
 
 
-def _vllm_plain(path: str, policy: str, place: SubjectPorts) -> list[str]:
-    return [*_vllm_router(path, policy, place), "--worker-urls", place.decode_url]
+def _vllm_plain(path: str, policy: str, ports: SubjectPorts) -> list[str]:
+    return [*_vllm_router(path, policy, ports), "--worker-urls", ports.decode_url]
 
 
-def _vllm_pair(path: str, policy: str, place: SubjectPorts) -> list[str]:
-    argv = [*_vllm_router(path, policy, place), "--vllm-pd-disaggregation"]
-    return [*argv, "--prefill", place.prefill_url, "--decode", place.decode_url]
+def _vllm_pair(path: str, policy: str, ports: SubjectPorts) -> list[str]:
+    argv = [*_vllm_router(path, policy, ports), "--vllm-pd-disaggregation"]
+    return [*argv, "--prefill", ports.prefill_url, "--decode", ports.decode_url]
 
 
-def _shepherd(path: str, policy: str, place: SubjectPorts) -> list[str]:
-    """sglang-router, and smg that came of it."""
-    argv = [path, "launch", "--host", HOST, "--port", str(place.port), "--prometheus-port", str(place.metrics)]
+def _sglang(path: str, policy: str, ports: SubjectPorts) -> list[str]:
+    """sglang-router, and smg, which was made from it."""
+    argv = [path, "launch", "--host", HOST, "--port", str(ports.port), "--prometheus-port", str(ports.metrics)]
     argv += ["--worker-startup-check-interval", "1", "--max-concurrent-requests", _STREAMS]
-    return [*argv, "--policy", policy, "--log-level", "warn", "--worker-urls", place.decode_url]
+    return [*argv, "--policy", policy, "--log-level", "warn", "--worker-urls", ports.decode_url]

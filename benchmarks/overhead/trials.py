@@ -1,4 +1,4 @@
-"""Measures: every subject in turn, started anew in every repetition, row by row."""
+"""Measures a subject row by row. It is restarted in every repetition."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ from .subjects import DIRECT, FleetKind, Subject, SubjectPorts
 from .usage import ResourceUsage, usage
 
 _STARTS_S = 40.0
-_SETTLES_S = 1.0  # until an opened stream's memory is looked at
-_STRAY_LEGS = 0.02  # of all requests: a canary, or a session that was just pushed out
+_SETTLES_S = 1.0  # between opening streams and reading the memory
+_STRAY_LEGS = 0.02  # tolerated share of all requests: canaries, or sessions that were just evicted
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverheadBench:
-    """What every trial shares."""
-
     tools: Tools
     cores: Cores
     folder: Path
@@ -38,8 +36,8 @@ class OverheadBench:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """Where clients ask: a proxy's port, or the backend's own."""
+class MeasuredEndpoint:
+    """A proxy, or the backend itself for a direct connection, which has no `pid`."""
 
     subject: str
     port: int
@@ -47,7 +45,6 @@ class Door:
     pid: int | None = None
 
     def usage(self) -> ResourceUsage | None:
-        """Now; None of a direct connection."""
         if self.pid is None:
             return None
         now = usage(self.pid)
@@ -57,7 +54,7 @@ class Door:
 
 
 def select(names: Sequence[str]) -> tuple[Row, ...]:
-    """Rows by name, in their own order; with one that builds upon another, that one too."""
+    """Rows by name, in the order of ROWS, with the rows that they come after."""
     wanted = set(names) | {row.after for row in ROWS if row.name in names}
     return tuple(row for row in ROWS if not names or row.name in wanted)
 
@@ -72,74 +69,77 @@ def measure(subject: Subject | None, rows: Sequence[Row], bench: OverheadBench, 
         bench.progress(f"repetition {repetition + 1}: {name}, {fleet}")
         with running_backend(bench.tools, bench.cores.mock, bench.folder) as backend:
             try:
-                with opened(subject, fleet, backend, bench) as door:
-                    yield from _rows(door, its, bench, repetition)
+                with opened(subject, fleet, backend, bench) as endpoint:
+                    yield from _rows(endpoint, its, bench, repetition)
             except PeerError as exc:
                 for row in its:
                     yield RowRecord(row=row.name, subject=name, repetition=repetition, problem=exc.message)
 
 
 @contextmanager
-def opened(subject: Subject | None, fleet: FleetKind, backend: Backend, bench: OverheadBench) -> Iterator[Door]:
-    """The subject at work before the backend; PeerError says why it is not."""
+def opened(
+    subject: Subject | None, fleet: FleetKind, backend: Backend, bench: OverheadBench
+) -> Iterator[MeasuredEndpoint]:
+    """Starts the subject in front of the backend; PeerError says why it cannot."""
     if subject is None:
-        yield Door(DIRECT, backend.decode, backend)
+        yield MeasuredEndpoint(DIRECT, backend.decode, backend)
         return
     command = subject.command(fleet)
     if command is None:
         raise PeerError(subject.why_not)
-    place = SubjectPorts(free_port(), free_port(), backend.prefill, backend.decode)
+    ports = SubjectPorts(free_port(), free_port(), backend.prefill, backend.decode)
     try:
-        program = Program(command(place), bench.cores.proxy, bench.folder / f"{subject.name}-{fleet}.log")
+        program = Program(command(ports), bench.cores.proxy, bench.folder / f"{subject.name}-{fleet}.log")
     except OSError as exc:
         hint = "`python -m benchmarks.overhead install` installs the peers"
         raise PeerError(f"can't be started: {exc.strerror}; {hint}") from exc
     with program:
-        _wait_ready(program, place, fleet, backend)
-        yield Door(subject.name, place.port, backend, program.pid)
+        _wait_ready(program, ports, fleet, backend)
+        yield MeasuredEndpoint(subject.name, ports.port, backend, program.pid)
 
 
-def _wait_ready(program: Program, place: SubjectPorts, fleet: FleetKind, backend: Backend) -> None:
-    """Answers, and through P where it is to be; a fleet may come up one by one."""
+def _wait_ready(program: Program, ports: SubjectPorts, fleet: FleetKind, backend: Backend) -> None:
+    """Until a request is answered, through P where the fleet is a pair: workers may come up one by one."""
     ends_s = time.monotonic() + _STARTS_S
     while time.monotonic() < ends_s and not program.has_ended:
         before = backend.stats().handovers
-        if ask_once(place.port) and (fleet is FleetKind.PLAIN or backend.stats().handovers > before):
+        if ask_once(ports.port) and (fleet is FleetKind.PLAIN or backend.stats().handovers > before):
             return
         time.sleep(0.1)
     why = "ended" if program.has_ended else f"did not answer within {_STARTS_S:g} s"
     raise PeerError(f"{why}: {last_lines(program.log.read_text(errors='replace'))}")
 
 
-def _rows(door: Door, rows: Sequence[Row], bench: OverheadBench, repetition: int) -> Iterator[RowRecord]:
+def _rows(
+    endpoint: MeasuredEndpoint, rows: Sequence[Row], bench: OverheadBench, repetition: int
+) -> Iterator[RowRecord]:
     clients = LoadGenerator(bench.tools, bench.cores, bench.folder)
     held = [row for row in rows if row.load is LoadMode.HOLD]
     if held:
-        yield from _hold(door, held, clients, repetition)
+        yield from _hold(endpoint, held, clients, repetition)
     for row in rows:
         if row.load is LoadMode.HOLD:
             continue
-        record = RowRecord(row=row.name, subject=door.subject, repetition=repetition)
+        record = RowRecord(row=row.name, subject=endpoint.subject, repetition=repetition)
         try:
-            yield timed(record, door, row, clients, bench.seconds)
+            yield timed(record, endpoint, row, clients, bench.seconds)
         except TrialError as exc:
             yield msgspec.structs.replace(record, problem=exc.message)
-        door.backend.wait_quiet()
+        endpoint.backend.wait_quiet()
 
 
-def timed(record: RowRecord, door: Door, row: Row, clients: LoadGenerator, seconds: float) -> RowRecord:
-    """One row, with what was found in its measured span."""
+def timed(record: RowRecord, endpoint: MeasuredEndpoint, row: Row, clients: LoadGenerator, seconds: float) -> RowRecord:
     first = clients.new_conversations()
     if not row.fresh:
-        clients.greet(row, door.port, first)
-    before = door.backend.stats()
-    with clients.asking(row, door.port, first, seconds) as program:
+        clients.ask_first_turns(row, endpoint.port, first)
+    before = endpoint.backend.stats()
+    with clients.asking(row, endpoint.port, first, seconds) as program:
         await_line(program, "begin")
-        begun = door.usage()
+        begun = endpoint.usage()
         await_line(program, "end")
-        ended = door.usage()
+        ended = endpoint.usage()
         load = finished(program)
-    backend = door.backend.stats().since(before)
+    backend = endpoint.backend.stats().since(before)
     record = msgspec.structs.replace(record, load=load, backend=backend)
     if begun and ended:
         record = msgspec.structs.replace(
@@ -152,7 +152,7 @@ def timed(record: RowRecord, door: Door, row: Row, clients: LoadGenerator, secon
 
 
 def stray_legs(row: Row, record: RowRecord) -> str:
-    """Whether the work was what the row says; empty if so."""
+    """Why too many requests had other legs than the row is about; empty if they did not."""
     load, backend = record.load, record.backend
     if load is None or backend is None or record.subject == DIRECT:
         return ""
@@ -163,30 +163,34 @@ def stray_legs(row: Row, record: RowRecord) -> str:
     return f"{load.asked - legs} of {load.asked} requests were not {wanted}"
 
 
-def _hold(door: Door, rows: Sequence[Row], clients: LoadGenerator, repetition: int) -> Iterator[RowRecord]:
-    records = [RowRecord(row=row.name, subject=door.subject, repetition=repetition) for row in rows]
+def _hold(
+    endpoint: MeasuredEndpoint, rows: Sequence[Row], clients: LoadGenerator, repetition: int
+) -> Iterator[RowRecord]:
+    records = [RowRecord(row=row.name, subject=endpoint.subject, repetition=repetition) for row in rows]
     try:
-        yield from _held(door, rows, clients, records)
+        yield from _open_and_hold(endpoint, rows, clients, records)
     except TrialError as exc:
         yield from (msgspec.structs.replace(record, problem=exc.message) for record in records)
-    door.backend.wait_quiet()
+    endpoint.backend.wait_quiet()
 
 
-def _held(door: Door, rows: Sequence[Row], clients: LoadGenerator, records: Sequence[RowRecord]) -> list[RowRecord]:
-    """Streams on top of those that are open; the memory before is that before the first of them."""
+def _open_and_hold(
+    endpoint: MeasuredEndpoint, rows: Sequence[Row], clients: LoadGenerator, records: Sequence[RowRecord]
+) -> list[RowRecord]:
+    """Each row's streams are added to those already open; all rows share the memory before the first."""
     firsts = [clients.new_conversations() for _ in rows]
     for row, first in zip(rows, firsts, strict=True):
-        clients.greet(row, door.port, first)
+        clients.ask_first_turns(row, endpoint.port, first)
     time.sleep(_SETTLES_S)
-    before, found, programs = door.usage(), [], []
+    before, found, programs = endpoint.usage(), [], []
     with ExitStack() as stack:
         for row, first in zip(rows, firsts, strict=True):
-            programs.append(stack.enter_context(clients.asking(row, door.port, first, 0.0)))
+            programs.append(stack.enter_context(clients.asking(row, endpoint.port, first, 0.0)))
             await_line(programs[-1], "begin")
             time.sleep(_SETTLES_S)
-            found.append(door.usage())
+            found.append(endpoint.usage())
         for program in programs:
-            program.hang_up()
+            program.close_stdin()
         loads = [finished(program) for program in programs]
     holding, done = 0, []
     for record, load, now in zip(records, loads, found, strict=True):

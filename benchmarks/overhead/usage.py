@@ -1,4 +1,4 @@
-"""What a process and all its descendants have used, from /proc: CPU time, and memory that is resident."""
+"""CPU time and resident memory of a process and all its descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ResourceUsage:
 
 
 def parse_stat(text: str) -> ProcessUsage:
-    """A process's name may hold blanks and brackets: fields are counted from its last one."""
+    """Fields are counted from the last bracket, as a process's name may hold blanks and brackets."""
     pid, _, rest = text.partition(" (")
     fields = rest.rpartition(") ")[2].split()
     ticks = sum(int(fields[at]) for at in (11, 12, 13, 14))
@@ -37,7 +37,6 @@ def parse_stat(text: str) -> ProcessUsage:
 
 
 def family(root: int, processes: Mapping[int, ProcessUsage]) -> list[ProcessUsage]:
-    """The process and its descendants, those that are there."""
     found, pids = [], [root]
     while pids:
         pid = pids.pop()
@@ -53,19 +52,17 @@ def total(processes: Iterable[ProcessUsage]) -> ResourceUsage:
 
 
 def usage(pid: int) -> ResourceUsage:
-    """Now, of the process and its descendants."""
     return total(family(pid, _all()))
 
 
 def children(pid: int) -> list[int]:
-    """Its own, the oldest first."""
     return sorted(process.pid for process in _all().values() if process.parent == pid)
 
 
 def _all() -> dict[int, ProcessUsage]:
     processes = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # it has ended
             process = parse_stat(path.read_text())
             processes[process.pid] = process
     return processes

@@ -1,1 +1,1 @@
-"""Programs of one file: what one part costs, or how well one rule does."""
+"""What does one part cost, or how well does one rule work: one program a file."""

@@ -1,9 +1,9 @@
-"""What a turn costs besides sockets: microseconds of Python from a body to a decision, and from there to its end.
+"""What a turn costs without its sockets: microseconds of Python from body to decision, and from there to the end.
 
     python -m benchmarks.small.decision_cost
 
-The router, the dispatcher and all state are real; the worker's answer comes from memory. A conversation's earlier turn
-is played first and not timed, so that its last one is found among `--sessions` others, in mode `table`.
+The router, the dispatcher and all state are real; the worker's answer comes from memory, and the mode is `table`. A
+conversation's earlier turn is played first and not timed, so that its last one is found among `--sessions` others.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 WORKERS = tuple(f"{role}=10.0.{net}.{n}:8000,model={MODEL}" for net, role in enumerate("PD") for n in range(1, 5))
 SIZES = {"200 B": (200, 1), "400 B": (400, 3), "2 KB": (2_000, 3), "130 KB": (130_000, 5), "600 KB": (600_000, 9)}
 STAGES = ("parse", "decide", "legs", "learn")
-DECISION_TARGETS_US = {"2 KB": 50, "130 KB": 250}  # from the body to the decision
+DECISION_TARGETS_US = {"2 KB": 50, "130 KB": 250}  # limits from the body to the decision
 WARM_UP = 30
 BATCH_BYTES = 16_000_000
 REPLY = "The answer is forty-two, as far as anybody can tell; shall I go on? "
-ASKER = TurnContext(Client(name="", tenant=""), {"content-type": "application/json"})
+CONTEXT = TurnContext(Client(name="", tenant=""), {"content-type": "application/json"})
 
 
 class StageStopwatch:
@@ -64,7 +64,6 @@ class StageStopwatch:
         self._since_ns = time.perf_counter_ns()
 
     def lap(self, stage: str) -> None:
-        """The time since the last moment was this stage's."""
         now_ns = time.perf_counter_ns()
         self.spent_us[stage] += (now_ns - self._since_ns) / 1000
         self._since_ns = time.perf_counter_ns()
@@ -102,7 +101,7 @@ ANSWER, HANDOFF = _answer(), _answer(kv_transfer_params=PARAMS)
 
 
 class MemoryAnswer:
-    """A worker's whole answer, there at once."""
+    """A worker's whole answer, without waiting."""
 
     status = 200
     content_type = "application/json"
@@ -120,7 +119,7 @@ class MemoryAnswer:
 
 
 class MemoryUpstream:
-    """Answers every leg in the place of `Upstream`; P's answers hold a handoff."""
+    """Stands in for `Upstream`; P's answers hold a handoff."""
 
     def __init__(self, watch: StageStopwatch) -> None:
         self._watch = watch
@@ -154,7 +153,7 @@ class TurnBench:
         )
 
     async def turn(self, body: bytes, number: int) -> str:
-        """Plays a turn as `app` does; the route that it took."""
+        """Plays a turn as `app` does; returns its kind and route."""
         self.watch.start()
         request = self.parse(body)
         self.watch.lap("parse")
@@ -168,13 +167,13 @@ class TurnBench:
             turn=0,
             kind="",
         )
-        await self.router.answer(request, receipt, ASKER)
+        await self.router.answer(request, receipt, CONTEXT)
         self.watch.lap("learn")
         return f"{receipt.kind} {receipt.route}"
 
 
 class WatchedDispatcher(Dispatcher):
-    """Tells the watch that the decision is made."""
+    """Ends the stage `decide` when it is given a decision."""
 
     watch: StageStopwatch
 
@@ -213,15 +212,15 @@ def bench() -> TurnBench:
 
 
 def conversation(number: int, size: int, messages: int) -> tuple[bytes | None, bytes]:
-    """The bodies of a conversation's last two turns; None where there is but one."""
+    """The bodies of a conversation's last two turns; None instead of the first if there is only one."""
     random = Random(number)
     words = [f"{random.getrandbits(20):x}" for _ in range(97)]
     share = max(20, (size - 130) // ((messages + 1) // 2) - 100)
-    said = []
+    history = []
     for at in range(messages):
         text = " ".join([f"{number}-{at}", *words] * (share // 500 + 1))[:share]
-        said.append({"role": "assistant", "content": REPLY} if at % 2 else {"role": "user", "content": text})
-    return (body(said[:-2]) if messages > 1 else None), body(said)
+        history.append({"role": "assistant", "content": REPLY} if at % 2 else {"role": "user", "content": text})
+    return (body(history[:-2]) if messages > 1 else None), body(history)
 
 
 def body(messages: Sequence[object]) -> bytes:
@@ -245,7 +244,7 @@ class TimedTurns:
 
 
 async def play(one: TurnBench, name: str, rounds: int, first: int) -> TimedTurns:
-    """The last turns of so many conversations, numbered from `first`: turn after turn, as in a busy proxy."""
+    """The last turns of `rounds` conversations, numbered from `first`, one right after the other as in a busy proxy."""
     row = TimedTurns(name, Counter(), {stage: [] for stage in STAGES})
     batch = max(1, BATCH_BYTES // SIZES[name][0])
     for start in range(first, first + rounds, batch):
@@ -264,7 +263,7 @@ async def play(one: TurnBench, name: str, rounds: int, first: int) -> TimedTurns
 async def measure(sessions: int, rounds: int) -> tuple[list[TimedTurns], dict[str, dict[str, float]]]:
     one, rows = bench(), []
     await play(one, "200 B", sessions, 10**6)
-    gc.freeze()  # what the table holds is not to be walked through while a turn is timed
+    gc.freeze()  # so that no collection walks through the session table while a turn is timed
     for at, name in enumerate(SIZES, start=1):
         await play(one, name, WARM_UP, at * 10**7)
         rows.append(await play(one, name, rounds, at * 10**7 + WARM_UP))
@@ -272,7 +271,7 @@ async def measure(sessions: int, rounds: int) -> tuple[list[TimedTurns], dict[st
 
 
 async def parts(one: TurnBench, name: str, number: int) -> dict[str, float]:
-    """Median us of single steps of a last turn, each done again and again, so that caches are warm."""
+    """Median microseconds of single steps of a last turn, each repeated, so with warm caches."""
     earlier, last = conversation(number, *SIZES[name])
     if earlier is not None:
         await one.turn(earlier, number)

@@ -1,10 +1,10 @@
-"""How far each lookup is from what was measured, and what it costs.
+"""The errors of both table lookups against measured cells, and the time that a lookup takes.
 
-    python -m benchmarks.small.lookup                    # the tables that ship; or names and paths of others
+    python -m benchmarks.small.lookup                    # the bundled tables; or names and paths of others
 
-A point of an axis is left out and looked up: what would the table have said without it? Done for every QPS and every
-workload type that lies between others. An error is |ln(looked up / measured)| of an arm's mean TTFT or TPOT; both
-lookups are asked for the same arms, of cells that have both arms and whose neighbours have them too.
+One point of an axis is left out of the table and then looked up. This is done for every QPS and every workload type
+that lies between others. An error is |ln(looked up / measured)| of an arm's mean TTFT or TPOT. Both lookups are asked
+for the same arms: those of cells that have both arms and whose neighbours have both too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def errors(table: DecisionTable, left_out: LeftOut) -> dict[Lookup, list[Error]]
         cells = [by_key.get((c.name, w.name, q)) for c in axes.contexts for w in axes.workloads for q in axes.qps]
         rules = {Lookup.NEAREST: one_cell(axes), Lookup.INTERPOLATED: Around(axes).mix}
         for cell in hidden:
-            mixes = {rule: mix(place_of(cell, table.axes)) for rule, mix in rules.items()}
+            mixes = {rule: mix(query_of(cell, table.axes)) for rule, mix in rules.items()}
             used = [cell, *(cells[number] for mix in mixes.values() for number, _ in mix.shares)]
             if not mixes[Lookup.INTERPOLATED].is_inside or not all(map(has_both_arms, used)):
                 continue
@@ -70,7 +70,7 @@ def one_cell(axes: Axes) -> Callable[[TableQuery], Mix]:
     return lambda workload: Mix(((nearest.cell(workload), 1.0),), nearest.covers(workload))
 
 
-def place_of(cell: Cell, axes: Axes) -> TableQuery:
+def query_of(cell: Cell, axes: Axes) -> TableQuery:
     context = next(context for context in axes.contexts if context.name == cell.context)
     kind = next(workload for workload in axes.workloads if workload.name == cell.workload)
     return TableQuery(kind.new_tokens, context.measured_tokens, kind.output_tokens, cell.qps)
@@ -83,14 +83,14 @@ def has_both_arms(cell: Cell | None) -> bool:
 def error(measured: Arm | None, others: Sequence[tuple[Arm | None, float]]) -> Error:
     ttft = tpot = 0.0
     for arm, share in (*others, (measured, -1.0)):
-        assert arm is not None, "the caller saw both arms"
+        assert arm is not None, "the caller has checked for both arms"
         ttft += share * math.log(arm.ttft_s.mean)
         tpot += share * math.log(arm.tpot_s.mean)
     return abs(ttft), abs(tpot)
 
 
 def microseconds(table: DecisionTable, rule: Lookup) -> list[float]:
-    """Times of lookups of turns drawn evenly, by ratio, from beyond the shipped tables' axes on all sides."""
+    """Times of lookups of random turns, log-uniform over a range beyond the bundled tables' axes on all sides."""
     random = Random(0)
     scored, times = table.scored(Weights(), rule), []
     for _ in range(LOOKUPS):
@@ -103,7 +103,10 @@ def microseconds(table: DecisionTable, rule: Lookup) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Errors of both lookups where a point is left out, and their cost.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.small.lookup",
+        description="Errors of both lookups where a point is left out, and their cost.",
+    )
     parser.add_argument("tables", nargs="*", help="names or paths; the tables that ship if not given")
     names = parser.parse_args().tables
     tables = [DecisionTable.load(find(name)) for name in names or bundled()]

@@ -1,9 +1,9 @@
-"""What the session table costs: bytes per idle session, and the time of one look-up.
+"""What the session table costs: bytes per idle session, and the time of a lookup.
 
     python -m benchmarks.small.session_memory --sessions 100000
 
-Every session has an id of its own from the client, a D and a P that hold its prefix, and as many finished turns as
-the column says: the most that an idle chat session keeps. Prints one JSON line per number of turns.
+Every session has an id of its own from the client, a D and a P that hold its prefix, and `--turns` finished turns: the
+most that an idle chat session keeps. Prints one JSON line per number of turns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ WORKERS = tuple((WorkerId(f"10.0.0.{n}:8000"), f"incarnation-{n}") for n in rang
 
 
 def conversation(number: int, turns: int, hasher: Hasher) -> list[Request]:
-    """The requests of one conversation, each with the whole history."""
     messages: list[dict[str, str]] = [{"role": "system", "content": "You are helpful."}]
     requests = []
     for turn in range(turns):
@@ -46,7 +45,7 @@ def reply_to(turn: int) -> str:
 
 
 def play(table: SessionTable, requests: list[Request], number: int, now_s: float) -> float:
-    """Finishes each request in turn; returns the last one's time in `find`, in seconds."""
+    """Finishes the requests in order; returns the seconds that `find` took for the last one."""
     took_s = 0.0
     for turn, request in enumerate(requests):
         started_s = time.perf_counter()
@@ -72,7 +71,7 @@ def residency(number: int, tokens: int, turn: int) -> Residency:
 
 
 def bytes_per_session(sessions: int, turns: int) -> tuple[float, list[float]]:
-    """Bytes that one idle session takes in a table of so many, and the times of look-ups in it."""
+    """Bytes per idle session in a table of this many, and the seconds that lookups in it take."""
     hasher = Hasher(bytes(32))
     tracemalloc.start()
     try:
@@ -98,7 +97,9 @@ def _traced_bytes() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Bytes per idle session and time per look-up.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.small.session_memory", description="Bytes per idle session and time per look-up."
+    )
     parser.add_argument("--sessions", type=int, default=100_000)
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 3, 10])
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What a simulated run costs as load grows: wall time and requests by QPS, from a simulated sweep's own records.
+"""What a simulated run costs as load grows: wall time and requests by QPS, from the records of a simulated sweep.
 
 ppd-build-table --simulate --grid paper --out DIR
 python -m benchmarks.small.simulator_cost DIR
@@ -20,20 +20,19 @@ from ppd.proxy.errors import PPDError
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """Of the runs at one QPS and length of the first turn."""
+class RunCost:
+    """Of the runs with the same QPS and the same length of the first turn."""
 
     context: str
     qps: float
     runs: int
     median_s: float
     longest_s: float
-    requests: float  # a run, on average
-    request_s: float  # of wall time
+    requests: float  # per run, on average
+    request_s: float  # wall time per request
 
 
-def costs(results: Iterable[RunResult]) -> list[Cost]:
-    """By context and QPS, both rising."""
+def costs(results: Iterable[RunResult]) -> list[RunCost]:
     groups: dict[tuple[int, str, float], list[RunResult]] = defaultdict(list)
     for result in results:
         first = result.run.workload.first
@@ -42,7 +41,7 @@ def costs(results: Iterable[RunResult]) -> list[Cost]:
     for (_, context, qps), group in sorted(groups.items()):
         walls, requests = [one.wall_s for one in group], sum(len(one.records) for one in group)
         found.append(
-            Cost(
+            RunCost(
                 context=context,
                 qps=qps,
                 runs=len(group),

@@ -1,12 +1,12 @@
-"""How many of the prefix hits that are possible do conversations without any id get, and how even is the load?
+"""How many of the possible prefix-cache hits do conversations without any id get, and how even is the load?
 
     python -m benchmarks.small.stickiness                        # 200 conversations, 6 turns, 4 D, every mode
     python -m benchmarks.small.stickiness --conversations 500 --turns 8
 
-Conversations, some of them with one opener, with answers asked for again and earlier messages edited, through a real
-proxy with 1 P and 4 D, simulated engines with ample KV. A hit is a prompt token that the engine which computed the
-prompt had cached, as the answer's usage says. Ideal is each prompt's longest prefix that an earlier prompt of the same
-conversation, with its answer, began with, in whole blocks. Hits beyond that, on other conversations' KV, do not count.
+Plays conversations through a real proxy with 1 P and 4 D, simulated engines with ample KV. Some share their opener;
+some turns ask for an answer again or edit an earlier message. A hit is a prompt token that the engine had cached, by
+the answer's usage. The ideal is each prompt's longest common prefix with an earlier prompt and answer of the same
+conversation, in whole blocks. Hits beyond it, on other conversations' KV, do not count.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ MODES = (Mode.ALWAYS_LOCAL, Mode.TABLE, Mode.FRACTION, Mode.ALWAYS_SPLIT)
 DECODES = 4
 BLOCK = SimConfig().block_size
 ANSWER_TOKENS = 48
-TWINS = 0.3  # of all conversations begin with an opener that others have too
-AGAIN, EDIT = 0.1, 0.1  # of all turns after the first
+SHARED_OPENERS = 0.3  # share of conversations that begin with an opener which others have too
+AGAIN, EDIT = 0.1, 0.1  # shares of all turns after the first
 _WORDS = "tide lamp river stone letter orchard signal winter copper harbour glass engine paper north garden".split()
 
 
 class StepKind(Enum):
-    SAY = "say"  # goes on from the last answer
-    AGAIN = "again"  # asks for the last answer once more, and goes on from that
-    EDIT = "edit"  # replaces the message before the last answer's
+    SAY = "say"  # continues after the last answer
+    AGAIN = "again"  # asks for the last answer once more, and continues after the new one
+    EDIT = "edit"  # replaces the last user message
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +58,28 @@ class UserStep:
 
 @dataclass(frozen=True, slots=True)
 class UserScript:
-    """What one user does, turn by turn."""
-
     steps: tuple[UserStep, ...]
 
 
 @dataclass(slots=True)
 class Ideal:
-    """What a cache of one conversation's own KV would hold of its next prompt."""
+    """A cache of one conversation's own KV, without limit."""
 
     block: int = BLOCK
     held: list[tuple[int, ...]] = field(default_factory=list)
 
     def of(self, prompt: tuple[int, ...]) -> int:
-        """Tokens, in whole blocks; the last one of a prompt is always computed."""
+        """Cached tokens of a prompt, in whole blocks; its last token is always computed."""
         longest = max((_common(prompt, one) for one in self.held), default=0)
         return min(longest, len(prompt) - 1) // self.block * self.block
 
     def learn(self, tokens: tuple[int, ...]) -> None:
-        """A prompt and its answer. The answer's last token was never an input, so it is not held."""
+        """tokens: a prompt and its answer but for the last token, which was never an input."""
         self.held.append(tokens)
 
 
 @dataclass(slots=True)
 class Played:
-    """What came of it."""
-
     turns: int = 0
     failures: int = 0
     ideal_tokens: int = 0
@@ -97,7 +93,6 @@ class Played:
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """Of turns, by D."""
         return {name: count / self.turns for name, count in sorted(self.workers.items())}
 
 
@@ -108,35 +103,34 @@ def conversations(count: int, turns: int, seed: int) -> tuple[UserScript, ...]:
         return " ".join(random.choices(_WORDS, k=words))
 
     shared = [text(40), "hi"]
-    talks = []
+    scripts = []
     for _ in range(count):
-        opener = random.choice(shared) if random.random() < TWINS else text(random.randint(20, 120))
+        opener = random.choice(shared) if random.random() < SHARED_OPENERS else text(random.randint(20, 120))
         steps = [UserStep(StepKind.SAY, opener)]
         while len(steps) < turns:
             kind = random.choices([*StepKind], weights=[1 - AGAIN - EDIT, AGAIN, EDIT])[0]
             steps.append(UserStep(kind, "" if kind is StepKind.AGAIN else text(random.randint(5, 60))))
-        talks.append(UserScript(tuple(steps)))
-    return tuple(talks)
+        scripts.append(UserScript(tuple(steps)))
+    return tuple(scripts)
 
 
-async def play(session: aiohttp.ClientSession, base_url: str, talks: Sequence[UserScript], at_once: int) -> Played:
-    """All conversations, so many at a time."""
-    played, places = Played(), asyncio.Semaphore(at_once)
+async def play(session: aiohttp.ClientSession, base_url: str, scripts: Sequence[UserScript], at_once: int) -> Played:
+    played, permits = Played(), asyncio.Semaphore(at_once)
 
-    async def one(talk: UserScript) -> None:
-        async with places:
-            await _converse(session, base_url, talk, played)
+    async def one(script: UserScript) -> None:
+        async with permits:
+            await _converse(session, base_url, script, played)
 
-    await asyncio.gather(*(one(talk) for talk in talks))
+    await asyncio.gather(*(one(script) for script in scripts))
     return played
 
 
-async def _converse(session: aiohttp.ClientSession, base_url: str, talk: UserScript, played: Played) -> None:
+async def _converse(session: aiohttp.ClientSession, base_url: str, script: UserScript, played: Played) -> None:
     messages: list[dict[str, str]] = []
     ideal = Ideal()
-    for step in talk.steps:
+    for step in script.steps:
         messages = _next(messages, step)
-        # Sampled: what is asked for again is answered anew.
+        # Sampled, so that asking again gives another answer.
         body = {"model": "sim", "messages": messages, "max_tokens": ANSWER_TOKENS, "temperature": 1.0}
         prompt = chat_prompt(JsonBody.decode(msgspec.json.encode(body)))
         async with session.post(f"{base_url}/v1/chat/completions", json=body) as response:
@@ -195,11 +189,11 @@ async def fleet(mode: Mode) -> AsyncIterator[str]:
             await serving
 
 
-async def measure(talks: Sequence[UserScript], at_once: int) -> dict[Mode, Played]:
+async def measure(scripts: Sequence[UserScript], at_once: int) -> dict[Mode, Played]:
     found = {}
     for mode in MODES:
         async with fleet(mode) as base_url, aiohttp.ClientSession() as session:
-            found[mode] = await play(session, base_url, talks, at_once)
+            found[mode] = await play(session, base_url, scripts, at_once)
     return found
 
 
@@ -213,14 +207,17 @@ def table(found: Mapping[Mode, Played]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Prefix hits of conversations without ids, and every D's share.")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.small.stickiness",
+        description="Prefix hits of conversations without ids, and every D's share.",
+    )
     parser.add_argument("--conversations", type=int, default=200)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--at-once", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    talks = conversations(args.conversations, args.turns, args.seed)
-    print(table(asyncio.run(measure(talks, args.at_once))))
+    scripts = conversations(args.conversations, args.turns, args.seed)
+    print(table(asyncio.run(measure(scripts, args.at_once))))
 
 
 if __name__ == "__main__":

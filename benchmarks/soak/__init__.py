@@ -1,2 +1,1 @@
-"""Conversations through a proxy whose workers fail, leave and come back: the load, the faults, the right texts, the
-verdict."""
+"""Soak: do conversations get the right texts, and is nothing leaked, while workers fail, leave and come back?"""

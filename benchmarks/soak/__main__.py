@@ -5,9 +5,9 @@
 
 The proxy and seven simulated engines run as processes of their own. Clients chat, edit, branch, retry, read slowly and
 leave; engines are killed, drained, removed, given another role, and told to refuse, hang, cut or answer garbage. Each
-answer is compared with that of one engine without faults. The exit status is 1 where a text was wrong, something did
-not return to zero, the proxy's log has a traceback, its memory grows, or requests failed that nothing done at the time
-justifies. The records are written first, then the report from them; `--records` does only that.
+answer is compared with that of one engine without faults. The exit status is 1 if a text was wrong, a gauge did not
+return to zero, the proxy's log has a traceback, its memory grows, or requests failed that no fault at the time
+explains. The records are written first, then the report from them; `--records` writes only the report.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ppd.offline.experiment.files import write_whole
 from ppd.proxy.errors import PPDError
 
 from . import records, summary
-from .clients import Crowd
+from .clients import SoakClients
 from .fault_plan import plan
-from .fault_runner import Chaos
+from .fault_runner import FaultRunner
 from .fleet import ADMIN_KEY, descriptors, running_fleet
 from .monitor import Monitor, log_defects
 from .oracle import Oracle, running_oracle
@@ -45,7 +45,7 @@ _WARM_UP_S = 300.0
 
 
 async def soak(head: SoakHead, folder: Path, oracle: Oracle) -> Records:
-    """Runs it; logs and receipts go to `folder`."""
+    """Logs and receipts go to `folder`."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     async with (
         aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as operator,
@@ -57,27 +57,27 @@ async def soak(head: SoakHead, folder: Path, oracle: Oracle) -> Records:
         def clock() -> float:
             return time.monotonic() - begun_s
 
-        watch, chaos = Monitor(fleet, clock), Chaos(fleet, clock)
-        watching = asyncio.create_task(watch.run())
+        monitor, fault_runner = Monitor(fleet, clock), FaultRunner(fleet, clock)
+        monitoring = asyncio.create_task(monitor.run())
         async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0)) as session:
-            crowd = Crowd(session, fleet.url, ADMIN_KEY, oracle, clock)
-            talks = (SoakConversation(head.seed, number) for number in itertools.count())
+            clients = SoakClients(session, fleet.url, ADMIN_KEY, oracle, clock)
+            conversations = (SoakConversation(head.seed, number) for number in itertools.count())
             async with asyncio.TaskGroup() as group:
-                group.create_task(chaos.run(plan(head.seed, head.seconds)))
+                group.create_task(fault_runner.run(plan(head.seed, head.seconds)))
                 for _ in range(head.clients):
-                    group.create_task(crowd.play(talks, head.seconds))
-        watching.cancel()
-        await asyncio.wait({watching})
-        leaked, quiet_after_s = await watch.settle()
+                    group.create_task(clients.play(conversations, head.seconds))
+        monitoring.cancel()
+        await asyncio.wait({monitoring})
+        leaked, quiet_after_s = await monitor.settle()
         ending = Ending(
             leaked=leaked,
             quiet_after_s=quiet_after_s,
             descriptors_before=descriptors_before,
             descriptors_after=descriptors(fleet.proxy_pid),
             log_defects=log_defects(fleet.proxy_log),
-            engine_counts=await watch.engine_counts(),
+            engine_counts=await monitor.engine_counts(),
         )
-        return Records(head, crowd.requests, chaos.done, watch.samples, ending)
+        return Records(head, clients.requests, fault_runner.done, monitor.samples, ending)
 
 
 def head_of(args: argparse.Namespace) -> SoakHead:
@@ -107,7 +107,9 @@ def report(found: Records, output: Path) -> list[str]:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(description="A soak of the proxy among faults.", allow_abbrev=False)
+    top = argparse.ArgumentParser(
+        prog="python -m benchmarks.soak", description="A soak of the proxy among faults.", allow_abbrev=False
+    )
     top.add_argument("--minutes", type=float, default=30.0, help="how long clients ask; default: 30")
     top.add_argument("--seed", type=int, default=0, help="of the conversations and the faults; default: 0")
     top.add_argument("--clients", type=int, default=12, help="conversations at a time; default: 12")

@@ -1,4 +1,4 @@
-"""What a client makes of an answer's bytes: texts, how it ended, and whether it says that it is not whole. Pure."""
+"""What a client reads from an answer's bytes: its texts, how it ended, and whether it reports an error. Pure."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _DONE = b"[DONE]"
 
 
 @dataclass(slots=True)
-class Heard:
-    """One answer as far as it has come. `feed` the bytes of a stream, or `read_whole` a body."""
+class ClientView:
+    """One answer as far as it has come: `feed` it a stream's bytes, or `read_whole` a body."""
 
     endpoint: Endpoint
     texts: dict[int, str] = field(default_factory=dict)  # by choice
     finishes: set[str] = field(default_factory=set)  # every reason that a choice ended with
-    ended: bool = False  # the protocol's own end has come
-    error: str = ""  # the code or type of an error; not its words
+    ended: bool = False  # the protocol's end marker has come
+    error: str = ""  # the code or type of an error, not its message
     events_after_end: int = 0  # or after an error
     _rest: bytes = b""
 
@@ -41,7 +41,7 @@ class Heard:
 
     @property
     def rest(self) -> bytes:
-        """Half an event at the end of a stream; b"" for a clean end."""
+        """An unfinished event at the end of a stream; b"" for a clean end."""
         return self._rest.strip()
 
     def _read_event(self, event: bytes) -> bool:
@@ -101,7 +101,6 @@ class Heard:
 
 
 def error_name(payload: dict[str, Any]) -> str:
-    """`type` of an error's body, and its `code` where that says more."""
     error = payload.get("error")
     if not isinstance(error, dict):
         return str(payload.get("code") or payload.get("type") or "error")[:40]

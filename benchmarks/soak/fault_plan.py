@@ -1,4 +1,4 @@
-"""What is done to the fleet and when, and what each thing may cost a client. Pure: everything follows from a seed."""
+"""Which faults happen when, and what a client may notice of each. Pure: everything follows from a seed."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from typing import Any, Final
 from .records import FINE, ClientOutcome, Disturbance, FleetFault, RequestRecord
 
 WORKERS: Final = ("P1", "P2", "D1", "D2", "D3", "R1")
-SPARE: Final = "D4"  # which joins and leaves
+SPARE: Final = "D4"  # joins and leaves
 
-# What a client may notice of each. Everything else has another worker, or another try, before the first byte.
+# What a client may notice of each fault. All others are hidden by another worker or a retry before the first byte.
 COSTS: Final[dict[FleetFault, frozenset[ClientOutcome]]] = {
     FleetFault.KILL: frozenset({ClientOutcome.BROKEN}),
     FleetFault.CUT: frozenset({ClientOutcome.BROKEN}),
     FleetFault.EVENT: frozenset({ClientOutcome.BROKEN}),
-    FleetFault.HANG: frozenset({ClientOutcome.TIMED_OUT}),  # a whole answer's time is over when it is noticed
-    FleetFault.WEDGE: frozenset({ClientOutcome.TIMED_OUT}),
-    FleetFault.DEAF: frozenset(
+    FleetFault.HANG: frozenset(
         {ClientOutcome.TIMED_OUT}
-    ),  # asyncio forgets a connection accepted while its server closes
+    ),  # for an answer that is not streamed, no time is left to retry
+    FleetFault.WEDGE: frozenset({ClientOutcome.TIMED_OUT}),
+    # asyncio forgets a connection that it accepts while its server closes.
+    FleetFault.DEAF: frozenset({ClientOutcome.TIMED_OUT}),
 }
-AFTER_S: Final = 1.0  # how long after its end a disturbance may still be felt
+AFTER_S: Final = 1.0  # how long after its end a fault may still show
 
-# Whom it can be done to: a replica takes part in no hand-over.
+# The roles that a fault needs; a replica takes no part in a KV transfer.
 _ROLES = {FleetFault.FLIP: "PD", FleetFault.HANDOFF: "P", FleetFault.LOAD: "D", FleetFault.WEDGE: "P"}
-_MANY = 10_000  # more requests than come while a fault is set
+_MANY = 10_000  # more requests than can come during one fault
 _CALM_S = (2.0, 4.0)
 _LASTS_S = (2.5, 5.0)
-_SETTLES_S = 2.0  # until a worker that came back is known to be there
+_SETTLES_S = 2.0  # until the proxy knows that a worker is back
 _TWO_AT_ONCE = 0.5
 
 
 def plan(seed: int, seconds: float) -> list[Disturbance]:
-    """One or two at a time with calm between, every kind before any comes again; the last are over before the end."""
+    """One or two at a time with a pause between; no kind repeats before all have come; all end before `seconds`."""
     draw = Random(f"{seed}/disturbances")
     kinds = _shuffled(draw)
     planned: list[Disturbance] = []
@@ -49,12 +50,11 @@ def plan(seed: int, seconds: float) -> list[Disturbance]:
 
 
 def costs(request: RequestRecord, disturbances: Iterable[Disturbance]) -> frozenset[ClientOutcome]:
-    """What this request may have come to, besides going well."""
+    """The outcomes that are no defect for this request, given the faults during it."""
     return FINE.union(*(COSTS.get(one.kind, FINE) for one in felt(request, disturbances)))
 
 
 def felt(request: RequestRecord, disturbances: Iterable[Disturbance]) -> list[Disturbance]:
-    """Those that were under way while the request was."""
     return [
         one
         for one in disturbances
@@ -63,7 +63,6 @@ def felt(request: RequestRecord, disturbances: Iterable[Disturbance]) -> list[Di
 
 
 def faults(one: Disturbance) -> dict[str, Any]:
-    """What the engine is told: the body of POST /faults."""
     match one.kind:
         case FleetFault.REFUSE:
             return {"refuse": _MANY, "refuse_status": one.detail}

@@ -1,4 +1,4 @@
-"""Does what was planned to a running fleet, and undoes it."""
+"""Carries out the planned faults on a running fleet, and undoes them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .fleet import SoakFleet
 from .records import Disturbance, FleetFault
 
 
-class Chaos:
-    """`done` holds what was really done, with its true times."""
+class FaultRunner:
+    """`done` holds the faults as carried out, with their measured times."""
 
     def __init__(self, fleet: SoakFleet, clock: Callable[[], float]) -> None:
         self._fleet = fleet
@@ -83,6 +83,6 @@ class Chaos:
                 await fleet.idle(name)
                 await fleet.stop_engine(name)
             case FleetFault.DEAF:
-                return  # over by itself; until then it could not be told so
+                return  # ends by itself; until then the engine accepts no order
             case _:
                 await fleet.order_faults(name, {})

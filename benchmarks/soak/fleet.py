@@ -1,4 +1,4 @@
-"""The programs of a soak, each in a process of its own: the proxy, and simulated engines that can be killed."""
+"""The proxy and the simulated engines of a soak, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .fault_plan import SPARE, WORKERS
 
 HOST = "127.0.0.1"
 ADMIN_KEY = "operator"
-LEASE_S = 30.0  # vLLM's default, by which the proxy too gives up a handoff
+LEASE_S = 30.0  # vLLM's default; the proxy gives up a handoff after it too
 _STARTS_S = 60.0
 _PORTS = (18_000, 30_000)
 _NOT_HELD = ("0A", "06", "03")  # listening, TIME_WAIT, SYN_RECV
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{([^}]*)\})? (\S+)")
 
-# Small enough that conversations push each other out of the cache; a long one still fits.
+# Small enough that conversations evict each other's KV; a long one still fits.
 ENGINE_FLAGS = ("--num-blocks", "2048", "--max-model-len", "16384", "--time-scale", "0.15", "--lease-s", f"{LEASE_S:g}")
-# Tables that are full after a minute, so that a slope after it is no filling; limits that a fault reaches in seconds.
+# Tables that are full within a minute, so that filling them is not taken for a leak, and time-outs of seconds.
 SESSION_LIMIT = 300
 PROXY_FLAGS = {
     "receipts-kept": 500,
@@ -49,7 +49,7 @@ PROXY_FLAGS = {
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """Where an engine lives, in every one of its lives."""
+    """An engine's ports, which stay when its process is replaced."""
 
     name: str
     port: int
@@ -61,11 +61,11 @@ class EngineAddress:
 
 
 class SoakFleet:
-    """Owns the processes. Every engine that is to serve is a static worker of the proxy, by its admin API."""
+    """Owns the processes. Engines are registered with the proxy through its admin API."""
 
     def __init__(self, folder: Path, session: aiohttp.ClientSession) -> None:
         ports = iter(free_ports(2 * len(WORKERS) + 3))
-        self.places = {name: EngineAddress(name, next(ports), next(ports)) for name in (*WORKERS, SPARE)}
+        self.addresses = {name: EngineAddress(name, next(ports), next(ports)) for name in (*WORKERS, SPARE)}
         self._port = next(ports)
         self._folder = folder
         self._session = session
@@ -86,7 +86,7 @@ class SoakFleet:
 
     @property
     def client_connections(self) -> int:
-        """Of the proxy. The operator closes each of its own at once."""
+        """Open connections to the proxy. The admin client closes each of its own after one request."""
         return connections(self._port)
 
     @property
@@ -95,7 +95,7 @@ class SoakFleet:
 
     @property
     def running(self) -> list[EngineAddress]:
-        return [self.places[name] for name, engine in self._engines.items() if engine.is_running]
+        return [self.addresses[name] for name, engine in self._engines.items() if engine.is_running]
 
     async def start(self) -> None:
         await self.proxy.start()
@@ -107,22 +107,21 @@ class SoakFleet:
         await self.all_up()
 
     async def stop(self) -> int | None:
-        """The proxy's exit code."""
         code = await self.proxy.stop()
         await asyncio.gather(*(engine.stop() for engine in self._engines.values()))
         return code
 
     async def start_engine(self, name: str) -> None:
-        place = self.places[name]
+        engine_address = self.addresses[name]
         self._lives += 1
-        argv = [*_ppd("sim"), "--role", name[0], "--port", str(place.port), "--allow-faults", *ENGINE_FLAGS]
-        argv += ["--side-channel-port", str(place.side_port)]
+        argv = [*_ppd("sim"), "--role", name[0], "--port", str(engine_address.port), "--allow-faults", *ENGINE_FLAGS]
+        argv += ["--side-channel-port", str(engine_address.side_port)]
         if name in ("D2", SPARE):
             argv += ["--kv-load-failure-policy", "recompute"]
         engine = EngineProcess(Launch(tuple(argv), {}), self._folder / f"{name}-{self._lives}.log", name=name)
         self._engines[name] = engine
         await engine.start()
-        await engine.wait_healthy(f"http://{place.address}", timeout_s=_STARTS_S)
+        await engine.wait_healthy(f"http://{engine_address.address}", timeout_s=_STARTS_S)
 
     async def kill_engine(self, name: str) -> None:
         await self._engines[name].kill()
@@ -131,31 +130,33 @@ class SoakFleet:
         await self._engines[name].stop()
 
     async def register(self, name: str, role: str = "") -> None:
-        await self.admin("POST", "/workers", {"worker": f"{role or name[0]}={self.places[name].address}"})
+        await self.admin("POST", "/workers", {"worker": f"{role or name[0]}={self.addresses[name].address}"})
 
     async def remove(self, name: str) -> None:
-        await self.admin("DELETE", f"/workers/{self.places[name].address}")
+        await self.admin("DELETE", f"/workers/{self.addresses[name].address}")
 
     async def drain(self, name: str, *, draining: bool) -> None:
-        await self.admin("PATCH", f"/workers/{self.places[name].address}", {"draining": draining})
+        await self.admin("PATCH", f"/workers/{self.addresses[name].address}", {"draining": draining})
 
     async def order_faults(self, name: str, faults: dict[str, Any]) -> None:
-        url = f"http://{self.places[name].address}/faults"
+        url = f"http://{self.addresses[name].address}/faults"
         async with self._session.post(url, json=faults) as answer:
             answer.raise_for_status()
 
     async def all_up(self, limit_s: float = LEASE_S + 40.0) -> None:
-        """Until every worker that is known is up, and all of WORKERS are known; one may wait for a lease to end."""
+        """Waits until all of WORKERS are known and every known worker is up, which may take until a lease has ended."""
         async with asyncio.timeout(limit_s):
             while True:
                 workers = (await self.admin("GET", "/workers"))["workers"]
                 states = {worker["id"]: worker["state"] for worker in workers}
-                if set(states.values()) == {"up"} and {self.places[name].address for name in WORKERS} <= states.keys():
+                if (
+                    set(states.values()) == {"up"}
+                    and {self.addresses[name].address for name in WORKERS} <= states.keys()
+                ):
                     return
                 await asyncio.sleep(0.2)
 
     async def idle(self, name: str, limit_s: float = LEASE_S + 10.0) -> None:
-        """Until nothing runs on an engine, waits or is pinned."""
         async with asyncio.timeout(limit_s):
             while any((await self.engine_metrics(name, ENGINE_GAUGES)).values()):
                 await asyncio.sleep(0.1)
@@ -167,7 +168,7 @@ class SoakFleet:
             return await answer.json()
 
     async def engine_metrics(self, name: str, wanted: Iterable[str]) -> dict[str, float]:
-        return await self._metrics(f"http://{self.places[name].address}", wanted)
+        return await self._metrics(f"http://{self.addresses[name].address}", wanted)
 
     async def proxy_metrics(self, wanted: Iterable[str]) -> dict[str, float]:
         return await self._metrics(self.url, wanted)
@@ -181,7 +182,7 @@ ENGINE_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting$", "vll
 
 
 def samples(text: str, wanted: re.Pattern[str]) -> dict[str, float]:
-    """Values by name and labels, of the samples whose whole name begins with what is wanted."""
+    """Values by name and labels, of the samples whose name matches `wanted` from its start."""
     found = (_SAMPLE.match(line) for line in text.splitlines())
     return {
         match[1] + (f"{{{match[2]}}}" if match[2] else ""): float(match[3])
@@ -192,7 +193,7 @@ def samples(text: str, wanted: re.Pattern[str]) -> dict[str, float]:
 
 @asynccontextmanager
 async def running_fleet(folder: Path, session: aiohttp.ClientSession) -> AsyncIterator[SoakFleet]:
-    """EngineFailed where a program does not start."""
+    """EngineFailed if a process does not start."""
     async with AsyncExitStack() as stack:
         fleet = SoakFleet(folder, session)
         stack.push_async_callback(fleet.stop)
@@ -201,7 +202,7 @@ async def running_fleet(folder: Path, session: aiohttp.ClientSession) -> AsyncIt
 
 
 def free_ports(count: int) -> list[int]:
-    """Below the range of outgoing connections, one of which could take a dead engine's port otherwise."""
+    """Below the range of outgoing connections, so that none takes the port of a killed engine."""
     first, found = _PORTS[0] + os.getpid() % 1000 * 10, list[int]()
     for port in (*range(first, _PORTS[1]), *range(_PORTS[0], first)):
         with socket.socket() as one, suppress(OSError):
@@ -218,7 +219,7 @@ def rss_kib(pid: int) -> int:
 
 
 def connections(port: int) -> int:
-    """That a program on this machine still holds at its own port, whatever the other end thinks of them."""
+    """Connections that a program on this machine still holds on its own port, even if the client has closed them."""
     rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
     return sum(row[1].endswith(f":{port:04X}") and row[3] not in _NOT_HELD for row in rows)
 

@@ -1,4 +1,4 @@
-"""Looks at the proxy and the engines while a soak runs, and at what is left when it is over."""
+"""Samples the proxy and the engines during a soak, and reads what they still hold after it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import aiohttp
 from .fleet import ENGINE_GAUGES, LEASE_S, SoakFleet, descriptors, rss_kib
 from .records import ProcessSample
 
-# Whatever the proxy counts of work that it holds now, by the words in its gauges' names.
+# The proxy's gauges of work in progress, found by the words in their names.
 _HELD = (r"ppd_(?!.*_(total|created|bucket|count|sum)$).*(inflight|queue|outstanding|waiting|reserved)",)
 _COUNTED = ("vllm:num_preemptions_total", "vllm:nixl_num_.*_total", "ppd_sim:traps_total", "vllm:request_success_total")
 _ENGINES_EVERY = 3  # samples
@@ -27,12 +27,11 @@ class Monitor:
     def __init__(self, fleet: SoakFleet, clock: Callable[[], float]) -> None:
         self._fleet = fleet
         self._clock = clock
-        self._lives: dict[str, dict[str, float]] = {}  # counters of the running life of each engine
+        self._lives: dict[str, dict[str, float]] = {}  # each engine's counters since its process started
         self._ended: Counter[str] = Counter()
         self.samples: list[ProcessSample] = []
 
     async def run(self) -> None:
-        """One sample a second until cancelled."""
         while True:
             await self._sample()
             if len(self.samples) % _ENGINES_EVERY == 0:
@@ -50,18 +49,18 @@ class Monitor:
         )
 
     async def _count_engines(self) -> None:
-        for place in self._fleet.running:
+        for engine in self._fleet.running:
             try:
-                counts = await self._fleet.engine_metrics(place.name, _COUNTED)
+                counts = await self._fleet.engine_metrics(engine.name, _COUNTED)
             except (aiohttp.ClientError, TimeoutError):
                 continue
-            before = self._lives.get(place.name, {})
+            before = self._lives.get(engine.name, {})
             if any(counts.get(name, 0.0) < value for name, value in before.items()):
-                self._ended.update(before)  # another life
-            self._lives[place.name] = counts
+                self._ended.update(before)  # the process was restarted
+            self._lives[engine.name] = counts
 
     async def engine_counts(self) -> dict[str, float]:
-        """Sums over all lives; what a killed engine counted in its last seconds is not in them."""
+        """Sums over all engine processes, without what a killed one counted since its last sample."""
         await self._count_engines()
         total = Counter(self._ended)
         for counts in self._lives.values():
@@ -69,7 +68,7 @@ class Monitor:
         return {short(name): value for name, value in sorted(total.items()) if value}
 
     async def settle(self) -> tuple[dict[str, float], float]:
-        """What is still held when all had time to end, by name; and how long it took until nothing was."""
+        """Gauges that are not 0 after all leases have ended, by name; and the seconds until all were 0."""
         begun_s = self._clock()
         while held := await self._held():
             if self._clock() - begun_s > LEASE_S + _CLOSES_S:
@@ -82,18 +81,16 @@ class Monitor:
 
     async def _held(self) -> dict[str, float]:
         held = {name: value for name, value in (await self._fleet.proxy_metrics(_HELD)).items() if value}
-        for place in self._fleet.running:
-            gauges = await self._fleet.engine_metrics(place.name, ENGINE_GAUGES)
-            held |= {f"{place.name} {short(name)}": value for name, value in gauges.items() if value}
+        for engine in self._fleet.running:
+            gauges = await self._fleet.engine_metrics(engine.name, ENGINE_GAUGES)
+            held |= {f"{engine.name} {short(name)}": value for name, value in gauges.items() if value}
         return held
 
 
 def short(name: str) -> str:
-    """A sample's name without the labels that are the same for all."""
     return _SHARED_LABELS.sub("", name).replace("{}", "").replace(",}", "}")
 
 
 def log_defects(path: Path) -> list[str]:
-    """Lines that a proxy in good health never writes."""
     with path.open(encoding="utf-8", errors="replace") as log:
         return sorted({line.strip()[:200] for line in log if any(word in line for word in LOG_DEFECTS)})

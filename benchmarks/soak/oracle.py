@@ -1,4 +1,4 @@
-"""The right text of any request: what one engine answers that has no peers, no faults and room for everything."""
+"""The right text of any request: that of one simulated engine without peers, faults or other requests."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ _DIALECTS: dict[Endpoint, Dialect] = {
 
 
 class _NoPeers:
-    """What a replica has: it never asks another engine for KV."""
-
     async def read(self, *_: object) -> NoReturn:
         raise AssertionError("a replica pulls nothing")
 
@@ -39,18 +37,17 @@ class Oracle:
         self._engine = engine
 
     async def texts(self, endpoint: Endpoint, body: dict[str, Any]) -> dict[int, str]:
-        """By choice, as the answer numbers them."""
         generation = _DIALECTS[endpoint].read(JsonBody.decode(msgspec.json.encode(body)), self._engine.config)
         reply = Reply("", 0, generation)
-        async with self._engine.generate(generation, self._engine.new_id()) as answers:
-            async for delta in answers:
+        async with self._engine.generate(generation, self._engine.new_id()) as deltas:
+            async for delta in deltas:
                 reply.add(delta)
         return {at: choice.text for at, choice in enumerate(reply.choices)}
 
 
 @asynccontextmanager
 async def running_oracle(seed: int = 0) -> AsyncIterator[Oracle]:
-    """`seed`: the engines' own, so the weights."""
+    """`seed`: of the engines' weights, the same as in the fleet."""
     engine = SimEngine(SimConfig(seed=seed), _NoPeers())  # type: ignore[arg-type]
     engine.start()
     try:

@@ -1,4 +1,4 @@
-"""What a soak leaves behind: a head, then one row for each request, disturbance and sample. Figures are computed later.
+"""The records of a soak: a head, then a row for each request, disturbance and sample, and one `Ending`.
 
 Times are seconds since the load began. No row holds text of a prompt or an answer.
 """
@@ -24,14 +24,14 @@ KIND: Final = "ppd-soak"
 class ClientOutcome(StrEnum):
     """How a request ended, as its client saw it."""
 
-    COMPLETED = "completed"  # all of the right text
-    REJECTED = "rejected"  # a request that was meant to be refused, and was
-    LEFT = "left"  # the client went; what came until then was right
-    BROKEN = "broken"  # begun, and marked as not whole; what came was right
+    COMPLETED = "completed"  # with all of the right text
+    REJECTED = "rejected"  # rightly: no engine could serve it
+    LEFT = "left"  # the client left; the text until then was right
+    BROKEN = "broken"  # incomplete, and says so; the text until then was right
     TIMED_OUT = "timed_out"  # 504
     FAILED = "failed"  # another error status
-    WRONG = "wrong"  # other text than a fault-free engine's
-    UNMARKED = "unmarked"  # not whole, and nothing says so
+    WRONG = "wrong"  # not the text of an engine without faults
+    UNMARKED = "unmarked"  # incomplete, and nothing says so
     UNANSWERED = "unanswered"  # no answer at all, or the connection ended in the middle of one
 
 
@@ -39,9 +39,7 @@ FINE: Final = frozenset({ClientOutcome.COMPLETED, ClientOutcome.REJECTED, Client
 
 
 class FleetFault(StrEnum):
-    """What is done to the fleet."""
-
-    KILL = "kill"  # SIGKILL, and some seconds later a new process at the same address
+    KILL = "kill"  # SIGKILL; some seconds later a new process at the same address
     RESTART = "restart"  # drained, ended by SIGTERM, started again
     DRAIN = "drain"
     REMOVE = "remove"  # from the proxy, with requests under way on it
@@ -55,9 +53,9 @@ class FleetFault(StrEnum):
     CUT = "cut"  # resets connections before the answer, or in the middle of it
     EVENT = "event"  # ends streams by an error event
     ABORT = "abort"  # gives up before the first token
-    HANDOFF = "handoff"  # a P says nothing of where its KV is
+    HANDOFF = "handoff"  # a P does not say where its KV is
     LOAD = "load"  # a D cannot load KV
-    WEDGE = "wedge"  # no KV comes from or to it, and its health is good
+    WEDGE = "wedge"  # it neither sends nor receives KV, but reports good health
     DEAF = "deaf"  # refuses connections
 
 
@@ -73,33 +71,33 @@ class SoakHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
-    id: str  # the proxy's
-    talk: int
+    id: str  # the proxy's X-Request-ID
+    conversation: int = msgspec.field(name="talk")
     endpoint: str
     move: str
     stream: bool
     sent_s: float
     first_text_s: float | None
     ended_s: float
-    status: int  # 0: none came
+    status: int  # 0: no response
     outcome: ClientOutcome
     route: str
-    detail: str  # the error's code or type, or where the text goes wrong
+    detail: str  # the error's code or type, or where the text departs from the right one
 
 
 class Disturbance(msgspec.Struct, frozen=True, kw_only=True, tag="disturbance"):
-    """`at_s` and `lasts_s` as planned, then as it went: until the worker was whole again."""
+    """One fault. `at_s` and `lasts_s` are first as planned, then as measured, until the fleet was whole again."""
 
     kind: FleetFault
     worker: str
     at_s: float
     lasts_s: float
-    detail: int = 0  # a status, or a number of events
+    detail: int = 0  # the status of REFUSE, the number of events before CUT or EVENT
     problem: str = ""
 
 
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True, tag="sample"):
-    """The proxy's process."""
+    """Of the proxy's process."""
 
     at_s: float
     rss_kib: int
@@ -108,14 +106,14 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True, tag="sample"):
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True, tag="ending"):
-    """After the load, when all had time to end. `leaked`: what should be 0 and is not, by its name."""
+    """The state after the load, once everything had time to end. `leaked`: gauges that should be 0 and are not."""
 
     leaked: dict[str, float]
-    quiet_after_s: float  # since the last request ended
+    quiet_after_s: float  # from the last request's end until all gauges were 0
     descriptors_before: int  # before the load
     descriptors_after: int
-    log_defects: list[str]  # what the proxy's log should never hold, each line once
-    engine_counts: dict[str, float]  # over all lives of all engines
+    log_defects: list[str]  # lines that a healthy proxy never logs, each once
+    engine_counts: dict[str, float]  # summed over all engine processes
 
 
 Row = RequestRecord | Disturbance | ProcessSample | Ending
@@ -135,7 +133,6 @@ class Records:
 
 
 def decode(data: bytes) -> Records:
-    """FormatError names what is missing, unknown or of another version."""
     head, rows = decode_rows(data, SoakHead, _ROW.decode, kind=KIND, version=VERSION)
     endings = [row for row in rows if isinstance(row, Ending)]
     if len(endings) != 1:

@@ -1,4 +1,4 @@
-"""What the records of a soak come to. Pure."""
+"""The figures of a soak, and why it failed, from its records. Pure."""
 
 from __future__ import annotations
 
@@ -6,22 +6,21 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ppd.offline.experiment.statistics import percentile
+from ppd.offline.experiment.statistics import Slope, percentile, slope
 
 from .fault_plan import costs, felt
 from .records import FINE, ClientOutcome, ProcessSample, Records, RequestRecord
-from .slope import Slope, slope
 
 NEVER = frozenset({ClientOutcome.WRONG, ClientOutcome.UNMARKED, ClientOutcome.UNANSWERED})
-UNEXPLAINED_LIMIT = 0.001  # of all requests: failures that nothing done at the time justifies
-GROWTH_LIMIT_BYTES = 100.0  # a request: less than the least that could be kept of one
-MEMORY_SPAN_S = 600.0  # shorter runs still fill buffers and caches as they end: their slope is shown, not judged
-DESCRIPTORS_LIMIT = 32  # more than before the load: pooled connections to workers
+UNEXPLAINED_LIMIT = 0.001  # share of all requests that may fail without a fault at the time that explains it
+GROWTH_LIMIT_BYTES = 100.0  # per request: less than any object kept for one would take
+MEMORY_SPAN_S = 600.0  # a shorter run still fills buffers and caches: its slope is shown, and no reason to fail
+DESCRIPTORS_LIMIT = 32  # that may be added by the load: pooled connections to workers
 
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
-    """Requests that went wrong alike. `during`: what was done to the fleet then."""
+    """Requests that went wrong in the same way. `during`: the faults at the time."""
 
     during: str
     outcome: ClientOutcome
@@ -32,7 +31,6 @@ class FailureGroup:
 
 
 def failures(records: Records) -> list[FailureGroup]:
-    """Most frequent first; broken and failed alike, by what was done at the time."""
     found: Counter[tuple[str, ClientOutcome, int, str, bool]] = Counter()
     for request in records.requests:
         if request.outcome in FINE:
@@ -45,7 +43,7 @@ def failures(records: Records) -> list[FailureGroup]:
 
 
 def growth(records: Records) -> Slope | None:
-    """Of the proxy's resident memory after the warm-up, in KiB a minute."""
+    """The slope of the proxy's resident memory after the warm-up, in KiB per minute."""
     samples = settled(records)
     return slope([one.at_s / 60 for one in samples], [float(one.rss_kib) for one in samples])
 
@@ -60,7 +58,6 @@ def requests_per_minute(records: Records) -> float:
 
 
 def problems(records: Records) -> list[str]:
-    """Why the soak failed; empty: it did not."""
     outcomes, ending, found = Counter(one.outcome for one in records.requests), records.ending, list[str]()
     found += [f"{outcomes[outcome]} {outcome}" for outcome in sorted(NEVER) if outcomes[outcome]]
     if not outcomes[ClientOutcome.COMPLETED]:
@@ -84,7 +81,7 @@ def problems(records: Records) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class StreamTimes:
-    """Of requests with text, streamed, in seconds."""
+    """Times to first text, in seconds; `n` requests."""
 
     n: int
     p50_s: float
@@ -92,7 +89,6 @@ class StreamTimes:
 
 
 def first_text(records: Records) -> tuple[StreamTimes | None, StreamTimes | None]:
-    """Time to the first text with nothing done to the fleet, and while something was."""
     calm: list[float] = []
     stormy: list[float] = []
     for request in records.requests:
@@ -107,6 +103,6 @@ def _times(values: Sequence[float]) -> StreamTimes | None:
 
 
 def success(requests: Sequence[RequestRecord]) -> float:
-    """Of the requests whose client stayed, and could be served."""
+    """The completed share of the requests that could be served and whose client stayed."""
     asked = [one for one in requests if one.outcome not in (ClientOutcome.LEFT, ClientOutcome.REJECTED)]
     return sum(one.outcome is ClientOutcome.COMPLETED for one in asked) / len(asked) if asked else 0.0

@@ -1,4 +1,4 @@
-"""What clients say and how they behave. Pure: everything follows from a seed and from what was answered."""
+"""The conversations that clients hold, and how they behave. Pure: all follows from a seed and from the answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ppd.proxy.openai.request import Endpoint
 
 TENANTS = 4
 _SYLLABLES = "ka lo mi ten dur vas pel ion gra ush bek tol ras nim cor".split()
-_SYSTEMS = 3  # that talks share
+_SYSTEMS = 3  # system prompts, shared by all conversations
 _OPENERS = ("hi", "Good morning.", "Help me with a plan, please.")
 _ENDPOINTS = (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES)
 _WEIGHTS = (50, 14, 18, 18)
@@ -24,41 +24,39 @@ class Move(StrEnum):
     OPEN = "open"
     CONTINUE = "continue"
     AGAIN = "again"  # the same request once more
-    EDIT = "edit"  # the last thing said, in other words
+    EDIT = "edit"  # the last message, with other words
     BRANCH = "branch"  # from an earlier answer
     IMPOSSIBLE = "impossible"  # asks for more tokens than any engine has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manners:
-    """How a client reads. At most one of the two leavings is set."""
+class ClientBehaviour:
+    """How a client reads. At most one of the two `leave_after` is set."""
 
-    leave_after_s: float | None = None  # since sending, whatever has come
-    leave_after_events: int | None = None  # that brought text
+    leave_after_s: float | None = None  # since sending
+    leave_after_events: int | None = None  # events that brought text
     pause_s: float = 0.0  # between two reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SoakRequest:
-    """One request, ready to be sent."""
-
     endpoint: Endpoint
     move: Move
     body: dict[str, Any] = field(repr=False)
     headers: dict[str, str] = field(repr=False)
-    manners: Manners
-    force: str  # the route that the operator's key asks for; empty: none
+    behaviour: ClientBehaviour
+    force: str  # the route forced with the admin key; empty: none
 
     @property
     def stream(self) -> bool:
         return bool(self.body.get("stream"))
 
 
-Said = tuple[tuple[str, str], ...]  # what was said and answered, turn by turn
+History = tuple[tuple[str, str], ...]  # (message, answer) of each turn
 
 
 class SoakConversation:
-    """One conversation: `next`, send it, `hear` what was answered; until `next` is None."""
+    """Send what `next` returns and pass the answer to `answered`, until `next` returns None."""
 
     def __init__(self, seed: int, number: int, model: str = "sim") -> None:
         self._draw = draw = Random(f"{seed}/{number}")
@@ -66,13 +64,15 @@ class SoakConversation:
         self._model = model
         self._endpoint = draw.choices(_ENDPOINTS, _WEIGHTS)[0]
         self._left = draw.randint(2, 12)
-        self._long_at = draw.randrange(40)  # one prompt at most, so that all of a talk fits in an engine's context
+        self._long_at = draw.randrange(
+            40
+        )  # one long prompt at most, so that a conversation fits into an engine's context
         self._system = _words(Random(draw.randrange(_SYSTEMS)), 150) if draw.random() < 0.5 else ""
         self._tenant = f"tenant-{draw.randrange(TENANTS)}"
-        self._named = draw.random()  # which kind of session id it brings, if any
-        self._said: Said = ()
-        self._before: Said = ()
-        self._saying = ""
+        self._named = draw.random()  # decides which kind of session id it sends, if any
+        self._history: History = ()
+        self._before: History = ()
+        self._message = ""
 
     def next(self) -> SoakRequest | None:
         if self._left == 0:
@@ -81,35 +81,35 @@ class SoakConversation:
         move = self._move()
         if move not in (Move.AGAIN, Move.IMPOSSIBLE):
             self._before = self._base(move)
-            self._saying = self._words(move)
+            self._message = self._words(move)
         return SoakRequest(
             endpoint=self._endpoint,
             move=move,
             body=self._body(move),
             headers=self._headers(),
-            manners=self._manners(),
+            behaviour=self._behaviour(),
             force=self._draw.choice(("LOCAL", "SPLIT", "REPLICA")) if self._draw.random() < 0.15 else "",
         )
 
-    def hear(self, text: str | None) -> None:
-        """The answer to the last request; None where it did not come whole, or is none to go on from."""
+    def answered(self, text: str | None) -> None:
+        """`text`: of the last request; None where the conversation cannot go on from it."""
         if text:
-            self._said = (*self._before, (self._saying, text))
+            self._history = (*self._before, (self._message, text))
 
     def _move(self) -> Move:
-        if not self._saying:
+        if not self._message:
             return Move.OPEN
-        if not self._said:
+        if not self._history:
             return Move.AGAIN
         moves = (Move.CONTINUE, Move.AGAIN, Move.EDIT, Move.BRANCH, Move.IMPOSSIBLE)
         return self._draw.choices(moves, (76, 8, 7, 7, 2))[0]
 
-    def _base(self, move: Move) -> Said:
+    def _base(self, move: Move) -> History:
         if move is Move.EDIT:
-            return self._said[:-1]
+            return self._history[:-1]
         if move is Move.BRANCH:
-            return self._said[: self._draw.randrange(len(self._said))]
-        return self._said
+            return self._history[: self._draw.randrange(len(self._history))]
+        return self._history
 
     def _words(self, move: Move) -> str:
         if move is Move.OPEN and self._draw.random() < 0.2:
@@ -117,13 +117,13 @@ class SoakConversation:
         count = self._draw.randint(700, 1200) if self._left == self._long_at else self._draw.randint(3, 60)
         return _words(self._draw, count)
 
-    def _manners(self) -> Manners:
+    def _behaviour(self) -> ClientBehaviour:
         draw = self._draw.random()
         if draw < 0.05:
-            return Manners(leave_after_s=self._draw.uniform(0.0, 0.15))
+            return ClientBehaviour(leave_after_s=self._draw.uniform(0.0, 0.15))
         if draw < 0.10:
-            return Manners(leave_after_events=self._draw.randint(1, 20))
-        return Manners(pause_s=self._draw.uniform(0.005, 0.05) if draw < 0.16 else 0.0)
+            return ClientBehaviour(leave_after_events=self._draw.randint(1, 20))
+        return ClientBehaviour(pause_s=self._draw.uniform(0.005, 0.05) if draw < 0.16 else 0.0)
 
     def _headers(self) -> dict[str, str]:
         is_anthropic = self._endpoint is Endpoint.MESSAGES
@@ -146,11 +146,11 @@ class SoakConversation:
 
     def _prompt(self) -> dict[str, Any]:
         if self._endpoint is Endpoint.COMPLETIONS:
-            before = "".join(f"User: {said}\nBot:{answer}\n" for said, answer in self._before)
-            prompt = f"{self._system}\n{before}User: {self._saying}\nBot:"
+            before = "".join(f"User: {message}\nBot:{answer}\n" for message, answer in self._before)
+            prompt = f"{self._system}\n{before}User: {self._message}\nBot:"
             return {"prompt": [prompt, prompt + " And"] if self._draw.random() < 0.03 else prompt}
         turns = [(role, text) for pair in self._before for role, text in zip(("user", "assistant"), pair, strict=True)]
-        messages = [{"role": role, "content": text} for role, text in (*turns, ("user", self._saying))]
+        messages = [{"role": role, "content": text} for role, text in (*turns, ("user", self._message))]
         match self._endpoint:
             case Endpoint.RESPONSES:
                 return {"input": messages} | ({"instructions": self._system} if self._system else {})

@@ -13,6 +13,7 @@ from scipy import stats
 Samples = Sequence[float] | NDArray[np.float64]
 
 CONFIDENCE = 0.95
+_SLOPE_SPANS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +66,29 @@ def estimate(groups: Sequence[Samples]) -> Estimate | None:
         std=float(every.std(ddof=1)) if every.size > 1 else None,
         half_width=half_width(means if len(means) > 1 else every),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """In the samples' unit per unit of time; `low` to `high` is the 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def slope(times: Samples, values: Samples) -> Slope | None:
+    """By least squares over the means of twelve equal spans of time; None where there are too few samples.
+
+    Neighbouring samples are alike, because an allocator grows in steps, so an interval over all of them would be too
+    narrow. The means of long spans are nearly independent.
+    """
+    if len(times) < 2 * _SLOPE_SPANS:
+        return None
+    spans = zip(
+        np.array_split(np.asarray(times), _SLOPE_SPANS), np.array_split(np.asarray(values), _SLOPE_SPANS), strict=True
+    )
+    x, y = zip(*((float(time.mean()), float(value.mean())) for time, value in spans), strict=True)
+    line = stats.linregress(x, y)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, _SLOPE_SPANS - 2)) * float(line.stderr)
+    return Slope(float(line.slope), float(line.slope) - half, float(line.slope) + half)

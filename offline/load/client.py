@@ -14,6 +14,8 @@ from ppd.proxy.openai.sse import EventSplitter, event_data
 from .answer import Answer, error_message
 from .target import Target
 
+OnEvent = Callable[[Answer, float], None]  # the answer as read up to an event, and when the event came
+
 _KEEP_ALIVE_S = 2.0
 """Below the 5 s after which servers close an idle connection: a request that meets the closing fails for nothing."""
 
@@ -26,7 +28,7 @@ class LoadClient:
         self._target = target
         self._now = now
 
-    async def ask(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+    async def ask(self, body: bytes, headers: Mapping[str, str], on_event: OnEvent | None = None) -> Answer:
         """The answer, whatever became of it; only cancellation is raised."""
         answer = Answer(sent_s=self._now())
         context = SimpleNamespace(now=self._now, answer=answer)
@@ -39,7 +41,7 @@ class LoadClient:
                     allow_redirects=False,
                     trace_request_ctx=context,
                 ) as response:
-                    await self._read(response, answer)
+                    await self._read(response, answer, on_event)
         except TimeoutError:
             answer.error = answer.error or f"no whole answer within {self._target.timeout_s:g} s"
         except (aiohttp.ClientError, OSError) as exc:
@@ -48,7 +50,7 @@ class LoadClient:
         answer.ended_s = self._now()
         return answer
 
-    async def _read(self, response: aiohttp.ClientResponse, answer: Answer) -> None:
+    async def _read(self, response: aiohttp.ClientResponse, answer: Answer, on_event: OnEvent | None) -> None:
         answer.status = response.status
         answer.route = response.headers.get("X-PPD-Route", "")
         answer.prefill = response.headers.get("X-PPD-Prefill", "")
@@ -58,15 +60,19 @@ class LoadClient:
             answer.error = f"status {response.status}" + (f": {said}" if said else "")
             return
         splitter = EventSplitter()
+
+        def read(event: bytes, at_s: float) -> None:
+            data = event_data(event)
+            if data is not None:
+                answer.read(data, at_s)
+                if on_event is not None:
+                    on_event(answer, at_s)
+
         async for chunk in response.content.iter_any():
             at_s = self._now()
             for event in splitter.feed(chunk):
-                data = event_data(event)
-                if data is not None:
-                    answer.read(data, at_s)
-        data = event_data(splitter.rest())
-        if data is not None:
-            answer.read(data, self._now())
+                read(event, at_s)
+        read(splitter.rest(), self._now())
 
 
 def open_session(target: Target) -> aiohttp.ClientSession:

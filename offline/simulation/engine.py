@@ -4,6 +4,10 @@ A step computes one token for every decoding sequence and, within the token budg
 that is under way, then new ones in order of arrival. Until a sequence ends or another comes, decoding steps differ in
 their context only, which grows by one token a sequence; so any number of them is an arithmetic series and one event.
 What a run costs grows with its requests, not with its tokens.
+
+The simulated engine's scheduler (`ppd.servers.sim.core.scheduler`) is not used here: it steps through every token and
+keeps the contents of every KV block, so that wrong KV shows in the text, and a sweep of thousands of runs cannot afford
+that. tests/offline/simulation/test_engine.py holds this engine's times to that scheduler's.
 """
 
 from __future__ import annotations

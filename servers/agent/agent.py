@@ -1,8 +1,8 @@
-"""`ppd agent`: stands beside one engine, which it launches or attaches to, and tells the proxies about it.
+"""`ppd agent`: launches one engine, or attaches to one, and announces it to the proxies by heartbeats.
 
-A heartbeat goes out every interval, and at once when something changes. Order of things: starting (nothing is said),
-serving, draining (announced on SIGTERM: no new turns, the engine finishes its own), leaving (forget this worker now).
-An engine that stops answering is taken back too, and announced again when it answers.
+A heartbeat is sent every interval, and at once on a change. The phases: starting (nothing is sent); serving; draining
+(on SIGTERM: no new turns, the engine finishes those it has); leaving (proxies remove the worker at once). An engine
+that stops answering is announced as leaving, and as serving again when it answers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ..fleet.process import EngineFailed, EngineProcess
 
 log = logging.getLogger(__name__)
 
-PROBE_S = 5.0  # one look at the engine; a busy one may be slow to answer
-LOOK_AGAIN_S = 1.0  # where the engine did not answer
-MISSES = 3  # looks in a row without an answer until the worker is taken back: a busy engine may miss one
+PROBE_S = 5.0  # time-out of a probe; a busy engine may be slow to answer
+RETRY_S = 1.0  # until the next probe of an engine that did not answer
+MISSES = 3  # failed probes in a row until the worker is withdrawn: a busy engine may miss one
 DRAIN_POLL_S = 0.2
 START_S = 900.0  # a large model takes minutes to load
 
@@ -42,13 +42,13 @@ class AgentPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineWatch:
-    """What the proxies were told of the engine, and how often it has not answered since."""
+    """Whether the engine is announced, and how many probes in a row have failed since."""
 
     announced: bool = False
     missed: int = 0
 
     def after(self, is_healthy: bool) -> tuple[EngineWatch, AgentPhase | None]:
-        """The next state, and what to say after a look; None: nothing."""
+        """The next state after a probe, and the phase to announce; None: nothing."""
         if is_healthy:
             return EngineWatch(announced=True), AgentPhase.SERVING
         if not self.announced:
@@ -60,23 +60,22 @@ class EngineWatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What does not change while the agent runs."""
+    """The part of a heartbeat that does not change while the agent runs."""
 
     role: Role
     address: str  # host:port at which the proxy reaches the engine
     engine: str = "vllm"
     connector: str = "nixl"
     coordinates: dict[str, str]
-    launch_id: str  # stands in for the incarnation where the engine does not tell when it started
+    launch_id: str  # the incarnation, if the engine does not report its start time
 
 
 def is_idle(role: Role, load: Load) -> bool:
-    """Nothing runs or waits. P also holds nothing: blocks in use beside no request are handoffs for D to pull."""
+    """Nothing runs or waits. P must also hold no blocks: without requests these are handoffs that D has yet to pull."""
     return load.running + load.waiting == 0 and (role is not Role.PREFILL or load.kv_usage == 0)
 
 
-def beat(identity: Identity, status: EngineStatus, phase: AgentPhase) -> Heartbeat:
-    """The message for what was last seen of the engine."""
+def heartbeat_of(identity: Identity, status: EngineStatus, phase: AgentPhase) -> Heartbeat:
     load = status.metrics.load
     return Heartbeat(
         version=VERSION,
@@ -98,7 +97,7 @@ def beat(identity: Identity, status: EngineStatus, phase: AgentPhase) -> Heartbe
 
 
 class Announcer:
-    """DEALER sockets to every proxy. Sending never waits, and a proxy that was away gets the last message only."""
+    """A DEALER socket to each proxy. Sending never waits; a proxy that was away gets only the last message."""
 
     def __init__(self, proxies: Sequence[str], curve: tuple[bytes, bytes, bytes] | None = None) -> None:
         """`curve`: the agent's public and secret key, and the proxy's public one."""
@@ -108,17 +107,17 @@ class Announcer:
     def _connect(self, address: str, curve: tuple[bytes, bytes, bytes] | None) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.CONFLATE, 1)
-        socket.setsockopt(zmq.LINGER, 500)  # ms; the last word should still go out
+        socket.setsockopt(zmq.LINGER, 500)  # ms, for the last message
         if curve is not None:
             socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = curve
         socket.connect(f"tcp://{address}")
         return socket
 
-    async def say(self, message: Heartbeat) -> None:
+    async def send(self, message: Heartbeat) -> None:
         payload = message.encode()
         for address, socket in self._sockets.items():
             try:
-                # A proxy that refuses this agent's key takes nothing: waiting for it would silence the others too.
+                # Waiting for a proxy that refuses this agent's key would keep heartbeats from the others.
                 await socket.send(payload, flags=zmq.DONTWAIT)
             except zmq.Again:
                 log.warning("proxy %s takes no heartbeats: it refuses this agent's key, or none is there", address)
@@ -128,7 +127,7 @@ class Announcer:
 
 
 class Agent:
-    """Announces one engine. `process` is None where it was attached to."""
+    """Announces one engine. `process` is None for an engine that the agent did not launch."""
 
     def __init__(
         self,
@@ -149,11 +148,11 @@ class Agent:
         self._drain_timeout_s = drain_timeout_s
         self._api_key = api_key
         self._watch = EngineWatch()
-        self._said: AgentPhase | None = None
-        self._last = EngineStatus(healthy=False)  # the last look that was answered
+        self._announced_phase: AgentPhase | None = None
+        self._last = EngineStatus(healthy=False)  # the last probe that was answered
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set, then drains; EngineFailed if a launched engine ends by itself."""
+        """Runs until `stop` is set, then drains; EngineFailed if a launched engine ends by itself."""
         try:
             async with aiohttp.ClientSession() as session:
                 if self._process is not None:
@@ -167,52 +166,52 @@ class Agent:
 
     async def _serve(self, session: aiohttp.ClientSession, stop: asyncio.Event) -> None:
         while not stop.is_set():
-            status = await self._look(session)
+            status = await self._probe(session)
             self._watch, phase = self._watch.after(status.healthy)
             if phase is not None:
-                await self._say(phase)
-            # An engine that is not there yet, or not any more, is looked for more often.
-            pause_s = self._interval_s if status.healthy else min(LOOK_AGAIN_S, self._interval_s)
+                await self._announce(phase)
+            # An engine that does not answer is probed more often.
+            pause_s = self._interval_s if status.healthy else min(RETRY_S, self._interval_s)
             if await self._ended_within(pause_s, stop):
-                await self._say(AgentPhase.LEAVING)
-                assert self._process is not None, "only a launched engine is seen to end"
+                await self._announce(AgentPhase.LEAVING)
+                assert self._process is not None, "only a launched engine's end is noticed"
                 raise EngineFailed(f"the engine ended with {self._process.returncode}:\n{self._process.log_tail()}")
 
     async def _drain(self, session: aiohttp.ClientSession) -> None:
-        """No new turns; wait until the engine's own are done, up to the limit; then say goodbye.
+        """Announces draining until the engine is idle or the time is over, then leaving.
 
-        Idle means idle twice in a row: a turn that the proxy sent before it heard of the draining may be on its way.
+        Two probes in a row must find it idle: a turn that was sent before the proxy knew of the draining may come yet.
         """
         if not self._watch.announced:
             return
         deadline = asyncio.get_running_loop().time() + self._drain_timeout_s
-        idle_looks = 0
+        idle_probes = 0
         while True:
-            await self._say(AgentPhase.DRAINING)
-            status = await self._look(session)
-            idle_looks = idle_looks + 1 if is_idle(self._identity.role, status.metrics.load) else 0
-            if not status.healthy or idle_looks == 2 or asyncio.get_running_loop().time() >= deadline:
+            await self._announce(AgentPhase.DRAINING)
+            status = await self._probe(session)
+            idle_probes = idle_probes + 1 if is_idle(self._identity.role, status.metrics.load) else 0
+            if not status.healthy or idle_probes == 2 or asyncio.get_running_loop().time() >= deadline:
                 break
             await asyncio.sleep(DRAIN_POLL_S)
-        await self._say(AgentPhase.LEAVING)
+        await self._announce(AgentPhase.LEAVING)
 
-    async def _look(self, session: aiohttp.ClientSession) -> EngineStatus:
+    async def _probe(self, session: aiohttp.ClientSession) -> EngineStatus:
         status = await probe(session, self._base_url, api_key=self._api_key, timeout_s=PROBE_S)
         if status.healthy and not status.scraped and self._last.healthy:
-            # A busy engine may be late with its metrics: what it said last is nearer the truth than nothing.
+            # A busy engine may be late with its metrics; its last ones are better than none.
             status = replace(status, metrics=self._last.metrics, models=status.models or self._last.models)
         if status.healthy:
             self._last = status
         return status
 
-    async def _say(self, phase: AgentPhase) -> None:
-        if phase is not self._said:
+    async def _announce(self, phase: AgentPhase) -> None:
+        if phase is not self._announced_phase:
             log.info("%s %s: %s", self._identity.role, self._identity.address, phase.value)
-            self._said = phase
-        await self._announcer.say(beat(self._identity, self._last, phase))
+            self._announced_phase = phase
+        await self._announcer.send(heartbeat_of(self._identity, self._last, phase))
 
     async def _ended_within(self, pause_s: float, stop: asyncio.Event) -> bool:
-        """Waits for the pause or `stop`; True at once if the launched engine ended."""
+        """Waits for the pause, `stop` or the launched engine's end; True for the last."""
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(stop.wait())]
         if self._process is not None:
             waits.append(asyncio.ensure_future(self._process.wait()))
@@ -223,7 +222,6 @@ class Agent:
         return len(waits) > 1 and waits[1] in done
 
     async def _race(self, work: Coroutine[Any, Any, None], stop: asyncio.Event) -> None:
-        """The work, cut short by `stop`."""
         doing = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(stop.wait())
         try:
@@ -237,7 +235,7 @@ class Agent:
 
 
 async def run_until_signal(agent: Agent) -> None:
-    """SIGTERM or SIGINT drains; a second one ends the wait."""
+    """SIGTERM or SIGINT starts draining; a second one ends it."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     running = asyncio.current_task()

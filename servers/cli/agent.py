@@ -29,7 +29,7 @@ from ..vllm.launch import command as vllm_command
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOptions:
-    """The flags, as they are named on the command line."""
+    """The flags, named as on the command line."""
 
     role: Role
     proxies: tuple[str, ...]
@@ -58,7 +58,6 @@ class AgentOptions:
 
 
 def launch_of(options: AgentOptions) -> Launch:
-    """The engine to start."""
     if options.engine == "sim":
         argv = [sys.executable, "-m", "ppd.servers.sim", "--role", options.role, "--host", options.host]
         argv += ["--port", str(options.port), "--side-channel-port", str(options.side_channel_port)]
@@ -83,7 +82,7 @@ def launch_of(options: AgentOptions) -> Launch:
 
 
 def check_free(host: str, port: int) -> None:
-    """ConfigError where somebody listens already, whose health would be taken for the launched engine's."""
+    """ConfigError if another program listens there: its health would be taken for the launched engine's."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as attempt:
         if attempt.connect_ex(("127.0.0.1" if host == "0.0.0.0" else host, port)) == 0:
             raise ConfigError(f"port = {port}: must be a free port on {host} (in use)", param="port")
@@ -113,7 +112,7 @@ def _indices(text: str) -> tuple[int, ...]:
 
 
 def curve_keys(key_file: Path | None, server_key_file: Path | None) -> tuple[bytes, bytes, bytes] | None:
-    """The agent's key pair and the proxy's public key, from ZeroMQ certificates; None where neither is given."""
+    """The agent's public and secret key and the proxy's public key, from ZeroMQ certificates; None without files."""
     if key_file is None and server_key_file is None:
         return None
     if key_file is None or server_key_file is None:
@@ -129,7 +128,6 @@ def curve_keys(key_file: Path | None, server_key_file: Path | None) -> tuple[byt
 
 
 def address_of(url: str) -> str:
-    """host:port of a base URL."""
     parts = urlsplit(url if "//" in url else f"//{url}")
     if not parts.hostname or parts.port is None:
         raise ConfigError(f"attach = {url!r}: must be http://host:port", param="attach")

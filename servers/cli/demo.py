@@ -1,4 +1,4 @@
-"""`ppd demo`: a fleet, and a real three-turn conversation played through it with OpenAI's own client."""
+"""`ppd demo`: a fleet, and a three-turn conversation played through it with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ANSWER_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class TurnShown:
-    """One line of the demo: the turn as the proxy's receipt tells it."""
+    """One line of the demo, from the proxy's receipt of the turn."""
 
     number: int
     receipt: dict[str, Any]
@@ -42,7 +42,6 @@ HEADING = f"{'turn':<6}{'route':<9}{'reason':<19}{'workers':<9}{'cached/new':<13
 
 
 async def play(base_url: str, model: str) -> AsyncIterator[TurnShown]:
-    """The conversation's turns, streamed; each turn's request carries what was answered before it."""
     from openai import AsyncOpenAI, AsyncStream
 
     user_turns = json.loads(CONVERSATION.read_text())["user_turns"]
@@ -58,7 +57,7 @@ async def play(base_url: str, model: str) -> AsyncIterator[TurnShown]:
                 stream=True,
             )
             stream = raw.parse()
-            assert isinstance(stream, AsyncStream), "asked for as a stream"
+            assert isinstance(stream, AsyncStream), "stream=True"
             parts = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
             answer = "".join(parts)
             messages.append({"role": "assistant", "content": answer})

@@ -1,6 +1,6 @@
-"""The commands that run a fleet and its proxy. Each one's module is imported when it is asked for, so help is quick.
+"""The commands that run a fleet and its proxy. A command's module is imported only when it is used, so help is quick.
 
-`python -m ppd.servers` has these alone; the program `ppd` adds those that measure (`ppd.offline.cli.main`).
+`python -m ppd.servers` has only these; the program `ppd` adds those that measure (`ppd.offline.cli.main`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMANDS = {
 
 
 class Commands(click.Group):
-    """Commands by the module that defines each, as `command`, and a line about it."""
+    """`modules`: by command, the module that defines it as `command`, and a line of help."""
 
     modules: Mapping[str, tuple[str, str]] = COMMANDS
 
@@ -35,7 +35,7 @@ class Commands(click.Group):
         if cmd_name not in self.modules:
             return None
         command = self.load(self.modules[cmd_name][0], cmd_name).command
-        assert isinstance(command, click.Command), "each module names its command so"
+        assert isinstance(command, click.Command), "each module names its command `command`"
         return command
 
     def load(self, module: str, cmd_name: str) -> ModuleType:

@@ -35,7 +35,6 @@ _OPTIONS = (
 
 
 def fleet_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The flags that `up` and `demo` share."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
@@ -44,14 +43,14 @@ def fleet_options(command: Callable[..., None]) -> Callable[..., None]:
 def fleet_spec(
     console: Console, engine: str, model: str, prefill: int, decode: int, replica: int, engine_args: Any, **rest: Any
 ) -> FleetSpec:
-    """The fleet that the flags ask for, with all that its engines need in place."""
+    """The fleet that the flags ask for. Installs or writes what its engines need, which may take minutes."""
     workers = {Role.PREFILL: prefill, Role.DECODE: decode, Role.REPLICA: replica}
     prepared = prepare(engine, model, tuple(engine_args), console.print)
     return FleetSpec(engine=engine, workers=workers, prepared=prepared, **rest)
 
 
 async def until_signal(fleet: LocalFleet) -> None:
-    """Until Ctrl-C or SIGTERM; EngineFailed if a program of the fleet ends by itself."""
+    """Waits for Ctrl-C or SIGTERM; EngineFailed if a program of the fleet ends by itself."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -69,7 +68,6 @@ async def until_signal(fleet: LocalFleet) -> None:
 
 
 def show(fleet: LocalFleet) -> None:
-    """The programs, where they listen, and their logs."""
     click.echo(f"{'program':<9}{'address':<18}log")
     for member in fleet.members:
         click.echo(f"{member.name:<9}{member.address:<18}{member.log}")
@@ -77,7 +75,7 @@ def show(fleet: LocalFleet) -> None:
 
 
 def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Runs a command's coroutine; our errors and Ctrl-C end it in one line."""
+    """Runs a command's coroutine; a PPDError ends it with one line, Ctrl-C without any."""
     try:
         with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
             asyncio.run(work())

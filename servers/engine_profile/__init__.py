@@ -1,1 +1,1 @@
-"""What work costs on one engine: the file that says it, and the time of a step that follows."""
+"""What work costs on one engine: the profile's file format, and the law for the time of a step."""

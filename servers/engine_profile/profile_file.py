@@ -1,7 +1,8 @@
-"""Engine profiles as files: what work costs on one engine, how much KV it holds, and how those figures were come by.
+"""Engine profiles as files: what work costs on one engine, how much KV it holds, and where these figures come from.
 
-A profile is JSON, one engine a file, read strictly: a field that is missing, unknown or out of range is a FormatError
-that names it. `find` takes a shipped profile's name or a path. The format is described in tables/profiles/README.md.
+A profile is a JSON file of one engine. It is read strictly: a missing or unknown field, or one out of range, is a
+FormatError that names it. `find` takes a bundled profile's name or a path. The format is described in
+tables/profiles/README.md.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ RelativeError = Annotated[float, msgspec.Meta(ge=0)]
 class Status(StrEnum):
     """How far a profile's figures can be trusted."""
 
-    MEASURED = "measured"  # each cost by itself, on the hardware it names
-    FITTED = "fitted"  # all costs together, to whole requests measured on that hardware
+    MEASURED = "measured"  # each cost separately, on the hardware that it names
+    FITTED = "fitted"  # all costs together, to measurements on that hardware
     MODELLED = "modelled"  # computed from data sheets; nothing was run
 
 
 class Transfers(StrEnum):
-    """What a handoff moves."""
+    """What a handoff transfers."""
 
     MISSING = "missing"  # only the blocks that D lacks, as NIXL does
     WHOLE = "whole"  # the whole prompt each turn, as P2pNccl does
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How far the fitted profile is from one configuration's measurements: absolute errors of means, as shares."""
+    """A fitted profile against one configuration's measurements: absolute relative errors of the means."""
 
     config: str
     cells: Tokens
@@ -55,15 +56,15 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a fitted profile was made from, and how good it is; a configuration in both lists tests nothing new."""
+    """What a fitted profile was made from, and how good it is. A configuration in both lists tests nothing new."""
 
     fitted_on: tuple[str, ...]
     checked_on: tuple[Check, ...]
-    command: str  # that makes the profile again
+    command: str  # makes the profile again
 
 
 class ProfileFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One engine: tensor-parallel GPUs that serve one model."""
+    """Of one engine: one model on `gpu_count` tensor-parallel GPUs."""
 
     version: Literal[1] = VERSION
     kind: Literal["ppd-engine-profile"] = KIND
@@ -73,7 +74,7 @@ class ProfileFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     gpu: str
     gpu_count: Tokens  # that share one engine, tensor parallel
     engine: str
-    source: str  # of the measurements, or of the figures that it was computed from
+    source: str  # of the measurements, or of the figures for a modelled profile
     note: str
     licence: str
     costs: EngineProfile
@@ -137,12 +138,11 @@ def load(path: Path) -> ProfileFile:
 
 
 def bundled(folder: Path = BUNDLED) -> dict[str, Path]:
-    """The profiles that ship with the project, by name."""
     return {path.stem: path for path in sorted(folder.glob("*.json"))}
 
 
 def find(name: str, folder: Path = BUNDLED) -> ProfileFile:
-    """A shipped profile by its name, or one by its file's path; ConfigError lists the names."""
+    """`name`: of a bundled profile, or a file's path; ConfigError lists the names."""
     known = bundled(folder)
     if path := known.get(name):
         return load(path)
@@ -154,7 +154,7 @@ def find(name: str, folder: Path = BUNDLED) -> ProfileFile:
 
 
 def _check_names(costs: dict[str, msgspec.Raw]) -> None:
-    """A cost that is left out would silently be the default engine's, and an unknown one ignored."""
+    # Without this check a missing cost would take the default engine's value, and an unknown one be ignored.
     expected = {field.name for field in fields(EngineProfile)}
     for name in sorted(expected - set(costs)):
         raise FormatError(f"costs.{name}: is missing")

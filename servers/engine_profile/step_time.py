@@ -1,6 +1,6 @@
-"""How long an engine takes: a step, a request's host work, a KV transfer. Pure; sleeping is the caller's.
+"""How long an engine takes for a step, for a request's host work, and for a KV transfer. Pure.
 
-One law serves the simulated engine, which waits it out, and the simulator in virtual time, which only adds it up.
+The simulated engine sleeps for these times; the simulator in virtual time adds them up.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from ppd.proxy.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProfile:
-    """What work costs on one engine, in seconds and bytes; the defaults are an H100 with Llama-3.1-8B.
+    """Costs of work on one engine, in seconds and bytes; the defaults are an H100 with Llama-3.1-8B.
 
-    The defaults decompose the laws fitted to the published PPD measurements (4 x H100, vLLM 0.13, P2pNccl over NVLink;
-    m new and c cached prompt tokens, B decoding sequences with C thousand tokens of context each; milliseconds):
+    The defaults are derived from laws fitted to the published PPD measurements (4 x H100, vLLM 0.13, P2pNccl over
+    NVLink; m new and c cached prompt tokens, B decoding sequences with C thousand tokens of context each; ms):
 
     * TPOT 8.1 + 0.11 B + 0.027 B C: `step_s`, `decode_sequence_s` and `context_token_s`;
-    * TTFT of an append on D, 31.3 + 0.031 m + 0.017 c: one step and the request's host work. The slope in c is paid
-      per prompt token on the host (render, hash, look up), so it delays the request and nobody else; what is left of
-      the slope in m is `prefill_token_s`, which every decoding neighbour waits for. With it an append of 1,024 tokens
+    * TTFT of an append on D, 31.3 + 0.031 m + 0.017 c: one step and the request's host work. The slope in c is host
+      work per prompt token (render, hash, look up), so it delays only this request. The rest of the slope in m is
+      `prefill_token_s`, for which every decoding sequence of the batch waits. With it an append of 1,024 tokens
       at the published rates lengthens TPOT by 30 to 50 %, and one of 128 tokens by less than 5 %, as measured;
     * TTFT through P, 92.2 + 0.045 m + 0.0245 c: the same on P, then D's fixed request cost, one transfer, one step.
 
@@ -28,15 +28,15 @@ class EngineProfile:
     arithmetic, 0.5 MFLOP for each pair of a new token and an earlier one, and matters from 30,000 tokens of context on.
     """
 
-    step_s: float = 8.1e-3  # any step, however little it computes
+    step_s: float = 8.1e-3  # of any step
     decode_sequence_s: float = 0.11e-3
     context_token_s: float = 27e-9  # per token of context that a decoding sequence reads
     prefill_token_s: float = 14e-6
     attention_pair_s: float = 1e-9  # per (prompt token, earlier token)
     request_s: float = 23.2e-3  # host work before a request can be scheduled
-    request_token_s: float = 17e-6  # the same per prompt token, where the prompt is not pulled from elsewhere
-    transfer_s: float = 29.6e-3  # any KV transfer, however small: set-up and notification, in nobody's way
-    send_s: float = 0.0  # the same, but the sender can send nothing else meanwhile
+    request_token_s: float = 17e-6  # the same per prompt token, unless the prompt's KV is pulled
+    transfer_s: float = 29.6e-3  # of any KV transfer: set-up and notification; delays no other transfer
+    send_s: float = 0.0  # the same, but the sender can send nothing else during it
     transfer_bytes_per_s: float = 16e9
     kv_bytes_per_token: int = 131_072
     max_batched_tokens: int = 8192  # tokens that one step may compute
@@ -83,7 +83,7 @@ def request_time_s(profile: EngineProfile, prompt_tokens: int, *, pulled: bool) 
 
 
 def transfer_time_s(profile: EngineProfile, tokens: int) -> float:
-    """Duration of moving the KV of `tokens` tokens between two idle engines; nothing to move takes no time."""
+    """Duration of moving the KV of `tokens` tokens between two idle engines; 0 for no tokens."""
     if tokens == 0:
         return 0.0
     bytes_s = tokens * profile.kv_bytes_per_token / profile.transfer_bytes_per_s

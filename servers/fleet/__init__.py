@@ -1,1 +1,1 @@
-"""A fleet on one machine: its processes, started and ended together."""
+"""Starts, prepares and stops the processes of a fleet on one machine."""

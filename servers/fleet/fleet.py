@@ -1,7 +1,7 @@
 """A fleet on one machine: an agent and an engine for every worker, and the proxy in front of them.
 
-`plan` is pure and says which programs run with which ports; `LocalFleet` starts them, waits until the proxy can use
-every worker, and stops them all.
+`plan` is pure: it lists the programs and their ports. `LocalFleet` starts them, waits until the proxy can use every
+worker, and stops them all.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ FIRST_SIDE_CHANNEL = 5600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetSpec:
-    """What to run."""
-
     engine: str  # sim or vllm
     workers: Mapping[Role, int]
     prepared: Prepared
@@ -44,8 +42,6 @@ class FleetSpec:
 
 @dataclass(frozen=True, slots=True)
 class FleetProgram:
-    """One program of the fleet."""
-
     name: str  # "P1", or "proxy"
     address: str
     launch: Launch
@@ -53,7 +49,6 @@ class FleetProgram:
 
 
 def plan(spec: FleetSpec) -> tuple[FleetProgram, ...]:
-    """The proxy first, then the workers."""
     members = [_proxy(spec)]
     ordinal = 0
     for role in Role:
@@ -92,9 +87,9 @@ def _worker(spec: FleetSpec, role: Role, index: int, ordinal: int) -> FleetProgr
 
 
 def share_of_gpus(spec: FleetSpec, ordinal: int) -> tuple[tuple[int, ...], float]:
-    """A worker's GPUs, and its share of each one's memory: 1 where it has them to itself.
+    """A worker's GPUs, and its share of each one's memory: 1 if it shares them with no other worker.
 
-    GPUs are given out in order; where there are fewer than the fleet needs, workers share them evenly.
+    GPUs are assigned in order; if there are fewer than the fleet needs, workers share them evenly.
     """
     count, wanted = spec.prepared.gpu_count, sum(spec.workers.values()) * spec.tensor_parallel
     first = ordinal * spec.tensor_parallel
@@ -107,7 +102,7 @@ def _ppd(command: str) -> list[str]:
 
 
 class LocalFleet:
-    """The running programs of a plan, as `async with`."""
+    """The running programs of a plan; an async context manager."""
 
     def __init__(self, spec: FleetSpec) -> None:
         self._spec = spec
@@ -137,7 +132,7 @@ class LocalFleet:
         return self._processes[name]
 
     async def wait_ready(self, timeout_s: float) -> None:
-        """Return when the proxy knows every worker; EngineFailed, with a log's tail, as soon as a program ends."""
+        """Returns when every worker is up at the proxy; EngineFailed, with a log's tail, as soon as a program ends."""
         ended = [asyncio.ensure_future(self._ended(process)) for process in self._processes.values()]
         ready = asyncio.ensure_future(self._ready())
         try:
@@ -152,7 +147,7 @@ class LocalFleet:
             await asyncio.gather(ready, *ended, return_exceptions=True)
 
     async def wait_ended(self) -> None:
-        """Until any program ends by itself, which is an error."""
+        """Waits until a program ends by itself; then EngineFailed."""
         await asyncio.gather(*(self._ended(process) for process in self._processes.values()))
 
     async def _ended(self, process: EngineProcess) -> None:
@@ -175,7 +170,7 @@ class LocalFleet:
         return int(sum(float(line.rpartition(" ")[2]) for line in counts))
 
     async def _stop(self) -> None:
-        """Workers first, so that none announces itself to a proxy that is gone."""
+        # Workers first, so that none announces itself to a proxy that is gone.
         workers = [process for name, process in self._processes.items() if name != "proxy"]
         await asyncio.gather(*(process.stop() for process in workers))
         await self._processes["proxy"].stop()

@@ -1,9 +1,9 @@
-"""Runs one program and makes sure that it does not outlive the process that asked for it.
+"""Runs one program and makes sure that it does not outlive the process that started it.
 
 `python guard.py FD GRACE_S PROGRAM ARGS...`; FD is the reading end of a pipe whose writing end the starter keeps.
-Bytes on the pipe are orders, `T` (SIGTERM to the program) and `K` (SIGKILL to its whole group). The pipe's end means
-that the starter is gone, however it died: the program gets a SIGTERM and, GRACE_S seconds later, a SIGKILL.
-When the program ends, what is left of its group is killed and its exit code returned, 128 + signal if one ended it.
+Bytes on the pipe are orders: `T` (SIGTERM to the program) and `K` (SIGKILL to its whole group). The end of the pipe
+means that the starter is gone: the program gets a SIGTERM and, GRACE_S seconds later, a SIGKILL. When the program ends,
+the rest of its group is killed and its exit code is returned, 128 + signal if a signal ended it.
 
 A pipe, not PR_SET_PDEATHSIG: that follows the thread that forked, reaches one process instead of the group, and can
 only be set between fork and exec, where Python code is not safe. Standard library only, so that it starts at once.
@@ -20,13 +20,13 @@ import time
 
 
 def guard(orders: int, grace_s: float, program: list[str]) -> int:
-    """Run `program` until it ends; orders come from the file descriptor."""
+    """`orders`: the file descriptor. Returns the exit code."""
     ended, notify = os.pipe()
     for end in (ended, notify):
         os.set_blocking(end, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(notify, warn_on_full_buffer=False)
-    # Ctrl-C and a service manager's SIGTERM are the starter's business; it will say what to do.
+    # The starter handles Ctrl-C and a service manager's SIGTERM, and sends an order.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     try:

@@ -1,4 +1,4 @@
-"""What an engine needs before a fleet of it can start: an interpreter that has vLLM, a model, GPUs or none."""
+"""What engines need before a fleet can start: an interpreter with vLLM, a model, a device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HAS_VLLM = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """Ready to launch. `name` is what clients ask for."""
+    """`model`: a folder or name for the engine; `name`: the model that clients ask for."""
 
     model: str
     name: str
@@ -29,7 +29,7 @@ class Prepared:
 
 
 def prepare(engine: str, model: str, engine_args: tuple[str, ...], progress: Callable[[str], None]) -> Prepared:
-    """On a machine with GPUs the installed vLLM, else one for CPUs with a tiny model; ConfigError says what lacks."""
+    """With GPUs the installed vLLM, else vLLM for CPUs with a tiny model; ConfigError names what is missing."""
     if engine == "sim":
         return Prepared(model=model, name=model or "sim", engine_args=engine_args)
     gpu_count = count_gpus()
@@ -58,7 +58,6 @@ def prepare(engine: str, model: str, engine_args: tuple[str, ...], progress: Cal
 
 
 def count_gpus() -> int:
-    """NVIDIA GPUs of this machine."""
     if shutil.which("nvidia-smi") is None:
         return 0
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
@@ -66,7 +65,7 @@ def count_gpus() -> int:
 
 
 def python_with_vllm() -> str:
-    """The first interpreter that can import vLLM: this one, that of the `vllm` script, the PATH's own."""
+    """The first interpreter that can import vLLM: this one, that of the `vllm` script, or one on the PATH."""
     for python in _interpreters():
         if subprocess.run([python, "-c", HAS_VLLM], capture_output=True, check=False).returncode == 0:
             return python

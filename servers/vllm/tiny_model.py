@@ -4,8 +4,8 @@
 
 * One byte of UTF-8 is one token, except for the five special tokens. A text therefore encodes to the same ids again
   after it was generated, and an engine's own answer hits its prefix cache on the next turn.
-* Answers consist of printable ASCII and newlines only, sampled or not, and never end by themselves: ask for a number
-  of tokens. They are gibberish, but greedy ones are a function of the whole prompt, so lost context shows.
+* Answers consist of printable ASCII and newlines only, and never end by themselves: ask for a number of tokens. They
+  are gibberish, but greedy answers depend on the whole prompt, so lost context shows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EMITTED = frozenset(b"\n") | frozenset(range(0x20, 0x7F))  # the bytes that an a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The network's dimensions; small enough that two cores serve three engines."""
+    """Small enough for three engines on two cores."""
 
     vocabulary: int = 320  # 5 special tokens, 256 bytes, padding
     hidden: int = 128
@@ -220,7 +220,6 @@ def safetensors(shape: ModelShape) -> bytes:
 
 
 def write_model(folder: Path, shape: ModelShape | None = None) -> None:
-    """Write the model to `folder`, which may exist; about a second."""
     shape = shape or ModelShape()
     folder.mkdir(parents=True, exist_ok=True)
     documents = {
@@ -235,7 +234,7 @@ def write_model(folder: Path, shape: ModelShape | None = None) -> None:
 
 
 def ensure_model(environment: Environment) -> Path:
-    """The model's folder beside the environment, written now if it is not there; named after what is in it."""
+    """The model's folder beside the environment, written if it is not there; its name has a hash of this file."""
     source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:10]
     folder = environment.folder.with_name(f"tiny-model-{source}")
     if not folder.is_dir():
@@ -245,7 +244,7 @@ def ensure_model(environment: Environment) -> Path:
             write_model(unfinished)
             try:
                 unfinished.rename(folder)
-            except OSError:  # two callers may both get here; the second finds the same files in place
+            except OSError:  # another caller has written the same files
                 if not folder.is_dir():
                     raise
     return folder

@@ -7,8 +7,7 @@ import pytest
 from benchmarks.network import __main__ as network
 from benchmarks.network.fault_link import Conditions
 from benchmarks.network.namespaces import netem
-from benchmarks.network.report import Found, markdown, wrong
-from benchmarks.network.trials import TRIALS
+from benchmarks.network.report import NetworkResult, markdown, wrong
 from benchmarks.soak.records import ClientOutcome, RequestRecord
 
 
@@ -30,7 +29,7 @@ def test_conditions_in_netems_words(conditions: Conditions, words: str) -> None:
 def request(outcome: ClientOutcome, first_text_s: float | None = 1.5, *, stream: bool = True) -> RequestRecord:
     return RequestRecord(
         id="",
-        talk=0,
+        conversation=0,
         endpoint="chat",
         move="open",
         stream=stream,
@@ -45,7 +44,7 @@ def request(outcome: ClientOutcome, first_text_s: float | None = 1.5, *, stream:
 
 
 def cells(*requests: RequestRecord) -> list[str]:
-    table = markdown([Found(trial="rain", made_by="netem", retries=3, requests=list(requests))])
+    table = markdown([NetworkResult(trial="rain", made_by="netem", retries=3, requests=list(requests))])
     return [cell.strip() for cell in table.splitlines()[2].split("|")[1:-1]]
 
 
@@ -77,7 +76,7 @@ def test_a_row_without_answers_has_no_times() -> None:
 
 def test_half_an_answer_that_passes_for_a_whole_one_is_wrong() -> None:
     counts = [
-        wrong(Found(trial="", made_by="", retries=0, requests=[request(outcome)]))
+        wrong(NetworkResult(trial="", made_by="", retries=0, requests=[request(outcome)]))
         for outcome in (
             ClientOutcome.WRONG,
             ClientOutcome.UNMARKED,
@@ -90,8 +89,12 @@ def test_half_an_answer_that_passes_for_a_whole_one_is_wrong() -> None:
 
 
 def test_every_trial_has_a_name_of_its_own_and_the_first_is_the_good_network() -> None:
-    assert len({trial.name for trial in TRIALS}) == len(TRIALS)
-    assert (TRIALS[0].conditions, TRIALS[0].partition_s, TRIALS[0].resets_every_s) == (Conditions(), 0, 0)
+    assert len({trial.name for trial in network.TRIALS}) == len(network.TRIALS)
+    assert (network.TRIALS[0].conditions, network.TRIALS[0].partition_s, network.TRIALS[0].resets_every_s) == (
+        Conditions(),
+        0,
+        0,
+    )
 
 
 def test_help_is_told() -> None:

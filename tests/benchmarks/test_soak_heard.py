@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.soak.client_view import Heard
+from benchmarks.soak.client_view import ClientView
 from benchmarks.soak.records import ClientOutcome
-from benchmarks.soak.verify import Reception, judge
+from benchmarks.soak.verify import Reception, verify
 from benchmarks.soak.workload import Move
 from ppd.proxy.openai.request import Endpoint
 
@@ -44,17 +44,17 @@ HEAD, TAIL = chat("the right"), chat(" text", "stop")
     ],
 )
 def test_a_stream_is_right_whole_or_says_that_it_is_not(stream: bytes, outcome: ClientOutcome) -> None:
-    heard = Heard(Endpoint.CHAT)
-    heard.feed(stream)
-    assert judge(heard, FULL, RIGHT, Move.CONTINUE)[0] is outcome
+    view = ClientView(Endpoint.CHAT)
+    view.feed(stream)
+    assert verify(view, FULL, RIGHT, Move.CONTINUE)[0] is outcome
 
 
 def test_a_stream_may_come_in_any_pieces() -> None:
-    heard, events = Heard(Endpoint.CHAT), 0
+    view, events = ClientView(Endpoint.CHAT), 0
     for at in range(len(HEAD + TAIL + DONE)):
-        events += heard.feed((HEAD + TAIL + DONE)[at : at + 1])
+        events += view.feed((HEAD + TAIL + DONE)[at : at + 1])
     assert events == 2
-    assert judge(heard, FULL, RIGHT, Move.CONTINUE)[0] is ClientOutcome.COMPLETED
+    assert verify(view, FULL, RIGHT, Move.CONTINUE)[0] is ClientOutcome.COMPLETED
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_a_stream_may_come_in_any_pieces() -> None:
     ],
 )
 def test_every_api_has_its_own_end(endpoint: Endpoint, stream: bytes) -> None:
-    whole, cut = Heard(endpoint), Heard(endpoint)
+    whole, cut = ClientView(endpoint), ClientView(endpoint)
     whole.feed(stream)
-    assert judge(whole, FULL, RIGHT, Move.OPEN) == (ClientOutcome.COMPLETED, "")
+    assert verify(whole, FULL, RIGHT, Move.OPEN) == (ClientOutcome.COMPLETED, "")
     cut.feed(stream.split(b"\n\n")[0] + b"\n\n")
-    assert judge(cut, FULL, RIGHT, Move.OPEN)[0] is ClientOutcome.UNMARKED
+    assert verify(cut, FULL, RIGHT, Move.OPEN)[0] is ClientOutcome.UNMARKED
 
 
 @pytest.mark.parametrize(
@@ -95,19 +95,19 @@ def test_every_api_has_its_own_end(endpoint: Endpoint, stream: bytes) -> None:
 )
 def test_a_whole_body_is_compared_too(endpoint: Endpoint, body: bytes) -> None:
     for text, outcome in ((body, ClientOutcome.COMPLETED), (body.replace(b"right", b"wrong"), ClientOutcome.WRONG)):
-        heard = Heard(endpoint)
-        heard.read_whole(text)
-        assert judge(heard, FULL, RIGHT, Move.OPEN)[0] is outcome
+        view = ClientView(endpoint)
+        view.read_whole(text)
+        assert verify(view, FULL, RIGHT, Move.OPEN)[0] is outcome
 
 
 def test_every_choice_counts() -> None:
-    heard = Heard(Endpoint.CHAT)
-    heard.feed(HEAD + TAIL + DONE)
-    assert judge(heard, FULL, {0: "the right text", 1: "more"}, Move.OPEN)[0] is ClientOutcome.WRONG
+    view = ClientView(Endpoint.CHAT)
+    view.feed(HEAD + TAIL + DONE)
+    assert verify(view, FULL, {0: "the right text", 1: "more"}, Move.OPEN)[0] is ClientOutcome.WRONG
 
 
 @pytest.mark.parametrize(
-    ("reception", "move", "heard", "outcome"),
+    ("reception", "move", "view", "outcome"),
     [
         ({"status": 0, "left": True}, Move.OPEN, b"", ClientOutcome.LEFT),
         ({"status": 200, "left": True}, Move.OPEN, HEAD, ClientOutcome.LEFT),
@@ -121,13 +121,13 @@ def test_every_choice_counts() -> None:
         ({"status": 500}, Move.IMPOSSIBLE, b"", ClientOutcome.FAILED),
     ],
 )
-def test_what_a_client_sees_has_one_name(reception: Any, move: Move, heard: bytes, outcome: ClientOutcome) -> None:
-    answer = Heard(Endpoint.CHAT)
-    answer.feed(heard)
-    assert judge(answer, Reception(**reception), RIGHT, move)[0] is outcome
+def test_what_a_client_sees_has_one_name(reception: Any, move: Move, view: bytes, outcome: ClientOutcome) -> None:
+    answer = ClientView(Endpoint.CHAT)
+    answer.feed(view)
+    assert verify(answer, Reception(**reception), RIGHT, move)[0] is outcome
 
 
 def test_an_answer_to_what_nobody_can_answer_is_wrong() -> None:
-    heard = Heard(Endpoint.CHAT)
-    heard.feed(HEAD + TAIL + DONE)
-    assert judge(heard, FULL, None, Move.IMPOSSIBLE)[0] is ClientOutcome.WRONG
+    view = ClientView(Endpoint.CHAT)
+    view.feed(HEAD + TAIL + DONE)
+    assert verify(view, FULL, None, Move.IMPOSSIBLE)[0] is ClientOutcome.WRONG

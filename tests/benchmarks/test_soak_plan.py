@@ -27,20 +27,20 @@ FLEET = (
 
 
 def asks(seed: int, number: int) -> list[SoakRequest]:
-    talk, found = SoakConversation(seed, number), list[SoakRequest]()
-    while (ask := talk.next()) is not None:
+    conversation, found = SoakConversation(seed, number), list[SoakRequest]()
+    while (ask := conversation.next()) is not None:
         found.append(ask)
-        talk.hear(f"answer {len(found)}")
+        conversation.answered(f"answer {len(found)}")
     return found
 
 
-def test_talks_follow_from_their_seed_and_number() -> None:
+def test_conversations_follow_from_their_seed_and_number() -> None:
     assert asks(1, 5) == asks(1, 5)
     assert asks(1, 5) != asks(2, 5)
     assert asks(1, 5) != asks(1, 6)
 
 
-def test_many_talks_are_of_every_kind() -> None:
+def test_many_conversations_are_of_every_kind() -> None:
     found = [ask for number in range(300) for ask in asks(0, number)]
     assert {ask.endpoint for ask in found} == set(Endpoint)
     assert {ask.move for ask in found} == set(Move)
@@ -48,7 +48,7 @@ def test_many_talks_are_of_every_kind() -> None:
     assert {ask.force for ask in found} == {"", "LOCAL", "SPLIT", "REPLICA"}
     assert {2 <= len(asks(0, number)) <= 12 for number in range(300)} == {True}
     for leaving in ("leave_after_s", "leave_after_events", "pause_s"):
-        assert 0.02 < sum(bool(getattr(ask.manners, leaving)) for ask in found) / len(found) < 0.1
+        assert 0.02 < sum(bool(getattr(ask.behaviour, leaving)) for ask in found) / len(found) < 0.1
 
 
 def messages(ask: SoakRequest) -> list[str]:
@@ -78,10 +78,10 @@ def test_turns_go_on_from_what_was_answered() -> None:
 
 
 def test_what_was_not_answered_is_asked_again() -> None:
-    talk = SoakConversation(0, 0)
-    first = talk.next()
-    talk.hear(None)
-    second = talk.next()
+    conversation = SoakConversation(0, 0)
+    first = conversation.next()
+    conversation.answered(None)
+    second = conversation.next()
     assert first is not None and second is not None
     assert second.move is Move.AGAIN
 
@@ -119,7 +119,7 @@ def test_every_fault_is_one_that_an_engine_knows(kind: FleetFault) -> None:
 def request(sent_s: float, ended_s: float) -> RequestRecord:
     return RequestRecord(
         id="x",
-        talk=0,
+        conversation=0,
         endpoint="chat",
         move="open",
         stream=True,

@@ -19,7 +19,7 @@ from benchmarks.soak.records import (
     decode,
 )
 from benchmarks.soak.report import markdown
-from benchmarks.soak.slope import slope
+from ppd.offline.experiment.statistics import slope
 from ppd.proxy.errors import FormatError
 
 SECONDS = 300.0
@@ -28,7 +28,7 @@ SECONDS = 300.0
 def request(at_s: float, outcome: ClientOutcome = ClientOutcome.COMPLETED, **changes: Any) -> RequestRecord:
     values: dict[str, Any] = {
         "id": "r",
-        "talk": 1,
+        "conversation": 1,
         "endpoint": "chat",
         "move": "open",
         "stream": True,

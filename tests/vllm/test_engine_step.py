@@ -25,9 +25,9 @@ GRID = (
 # Attention against its definition: softmax over what each token may see, query heads shared in order by KV heads.
 AGAINST_ITS_DEFINITION = """
 import torch
-from benchmarks.interference.engine_step.network import Network, Point, Shape
+from benchmarks.interference.engine_step.network import Network, NetworkShape, StepPoint
 
-shape = Shape(layers=1, hidden=64, heads=8, kv_heads=2, head_dim=16, mlp=64, vocabulary=50)
+shape = NetworkShape(layers=1, hidden=64, heads=8, kv_heads=2, head_dim=16, mlp=64, vocabulary=50)
 network = Network(shape, kv_tokens=200, device="cpu", dtype="float32")
 layer = network._layers[0]
 
@@ -56,7 +56,7 @@ def check(point):
             assert torch.equal(keys[:, 0, seen - 1], k[first + n])
             torch.testing.assert_close(out[n], plain(q[first + n], keys[:, 0, :seen], values[:, 0, :seen]))
 
-for point in (Point(3, 20, 0, 0), Point(0, 0, 7, 0), Point(0, 0, 7, 30), Point(2, 20, 5, 11)):
+for point in (StepPoint(3, 20, 0, 0), StepPoint(0, 0, 7, 0), StepPoint(0, 0, 7, 30), StepPoint(2, 20, 5, 11)):
     with torch.inference_mode():
         check(point)
         tokens = network.step(point, network.inputs(point), network.rotations(point))

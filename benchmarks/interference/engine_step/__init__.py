@@ -1,1 +1,1 @@
-"""What one engine step costs on a GPU, measured with PyTorch alone, and the engine profile that follows from it."""
+"""What does one engine step cost on a GPU, measured with PyTorch alone?"""

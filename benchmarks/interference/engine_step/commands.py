@@ -1,4 +1,4 @@
-"""The `--torch` side of `benchmarks/interference`: measure in an interpreter that has PyTorch, fit in this one."""
+"""`python -m benchmarks.interference --torch`: measures in an interpreter that has PyTorch, fits in this one."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def measure_elsewhere(args: argparse.Namespace, path: Path) -> None:
-    """In a process of its own, so that PyTorch need not be installed beside the rest; ConfigError if it fails."""
+    """In another interpreter, as PyTorch need not be installed in this one; ConfigError if it fails."""
     command = [
         args.python,
         "-m",

@@ -1,7 +1,7 @@
-"""Times of steps -> the costs of the timing law, and the engine profile made of them. Pure.
+"""Fits the costs of the timing law to times of steps, and makes an engine profile of them. Pure.
 
-The law (`step_time_s`) is linear in its five costs, so they are found by least squares over the points' medians, none
-negative, each point's error taken relative to its time: a decode step of 8 ms counts as much as a prefill of 500 ms.
+The law (`step_time_s`) is linear in its five costs. They are fitted by non-negative least squares to the medians of the
+points. Errors are relative to a point's time, so a decode step of 8 ms counts as much as a prefill of 500 ms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PEER = "gpu-to-gpu"
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """A measured point and what the law says of it, in s."""
+    """A point's measured time and the law's, in seconds."""
 
     step: StepRecord
     measured_s: float
@@ -48,7 +48,7 @@ class StepFit:
 
 
 def loads(step: StepRecord) -> tuple[int, int, int, int]:
-    """What the law takes besides the profile."""
+    """The arguments of `step_time_s` after the profile."""
     return (
         step.decode,
         step.decode * step.context,
@@ -58,7 +58,6 @@ def loads(step: StepRecord) -> tuple[int, int, int, int]:
 
 
 def fit_steps(steps: Sequence[StepRecord], base: EngineProfile) -> StepFit:
-    """`base` with the step's five costs replaced."""
     known = [(step, step.median_s) for step in steps if step.median_s is not None]
     if len(known) < len(TERMS):
         raise ConfigError(f"steps: {len(known)} points were measured, the law has {len(TERMS)} costs")
@@ -73,7 +72,7 @@ def fit_steps(steps: Sequence[StepRecord], base: EngineProfile) -> StepFit:
 
 
 def profile(steps: Steps, base: ProfileFile | None, name: str) -> tuple[ProfileFile, StepFit]:
-    """Step costs, fitted together; host work and transfers, which a bare step does not have, from `base`."""
+    """Step costs from the fit; those of host work and transfers, which a bare step does not have, from `base`."""
     others, whence = (base.costs, base.name) if base else (EngineProfile(), "the built-in profile")
     head = steps.head
     others = replace(others, kv_bytes_per_token=head.kv_bytes_per_token)
@@ -110,7 +109,6 @@ def profile(steps: Steps, base: ProfileFile | None, name: str) -> tuple[ProfileF
 
 
 def markdown(profile_: ProfileFile, fit: StepFit, skipped: Sequence[StepRecord]) -> str:
-    """The costs and how well they explain each step."""
     costs = [f"| `{name}` | {getattr(profile_.costs, name):.3e} |" for name in TERMS]
     rows = [
         f"| {r.step.decode:,} | {r.step.context:,} | {r.step.prefill:,} | {r.step.cached:,} "
@@ -140,7 +138,6 @@ def markdown(profile_: ProfileFile, fit: StepFit, skipped: Sequence[StepRecord])
 
 
 def _spread(step: StepRecord) -> float:
-    """The quartiles' distance over the median."""
     if step.seconds is None or len(step.seconds) < 2:
         return 0.0
     low, _, high = statistics.quantiles(step.seconds, n=4)

@@ -1,13 +1,13 @@
-"""Measures engine steps and writes their times. Needs PyTorch and nothing else, so it runs where only that is:
+"""Measures engine steps and writes their times. Imports only PyTorch and the standard library:
 
     python -m benchmarks.interference.engine_step.measure --output steps.jsonl.gz
 
-Each point (`network.StepPoint`) is one shape of step: warmed up, then timed `--repeats` times, each time kept. On CUDA
-a step is captured into a graph once and replayed, as vLLM does with small ones, because launching the kernels of 32
-layers one by one takes longer than a small step computes; `--no-graphs` launches them. Times there are CUDA events'.
-Points that do not fit into memory are kept with the reason.
+Each point (`network.StepPoint`) is one shape of step: it is warmed up, then timed `--step-repeats` times, and each time
+is kept. On CUDA a step is captured into a graph once and replayed, as vLLM does for small steps, because launching the
+kernels of 32 layers one by one takes longer than a small step computes; `--no-graphs` launches them. Times on CUDA are
+taken by CUDA events. Points that do not fit into memory are recorded with the reason.
 
-The file is gzipped JSON lines: a head, then one object a point, and one for each kind of copy where there are two GPUs.
+The file is gzipped JSON lines: a head, then one object a point and, with two GPUs, one for each kind of copy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ _COPY_BYTES = (1 << 20, 1 << 24, 1 << 28)
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(description="Measure engine steps of a network with a model's shapes.")
+    top = argparse.ArgumentParser(
+        prog="python -m benchmarks.interference.engine_step.measure",
+        description="Measure engine steps of a network with a model's shapes.",
+    )
     top.add_argument("--output", type=Path, required=True)
     add_arguments(top)
     return top
@@ -61,7 +64,7 @@ def add_arguments(top: Any) -> None:
 
 
 def argv_of(args: argparse.Namespace) -> list[str]:
-    """The arguments as this program takes them, from a namespace that may hold others too; without `output`."""
+    """This program's own arguments out of a larger namespace, without `output`."""
     argv = []
     for name in vars(parser().parse_args(["--output", "."])).keys() - {"output"}:
         value, flag = getattr(args, name), f"--{name.replace('_', '-')}"
@@ -75,7 +78,7 @@ def argv_of(args: argparse.Namespace) -> list[str]:
 
 
 def points(args: argparse.Namespace) -> Iterator[StepPoint]:
-    """Decode alone, a chunk alone, and both in one step, with the batch at its second context and every other chunk."""
+    """Decode alone, a chunk alone, and both in one step (at the second decode context, with every other chunk size)."""
     for batch in args.decode_batches:
         for context in args.decode_contexts:
             yield StepPoint(batch, context, 0, 0)
@@ -90,7 +93,7 @@ def points(args: argparse.Namespace) -> Iterator[StepPoint]:
 
 
 class Stopwatch:
-    """Times a call on its device, in s."""
+    """Times a call on its device, in seconds."""
 
     def __init__(self, torch: Any, device: str) -> None:
         self._torch = torch
@@ -157,7 +160,7 @@ def measured(network: Network, args: argparse.Namespace, kv_tokens: int) -> Iter
 
 
 def copies(torch: Any, watch: Stopwatch, repeats: int) -> Iterator[dict[str, Any]]:
-    """Host to GPU and GPU to GPU; only where there are two GPUs, whose link is what a KV transfer takes."""
+    """Host to GPU and GPU to GPU, over which KV is transferred; nothing with fewer than two GPUs."""
     if not torch.cuda.is_available() or torch.cuda.device_count() < 2:
         return
     for size in _COPY_BYTES:
@@ -179,7 +182,7 @@ def copies(torch: Any, watch: Stopwatch, repeats: int) -> Iterator[dict[str, Any
 
 
 def memory(torch: Any, shape: NetworkShape, device: str, value_bytes: int) -> tuple[float, int]:
-    """The device's bytes, and the tokens of KV that they hold beside the weights; 0, 0 on a CPU."""
+    """The device's bytes, and the tokens of KV that fit beside the weights; 0, 0 on a CPU."""
     if not device.startswith("cuda"):
         return 0.0, 0
     total = float(torch.cuda.mem_get_info()[1])
@@ -224,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def write(path: Path, rows: Sequence[object]) -> None:
-    """Beside, then renamed: here without the package, which need not be installed."""
+    """Atomically. `ppd` need not be installed here, so its own function is not used."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

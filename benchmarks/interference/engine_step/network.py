@@ -1,9 +1,9 @@
 """A network with a model's shapes and random weights, and one engine step of it. Needs PyTorch and nothing else.
 
 A step computes `decode` sequences, one token each with `context` tokens in the cache, and one prefill chunk of
-`prefill` tokens after `cached` ones; either may be 0. As in an engine, both go through the matrices together and
-through attention apart. All contexts of a batch are equally long. What an engine does besides (scheduling, sampling
-other than the most likely token, paging of the cache) is not here.
+`prefill` tokens after `cached` ones; either may be 0. As in an engine, both share the matrix products and have separate
+attention. All contexts of a batch are equally long. Scheduling, sampling (except taking the most likely token) and
+paging of the cache are left out.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Layer:
 
 class Network:
     def __init__(self, shape: NetworkShape, *, kv_tokens: int, device: str, dtype: str, seed: int = 0) -> None:
-        """`kv_tokens`: the most that a step's sequences may hold together."""
+        """`kv_tokens`: of KV that all sequences of a step may have together."""
         self.torch = importlib.import_module("torch")
         self.shape, self.device = shape, device
         self._generator = self.torch.Generator(device=device).manual_seed(seed)
@@ -89,7 +89,6 @@ class Network:
         return self.torch.empty(*size, **self._kind).normal_(0, 0.02, generator=self._generator)
 
     def inputs(self, point: StepPoint) -> Tensor:
-        """Token ids, the decoding sequences' first."""
         size = (point.decode + point.prefill,)
         return self.torch.randint(0, self.shape.vocabulary, size, generator=self._generator, device=self.device)
 
@@ -103,7 +102,7 @@ class Network:
         return angles.cos().to(self._kind["dtype"]), angles.sin().to(self._kind["dtype"])
 
     def step(self, point: StepPoint, tokens: Tensor, rotations: tuple[Tensor, Tensor]) -> Tensor:
-        """The most likely next token of each sequence; the chunk's last."""
+        """The most likely next token of each decoding sequence, then of the chunk."""
         torch, linear, shape = self.torch, self.torch.nn.functional.linear, self.shape
         stream = self._embedding[tokens]
         for layer in self._layers:
@@ -136,7 +135,7 @@ class Network:
         return x * cosines + self.torch.cat([-high, low], dim=-1) * sines
 
     def _decode(self, point: StepPoint, layer: _Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The query heads of a KV head attend as if they were so many queries, so that each K and V is read once."""
+        """The query heads of one KV head are given as several queries, so that each K and V is read once."""
         shape = self.shape
         size = (point.decode, shape.kv_heads, point.context, shape.head_dim)
         keys, values = self._views(layer, 0, size)
@@ -145,7 +144,7 @@ class Network:
         return self._attention(grouped, keys, values).reshape(point.decode, -1)
 
     def _prefill(self, point: StepPoint, layer: _Layer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """KV heads take the place of the batch, so that K and V are shared by their query heads without a copy."""
+        """KV heads are the batch dimension, so that their query heads share K and V without a copy."""
         shape, total = self.shape, point.cached + point.prefill
         used = point.decode * point.context * shape.kv_heads * shape.head_dim
         keys, values = self._views(layer, used, (shape.kv_heads, 1, total, shape.head_dim))
@@ -162,7 +161,7 @@ class Network:
         return flat[0].view(size), flat[1].view(size)
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, *, chunk: int = 0, total: int = 0) -> Tensor:
-        """Of all to all; with `chunk`, each of its tokens to those at or before it, of `total`."""
+        """Without `chunk`, all queries attend to all keys; with it causally, to `total` keys that end in the chunk."""
         attend = self.torch.nn.functional.scaled_dot_product_attention
         if not chunk:
             return attend(q, k, v)

@@ -1,4 +1,4 @@
-"""The file that `measure` writes: how long each shape of step took, every repeat."""
+"""The file that `measure` writes: the time of every repeat of each shape of step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class StepsHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One shape of step; see `network.Point`."""
+    """One shape of step; see `network.StepPoint`."""
 
     decode: Count
     context: Count
@@ -88,7 +88,6 @@ class Steps:
 
 
 def decode(data: bytes) -> Steps:
-    """FormatError names what is missing, unknown or of another version."""
     head, rows = decode_rows(data, StepsHead, _row, kind=KIND, version=VERSION)
     return Steps(
         head,

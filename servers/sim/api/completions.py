@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.config import SimConfig
 from ..core.errors import BadRequest, SimError
-from ..core.generation import Generation
+from ..core.sequence import Generation
 from ..core.tokens import encode
 from ..engine.deltas import Delta
 from .prompts import chat_prompt
@@ -16,8 +16,6 @@ from .requests import JsonBody, is_token, read_generation
 
 
 class _OpenAI:
-    """What the two share: the frame of bodies and chunks, usage and errors."""
-
     id_prefix: str
     object: str
     chunk_object: str
@@ -144,12 +142,11 @@ class Completions(_OpenAI):
 
 
 def is_shown(reply: Reply, delta: Delta) -> bool:
-    """Text that is held back for a stop string sends no chunk."""
+    """False while text is held back for a stop string."""
     return bool(delta.text or delta.finish or reply.generation.return_token_ids)
 
 
 def ending(reply: Reply, delta: Delta) -> dict[str, Any]:
-    """What a streamed choice carries beside its text."""
     fields: dict[str, Any] = {}
     if delta.finish is not None:
         fields["stop_reason"] = delta.stop_reason
@@ -159,7 +156,7 @@ def ending(reply: Reply, delta: Delta) -> dict[str, Any]:
 
 
 def transferred_prompt(body: JsonBody) -> tuple[int, ...] | None:
-    """P's token ids in kv_transfer_params stand in for rendering the messages again (vLLM 0.32)."""
+    """P's token ids in kv_transfer_params, used instead of rendering the messages again (vLLM 0.32)."""
     params = body.mapping("kv_transfer_params") or {}
     if params.get("prompt_token_ids") is None:
         return None
@@ -170,7 +167,6 @@ def transferred_prompt(body: JsonBody) -> tuple[int, ...] | None:
 
 
 def read_prompts(prompt: Any) -> tuple[tuple[int, ...], ...]:
-    """A text, a list of token ids, or a list of either."""
     if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and is_token(prompt[0])):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:

@@ -1,4 +1,4 @@
-"""How an ordered fault looks on the wire: one `Sabotage` sits beside one request and spoils its answer."""
+"""Carries out an ordered fault on a request's answer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _BREAKS = frozenset({FaultKind.HANG, FaultKind.RESET, FaultKind.CLOSE, FaultKind
 
 
 class Ended(Exception):
-    """Nothing more is to be written."""
+    """The answer has ended; nothing more is written."""
 
 
-class Sabotage:
-    """`order` None: all goes well. What raises Ended or OrderedError has spoilt the answer."""
+class InjectedFault:
+    """The fault of one request; none if `order` is None. Ended and OrderedError end the answer."""
 
     def __init__(self, order: Order | None, request: web.Request, engine: SimEngine) -> None:
         self._order = order
@@ -34,20 +34,19 @@ class Sabotage:
 
     @property
     def abort_after(self) -> int | None:
-        """Tokens after which the engine aborts each choice; None: it does not."""
+        """Tokens after which the engine aborts each choice; None: never."""
         if self._order is None or self._order.kind is not FaultKind.ABORT:
             return None
         return self._order.after_events if self._order.phase is FaultPhase.EVENTS else 0
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of an ordered error."""
         if self._order is None or self._order.retry_after_s is None:
             return {}
         return {"Retry-After": str(self._order.retry_after_s)}
 
     async def instead(self) -> web.StreamResponse | None:
-        """What answers before the engine has seen the request."""
+        """The answer of a fault that comes before the engine sees the request, if there is one."""
         order = self._order
         if order is None or order.phase is not FaultPhase.REQUEST:
             return None
@@ -75,10 +74,10 @@ class Sabotage:
             await self._strike(self._order, response)
         self._events += 1
 
-    # What is not streamed
+    # Answers that are not streamed
 
     def before_whole(self) -> None:
-        """The engine has the request: an error now ends it there."""
+        """Called once the engine has the request, so that an error aborts it there."""
         if self._order is not None and self._order.kind is FaultKind.ERROR:
             raise OrderedError(self._order.status)
 
@@ -128,7 +127,7 @@ def _drop(request: web.Request, kind: FaultKind) -> None:
     if transport is None:
         return
     if kind is FaultKind.CLOSE:
-        transport.close()  # after what is buffered
+        transport.close()  # after buffered data is sent
         return
     if kind is FaultKind.RESET:
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)

@@ -7,8 +7,7 @@ from typing import Any
 
 from ..core.config import SimConfig
 from ..core.errors import BadRequest, SimError
-from ..core.generation import Generation
-from ..core.sequence import Finish
+from ..core.sequence import Finish, Generation
 from ..engine.deltas import Delta
 from .prompts import messages_prompt
 from .reply import DONE, Reply, named_event

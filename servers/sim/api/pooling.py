@@ -1,6 +1,6 @@
-"""The endpoints that do not generate: small answers, each a deterministic function of what was sent.
+"""The endpoints that do not generate: small answers, each a deterministic function of the request.
 
-Texts that share words get similar vectors, so that a ranking by relevance is not arbitrary.
+Texts that share words have similar vectors, so a ranking by relevance makes sense.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def classify(body: JsonBody, config: SimConfig) -> dict[str, Any]:
 
 
 def score(body: JsonBody, config: SimConfig) -> dict[str, Any]:
-    """Every text_1 with every text_2 where there is one of the former, else in pairs."""
+    """One text_1 with every text_2, or as many text_1 as text_2 in pairs."""
     left, right = body.texts("text_1"), body.texts("text_2")
     if not left or not right or (len(left) > 1 and len(left) != len(right)):
         raise BadRequest("text_1 must be one text, or as many as text_2.", "text_1")
@@ -69,7 +69,7 @@ def rerank(body: JsonBody, config: SimConfig) -> dict[str, Any]:
 
 
 def transcription(file_name: str, content: bytes) -> dict[str, Any]:
-    """Says what arrived, so that a test can tell whether the upload came through whole."""
+    """Repeats name, size and hash, so that a test can check that the upload is complete."""
     digest = hashlib.sha256(content).hexdigest()
     return {"text": f"{file_name} {len(content)} bytes sha256 {digest}", "usage": {"type": "duration", "seconds": 1}}
 
@@ -108,7 +108,6 @@ def _similarity(left: str, right: str) -> float:
 
 
 def _vector(text: str) -> list[float]:
-    """The sum of a direction per word, of length 1."""
     words = [_digest(word) for word in text.lower().split() or [text]]
     sums = [sum(digest[at] - 127.5 for digest in words) for at in range(_DIMENSIONS)]
     length = math.sqrt(sum(value * value for value in sums))

@@ -1,4 +1,4 @@
-"""Conversations rendered to token ids by one chat template, whatever the API they came by.
+"""Conversations of every API, rendered to token ids by one chat template.
 
     <|im_start|>role\\ncontent<|im_end|>\\n ... <|im_start|>assistant\\n
 
@@ -26,7 +26,7 @@ _NEWLINE = ord("\n")
 
 @dataclass(frozen=True, slots=True)
 class PromptMessage:
-    """One message of a conversation, its content as token ids."""
+    """`content`: token ids."""
 
     role: str
     content: list[int]
@@ -35,8 +35,7 @@ class PromptMessage:
 def render(
     turns: Iterable[PromptMessage], *, tools: Any = None, kwargs: Any = None, opens: bool = True
 ) -> tuple[int, ...]:
-    """The prompt. `opens`: ends with the head of the assistant's turn, to be continued; `kwargs`: whatever else is
-    part of the prompt's identity, such as chat_template_kwargs."""
+    """`opens`: end with the head of the assistant's turn. `kwargs`: chat_template_kwargs, which change the prompt."""
     tokens: list[int] = []
     if kwargs:
         tokens += _turn("config", encode(_json(kwargs)))
@@ -50,18 +49,16 @@ def render(
 
 
 def chat_prompt(body: JsonBody) -> tuple[int, ...]:
-    """The prompt of a /v1/chat/completions body."""
     turns = [_chat_turn(message) for message in _objects(body.raw("messages"), "messages")]
     if not turns:
         raise BadRequest("messages must not be empty.", "messages")
     continues = body.flag("continue_final_message")
     opens = body.raw("add_generation_prompt") is not False and not continues
     tokens = render(turns, tools=_tools(body), kwargs=body.mapping("chat_template_kwargs"), opens=opens)
-    return tokens[:-2] if continues else tokens  # without the end of the last turn
+    return tokens[:-2] if continues else tokens  # continues: without the end of the last turn
 
 
 def responses_prompt(body: JsonBody) -> tuple[int, ...]:
-    """The prompt of a /v1/responses body."""
     given = body.raw("input")
     turns = [PromptMessage("system", encode(text))] if (text := body.text("instructions")) else []
     if isinstance(given, str):
@@ -74,7 +71,6 @@ def responses_prompt(body: JsonBody) -> tuple[int, ...]:
 
 
 def messages_prompt(body: JsonBody) -> tuple[int, ...]:
-    """The prompt of a /v1/messages body."""
     turns = [_chat_turn(message) for message in _objects(body.raw("messages"), "messages")]
     if not turns:
         raise BadRequest("messages must not be empty.", "messages")
@@ -159,5 +155,5 @@ def _objects(value: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _json(value: Any) -> str:
-    """The same text for the same value, however its keys were ordered."""
+    """With sorted keys, so that equal values have equal text."""
     return msgspec.json.encode(value, order="sorted").decode()

@@ -1,4 +1,4 @@
-"""What has been generated for one request so far, and the shape that every API gives it."""
+"""One request's answer as it grows, and the protocol of the APIs that give it its shape."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import msgspec
 
 from ..core.config import SimConfig
 from ..core.errors import SimError
-from ..core.generation import Generation
-from ..core.sequence import Finish
+from ..core.sequence import Finish, Generation
 from ..engine.deltas import Delta
 from .requests import JsonBody
 
@@ -27,14 +26,14 @@ class Choice:
 
 @dataclass(slots=True)
 class Reply:
-    """One request's answer as it grows; `choices` in the order of the prompts."""
+    """`choices`: in the order of the prompts."""
 
     id: str
     created: int  # Unix time, seconds
     generation: Generation
     choices: list[Choice] = field(default_factory=list)
     cached_tokens: int = 0
-    events: int = 0  # streamed so far, where an API numbers them
+    events: int = 0  # streamed so far, for an API that numbers them
 
     def __post_init__(self) -> None:
         self.choices = [Choice() for _ in range(len(self.generation.prompts) * self.generation.choices)]
@@ -51,7 +50,7 @@ class Reply:
 
     @property
     def transfer_params(self) -> dict[str, Any] | None:
-        """Only the first choice's: the others stay pinned until their leases end."""
+        """Those of the first choice. The others' KV stays pinned until their leases end."""
         return self.choices[0].transfer_params
 
     @property
@@ -63,7 +62,6 @@ class Reply:
         return sum(len(choice.token_ids) for choice in self.choices)
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
@@ -73,7 +71,7 @@ class Reply:
 
 
 class Dialect(Protocol):
-    """One API's way of asking and answering. Events are whole, ready to be written."""
+    """One API's requests and answers. Events are encoded, ready to be written."""
 
     id_prefix: str
 
@@ -88,7 +86,7 @@ class Dialect(Protocol):
     def closing(self, reply: Reply) -> Iterable[bytes]: ...
 
     def failure(self, error: SimError) -> Iterable[bytes]:
-        """The end of a stream whose 200 has been sent already."""
+        """The end of a stream after its 200 was sent."""
         ...
 
     def error(self, error: SimError) -> dict[str, Any]: ...
@@ -102,7 +100,6 @@ def data_event(payload: dict[str, Any]) -> bytes:
 
 
 def named_event(payload: dict[str, Any]) -> bytes:
-    """An event that carries its payload's type as its name."""
     return f"event: {payload['type']}\n".encode() + data_event(payload)
 
 

@@ -1,4 +1,4 @@
-"""Bodies of generation requests, read into one value whatever the API they came by."""
+"""Reads the generation requests of every API into a `Generation`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import msgspec
 from ..core.block_pool import Namespace
 from ..core.config import SimConfig
 from ..core.errors import BadRequest, UnknownName
-from ..core.generation import Generation
-from ..core.sequence import Sampling
+from ..core.sequence import Generation, Sampling
 from ..core.tokens import VOCABULARY_SIZE
 
 _MAX_CHOICES = 128
@@ -63,7 +62,6 @@ class JsonBody:
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A string or a list of non-empty strings."""
         value = self._fields.get(name)
         items = [value] if isinstance(value, str) else value or []
         if not isinstance(items, list) or not all(isinstance(item, str) and item for item in items):
@@ -82,7 +80,6 @@ def is_token(value: Any) -> bool:
 
 
 def served_model(body: JsonBody, config: SimConfig) -> str:
-    """The model a request names; without one it is the engine's own."""
     name = body.text("model") or config.model
     if name not in config.names:
         raise UnknownName(f"The model `{name}` does not exist.", "model")
@@ -98,7 +95,7 @@ def read_generation(
     default_limit: int | None = None,
     stop: str = "stop",
 ) -> Generation:
-    """The request in `body` for `prompts`. `limits`: the fields that cap the answer, the first one set counts."""
+    """`limits`: the names of fields that cap the answer; the first one that is set counts."""
     model = served_model(body, config)
     stream = body.flag("stream")
     options = JsonBody(body.mapping("stream_options") or {})
@@ -126,7 +123,7 @@ def read_generation(
 
 
 def _limit(config: SimConfig, prompts: tuple[tuple[int, ...], ...], asked: int | None, default: int | None) -> int:
-    """How many tokens the answer may have; BadRequest if prompt and answer do not fit in the context."""
+    """Tokens that the answer may have; BadRequest if prompt and answer do not fit into the context."""
     longest = max(map(len, prompts))
     if not all(prompts):
         raise BadRequest("The decoder prompt cannot be empty.", "prompt")

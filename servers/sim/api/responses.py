@@ -7,8 +7,7 @@ from typing import Any
 
 from ..core.config import SimConfig
 from ..core.errors import SimError, UnknownName
-from ..core.generation import Generation
-from ..core.sequence import Finish
+from ..core.sequence import Finish, Generation
 from ..engine.deltas import Delta
 from .prompts import responses_prompt
 from .reply import Reply, data_event, named_event, openai_error
@@ -16,7 +15,7 @@ from .requests import JsonBody, read_generation
 
 
 class Responses:
-    """Keeps nothing: a previous_response_id is unknown, as on a vLLM server without a store."""
+    """Stores no response: a previous_response_id is unknown, as on a vLLM server without a store."""
 
     id_prefix = "resp_"
 
@@ -47,18 +46,18 @@ class Responses:
         yield _event(reply, {"type": "response.created", "response": started})
         yield _event(reply, {"type": "response.in_progress", "response": started})
         yield _event(reply, {"type": "response.output_item.added", "output_index": 0, "item": item})
-        yield _event(reply, {"type": "response.content_part.added", **_place(reply), "part": _part("")})
+        yield _event(reply, {"type": "response.content_part.added", **_position(reply), "part": _part("")})
 
     def delta(self, reply: Reply, delta: Delta) -> Iterable[bytes]:
         if delta.text:
-            event = {"type": "response.output_text.delta", **_place(reply), "delta": delta.text, "logprobs": []}
+            event = {"type": "response.output_text.delta", **_position(reply), "delta": delta.text, "logprobs": []}
             yield _event(reply, event)
 
     def closing(self, reply: Reply) -> Iterable[bytes]:
         text = reply.choices[0].text
         response = self.whole(reply) | {"kv_transfer_params": None}
-        yield _event(reply, {"type": "response.output_text.done", **_place(reply), "text": text, "logprobs": []})
-        yield _event(reply, {"type": "response.content_part.done", **_place(reply), "part": _part(text)})
+        yield _event(reply, {"type": "response.output_text.done", **_position(reply), "text": text, "logprobs": []})
+        yield _event(reply, {"type": "response.content_part.done", **_position(reply), "part": _part(text)})
         yield _event(
             reply,
             {"type": "response.output_item.done", "output_index": 0, "item": _item(reply, "completed")},
@@ -92,7 +91,6 @@ def _head(reply: Reply, status: str) -> dict[str, Any]:
 
 
 def _event(reply: Reply, payload: dict[str, Any]) -> bytes:
-    """Events are numbered from 0 in each stream."""
     number, reply.events = reply.events, reply.events + 1
     return named_event(payload | {"sequence_number": number})
 
@@ -111,7 +109,7 @@ def _part(text: str) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": None}
 
 
-def _place(reply: Reply) -> dict[str, Any]:
+def _position(reply: Reply) -> dict[str, Any]:
     return {"item_id": _item_id(reply), "output_index": 0, "content_index": 0}
 
 

@@ -1,4 +1,4 @@
-"""The HTTP surface of one engine, in the shapes of vLLM's OpenAI-compatible server."""
+"""The HTTP API of one engine, with the formats of vLLM's OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..core.config import SimConfig
 from ..core.errors import BadRequest, SimError
 from ..core.fault_orders import FaultPhase, Faults, leg_of
 from ..core.tokens import decode
-from ..engine.deltas import Answers
+from ..engine.deltas import DeltaStream
 from ..engine.engine import Received, SimEngine
 from ..engine.metrics import CONTENT_TYPE
 from . import pooling
 from .completions import ChatCompletions, Completions, read_prompts
-from .fault_injection import Ended, Sabotage
+from .fault_injection import Ended, InjectedFault
 from .messages import Messages
 from .prompts import chat_prompt
 from .reply import Dialect, Reply, openai_error
@@ -28,7 +28,7 @@ from .responses import Responses
 
 VERSION = "0.33.0"  # the vLLM release whose wire format this follows
 _MAX_BODY_BYTES = 256 * 1024**2
-_GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # what vLLM's API key guards; nothing else
+_GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # the only paths that vLLM's API key protects
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -63,7 +63,7 @@ def create_app(engine: SimEngine) -> web.Application:
 
 
 class _Server:
-    """The handlers. Everything they know is in the engine."""
+    """The handlers. All state is in the engine."""
 
     def __init__(self, engine: SimEngine) -> None:
         self._engine = engine
@@ -88,16 +88,14 @@ class _Server:
             return _json({"detail": error.reason}, status=error.status)
 
     def generates(self, dialect: Dialect) -> _Handler:
-        """A handler that generates text in one API's form."""
-
         async def handle(request: web.Request) -> web.StreamResponse:
             raw = await request.read()
             self._engine.received.append(Received(request.path, request.headers, raw))
-            sabotage = Sabotage(self._engine.faults.take(leg_of(raw)), request, self._engine)
+            fault = InjectedFault(self._engine.faults.take(leg_of(raw)), request, self._engine)
             try:
-                return await sabotage.instead() or await self._generate(request, raw, dialect, sabotage)
+                return await fault.instead() or await self._generate(request, raw, dialect, fault)
             except SimError as error:
-                return _json(dialect.error(error), status=error.status, headers=sabotage.headers)
+                return _json(dialect.error(error), status=error.status, headers=fault.headers)
             except (Ended, ConnectionResetError):
                 return web.Response()  # to a connection that is gone
 
@@ -168,7 +166,7 @@ class _Server:
         return _json({})
 
     async def _generate(
-        self, request: web.Request, raw: bytes, dialect: Dialect, sabotage: Sabotage
+        self, request: web.Request, raw: bytes, dialect: Dialect, fault: InjectedFault
     ) -> web.StreamResponse:
         _require_json(request)
         body = JsonBody.decode(raw)
@@ -179,30 +177,30 @@ class _Server:
             raise
         given = request.headers.get("X-Request-Id") or body.text("request_id") or self._engine.new_id()
         reply = Reply(dialect.id_prefix + given, int(time.time()), generation)
-        async with self._engine.generate(generation, reply.id, abort_after=sabotage.abort_after) as answers:
+        async with self._engine.generate(generation, reply.id, abort_after=fault.abort_after) as deltas:
             if generation.stream:
-                return await self._stream(request, dialect, reply, answers, sabotage)
-            sabotage.before_whole()
-            async for delta in answers:
+                return await self._stream(request, dialect, reply, deltas, fault)
+            fault.before_whole()
+            async for delta in deltas:
                 reply.add(delta)
-        return await sabotage.whole(dialect.whole(reply))
+        return await fault.whole(dialect.whole(reply))
 
     async def _stream(
-        self, request: web.Request, dialect: Dialect, reply: Reply, answers: Answers, sabotage: Sabotage
+        self, request: web.Request, dialect: Dialect, reply: Reply, deltas: DeltaStream, fault: InjectedFault
     ) -> web.StreamResponse:
-        """The status goes out before the engine has produced anything, as on a real server."""
+        """As on a real server, the status is sent before the engine has produced anything."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
 
         async def send(events: Iterable[bytes]) -> None:
             for event in events:
-                await sabotage.before_event(response)
+                await fault.before_event(response)
                 await response.write(event)
 
         try:
-            await sabotage.reaches(FaultPhase.HEAD, response)
+            await fault.reaches(FaultPhase.HEAD, response)
             opened = False
-            async for delta in answers:
+            async for delta in deltas:
                 if not opened:
                     opened = True
                     await send(dialect.opening(reply))
@@ -210,9 +208,9 @@ class _Server:
                 await send(dialect.delta(reply, delta))
             *others, last = dialect.closing(reply)
             await send(others)
-            await sabotage.reaches(FaultPhase.LAST, response)
+            await fault.reaches(FaultPhase.LAST, response)
             await send([last])
-            await sabotage.reaches(FaultPhase.END, response)
+            await fault.reaches(FaultPhase.END, response)
         except SimError as error:
             for event in dialect.failure(error):
                 await response.write(event)

@@ -15,11 +15,11 @@ _VOWELS = frozenset(encode("aeiou"))
 _OPEN = encode("aeiou")
 _CLOSED = encode("bdfgklmnprstvz")
 _SPACE = ord(" ")
-_SHORTEST, _SPREAD = 24, 72  # natural lengths: 24 to 95 tokens, end-of-answer included
+_SHORTEST, _SPREAD = 24, 72  # natural lengths: 24 to 95 tokens, with the end-of-answer token
 
 
 class AnswerChain:
-    """The state that the next token is drawn from. `key` stands for the weights: the same key, the same answers."""
+    """The state that determines the next token. `key` stands for the weights: equal keys give equal answers."""
 
     def __init__(self, key: bytes, tokens: Iterable[int]) -> None:
         held = array("I", tokens)
@@ -31,11 +31,10 @@ class AnswerChain:
         self._last = token
 
     def natural_length(self) -> int:
-        """Tokens that the answer to what is held now would have."""
         return _SHORTEST + (self._draw() >> 32) % _SPREAD
 
     def next_token(self) -> int:
-        """After a vowel a consonant or, three times in eight, the word ends; after a consonant a vowel."""
+        """After a vowel a consonant or (three times in eight) a space; after a consonant a vowel."""
         draw = self._draw()
         if self._last in _VOWELS:
             if draw % 8 < 3:
@@ -51,7 +50,7 @@ class AnswerChain:
 
 
 class StopText:
-    """Text on its way to the client: what may yet turn out to be a stop string is held back."""
+    """Holds back text that may be the beginning of a stop string."""
 
     def __init__(self, stop: tuple[str, ...], *, include_stop: bool = False) -> None:
         self._stop = stop
@@ -61,7 +60,7 @@ class StopText:
         self.matched: str | None = None
 
     def push(self, text: str, *, may_stop: bool = True) -> str:
-        """What may be sent now; once `matched` is set, the text is complete."""
+        """The text that may be sent now; once `matched` is set, the answer is complete."""
         self._held += text
         if not may_stop:
             return self.flush()

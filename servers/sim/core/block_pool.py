@@ -1,7 +1,7 @@
 """The prefix cache: KV blocks with chained hashes, reference counts and LRU eviction. Pure.
 
-A block carries the tokens whose KV it holds. Its hash says what *should* be in it; after a wrong transfer the two
-differ, and what is generated from it is wrong, as it would be in a real engine.
+A block records the tokens whose KV it holds. Its hash says which KV it *should* hold. After a wrong transfer the two
+differ, and text generated from it is wrong, as in a real engine.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 BlockHash = int
-"""64 bits over a block's tokens and all before it, and the namespace they were computed in."""
+"""64 bits, of a block's tokens, all tokens before it, and their namespace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """Prompts of different namespaces never share blocks."""
+    """Prompts in different namespaces never share blocks."""
 
     model: str
     lora: str | None = None
@@ -42,7 +42,7 @@ CacheEvent = BlockStored | BlockRemoved
 
 
 def chain_hash(parent: BlockHash | None, tokens: Sequence[int], namespace: Namespace) -> BlockHash:
-    """The hash of a full block after `parent`; the namespace enters through the first block of the chain."""
+    """The hash of a full block after `parent`. Only the first block of a chain hashes the namespace."""
     digest = hashlib.blake2b(array("I", tokens).tobytes(), digest_size=8)
     if parent is None:
         digest.update(repr((namespace.model, namespace.lora, namespace.cache_salt)).encode())
@@ -52,7 +52,7 @@ def chain_hash(parent: BlockHash | None, tokens: Sequence[int], namespace: Names
 
 
 class Block:
-    """One KV block. `content[i]` is the token whose KV slot i holds; 0 where nothing was written yet."""
+    """One KV block. `content[i]` is the token whose KV is in slot i; 0 before it is written."""
 
     __slots__ = ("block_hash", "content", "id", "refs", "stored")
 
@@ -60,7 +60,7 @@ class Block:
         self.id = block_id
         self.content = [0] * block_size
         self.refs = 0
-        self.block_hash: BlockHash | None = None  # set while the block can be found by its hash
+        self.block_hash: BlockHash | None = None  # set while the block is in the prefix cache
         self.stored: BlockStored | None = None
 
     def __repr__(self) -> str:
@@ -68,9 +68,9 @@ class Block:
 
 
 class BlockPool:
-    """All blocks of one engine. A block with references is in use; the others wait to be found again, or reused.
+    """All blocks of one engine. A block with references is in use; the others may be hit again, or reused.
 
-    `events` collects what is stored and removed while `records_events` is set; whoever publishes them empties it.
+    `events` collects what is stored and removed if `records_events` is set; the publisher empties it.
     """
 
     def __init__(self, capacity: int, block_size: int, *, records_events: bool = False) -> None:
@@ -92,7 +92,6 @@ class BlockPool:
 
     @property
     def cached(self) -> int:
-        """Blocks that a prompt can hit, in use or not."""
         return len(self._cached)
 
     @property
@@ -103,7 +102,7 @@ class BlockPool:
         return self._blocks[block_id]
 
     def match(self, hashes: Iterable[BlockHash]) -> list[Block]:
-        """The cached blocks of the longest known prefix; `share` them before anything is allocated."""
+        """The cached blocks of the longest known prefix; call `share` with them before any `allocate`."""
         found = []
         for block_hash in hashes:
             block = self._cached.get(block_hash)
@@ -113,7 +112,7 @@ class BlockPool:
         return found
 
     def share(self, blocks: Iterable[Block]) -> None:
-        """One more user for each of these blocks; a reused block is announced again, as vLLM does since 0.26."""
+        """Adds a reference to each block. A hit is announced again as stored, as vLLM does since 0.26."""
         for block in blocks:
             if block.refs == 0:
                 del self._free[block.id]
@@ -122,13 +121,13 @@ class BlockPool:
                 self.events.append(block.stored)
 
     def allocate(self, count: int) -> list[Block] | None:
-        """`count` blocks for a new user, the longest unused first; None, and nothing changes, if there are too few."""
+        """`count` blocks, least recently used first; None, with no change, if too few are free."""
         if count > len(self._free):
             return None
         return [self._take() for _ in range(count)]
 
     def seal(self, block: Block, stored: BlockStored) -> None:
-        """Make a full block findable. Where its hash is known already, the older block stays the one to find."""
+        """Adds a full block to the prefix cache, unless another block with its hash is there."""
         if block.block_hash is not None or stored.block_hash in self._cached:
             return
         block.block_hash = stored.block_hash
@@ -138,7 +137,7 @@ class BlockPool:
             self.events.append(stored)
 
     def release(self, blocks: Sequence[Block]) -> None:
-        """One user less. The tail of a sequence is reused before its head, which more prompts begin with."""
+        """Drops a reference from each block. Tails are reused before heads, which more prompts share."""
         for block in reversed(blocks):
             block.refs -= 1
             assert block.refs >= 0, f"{block!r} released too often"

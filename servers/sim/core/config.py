@@ -20,22 +20,22 @@ class LoadFailurePolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
-    """One engine. Two with equal `model` and `seed` answer alike, as two servers with the same weights do."""
+    """Two engines with equal `model` and `seed` give equal answers, as two servers with the same weights do."""
 
     role: Role = Role.REPLICA  # P and D take part in KV transfer, R ignores kv_transfer_params
     host: str = "127.0.0.1"
     port: int = 0  # 0: a free one
     model: str = "sim"
-    loras: tuple[str, ...] = ()  # further names served, each with answers of its own
+    loras: tuple[str, ...] = ()  # further model names, each with answers of its own
     seed: int = 0
     block_size: int = 16  # tokens per KV block
     num_blocks: int = 16_384
     max_model_len: int = 32_768
     max_num_seqs: int = 256
     profile: EngineProfile = field(default_factory=EngineProfile)
-    time_scale: float = 0.0  # 1: as slow as the profile says; 0: as fast as it goes
+    time_scale: float = 0.0  # 1: the profile's durations; 0: as fast as possible
     engine_id: str = ""  # empty: a random one per process
-    side_channel_host: str = ""  # the name peers are given to pull from; empty: `host`
+    side_channel_host: str = ""  # the host that peers are told to pull from; empty: `host`
     side_channel_port: int = 0  # where peers pull KV; 0: a free one
     lease_s: float = 30.0  # how long P keeps a finished prefill for D
     peer_timeout_s: float = 5.0
@@ -44,7 +44,7 @@ class SimConfig:
     kv_events_topic: str = ""
     api_key: str = ""  # empty: open
     allow_faults: bool = False  # POST /faults
-    keep_requests: int = 0  # how many of the last requests stay in `SimEngine.received`
+    keep_requests: int = 0  # how many of the latest requests `SimEngine.received` keeps
     shutdown_s: float = 2.0  # how long streams have to send their last chunk
 
     def __post_init__(self) -> None:
@@ -66,5 +66,4 @@ class SimConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every model name that requests may use."""
         return (self.model, *self.loras)

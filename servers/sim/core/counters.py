@@ -1,4 +1,4 @@
-"""What one engine has counted since it started; `metrics` shows it under vLLM's names."""
+"""One engine's counters since its start; `engine.metrics` exports them under vLLM's names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Trap(StrEnum):
-    """Misuse of a KV handoff that a real engine does not survive, or answers wrongly, and says little about."""
+    """Misuse of a KV handoff that kills a real engine or makes its answer wrong, with little in its log."""
 
     NO_REMOTE_BLOCKS = "no_remote_blocks"  # D: do_remote_prefill without block ids; the engine dies
     TOO_FEW_BLOCKS = "too_few_blocks"  # D: fewer remote blocks than the prompt needs; the engine dies
@@ -22,7 +22,7 @@ class Trap(StrEnum):
 
 @dataclass(slots=True)
 class Counters:
-    """Only the engine writes here. Tokens unless the name says otherwise."""
+    """Written only by the engine. Tokens unless the name says otherwise."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0

@@ -1,10 +1,10 @@
-"""What the simulated engine answers when it does not answer, in vLLM's words.
+"""The simulated engine's error answers, with vLLM's types and texts.
 
 SimError
   BadRequest      400  BadRequestError
-  UnknownName     404  NotFoundError: a model or a response that is not here
+  UnknownName     404  NotFoundError: an unknown model or response
   EngineFailure   500  InternalServerError: a KV load that failed under policy `fail`, or a dead engine
-  OrderedError    any  what a fault asks for
+  OrderedError    any  ordered by a fault
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """KV handoffs as NIXL's pull connector makes them: P pins a finished prefill, D pulls it once, within a lease. Pure.
 
-P's side is `HandoffLedger`, D's side is `read_transfer`, which tells a usable `kv_transfer_params` from the ones that
-a real engine does not survive. Neither raises for a client's mistake: the mistake is counted, and its effect follows.
+P's side is `HandoffLedger`. D's side is `read_transfer`, which recognises the `kv_transfer_params` that kill or hang a
+real engine. Neither raises for a client's mistake: the mistake is counted, and it has the effect that vLLM would have.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 from .block_pool import Block, BlockPool
 from .counters import Counters, Trap
 
-_REMEMBERED = 1024  # closed handoffs whose end is still known by name
+_REMEMBERED = 1024  # closed handoffs whose end is remembered
 
 
 @dataclass(frozen=True, slots=True)
 class RemotePrefill:
-    """A prompt's KV that P holds for us; `block_ids` are P's."""
+    """A prompt's KV on P; `block_ids` are P's."""
 
     engine_id: str
     request_id: str
@@ -28,12 +28,12 @@ class RemotePrefill:
     port: int
     block_ids: tuple[int, ...]
     prefill_cached_tokens: int | None = None  # P's own prefix-cache hits, echoed to the client
-    has_heartbeat: bool = True  # vLLM sends none where tp_size is missing
+    has_heartbeat: bool = True  # vLLM sends no heartbeats if tp_size is missing
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What a request's kv_transfer_params ask of the engine; a `trap` springs when the request is scheduled."""
+    """What a request's kv_transfer_params ask for; a `trap` takes effect when the request is scheduled."""
 
     hands_over: bool = False  # pin the blocks for a peer at the end
     remote: RemotePrefill | None = None
@@ -41,8 +41,10 @@ class Transfer:
 
 
 def read_transfer(params: dict[str, Any] | None) -> Transfer:
-    """1. Nothing, or neither flag: a plain request.  2. do_remote_decode: hand over.  3. do_remote_prefill: pull, or
-    a trap: without block ids the engine dies, without a field that names the peer the request hangs."""
+    """1. Nothing, or neither flag: a plain request.  2. do_remote_decode: hand over.  3. do_remote_prefill: pull.
+
+    Traps of the third: without block ids the engine dies; without a field that names the peer the request hangs.
+    """
     if not params or not (params.get("do_remote_prefill") or params.get("do_remote_decode")):
         return Transfer()
     if not params.get("do_remote_prefill"):
@@ -69,7 +71,6 @@ def read_transfer(params: dict[str, Any] | None) -> Transfer:
 
 
 def _block_ids(groups: Any) -> tuple[int, ...]:
-    """The ids of the only KV-cache group, or () where they are not a list of lists of integers."""
     if not isinstance(groups, list) or not groups or not isinstance(groups[0], list):
         return ()
     ids = groups[0]
@@ -78,15 +79,15 @@ def _block_ids(groups: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
-    """A finished prefill that the ledger holds for a peer."""
+    """The result of a prefill whose blocks the ledger now holds for a peer."""
 
     request_id: str
     block_ids: tuple[int, ...]
-    tokens: int  # whose KV the blocks hold; the last one sampled is not among them
+    tokens: int  # whose KV the blocks hold: without the last sampled token
     cached_tokens: int
 
     def params(self, engine_id: str, side_address: tuple[str, int]) -> dict[str, Any]:
-        """P's kv_transfer_params, ready for D, with every field that vLLM 0.33 sends."""
+        """P's kv_transfer_params for D, with every field that vLLM 0.33 sends."""
         host, port = side_address
         return {
             "do_remote_prefill": True,
@@ -114,7 +115,7 @@ class _End(Enum):
 
 @dataclass(slots=True)
 class PinnedHandoff:
-    """One finished prefill that waits for its reader; owns a reference on each of its blocks."""
+    """A prefill that waits to be pulled; owns a reference to each of its blocks."""
 
     blocks: Sequence[Block]
     pinned_at: float
@@ -147,19 +148,19 @@ class HandoffLedger:
         return min((handoff.deadline for handoff in self._open.values()), default=None)
 
     def pin(self, request_id: str, blocks: Sequence[Block]) -> None:
-        """Keep `blocks` for a peer; the caller's references become the ledger's."""
+        """Keeps `blocks` for a peer, and takes over the caller's references."""
         now = self._now()
         self._open[request_id] = PinnedHandoff(blocks, now, now + self._lease_s)
         self._counters.handoffs += 1
 
     def extend(self, request_id: str) -> None:
-        """A reader's heartbeat: two thirds of a lease from now, never less than it has."""
+        """For D's heartbeat: the lease lasts two thirds of its length from now, or longer if it did before."""
         handoff = self._open.get(request_id)
         if handoff is not None:
             handoff.deadline = max(handoff.deadline, self._now() + self._lease_s * 2 / 3)
 
     def expire(self) -> int:
-        """Free what nobody pulled in time; how many handoffs that were."""
+        """Frees handoffs whose lease is over; returns how many."""
         now = self._now()
         late = [request_id for request_id, handoff in self._open.items() if handoff.deadline <= now]
         for request_id in late:
@@ -168,10 +169,10 @@ class HandoffLedger:
         return len(late)
 
     def read(self, request_id: str, block_ids: Sequence[int]) -> list[list[int]]:
-        """The contents of P's blocks, as D's read brings them. IndexError: an id that no block has.
+        """The contents of P's blocks as D reads them; IndexError for an unknown block id.
 
-        A real engine's memory is readable whether or not the handoff still stands. A read without one may therefore
-        find what other requests have put there since; here it always does, so that a test can rely on it.
+        A real engine's memory stays readable after a handoff has ended, so a late read may find what other requests
+        have written since. Here it always finds other contents, so that a test can rely on it.
         """
         self.expire()
         contents = [self._content(block_id) for block_id in block_ids]
@@ -185,7 +186,7 @@ class HandoffLedger:
         return contents
 
     def close(self, request_id: str) -> None:
-        """D's notification that it has read, or will not read, the blocks: they are free."""
+        """D's notification that it has read the blocks, or will not read them: frees them."""
         self.expire()
         if request_id in self._open:
             self._end(request_id, _End.USED)

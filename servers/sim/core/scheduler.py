@@ -1,9 +1,9 @@
 """Continuous batching, one step at a time, as vLLM's scheduler does it. Pure: no clock, no await.
 
-    plan -> Step (who computes how many tokens, how long that takes) -> complete -> the tokens sampled
+    plan -> Step (each sequence's tokens to compute, and the duration) -> complete -> the sampled tokens
 
-A prompt that lies on another engine waits outside the batch: `plan` names the blocks to pull, and the caller reports
-with `pull_arrived` or `pull_failed`. Running sequences come first, in order of arrival; when no block is free the
+A prompt whose KV is on another engine waits outside the batch: `plan` names the blocks to pull, and the caller reports
+back with `pull_arrived` or `pull_failed`. Running sequences come first, in order of arrival. When no block is free, the
 youngest is preempted and computed again later.
 """
 
@@ -21,7 +21,7 @@ from .sequence import Finish, Sequence, SequenceState
 
 
 class EngineDied(Exception):
-    """An assertion in a real engine's scheduler: every request on it is lost."""
+    """An assertion of a real engine's scheduler failed: all its requests are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Fill `blocks` with the KV of the peer's `remote_ids`, in order."""
+    """Asks the caller to fill `blocks` with the KV of the peer's `remote_ids`, in order."""
 
     sequence: Sequence
     remote: RemotePrefill
@@ -50,7 +50,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One token of one sequence, or its end."""
+    """One token of one sequence; with `finish` also, or only, its end."""
 
     sequence: Sequence
     text: str = ""
@@ -60,7 +60,7 @@ class Output:
 
 
 class Scheduler:
-    """Owns the sequences from `add` until they finish, and gives every block back."""
+    """Owns the sequences from `add` until they finish, and releases all their blocks."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Scheduler:
         self._profile = profile
         self._max_num_seqs = max_num_seqs
         self._waiting: deque[Sequence] = deque()
-        self._ready: deque[Sequence] = deque()  # hold all of their prompt's blocks, so they go first
+        self._ready: deque[Sequence] = deque()  # they hold all of their prompt's blocks, so they go first
         self._pulling: dict[str, Sequence] = {}
         self._running: list[Sequence] = []
 
@@ -87,7 +87,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """For capacity; those that wait for a pull are counted by `pulling`."""
+        """For capacity; sequences that wait for a pull are in `pulling`."""
         return len(self._waiting) + len(self._ready)
 
     @property
@@ -102,7 +102,7 @@ class Scheduler:
         self._waiting.append(sequence)
 
     def abort(self, sequence: Sequence) -> None:
-        """The client has left. A pull that is under way keeps its blocks until it reports."""
+        """A pull that is under way keeps its blocks until it reports."""
         if sequence.state is SequenceState.FINISHED:
             return
         self._counters.finished[Finish.ABORT] += 1
@@ -117,17 +117,17 @@ class Scheduler:
             self._pool.release(sequence.forget_blocks())
 
     def plan(self) -> Step:
-        """The next step. EngineDied where a real scheduler asserts."""
+        """The next step; EngineDied where a real scheduler's assertion fails."""
         budget = self._profile.max_batched_tokens
         chunks, preempted = self._continue_running(budget)
         budget -= sum(chunk.tokens for chunk in chunks)
         pulls: list[Pull] = []
-        if not preempted or not chunks:  # the batch may be empty now, and a pulled prompt at hand
+        if not preempted or not chunks:  # preemption may have emptied the batch while a pulled prompt is ready
             chunks += self._admit(budget, pulls)
         return Step(tuple(chunks), tuple(pulls), self._duration_s(chunks) if chunks else 0.0)
 
     def complete(self, step: Step) -> list[Output]:
-        """The effects of a step: KV written, full blocks findable, a token for every sequence that is up to date."""
+        """Writes KV, caches full blocks, and samples a token for each sequence whose tokens are all computed."""
         self._counters.steps += 1
         outputs = []
         for chunk in step.chunks:
@@ -140,7 +140,7 @@ class Scheduler:
         return outputs
 
     def pull_arrived(self, pull: Pull, contents: list[list[int]]) -> None:
-        """The peer's blocks are here. The prompt's last token is computed again, for its logits."""
+        """The prompt's last token is computed again, for its logits."""
         sequence = self._pulling.pop(pull.sequence.id)
         if sequence.state is SequenceState.FINISHED:
             self._pool.release(sequence.forget_blocks())
@@ -155,7 +155,7 @@ class Scheduler:
         self._resume(sequence)
 
     def pull_failed(self, pull: Pull, *, recompute: bool) -> Output | None:
-        """The peer's blocks will not come: compute the prompt here, or end the request with an error."""
+        """`recompute`: the prompt is computed here; else the request ends with an error."""
         sequence = self._pulling.pop(pull.sequence.id)
         if sequence.state is SequenceState.FINISHED:
             self._pool.release(sequence.forget_blocks())
@@ -166,7 +166,7 @@ class Scheduler:
         return self._finish(sequence, Finish.ERROR)
 
     def _continue_running(self, budget: int) -> tuple[list[Chunk], bool]:
-        """Chunks for the running sequences, and whether one had to be preempted for them."""
+        """Chunks for the running sequences, and whether a sequence was preempted."""
         chunks: list[Chunk] = []
         preempted = False
         while len(chunks) < len(self._running) and budget > 0:
@@ -183,7 +183,6 @@ class Scheduler:
         return chunks, preempted
 
     def _admit(self, budget: int, pulls: list[Pull]) -> list[Chunk]:
-        """Chunks for new sequences, in order of arrival; what must be pulled first goes to `pulls` instead."""
         chunks: list[Chunk] = []
         while (queue := self._ready or self._waiting) and budget > 0 and len(self._running) < self._max_num_seqs:
             sequence = queue[0]
@@ -206,7 +205,7 @@ class Scheduler:
         return chunks
 
     def _find_prefix(self, sequence: Sequence) -> None:
-        """Share the cached blocks of the longest prefix; one token is always left to compute."""
+        """Shares the cached blocks of the longest prefix; at least one token is left to compute."""
         most = (len(sequence.tokens) - 1) // self._pool.block_size
         hits = self._pool.match(sequence.block_hashes(self._pool.block_size)[:most])
         self._pool.share(hits)
@@ -214,7 +213,7 @@ class Scheduler:
         sequence.computed = len(hits) * self._pool.block_size
 
     def _start_pull(self, sequence: Sequence, pulls: list[Pull]) -> bool:
-        """Put the head of the queue aside until its prompt is pulled; False, and it stays, if blocks are short."""
+        """Takes the head of the queue out until its prompt is pulled; False, with no change, if blocks are short."""
         if sequence.transfer.trap is Trap.NO_REMOTE_BLOCKS:
             self._die(Trap.NO_REMOTE_BLOCKS)
         held = len(sequence.blocks)
@@ -231,12 +230,12 @@ class Scheduler:
         self._counters.external_queries += tokens
         remote = sequence.transfer.remote
         if remote is None:
-            # Parked for a load that nobody started: only the client's leaving ends it.
+            # No load is started, so the request hangs until the client leaves.
             self._counters.traps[Trap.NO_REMOTE_ADDRESS] += 1
             return True
         if len(remote.block_ids) < len(missing):
             self._die(Trap.TOO_FEW_BLOCKS)
-        # vLLM pairs from the end: where P's prompt was another one, the wrong blocks are read.
+        # vLLM pairs block ids from the end, so wrong blocks are read if P's prompt was another one.
         pulls.append(Pull(sequence, remote, remote.block_ids[-len(missing) :], missing, tokens))
         return True
 
@@ -245,7 +244,7 @@ class Scheduler:
         raise EngineDied(trap.value)
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
-        """Blocks for the first `tokens` tokens; False, and nothing changes, if too few are free."""
+        """Allocates blocks for the first `tokens` tokens; False, with no change, if too few are free."""
         more = self._pool.allocate(max(0, -(-tokens // self._pool.block_size) - len(sequence.blocks)))
         if more is None:
             return False
@@ -253,7 +252,7 @@ class Scheduler:
         return True
 
     def _count_hits(self, sequence: Sequence) -> None:
-        """Once per request, however often it is preempted."""
+        # Once per request, even if it is preempted.
         if sequence.is_counted:
             return
         sequence.is_counted = True
@@ -279,7 +278,6 @@ class Scheduler:
         self._seal(sequence, start)
 
     def _seal(self, sequence: Sequence, start: int) -> None:
-        """Make the blocks findable that were filled from token `start` on."""
         size = self._pool.block_size
         hashes = sequence.block_hashes(size)
         for at in range(start // size, sequence.computed // size):
@@ -302,7 +300,6 @@ class Scheduler:
         return self._finish(sequence, finish, text, token)
 
     def _finish(self, sequence: Sequence, finish: Finish, text: str = "", token: int | None = None) -> Output:
-        """Give the blocks back, or to the ledger where a peer will pull them."""
         self._counters.finished[finish] += 1
         sequence.move(SequenceState.FINISHED)
         computed = sequence.computed

@@ -1,9 +1,10 @@
-"""One sequence on its way through the engine: its tokens, the blocks that hold their KV, and when it ends."""
+"""A request (`Generation`) and its sequences: their tokens, the blocks that hold their KV, and when each ends. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from typing import Any
 
 from .answer_text import AnswerChain, StopText
 from .block_pool import Block, BlockHash, Namespace, chain_hash
@@ -12,7 +13,7 @@ from .tokens import TURN_END, decode
 
 
 class SequenceState(Enum):
-    WAITING = "waiting"  # for blocks, or a place in the batch
+    WAITING = "waiting"  # for blocks, or a slot in the batch
     PULLING = "pulling"  # for KV from another engine
     RUNNING = "running"
     FINISHED = "finished"
@@ -35,7 +36,7 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """When an answer ends. Every answer is greedy, so temperature and its like have no place here."""
+    """When an answer ends. Every answer is greedy, so there is no temperature."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -45,10 +46,25 @@ class Sampling:
     include_stop: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One client request: prompts as token ids, with `choices` answers to each."""
+
+    model: str
+    namespace: Namespace
+    prompts: tuple[tuple[int, ...], ...]
+    choices: int
+    sampling: Sampling
+    transfer_params: dict[str, Any] | None = None
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    return_token_ids: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Mutable, and only the scheduler's to change. Invariant: `computed` <= len(tokens), and the first `computed`
-    tokens have their KV in `blocks`."""
+    """Changed only by the scheduler. Invariant: `computed` <= len(tokens), and `blocks` hold the KV of these tokens."""
 
     id: str
     prompt: tuple[int, ...]
@@ -61,7 +77,7 @@ class Sequence:
     blocks: list[Block] = field(default_factory=list)
     computed: int = 0
     local_hits: int = 0  # prompt tokens found in the prefix cache at the first scheduling
-    pulled: int = 0  # prompt tokens that came from another engine
+    pulled: int = 0  # prompt tokens whose KV came from another engine
     wants_pull: bool = field(init=False)  # until the pull has started
     is_counted: bool = False  # its cache hits are in the counters
     text: StopText = field(init=False)
@@ -80,7 +96,7 @@ class Sequence:
 
     @property
     def cached_tokens(self) -> int:
-        """What usage reports: after a remote prefill that is P's count, which says nothing about this engine."""
+        """For `usage`. As on vLLM, after a remote prefill this is P's count, not this engine's."""
         remote = self.transfer.remote
         if remote is None or not self.pulled:
             return self.local_hits
@@ -90,7 +106,7 @@ class Sequence:
 
     @property
     def stop_reason(self) -> str | int | None:
-        """The stop string or stop token that ended the answer; None for its natural end and for its limit."""
+        """The stop string or stop token that ended the answer; None for its natural end or its limit."""
         if self.text.matched is not None:
             return self.text.matched
         return self.tokens[-1] if self.answered and self.tokens[-1] in self.sampling.stop_token_ids else None
@@ -101,21 +117,20 @@ class Sequence:
         self.state = state
 
     def block_hashes(self, block_size: int) -> list[BlockHash]:
-        """The hashes of the full blocks of `tokens`."""
         for start in range(len(self._hashes) * block_size, len(self.tokens) - block_size + 1, block_size):
             parent = self._hashes[-1] if self._hashes else None
             self._hashes.append(chain_hash(parent, self.tokens[start : start + block_size], self.namespace))
         return self._hashes
 
     def forget_blocks(self) -> list[Block]:
-        """Give up the KV, when preempted or finished; the blocks are the caller's to release."""
+        """Detaches the blocks, which the caller must release."""
         blocks, self.blocks = self.blocks, []
         self.computed = 0
         self._chain = None
         return blocks
 
     def sample(self) -> int:
-        """The next token, drawn from what the blocks hold; it is part of `tokens` from now on."""
+        """Draws the next token from the blocks' contents and adds it to `tokens`."""
         if self._chain is None:
             held = [token for block in self.blocks for token in block.content]
             self._chain = AnswerChain(self.answer_key, held[: len(self.tokens)])
@@ -129,7 +144,7 @@ class Sequence:
         return token
 
     def end(self, token: int) -> tuple[str, Finish | None]:
-        """The text that the token just sampled lets out, and whether the answer ends with it."""
+        """The text to send after the token just sampled, and the reason if the answer ends with it."""
         may_stop = self.answered > self.sampling.min_tokens
         is_end = token == TURN_END or (may_stop and token in self.sampling.stop_token_ids)
         text = self.text.push("" if is_end else decode((token,)), may_stop=may_stop)

@@ -1,7 +1,7 @@
 """Text and token ids: one character is one token, whose id is its code point.
 
-The chat template's markers are single ids above Unicode, and a picture is 16 ids taken from its content's hash, so
-text re-encodes to the ids it came from and D's own output is a prefix-cache hit on the next turn.
+The chat template's markers are single ids above Unicode. A picture is 16 ids from the hash of its content. Text encodes
+to the ids that it was decoded from, so D's own output is a prefix-cache hit on the next turn.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def encode(text: str) -> list[int]:
 
 
 def decode(tokens: Iterable[int]) -> str:
-    """The text of token ids; media tokens and lone surrogates have none."""
+    """Media tokens and lone surrogates have no text."""
     return "".join(map(_text, tokens))
 
 
 def media_tokens(content: bytes) -> list[int]:
-    """The 16 ids that stand for a picture or a sound in a prompt: the same content, the same ids."""
+    """The 16 ids of a picture or sound; equal contents have equal ids."""
     digest = hashlib.sha256(content).digest()
     return [_MEDIA + int.from_bytes(digest[at : at + 2]) for at in range(0, len(digest), 2)]
 

@@ -1,1 +1,1 @@
-"""The simulated engine as asyncio tasks: its steps in real time, side channel and KV events."""
+"""The simulated engine in real time: the step loop as an asyncio task, its side channel, KV events and metrics."""

@@ -1,3 +1,5 @@
+"""What the engine generates for one request, token by token (vLLM's output collector)."""
+
 from __future__ import annotations
 
 import asyncio
@@ -10,7 +12,7 @@ from ..core.sequence import Finish
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """One token of one choice; with `finish` it is the last one."""
+    """One token of one choice; with `finish`, the last one."""
 
     choice: int
     text: str
@@ -18,11 +20,11 @@ class Delta:
     finish: Finish | None = None
     stop_reason: str | int | None = None
     cached_tokens: int = 0
-    transfer_params: dict[str, Any] | None = None  # P's handoff, on the last one
+    transfer_params: dict[str, Any] | None = None  # P's handoff, in the last delta
 
 
-class Answers:
-    """The deltas of one request's choices, as they come; ends when every choice has."""
+class DeltaStream:
+    """The deltas of all choices of one request, in the order they are generated; ends when every choice has."""
 
     def __init__(self, choices: int) -> None:
         self._open = choices
@@ -31,7 +33,7 @@ class Answers:
     def put(self, item: Delta | EngineFailure) -> None:
         self._inbox.put_nowait(item)
 
-    def __aiter__(self) -> Answers:
+    def __aiter__(self) -> DeltaStream:
         return self
 
     async def __anext__(self) -> Delta:

@@ -1,4 +1,4 @@
-"""The asyncio shell of one engine: the step loop, KV pulls, and the way from a request to its tokens."""
+"""The asyncio shell of one engine: the step loop, KV pulls, and the delivery of tokens to requests."""
 
 from __future__ import annotations
 
@@ -19,23 +19,22 @@ from ..core.config import LoadFailurePolicy, SimConfig
 from ..core.counters import Counters
 from ..core.errors import EngineFailure
 from ..core.fault_orders import Faults
-from ..core.generation import Generation
 from ..core.handoffs import HandoffLedger, RemotePrefill, Transfer, read_transfer
 from ..core.scheduler import EngineDied, Output, Pull, Scheduler
-from ..core.sequence import Finish, Sequence
-from .deltas import Answers, Delta
+from ..core.sequence import Finish, Generation, Sequence
+from .deltas import Delta, DeltaStream
 from .kv_events import KvEventPublisher
 from .metrics import MetricsRegistry
 from .port import Listener
 from .side_channel import Peers, SideChannelError
 
 _log = logging.getLogger(__name__)
-_CATCH_UP_S = 0.05  # how much of a late step the next ones may make up for
+_CATCH_UP_S = 0.05  # the most delay that later steps make up for
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One generation request as it arrived, kept for tests."""
+    """A generation request as it arrived, kept for tests."""
 
     path: str
     headers: Mapping[str, str]  # names in any case
@@ -43,10 +42,10 @@ class Received:
 
 
 @dataclass(slots=True)
-class _Ticket:
-    """Where a sequence's tokens go, and when its last one came, for the latencies."""
+class _OutputState:
+    """Of one sequence: where its tokens go, and their times for the latency metrics."""
 
-    answers: Answers
+    deltas: DeltaStream
     choice: int
     arrived_at: float
     abort_after: int | None = None  # tokens, by a fault
@@ -55,10 +54,10 @@ class _Ticket:
 
 
 class SimEngine:
-    """One engine's state and its tasks. The pure parts are public, for tests to look at.
+    """One engine's state and its tasks. The pure parts are public for tests.
 
     address: host:port of the HTTP server; side_address: host and port that peers are told to pull from; listener,
-    side_listener: the ports themselves. Whoever serves the engine sets them.
+    side_listener: their sockets. `running_engine` sets all four.
     """
 
     listener: Listener
@@ -90,8 +89,8 @@ class SimEngine:
         self._new_id = new_id
         self._kill = kill
         self._faults = Faults()
-        self._news = asyncio.Event()  # of faults and of the end; a new one each time
-        self._tickets: dict[str, _Ticket] = {}
+        self._fault_change = asyncio.Event()  # set when faults change or the engine stops, then replaced by a new one
+        self._output_states: dict[str, _OutputState] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._start_empty()
@@ -111,14 +110,13 @@ class SimEngine:
     @faults.setter
     def faults(self, faults: Faults) -> None:
         self._faults = faults
-        self._tell()
+        self._announce_change()
         if faults.deaf_s:
             self.listener.close()
-            self._spawn(self._listen_again(faults.deaf_s, self._news))
+            self._spawn(self._listen_again(faults.deaf_s, self._fault_change))
 
     @property
     def pinned(self) -> int:
-        """Handoffs that wait for their reader."""
         return len(self.handoffs)
 
     def new_id(self) -> str:
@@ -133,17 +131,17 @@ class SimEngine:
             self._spawn(self._heartbeat())
 
     def stop(self) -> None:
-        """End everything in flight with finish reason abort; what arrives from now on ends at once."""
+        """Ends every request in flight with finish reason abort; later requests end so at once."""
         self.is_stopping = True
-        self._tell()
+        self._announce_change()
         for sequence in self.scheduler.sequences:
             self.scheduler.abort(sequence)
-        for ticket in self._tickets.values():
-            ticket.answers.put(Delta(ticket.choice, "", None, Finish.ABORT))
-        self._tickets.clear()
+        for state in self._output_states.values():
+            state.deltas.put(Delta(state.choice, "", None, Finish.ABORT))
+        self._output_states.clear()
 
     def kill(self) -> None:
-        """As SIGKILL: nobody is told, and the memory is gone."""
+        """As by SIGKILL: no client or peer is told, and the memory is gone."""
         if self._kill is not None:
             self._kill()
         self.is_dead = True
@@ -156,14 +154,14 @@ class SimEngine:
 
     async def until_stopped(self) -> None:
         while not self.is_stopping:
-            await self._news.wait()
+            await self._fault_change.wait()
 
     async def stalls(self, engine_id: str) -> bool:
-        """Wait while a wedge keeps KV of that engine from moving here; whether one did."""
+        """Waits while a wedge keeps that engine's KV from moving; returns whether it had to wait."""
         stalled = False
         while self._faults.wedges(engine_id) and not self.is_stopping:
             stalled = True
-            await self._news.wait()
+            await self._fault_change.wait()
         return stalled
 
     async def close(self) -> None:
@@ -174,28 +172,28 @@ class SimEngine:
     @asynccontextmanager
     async def generate(
         self, generation: Generation, request_id: str, *, abort_after: int | None = None
-    ) -> AsyncIterator[Answers]:
-        """The answers to a request; leaving early aborts it. EngineFailure if the engine is, or falls, dead.
+    ) -> AsyncIterator[DeltaStream]:
+        """The answers to a request; leaving the block early aborts it. EngineFailure if the engine is or gets dead.
 
-        abort_after: tokens of each choice after which the engine itself aborts it.
+        abort_after: tokens of each choice after which the engine aborts it, by a fault.
         """
         transfer = self._transfer(generation.transfer_params)
         sequences = self._sequences(generation, request_id, transfer)
-        answers = Answers(len(sequences))
+        deltas = DeltaStream(len(sequences))
         arrived_at = self._now()
         try:
             prompt_tokens = sum(map(len, generation.prompts))
             pulled = transfer.remote is not None
             await self._pause(request_time_s(self.config.profile, prompt_tokens, pulled=pulled))
             for choice, sequence in enumerate(sequences):
-                self._submit(sequence, _Ticket(answers, choice, arrived_at, abort_after))
-            yield answers
+                self._submit(sequence, _OutputState(deltas, choice, arrived_at, abort_after))
+            yield deltas
         finally:
             for sequence in sequences:
                 self._abandon(sequence)
 
     def decline(self, params: Any) -> None:
-        """A D leg was turned away before the engine saw it: tell P that its blocks are free."""
+        """For a request that is refused before it is scheduled: tells P, if it names one, to free its blocks."""
         remote = self._transfer(params).remote if isinstance(params, dict) else None
         if remote is not None:
             self._spawn(self._notify(remote))
@@ -218,25 +216,24 @@ class SimEngine:
             for _ in range(generation.choices)
         ]
 
-    def _submit(self, sequence: Sequence, ticket: _Ticket) -> None:
+    def _submit(self, sequence: Sequence, state: _OutputState) -> None:
         if self.is_dead:
             raise EngineFailure("EngineCore encountered an issue.")
         if self.is_stopping:
-            ticket.answers.put(Delta(ticket.choice, "", None, Finish.ABORT))
+            state.deltas.put(Delta(state.choice, "", None, Finish.ABORT))
             return
-        self._tickets[sequence.id] = ticket
+        self._output_states[sequence.id] = state
         self.scheduler.add(sequence)
-        self._abort_on_order(sequence, ticket)
+        self._abort_on_order(sequence, state)
         self.wake()
 
-    def _abort_on_order(self, sequence: Sequence, ticket: _Ticket) -> None:
-        if ticket.tokens == ticket.abort_after and sequence.id in self._tickets:
-            ticket.answers.put(Delta(ticket.choice, "", None, Finish.ABORT))
+    def _abort_on_order(self, sequence: Sequence, state: _OutputState) -> None:
+        if state.tokens == state.abort_after and sequence.id in self._output_states:
+            state.deltas.put(Delta(state.choice, "", None, Finish.ABORT))
             self._abandon(sequence)
 
     def _abandon(self, sequence: Sequence) -> None:
-        """The client has left, or has all it wanted."""
-        if self._tickets.pop(sequence.id, None) is None or self.is_dead:
+        if self._output_states.pop(sequence.id, None) is None or self.is_dead:
             return
         remote = sequence.transfer.remote
         if sequence.wants_pull and remote is not None:
@@ -259,7 +256,7 @@ class SimEngine:
                     await self._idle()
                     ends_at = clock()
                     continue
-                # Counted from the last step's end, so that this process's own work does not lengthen the steps.
+                # From the planned end of the last step, so that this process's own work does not lengthen the steps.
                 ends_at = max(ends_at, clock() - _CATCH_UP_S) + step.duration_s * self.config.time_scale
                 await asyncio.sleep(max(0.0, ends_at - clock()))
                 for output in self.scheduler.complete(step):
@@ -274,12 +271,12 @@ class SimEngine:
 
     def _die(self) -> None:
         self.is_dead = True
-        for ticket in self._tickets.values():
-            ticket.answers.put(EngineFailure("EngineCore encountered an issue."))
-        self._tickets.clear()
+        for state in self._output_states.values():
+            state.deltas.put(EngineFailure("EngineCore encountered an issue."))
+        self._output_states.clear()
 
     async def _idle(self) -> None:
-        """Until there is news, or a lease ends and its blocks come free."""
+        """Until `wake` is called, or a lease ends and its blocks come free."""
         deadline = self.handoffs.next_deadline
         timeout = None if deadline is None else max(0.0, deadline - self._now())
         with suppress(TimeoutError):
@@ -314,7 +311,7 @@ class SimEngine:
             self.counters.failed_notifications += 1
 
     async def _heartbeat(self) -> None:
-        """Keep the leases of prompts that are queued here for a pull, six times per lease."""
+        """Extends the leases of prompts that are queued here for a pull, six times per lease."""
         while True:
             await asyncio.sleep(self.config.lease_s / 6)
             for sequence in self.scheduler.sequences:
@@ -325,26 +322,26 @@ class SimEngine:
 
     def _deliver(self, output: Output) -> None:
         sequence, handed_over, now = output.sequence, output.handed_over, self._now()
-        ticket = self._tickets.get(sequence.id)
-        if ticket is None:
+        state = self._output_states.get(sequence.id)
+        if state is None:
             return
         latencies = self.metrics.latencies
         if output.token is not None:
-            if ticket.last_at is None:
-                latencies.first_token_s.observe(now - ticket.arrived_at)
+            if state.last_at is None:
+                latencies.first_token_s.observe(now - state.arrived_at)
             else:
-                latencies.between_tokens_s.observe(now - ticket.last_at)
-            ticket.last_at = now
-            ticket.tokens += 1
+                latencies.between_tokens_s.observe(now - state.last_at)
+            state.last_at = now
+            state.tokens += 1
         if output.finish is not None:
-            latencies.request_s.observe(now - ticket.arrived_at)
-            del self._tickets[sequence.id]
+            latencies.request_s.observe(now - state.arrived_at)
+            del self._output_states[sequence.id]
         if output.finish is Finish.ERROR:
-            ticket.answers.put(EngineFailure("Internal server error"))
+            state.deltas.put(EngineFailure("Internal server error"))
             return
-        ticket.answers.put(
+        state.deltas.put(
             Delta(
-                ticket.choice,
+                state.choice,
                 output.text,
                 output.token,
                 output.finish,
@@ -353,24 +350,23 @@ class SimEngine:
                 transfer_params=handed_over.params(self.engine_id, self.side_address) if handed_over else None,
             )
         )
-        self._abort_on_order(sequence, ticket)
+        self._abort_on_order(sequence, state)
 
-    async def _listen_again(self, after_s: float, news: asyncio.Event) -> None:
+    async def _listen_again(self, after_s: float, change: asyncio.Event) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(news.wait(), after_s)
-        if news is self._news or not self._faults.deaf_s:
+            await asyncio.wait_for(change.wait(), after_s)
+        if change is self._fault_change or not self._faults.deaf_s:
             await self.listener.open()
 
-    def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+    def _announce_change(self) -> None:
+        change, self._fault_change = self._fault_change, asyncio.Event()
+        change.set()
 
     def _publish(self) -> None:
         if self._events is not None:
             self._events.publish(self.pool.events)
 
     async def _pause(self, duration_s: float) -> None:
-        """A duration of the profile; at time scale 0 only the other tasks get their turn."""
         await asyncio.sleep(duration_s * self.config.time_scale)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

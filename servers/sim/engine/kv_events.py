@@ -1,6 +1,6 @@
 """KV events over ZeroMQ PUB, as vLLM 0.24 and later send them: `[topic, sequence number, msgpack payload]`.
 
-Payload: `[time, events, data-parallel rank]`, each event a map with its `type`; one message per step that has any.
+Payload: `[time, events, data-parallel rank]`, each event a map with its `type`. A step with events sends one message.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from ..core.block_pool import BlockRemoved, BlockStored, CacheEvent
 
 
 def encode_batch(events: Iterable[CacheEvent], *, time_s: float, block_size: int) -> bytes:
-    """One message's payload. Stored blocks that follow each other in a prompt share an event."""
     maps: list[dict[str, Any]] = []
     for event in events:
         if isinstance(event, BlockRemoved):
@@ -46,7 +45,7 @@ def _stored(event: BlockStored, block_size: int) -> dict[str, Any]:
 
 
 def _extra_keys(event: BlockStored) -> list[str] | None:
-    """The adapter on every block, the salt on a prompt's first one; None where there is neither."""
+    """The LoRA adapter for every block, the cache salt for a prompt's first; None without both."""
     keys = [event.namespace.lora, event.namespace.cache_salt if event.parent_hash is None else None]
     return [key for key in keys if key is not None] or None
 
@@ -69,16 +68,14 @@ class KvEventPublisher:
 
     @property
     def endpoint(self) -> str:
-        """The address as ZeroMQ completed it, a port included."""
         return str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
     def publish(self, events: list[CacheEvent]) -> None:
-        """Send and empty `events`."""
         if not events:
             return
         payload = encode_batch(events, time_s=self._now(), block_size=self._block_size)
         events.clear()
-        # A PUB socket drops what nobody takes, so this never waits.
+        # A PUB socket drops messages without a subscriber, so this never waits.
         self._socket.send_multipart([self._topic, self._sequence.to_bytes(8), payload])
         self._sequence += 1
 

@@ -1,4 +1,4 @@
-"""`/metrics` under vLLM's names. Gauges and counters are read from the engine at each scrape, so none is kept twice."""
+"""`/metrics` under vLLM's names. Gauges and counters are read from the engine at each scrape."""
 
 from __future__ import annotations
 
@@ -23,8 +23,6 @@ _BYTES = tuple(2.0**power for power in range(12, 37, 2))
 
 
 class MetricsSource(Protocol):
-    """What a scrape reads."""
-
     config: SimConfig
     counters: Counters
     pool: BlockPool
@@ -33,8 +31,6 @@ class MetricsSource(Protocol):
 
 
 class Latencies:
-    """The histograms, which the engine feeds as things happen."""
-
     def __init__(self, registry: CollectorRegistry, model: str) -> None:
         def histogram(name: str, text: str, buckets: Iterable[float]) -> Histogram:
             parent = Histogram(f"vllm:{name}", text, _LABELS, registry=registry, buckets=tuple(buckets))
@@ -48,7 +44,7 @@ class Latencies:
 
 
 class MetricsRegistry:
-    """One engine's registry; a Prometheus collector of `source`'s counters."""
+    """One engine's registry, and the Prometheus collector of its counters and gauges."""
 
     def __init__(self, source: MetricsSource) -> None:
         self._source = source
@@ -110,7 +106,7 @@ class MetricsRegistry:
         yield self._family("prompt_tokens_by_source", "Prompt tokens by where they came from.", ("source",), sources)
         finished = [((reason.value,), counters.finished[reason]) for reason in Finish]
         yield self._family("request_success", "Finished requests.", ("finished_reason",), finished)
-        # Not vLLM's: a real engine says nothing about these.
+        # Not in vLLM: a real engine does not report these.
         traps = CounterMetricFamily("ppd_sim:traps", "Handoff misuse.", labels=(*_LABELS, "trap"))
         for trap, count in counters.traps.items():
             traps.add_metric((*self._labels, trap.value), count)

@@ -1,4 +1,4 @@
-"""One port of an engine, which can be closed and opened again while the engine lives."""
+"""One port of an engine, which can be closed and opened again while the engine runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BACKLOG = 2048
 
 
 class Listener:
-    """Serves `app` on `host` once it is open; `port` 0 becomes the one that was free, and stays."""
+    """Serves `app` on `host` once it is open. Port 0 becomes a free one, which stays the same when reopened."""
 
     def __init__(self, app: web.Application, host: str, port: int, *, keep_alive_s: float, shutdown_s: float) -> None:
         self._busy: set[asyncio.Transport | None] = set()
@@ -39,7 +39,7 @@ class Listener:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def close(self) -> None:
-        """Refuse connections and drop the idle ones; what is being answered goes on, and its connection ends then."""
+        """Refuses connections and drops idle ones. Requests in progress are answered, then their connections end."""
         self._stop_listening()
         for connection in self._connections():
             if connection.transport in self._busy:
@@ -48,14 +48,13 @@ class Listener:
                 connection.force_close()
 
     def sever(self) -> None:
-        """Refuse connections and drop every one, whatever is on it."""
+        """Refuses connections and drops all, also those with a request in progress."""
         self._stop_listening()
         for connection in self._connections():
             if connection.transport is not None:
                 connection.transport.abort()
 
     async def end(self) -> None:
-        """For good: what is being answered has the shutdown time to end."""
         self._stop_listening()
         await self._runner.cleanup()
 

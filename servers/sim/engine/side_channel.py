@@ -1,9 +1,9 @@
-"""Where one engine's KV leaves it: a small HTTP server on P, and D's client for it.
+"""The KV transfer from P to D: a small HTTP server on P, and D's client for it.
 
-It stands in for NIXL's ZeroMQ handshake and RDMA reads, and works between processes and hosts. Bodies are msgpack.
+It replaces NIXL's ZeroMQ handshake and RDMA reads, and works between processes and hosts. Bodies are msgpack.
     POST /read    ReadBlocks -> BlockContents   the contents of P's blocks; 409 for another engine, model or block size,
                                                 503 after a wedge
-    POST /close   Notice                        these handoffs are read, or not wanted: free them
+    POST /close   Notice                        these handoffs are read, or not needed: free them
     POST /extend  Notice                        a heartbeat: keep them
 """
 
@@ -39,15 +39,14 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class SideChannelError(Exception):
-    """The other engine is not there, is another one, or refused."""
+    """The other engine cannot be reached, is another one, or refused."""
 
 
 _Message = TypeVar("_Message", ReadBlocks, Notice)
 
 
 class SideChannel:
-    """P's end. `wake` is called when blocks have come free; `stalls` waits while a fault keeps an engine's KV from
-    moving, and says whether one did."""
+    """P's end. `wake` is called when blocks come free; `stalls` waits while a fault stops transfers (`SimEngine`)."""
 
     def __init__(
         self,
@@ -109,7 +108,7 @@ class SideChannel:
 
 
 class Peers:
-    """D's end: reads from and notifies any engine that a handoff names. Every method raises PeerError."""
+    """D's end: reads from and notifies any engine that a handoff names. Every method raises SideChannelError."""
 
     def __init__(self, session: aiohttp.ClientSession, *, model: str, block_size: int, timeout_s: float) -> None:
         self._session = session
@@ -119,7 +118,7 @@ class Peers:
         self._read_timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s)
 
     async def read(self, remote: RemotePrefill, block_ids: tuple[int, ...]) -> list[list[int]]:
-        """One content per block id, each of the block size. As on vLLM, a read that has begun has no time-out."""
+        """The tokens of each block, by block id. As on vLLM, a read that has begun has no time-out."""
         message = ReadBlocks(remote.engine_id, self._model, self._block_size, remote.request_id, block_ids)
         body = await self._post(remote, "/read", message, self._read_timeout)
         try:

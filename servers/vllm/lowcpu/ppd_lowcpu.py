@@ -1,10 +1,10 @@
-"""Three things in a vLLM engine that cost too much where several engines share few cores; vLLM has a flag for none.
+"""Patches three parts of vLLM that cost too much when several engines share few cores. vLLM has no flags for them.
 
 * NIXL's progress thread polls UCX without a pause. The agent's config has a delay for it, which vLLM leaves at 0.
 * The reader of vLLM's shared-memory queue spins for a second after every message before it starts to yield.
-* On CPUs vLLM starts its engine core by `spawn`, which imports everything a second time, the larger half of a start.
+* On CPUs vLLM starts its engine core by `spawn`, which imports everything again: more than half of a start.
 
-On a machine with many cores the first two are right: they save microseconds. vLLM calls `register` in every process of
+On a machine with many cores the first two are useful: they save microseconds. vLLM calls `register` in every process of
 an engine, so it may run twice. The settings come from the environment: `PPD_NIXL_POLL_US` (500), `PPD_QUEUE_SPIN_S`
 (0.002) and `PPD_FORK_CORE` (1 to fork).
 """
@@ -24,7 +24,7 @@ def register() -> None:
 
 
 def slow_nixl_polling(delay_us: int) -> None:
-    """Have every NIXL agent that is created from now on sleep `delay_us` between two polls."""
+    """Every NIXL agent created from now on sleeps `delay_us` between two polls."""
     try:
         bindings: Any = importlib.import_module("nixl._api").nixlBind
     except ImportError:  # a replica needs no NIXL
@@ -42,7 +42,6 @@ def slow_nixl_polling(delay_us: int) -> None:
 
 
 def shorten_queue_spin(seconds: float) -> None:
-    """Change the default of the queue's one tunable, `SpinCondition(busy_loop_s=...)`."""
     try:
         condition: Any = importlib.import_module("vllm.distributed.device_communicators.shm_broadcast").SpinCondition
     except (ImportError, AttributeError):
@@ -51,9 +50,9 @@ def shorten_queue_spin(seconds: float) -> None:
 
 
 def fork_engine_core() -> None:
-    """Put `fork`, vLLM's default elsewhere, back after the CPU platform has chosen `spawn`.
+    """Restores `fork`, vLLM's default elsewhere, after the CPU platform has chosen `spawn`.
 
-    It chooses so because a fork must not inherit OpenMP's threads; with OMP_NUM_THREADS=1 there are none.
+    It chooses `spawn` because a fork must not inherit OpenMP's threads; with OMP_NUM_THREADS=1 there are none.
     """
     try:
         platform: Any = importlib.import_module("vllm.platforms.cpu").CpuPlatform

@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks.overhead.bodies import MARK, WORD, Talk, follow_ups, opening
+from benchmarks.overhead.bodies import MARK, WORD, ChatShape, follow_ups, opening
 from benchmarks.overhead.native import SOURCES
 
-TALK = Talk(turns=4, words=3, streams=True, first_us=7, every_us=11)
+TALK = ChatShape(turns=4, words=3, streams=True, first_us=7, every_us=11)
 
 
 def decoded(bodies: bytes) -> list[dict[str, Any]]:
@@ -40,12 +40,12 @@ def test_only_follow_ups_stream() -> None:
 
 @pytest.mark.parametrize("size", [1000, 130_000, 600_000])
 def test_a_prompt_is_about_as_long_as_asked_for(size: int) -> None:
-    body = opening(Talk(opening_bytes=size, message_bytes=max(1000, size // 20)))
+    body = opening(ChatShape(opening_bytes=size, message_bytes=max(1000, size // 20)))
     assert size < len(body) < 1.05 * size + 500
 
 
 def test_a_long_prompt_has_many_messages_and_ends_with_the_users() -> None:
-    messages = decoded(opening(Talk(opening_bytes=130_000, message_bytes=6500)))[0]["messages"]
+    messages = decoded(opening(ChatShape(opening_bytes=130_000, message_bytes=6500)))[0]["messages"]
     assert len(messages) == 22
     assert [message["role"] for message in messages[:3]] == ["system", "user", "assistant"]
     assert messages[-1]["role"] == "user"

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from benchmarks.overhead.processes import Cores, share_out
+from benchmarks.overhead.processes import Cores, assign_cores
 from benchmarks.overhead.records import LoadResult, RowRecord, Stats
 from benchmarks.overhead.rows import ROWS, Row
 from benchmarks.overhead.subjects import DIRECT, FleetKind
@@ -20,7 +20,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
     ("cores", "proxy", "mock", "load"), [([3], 3, 3, 3), ([0, 1], 1, 0, 0), ([1, 0, 5], 5, 0, 1), (range(8), 7, 0, 1)]
 )
 def test_the_proxy_has_a_core_of_its_own_if_there_are_two(cores: list[int], proxy: int, mock: int, load: int) -> None:
-    assert share_out(cores) == Cores(frozenset({proxy}), frozenset({mock}), frozenset({load}))
+    assert assign_cores(cores) == Cores(frozenset({proxy}), frozenset({mock}), frozenset({load}))
 
 
 @pytest.mark.parametrize("name", ["ppd", "a (b) c", ") 1 ("])

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from benchmarks.overhead.backend import Backend, LoadGenerator, TrialError, await_line, finished, running_backend
-from benchmarks.overhead.bodies import MARK, WORD, Talk, opening
+from benchmarks.overhead.bodies import MARK, WORD, ChatShape, opening
 from benchmarks.overhead.native import Tools, build
 from benchmarks.overhead.processes import HOST, Cores, Program
 from benchmarks.overhead.records import LoadResult, decode
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.e2e
 ROOT = Path(__file__).parents[3]
 EVERYWHERE = frozenset(os.sched_getaffinity(0))
 CORES = Cores(EVERYWHERE, EVERYWHERE, EVERYWHERE)
-STREAMED = Talk(turns=3, words=5, streams=True, every_us=1000)
+STREAMED = ChatShape(turns=3, words=5, streams=True, every_us=1000)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def backend(tools: Tools, tmp_path: Path) -> Iterator[Backend]:
 def asked(tools: Tools, backend: Backend, folder: Path, row: Row) -> LoadResult:
     with LoadGenerator(tools, CORES, folder).asking(row, backend.decode, 1, 0.2) as program:
         await_line(program, "begin")
-        program.hang_up()
+        program.close_stdin()
         return finished(program)
 
 
@@ -50,11 +50,16 @@ def asked(tools: Tools, backend: Backend, folder: Path, row: Row) -> LoadResult:
     "row",
     [
         Row(name="answers", connections=3, ramp_ms=10),
-        Row(name="streams", connections=3, ramp_ms=10, talk=STREAMED),
+        Row(name="streams", connections=3, ramp_ms=10, conversation=STREAMED),
         Row(name="fresh", connections=3, ramp_ms=10, fresh=True),
-        Row(name="long", connections=2, ramp_ms=10, talk=Talk(turns=2, opening_bytes=600_000, message_bytes=30_000)),
-        Row(name="open", load=LoadMode.OPEN, connections=9, rate=100.0, talk=STREAMED),
-        Row(name="once", load=LoadMode.ONCE, connections=50, ramp_ms=0, talk=STREAMED),
+        Row(
+            name="long",
+            connections=2,
+            ramp_ms=10,
+            conversation=ChatShape(turns=2, opening_bytes=600_000, message_bytes=30_000),
+        ),
+        Row(name="open", load=LoadMode.OPEN, connections=9, rate=100.0, conversation=STREAMED),
+        Row(name="once", load=LoadMode.ONCE, connections=50, ramp_ms=0, conversation=STREAMED),
     ],
     ids=lambda row: row.name,
 )
@@ -82,7 +87,11 @@ def test_the_mock_backend_finds_its_fields_behind_any_text(backend: Backend, is_
 
 def test_streams_are_held_until_they_are_let_go(tools: Tools, backend: Backend, tmp_path: Path) -> None:
     row = Row(
-        name="hold", load=LoadMode.HOLD, connections=20, ramp_ms=10, talk=Talk(turns=2, streams=True, every_us=10**9)
+        name="hold",
+        load=LoadMode.HOLD,
+        connections=20,
+        ramp_ms=10,
+        conversation=ChatShape(turns=2, streams=True, every_us=10**9),
     )
     assert asked(tools, backend, tmp_path, row).holding == 20
     backend.wait_quiet()
@@ -92,7 +101,7 @@ def test_streams_are_held_until_they_are_let_go(tools: Tools, backend: Backend, 
 
 def test_an_answer_of_another_length_is_wrong(tools: Tools, backend: Backend, tmp_path: Path) -> None:
     bodies = tmp_path / "bodies.jsonl"
-    bodies.write_bytes(opening(Talk(words=15)))
+    bodies.write_bytes(opening(ChatShape(words=15)))
     argv = [str(tools.load), "closed", str(backend.decode), str(bodies), "2", "0.1", "--words", "16"]
     with Program(argv, EVERYWHERE, tmp_path / "load.log", pipes=True) as program:
         load = finished(program)

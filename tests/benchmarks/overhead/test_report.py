@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.overhead.records import Durations, LoadResult, Machine, OverheadRun, RowRecord
-from benchmarks.overhead.report import LineVerdict, ReportCell, cells, judge, markdown
+from benchmarks.overhead.report import LineVerdict, ReportCell, cells, compare, markdown
 from benchmarks.overhead.rows import LINES, ROWS, Better, ReportLine
 
 
@@ -58,13 +58,13 @@ def test_what_is_added_to_a_direct_connection_is_unknown_without_one() -> None:
 def test_the_verdict_compares_with_the_best_peer(
     of: ReportLine, values: dict[str, float], verdict: LineVerdict
 ) -> None:
-    found = judge(of, {name: ReportCell(value) for name, value in values.items()})
+    found = compare(of, {name: ReportCell(value) for name, value in values.items()})
     assert (found.best, found.holds) == (verdict.best, verdict.holds)
     assert found.ratio == (None if verdict.ratio is None else pytest.approx(verdict.ratio))
 
 
 def test_a_target_does_not_hold_with_faults() -> None:
-    assert judge(line(), {"ppd": ReportCell(20.0, faults=1), "smg": ReportCell(10.0)}).holds is False
+    assert compare(line(), {"ppd": ReportCell(20.0, faults=1), "smg": ReportCell(10.0)}).holds is False
 
 
 def test_every_line_reads_a_row_and_every_row_is_read() -> None:

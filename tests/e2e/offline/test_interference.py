@@ -89,7 +89,7 @@ async def test_a_cache_that_is_too_small_is_no_measurement(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--model", "other"], "a context could not be computed: HTTP 404"),
+        (["--model", "other"], "a context could not be computed: status 404"),
         (["--model", "sim", "--repeats", "0"], "error: repeats = 0: must be at least 1"),
         (["--model", "sim", "--api-key-file", "nokey"], "error: api_key_file = 'nokey': must be a readable file"),
     ],

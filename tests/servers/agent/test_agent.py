@@ -21,7 +21,7 @@ from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.engine_metrics import EngineMetrics
 from ppd.proxy.fleet.worker import Announcement, Load, Role
 from ppd.proxy.health.probe import EngineStatus
-from ppd.servers.agent.agent import MISSES, Agent, AgentPhase, Announcer, EngineWatch, Identity, beat, is_idle
+from ppd.servers.agent.agent import MISSES, Agent, AgentPhase, Announcer, EngineWatch, Identity, heartbeat_of, is_idle
 from ppd.servers.cli.agent import AgentOptions, address_of, curve_keys, identity_of, launch_of
 from ppd.servers.fleet.process import EngineFailed, EngineProcess
 from ppd.servers.vllm.launch import Launch
@@ -35,14 +35,14 @@ IDENTITY = Identity(role=Role.DECODE, address="10.0.0.1:8200", coordinates={}, l
 )
 def test_a_beat_says_what_was_seen_and_where_the_agent_stands(phase: AgentPhase, draining: bool, leaving: bool) -> None:
     metrics = EngineMetrics(load=Load(2, 1, 0.5, 4096), incarnation="17")
-    said = decode(beat(IDENTITY, EngineStatus(True, ("m",), "0.33.0", metrics), phase).encode())
+    said = decode(heartbeat_of(IDENTITY, EngineStatus(True, ("m",), "0.33.0", metrics), phase).encode())
     assert (said.draining, said.leaving) == (draining, leaving)
     assert said.load == Load(2, 1, 0.5, 4096)
     assert (said.worker.incarnation, said.worker.models, said.worker.role) == ("17", ("m",), Role.DECODE)
 
 
 def test_an_engine_that_does_not_tell_its_start_is_known_by_its_launch() -> None:
-    assert beat(IDENTITY, EngineStatus(True), AgentPhase.SERVING).incarnation == "launch"
+    assert heartbeat_of(IDENTITY, EngineStatus(True), AgentPhase.SERVING).incarnation == "launch"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ async def test_a_proxy_that_was_away_hears_the_last_message_only() -> None:
     announcer = Announcer([f"127.0.0.1:{port}"])
     for running in range(50):
         status = EngineStatus(True, metrics=EngineMetrics(load=Load(running=running)))
-        await announcer.say(beat(IDENTITY, status, AgentPhase.SERVING))
+        await announcer.send(heartbeat_of(IDENTITY, status, AgentPhase.SERVING))
     with context.socket(zmq.ROUTER) as router:
         router.bind(f"tcp://127.0.0.1:{port}")
         frames = await asyncio.wait_for(router.recv_multipart(), 20)
@@ -259,7 +259,7 @@ async def test_an_agent_with_keys_reaches_a_proxy_that_wants_them(tmp_path: Path
     router.curve_server = True
     port = router.bind_to_random_port("tcp://127.0.0.1")
     announcer = Announcer([f"127.0.0.1:{port}"], curve_keys(Path(agent_secret), Path(server_public)))
-    await announcer.say(beat(IDENTITY, EngineStatus(True), AgentPhase.SERVING))
+    await announcer.send(heartbeat_of(IDENTITY, EngineStatus(True), AgentPhase.SERVING))
     frames = await asyncio.wait_for(router.recv_multipart(), 20)
     assert decode(frames[-1]).worker.address == IDENTITY.address
     announcer.close()

@@ -11,7 +11,7 @@ from ppd.servers.sim.api.requests import JsonBody
 from ppd.servers.sim.api.responses import Responses
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.core.errors import BadRequest, SimError, UnknownName
-from ppd.servers.sim.core.generation import Generation
+from ppd.servers.sim.core.sequence import Generation
 from ppd.servers.sim.core.tokens import VOCABULARY_SIZE
 
 CONFIG = SimConfig(model="m", loras=("tuned",), max_model_len=100)

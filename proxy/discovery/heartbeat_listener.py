@@ -1,10 +1,10 @@
 """Heartbeats in: the ZeroMQ ROUTER sockets on which agents and engines announce themselves.
 
 The plain port takes vLLM's pings, which cannot encrypt, and the project's heartbeats; `heartbeat_allow` limits who may
-register, by the sender's address and by the address it claims. With `curve_port` set, agents register there with keys,
-and the plain port no longer takes their messages, and pings only with `heartbeat_allow` set, as otherwise a stranger
-could do without a key. A worker then is its first key's, and no other known key can drain it, change its role or take
-it away. A message that can't be read changes nothing.
+register, by the sender's address and by the address it claims. With `curve_port` set, agents register there with keys.
+The plain port then refuses heartbeats, and takes pings only with `heartbeat_allow` set, or a stranger could do without
+a key. A worker belongs to the first key that announced it: no other known key can drain it, change its role or remove
+it. A message that can't be read changes nothing.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class HeartbeatListener:
             frames = await socket.recv_multipart(copy=False)
             sender = str(frames[-1].get("Peer-Address"))
             try:
-                # libzmq names the sender's public key, and the authenticator has found it among the known ones.
+                # The sender's public key, which the authenticator has found among the known ones.
                 key = str(frames[-1].get("User-Id")) if encrypted else None
                 self._take(bytes(frames[-1].buffer), sender, key, len(frames))
-            except Exception as exc:  # whatever a stranger sends, the next message is read
+            except Exception as exc:  # whatever a stranger sends, the listener goes on
                 self._drop(type(exc).__name__, sender)
 
     def _take(self, payload: bytes, sender: str, key: str | None, frames: int) -> None:
@@ -81,7 +81,7 @@ class HeartbeatListener:
             self._drop(str(exc), sender)
             return
         self._metrics.heartbeats.labels("taken").inc()
-        self._registry.hear(said, self._now())
+        self._registry.apply(said, self._now())
 
     def _check(self, said: Announcement, sender: str, key: str | None) -> None:
         """`key`: the sender's, on the encrypted port."""
@@ -108,7 +108,7 @@ class HeartbeatListener:
                 raise FormatError(f"{what}: not in heartbeat_allow")
 
     def _drop(self, why: str, sender: str) -> None:
-        """Counted each time, logged once a minute: a stranger must not be able to fill the log."""
+        """Counts each dropped message but logs once a minute, so that a stranger can't fill the log."""
         self._metrics.heartbeats.labels("dropped").inc()
         self._dropped += 1
         if self._now() - self._complained_s >= COMPLAIN_EVERY_S:
@@ -148,7 +148,7 @@ class HeartbeatListener:
 
 
 class Owners:
-    """Keys by worker. `now` is a monotonic clock in seconds; a key that is silent for `ttl_s` has lost its worker."""
+    """Which key owns each worker; a key that is silent for `ttl_s` loses it. `now`: monotonic seconds."""
 
     def __init__(self, ttl_s: float, now: Callable[[], float]) -> None:
         self._ttl_s = ttl_s
@@ -156,11 +156,11 @@ class Owners:
         self._owners: dict[WorkerId, tuple[str, float]] = {}
 
     def may_speak(self, worker_id: WorkerId, key: str) -> bool:
-        """Whether this key may announce this worker; if so it is the owner from now on."""
+        """Whether this key may announce the worker; if so it owns it from now on."""
         now_s = self._now()
         for known, (_, heard_s) in tuple(self._owners.items()):
             if now_s - heard_s <= self._ttl_s:
-                break  # the others were heard later
+                break  # the rest were heard later
             del self._owners[known]
         if self._owners.get(worker_id, (key, now_s))[0] != key:
             return False
@@ -169,5 +169,5 @@ class Owners:
         return True
 
     def release(self, worker_id: WorkerId) -> None:
-        """Its owner has taken it back: the next one to announce it has it."""
+        """The owner gives the worker up: the next key to announce it owns it."""
         self._owners.pop(worker_id, None)

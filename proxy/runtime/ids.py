@@ -1,4 +1,4 @@
-"""What makes one request different from all others: an id, and the time at which it came."""
+"""A request's id, and the time at which it came."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from datetime import UTC, datetime
 from functools import lru_cache
 
-_RANDOM = random.Random()  # seeded by the system; ids must differ, and are no secret, which `uuid4` would pay for
+_RANDOM = random.Random()  # ids must differ but are no secret, so the slower `uuid4` is not needed
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_RANDOM.seed)
 
@@ -19,7 +19,7 @@ def new_id() -> str:
 
 
 def now_text() -> str:
-    """The time in UTC to the millisecond, as ISO 8601 has it: 2026-01-31T23:59:59.123+00:00."""
+    """The time in UTC to the millisecond, in ISO 8601: 2026-01-31T23:59:59.123+00:00."""
     seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
     return f"{_second(seconds)}.{milliseconds:03d}+00:00"
 

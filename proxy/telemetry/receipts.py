@@ -25,10 +25,10 @@ class LegRecord(msgspec.Struct, kw_only=True):
     address: str
     started_s: float
     first_event_s: float | None = None
-    events: int | None = None  # of a stream that broke: how many had come
+    events: int | None = None  # of a stream that broke off: how many had arrived
     ended_s: float | None = None
     status: int | None = None
-    phase: Phase | None = None  # what it was at when it failed
+    phase: Phase | None = None  # in which it failed
     error: str | None = None  # why it failed: a `failures.Cause`
 
     def fail(self, exc: LegError) -> None:
@@ -36,11 +36,11 @@ class LegRecord(msgspec.Struct, kw_only=True):
 
 
 class CellRecord(msgspec.Struct, kw_only=True):
-    """What the table said."""
+    """What the decision table answered."""
 
     table: str
     lookup: str  # nearest or interpolated
-    cell: str  # of several the one with the largest share
+    cell: str  # of several, the one with the largest weight
     evidence: str  # inside, interpolated, extrapolated or none
     score: float | None
     d_ttft: float | None
@@ -50,7 +50,7 @@ class CellRecord(msgspec.Struct, kw_only=True):
 
 
 class Receipt(msgspec.Struct, kw_only=True):
-    """One turn, whole. Token counts marked `estimated` were known before the turn; the others are the engine's."""
+    """One turn. Token counts named `estimated_...` are from before the turn; the others are the engine's."""
 
     id: str
     at: str  # wall clock, ISO 8601
@@ -70,7 +70,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     decode: str = ""
     prefill: str = ""
     qps: float = 0.0
-    waited_s: float = 0.0  # for a place in the fleet
+    waited_s: float = 0.0  # in the queue
     estimated_prompt_tokens: int = 0
     estimated_new_tokens: int = 0
     estimated_cached_tokens: int = 0
@@ -112,7 +112,7 @@ class Receipts:
 
 
 class ReceiptLog:
-    """Appends finished receipts to a file, off the event loop and in batches; what a full disk refuses is counted."""
+    """Appends finished receipts to a file, in batches and off the event loop; `lost`: how many were not written."""
 
     FLUSH_S = 0.5
     WAITING_LIMIT = 100_000
@@ -127,7 +127,7 @@ class ReceiptLog:
         self._waiting.append(msgspec.json.encode(receipt) + b"\n")
 
     async def run(self) -> None:
-        """Until cancelled; what is waiting then is still written."""
+        """Until cancelled; receipts that wait then are still written."""
         try:
             while True:
                 await asyncio.sleep(self.FLUSH_S)

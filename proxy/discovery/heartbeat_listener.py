@@ -75,31 +75,34 @@ class HeartbeatListener:
         try:
             if frames != 2:
                 raise FormatError("heartbeat: must be one frame")
-            said = decode(payload)
-            self._check(said, sender, key)
+            announcement = decode(payload)
+            self._check(announcement, sender, key)
         except FormatError as exc:
             self._drop(str(exc), sender)
             return
         self._metrics.heartbeats.labels("taken").inc()
-        self._registry.apply(said, self._now())
+        self._registry.apply(announcement, self._now())
 
-    def _check(self, said: Announcement, sender: str, key: str | None) -> None:
+    def _check(self, announcement: Announcement, sender: str, key: str | None) -> None:
         """`key`: the sender's, on the encrypted port."""
         if self._config.curve_port and key is None:
-            if said.worker.source is Source.AGENT:
+            if announcement.worker.source is Source.AGENT:
                 raise FormatError("heartbeat: agents must use curve_port")
             if not self._allowed:
                 raise FormatError("ping: with curve_port, engines' pings are taken only with heartbeat_allow set")
         if self._allowed:
-            self._check_addresses(said, sender)
+            self._check_addresses(announcement, sender)
         if key is not None:
-            if not self._owners.may_speak(said.worker.id, key):
+            if not self._owners.may_speak(announcement.worker.id, key):
                 raise FormatError("heartbeat: another key announced this worker")
-            if said.leaving:
-                self._owners.release(said.worker.id)
+            if announcement.leaving:
+                self._owners.release(announcement.worker.id)
 
-    def _check_addresses(self, said: Announcement, sender: str) -> None:
-        for what, host in (("sender", sender), ("http_address", said.worker.address.rpartition(":")[0].strip("[]"))):
+    def _check_addresses(self, announcement: Announcement, sender: str) -> None:
+        for what, host in (
+            ("sender", sender),
+            ("http_address", announcement.worker.address.rpartition(":")[0].strip("[]")),
+        ):
             try:
                 address = ipaddress.ip_address(host)
             except ValueError:

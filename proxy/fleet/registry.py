@@ -77,25 +77,25 @@ class Registry:
 
     # -- which workers there are
 
-    def apply(self, said: Announcement, now_s: float) -> None:
+    def apply(self, announcement: Announcement, now_s: float) -> None:
         """A worker announced itself; of a static one only load and draining count, as the config describes the rest."""
-        known = self._views.get(said.worker.id)
-        if said.leaving:
+        known = self._views.get(announcement.worker.id)
+        if announcement.leaving:
             if known is not None and known.worker.source is not Source.STATIC:
-                self.remove(said.worker.id)
+                self.remove(announcement.worker.id)
             return
-        worker = said.worker
+        worker = announcement.worker
         if known is not None:
             if worker.source is Source.PING and known.worker.source is not Source.PING:
                 return  # the config or the agent knows more than a ping
             if known.worker.source is Source.STATIC:
                 worker = known.worker
-        if known is not None and not said.worker.models:  # the agent could not ask its engine just now
+        if known is not None and not announcement.worker.models:  # the agent could not ask its engine just now
             worker = replace_worker(worker, models=known.worker.models)
-        self._admit(worker, said.worker.incarnation, now_s)
-        changes: dict[str, object] = {"draining": said.draining}
-        if said.load is not None:
-            changes["load"] = said.load
+        self._admit(worker, announcement.worker.incarnation, now_s)
+        changes: dict[str, object] = {"draining": announcement.draining}
+        if announcement.load is not None:
+            changes["load"] = announcement.load
         self._change(worker.id, **changes)
 
     def add_static(self, worker: Worker, now_s: float) -> None:

@@ -48,10 +48,10 @@ class WorkerHealth:
         for key in keys_of(decision):
             if key != decode and (moved or not isinstance(key, tuple)):
                 self.succeeded(key)
-        self.passed_probation(decode)
+        self.close_half_open(decode)
 
-    def passed_probation(self, worker: WorkerId) -> None:
-        """The worker has begun an answer: that closes a half-open breaker, but does not reset failures in a row."""
+    def close_half_open(self, worker: WorkerId) -> None:
+        """The worker has begun an answer: closes its breaker if half open, but does not reset failures in a row."""
         if worker in self.breakers.states(self._now()):
             self.succeeded(worker)
 

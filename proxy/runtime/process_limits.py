@@ -20,7 +20,7 @@ _MMAP_BYTES = 2 * 1024 * 1024
 _TRIM_BYTES = 8 * _MMAP_BYTES
 
 
-def bound() -> None:
+def limit_heap() -> None:
     """Sets glibc's thresholds for the whole process; does nothing with another C library."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -28,7 +28,7 @@ def bound() -> None:
         mallopt(_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
-def look_for_cycles_less() -> None:
+def collect_garbage_less() -> None:
     """A turn's objects have no cycles: reference counts free them, while the collector took a sixth of a turn's time.
 
     Objects that exist at the start live as long as the process and are never collected.
@@ -42,14 +42,14 @@ _RESERVE = 128  # listening sockets, probes of workers, files, what Python has o
 _A_TURN_NEEDS = 3  # its client's connection, and its legs'
 
 
-def raise_limit() -> None:
+def raise_open_files_limit() -> None:
     """Raises the soft limit of open files to the hard one. The usual 1024 is for programs that use select()."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # macOS names a hard limit that it does not grant
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def limit() -> int:
+def open_files_limit() -> int:
     """How many files this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft

@@ -66,7 +66,7 @@ class PolicyRouting:
         self._heartbeat_s = heartbeat_s
         self._delay_s = heartbeat_delay_s
         for worker in fleet.workers:
-            self._registry.hear(_announcement(worker), 0.0)
+            self._registry.apply(_announcement(worker), 0.0)
             timeline.after(heartbeat_s, self._beat, worker)
 
     def route(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Routed:
@@ -143,7 +143,7 @@ class PolicyRouting:
     def _beat(self, worker: SimulatedWorker) -> None:
         """The engine's load as it is now reaches the registry a moment later."""
         said = _announcement(worker)
-        self._timeline.after(self._delay_s, lambda: self._registry.hear(said, self._timeline.now_s))
+        self._timeline.after(self._delay_s, lambda: self._registry.apply(said, self._timeline.now_s))
         self._timeline.after(self._heartbeat_s, self._beat, worker)
 
 

@@ -21,9 +21,7 @@ from ..downstream.serve import listen, serve
 from ..errors import PPDError
 from ..peers.channels import Member
 from ..peers.supervisor import UNUSABLE, Supervisor
-from ..runtime.process_limits import bound as bound_memory
-from ..runtime.process_limits import look_for_cycles_less
-from ..runtime.process_limits import raise_limit as raise_open_files_limit
+from ..runtime.process_limits import collect_garbage_less, limit_heap, raise_open_files_limit
 from ..settings import ConfigSource, Settings
 
 log = logging.getLogger(__name__)
@@ -51,7 +49,7 @@ def _run(config_path: Path | None, **flags: object) -> None:
         settings = Settings(config, ConfigSource(config_path, given) if config_path else None)
     except PPDError as exc:
         raise click.ClickException(str(exc)) from exc
-    bound_memory()
+    limit_heap()
     raise_open_files_limit()
     _log_from(logging.getLevelNamesMapping()[config.log_level.upper()])
     log.info("%s", describe(settings))
@@ -139,7 +137,7 @@ async def _serve(
     if alive is not None:
         loop.add_reader(alive, left_alone)
     proxy = assemble(settings, member=member)
-    look_for_cycles_less()
+    collect_garbage_less()
     await serve(proxy, listening, stop)
 
 

@@ -1,1 +1,1 @@
-"""How workers are announced: heartbeats, engines' own pings, and the config."""
+"""How the proxy learns of workers: heartbeats, engines' own pings, and the config."""

@@ -117,7 +117,7 @@ def _role(text: str) -> Role:
 
 
 def check_address(text: str, name: str) -> str:
-    """`host:port`, or FormatError naming the field: an address becomes a URL, so it may hold nothing else."""
+    """`host:port`, or FormatError naming the field: an address becomes a URL and must hold nothing else."""
     match = _ADDRESS.fullmatch(text)
     if match is None or not 0 < int(match.group(1)) < 65536:
         raise FormatError(f"{name}: must be host:port")

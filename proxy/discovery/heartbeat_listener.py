@@ -1,10 +1,10 @@
 """Heartbeats in: the ZeroMQ ROUTER sockets on which agents and engines announce themselves.
 
 The plain port takes vLLM's pings, which cannot encrypt, and the project's heartbeats; `heartbeat_allow` limits who may
-register, by the sender's address and by the address it claims. With `curve_port` set, agents register there with keys,
-and the plain port no longer takes their messages, and pings only with `heartbeat_allow` set, as otherwise a stranger
-could do without a key. A worker then is its first key's, and no other known key can drain it, change its role or take
-it away. A message that can't be read changes nothing.
+register, by the sender's address and by the address it claims. With `curve_port` set, agents register there with keys.
+The plain port then refuses heartbeats, and takes pings only with `heartbeat_allow` set, or a stranger could do without
+a key. A worker belongs to the first key that announced it: no other known key can drain it, change its role or remove
+it. A message that can't be read changes nothing.
 """
 
 from __future__ import annotations
@@ -65,41 +65,44 @@ class HeartbeatListener:
             frames = await socket.recv_multipart(copy=False)
             sender = str(frames[-1].get("Peer-Address"))
             try:
-                # libzmq names the sender's public key, and the authenticator has found it among the known ones.
+                # The sender's public key, which the authenticator has found among the known ones.
                 key = str(frames[-1].get("User-Id")) if encrypted else None
                 self._take(bytes(frames[-1].buffer), sender, key, len(frames))
-            except Exception as exc:  # whatever a stranger sends, the next message is read
+            except Exception as exc:  # whatever a stranger sends, the listener goes on
                 self._drop(type(exc).__name__, sender)
 
     def _take(self, payload: bytes, sender: str, key: str | None, frames: int) -> None:
         try:
             if frames != 2:
                 raise FormatError("heartbeat: must be one frame")
-            said = decode(payload)
-            self._check(said, sender, key)
+            announcement = decode(payload)
+            self._check(announcement, sender, key)
         except FormatError as exc:
             self._drop(str(exc), sender)
             return
         self._metrics.heartbeats.labels("taken").inc()
-        self._registry.hear(said, self._now())
+        self._registry.apply(announcement, self._now())
 
-    def _check(self, said: Announcement, sender: str, key: str | None) -> None:
+    def _check(self, announcement: Announcement, sender: str, key: str | None) -> None:
         """`key`: the sender's, on the encrypted port."""
         if self._config.curve_port and key is None:
-            if said.worker.source is Source.AGENT:
+            if announcement.worker.source is Source.AGENT:
                 raise FormatError("heartbeat: agents must use curve_port")
             if not self._allowed:
                 raise FormatError("ping: with curve_port, engines' pings are taken only with heartbeat_allow set")
         if self._allowed:
-            self._check_addresses(said, sender)
+            self._check_addresses(announcement, sender)
         if key is not None:
-            if not self._owners.may_speak(said.worker.id, key):
+            if not self._owners.may_speak(announcement.worker.id, key):
                 raise FormatError("heartbeat: another key announced this worker")
-            if said.leaving:
-                self._owners.release(said.worker.id)
+            if announcement.leaving:
+                self._owners.release(announcement.worker.id)
 
-    def _check_addresses(self, said: Announcement, sender: str) -> None:
-        for what, host in (("sender", sender), ("http_address", said.worker.address.rpartition(":")[0].strip("[]"))):
+    def _check_addresses(self, announcement: Announcement, sender: str) -> None:
+        for what, host in (
+            ("sender", sender),
+            ("http_address", announcement.worker.address.rpartition(":")[0].strip("[]")),
+        ):
             try:
                 address = ipaddress.ip_address(host)
             except ValueError:
@@ -108,7 +111,7 @@ class HeartbeatListener:
                 raise FormatError(f"{what}: not in heartbeat_allow")
 
     def _drop(self, why: str, sender: str) -> None:
-        """Counted each time, logged once a minute: a stranger must not be able to fill the log."""
+        """Counts each dropped message but logs once a minute, so that a stranger can't fill the log."""
         self._metrics.heartbeats.labels("dropped").inc()
         self._dropped += 1
         if self._now() - self._complained_s >= COMPLAIN_EVERY_S:
@@ -148,7 +151,7 @@ class HeartbeatListener:
 
 
 class Owners:
-    """Keys by worker. `now` is a monotonic clock in seconds; a key that is silent for `ttl_s` has lost its worker."""
+    """Which key owns each worker; a key that is silent for `ttl_s` loses it. `now`: monotonic seconds."""
 
     def __init__(self, ttl_s: float, now: Callable[[], float]) -> None:
         self._ttl_s = ttl_s
@@ -156,11 +159,11 @@ class Owners:
         self._owners: dict[WorkerId, tuple[str, float]] = {}
 
     def may_speak(self, worker_id: WorkerId, key: str) -> bool:
-        """Whether this key may announce this worker; if so it is the owner from now on."""
+        """Whether this key may announce the worker; if so it owns it from now on."""
         now_s = self._now()
         for known, (_, heard_s) in tuple(self._owners.items()):
             if now_s - heard_s <= self._ttl_s:
-                break  # the others were heard later
+                break  # the rest were heard later
             del self._owners[known]
         if self._owners.get(worker_id, (key, now_s))[0] != key:
             return False
@@ -169,5 +172,5 @@ class Owners:
         return True
 
     def release(self, worker_id: WorkerId) -> None:
-        """Its owner has taken it back: the next one to announce it has it."""
+        """The owner gives the worker up: the next key to announce it owns it."""
         self._owners.pop(worker_id, None)

@@ -14,8 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from ..config import ProxyConfig
 from ..errors import Overloaded
-from ..runtime.process_limits import limit as open_files_limit
-from ..runtime.process_limits import share_of_clients
+from ..runtime.process_limits import open_files_limit, share_of_clients
 from ..runtime.tls import Tls
 from . import response
 from .http1_connection import ClientConnection

@@ -1,1 +1,1 @@
-"""The workers: what they are, what state they are in, and what they hold."""
+"""The workers: what they are, what state they are in, and which prefixes they hold."""

@@ -1,7 +1,7 @@
-"""What an engine's `/metrics` says: its load, its cache's size, which life of the process it is, and a few counters.
+"""What an engine's `/metrics` says: its load, its KV cache's size, when its process started, and a few counters.
 
 Names and labels are vLLM's (0.20 on; the counters' `_total` is part of the text format). Samples of several
-data-parallel ranks (label `engine`) are summed, but for the KV use, of which the fullest rank counts.
+data-parallel ranks (label `engine`) are summed; of their KV usage the largest counts.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _WANTED = (_RUNNING, _WAITING, *_KV_USAGE, _CACHE, _BORN, BY_SOURCE, *COUNTERS)
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """`counters`: `COUNTERS` by name, `BY_SOURCE` by its label (`local_compute`, ...); none that the engine lacks."""
+    """`counters`: `COUNTERS` by name, `BY_SOURCE` by label (`local_compute`, ...); only those that the engine has."""
 
     load: Load = field(default_factory=Load)
-    incarnation: str = ""  # the process's start time; empty where it is not told
-    prefix_caching: bool | None = None  # None where it is not told
+    incarnation: str = ""  # the process's start time; empty: unknown
+    prefix_caching: bool | None = None  # None: unknown
     counters: dict[str, float] = field(default_factory=dict)
 
 
 def parse_metrics(text: str) -> EngineMetrics:
-    """Lines that do not matter, or can't be read, are passed over."""
+    """Skips lines that it does not need or can't read."""
     sums: dict[str, float] = {}
     kv_usage, capacity = 0.0, 0
     incarnation, prefix_caching = "", None

@@ -1,7 +1,7 @@
-"""The live set of workers: who is there, how loaded, what this proxy has in flight on each.
+"""The registry of workers: which there are, how loaded they are, and what this proxy has in flight on each.
 
 Synchronous and without a clock: callers pass `now_s` from a monotonic clock. Every change makes a new frozen
-`WorkerView`; who of them serves a model is kept until a worker changes, so a decision looks at no worker by itself.
+`WorkerView`. Which workers serve a model is cached until a worker changes, so a decision need not look at all of them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .view import Fleet, Takers, WorkerView, taking_turns
 from .worker import Announcement, Load, Role, Source, Worker, WorkerId
 
 NAMES_KEPT = 10_000
-MODELS_KEPT = 256  # clients may name any model, as long as a worker has not said which it serves
-JOINED = "join-"  # begins the incarnation of an engine that does not tell its own
+MODELS_KEPT = 256  # bounded, as clients may name any model while a worker has not said which it serves
+JOINED = "join-"  # prefix of the incarnations given to engines that do not report one
 
 
 @dataclass(slots=True)
 class Use:
-    """What one process does on one worker. Its view shows it when somebody looks: once for all steps of a turn."""
+    """What one process does on one worker. The view is updated when it is read, not at each step of a turn."""
 
     inflight: int = 0
     queued_prefill_tokens: int = 0
@@ -36,29 +36,29 @@ class Use:
 class WorkerChange(Enum):
     """What of a worker has changed."""
 
-    VIEW = auto()  # it came, or what it is and how it does
+    VIEW = auto()  # it came, or its description, state or load
     GONE = auto()
-    LEGS = auto()  # this process's legs there have become more or fewer
-    TOKENS = auto()  # other numbers of its use
+    LEGS = auto()  # this process's use of it, with the number of its legs
+    TOKENS = auto()  # this process's use of it, but not the number of its legs
 
 
 class Registry:
-    """Workers by id. Agents' and engines' messages expire; static workers go up and down by probes.
+    """Workers by id. Those that announce themselves expire; static ones go up and down by probes.
 
-    What other processes of this proxy do on a worker counts in its view as if this one did it.
+    A worker's view counts what all processes of this proxy do there.
     """
 
     def __init__(self) -> None:
         self._views: dict[WorkerId, WorkerView] = {}
         self._used: dict[WorkerId, Use] = {}
         self._others: dict[WorkerId, dict[int, Use]] = {}  # by process
-        self._changed: set[WorkerId] = set()  # whose views are behind their use
+        self._changed: set[WorkerId] = set()  # workers whose views do not show their use yet
         self._fleets: dict[str, Fleet] = {}  # by model, until a view changes
         self._takers: dict[str, Takers] = {}  # by model, until a worker changes
         self._names: OrderedDict[tuple[Role, WorkerId], str] = OrderedDict()
         self._numbers: Counter[Role] = Counter()
         self._joined = 0
-        self._written_total = 0  # of all workers: where the count of one that joins begins
+        self._written_total = 0  # on all workers: the count of one that joins begins here
         self.replicated: Replicated[WorkerId, WorkerChange] | None = None
 
     def views(self) -> tuple[WorkerView, ...]:
@@ -66,7 +66,7 @@ class Registry:
         return tuple(self._views.values())
 
     def fleet(self, model: str) -> Fleet:
-        """What a decision on a turn of this model sees."""
+        """What a decision on a turn of this model reads."""
         if self._changed:
             self._catch_up()
         return self._fleets.get(model) or self._new_fleet(model)
@@ -75,41 +75,41 @@ class Registry:
         self._catch_up()
         return self._views.get(worker_id)
 
-    # -- who is there
+    # -- which workers there are
 
-    def hear(self, said: Announcement, now_s: float) -> None:
-        """A message arrived. The config's word on a static worker stands; the message adds load and draining."""
-        known = self._views.get(said.worker.id)
-        if said.leaving:
+    def apply(self, announcement: Announcement, now_s: float) -> None:
+        """A worker announced itself; of a static one only load and draining count, as the config describes the rest."""
+        known = self._views.get(announcement.worker.id)
+        if announcement.leaving:
             if known is not None and known.worker.source is not Source.STATIC:
-                self.remove(said.worker.id)
+                self.remove(announcement.worker.id)
             return
-        worker = said.worker
+        worker = announcement.worker
         if known is not None:
             if worker.source is Source.PING and known.worker.source is not Source.PING:
-                return  # the config, or the agent beside this engine, knows more
+                return  # the config or the agent knows more than a ping
             if known.worker.source is Source.STATIC:
                 worker = known.worker
-        if known is not None and not said.worker.models:  # it could not ask its engine just now
+        if known is not None and not announcement.worker.models:  # the agent could not ask its engine just now
             worker = replace_worker(worker, models=known.worker.models)
-        self._admit(worker, said.worker.incarnation, now_s)
-        changes: dict[str, object] = {"draining": said.draining}
-        if said.load is not None:
-            changes["load"] = said.load
+        self._admit(worker, announcement.worker.incarnation, now_s)
+        changes: dict[str, object] = {"draining": announcement.draining}
+        if announcement.load is not None:
+            changes["load"] = announcement.load
         self._change(worker.id, **changes)
 
     def add_static(self, worker: Worker, now_s: float) -> None:
-        """Known from now on, used once a probe has found it healthy."""
+        """Adds a worker, which is used once a probe has found it healthy."""
         known = self._views.get(worker.id)
         if known is not None and known.configured == worker:
             return
         self._admit(worker, worker.incarnation, now_s)
-        # One that serves in this role already goes on serving.
+        # A worker that already serves in this role goes on serving.
         serves = known is not None and known.up and known.role is worker.role
         self._change(worker.id, up=serves, configured=worker)
 
     def probed(self, worker_id: WorkerId, found: Worker, load: Load | None, now_s: float) -> None:
-        """A healthy answer to a probe: models, version and incarnation as far as the engine told them."""
+        """A healthy answer to a probe; found: with models, version and incarnation where the engine reports them."""
         view = self._views.get(worker_id)
         if view is None:
             return
@@ -130,7 +130,7 @@ class Registry:
             self._change(worker_id, up=False)
 
     def hold_back(self, worker_id: WorkerId, held_back: bool) -> None:
-        """The operator's draining, which no message of the worker's ends."""
+        """Drains the worker for the operator; the worker's own messages do not end that."""
         self._change(worker_id, held_back=held_back)
 
     def remove(self, worker_id: WorkerId) -> None:
@@ -169,11 +169,11 @@ class Registry:
             self._use_changed(worker_id)
 
     def recovered(self, worker_id: WorkerId, now_s: float) -> None:
-        """It serves again after it did not: its share of traffic starts small."""
+        """The worker serves again after it did not: slow start begins."""
         self._change(worker_id, since_s=now_s)
 
     def residency(self, worker_id: WorkerId, tokens: int) -> Residency | None:
-        """A record that this worker holds `tokens` of a prefix as of now."""
+        """A record that this worker holds `tokens` of a prefix now; None for a worker that is gone."""
         view, used = self._views.get(worker_id), self._used.get(worker_id)
         if view is None or used is None:
             return None
@@ -182,10 +182,10 @@ class Registry:
             written += use.written_tokens
         return Residency(worker_id, view.incarnation, tokens, written)
 
-    # -- what other processes say
+    # -- what other processes send
 
     def adopt(self, view: WorkerView) -> None:
-        """A worker as another process sees it: that it is there, and how; not what is done on it."""
+        """Takes a worker from the process that watches them: all of its view except the use."""
         old = self._views.get(view.id)
         used = self._used.setdefault(view.id, Use())
         if old is None or old.incarnation != view.incarnation:
@@ -195,7 +195,7 @@ class Registry:
         self._use_changed(view.id)
 
     def dismiss(self, worker_id: WorkerId) -> None:
-        """Another process knows it no more."""
+        """Drops a worker; unlike `remove`, without telling the other processes."""
         self._views.pop(worker_id, None)
         self._fleets.clear()
         self._takers.clear()
@@ -203,30 +203,30 @@ class Registry:
         self._others.pop(worker_id, None)
 
     def use(self, worker_id: WorkerId) -> Use | None:
-        """What this process does there."""
+        """This process's own."""
         return self._used.get(worker_id)
 
     def inflight(self, worker_id: WorkerId) -> int:
-        """Legs of all processes there."""
+        """Legs of all processes on this worker."""
         used = self._used.get(worker_id)
         others = self._others.get(worker_id, {}).values()
         return (used.inflight if used is not None else 0) + sum(use.inflight for use in others)
 
     def others(self) -> Iterator[tuple[int, WorkerId, Use]]:
-        """What the others do, by the number of their process."""
+        """Each other process's use of each worker: process, worker, use."""
         for worker_id, uses in self._others.items():
             for process, use in uses.items():
                 yield process, worker_id, use
 
     def used_by(self, process: int, worker_id: WorkerId, use: Use) -> None:
         uses = self._others.setdefault(worker_id, {})
-        if process in uses:  # a successor may speak before it knows what was written
+        if process in uses:  # a successor may send this before it knows what its predecessor had written
             use.written_tokens = max(use.written_tokens, uses[process].written_tokens)
         uses[process] = use
         self._changed.add(worker_id)
 
     def inherit(self, worker_id: WorkerId, written_tokens: int) -> None:
-        """What a predecessor of this process has written: counts never start over."""
+        """Continues the count of a predecessor of this process, as counts never start over."""
         used = self._used.get(worker_id)
         if used is not None:
             used.written_tokens = max(used.written_tokens, written_tokens)
@@ -234,7 +234,7 @@ class Registry:
             self._use_changed(worker_id)
 
     def ended(self, process: int) -> None:
-        """It runs nothing any more."""
+        """The process has ended: it has no legs any more, but what it wrote still counts."""
         for worker_id, uses in self._others.items():
             if process in uses:
                 uses[process] = Use(written_tokens=uses[process].written_tokens)
@@ -253,7 +253,6 @@ class Registry:
         return fleet
 
     def _put(self, view: WorkerView) -> None:
-        """Whom it serves, or whether, may be another now."""
         self._views[view.id] = view
         self._fleets.clear()
         self._takers.clear()
@@ -267,14 +266,14 @@ class Registry:
         fresh = WorkerView(
             worker=worker,
             name=self._name(worker),
-            # Engines that do not tell their incarnation get a new one whenever they (re)join.
+            # An engine that does not report its incarnation gets a new one whenever it joins.
             incarnation=incarnation or f"{JOINED}{self._joined}",
             heard_s=now_s,
             since_s=now_s,
         )
         used = self._used.setdefault(worker.id, Use())
         used.written_tokens = self._written_total
-        if old is not None:  # its cache is gone or its role another; what is asked of it and in flight there is not
+        if old is not None:  # its cache is gone or its role changed; these still hold
             fresh = replace(fresh, up=old.up, held_back=old.held_back, configured=old.configured)
         self._take(fresh)
         self._use_changed(worker.id)
@@ -285,7 +284,7 @@ class Registry:
             self.replicated.changed(view.id, WorkerChange.VIEW)
 
     def _name(self, worker: Worker) -> str:
-        """The same name whenever a worker returns; strangers that come once do not pile up."""
+        """A worker that returns keeps its name; the names least recently used are forgotten."""
         key = (worker.role, worker.id)
         if key not in self._names:
             self._numbers[worker.role] += 1
@@ -296,7 +295,7 @@ class Registry:
         return self._names[key]
 
     def _keep_name(self, view: WorkerView) -> None:
-        """So that names and incarnations go on where another process left off."""
+        """Continues the numbering of names and incarnations of the process that gave them."""
         self._names[view.role, view.id] = view.name
         if len(self._names) > NAMES_KEPT:
             self._names.popitem(last=False)
@@ -307,15 +306,15 @@ class Registry:
 
     def _add(self, worker_id: WorkerId, inflight: int, tokens: int) -> None:
         used = self._used.get(worker_id)
-        if used is not None:  # it may have left meanwhile, and its counts with it
+        if used is not None:  # None: the worker has left meanwhile
             used.inflight = max(0, used.inflight + inflight)
             used.queued_prefill_tokens = max(0, used.queued_prefill_tokens + tokens)
-            self._use_changed(worker_id, WorkerChange.LEGS if inflight else WorkerChange.TOKENS)
+            self._use_changed(worker_id, legs=inflight != 0)
 
-    def _use_changed(self, worker_id: WorkerId, change: WorkerChange = WorkerChange.TOKENS) -> None:
+    def _use_changed(self, worker_id: WorkerId, *, legs: bool = False) -> None:
         self._changed.add(worker_id)
         if self.replicated is not None:
-            self.replicated.changed(worker_id, change)
+            self.replicated.changed(worker_id, WorkerChange.LEGS if legs else WorkerChange.TOKENS)
 
     def _catch_up(self) -> None:
         if self._changed:

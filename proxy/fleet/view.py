@@ -1,4 +1,4 @@
-"""Workers as a decision sees them: frozen pictures, and what the fleet they make up can do."""
+"""Workers as a decision sees them: frozen views, and the fleet of those that take a model's turns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .worker import Load, Role, Worker, WorkerId
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """One worker as a decision sees it. A struct: copies of it are made at every step of a turn."""
+    """One worker at one moment. A struct, as copies of it are made at every step of a turn."""
 
     worker: Worker
     name: str  # "D2": what clients and metrics see in place of the address
@@ -22,10 +22,10 @@ class WorkerView(msgspec.Struct, frozen=True):
     written_tokens: int = 0  # grows by the tokens of KV that this proxy has written there; never starts over
     heard_s: float = 0.0
     up: bool = True  # False: a static worker whose probe fails
-    draining: bool = False  # the worker says so
-    held_back: bool = False  # the operator says so
+    draining: bool = False  # as the worker announced
+    held_back: bool = False  # by the operator
     configured: Worker | None = None  # as the config or the admin API named it, before anything was probed
-    since_s: float = 0.0  # when it last came, or came back: traffic to it grows from there
+    since_s: float = 0.0  # when it last joined or recovered: slow start counts from there
 
     @property
     def id(self) -> WorkerId:
@@ -41,7 +41,7 @@ class WorkerView(msgspec.Struct, frozen=True):
 
     @property
     def requests(self) -> int:
-        """Requests on the engine: its own count where it is the larger, as other proxies may use it too."""
+        """Requests on the engine: the larger of its own count and ours, as other proxies may use it too."""
         return max(self.inflight, self.load.running + self.load.waiting)
 
     def takes_turns(self, model: str) -> bool:
@@ -50,11 +50,11 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 Takers = tuple[Sequence[WorkerId], Sequence[WorkerId], Sequence[WorkerId]]
-"""Of one model's turns: P, D and R."""
+"""The P, D and R that take one model's turns."""
 
 
 class Fleet(msgspec.Struct, frozen=True):
-    """All workers at one moment, and those of them that take turns of one model, by role, in the order of all."""
+    """All workers at one moment, and by role those that take turns of one model, in the same order."""
 
     views: Mapping[WorkerId, WorkerView]
     prefills: Sequence[WorkerView]
@@ -69,7 +69,6 @@ class Fleet(msgspec.Struct, frozen=True):
 
 
 def taking_turns(views: Iterable[WorkerView], model: str) -> Takers:
-    """The workers that take turns of a model."""
     by_role = {role: list[WorkerId]() for role in Role}
     for view in views:
         if view.takes_turns(model):
@@ -78,7 +77,7 @@ def taking_turns(views: Iterable[WorkerView], model: str) -> Takers:
 
 
 def check_model(model: str, views: Iterable[WorkerView]) -> None:
-    """NotFound where workers are known, up or not, and none of them serves the model."""
+    """NotFound where workers are known, whether up or not, but none of them serves the model."""
     served = [view.worker.models for view in views]
     if served and not any(not models or model in models for models in served):
         raise NotFound(f"model {model!r} is not served here", param="model", code="model_not_found")

@@ -1,7 +1,6 @@
-"""Workers as the proxy knows them: who they are, how loaded they are, and whether they may be used.
+"""What heartbeats, pings, probes and the config say of a worker: its identity and its load, as frozen values.
 
-`Worker` and `Load` are frozen values that sources (heartbeats, pings, probes, the config) hand in; `Registry` holds
-the latest of each and answers with `WorkerView`, the frozen picture that the policy sees.
+`Registry` keeps the latest of each.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Role(StrEnum):
 
 
 class Source(StrEnum):
-    """Who told us about a worker; decides how it expires."""
+    """Where a worker is known from, which decides how it expires."""
 
     AGENT = "agent"  # the project's heartbeats: silent for `worker_ttl_s` means gone
     PING = "ping"  # vLLM's P2pNccl or MoRIIO pings: the same
@@ -35,7 +34,7 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine's metrics said last."""
+    """From an engine's latest metrics."""
 
     running: int = 0
     waiting: int = 0
@@ -68,7 +67,7 @@ class Worker:
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """What any of the three messages amounts to; `load` is None where the message carries none."""
+    """The content of any of the three messages; `load` is None where the message carries none."""
 
     worker: Worker
     load: Load | None = None

@@ -1,1 +1,1 @@
-"""Which workers to leave alone for now, and who finds out when they are well again."""
+"""Which workers turns must avoid for now, and how the proxy finds out that they are well again."""

@@ -159,7 +159,7 @@ class Canary:
             return self._failed(Leg.PREFILL, exc, trial.prefill, asked_s)
         except PPDError:
             return "not_possible"
-        health.passed_probation(trial.prefill.id)
+        health.close_half_open(trial.prefill.id)
         if not isinstance(found, Handoff):
             return "no_handoff"
         if connector.needs_handoff:
@@ -172,7 +172,7 @@ class Canary:
             return await self._judge(trial, fields, exc, asked_s)
         self._ledger.close(trial_id)
         health.succeeded(trial.pair)
-        health.passed_probation(trial.decode.id)
+        health.close_half_open(trial.decode.id)
         return "ok"
 
     def _failed(self, leg: Leg, exc: LegError, view: WorkerView, asked_s: float) -> str:
@@ -187,7 +187,7 @@ class Canary:
             await self._ask(trial.decode, plain_leg(Endpoint.COMPLETIONS, fields, secrets.token_hex(16)))
         except LegError as exc:
             return self._failed(Leg.LOCAL, exc, trial.decode, asked_s)
-        self._health.passed_probation(trial.decode.id)
+        self._health.close_half_open(trial.decode.id)
         self._breakers.failed(trial.pair, self._now(), began_s=asked_s, at_once=True)
         return "wedged"
 

@@ -1,8 +1,7 @@
-"""Circuit breakers: who is passed over after failures in a row, for how long, and who may look whether it is over.
+"""Circuit breakers: what is avoided after failures in a row, for how long, and which leg probes it afterwards.
 
-A breaker is closed (all is well, or not bad enough), open (passed over until its time is up), or half open: one leg
-may be a probe. Its success closes the breaker, its failure opens it for twice as long. Keys are whatever fails by
-itself: a worker, or a pair of workers.
+A breaker is closed (used), open (avoided until its time is up), or half open: one leg may be a probe. Its success
+closes the breaker, its failure opens it for twice as long. A key is whatever can fail by itself: a worker, or a pair.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from typing import Generic, TypeVar
 
 from ..runtime.replicated import Replicated
 
-OPEN_LIMIT_S = 120.0  # back-off ends doubling here
-PROBE_LIMIT_S = 30.0  # a probe that has not reported by then no longer keeps others from probing
-MEMORY_S = 1800.0  # since the last failure; until then legs asked before an opening may still fail
+OPEN_LIMIT_S = 120.0  # the time open doubles up to this
+PROBE_LIMIT_S = 30.0  # after this, a probe without a result no longer keeps others from probing
+MEMORY_S = 1800.0  # since the last failure; legs asked before an opening may fail until then
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(slots=True)
 class Circuit:
-    """One breaker; seconds are on the caller's clock."""
+    """The state of one breaker; times in seconds on the caller's clock."""
 
     failures: int = 0  # in a row, while closed
     openings: int = 0  # in a row; 0: closed
-    failed_s: float = -math.inf  # the last time that counted
-    opened_s: float = -math.inf  # the last time
+    failed_s: float = -math.inf  # the last failure that counted
+    opened_s: float = -math.inf  # the last opening
     until_s: float = -math.inf  # open until then, half open afterwards
     probe_s: float | None = None  # when the probe under way was asked
     overloaded_until_s: float = -math.inf
@@ -46,11 +45,11 @@ class Circuit:
         return now_s < self.overloaded_until_s or self.is_open(now_s) or (self.openings > 0 and self.is_probed(now_s))
 
     def forgotten_s(self) -> float:
-        """When nothing is lost by forgetting it."""
+        """When the breaker can be forgotten."""
         return max(self.overloaded_until_s, self.failed_s + MEMORY_S)
 
     def next_change_s(self, now_s: float) -> float:
-        """When time alone changes an answer next."""
+        """When an answer above changes next without any call."""
         times_s = [self.until_s, self.overloaded_until_s, self.forgotten_s()]
         if self.probe_s is not None:
             times_s.append(self.probe_s + PROBE_LIMIT_S)
@@ -58,19 +57,19 @@ class Circuit:
 
 
 class Breakers(Generic[Key]):
-    """The breakers of all keys of one kind. `now_s` never falls from call to call."""
+    """The breakers of all keys. `now_s` must never decrease from call to call."""
 
     def __init__(self, failures: int, open_s: float) -> None:
-        """failures: in a row, that open one; open_s: for how long the first time."""
+        """failures: how many in a row open a breaker; open_s: how long it is open the first time."""
         self._failures = failures
         self._open_s = open_s
         self._circuits: dict[Key, Circuit] = {}
         self._blocked: frozenset[Key] = frozenset()
-        self._stands_until_s = math.inf  # for as long `_blocked` is right
+        self._stands_until_s = math.inf  # until then `_blocked` is right
         self.replicated: Replicated[Key, Circuit | None] | None = None
 
     def blocked(self, now_s: float) -> frozenset[Key]:
-        """Keys to pass over: open, half open with a probe under way, or overloaded."""
+        """Keys to avoid: open, half open with a probe under way, or overloaded."""
         if now_s >= self._stands_until_s:
             self._look_again(now_s)
         return self._blocked
@@ -86,14 +85,14 @@ class Breakers(Generic[Key]):
         }
 
     def began(self, key: Key, now_s: float) -> None:
-        """A leg is asked of it; while half open, the first one is the probe."""
+        """A leg is asked of the key; while half open, the first leg is the probe."""
         circuit = self._circuits.get(key)
         if circuit is not None and circuit.is_half_open(now_s) and not circuit.is_probed(now_s):
             circuit.probe_s = now_s
             self._changed(key)
 
     def succeeded(self, key: Key, now_s: float) -> bool:
-        """Whether this closed it. While it is open a success says nothing: that leg was asked before."""
+        """Whether this closed the breaker. While it is open a success proves nothing: its leg was asked before."""
         circuit = self._circuits.get(key)
         if circuit is None or circuit.is_open(now_s):
             return False
@@ -106,9 +105,9 @@ class Breakers(Generic[Key]):
         return True
 
     def failed(self, key: Key, now_s: float, *, began_s: float, at_once: bool = False) -> bool:
-        """Whether this opened it, for the first time or again.
+        """Whether this opened the breaker, for the first time or again.
 
-        began_s: when the leg was asked; legs from before the last opening say nothing new. at_once: one is enough.
+        began_s: when the leg was asked; legs from before the last opening do not count. at_once: one failure is enough.
         """
         circuit = self._circuits.setdefault(key, Circuit())
         if circuit.is_open(now_s) or began_s < circuit.opened_s:
@@ -128,21 +127,21 @@ class Breakers(Generic[Key]):
         return True
 
     def abandoned(self, key: Key) -> None:
-        """The client left: if this was the probe it proved nothing, and the next leg may be one."""
+        """The leg ended without a result, say as its client left: if it was the probe, the next leg may be one."""
         circuit = self._circuits.get(key)
         if circuit is not None and circuit.probe_s is not None:
             circuit.probe_s = None
             self._changed(key)
 
     def overloaded(self, key: Key, until_s: float) -> None:
-        """It asked to be left alone (429, 503): passed over until then, which is no failure and no proof of health."""
+        """The worker answered 429 or 503: avoided until then. That counts neither as a failure nor as a success."""
         circuit = self._circuits.setdefault(key, Circuit())
         circuit.overloaded_until_s = max(circuit.overloaded_until_s, until_s)
         circuit.probe_s = None
         self._changed(key)
 
     def forget(self, key: Hashable) -> None:
-        """The worker is gone for good, and every pair that it was part of."""
+        """Forgets a worker that is gone for good, and every pair that it was part of."""
         gone = [known for known in self._circuits if known == key or (isinstance(known, tuple) and key in known)]
         for known in gone:
             del self._circuits[known]
@@ -152,7 +151,7 @@ class Breakers(Generic[Key]):
         return self._circuits
 
     def adopt(self, key: Key, circuit: Circuit | None) -> None:
-        """As another process has left it; None: forgotten."""
+        """Takes the state from another process; None: forgotten."""
         if circuit is None:
             self._circuits.pop(key, None)
         else:

@@ -1,4 +1,4 @@
-"""One look at an engine over HTTP: alive, which models, which version, how loaded."""
+"""One probe of an engine over HTTP: whether it is healthy, its models, its version and its load."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TEXT_LIMIT_BYTES = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """What an engine told; where it did not answer a question the field is empty."""
+    """An engine's answers; the field of a question that it did not answer is empty."""
 
     healthy: bool
     models: tuple[str, ...] = ()
     version: str = ""
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
-    scraped: bool = False  # whether /metrics answered: without, `metrics` says nothing
-    refused: bool = False  # nobody listens there: the process is gone, not slow
+    scraped: bool = False  # whether /metrics answered, so that `metrics` holds something
+    refused: bool = False  # connection refused: the process is gone, not slow
 
 
 class _Card(msgspec.Struct):
@@ -41,7 +41,7 @@ class _Version(msgspec.Struct):
 
 
 def probing_session() -> aiohttp.ClientSession:
-    """Probes' own connections, so that none of them waits for a turn; needs a running loop."""
+    """A session for probes alone, so that no probe waits for a turn's connection; needs a running loop."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=60),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -57,7 +57,7 @@ async def probe(
     tls: ssl.SSLContext | None = None,
     timeout_s: float = TIMEOUT_S,
 ) -> EngineStatus:
-    """Never raises for an engine's sake: one that can't be reached, or is dead, is not healthy."""
+    """Never raises for what an engine does: one that can't be reached is not healthy."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     refused = False
 

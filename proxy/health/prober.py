@@ -1,4 +1,4 @@
-"""Asks the workers that have no agent: static ones for health and load, pinging engines for their models."""
+"""Probes the workers that have no agent: static ones for health and load, engines that ping for their models."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .probe import EngineStatus, probe
 
 log = logging.getLogger(__name__)
 
-MISSES = 3  # probes in a row without an answer, until a worker is down and nobody waits for its other answers either
+MISSES = 3  # probes in a row without an answer: then a worker is down, and its legs are ended
 
 
 class Prober:
-    """Probes every such worker each interval, each by itself, so that one that hangs delays nobody."""
+    """Probes every such worker each interval, each in a task of its own, so that one that hangs delays no other."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Prober:
         session: Callable[[], aiohttp.ClientSession],
         tls: Tls,
     ) -> None:
-        """session: made at the first probe, as it needs a running loop."""
+        """session: called at the first probe, as it needs a running loop."""
         self._interval_s = config.probe_interval_s
         self._key = config.worker_api_key
         self._registry = registry
@@ -55,7 +55,7 @@ class Prober:
             await self._session.close()
 
     def nudge(self) -> None:
-        """Look now: a worker was added."""
+        """Probes now instead of at the next interval."""
         self._nudged.set()
 
     async def run(self) -> None:
@@ -73,7 +73,7 @@ class Prober:
     def _look_around(self) -> None:
         views = self._registry.views()
         for gone in self._misses.keys() - {view.id for view in views}:
-            del self._misses[gone]  # one that comes back starts anew
+            del self._misses[gone]  # one that comes back starts at 0
         for view in views:
             if view.worker.source is not Source.AGENT and view.id not in self._probing:
                 task = asyncio.create_task(self._probe(view))
@@ -86,11 +86,11 @@ class Prober:
             log.error("the probe of a worker failed", exc_info=task.exception())
 
     def _anyone_in_doubt(self) -> bool:
-        """Who is not up yet may be starting, and who missed a probe may be gone: look more often."""
+        """A worker that is not up may be starting, one that missed a probe may be gone: both are probed more often."""
         return bool(self._misses) or any(not view.up for view in self._registry.views())
 
     def doubt(self, view: WorkerView) -> None:
-        """Its agent fell silent, or it gives no sign of a leg's arrival: are its turns at work lost?"""
+        """Ends the worker's legs if probes find it dead: its agent fell silent, or it does not react to a leg."""
         if view.id not in self._probing:
             task = asyncio.create_task(self._hang_up_if_dead(view))
             self._probing[view.id] = task
@@ -112,7 +112,7 @@ class Prober:
         status = await self._ask(view)
         if not status.healthy:
             self._misses[view.id] += 1
-            # One that is only slow to answer may be the only one of its kind.
+            # A single slow answer does not take a worker down: it may be the only one of its role.
             if status.refused or self._misses[view.id] >= MISSES:
                 self._registry.probe_failed(view.id)
             if self._misses[view.id] == MISSES:

@@ -1,16 +1,16 @@
-"""A budget for retries: when many turns fail, trying each again would double the load on what is left of the fleet."""
+"""The retry budget: when many turns fail, retrying each would double the load on what is left of the fleet."""
 
 from __future__ import annotations
 
-PARTS = 1000  # of a token: shares add up exactly, as in gRPC's retry throttling
+PARTS = 1000  # of a token, so that shares add up exactly; as in gRPC's retry throttling
 
 
 class RetryBudget:
-    """Tokens for retries. Each turn deposits `share` of one, to a thousandth; a retry takes a whole one.
+    """Each turn deposits `share` of a token, rounded to a thousandth; a retry takes a whole one.
 
-    So retries are at most `share` of all turns, and `burst` more after a quiet time. After Finagle's RetryBudget
-    (https://finagle.github.io/blog/2016/02/08/retry-budgets), which limits by a share of traffic and not by counting
-    failures: a fleet that fails everything is not asked again and again.
+    So retries are at most `share` of all turns, and `burst` more after a quiet time. It follows Finagle's RetryBudget
+    (https://finagle.github.io/blog/2016/02/08/retry-budgets): a share of the traffic bounds retries even where
+    everything fails.
     """
 
     def __init__(self, share: float, burst: int) -> None:
@@ -23,11 +23,11 @@ class RetryBudget:
         return self._parts / PARTS
 
     def deposit(self) -> None:
-        """A turn arrived."""
+        """Once for each turn that arrives."""
         self._parts = min(self._burst, self._parts + self._share)
 
     def take(self) -> bool:
-        """Whether one more retry may be made; if so it is paid for."""
+        """Whether one more retry may be made; if so, takes its token."""
         if self._parts < PARTS:
             return False
         self._parts -= PARTS

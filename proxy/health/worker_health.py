@@ -1,7 +1,7 @@
-"""Worker health: what failures and successes of legs do to the breakers of workers and of pairs.
+"""Worker health: what legs' failures and successes do to the breakers of workers and of pairs.
 
-Which failure counts, and against whom, is in the table of `failures`. What is the client's own, overload and leaving
-count against nobody.
+The table in `failures` says which failure counts, and against which of them. Overload, a faulty request and a client
+that leaves count as no failure.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .circuit_breaker import Breakers, Circuit
 
 log = logging.getLogger(__name__)
 
-OVERLOAD_S = 1.0  # a worker that names no Retry-After is passed over for this long
+OVERLOAD_S = 1.0  # how long an overloaded worker without a Retry-After is avoided
 
 Key = WorkerId | PairId
 
 
 class WorkerHealth:
-    """Notes how legs went; `breakers` says who is passed over."""
+    """Records how legs went; `breakers` says what to avoid."""
 
     def __init__(self, breakers: Breakers[Key], registry: Registry, now: Callable[[], float]) -> None:
         self.breakers = breakers
@@ -34,24 +34,24 @@ class WorkerHealth:
         self._moved_s: dict[PairId, float] = {}
 
     def asked(self, decision: Decision) -> None:
-        """A turn takes these workers: where a breaker is half open it is the probe."""
+        """A turn is sent to these workers: where a breaker is half open, the turn is its probe."""
         now_s = self._now()
         for key in keys_of(decision):
             self.breakers.began(key, now_s)
 
     def began(self, decision: Decision, *, moved: bool) -> None:
-        """The answer has begun: P has prefilled, a worker on probation has passed; `moved`: and D has P's KV.
+        """The answer has begun: P has prefilled, and a half-open D has passed its probe; `moved`: D has P's KV.
 
-        D's success is complete with its answer only, or one that breaks every stream would never be passed over.
+        D's failures in a row end only with a complete answer, or a D that breaks every stream would never be avoided.
         """
         decode = decision.decode.id
         for key in keys_of(decision):
             if key != decode and (moved or not isinstance(key, tuple)):
                 self.succeeded(key)
-        self.passed_probation(decode)
+        self.close_half_open(decode)
 
-    def passed_probation(self, worker: WorkerId) -> None:
-        """It has begun an answer: that closes a half-open breaker, and says nothing about failures in a row."""
+    def close_half_open(self, worker: WorkerId) -> None:
+        """The worker has begun an answer: closes its breaker if half open, but does not reset failures in a row."""
         if worker in self.breakers.states(self._now()):
             self.succeeded(worker)
 
@@ -67,37 +67,37 @@ class WorkerHealth:
                 self._registry.recovered(key, self._now())
 
     def left(self, decision: Decision) -> None:
-        """The client left: whatever was being probed is as unknown as before."""
+        """The client left: what the turn was a probe of is still unknown."""
         for key in keys_of(decision):
             self.breakers.abandoned(key)
 
     def moved_s(self, pair: PairId) -> float:
-        """When KV last moved over this pair; minus infinity where it is not known to have."""
+        """When KV last moved over this pair; minus infinity if never."""
         return self._moved_s.get(pair, -math.inf)
 
     def failed(self, leg: Leg, exc: LegError, decision: Decision, asked_s: float) -> FailureRule:
-        """Counts a leg's failure as its row says; `asked_s` is when the leg was asked."""
+        """Counts a turn's leg that failed, by its row of the table; asked_s: when the leg was asked."""
         row = ROWS[leg, exc.phase, exc.cause]
         if row.health is HealthEffect.PAIR and decision.prefill is not None:
             self._fail((decision.prefill.id, decision.decode.id), exc, asked_s)
         else:
             self._count(row.health, exc, blamed(leg, decision), asked_s)
-        self.left(decision)  # it says nothing about the others: whoever was probed may be at once again
+        self.left(decision)  # the failure proves nothing about the other workers: they may be probed again at once
         return row
 
     def leg_failed(self, leg: Leg, exc: LegError, worker: WorkerId, asked_s: float) -> None:
-        """The same for a leg that is no turn's: against its worker alone."""
+        """As `failed`, for a leg that is no turn's: against its worker alone."""
         self._count(ROWS[leg, exc.phase, exc.cause].health, exc, worker, asked_s)
 
     def adopt(self, key: Key, circuit: Circuit | None) -> None:
-        """What another process of this proxy found out."""
+        """Takes a breaker's state from another process of this proxy."""
         was_open = key in self.breakers.states(self._now())
         self.breakers.adopt(key, circuit)
         if was_open and circuit is not None and circuit.openings == 0 and not isinstance(key, tuple):
             self._registry.recovered(key, self._now())
 
     def forget(self, worker: WorkerId) -> None:
-        """It is gone for good."""
+        """The worker is gone for good."""
         self.breakers.forget(worker)
         self._moved_s = {pair: at_s for pair, at_s in self._moved_s.items() if worker not in pair}
 
@@ -115,7 +115,7 @@ class WorkerHealth:
             log.warning("%s is passed over for a while: %s at %s", self._name(key), exc.cause, exc.phase)
 
     def _name(self, key: Key) -> str:
-        """As operators know it: "worker D2 10.0.0.1:8000", or two of them."""
+        """For operators: "worker D2 10.0.0.1:8000", or "the pair of ... and ..."."""
         if isinstance(key, tuple):
             return f"the pair of {self._name(key[0])} and {self._name(key[1])}"
         view = self._registry.view(key)
@@ -123,7 +123,7 @@ class WorkerHealth:
 
 
 def keys_of(decision: Decision) -> tuple[Key, ...]:
-    """Whose breakers a decision concerns."""
+    """The keys of the breakers that a decision concerns."""
     decode, prefill = decision.decode.id, decision.prefill
     return (decode,) if prefill is None else (decode, prefill.id, (prefill.id, decode))
 

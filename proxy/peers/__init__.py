@@ -1,1 +1,1 @@
-"""The other processes of this proxy: what one learns, the others know before they need it."""
+"""The proxy's other processes: what one process learns reaches the others before they need it."""

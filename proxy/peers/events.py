@@ -14,7 +14,7 @@ from ..sessions.session import Session
 
 
 class Event(msgspec.Struct, array_like=True, gc=False):
-    """The base of all."""
+    """The base of all events."""
 
 
 class Joined(Event, tag="joined"):

@@ -63,7 +63,7 @@ class _Copies(Generic[P]):
 
 
 class Replication:
-    """One process's state, and the others' part in it."""
+    """Keeps one process's state in step with the others'."""
 
     _channels: Channels  # set by `attach`; nothing is sent before
 

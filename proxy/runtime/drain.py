@@ -1,4 +1,4 @@
-"""Whether this process is about to end: one switch, set once by a signal, read wherever new work is taken."""
+"""Draining: a switch that a signal sets once, read wherever new work is accepted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ RETRY_AFTER_S = 5.0
 
 
 class Drain:
-    """Once begun, new turns are refused and those under way go on; there is no way back."""
+    """Once begun, new turns are refused and those under way go on; it never ends."""
 
     def __init__(self) -> None:
         self._begun = asyncio.Event()
-        self.is_cut = False  # its limit has come: who leaves now has not left, but was sent away
+        self.is_cut = False  # the time limit is over: the proxy closes connections, their clients do not
 
     @property
     def is_draining(self) -> bool:
@@ -24,10 +24,8 @@ class Drain:
         self._begun.set()
 
     async def wait(self) -> None:
-        """Until it has begun."""
         await self._begun.wait()
 
 
 def draining() -> Overloaded:
-    """What is said instead of an answer."""
     return Overloaded("the proxy is about to stop", reason="draining", retry_after_s=RETRY_AFTER_S)

@@ -1,4 +1,4 @@
-"""The proxy's background tasks: owned, named, and never silently dead."""
+"""The proxy's background tasks: owned, named, and restarted when they fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RESTART_S = 1.0
 
 
 class Background:
-    """Tasks that run as long as the app does; one that raises is logged and started again."""
+    """Tasks that run as long as the app; one that raises is logged and started again."""
 
     def __init__(self, restart_s: float = RESTART_S) -> None:
         self._restart_s = restart_s

@@ -1,7 +1,7 @@
-"""TLS on both sides: contexts for clients and for workers, from the config's PEM files.
+"""TLS contexts for clients and for workers, from the config's PEM files.
 
 A file that can't be used is a ConfigError that names its key, raised before anything is served. Files that change while
-the proxy runs are read again, all of a side's or none.
+the proxy runs are read again; a side's new files are used together or not at all.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from .watched_files import WATCH_EVERY_S, WatchedFiles
 
 log = logging.getLogger(__name__)
 
-# What HTTP/2 allows under TLS 1.2 (RFC 9113, 9.2.2); those of TLS 1.3 are not chosen here.
+# What HTTP/2 allows under TLS 1.2 (RFC 9113, 9.2.2). TLS 1.3 has its own list.
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 
 
 class Tls:
-    """One side's context: whoever begins a connection takes the one in force. Connections that stand keep theirs."""
+    """One side's current context, for new connections; existing ones keep theirs."""
 
     def __init__(self, make: Callable[[], ssl.SSLContext], *files: str) -> None:
-        """files: of which `make` makes it; ConfigError where it can't."""
+        """files: what `make` reads; it raises ConfigError if it can't use them."""
         self._make = make
         self._watched = WatchedFiles(*(Path(file) for file in files if file))
         self.context = make()
 
     async def watch(self, every_s: float = WATCH_EVERY_S) -> None:
-        """Makes it anew when files change, until cancelled."""
+        """Replaces the context when files change, until cancelled."""
         while True:
             await asyncio.sleep(every_s)
             self.look()
 
     def look(self) -> bool | None:
-        """Whether files that have changed, and are at rest, could be taken; None where none has."""
+        """Whether changed files could be used; None where none has changed, or one may still be being written."""
         if not self._watched.are_new():
             return None
         try:
@@ -52,7 +52,7 @@ class Tls:
 
 
 def client_tls(config: ProxyConfig) -> Tls | None:
-    """For clients: HTTP/2 or 1.1 by ALPN, with a certificate asked of them if `tls_client_ca_file` is set.
+    """For clients: HTTP/2 or 1.1 by ALPN; they must show a certificate if `tls_client_ca_file` is set.
 
     None where the config names no certificate: clients then speak plain HTTP.
     """
@@ -75,8 +75,8 @@ def client_tls(config: ProxyConfig) -> Tls | None:
 
 
 def worker_tls(config: ProxyConfig) -> Tls:
-    """Towards workers: their certificate must be of `worker_ca_file`, or of the system's authorities, and name their
-    host; `worker_cert_file` is shown to those that ask."""
+    """For workers: their certificate must name their host and be signed by `worker_ca_file`, or by an authority that
+    the system trusts; `worker_cert_file` is shown to workers that ask."""
 
     def context() -> ssl.SSLContext:
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -95,7 +95,7 @@ def worker_tls(config: ProxyConfig) -> Tls:
 
 
 def _load_own(context: ssl.SSLContext, config: ProxyConfig, cert_key: str, key_key: str) -> None:
-    """A certificate chain and its private key; the error names the one of the two that is at fault."""
+    """Loads a certificate chain and its private key; the error names which of the two is at fault."""
     cert_file, key_file = getattr(config, cert_key), getattr(config, key_key)
     with _naming(config, cert_key, "a PEM certificate chain"):
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cert_file)

@@ -8,16 +8,16 @@ Stamp = tuple[int, int, int]
 
 
 class WatchedFiles:
-    """Make it before the files are read: a change in between is then seen."""
+    """Create it before reading the files, so that a change in between is seen."""
 
     def __init__(self, *files: Path) -> None:
         self._files = files
         self._taken = self._seen = self._stamps()
 
     def are_new(self) -> bool:
-        """Whether any has changed since they were taken, and none since the last look; they count as taken then.
+        """Whether any file has changed since all were read, but none since the last call; if so they count as read.
 
-        Half a file can be a good one, and a key may come after its certificate: what is being written has to wait.
+        Half a file can be valid, and a key may be written after its certificate: so a change waits for the next call.
         """
         stamps, before = self._stamps(), self._seen
         self._seen = stamps

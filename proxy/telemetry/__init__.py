@@ -1,1 +1,1 @@
-"""What the proxy tells of itself: receipts of turns, and metrics."""
+"""What the proxy records about its turns: metrics and receipts."""

@@ -1,7 +1,7 @@
-"""Metrics of several processes as those of one proxy.
+"""The metrics of a proxy's processes, merged into one set.
 
-Counters and histograms add up, and what a process had counted when it died is its successor's to report. Gauges add up
-too, but for those that every process knows of the whole.
+Counters and histograms add up; a successor reports what its predecessor had counted. Gauges add up too, except those
+that every process reports for the whole proxy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MetricSample(msgspec.Struct, array_like=True, gc=False):
 
 
 class Family(msgspec.Struct, array_like=True, gc=False):
-    """One metric of one process, with all its labels."""
+    """One metric of one process, with the samples of all its labels."""
 
     name: str
     text: str
@@ -40,7 +40,7 @@ _DECODER = msgspec.msgpack.Decoder(list[Family])
 
 
 def families(registry: CollectorRegistry) -> list[Family]:
-    """What this process has counted. Times of creation are left out: they are no sum's."""
+    """What this process has counted, without times of creation, which can't be added."""
     return [
         Family(
             metric.name,
@@ -65,12 +65,12 @@ def decoded(counted: bytes) -> list[Family]:
 
 
 def inherited(own: Iterable[Family], before: Iterable[Family]) -> list[Family]:
-    """A process' own metrics with what its predecessors have counted; gauges are the living's."""
+    """A process's own metrics with its predecessors' counters and histograms, but not their gauges."""
     return added([own, [family for family in before if family.kind != "gauge"]])
 
 
 def added(processes: Iterable[Iterable[Family]]) -> list[Family]:
-    """The whole; the first process is the one that answers, and knows the state of the whole as it is now."""
+    """All processes' metrics as one; the first process is the one asked, whose gauges of the whole proxy are used."""
     sums: dict[str, tuple[Family, dict[tuple[str, frozenset[tuple[str, str]]], MetricSample]]] = {}
     for position, counted in enumerate(processes):
         for family in counted:
@@ -90,13 +90,13 @@ def _joined(name: str, one: float, other: float) -> float:
 
 
 def render(counted: Iterable[Family]) -> bytes:
-    """Prometheus' text of it."""
+    """In Prometheus' text format."""
     registry = CollectorRegistry()
-    registry.register(_Told(counted))
+    registry.register(_Merged(counted))
     return generate_latest(registry)
 
 
-class _Told(Collector):
+class _Merged(Collector):
     def __init__(self, counted: Iterable[Family]) -> None:
         self._counted = counted
 

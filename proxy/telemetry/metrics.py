@@ -1,4 +1,4 @@
-"""The proxy's Prometheus metrics. Labels are bounded: routes, reasons, roles, states and leg kinds are fixed sets."""
+"""The proxy's Prometheus metrics. Labels have few values: routes, reasons, roles, states and kinds of legs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.15, 0.3, 
 
 
 class TurnCounter(Collector):
-    """A counter of every turn. The library's own takes locks and checks, for threads and labels that there are not."""
+    """A counter for the path of every turn. The library's own locks for threads, which there are none of."""
 
     def __init__(self, registry: CollectorRegistry, name: str, text: str, *labels: str) -> None:
         self._about = (name, text, None, labels)
@@ -27,7 +27,7 @@ class TurnCounter(Collector):
         registry.register(self)
 
     def add(self, *values: str, by: float = 1.0) -> None:
-        """values: of the labels, in their order."""
+        """values: one for each label, in their order."""
         self._values[values] += by
 
     def collect(self) -> Iterator[Metric]:
@@ -39,7 +39,7 @@ class TurnCounter(Collector):
 
 
 class TurnHistogram(Collector):
-    """A histogram of every turn, by one label. bounds: of the buckets, ascending; above the last there is one more."""
+    """A histogram for the path of every turn, with one label. bounds: upper ones, ascending; +Inf is added."""
 
     def __init__(
         self, registry: CollectorRegistry, name: str, text: str, bounds: tuple[float, ...], label: str
@@ -51,7 +51,7 @@ class TurnHistogram(Collector):
         registry.register(self)
 
     def observe(self, value: str, amount: float) -> None:
-        """value: of the label."""
+        """value: the label's."""
         self._counts[value][bisect_left(self._bounds, amount)] += 1
         self._sums[value] += amount
 
@@ -65,7 +65,7 @@ class TurnHistogram(Collector):
 
 
 class Metrics:
-    """Every series of one proxy, in a registry of its own."""
+    """The metrics of one process, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -105,7 +105,7 @@ class Metrics:
         self.config_reloads = counter("ppd_config_reloads", "Reads of a changed config or key file", "result")
 
     def watch(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        """Adds gauges that are read when they are scraped."""
+        """Adds gauges that are computed at each scrape."""
         self.registry.register(_Live(collect))
 
 

@@ -30,10 +30,10 @@ class LegRecord(msgspec.Struct, kw_only=True):
     address: str
     started_s: float
     first_event_s: float | None = None
-    events: int | None = None  # of a stream that broke: how many had come
+    events: int | None = None  # of a stream that broke off: how many had arrived
     ended_s: float | None = None
     status: int | None = None
-    phase: Phase | None = None  # what it was at when it failed
+    phase: Phase | None = None  # in which it failed
     error: str | None = None  # why it failed: a `failures.Cause`
 
     def fail(self, exc: LegError) -> None:
@@ -41,11 +41,11 @@ class LegRecord(msgspec.Struct, kw_only=True):
 
 
 class CellRecord(msgspec.Struct, kw_only=True):
-    """What the table said."""
+    """What the decision table answered."""
 
     table: str
     lookup: str  # nearest or interpolated
-    cell: str  # of several the one with the largest share
+    cell: str  # of several, the one with the largest weight
     evidence: str  # inside, interpolated, extrapolated or none
     score: float | None
     d_ttft: float | None
@@ -55,7 +55,7 @@ class CellRecord(msgspec.Struct, kw_only=True):
 
 
 class Receipt(msgspec.Struct, kw_only=True):
-    """One turn, whole. Token counts marked `estimated` were known before the turn; the others are the engine's."""
+    """One turn. Token counts named `estimated_...` are from before the turn; the others are the engine's."""
 
     id: str
     at: str  # wall clock, ISO 8601
@@ -75,7 +75,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     decode: str = ""
     prefill: str = ""
     qps: float = 0.0
-    waited_s: float = 0.0  # for a place in the fleet
+    waited_s: float = 0.0  # in the queue
     estimated_prompt_tokens: int = 0
     estimated_new_tokens: int = 0
     estimated_cached_tokens: int = 0
@@ -117,7 +117,7 @@ class Receipts:
 
 
 class ReceiptLog:
-    """Appends finished receipts to a file, off the event loop and in batches; what a full disk refuses is counted."""
+    """Appends finished receipts to a file, in batches and off the event loop; `lost`: how many were not written."""
 
     FLUSH_S = 0.5
     WAITING_LIMIT = 100_000
@@ -132,7 +132,7 @@ class ReceiptLog:
         self._waiting.append(msgspec.json.encode(receipt) + b"\n")
 
     async def run(self) -> None:
-        """Until cancelled; what is waiting then is still written."""
+        """Until cancelled; receipts that wait then are still written."""
         try:
             while True:
                 await asyncio.sleep(self.FLUSH_S)
@@ -153,9 +153,9 @@ class ReceiptLog:
                 self._waiting.clear()
 
 
-# -- what makes one request different from all others
+# -- a request's id, and the time at which it came
 
-_RANDOM = random.Random()  # seeded by the system; ids must differ, and are no secret, which `uuid4` would pay for
+_RANDOM = random.Random()  # ids must differ but are no secret, so the slower `uuid4` is not needed
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_RANDOM.seed)
 
@@ -166,7 +166,7 @@ def new_id() -> str:
 
 
 def now_text() -> str:
-    """The time in UTC to the millisecond, as ISO 8601 has it: 2026-01-31T23:59:59.123+00:00."""
+    """The time in UTC to the millisecond, in ISO 8601: 2026-01-31T23:59:59.123+00:00."""
     seconds, milliseconds = divmod(time.time_ns() // 1_000_000, 1000)
     return f"{_second(seconds)}.{milliseconds:03d}+00:00"
 

@@ -59,7 +59,7 @@ def announced(frame: bytes) -> Announcement | None:
     if said.load is not None:
         assert 0 <= said.load.kv_usage <= 1 and said.load.running >= 0
     registry = Registry()
-    registry.hear(said, 1.0)
+    registry.apply(said, 1.0)
     assert len(registry.views()) == (0 if said.leaving else 1)
     return said
 

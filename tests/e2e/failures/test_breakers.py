@@ -241,7 +241,7 @@ async def test_a_d_that_is_slow_or_overloaded_is_not_the_pairs_fault(
         assert set(states(fleet)) == {("P1", "D1")}
 
 
-async def test_a_canary_on_probation_is_the_one_that_is_let_through(
+async def test_a_canary_at_a_half_open_breaker_is_the_one_that_is_let_through(
     start_fleet: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ppd.proxy.health.canary.LOOK_EVERY_S", 0.01)

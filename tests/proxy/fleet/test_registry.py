@@ -25,7 +25,7 @@ STATIC = Worker(role=Role.DECODE, address="s:1")
 def heard(*announcements: Announcement, now_s: float = 0.0) -> Registry:
     registry = Registry()
     for said in announcements:
-        registry.hear(said, now_s)
+        registry.apply(said, now_s)
     return registry
 
 
@@ -62,7 +62,7 @@ def test_a_new_incarnation_is_seen_and_what_is_in_flight_there_stays_counted() -
     registry.wrote(D.id, 500)
     registry.reserve(D.id, 0)
     before = registry.residency(D.id, 100)
-    registry.hear(Announcement(replace(D, incarnation="b")), 1.0)
+    registry.apply(Announcement(replace(D, incarnation="b")), 1.0)
     view = only(registry)
     assert (view.incarnation, view.inflight) == ("b", 1)
     assert before is not None and before.incarnation != view.incarnation
@@ -71,10 +71,10 @@ def test_a_new_incarnation_is_seen_and_what_is_in_flight_there_stays_counted() -
 def test_an_engine_that_tells_no_incarnation_gets_a_new_one_when_it_rejoins() -> None:
     registry = heard(Announcement(PING))
     first = only(registry).incarnation
-    registry.hear(Announcement(PING), 3.0)
+    registry.apply(Announcement(PING), 3.0)
     assert only(registry).incarnation == first
     registry.expire(100.0, ttl_s=30.0)
-    registry.hear(Announcement(PING), 101.0)
+    registry.apply(Announcement(PING), 101.0)
     assert only(registry).incarnation != first
 
 
@@ -87,9 +87,9 @@ def test_an_agents_word_stands_over_its_engines_own_pings() -> None:
 def test_the_configs_word_on_a_static_worker_stands_over_messages() -> None:
     registry = Registry()
     registry.add_static(STATIC, 0.0)
-    registry.hear(Announcement(replace(D, address="s:1", role=Role.PREFILL), Load(5)), 1.0)
+    registry.apply(Announcement(replace(D, address="s:1", role=Role.PREFILL), Load(5)), 1.0)
     assert (only(registry).role, only(registry).load.running) == (Role.DECODE, 5)
-    registry.hear(Announcement(replace(D, address="s:1"), leaving=True), 2.0)
+    registry.apply(Announcement(replace(D, address="s:1"), leaving=True), 2.0)
     assert len(registry.views()) == 1
 
 
@@ -121,8 +121,8 @@ def test_a_heartbeat_without_models_does_not_make_a_worker_serve_any() -> None:
 def test_the_operators_draining_holds_whatever_the_worker_says() -> None:
     registry = heard(Announcement(D))
     registry.hold_back(D.id, True)
-    registry.hear(Announcement(D), 1.0)
-    registry.hear(Announcement(replace(D, incarnation="b")), 2.0)
+    registry.apply(Announcement(D), 1.0)
+    registry.apply(Announcement(replace(D, incarnation="b")), 2.0)
     assert only(registry).state == "draining"
     registry.hold_back(D.id, False)
     assert only(registry).state == "up"
@@ -134,7 +134,7 @@ def test_a_worker_that_was_away_counts_what_was_written_since() -> None:
     registry.wrote(D.id, 900)
     record = registry.residency(D.id, 500)
     registry.expire(100.0, ttl_s=30.0)
-    registry.hear(Announcement(D, Load(kv_capacity_tokens=1000)), 101.0)
+    registry.apply(Announcement(D, Load(kv_capacity_tokens=1000)), 101.0)
     registry.wrote(D.id, 600)
     assert record is not None
     assert stale_reason(record, only(registry)) == "evicted"
@@ -143,7 +143,7 @@ def test_a_worker_that_was_away_counts_what_was_written_since() -> None:
 def test_strangers_names_do_not_pile_up() -> None:
     registry = Registry()
     for number in range(NAMES_KEPT + 50):
-        registry.hear(Announcement(replace(D, address=f"h{number}:1")), 0.0)
+        registry.apply(Announcement(replace(D, address=f"h{number}:1")), 0.0)
         registry.remove(WorkerId(f"h{number}:1"))
     assert len(registry._names) == NAMES_KEPT
 
@@ -151,7 +151,7 @@ def test_strangers_names_do_not_pile_up() -> None:
 def test_a_re_roled_worker_changes_its_name_and_keeps_what_runs_there() -> None:
     registry = heard(Announcement(D))
     registry.reserve(D.id, 70)
-    registry.hear(Announcement(replace(D, role=Role.PREFILL)), 1.0)
+    registry.apply(Announcement(replace(D, role=Role.PREFILL)), 1.0)
     assert (only(registry).name, only(registry).inflight, only(registry).queued_prefill_tokens) == ("P1", 1, 70)
 
 
@@ -195,7 +195,7 @@ def test_what_happens_on_a_worker_that_left_is_ignored() -> None:
 def test_ways_to_serve(roles: str, ways: tuple[bool, bool, bool]) -> None:
     registry = Registry()
     for role in roles:
-        registry.hear(Announcement(replace(D, role=Role(role), address=f"{role.lower()}:1")), 0.0)
+        registry.apply(Announcement(replace(D, role=Role(role), address=f"{role.lower()}:1")), 0.0)
     assert tuple(ways_to_serve(registry.views()).values()) == ways
 
 
@@ -217,13 +217,13 @@ def test_which_p_and_d_can_pair(changes: dict[str, Any], expected: bool) -> None
 
 
 FLEET_STEPS: list[Callable[[Registry], object]] = [
-    lambda registry: registry.hear(Announcement(D, Load(1)), 0.0),
-    lambda registry: registry.hear(Announcement(D, Load(2), draining=True), 0.0),
-    lambda registry: registry.hear(Announcement(replace(D, models=("other",))), 0.0),
-    lambda registry: registry.hear(Announcement(replace(D, incarnation="b")), 0.0),
-    lambda registry: registry.hear(Announcement(D, leaving=True), 0.0),
-    lambda registry: registry.hear(Announcement(PING), 0.0),
-    lambda registry: registry.hear(Announcement(replace(PING, role=Role.REPLICA)), 0.0),
+    lambda registry: registry.apply(Announcement(D, Load(1)), 0.0),
+    lambda registry: registry.apply(Announcement(D, Load(2), draining=True), 0.0),
+    lambda registry: registry.apply(Announcement(replace(D, models=("other",))), 0.0),
+    lambda registry: registry.apply(Announcement(replace(D, incarnation="b")), 0.0),
+    lambda registry: registry.apply(Announcement(D, leaving=True), 0.0),
+    lambda registry: registry.apply(Announcement(PING), 0.0),
+    lambda registry: registry.apply(Announcement(replace(PING, role=Role.REPLICA)), 0.0),
     lambda registry: registry.add_static(STATIC, 0.0),
     lambda registry: registry.probed(STATIC.id, replace(STATIC, models=("m",)), Load(), 0.0),
     lambda registry: registry.probe_failed(STATIC.id),

@@ -235,7 +235,7 @@ async def test_a_pair_that_a_canary_could_not_judge_is_left_to_turns_until_one_c
 
 
 @pytest.mark.parametrize("key", [P1, D1])
-async def test_a_worker_on_probation_has_the_canary_as_its_one_probe(key: WorkerId) -> None:
+async def test_a_half_open_worker_has_the_canary_as_its_one_probe(key: WorkerId) -> None:
     seen: list[set[Any]] = []
 
     def looking(worker: str, pulls: bool) -> bytes | int | Cause:
@@ -261,7 +261,7 @@ async def test_what_a_canary_did_not_find_out_may_be_tried_by_others(script: Scr
     assert D1 not in bench.passed_over()
 
 
-def test_who_is_on_probation_with_another_is_not_disturbed() -> None:
+def test_a_half_open_worker_that_another_leg_probes_is_not_disturbed() -> None:
     bench = Bench(GOOD)
     bench.due()
     bench.now_s += INTERVAL_S
@@ -286,7 +286,7 @@ def test_only_what_can_hand_over_is_a_pair(members: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("now_s", [1000.0, 36000.7, 37955.832205778, 2.0**20 + 0.1, 1e9 + 1 / 3])
-async def test_a_pair_on_probation_is_due_at_once_whatever_the_clock_says(now_s: float) -> None:
+async def test_a_half_open_pair_is_due_at_once_whatever_the_clock_says(now_s: float) -> None:
     """The clock is a float: a difference of large numbers is not always the number it was made with."""
     bench = Bench(script(HANDOFF, 500))
     bench.canary._interval_s = 0.2

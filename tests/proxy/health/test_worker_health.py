@@ -135,7 +135,7 @@ def test_who_leaves_leaves_the_probing_to_the_next(bench: Bench) -> None:
     assert set(bench.breakers.states(bench.clock()).values()) == {"half_open"}
 
 
-def test_an_answer_that_begins_closes_every_breaker_on_probation(bench: Bench) -> None:
+def test_an_answer_that_begins_closes_every_half_open_breaker(bench: Bench) -> None:
     bench.probe(bench.p, bench.d, bench.pair)
     bench.health.asked(bench.decision(Leg.DECODE))
     bench.health.began(bench.decision(Leg.DECODE), moved=True)

@@ -1,4 +1,4 @@
-"""Wires between processes: whole batches in order, whoever reads late, not at all, or begins in the middle."""
+"""Channels between processes: whole batches in order, for a process that reads late, never, or from the middle."""
 
 from __future__ import annotations
 
@@ -18,53 +18,53 @@ SMALL = "s"
 LARGE = "l" * (3 * PACKET_BYTES)
 
 
-class Ear:
-    """A channels whose events are kept."""
+class Receiver:
+    """Channels whose events are kept."""
 
     def __init__(self, ends: Ends) -> None:
-        self.heard: list[tuple[int, str]] = []
+        self.received: list[tuple[int, str]] = []
         self.lost: list[int] = []
-        self.channels = Channels(ends, self._hear, self.lost.append)
+        self.channels = Channels(ends, self._apply, self.lost.append)
 
-    def _hear(self, sender: int, event: Event) -> None:
+    def _apply(self, sender: int, event: Event) -> None:
         assert isinstance(event, SessionDropped)
-        self.heard.append((sender, event.session_id))
+        self.received.append((sender, event.session_id))
 
     def texts(self) -> list[str]:
         self.channels.drain()
-        return [text for _, text in self.heard]
+        return [text for _, text in self.received]
 
 
 @contextmanager
-def ears(count: int = 2) -> Iterator[tuple[list[dict[int, End]], list[Ear]]]:
+def receivers(count: int = 2) -> Iterator[tuple[list[dict[int, End]], list[Receiver]]]:
     ends = make_ends(count)
     try:
-        yield ends, [Ear(of_one) for of_one in ends]
+        yield ends, [Receiver(of_one) for of_one in ends]
     finally:
         for end in (end for of_one in ends for end in of_one.values()):
             end.close()
 
 
-def say(ear: Ear, *texts: str) -> None:
+def send(receiver: Receiver, *texts: str) -> None:
     for text in texts:
-        ear.channels.queue(SessionDropped(text))
-    ear.channels.flush()
+        receiver.channels.queue(SessionDropped(text))
+    receiver.channels.flush()
 
 
-async def until_heard(speaker: Ear, listener: Ear, text: str) -> None:
+async def until_received(speaker: Receiver, listener: Receiver, text: str) -> None:
     async with asyncio.timeout(20):
         while text not in listener.texts():
             await asyncio.sleep(0)
 
 
 async def test_a_socket_is_asked_only_where_something_was_spoken(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ears() as (ends, (one, two)):
-        say(one, "first")
+    with receivers() as (ends, (one, two)):
+        send(one, "first")
         assert two.texts() == ["first"]
         with monkeypatch.context() as without:
             without.setattr(ends[1][0], "socket", None)
             assert two.texts() == ["first"]
-        say(one, "second")
+        send(one, "second")
         assert two.texts() == ["first", "second"]
 
 
@@ -76,17 +76,17 @@ async def test_whoever_drains_knows_what_was_said_before_its_request_was_read() 
 
     async def turn(number: int) -> None:
         two.channels.drain()
-        looked[number] = (0, str(number)) in two.heard
+        looked[number] = (0, str(number)) in two.received
 
     def read() -> None:
         tasks.extend([loop.create_task(turn(number)) for number in accepted.recv(count)])
 
     tasks: list[asyncio.Task[None]] = []
-    with client, accepted, ears() as (_, (one, two)):
+    with client, accepted, receivers() as (_, (one, two)):
         loop.add_reader(accepted, read)
         for number in range(count):
             two.channels.drain()
-            say(one, str(number))
+            send(one, str(number))
             client.send(bytes([number]))
             if number % 3:
                 await asyncio.sleep(0)
@@ -98,16 +98,16 @@ async def test_whoever_drains_knows_what_was_said_before_its_request_was_read() 
 
 
 async def test_what_one_said_that_died_before_it_counted_is_heard_too() -> None:
-    with ears() as (ends, (one, two)):
-        say(one, "last words")
+    with receivers() as (ends, (one, two)):
+        send(one, "last words")
         packet = ends[1][0].socket.recv(2 * PACKET_BYTES)
         assert two.texts() == []
         two.channels.open()
         ends[0][1].socket.send(packet)
         async with asyncio.timeout(20):
-            while not two.heard:
+            while not two.received:
                 await asyncio.sleep(0)
-        assert two.heard == [(0, "last words")]
+        assert two.received == [(0, "last words")]
         two.channels.close()
 
 
@@ -130,54 +130,54 @@ def test_what_a_forked_process_says_is_counted_here() -> None:
     "size", [0, 1, PACKET_BYTES - 20, *range(PACKET_BYTES - 6, PACKET_BYTES + 3), 5 * PACKET_BYTES]
 )
 async def test_a_batch_of_any_size_arrives_whole_at_all(size: int) -> None:
-    with ears(3) as (_, (one, *others)):
-        say(one, "x" * size)
-        say(one, "end")
+    with receivers(3) as (_, (one, *others)):
+        send(one, "x" * size)
+        send(one, "end")
         for other in others:
             assert other.texts() == ["x" * size, "end"]
-            assert {sender for sender, _ in other.heard} == {0}
+            assert {sender for sender, _ in other.received} == {0}
 
 
 async def test_what_was_told_is_there_when_flush_returns_and_in_the_order_of_telling() -> None:
-    with ears() as (_, (one, two)):
-        say(one, *map(str, range(2000)))
+    with receivers() as (_, (one, two)):
+        send(one, *map(str, range(2000)))
         one.channels.queue(SessionDropped("all"))
         one.channels.send(1, [SessionDropped("one")])
         assert two.texts() == [*map(str, range(2000)), "all", "one"]
 
 
 async def test_what_ends_after_the_close_is_still_told() -> None:
-    with ears() as (_, (one, two)):
+    with receivers() as (_, (one, two)):
         one.channels.queue(SessionDropped("before"))
         one.channels.close()
         one.channels.queue(SessionDropped("after"))
-        await until_heard(one, two, "after")
+        await until_received(one, two, "after")
         assert two.texts() == ["before", "after"]
 
 
 async def test_what_was_not_flushed_goes_at_the_end_of_the_round() -> None:
-    with ears() as (_, (one, two)):
+    with receivers() as (_, (one, two)):
         two.channels.open()
         one.channels.queue(SessionDropped("a"))
         one.channels.queue(SessionDropped("b"))
         assert two.texts() == []
         async with asyncio.timeout(20):
-            while len(two.heard) < 2:
+            while len(two.received) < 2:
                 await asyncio.sleep(0)
-        assert two.heard == [(0, "a"), (0, "b")]
+        assert two.received == [(0, "a"), (0, "b")]
         two.channels.close()
 
 
 @pytest.mark.parametrize("text", [SMALL * 40_000, LARGE], ids=["whole", "in-parts"])
 async def test_who_does_not_read_for_a_while_gets_all_in_order(text: str) -> None:
-    with ears() as (_, (one, two)):
+    with receivers() as (_, (one, two)):
         wanted = [f"{number} {text}" for number in range(400)]
         for each in wanted[:300]:
-            say(one, each)
+            send(one, each)
         assert one.channels.backlog_bytes(1) > 0
         for each in wanted[300:]:
-            say(one, each)
-        await until_heard(one, two, wanted[-1])
+            send(one, each)
+        await until_received(one, two, wanted[-1])
         assert two.texts() == wanted
         assert one.channels.backlog_bytes(1) == 0
         assert not one.lost
@@ -188,10 +188,10 @@ async def test_who_never_reads_costs_a_bounded_backlog_and_is_told_everything_ag
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "BACKLOG_BYTES", 20 * PACKET_BYTES)
-    with ears() as (_, (one, two)):
+    with receivers() as (_, (one, two)):
         most = 0
         for number in range(300):
-            say(one, f"{number} {LARGE}")
+            send(one, f"{number} {LARGE}")
             most = max(most, one.channels.backlog_bytes(1))
         assert most <= 20 * PACKET_BYTES + len(LARGE)
         assert not one.lost, "there is no room yet to tell it anything"
@@ -201,10 +201,10 @@ async def test_who_never_reads_costs_a_bounded_backlog_and_is_told_everything_ag
                 await asyncio.sleep(0)
         assert one.lost == [1]
         before = len(two.texts())
-        say(one, "again", LARGE)
-        await until_heard(one, two, LARGE)
+        send(one, "again", LARGE)
+        await until_received(one, two, LARGE)
         assert two.texts()[before:] == ["again", LARGE]
-        # Of what was heard nothing is mixed, and the order is that of telling.
+        # Of what was received nothing is mixed, and the order is that of telling.
         numbers = [int(text.split()[0]) for text in two.texts()[:before]]
         assert numbers == sorted(set(numbers))
         one.channels.close()
@@ -212,25 +212,25 @@ async def test_who_never_reads_costs_a_bounded_backlog_and_is_told_everything_ag
 
 @pytest.mark.parametrize("read", [1, 2, 3])
 async def test_a_successor_that_begins_inside_a_batch_passes_over_the_rest_of_it(read: int) -> None:
-    with ears() as (ends, (one, _)):
-        say(one, LARGE)
-        say(one, "next")
+    with receivers() as (ends, (one, _)):
+        send(one, LARGE)
+        send(one, "next")
         for _ in range(read):
             assert ends[1][0].socket.recv(2 * PACKET_BYTES)
-        successor = Ear(ends[1])
+        successor = Receiver(ends[1])
         assert successor.texts() == ["next"]
 
 
 @pytest.mark.parametrize("then", [SMALL, LARGE])
 @pytest.mark.parametrize("sent", [1, 2, 3])
 async def test_a_writer_that_dies_inside_a_batch_spoils_nothing_of_its_successors(sent: int, then: str) -> None:
-    with ears() as (ends, (one, two)):
-        say(one, LARGE)
+    with receivers() as (ends, (one, two)):
+        send(one, LARGE)
         packets = [ends[1][0].socket.recv(2 * PACKET_BYTES) for _ in range(4)]
         for packet in packets[:sent]:
             ends[0][1].send(packet)
         assert two.texts() == []
-        say(Ear(ends[0]), then)
+        send(Receiver(ends[0]), then)
         assert two.texts() == [then]
 
 
@@ -238,23 +238,23 @@ async def test_a_writer_that_dies_inside_a_batch_spoils_nothing_of_its_successor
     "packet", [b"x", b"w", b"wno msgpack", b"w\x91\x91\xa4none", b"l" * 9, b"m" * 9, os.urandom(200)]
 )
 async def test_what_no_process_says_harms_nobody_who_listens(packet: bytes) -> None:
-    with ears() as (ends, (one, two)):
+    with receivers() as (ends, (one, two)):
         ends[0][1].send(packet)
-        say(one, "after")
+        send(one, "after")
         assert two.texts() == ["after"]
 
 
 async def test_an_event_that_cannot_be_taken_does_not_take_others_with_it() -> None:
     """It is read wherever a session is looked for: that turn must not fail for it, nor what came with it be lost."""
-    with ears() as (_, (one, two)):
-        one.channels.queue(LimitCharged("key", "no such limit", 1.0))  # which the ear does not take
-        say(one, "after")
+    with receivers() as (_, (one, two)):
+        one.channels.queue(LimitCharged("key", "no such limit", 1.0))  # which the receiver does not take
+        send(one, "after")
         assert two.texts() == ["after"]
 
 
 async def test_the_others_gone_is_no_failure() -> None:
-    with ears() as (ends, (one, _)):
+    with receivers() as (ends, (one, _)):
         ends[1][0].close()
-        say(one, SMALL, LARGE)
+        send(one, SMALL, LARGE)
         assert one.texts() == []
         assert one.channels.backlog_bytes(1) == 0

@@ -1,4 +1,4 @@
-"""What processes ask and tell each other, without a network beyond their make_ends."""
+"""What processes ask and send each other, over nothing but their socket pairs."""
 
 from __future__ import annotations
 
@@ -190,37 +190,37 @@ async def test_news_of_what_is_not_known_harm_nobody(pair: Pair, event: Any, cap
     await pair.hush()
 
 
-async def test_one_that_has_just_begun_asks_another_when_its_teacher_dies() -> None:
+async def test_one_that_has_just_started_asks_another_when_its_source_dies() -> None:
     ends = make_ends(3)
     heard: dict[int, list[Event]] = {0: [], 1: []}
 
     def listener(index: int) -> Channels:
         return Channels(ends[index], lambda _, event: heard[index].append(event), lambda _: None)
 
-    meshes = {index: listener(index) for index in heard}
+    channels = {index: listener(index) for index in heard}
 
     async def said(index: int, kind: type[Event]) -> Any:
         async with asyncio.timeout(5):
             while not any(isinstance(event, kind) for event in heard[index]):
-                meshes[index].drain()
+                channels[index].drain()
                 await asyncio.sleep(0.001)
         return next(event for event in heard[index] if isinstance(event, kind))
 
-    pupil = assemble(Settings(ProxyConfig(heartbeat_port=0)), member=Member(index=2, ends=ends[2]))
-    joining = asyncio.create_task(pupil.membership.join())
+    newcomer = assemble(Settings(ProxyConfig(heartbeat_port=0)), member=Member(index=2, ends=ends[2]))
+    joining = asyncio.create_task(newcomer.membership.join())
     life = (await said(0, Joined)).life
-    meshes[0].send(2, [JoinReply(life, True)])
+    channels[0].send(2, [JoinReply(life, True)])
     await said(0, SnapshotRequest)
     await said(1, Joined)
     heard[1].clear()
-    meshes[0].send(2, [Joined(1)])  # its successor, which knows nothing
+    channels[0].send(2, [Joined(1)])  # its successor, which knows nothing
     await said(1, Joined)
-    meshes[1].send(2, [JoinReply(life, True)])
+    channels[1].send(2, [JoinReply(life, True)])
     await said(1, SnapshotRequest)
-    meshes[1].send(2, [SnapshotEnd(life)])
+    channels[1].send(2, [SnapshotEnd(life)])
     async with asyncio.timeout(5):
         await joining
-    await pupil.membership.close()
-    pupil.listener.close()
+    await newcomer.membership.close()
+    newcomer.listener.close()
     for end in (end for of_one in ends for end in of_one.values()):
         end.close()

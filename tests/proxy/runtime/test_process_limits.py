@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ppd.proxy.runtime.process_limits import limit, raise_limit, share_of_clients
+from ppd.proxy.runtime.process_limits import open_files_limit, raise_open_files_limit, share_of_clients
 
 
 @pytest.fixture
@@ -18,10 +18,10 @@ def hard() -> Iterator[int]:
 
 def test_the_soft_limit_is_raised_to_the_hard_one(hard: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    assert limit() == 256
-    raise_limit()
+    assert open_files_limit() == 256
+    raise_open_files_limit()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-    assert limit() == (sys.maxsize if hard == resource.RLIM_INFINITY else hard)
+    assert open_files_limit() == (sys.maxsize if hard == resource.RLIM_INFINITY else hard)
 
 
 @pytest.mark.parametrize(("files", "share"), [(1024, 298), (431, 101), (430, 100), (134, 2), (128, 1), (20, 1)])

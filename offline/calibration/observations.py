@@ -14,7 +14,7 @@ from pathlib import Path
 from ..experiment.cells import MeasuredCell, gather
 from ..experiment.records import Outcome, RunResult
 from ..experiment.run import Run
-from ..tables import published_rows
+from ..tables.published_cells import SECONDS, config_of, read
 
 LEAST_SHARE = 0.99  # of requests that must have finished: a run that lost some measured the survivors
 
@@ -48,12 +48,12 @@ def from_published(path: Path, seeds: int) -> list[Observation]:
                 qps=cell.qps,
                 x=cell.x,
                 seed=seed,
-                seconds=published_rows.SECONDS,
+                seconds=SECONDS,
             )
             for seed in range(seeds)
         )
 
-    return _observations((cell, runs(cell)) for cell in published_rows.read(path))
+    return _observations((cell, runs(cell)) for cell in read(path))
 
 
 def from_sweep(results: Iterable[RunResult]) -> list[Observation]:
@@ -72,7 +72,7 @@ def unrecognised_share(path: Path, local: str, split: str) -> float:
     local turns are at the median; what lifts the mean above it are turns with the latency of `split`:
     (mean - median) / (mean of `split` - median), the median of that over cells of small context and 2 to 8 QPS.
     """
-    cells = {(published_rows.config_of(cell), cell.workload.name, cell.qps): cell for cell in published_rows.read(path)}
+    cells = {(config_of(cell), cell.workload.name, cell.qps): cell for cell in read(path)}
     shares = []
     for (config, workload, qps), cell in cells.items():
         other = cells.get((split, workload, qps))
@@ -92,7 +92,7 @@ def _observations(cells: Iterable[tuple[MeasuredCell, Sequence[Run]]]) -> list[O
             continue
         observations.append(
             Observation(
-                published_rows.config_of(cell),
+                config_of(cell),
                 cell.workload.first.name,
                 cell.qps,
                 later.n,

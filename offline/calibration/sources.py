@@ -11,7 +11,7 @@ from ppd.servers.engine_profile.profile_file import ProfileFile, Status, Transfe
 from ..experiment.run import Topology
 from ..simulation import Setup
 from ..sweep.folder import SweepFolder
-from ..tables import published_rows
+from ..tables import published_cells
 from .fit import START
 from .observations import Observation, from_published, from_sweep, unrecognised_share
 
@@ -91,7 +91,7 @@ def _published(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
     )
     setup = Setup(
         profile=profile,
-        connections=published_rows.CONNECTIONS,
+        connections=published_cells.CONNECTIONS,
         retokenised_replies=True,
         published_routing=True,
         unrecognised=round(unrecognised_share(path, "1P_3pD", "1P_3D"), 3),

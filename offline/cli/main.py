@@ -17,6 +17,7 @@ from ppd.servers.cli.main import Commands as FleetCommands
 
 COMMANDS = {
     **OF_FLEETS,
+    "table": ("ppd.offline.cli.table", "Show, import and score decision tables."),
     "bench": ("ppd.offline.cli.bench", "Play one workload against any OpenAI-compatible endpoint."),
     "calibrate": ("ppd.offline.cli.calibrate", "Fit an engine profile to measurements."),
 }

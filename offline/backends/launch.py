@@ -20,7 +20,7 @@ from ppd.servers.fleet.process import EngineFailed
 
 from ..experiment.records import Origin, Outcome, Record, RunResult
 from ..experiment.run import Run, Topology
-from ..load import Target
+from ..load.target import Target
 from ..sweep.backend import FleetLost, Survey
 from ..sweep.loop import failure
 from .live import LiveFleet, RunLimits

@@ -17,7 +17,8 @@ from ppd.proxy.errors import ConfigError, PPDError
 
 from ..experiment.records import Origin, Outcome, Record, RunResult, in_order
 from ..experiment.run import Run
-from ..load import Target, measure
+from ..load.measure import measure
+from ..load.target import Target
 from ..sweep.backend import FleetLost
 from ..sweep.loop import utc_now
 from .fleet_view import FleetView, is_same

@@ -10,7 +10,8 @@ from ppd.proxy.errors import PPDError
 
 from ..experiment.records import Outcome, Record, RunResult
 from ..experiment.run import Run
-from ..simulation import Setup, simulate
+from ..simulation.setup import Setup
+from ..simulation.simulate import simulate
 from ..sweep.backend import Survey
 from ..sweep.loop import utc_now
 

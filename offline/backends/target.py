@@ -10,7 +10,7 @@ from ppd.proxy.errors import ConfigError
 
 from ..experiment.records import Origin, RunResult
 from ..experiment.run import Run
-from ..load import Target
+from ..load.target import Target
 from ..sweep.backend import Survey
 from .fleet_view import FleetView, is_same
 from .live import LiveFleet, RunLimits

@@ -16,11 +16,11 @@ from ..experiment.records import Record
 from ..load.client import open_session
 from ..load.dialogue import check_lengths, too_short
 from ..load.local_tokenizer import LocalTokenizer
-from ..load.open_player import playing
+from ..load.measure import playing
 from ..load.player import Progress
 from ..load.server_tokenizer import ServerTokenizer
 from ..load.target import Api, Target
-from ..traces import TracedConversation
+from ..traces.turns import TracedConversation
 from .workloads import Pace, scripts_for, with_outputs, within
 
 USUAL_OUTPUT = 128  # tokens of an answer whose length is told nowhere

@@ -20,7 +20,8 @@ from scipy.optimize import least_squares
 
 from ppd.servers.engine_profile.step_time import EngineProfile
 
-from ..simulation import Setup, simulate
+from ..simulation.setup import Setup
+from ..simulation.simulate import simulate
 from .observations import Observation
 
 FITTED = (

@@ -9,7 +9,7 @@ from ppd.proxy.errors import FormatError
 from ppd.servers.engine_profile.profile_file import ProfileFile, Status, Transfers
 
 from ..experiment.run import Topology
-from ..simulation import Setup
+from ..simulation.setup import Setup
 from ..sweep.folder import SweepFolder
 from ..tables import published_cells
 from .fit import START

@@ -27,7 +27,8 @@ from ..bench.workloads import ConversationShape, Pace, with_pauses_of
 from ..experiment.records import Origin, Record, in_order
 from ..load.player import Progress
 from ..load.target import Api, Target
-from ..traces import TracedConversation, read
+from ..traces.formats import read
+from ..traces.turns import TracedConversation
 
 USUAL_CONVERSATIONS = 100
 INTERRUPTED = 130  # what a shell reports after Ctrl-C

@@ -57,7 +57,7 @@ def tables(folder: Path, name: str, source: str, licence: str, note: str) -> Non
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="With --published: where the report goes.")
 def report(folder: Path | None, published: Path | None, out: Path | None) -> None:
     """Write a sweep's report: one HTML page, and its figures."""
-    from ..report import write_published_report, write_report
+    from ..report.write import write_published_report, write_report
 
     if folder is not None and published is None and out is None:
         click.echo(write_report(folder))

@@ -10,7 +10,7 @@ import click
 
 from ppd.servers.engine_profile.profile_file import Transfers
 
-from ..load import Api
+from ..load.target import Api
 
 TRANSFERS = tuple(one.value for one in Transfers)
 APIS = (Api.COMPLETIONS.value, Api.CHAT.value)

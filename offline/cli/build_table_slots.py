@@ -16,7 +16,7 @@ from ppd.proxy.errors import ConfigError
 from ppd.servers.engine_profile.profile_file import Transfers, encode
 
 from ..backends.live import RunLimits
-from ..load import Api, Target
+from ..load.target import Api, Target
 from ..simulation.setup import Setup, setup_for
 from ..sweep.backend import StationPlan
 from ..sweep.folder import How

@@ -26,7 +26,7 @@ from ..sweep.grid import Grid
 from ..sweep.loop import Loop, Place, survey, utc_now
 from ..sweep.progress import Display, RunDurations, arrivals_s, spoken
 from ..sweep.schedule import Schedule
-from ..traces import arrival_times
+from ..traces.formats import arrival_times
 from .build_table_flags import BuildTableFlags
 from .build_table_slots import how_of, open_slots
 

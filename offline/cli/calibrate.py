@@ -22,7 +22,7 @@ from ..calibration.errors import Errors, errors, markdown
 from ..calibration.fit import Simulations, fit, with_costs
 from ..calibration.sources import CalibrationSource, Region, open_source
 from ..experiment.files import write_whole
-from ..simulation import Setup
+from ..simulation.setup import Setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,10 @@
-"""One request over HTTP, from the first byte written to the end of its stream."""
+"""One request over HTTP, from the first byte written to the end of its stream, and the connections it needs."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import resource
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 
@@ -15,7 +16,9 @@ from .answer import Answer, error_message
 from .target import Target
 
 _KEEP_ALIVE_S = 2.0
-"""Below the 5 s after which servers close an idle connection: a request that meets the closing fails for nothing."""
+"""Below the 5 s after which servers close an idle connection: a request sent at that moment would fail."""
+
+_OTHER_FILES = 128  # that a Python process has open beside its connections
 
 
 class LoadClient:
@@ -77,6 +80,20 @@ def open_session(target: Target) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=connector, timeout=aiohttp.ClientTimeout(total=None), trace_configs=[tracing]
     )
+
+
+def allow_connections(wanted: int) -> str:
+    """Raises the soft limit of open files as far as needed; what is still missing in words, or an empty text."""
+    needed = wanted + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return ""
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if allowed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed >= needed:
+        return ""
+    return f"{wanted} connections may be needed and {allowed - _OTHER_FILES} can be open (ulimit -Hn is {hard})"
 
 
 def _cause(exc: Exception) -> str:

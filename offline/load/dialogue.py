@@ -9,7 +9,7 @@ import aiohttp
 
 from ppd.proxy.errors import ConfigError
 
-from ..traces import TracedTurn
+from ..traces.turns import TracedTurn
 from .local_tokenizer import LocalTokenizer
 from .prompt_text import draw
 from .script import Script

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ..experiment.records import Record
-from ..traces import TracedTurn
+from ..traces.turns import TracedTurn
 from .answer import Answer, short
 from .dialogue import Author, Dialogue
 from .script import Script

@@ -11,7 +11,7 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from ..traces import TracedTurn
+from ..traces.turns import TracedTurn
 
 Draws = NDArray[np.int64]
 _Words = NDArray[np.uint64]

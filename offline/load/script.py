@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..experiment.plan import Conversation, plan
 from ..experiment.run import Run
-from ..traces import Blocks, TracedTurn
+from ..traces.turns import Blocks, TracedTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

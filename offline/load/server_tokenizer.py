@@ -11,7 +11,7 @@ import msgspec
 
 from ppd.proxy.errors import ConfigError
 
-from ..traces import Message
+from ..traces.turns import Message
 from .target import Target
 
 _AT_ONCE = 8  # requests for counts, none of them while anything is measured

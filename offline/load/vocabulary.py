@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ppd.proxy.errors import ConfigError
 
-from ..traces import Message
+from ..traces.turns import Message
 from .server_tokenizer import Tokenizer
 
 ORDINARY_IDS = tuple(range(1000, 2000))

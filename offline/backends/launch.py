@@ -43,8 +43,8 @@ class LaunchPlan:
     limits: RunLimits = field(default_factory=RunLimits)
     trace: Sequence[float] | None = None
 
-    def open(self) -> LaunchStation:
-        return LaunchStation(self)
+    def open(self) -> LaunchBackend:
+        return LaunchBackend(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class _Running:
         return topology == self.topology and all(program.is_running for program in programs)
 
 
-class LaunchStation:
+class LaunchBackend:
     """Keeps a fleet for as long as runs of its topology come; starts it anew after a run that it did not survive."""
 
     def __init__(self, plan: LaunchPlan) -> None:

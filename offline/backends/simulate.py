@@ -1,4 +1,4 @@
-"""Runs in virtual time, in the process where the station is."""
+"""Runs in virtual time, in the process where the backend is."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class SimulatePlan:
     setup: Setup
     trace: Sequence[float] | None = None
 
-    def open(self) -> SimulateStation:
-        return SimulateStation(self)
+    def open(self) -> SimulateBackend:
+        return SimulateBackend(self)
 
 
-class SimulateStation:
+class SimulateBackend:
     def __init__(self, plan: SimulatePlan) -> None:
         self._plan = plan
 

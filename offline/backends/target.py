@@ -27,11 +27,11 @@ class TargetPlan:
     limits: RunLimits = field(default_factory=RunLimits)
     trace: Sequence[float] | None = None
 
-    def open(self) -> TargetStation:
-        return TargetStation(self)
+    def open(self) -> TargetBackend:
+        return TargetBackend(self)
 
 
-class TargetStation:
+class TargetBackend:
     def __init__(self, plan: TargetPlan) -> None:
         self._plan = plan
 

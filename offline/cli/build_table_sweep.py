@@ -23,12 +23,12 @@ from ..experiment.run import POISSON
 from ..sweep import grid_file
 from ..sweep.folder import How, SweepFolder
 from ..sweep.grid import Grid
-from ..sweep.loop import Loop, Place, survey, utc_now
+from ..sweep.loop import Loop, SurveyedExecutor, survey, utc_now
 from ..sweep.progress import Display, RunDurations, arrivals_s, spoken
 from ..sweep.schedule import Schedule
 from ..traces.formats import arrival_times
+from .build_table_executors import how_of, open_executors
 from .build_table_flags import BuildTableFlags
-from .build_table_slots import how_of, open_slots
 
 USUAL_GRID = "paper"
 
@@ -119,19 +119,22 @@ def measure(job: SweepJob, console: Console) -> tuple[SweepFolder | None, int]:
     schedule = job.schedule
     with ExitStack() as stack:
         trace = _trace(job.grid)
-        slots = open_slots(job.flags, trace, len(schedule.waiting), stack)
+        executors = open_executors(job.flags, trace, len(schedule.waiting), stack)
         came = stack.enter_context(_signals())
 
         def is_stopped() -> bool:
             return came() != 0
 
-        places = survey(slots, schedule.waiting, is_stopped, lambda line: console.print(Text(line), soft_wrap=True))
+        def note(line: str) -> None:
+            console.print(Text(line), soft_wrap=True)
+
+        surveyed = survey(executors, schedule.waiting, is_stopped, note)
         if is_stopped():
             return job.folder, came()
-        reachable = set().union(*(place.topologies for place in places))
-        folder = _taken_up(job, places, how_of(job.flags, trace))
-        display = stack.enter_context(Display(console, schedule, job.pace, len(slots), time.monotonic))
-        Loop(schedule, folder, display, is_stopped).drive(places)
+        reachable = set().union(*(one.topologies for one in surveyed))
+        folder = _taken_up(job, surveyed, how_of(job.flags, trace))
+        display = stack.enter_context(Display(console, schedule, job.pace, len(executors), time.monotonic))
+        Loop(schedule, folder, display, is_stopped).drive(surveyed)
     if not came() and (left := [run for run in schedule.waiting if run.topology in reachable]):
         raise ConfigError(f"{len(left)} runs are left that no fleet can measure now; --resume goes on with them")
     return folder, came()
@@ -142,11 +145,11 @@ def _trace(grid: Grid) -> Sequence[float] | None:
     return None if grid.arrivals == POISSON else tuple(arrival_times(Path(grid.arrivals)))
 
 
-def _taken_up(job: SweepJob, places: Sequence[Place], how: How) -> SweepFolder:
-    """The folder, which holds what these places measure and nothing else."""
-    folder = job.folder or SweepFolder.create(job.flags.folder, job.grid, places[0].survey.origin, utc_now(), how)
-    for place in places:
-        folder.take_up(job.grid, place.survey.origin, how)
+def _taken_up(job: SweepJob, surveyed: Sequence[SurveyedExecutor], how: How) -> SweepFolder:
+    """The folder; ConfigError where it does not hold what these executors measure."""
+    folder = job.folder or SweepFolder.create(job.flags.folder, job.grid, surveyed[0].survey.origin, utc_now(), how)
+    for one in surveyed:
+        folder.take_up(job.grid, one.survey.origin, how)
     return folder
 
 

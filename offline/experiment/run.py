@@ -98,7 +98,7 @@ class Topology:
 
     @property
     def replica_share(self) -> float:
-        """Share of conversations that a mixed fleet sends to its replicas: one slot for each D and R."""
+        """Share of conversations that a mixed fleet sends to its replicas: each D and each R gets an equal share."""
         return self.replicas / (self.replicas + self.decodes)
 
 

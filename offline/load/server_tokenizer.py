@@ -39,7 +39,7 @@ class ServerTokenizer:
     def __init__(self, session: aiohttp.ClientSession, target: Target) -> None:
         self._session = session
         self._target = target
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._permits = asyncio.Semaphore(_AT_ONCE)
 
     async def encode(self, text: str) -> list[int]:
         return await self._ask({"prompt": text, "add_special_tokens": False})
@@ -51,7 +51,7 @@ class ServerTokenizer:
     async def _ask(self, members: dict[str, Any]) -> list[int]:
         body = msgspec.json.encode({"model": self._target.model, **members})
         try:
-            async with self._slots, asyncio.timeout(_TIMEOUT_S):
+            async with self._permits, asyncio.timeout(_TIMEOUT_S):
                 async with self._session.post(
                     self._target.at("/tokenize"), data=body, headers=self._target.headers()
                 ) as response:

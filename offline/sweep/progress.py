@@ -49,11 +49,11 @@ class RunDurations:
             return sum(alike) / len(alike)
         return self._wall_s * self._size_of(run) / self._size if self._size else None
 
-    def left_s(self, waiting: Iterable[Run], slots: int) -> float | None:
-        """Until all of these are done, `slots` at a time."""
+    def left_s(self, waiting: Iterable[Run], executors: int) -> float | None:
+        """Until all of these are done, `executors` at a time."""
         each = [self.of(run) for run in waiting]
         known = [seconds for seconds in each if seconds is not None]
-        return sum(known) / max(slots, 1) if len(known) == len(each) else None
+        return sum(known) / max(executors, 1) if len(known) == len(each) else None
 
 
 def _load(run: Run) -> tuple[str, float]:
@@ -86,11 +86,11 @@ class Display:
     """Shows a schedule's progress; a `with` block for as long as the sweep runs."""
 
     def __init__(
-        self, console: Console, schedule: Schedule, pace: RunDurations, slots: int, now: Callable[[], float]
+        self, console: Console, schedule: Schedule, pace: RunDurations, executors: int, now: Callable[[], float]
     ) -> None:
         self._console = console
         self._schedule = schedule
-        self._slots = slots
+        self._executors = executors
         self._now = now
         self._said_s = -PLAIN_EVERY_S
         self._pace = pace
@@ -147,7 +147,7 @@ class Display:
         return f"{done} of {done + left} runs done{failed}{time}"
 
     def left_s(self) -> float | None:
-        return self._pace.left_s([*self._schedule.waiting, *self._current], self._slots)
+        return self._pace.left_s([*self._schedule.waiting, *self._current], self._executors)
 
     def _counts(self) -> tuple[int, int]:
         done = self._schedule.finished + self._schedule.failed

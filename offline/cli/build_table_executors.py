@@ -1,4 +1,4 @@
-"""The slots that the flags of `ppd-build-table` ask for, and the station in each."""
+"""The executors that the flags of `ppd-build-table` ask for, and the backend in each."""
 
 from __future__ import annotations
 
@@ -18,34 +18,36 @@ from ppd.servers.engine_profile.profile_file import Transfers, encode
 from ..backends.live import RunLimits
 from ..load.target import Api, Target
 from ..simulation.setup import Setup, setup_for
-from ..sweep.backend import StationPlan
+from ..sweep.backend import BackendPlan, Executor
 from ..sweep.folder import How
-from ..sweep.processes import Process, Slot
+from ..sweep.processes import ProcessExecutor
 from ..sweep.ray import Ray
 from .build_table_flags import BuildTableFlags
 
 USUAL_HARDWARE = "h100-llama-3.1-8b"
 
 
-def open_slots(flags: BuildTableFlags, trace: Sequence[float] | None, runs: int, stack: ExitStack) -> list[Slot]:
-    """The slots that the flags ask for, no more than there are runs; `stack` closes them."""
+def open_executors(
+    flags: BuildTableFlags, trace: Sequence[float] | None, runs: int, stack: ExitStack
+) -> list[Executor]:
+    """No more than there are runs; `stack` closes them."""
     ray = Ray(flags.ray) if flags.ray else None
     if ray is not None:
         stack.callback(ray.close)
-    slots: list[Slot] = []
-    for plan, node in _places(flags, trace, runs, ray):
+    executors: list[Executor] = []
+    for plan, node in _plans(flags, trace, runs, ray):
         if ray is None:
-            slots.append(Process(plan))
+            executors.append(ProcessExecutor(plan))
         else:
-            slots.append(ray.on(node, plan) if node else ray.anywhere(plan))
-        stack.callback(slots[-1].close)
-    return slots
+            executors.append(ray.on(node, plan) if node else ray.anywhere(plan))
+        stack.callback(executors[-1].close)
+    return executors
 
 
-def _places(
+def _plans(
     flags: BuildTableFlags, trace: Sequence[float] | None, runs: int, ray: Ray | None
-) -> list[tuple[StationPlan, str]]:
-    """A plan for each slot, and the node of the cluster that it must be on, if any."""
+) -> list[tuple[BackendPlan, str]]:
+    """A plan for each executor, and the id of the cluster's node that it must run on; empty for any."""
     if flags.simulate:
         cores = usable_cores() if ray is None else ray.cpus
         return [(_simulated(flags, trace), "")] * min(flags.jobs or cores, runs)
@@ -85,7 +87,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _simulated(flags: BuildTableFlags, trace: Sequence[float] | None) -> StationPlan:
+def _simulated(flags: BuildTableFlags, trace: Sequence[float] | None) -> BackendPlan:
     from ..backends.simulate import SimulatePlan
 
     return SimulatePlan(_setup(flags), trace)
@@ -98,7 +100,7 @@ def _setup(flags: BuildTableFlags) -> Setup:
     return replace(setup, profile=msgspec.structs.replace(setup.profile, transfers=Transfers(flags.transfers)))
 
 
-def _launched(flags: BuildTableFlags, trace: Sequence[float] | None) -> StationPlan:
+def _launched(flags: BuildTableFlags, trace: Sequence[float] | None) -> BackendPlan:
     from ..backends.launch import LaunchPlan
 
     return LaunchPlan(
@@ -114,7 +116,7 @@ def _launched(flags: BuildTableFlags, trace: Sequence[float] | None) -> StationP
     )
 
 
-def _targeted(flags: BuildTableFlags, trace: Sequence[float] | None, url: str, key: str) -> StationPlan:
+def _targeted(flags: BuildTableFlags, trace: Sequence[float] | None, url: str, key: str) -> BackendPlan:
     from ..backends.target import TargetPlan
 
     return TargetPlan(

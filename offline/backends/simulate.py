@@ -1,4 +1,4 @@
-"""Runs in virtual time, in the process where the backend is."""
+"""Runs in virtual time, in the process where the backend was opened."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class SimulateBackend:
         self._plan = plan
 
     def survey(self, samples: tuple[Run, ...]) -> Survey:
-        """Every topology can be simulated."""
+        # Every topology can be simulated.
         return Survey("simulated", self._plan.setup.origin(samples[0]))
 
     def measure(self, run: Run) -> RunResult:
-        """A run that the simulator refuses, such as one that no engine could hold, is a failed one."""
+        """A run that the simulator refuses is a failed one, such as a load far beyond the fleet."""
         started, began_s = utc_now(), time.monotonic()
         records: tuple[Record, ...] = ()
         reason = ""

@@ -29,7 +29,7 @@ _ASK_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """`target.model` may be empty: the endpoint's only one."""
+    """`target.model` may be empty where the endpoint serves one model."""
 
     target: Target
     api: Api | None  # None: chat where there is text, else completions
@@ -52,7 +52,7 @@ class _Cards(msgspec.Struct):
 
 
 async def prepared(bench: Bench, note: Callable[[str], None]) -> Bench:
-    """With the model, the endpoint and every length settled. `note` is told what differs from what was ordered."""
+    """The bench with its model, endpoint and all lengths settled. `note` is told what differs from the request."""
     async with open_session(bench.target) as session:
         card = await _card(session, bench.target)
         target = replace(bench.target, model=card.id, api=bench.api or _natural(bench.conversations))
@@ -69,7 +69,7 @@ async def play(
     progress: Callable[[Progress], None],
     note: Callable[[str], None],
 ) -> None:
-    """Plays what is prepared; ConfigError where the endpoint cannot be sent such prompts."""
+    """ConfigError where the endpoint cannot be sent such prompts."""
     scripts = scripts_for(bench.conversations, bench.pace, bench.seed)
     async with playing(
         scripts, bench.target, record, progress=progress, seed=bench.seed, until_s=bench.until_s
@@ -90,7 +90,7 @@ def _natural(conversations: Sequence[TracedConversation]) -> Api:
 
 
 async def _card(session: aiohttp.ClientSession, target: Target) -> _Card:
-    """The model to be asked; ConfigError where it is not told and not the only one."""
+    """The model to be asked; ConfigError where none was given and the endpoint does not serve exactly one."""
     try:
         async with asyncio.timeout(_ASK_S):
             async with session.get(target.at("/v1/models"), headers=target.headers()) as response:

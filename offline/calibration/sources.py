@@ -1,4 +1,4 @@
-"""Where measurements for a calibration come from, and what is known about how they were made."""
+"""Where measurements for a calibration come from, and what is known of how they were made."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEEDS = 2  # that a published cell is simulated with: its own arrivals are not k
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A part of the grid that is judged by itself."""
+    """A part of the grid with errors of its own."""
 
     name: str
     context: str | None = None  # None: any
@@ -37,7 +37,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSource:
-    """Measured cells, the setup that resembles their making, and the regions: fitted on, checked on, and the rest."""
+    """Measured cells, the setup that resembles how they were made, and the regions to fit, to check and to report."""
 
     observations: list[Observation]
     setup: Setup
@@ -59,12 +59,12 @@ USUAL_CAPACITY_TOKENS = 400_000
 
 
 def open_source(path: Path, kv_capacity_tokens: int | None = None) -> CalibrationSource:
-    """A sweep's folder, or the rows of a published grid. `kv_capacity_tokens`: of one engine; no record tells it."""
+    """A sweep's folder, or the rows of a published grid. `kv_capacity_tokens`: of one engine; no record holds it."""
     return _sweep(path, kv_capacity_tokens) if path.is_dir() else _published(path, kv_capacity_tokens)
 
 
 def _published(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
-    """The paper's grid. Beyond these regions its 50 connections are all taken, and what it measures is its client."""
+    # Beyond these regions the client's 50 connections are all in use, and the figures measure the client.
     small, large = (
         Region("small context, QPS 0.5 to 8", "small", to_qps=8),
         Region("large, 0.5 to 2", "large", to_qps=2),
@@ -111,7 +111,7 @@ def _published(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
 
 
 def _sweep(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
-    """One's own measurements; every configuration is fitted on unless the caller holds some back."""
+    """Every configuration is fitted unless the caller holds some back."""
     results = list(SweepFolder(path).results())
     observations = from_sweep(results)
     if not observations:

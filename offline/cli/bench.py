@@ -37,7 +37,7 @@ _REFRESH_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The flags, as given; None where one was not."""
+    """The flags as given; None for one that was not."""
 
     url: str
     model: str | None
@@ -86,7 +86,7 @@ class Options:
         return self.trace or self.conversations
 
     def workload(self) -> tuple[str, list[TracedConversation]]:
-        """What it is called, and its conversations."""
+        """Its name, and its conversations."""
         if self.file is not None:
             conversations = read(self.file)[: self.max_conversations]
             if self.max_think_s is not None:
@@ -190,7 +190,7 @@ def command(**flags: Any) -> None:
 
 
 def _run(options: Options) -> BenchResult:
-    """Measures, shows and saves; after Ctrl-C what there is."""
+    """After Ctrl-C it shows and saves what was measured until then."""
     name, conversations = options.workload()
     records, interrupted, notes = list[Record](), False, Console(stderr=True)
     note = partial(_note, notes)
@@ -223,7 +223,7 @@ def _run(options: Options) -> BenchResult:
 
 @contextmanager
 def _shown(console: Console) -> Iterator[Callable[[Progress], None]]:
-    """A line on a terminal, drawn at most four times a second and by no thread of its own."""
+    """A progress line, drawn at most four times a second and without a thread of its own."""
     form = "{task.completed}/{task.total} requests, {task.fields[waiting]} in flight, {task.fields[failed]} failed"
     drawn_s = -math.inf
     with Bar(

@@ -1,4 +1,4 @@
-"""`ppd-build-table`: sweeps a grid in one of three ways, and makes tables and a report of what was measured."""
+"""`ppd-build-table`: sweeps a grid in one of three ways, and makes tables and a report of the results."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _list(flags: BuildTableFlags) -> int:
 
 
 def _sweep(flags: BuildTableFlags) -> int:
-    """The exit code: 0, or 128 and the signal that ended it."""
+    """The exit code: 0, or 128 plus the signal that ended it."""
     job = prepare(flags, click.echo)
     folder, number = job.folder, 0
     if job.schedule.waiting:
@@ -95,7 +95,7 @@ def _sweep(flags: BuildTableFlags) -> int:
 def write_tables(
     folder: SweepFolder, name: str = "", source: str = "ppd-build-table", licence: str = "", note: str = ""
 ) -> None:
-    """Files in the folder's `tables/`, and a line for each. FormatError where no cell has both arms."""
+    """Writes the folder's `tables/` and prints each path. FormatError where no cell has both arms."""
     from ..tables import build
 
     name = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.path.resolve().name)

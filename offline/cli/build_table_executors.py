@@ -58,7 +58,7 @@ def _plans(
 
 
 def how_of(flags: BuildTableFlags, trace: Sequence[float] | None) -> How:
-    """What figures depend on, so that a sweep that is resumed goes on in the same way."""
+    # What the figures depend on: a resumed sweep must go on in the same way.
     arrivals = "" if trace is None else _digest("\n".join(map(repr, trace)).encode())
     if flags.simulate:
         return How(profile_sha256=_digest(encode(_setup(flags).profile)), arrivals_sha256=arrivals)
@@ -83,7 +83,6 @@ def _digest(data: bytes) -> str:
 
 
 def usable_cores() -> int:
-    """Those that this process may use, where the system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -142,7 +141,7 @@ def _target(flags: BuildTableFlags, url: str, key: str) -> Target:
 
 
 def admin_key(flags: BuildTableFlags) -> str:
-    """ConfigError where there is none; the key itself is in no message."""
+    """ConfigError where there is none; no message contains the key."""
     key = flags.admin_key
     if flags.admin_key_file is not None:
         try:

@@ -57,7 +57,7 @@ class BuildTableFlags:
         return self.out
 
     def check(self, given: Collection[str]) -> None:
-        """One way of measuring, and nothing `given` that it would not look at."""
+        """UsageError unless exactly one way of measuring is chosen and every flag in `given` applies to it."""
         ways = {"simulate": self.simulate, "launch": self.launch, "target": bool(self.targets)}
         chosen = [way for way, is_chosen in ways.items() if is_chosen]
         if len(chosen) != 1:
@@ -71,7 +71,6 @@ class BuildTableFlags:
 
 
 def flag(name: str) -> str:
-    """As it is typed."""
     return {"targets": "--target", "engine_args": "--engine-arg", "listing": "--list"}.get(
         name, f"--{name.replace('_', '-')}"
     )

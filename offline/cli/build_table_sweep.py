@@ -1,4 +1,4 @@
-"""A sweep as `ppd-build-table` runs it: begins or resumes a folder, measures what is left, ends in order."""
+"""A sweep as `ppd-build-table` runs it: begins or resumes a folder, measures what is left, stops on a signal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ USUAL_GRID = "paper"
 
 @dataclass(frozen=True, slots=True)
 class SweepJob:
-    """What is to be done, from the flags and what the folder holds."""
+    """What is to be done, by the flags and what the folder holds."""
 
     flags: BuildTableFlags
     grid: Grid
@@ -66,7 +66,7 @@ def prepare(flags: BuildTableFlags, say: Callable[[str], None]) -> SweepJob:
 
 
 def look(flags: BuildTableFlags) -> SweepJob:
-    """The same, and nothing is changed."""
+    """As `prepare`, but changes nothing."""
     return _job(flags, _folder(flags) if flags.out else None, lambda path, reason: None)
 
 
@@ -88,7 +88,6 @@ def _job(flags: BuildTableFlags, folder: SweepFolder | None, unreadable: Callabl
 
 
 def _grid(flags: BuildTableFlags, folder: SweepFolder | None) -> Grid:
-    """The one that is asked for, else that of the folder, else the usual one."""
     grid = folder.sweep.grid if folder and not flags.grid else grid_file.read(flags.grid or USUAL_GRID)
     seeds = flags.seeds or grid.seeds
     return msgspec.structs.replace(
@@ -100,7 +99,7 @@ def _grid(flags: BuildTableFlags, folder: SweepFolder | None) -> Grid:
 
 
 def list_runs(flags: BuildTableFlags) -> None:
-    """Every run that is left, and on standard error how long they take together."""
+    """Prints the runs that are left, and to standard error how long they take together."""
     job = look(flags)
     waiting = job.schedule.waiting
     for run in waiting:
@@ -115,7 +114,7 @@ def list_runs(flags: BuildTableFlags) -> None:
 
 
 def measure(job: SweepJob, console: Console) -> tuple[SweepFolder | None, int]:
-    """The folder, and 0 or the signal that ended the sweep. ConfigError where it ended by itself, too early."""
+    """The folder, and 0 or the signal that ended the sweep. ConfigError where no fleet can measure what is left."""
     schedule = job.schedule
     with ExitStack() as stack:
         trace = _trace(job.grid)
@@ -141,7 +140,7 @@ def measure(job: SweepJob, console: Console) -> tuple[SweepFolder | None, int]:
 
 
 def _trace(grid: Grid) -> Sequence[float] | None:
-    """Read here, once: the processes that need it may be on machines that do not have the file."""
+    # Read here, once: executors may be on machines that do not have the file.
     return None if grid.arrivals == POISSON else tuple(arrival_times(Path(grid.arrivals)))
 
 
@@ -155,7 +154,7 @@ def _taken_up(job: SweepJob, surveyed: Sequence[SurveyedExecutor], how: How) -> 
 
 @contextmanager
 def _signals() -> Iterator[Callable[[], int]]:
-    """The signal that came first, 0 if none has: SIGINT and SIGTERM end a sweep in order, a second one at once."""
+    """Yields the first signal, or 0. SIGINT and SIGTERM end a sweep in order; a second signal exits at once."""
     came: list[int] = []
 
     def take(number: int, _: FrameType | None) -> None:

@@ -151,7 +151,7 @@ def _assumptions(setup: Setup) -> list[str]:
 def _withouts(
     source: CalibrationSource, simulations: Simulations, evaluations: int, console: Console
 ) -> Sequence[Without]:
-    """Each fitted anew, or the comparison would be with costs that make up for the assumption."""
+    # Each is fitted anew: the old costs would make up for the missing assumption.
     found = []
     for holds, text, drop in _ASSUMPTIONS.values():
         if holds(source.setup):

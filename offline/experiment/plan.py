@@ -1,6 +1,6 @@
-"""The conversations that a run asks for: when they arrive, how long their turns are, which way each turn goes.
+"""The conversations of a run: when they arrive, how long their turns are, which way each turn goes.
 
-Everything is drawn from the run's seed. Runs that differ in `x` or topology only get the same arrivals, lengths and
+Everything is drawn from the run's seed. Runs that differ only in `x` or topology get the same arrivals, lengths and
 pauses, so that two arms are compared on the same draws.
 """
 
@@ -38,12 +38,12 @@ class Conversation:
 
 
 def plan(run: Run, trace: Sequence[float] | None = None) -> list[Conversation]:
-    """The run's conversations in order of arrival. `trace`: arrival times in s, for a run that follows a trace."""
+    """In order of arrival. `trace`: arrival times in s, for a run that follows a trace."""
     return [_conversation(run, number, at_s) for number, at_s in enumerate(_arrivals(run, trace))]
 
 
 def _arrivals(run: Run, trace: Sequence[float] | None) -> list[float]:
-    """Until both `seconds` have passed and `conversations` have come, the warm-up not counted."""
+    """Goes on until `seconds` have passed and `conversations` have arrived, both without the warm-up."""
     if trace is not None and len(trace) < 2:
         raise ConfigError(f"arrivals = {run.arrivals!r}: must hold at least two arrivals", param="arrivals")
     times: list[float] = []
@@ -58,7 +58,7 @@ def _arrivals(run: Run, trace: Sequence[float] | None) -> list[float]:
 
 
 def _gaps(run: Run, trace: Sequence[float] | None) -> Iterator[float]:
-    """Endless gaps between arrivals, in s, of mean 1/qps; a trace's own gaps, over and over."""
+    """Endless gaps between arrivals, in s, of mean 1/qps; a trace's gaps are scaled and repeated."""
     if trace is None:
         random = _random(run, _ARRIVALS)
         while True:
@@ -88,6 +88,6 @@ def _conversation(run: Run, number: int, at_s: float) -> Conversation:
 
 
 def _random(run: Run, stream: int, number: int = 0) -> np.random.Generator:
-    """A stream of its own for each use and conversation; `x`, topology and lengths of runs do not enter."""
+    # Independent for each use and conversation; x, topology and lengths are left out on purpose.
     cell = zlib.crc32(f"{run.workload.name} {run.qps:g}".encode())
     return np.random.default_rng([run.seed, cell, stream, number])

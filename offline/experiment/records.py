@@ -1,7 +1,7 @@
-"""What a run leaves behind: one row a request, raw, in a file of its own. Statistics are computed from these, later.
+"""The records of a run: one row a request, raw, in a file of its own. Statistics are computed from them later.
 
 A file is gzipped JSON lines: a head (the run, how it went, where it was done), then one array a request, its members in
-the order of `Record`. Times are seconds since the run began. Files are written beside and renamed, never half there.
+the order of `Record`. Times are seconds since the run began. Files are written beside and renamed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KIND: Final = "ppd-run"
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """One request. A failed one keeps what is known of it, but has no end: with an `error`, last_token_s is None."""
+    """One request. A failed one keeps what is known of it, except its end: with an `error`, last_token_s is None."""
 
     conversation: int  # number, in order of arrival
     turn: int  # 1-based
@@ -44,7 +44,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def ttft_s(self) -> float | None:
-        """From the intended send time, so that a harness that falls behind does not hide it."""
+        """From the time when the request was due, so that a late load generator does not hide its delay."""
         return None if self.first_token_s is None or self.error else self.first_token_s - self.scheduled_s
 
     @property
@@ -61,7 +61,7 @@ class Outcome(StrEnum):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a run was done; empty text where that is not known."""
+    """Where a run was done; empty where that is not known."""
 
     backend: str  # simulate, launch, target
     engine: str  # "vllm 0.32.0", "ppd simulator"
@@ -74,18 +74,16 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def is_simulated(self) -> bool:
-        """No engine computed anything: runs in virtual time, or engines of `ppd sim`."""
+        """No real engine: runs in virtual time, or engines of `ppd sim`."""
         return self.backend == "simulate" or self.engine.partition(" ")[0] == "sim"
 
 
 def in_order(records: Iterable[Record]) -> tuple[Record, ...]:
-    """By conversation and turn; they are noted down as answers end."""
+    """By conversation and turn; records come in the order in which answers end."""
     return tuple(sorted(records, key=lambda record: (record.conversation, record.turn)))
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and what came of it."""
-
     run: Run
     outcome: Outcome
     origin: Origin
@@ -96,7 +94,6 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failures(self) -> int:
-        """Requests that did not finish."""
         return sum(bool(record.error) for record in self.records)
 
 

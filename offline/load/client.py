@@ -22,7 +22,7 @@ _OTHER_FILES = 128  # that a Python process has open beside its connections
 
 
 class LoadClient:
-    """Asks the target; `now` is the run's clock."""
+    """`now` is the run's clock."""
 
     def __init__(self, session: aiohttp.ClientSession, target: Target, now: Callable[[], float]) -> None:
         self._session = session
@@ -30,7 +30,7 @@ class LoadClient:
         self._now = now
 
     async def ask(self, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """The answer, whatever became of it; only cancellation is raised."""
+        """Never raises, except when it is cancelled: a failure is in the answer."""
         answer = Answer(sent_s=self._now())
         context = SimpleNamespace(now=self._now, answer=answer)
         try:
@@ -73,7 +73,7 @@ class LoadClient:
 
 
 def open_session(target: Target) -> aiohttp.ClientSession:
-    """No limit on connections unless the target asks for one; time-outs are the caller's."""
+    """No limit on connections unless the target has one. It has no time-outs: callers set their own."""
     connector = aiohttp.TCPConnector(limit=target.connections or 0, keepalive_timeout=_KEEP_ALIVE_S)
     tracing = aiohttp.TraceConfig()
     tracing.on_request_chunk_sent.append(_note_sent)
@@ -83,7 +83,7 @@ def open_session(target: Target) -> aiohttp.ClientSession:
 
 
 def allow_connections(wanted: int) -> str:
-    """Raises the soft limit of open files as far as needed; what is still missing in words, or an empty text."""
+    """Raises the soft limit of open files as far as needed. Returns what is still missing, or an empty text."""
     needed = wanted + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
@@ -97,7 +97,7 @@ def allow_connections(wanted: int) -> str:
 
 
 def _cause(exc: Exception) -> str:
-    """Without the address that an exception's own text may hold."""
+    """Without the address that the exception's own text may hold."""
     number = exc.errno if isinstance(exc, OSError) else None
     return os.strerror(number) if number else type(exc).__name__
 
@@ -105,7 +105,7 @@ def _cause(exc: Exception) -> str:
 async def _note_sent(
     _: aiohttp.ClientSession, context: SimpleNamespace, __: aiohttp.TraceRequestChunkSentParams
 ) -> None:
-    """The body is written in one piece once there is a connection: until then the request waited here."""
+    # The body is written in one piece once there is a connection; until then the request waited in this client.
     asked = context.trace_request_ctx
     if asked is not None:
         asked.answer.sent_s = asked.now()

@@ -1,4 +1,4 @@
-"""A tokenizer on disk, for endpoints that count no tokens for others."""
+"""A tokenizer on disk, for endpoints without /tokenize."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _compiled(folder: Path, settings: dict[str, Any]) -> Any:
-    """The template as Hugging Face's library renders it: in a sandbox, with its two helpers."""
+    # Rendered as Hugging Face's library does: in a sandbox, with its two helper functions.
     beside = folder / "chat_template.jinja"
     text = beside.read_text() if beside.exists() else settings.get("chat_template")
     if not isinstance(text, str):
@@ -84,7 +84,7 @@ def _today(form: str) -> str:
 
 
 def _text(token: Any) -> str:
-    """A special token's text; some files have it inside an object."""
+    # Some files hold a special token's text inside an object.
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""

@@ -1,4 +1,4 @@
-"""How many tokens a text has, asked of the endpoint itself."""
+"""Token counts of a text, asked of the endpoint itself."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TIMEOUT_S = 60.0
 
 class Tokenizer(Protocol):
     async def encode(self, text: str) -> list[int]:
-        """Token ids of a text as it stands inside of a prompt: without a token that begins it."""
+        """Token ids of a text as inside a prompt: without a token that begins it."""
 
     async def render(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt that the chat template makes, ready for an answer."""
+        """Token ids of the prompt that the chat template makes, ready for an answer."""
 
 
 class _Tokenized(msgspec.Struct):

@@ -15,9 +15,9 @@ _HEADER = re.compile(r"[A-Za-z0-9_-]+")
 class Api(StrEnum):
     """How prompts are sent.
 
-    COMPLETIONS sends token ids and goes on with the ids of the answer, so that counts are exact and the prefix cache
-    finds every block; only vLLM's `return_token_ids` tells them. CHAT sends text, as users do: a model whose answer
-    becomes other tokens when it is read again makes the next prompt longer or shorter, and its cache miss.
+    COMPLETIONS sends token ids and continues with the ids of the answer, so counts are exact and the prefix cache finds
+    every block. It needs vLLM's `return_token_ids`. CHAT sends text, as users do. Where an answer's text tokenizes to
+    other tokens than were generated, the next prompt has another length and misses the cache.
     """
 
     CHAT = "chat"
@@ -59,7 +59,6 @@ class Target:
         return self.url.rstrip("/") + path
 
     def headers(self) -> dict[str, str]:
-        """What every request carries."""
         headers = {"Content-Type": "application/json"}
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"

@@ -1,4 +1,4 @@
-"""Words of which texts of exact token counts are made: each is one token wherever it stands."""
+"""Words for texts of exact token counts: each word is one token wherever it stands."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _CHUNK = 8
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`units` are put behind the opening without anything between."""
+    """`units` follow the opening without anything between them."""
 
     units: tuple[str, ...]
     head: int  # tokens before a conversation's first unit: the template's, and the opening
@@ -45,7 +45,7 @@ class Vocabulary:
 
 
 async def learn_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    """ConfigError where texts cannot be made of countable words."""
+    """ConfigError where the model has too few words of one token, or the chat template depends on the text."""
     units = await _units(tokenizer)
     short, long, answer = _sample(units, 0, 40), _sample(units, 1, 160), _sample(units, 2, 8)
     first, other = await tokenizer.render([short]), await tokenizer.render([long])
@@ -58,7 +58,6 @@ async def learn_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
 
 
 async def learn_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Ids of plain text, of which prompts can be made."""
     ids = sorted(set(await tokenizer.encode(" ".join(_WORDS))))
     return tuple(ids) or ORDINARY_IDS
 
@@ -82,7 +81,7 @@ async def _units(tokenizer: Tokenizer) -> tuple[str, ...]:
 
 
 async def _single(tokenizer: Tokenizer, words: Sequence[str], opening: int) -> list[str]:
-    """Those of the words that are one token each."""
+    """The words that are one token each; halves the list where it does not add up."""
     if await _adds_up(tokenizer, words, opening):
         return [*words]
     if len(words) == 1:
@@ -99,5 +98,5 @@ async def _adds_up(tokenizer: Tokenizer, units: Sequence[str], opening: int) -> 
 
 
 def _sample(units: Sequence[str], first: int, count: int) -> Message:
-    """Text of `count` units; another `first` begins with another unit."""
+    """`count` units; another `first` gives a text that begins with another unit."""
     return Message("user", _OPENING + "".join(units[(first + at * 7) % len(units)] for at in range(count)))

@@ -16,7 +16,7 @@ from .sections import document
 
 
 def write_report(folder: Path) -> Path:
-    """DIR/report/index.html; FormatError where there is no sweep, no run yet, or a file that cannot be read."""
+    """DIR/report/index.html; FormatError where there is no sweep, no run, or a file that cannot be read."""
     of_sweep = study.of_sweep(folder)
     return _write(SweepFolder(folder).report, document(of_sweep), of_sweep)
 
@@ -29,7 +29,7 @@ def write_published_report(rows: Path, out: Path, description: Path | None = Non
 
 
 def _write(out: Path, made: Document, of: study.Study) -> Path:
-    """The page is written after its figures, so that none is ever missing. An earlier page's figures go last."""
+    # The page is written after its figures, so none is ever missing. Figures of an earlier page go last.
     pictures = {out / f"{picture.name}.png": picture.png for picture in made.pictures}
     for path, png in pictures.items():
         write_whole(path, png)

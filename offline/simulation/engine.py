@@ -1,9 +1,9 @@
-"""One engine in virtual time: continuous batching as vLLM schedules it, several steps at once where nothing changes.
+"""One engine in virtual time: continuous batching as vLLM schedules it, with many decoding steps in one event.
 
-A step computes one token for every decoding sequence and, within the token budget, chunks of prompts: first the prompt
-that is under way, then new ones in order of arrival. Until a sequence ends or another comes, decoding steps differ in
-their context only, which grows by one token a sequence; so any number of them is an arithmetic series and one event.
-What a run costs grows with its requests, not with its tokens.
+A step computes one token for every decoding sequence and, within the token budget, chunks of prompts: first the prompts
+that have begun, then new ones in order of arrival. Until a sequence ends or another arrives, decoding steps differ only
+in their context, which grows by one token a sequence. So the time of any number of them is an arithmetic series, and
+they are one event, a *jump*. The cost of a run grows with its requests, not with its tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .timeline import Timeline
 
 @dataclass(slots=True, eq=False)
 class SimulatedSequence:
-    """One sequence on one engine. `prompt` and `reply` say what its KV holds, for the prefix cache."""
+    """`prompt` and `reply` say what its KV holds, for the prefix cache."""
 
     prompt: tuple[Span, ...]
     reply: Span
@@ -79,20 +79,20 @@ class Engine:
         self._attend()
 
     def pulled(self, job: SimulatedSequence) -> None:
-        """The KV that `job.pull` asked for is here; the prompt's last token is computed again, for its logits."""
+        """The KV that `job.pull` asked for is here. The prompt's last token is computed again, for its logits."""
         self._pulling -= 1
         job.computed = job.todo - 1
         self._ready.append(job)
         self._attend()
 
     def pull_lost(self, job: SimulatedSequence) -> None:
-        """What was asked for will not come: the prompt is computed here."""
+        """The KV will not come: the prompt is computed here."""
         self._pulling -= 1
         self._ready.append(job)
         self._attend()
 
     def let_go(self, job: SimulatedSequence) -> None:
-        """A handoff was read or has expired."""
+        """The handoff was read or has expired."""
         self.cache.release(job.found, job.own_tokens)
         job.own_tokens = 0
         self._attend()
@@ -100,7 +100,7 @@ class Engine:
     # -- steps
 
     def _attend(self) -> None:
-        """Something new is at hand: begin a step, or end the jump at the step that is under way."""
+        """Something has arrived: begin a step, or end the jump after its current step."""
         if not self._busy:
             self._busy = True
             self._timeline.after(0.0, self._begin)  # together with all that comes at this instant
@@ -120,7 +120,7 @@ class Engine:
             self._busy = False
 
     def _mixed_step_s(self) -> float:
-        """A chunk of one token costs what a decoding sequence does: a prompt whose KV was pulled, as a rule."""
+        # A chunk of one token costs what a decoding sequence does. It is usually a prompt whose KV was pulled.
         singles = [job for job, tokens in self._chunks if tokens == 1]
         prefills = [(job, tokens) for job, tokens in self._chunks if tokens > 1]
         return step_time_s(
@@ -132,7 +132,7 @@ class Engine:
         )
 
     def _plan_jump(self, start_s: float, steps: int) -> None:
-        """So many decoding steps from `start_s` on, or as many as there is memory for; at least one."""
+        """`steps` decoding steps from `start_s` on, or as many as memory allows; at least one."""
         steps = max(1, min(steps, self.cache.available_tokens // len(self._decoding)))
         self._jump = (start_s, steps)
         self._wake(start_s + self._duration_s(steps))
@@ -188,7 +188,7 @@ class Engine:
         return [(job, tokens) for job, tokens in chunks if tokens > 0]
 
     def _find_room(self, job: SimulatedSequence) -> bool:
-        """Share what is cached of the prompt and reserve the rest; False, and nothing changes, if memory is short."""
+        """Shares the cached prefix and reserves the rest; False, and nothing changes, if memory is short."""
         found, held, hit = self.cache.share(job.prompt)
         if not self.cache.reserve(job.todo - held):
             self.cache.release(found, 0)
@@ -199,7 +199,7 @@ class Engine:
         return True
 
     def _sample(self, job: SimulatedSequence) -> None:
-        """The prompt is whole: its next token, the first unless the job was preempted."""
+        """The prompt is computed: its next token, which is the first unless the job was preempted."""
         self._prefilling.remove(job)
         job.own_tokens -= self.cache.publish(job.prompt, job.found)
         job.generated += 1
@@ -214,7 +214,7 @@ class Engine:
         heapq.heappush(self._decoding, (job.ends_at, self._admitted, job))
 
     def _preempt_youngest(self) -> None:
-        """Its memory goes to the others; what it had is computed again, with what it has said so far."""
+        # Its memory goes to the others. Its prompt and what it has generated are computed again later.
         index = max(range(len(self._decoding)), key=lambda place: self._decoding[place][1])
         job = self._decoding.pop(index)[2]
         heapq.heapify(self._decoding)
@@ -228,7 +228,7 @@ class Engine:
         self._waiting.appendleft(job)
 
     def _finish(self, job: SimulatedSequence) -> None:
-        """The last token's KV is never written; the rest of the answer stays findable behind its prompt."""
+        # The last token's KV is never written. The rest of the answer can be found behind its prompt.
         spans = (*job.prompt, Span(job.reply.id, job.output_tokens - 1)) if job.output_tokens > 1 else job.prompt
         job.own_tokens -= self.cache.publish(spans, job.found)
         if not job.keeps_kv:
@@ -237,12 +237,12 @@ class Engine:
         job.finished()
 
     def _duration_s(self, steps: int) -> float:
-        """Of so many decoding steps: an arithmetic series, as each adds one token a sequence to the context."""
+        # An arithmetic series: each step adds one token a sequence to the context.
         one_s, growth_s = self._series()
         return steps * one_s + growth_s * steps * (steps - 1) / 2
 
     def _steps_within(self, elapsed_s: float) -> int:
-        """The steps that have ended after `elapsed_s`, and the one that is under way then."""
+        """The steps that have ended after `elapsed_s`, plus the current one."""
         one_s, growth_s = self._series()
         if growth_s <= 0:
             estimate = elapsed_s / one_s

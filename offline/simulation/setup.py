@@ -1,4 +1,4 @@
-"""What a simulation is told beyond the run itself: the engines' profile, and how the world around them behaves."""
+"""What a simulation needs beside the run: the engines' profile, the proxy's heartbeats, and the client's habits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ class Setup:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0", param=name)
 
     def origin(self, run: Run) -> Origin:
-        """Where its records come from, for tables and reports."""
         profile = self.profile
         return Origin(
             backend="simulate",
@@ -50,5 +49,5 @@ class Setup:
 
 
 def setup_for(hardware: str) -> Setup:
-    """The setup of one kind of hardware, by name or by a profile file's path; ConfigError lists the names."""
+    """By the hardware's name or a profile file's path; ConfigError lists the names."""
     return Setup(profile=profile_for(hardware))

@@ -138,7 +138,7 @@ class Loop:
 
 
 def failure(run: Run, origin: Origin, reason: str, records: Iterable[Record] = ()) -> RunResult:
-    """`records`: what there was before it failed."""
+    """`records`: what was measured before it failed."""
     return RunResult(
         run=run,
         outcome=Outcome.FAILED,

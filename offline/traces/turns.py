@@ -1,4 +1,4 @@
-"""What a trace tells of a conversation. A prompt is the history, the answers included, and what the turn adds to it."""
+"""A conversation as a trace records it. A prompt is the history, answers included, and what the turn adds to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How a prompt begins: equal ids in one scope are equal text, and so one entry of a prefix cache."""
+    """How a prompt begins. Equal ids in one scope are equal text, and so one entry of a prefix cache."""
 
     ids: tuple[int, ...]
     tokens: int  # in each; the prompt may end inside the last
@@ -22,7 +22,9 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedTurn:
-    """One turn. Where a trace tells a pause by one clock only, the other is 0: a turn waits for both to pass."""
+    """A turn waits until both `think_s` and `gap_s` have passed; a trace that records one of them leaves the other at
+    0.
+    """
 
     new_tokens: int | None = None  # that it adds to the prompt; None: its messages tell
     output_tokens: int | None = None  # None: not recorded, or only as text

@@ -35,14 +35,12 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A workload under a load."""
-
     workload: Workload
     qps: float
 
 
 def share(x: float) -> str:
-    """x as the paper writes it: thirds as fractions."""
+    """x as the paper writes it: 1/3, 1/2, 2/3."""
     thirds = {"0.333": "1/3", "0.667": "2/3", "0.5": "1/2"}
     return thirds.get(f"{x:.3g}", f"{x:.3g}")
 
@@ -65,6 +63,6 @@ def by_point(cells: Iterable[MeasuredCell]) -> dict[Point, dict[Arm, MeasuredCel
 
 
 def workload_class(new_tokens: int, output_tokens: int) -> str:
-    """The paper's three classes of follow-up turn."""
+    """One of the paper's three classes of follow-up turn."""
     ratio = new_tokens / output_tokens
     return CLASSES[0] if ratio <= 0.5 else CLASSES[2] if ratio >= 2 else CLASSES[1]

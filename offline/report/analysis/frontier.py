@@ -15,7 +15,7 @@ Which = Callable[[MeasuredCell], Estimate | None]
 
 @dataclass(frozen=True, slots=True)
 class ArmPosition:
-    """Where an arm stands: means over the workloads of its panel."""
+    """Means over the workloads of a panel."""
 
     arm: Arm
     tokens_per_s: float
@@ -37,7 +37,7 @@ class FrontierPanel:
 
 
 def standing(cells: Iterable[MeasuredCell], which: Which) -> FrontierPanel:
-    """cells: of one load and one class of workloads."""
+    """`cells`: of one load and one class of workloads."""
     by_arm: dict[Arm, dict[Workload, MeasuredCell]] = {}
     workloads: set[Workload] = set()
     for cell in cells:
@@ -54,7 +54,7 @@ def standing(cells: Iterable[MeasuredCell], which: Which) -> FrontierPanel:
 
 
 def pareto(places: Sequence[ArmPosition]) -> list[ArmPosition]:
-    """Those that no other beats: at least as good in both figures and better in one."""
+    """Positions that no other beats: none is as good in both figures and better in one."""
     return [place for place in places if not any(_beats(other, place) for other in places)]
 
 

@@ -20,7 +20,7 @@ class Objective:
     is_higher_better: bool = False
 
     def cost(self, cell: MeasuredCell) -> float:
-        """The lower the better; infinite where the cell does not tell."""
+        """Lower is better; infinite where the cell has no figure."""
         value = self.figure(cell)
         if value is None:
             return math.inf
@@ -63,7 +63,6 @@ OBJECTIVES = (TTFT, TPOT, TOKENS)
 def wins(
     cells: Iterable[MeasuredCell], objective: Objective, is_eligible: Callable[[MeasuredCell], bool] = is_evidence
 ) -> Wins | None:
-    """None where no point has an arm that may win."""
     won: Counter[str] = Counter()
     ties = uncontested = clear = points = 0
     has_interval = False

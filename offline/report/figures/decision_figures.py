@@ -64,12 +64,11 @@ def heat_map(table: DecisionTable) -> Picture:
 
 
 def _short(table: DecisionTable) -> str:
-    """Its name from the topology on: what tells it from the sweep's other tables."""
+    """The name from the topology on, which tells it from the sweep's other tables."""
     return table.name[max(table.name.rfind(table.topology), 0) :]
 
 
 def trade_off_picture(tables: Sequence[DecisionTable]) -> Picture | None:
-    """None where no table has evidence."""
     drawn = {
         title: {
             topology: found

@@ -28,7 +28,7 @@ _CAPTION: Final = (
 
 
 def pictures(cells: Sequence[MeasuredCell]) -> list[Picture]:
-    """For each kind of first turn: over follow-up turns and, where it was recorded, over all turns."""
+    """For each kind of first turn: over follow-up turns and, where recorded, over all turns."""
     found = []
     looks = style.markers(cell.topology for cell in cells)
     for first in sorted({cell.workload.first.name for cell in cells}):
@@ -43,7 +43,7 @@ def pictures(cells: Sequence[MeasuredCell]) -> list[Picture]:
 
 
 def loads(qps: Sequence[float]) -> list[float]:
-    """Three of them at most: the paper's where they are there, else the ends and the middle."""
+    """At most three: the paper's where all are there, else both ends and the middle."""
     points = sorted(set(qps))
     if set(_PAPER_LOADS) <= set(points):
         return list(_PAPER_LOADS)

@@ -1,4 +1,4 @@
-"""The tables that answer a study's questions: what x=1 gains, which mode wins, what weights buy, what failed."""
+"""The tables of a report: what x=1 gains, which mode wins, what weights buy, what failed."""
 
 from __future__ import annotations
 
@@ -98,7 +98,6 @@ def trade_off_table(tables: Sequence[DecisionTable]) -> Table:
 
 
 def failures_table(cells: Sequence[MeasuredCell]) -> Table | None:
-    """None where nothing failed."""
     rows = [_failure_row(rate) for rate in failure_rates(cells) if rate.failures or rate.failed_runs]
     if not rows:
         return None

@@ -1,4 +1,4 @@
-"""The paper's tables 1, 2 and 4 beside the same figures worked out from the published rows, and why they differ."""
+"""The paper's tables 1, 2 and 4 beside the same figures computed from the published rows, and why they differ."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .readings import PRINTED_DISAGREEMENT, PRINTED_FAILURE_QPS, PRINTED_FAILURE
 
 
 def sections(cells: Sequence[MeasuredCell]) -> list[Section]:
-    """cells: of the published grid, or a part of it. Tables 1 and 4 need topologies that they print."""
+    """`cells`: of the published grid, or a part of it. Tables 1 and 4 need the topologies that they print."""
     made = (_table_1(cells), _table_2(cells), _table_4(cells))
     return [section for section in made if section is not None]
 

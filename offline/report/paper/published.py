@@ -25,7 +25,7 @@ CAUTIONS = (
 
 
 def of_rows(rows: Path, description: Path) -> Study:
-    """rows: CSV, gzipped or not; description: the TOML file that says where they come from and what they mean."""
+    """`rows`: CSV, gzipped or not. `description`: the TOML file that says where they come from and what they mean."""
     cells = [_without_zeros(cell) for cell in published_cells.read(rows)]
     grid = GridDescription.decode(_bytes(description))
     origin = grid.provenance
@@ -52,7 +52,7 @@ def of_rows(rows: Path, description: Path) -> Study:
 
 
 def _without_zeros(cell: MeasuredCell) -> MeasuredCell:
-    """A run that failed left zeros, not a count of its requests."""
+    # A run that failed left zeros, not a count of its requests.
     if not cell.failed:
         return cell
     return replace(cell, seeds=(), requests=0, failures=0, later_requests=0, later_failures=0)

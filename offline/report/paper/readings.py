@@ -50,7 +50,7 @@ PRINTED_FAILURES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class GainReading:
-    """How the cells of one topology under some loads become one change of TTFT; None: too little is there."""
+    """How the cells of one topology under some loads become one change of TTFT; None where data is missing."""
 
     name: str
     of: Callable[[Sequence[MeasuredCell], str, Sequence[float]], float | None]
@@ -64,7 +64,6 @@ class WinReading:
 
 
 def is_whole(cell: MeasuredCell) -> bool:
-    """Every request finished."""
     return cell.later_ttft_s is not None and not cell.failures and not cell.failed
 
 
@@ -75,7 +74,7 @@ def is_anything(cell: MeasuredCell) -> bool:
 def own_means(
     cells: Sequence[MeasuredCell], topology: str, qps: Sequence[float], take: Callable[[MeasuredCell], bool]
 ) -> float | None:
-    """Mean TTFT at x=1 over that at x=0, less 1, each over its own cells: what failed at x=0 stays in x=1."""
+    """Mean TTFT at x=1 over that at x=0, less 1. Each mean is over its own cells: one lost at x=0 stays in x=1."""
     split, local = (
         [mean_ttft_s(c) for c in cells if c.topology == topology and c.x == x and c.qps in qps and take(c)]
         for x in (0.0, 1.0)
@@ -112,12 +111,12 @@ GAIN_READINGS: Final = (
 
 
 def matches(value: float | None, printed_percent: float) -> bool:
-    """Whether it would be printed so, to a tenth of a percent."""
+    """To a tenth of a percent, as printed."""
     return value is not None and abs(round(100 * value, 1) - printed_percent) < 0.05
 
 
 def gain_matches(cells: Sequence[MeasuredCell], reading: GainReading, loads: Sequence[Band]) -> int:
-    """How many of the printed gains it gives. loads: the paper's three."""
+    """How many printed gains the reading gives. `loads`: the paper's three."""
     return sum(
         matches(reading.of(cells, topology, band.qps), figure)
         for topology, figures in PRINTED_GAINS.items()
@@ -126,8 +125,9 @@ def gain_matches(cells: Sequence[MeasuredCell], reading: GainReading, loads: Seq
 
 
 def closest_loads(cells: Sequence[MeasuredCell], column: int) -> tuple[tuple[float, ...], float]:
-    """Of all sets of loads, that whose own means come nearest to a printed column, and how far they are off at worst,
-    in percent points."""
+    """The set of loads whose own means are closest to a printed column, and their largest difference in percentage
+    points.
+    """
     qps = sorted({cell.qps for cell in cells})
     chosen = (np.arange(1, 2 ** len(qps))[:, None] >> np.arange(len(qps)) & 1).astype(float)
     worst = np.zeros(len(chosen))
@@ -141,7 +141,7 @@ def closest_loads(cells: Sequence[MeasuredCell], column: int) -> tuple[tuple[flo
 def _means(
     cells: Sequence[MeasuredCell], topology: str, x: float, qps: Sequence[float], chosen: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Of whole cells, for each set of loads; (sets,)."""
+    """Means of whole cells for each set of loads; (sets,)."""
     groups = [
         [mean_ttft_s(c) for c in cells if c.topology == topology and c.x == x and c.qps == point and is_whole(c)]
         for point in qps
@@ -168,8 +168,10 @@ WIN_READINGS: Final = (
 
 
 def can_be_printed(found: Wins, column: int, modes: Collection[str]) -> bool:
-    """Whether the paper's shares can come of this reading of its rows, of which only these modes are here: with fewer
-    competitors, each of them can only win more."""
+    """Whether the paper's shares can result from this reading, if only these modes are in the rows.
+
+    With fewer competitors each mode can only win more.
+    """
     return all(100 * found.share(mode) >= PRINTED_WINS[mode][column] - 0.05 for mode in modes)
 
 

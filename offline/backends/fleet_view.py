@@ -23,7 +23,7 @@ class ListedWorker(msgspec.Struct, frozen=True):
     engine: str
     engine_version: str
     connector: str
-    incarnation: str  # another one after a restart; empty where the engine does not tell
+    incarnation: str  # differs after a restart; empty where the engine has none
     inflight: int
 
 
@@ -50,7 +50,6 @@ class FleetView:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Models that every worker serves."""
         served = [set(worker.models) for worker in self.workers]
         return tuple(sorted(set.intersection(*served))) if served else ()
 
@@ -61,7 +60,7 @@ class FleetView:
 
     @property
     def connector(self) -> str:
-        """Of P and D; replicas move no KV."""
+        # Replicas move no KV.
         return _joined(worker.connector for worker in self.workers if worker.role in "PD")
 
     @property
@@ -70,7 +69,6 @@ class FleetView:
 
     @property
     def is_ready(self) -> bool:
-        """Every worker is up and nobody uses the fleet."""
         return bool(self.topology) and self.is_idle and all(worker.state == "up" for worker in self.workers)
 
     def damage(self, before: FleetView) -> str:

@@ -26,7 +26,7 @@ from ..sweep.loop import failure
 from .live import LiveFleet, RunLimits
 from .ports import free_offset, free_ports
 
-STARTS = 2  # tries, until a topology is given up
+STARTS = 2  # attempts, after which a topology is given up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from ..sweep.backend import FleetLost
 from ..sweep.loop import utc_now
 from .fleet_view import FleetView, is_same
 
-TIMEOUT_S = 10.0  # of one look
+TIMEOUT_S = 10.0  # of one request to the admin API
 
 
 class FleetUnreachable(PPDError): ...
@@ -31,10 +31,10 @@ class FleetUnreachable(PPDError): ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    health_s: float = 300.0  # that a fleet gets to become healthy again
-    grace_s: float = 10.0  # that a worker may be away: a busy one misses probes
-    look_s: float = 2.0  # between two looks
-    failures: float = 0.5  # the share of a run's requests that may fail: beyond it the fleet was not there
+    health_s: float = 300.0  # for a fleet to become healthy again
+    grace_s: float = 10.0  # that a worker may be missing: a busy one misses probes
+    look_s: float = 2.0  # between two requests to the proxy
+    failures: float = 0.5  # share of a run's requests that may fail before the run counts as failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ class LiveFleet:
         )
 
     async def _watched(self, run: Run, before: FleetView, records: list[Record]) -> str:
-        """Why the run ended early, or empty. Without this, requests to a dead fleet would wait for hours."""
+        # The fleet is watched meanwhile: requests to a dead one would wait for hours.
         measuring = asyncio.ensure_future(measure(run, self.target, self.trace, record=records.append))
         watching = asyncio.ensure_future(self._until_damaged(before))
         try:

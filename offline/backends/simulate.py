@@ -36,7 +36,6 @@ class SimulateBackend:
         return Survey("simulated", self._plan.setup.origin(samples[0]))
 
     def measure(self, run: Run) -> RunResult:
-        """A run that the simulator refuses is a failed one, such as a load far beyond the fleet."""
         started, began_s = utc_now(), time.monotonic()
         records: tuple[Record, ...] = ()
         reason = ""

@@ -56,7 +56,6 @@ def encode(result: BenchResult) -> bytes:
 
 
 def decode(data: bytes) -> BenchResult:
-    """FormatError names what is missing, unknown or of another version."""
     head, records = decode_rows(data, _Head, _RECORD.decode, kind=KIND, version=VERSION)
     if len(records) != head.requests:
         raise FormatError(f"not whole: {len(records)} of {head.requests} requests")

@@ -23,7 +23,7 @@ from ..load.target import Api, Target
 from ..traces.turns import TracedConversation
 from .workloads import Pace, scripts_for, with_outputs, within
 
-USUAL_OUTPUT = 128  # tokens of an answer whose length is told nowhere
+USUAL_OUTPUT = 128  # tokens of an answer of unknown length
 _ASK_S = 30.0
 
 
@@ -34,7 +34,7 @@ class Bench:
     target: Target
     api: Api | None  # None: chat where there is text, else completions
     conversations: Sequence[TracedConversation]
-    recorded: bool  # they are a file's, whose lengths are followed as far as can be
+    recorded: bool  # from a file; their lengths are kept as far as possible
     pace: Pace
     seed: int = 0
     until_s: float = math.inf
@@ -90,7 +90,6 @@ def _natural(conversations: Sequence[TracedConversation]) -> Api:
 
 
 async def _card(session: aiohttp.ClientSession, target: Target) -> _Card:
-    """The model to be asked; ConfigError where none was given and the endpoint does not serve exactly one."""
     try:
         async with asyncio.timeout(_ASK_S):
             async with session.get(target.at("/v1/models"), headers=target.headers()) as response:

@@ -121,7 +121,6 @@ async def with_outputs(
 
 
 async def _lengths(conversations: Sequence[TracedConversation], tokenizer: Tokenizer) -> dict[str, int]:
-    """Tokens of the answers that are recorded as text only; estimated where no tokenizer answers."""
     turns = [turn for conversation in conversations for turn in conversation.turns]
     texts = dict.fromkeys(turn.reply for turn in turns if turn.output_tokens is None and turn.reply)
     try:

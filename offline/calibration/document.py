@@ -59,7 +59,6 @@ def _costs(profile: ProfileFile) -> list[str]:
 
 
 def _shown(name: str, value: float) -> str:
-    """Seconds in the largest unit that leaves at least 1."""
     if name.endswith("bytes_per_s"):
         return f"{value / 1e9:.4g} GB/s"
     if not name.endswith("_s"):

@@ -52,8 +52,11 @@ START = EngineProfile(
 
 FIRST_TURN_WEIGHT = 0.5
 HALF_WEIGHT_N = 10  # later turns at which a cell has 1/sqrt(2) of the weight of one with very many
-SOFT_FROM = 0.1  # of log error: beyond, a residual counts by its size
-STEPS = (0.03, 0.01)  # relative, for derivatives, one pass each: coarse, as requests fall into steps; then finer
+SOFT_FROM = 0.1  # of log error: larger residuals count by their size
+STEPS = (
+    0.03,
+    0.01,
+)  # relative, for derivatives, one pass each; the first is coarse because engine steps make the cost uneven
 
 Means = NDArray[np.float64]
 
@@ -61,7 +64,7 @@ Means = NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class Fitted:
     costs: EngineProfile
-    cost: float  # what is left, by `least_squares`
+    cost: float  # of `least_squares` at the end
     evaluations: int
 
 

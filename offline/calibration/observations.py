@@ -14,9 +14,9 @@ from pathlib import Path
 from ..experiment.cells import MeasuredCell, gather
 from ..experiment.records import Outcome, RunResult
 from ..experiment.run import Run
-from ..tables.published_cells import SECONDS, config_of, read
+from ..tables.published_cells import SECONDS, config_of, read_cells
 
-LEAST_SHARE = 0.99  # of requests that must have finished: a run that lost some measured the survivors
+LEAST_SHARE = 0.99  # of requests that must have finished: a run that lost some measured only the survivors
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,6 @@ class Observation:
 
 
 def from_published(path: Path, seeds: int) -> list[Observation]:
-    """The cells of a published grid that did not fail, each with runs of 10 s under `seeds` seeds."""
-
     def runs(cell: MeasuredCell) -> tuple[Run, ...]:
         return tuple(
             Run(
@@ -53,7 +51,7 @@ def from_published(path: Path, seeds: int) -> list[Observation]:
             for seed in range(seeds)
         )
 
-    return _observations((cell, runs(cell)) for cell in read(path))
+    return _observations((cell, runs(cell)) for cell in read_cells(path))
 
 
 def from_sweep(results: Iterable[RunResult]) -> list[Observation]:
@@ -71,7 +69,7 @@ def unrecognised_share(path: Path, local: str, split: str) -> float:
     local turns have the median TTFT. Turns with the TTFT of `split` lift the mean above it, so their share is
     (mean - median) / (mean of `split` - median); this returns its median over cells of small context and 2 to 8 QPS.
     """
-    cells = {(config_of(cell), cell.workload.name, cell.qps): cell for cell in read(path)}
+    cells = {(config_of(cell), cell.workload.name, cell.qps): cell for cell in read_cells(path)}
     shares = []
     for (config, workload, qps), cell in cells.items():
         other = cells.get((split, workload, qps))

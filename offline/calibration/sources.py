@@ -15,7 +15,7 @@ from ..tables import published_cells
 from .fit import START
 from .observations import Observation, from_published, from_sweep, unrecognised_share
 
-SEEDS = 2  # that a published cell is simulated with: its own arrivals are not known
+SEEDS = 2  # for a published cell, whose own arrivals are not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class CalibrationSource:
         return tuple(dict.fromkeys(one.config for one in self.observations))
 
 
-PUSHING = ("p2p_nccl", "whole")  # how a connector that moves whole prompts is called in an origin
+PUSHING = ("p2p_nccl", "whole")  # how an origin's `connector` begins where whole prompts are moved
 USUAL_CAPACITY_TOKENS = 400_000
 
 
@@ -111,7 +111,7 @@ def _published(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
 
 
 def _sweep(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
-    """Every configuration is fitted unless the caller holds some back."""
+    # Every configuration is fitted unless the caller holds some back.
     results = list(SweepFolder(path).results())
     observations = from_sweep(results)
     if not observations:

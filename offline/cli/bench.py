@@ -86,7 +86,6 @@ class Options:
         return self.trace or self.conversations
 
     def workload(self) -> tuple[str, list[TracedConversation]]:
-        """Its name, and its conversations."""
         if self.file is not None:
             conversations = read(self.file)[: self.max_conversations]
             if self.max_think_s is not None:
@@ -190,7 +189,7 @@ def command(**flags: Any) -> None:
 
 
 def _run(options: Options) -> BenchResult:
-    """After Ctrl-C it shows and saves what was measured until then."""
+    # After Ctrl-C it shows and saves what was measured until then.
     name, conversations = options.workload()
     records, interrupted, notes = list[Record](), False, Console(stderr=True)
     note = partial(_note, notes)

@@ -87,7 +87,7 @@ def _sweep(flags: BuildTableFlags) -> int:
         raise ConfigError("no run finished, so there is nothing to make tables of")
     try:
         write_tables(folder)
-    except FormatError as exc:  # as after a sweep of replicas alone
+    except FormatError as exc:  # for example after a sweep of replicas only
         click.echo(f"no table: {exc.message}")
     return 0
 
@@ -99,7 +99,7 @@ def write_tables(
     from ..tables import build
 
     name = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.path.resolve().name)
-    build.write_tables([], folder.tables)  # none stays that the runs no longer bear out
+    build.write_tables([], folder.tables)  # tables that the runs no longer support must not stay
     tables = build.build_tables(folder.results(), name=name, source=source, licence=licence, note=note)
     for path in build.write_tables(tables, folder.tables):
         click.echo(path)

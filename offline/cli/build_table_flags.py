@@ -43,7 +43,7 @@ class BuildTableFlags:
     api: str
     tokenizer: Path | None
     request_timeout: float
-    admin_key: str  # of PPD_ADMIN_KEY: on a command line all would see it
+    admin_key: str  # from PPD_ADMIN_KEY: every user of the machine can see a command line
     admin_key_file: Path | None
     gpu: str
     gpu_count: int

@@ -39,9 +39,9 @@ class SweepJob:
 
     flags: BuildTableFlags
     grid: Grid
-    folder: SweepFolder | None  # None: it is begun when there is something to measure with
-    schedule: Schedule  # without what need not be measured again
-    pace: RunDurations  # of the runs that are there
+    folder: SweepFolder | None  # None: created once the executors are ready
+    schedule: Schedule  # of what is still to be measured
+    pace: RunDurations  # from the existing runs
 
 
 def prepare(flags: BuildTableFlags, say: Callable[[str], None]) -> SweepJob:
@@ -99,7 +99,6 @@ def _grid(flags: BuildTableFlags, folder: SweepFolder | None) -> Grid:
 
 
 def list_runs(flags: BuildTableFlags) -> None:
-    """Prints the runs that are left, and to standard error how long they take together."""
     job = look(flags)
     waiting = job.schedule.waiting
     for run in waiting:
@@ -145,7 +144,6 @@ def _trace(grid: Grid) -> Sequence[float] | None:
 
 
 def _taken_up(job: SweepJob, surveyed: Sequence[SurveyedExecutor], how: How) -> SweepFolder:
-    """The folder; ConfigError where it does not hold what these executors measure."""
     folder = job.folder or SweepFolder.create(job.flags.folder, job.grid, surveyed[0].survey.origin, utc_now(), how)
     for one in surveyed:
         folder.take_up(job.grid, one.survey.origin, how)

@@ -50,7 +50,7 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Writes beside and renames, so that a reader never sees half a table."""
+    # Written beside and renamed, so that a reader never sees half a table.
     part = path.with_name(f"{path.name}.part")
     try:
         part.write_bytes(data)

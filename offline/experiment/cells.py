@@ -16,9 +16,9 @@ from .records import Outcome, Record, RunResult
 from .run import Workload
 from .statistics import Estimate, estimate, percentile
 
-ROUTES: Final = {0.0: Route.SPLIT, 1.0: Route.LOCAL}  # by x: the one way of an arm's later turns
+ROUTES: Final = {0.0: Route.SPLIT, 1.0: Route.LOCAL}  # of an arm's later turns, by x
 MAX_FAILED_SHARE: Final = 0.05  # of requests, and of later turns; the paper calls a service degraded beyond it
-MIN_OWN_SHARE: Final = 0.9  # of an arm's later turns must go its way
+MIN_OWN_SHARE: Final = 0.9  # of an arm's later turns that must take its route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class MeasuredCell:
     later_tpot_s: Estimate | None
     tokens_per_s: float | None  # generated, from the first scheduled request to the last token; mean of the runs
     failed: tuple[str, ...] = ()  # why runs failed
-    local_turns: int = 0  # later turns that finished, by the way they went; what a mixed fleet gave to its R is in none
+    local_turns: int = 0  # finished later turns by route; those of replicas are in neither
     split_turns: int = 0
-    lateness_p99_s: float | None = None  # from when a request was to be sent until it was
+    lateness_p99_s: float | None = None  # from the time a request was due until it was sent
 
     @property
     def local_share(self) -> float | None:
@@ -53,7 +53,6 @@ class MeasuredCell:
 
     @property
     def mode(self) -> str:
-        """One of the paper's categories: `replica`, `hybrid`, `x=0`, `0<x<1`, `x=1`."""
         if "R" in self.topology:
             return "hybrid" if self.x is not None else "replica"
         return {0.0: "x=0", 1.0: "x=1"}.get(self.x or 0.0, "0<x<1")

@@ -24,14 +24,14 @@ _ARRIVALS, _PAUSES, _ROUTES = range(3)  # independent streams of random numbers
 class PlannedTurn:
     new_tokens: int  # user's tokens that this turn adds to the prompt
     output_tokens: int
-    think_s: float  # from the end of the answer before to the sending of this one
-    route: Route  # the way that the harness forces
+    think_s: float  # from the end of the answer before it
+    route: Route  # that the load generator forces
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     number: int  # in order of arrival, from 0
-    arrival_s: float  # since the run began; its first turn is to be sent then
+    arrival_s: float  # since the run began; its first turn is due then
     measured: bool  # False: it began in the warm-up
     shared_prefix_tokens: int
     turns: tuple[PlannedTurn, ...]
@@ -43,7 +43,6 @@ def plan(run: Run, trace: Sequence[float] | None = None) -> list[Conversation]:
 
 
 def _arrivals(run: Run, trace: Sequence[float] | None) -> list[float]:
-    """Goes on until `seconds` have passed and `conversations` have arrived, both without the warm-up."""
     if trace is not None and len(trace) < 2:
         raise ConfigError(f"arrivals = {run.arrivals!r}: must hold at least two arrivals", param="arrivals")
     times: list[float] = []
@@ -63,7 +62,7 @@ def _gaps(run: Run, trace: Sequence[float] | None) -> Iterator[float]:
         random = _random(run, _ARRIVALS)
         while True:
             yield from random.exponential(1 / run.qps, size=256).tolist()
-    with np.errstate(invalid="ignore", over="ignore"):  # no gap between times that are no numbers: refused below
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are refused below
         gaps = np.diff(np.asarray(trace, dtype=float))
     if gaps.min() < 0 or not 0 < gaps.sum() < np.inf:
         raise ConfigError(f"arrivals = {run.arrivals!r}: must rise over time", param="arrivals")

@@ -29,15 +29,15 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     conversation: int  # number, in order of arrival
     turn: int  # 1-based
     measured: bool  # False: part of the warm-up
-    scheduled_s: float  # when it was to be sent: arrival, or the end of the answer before plus the pause
-    sent_s: float  # when it was
+    scheduled_s: float  # when it was due: at its arrival, or a pause after the answer before it
+    sent_s: float  # when it was really sent
     first_token_s: float | None
     last_token_s: float | None
     prompt_tokens: int
     cached_tokens: int | None  # of the prompt, as the answer reported; None: not reported
     output_tokens: int  # generated
-    route: str  # LOCAL, SPLIT or REPLICA: the way it really went
-    prefill: str  # the workers' names; empty where there was none or it is not known
+    route: str  # that it really took: LOCAL, SPLIT or REPLICA
+    prefill: str  # names of the workers; empty for none or unknown
     decode: str
     status: int  # HTTP; 0: no answer
     error: str = ""
@@ -88,7 +88,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     origin: Origin
     started: str  # ISO 8601, UTC
-    wall_s: float  # that the run took here
+    wall_s: float  # that measuring took
     records: tuple[Record, ...]
     reason: str = ""  # why it failed
 
@@ -119,7 +119,6 @@ def encode(result: RunResult) -> bytes:
 
 
 def decode(data: bytes) -> RunResult:
-    """FormatError names what is missing, unknown or of another version."""
     head, records = decode_rows(data, _Head, _RECORD.decode, kind=KIND, version=VERSION)
     if len(records) != head.requests:
         raise FormatError(f"not a whole run: {len(records)} of {head.requests} requests")

@@ -63,7 +63,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def longest_context(self) -> int:
-        """Tokens of a whole conversation."""
         first, later = self.first, self.later
         rest = later.new_tokens + later.output_tokens
         return first.new_tokens + first.output_tokens + (self.turns - 1) * rest

@@ -28,7 +28,6 @@ class Estimate:
 
     @property
     def relative_width(self) -> float:
-        """Half the interval over the mean; infinite without an interval."""
         return math.inf if self.half_width is None or self.mean == 0 else self.half_width / abs(self.mean)
 
 

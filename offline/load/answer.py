@@ -10,7 +10,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-DONE = b"[DONE]"
+DONE = b"[DONE]"  # the data of the last event
+LIMIT = 200  # characters of an error text
+_WINDOW = 16  # so many characters of the prompt in a row are a quotation
+_SHORTEST = 6  # fewer characters of a prompt can be in any sentence
+_CUT = "[...]"
 
 
 class _Details(msgspec.Struct):
@@ -44,8 +48,8 @@ class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: _Failure | str | None = None
-    message: str | None = None  # of an error whose members stand at the top
-    detail: object = None  # what a framework's own errors have
+    message: str | None = None  # of an error without an `error` member
+    detail: object = None  # of errors of web frameworks such as FastAPI
 
 
 _CHUNK = msgspec.json.Decoder(_Chunk)
@@ -63,8 +67,8 @@ class Answer:
     prompt_tokens: int = 0
     cached_tokens: int | None = None
     output_tokens: int = 0
-    counted: bool = False  # usage has come
-    finished: bool = False  # the stream's own end has come
+    counted: bool = False  # the usage has arrived
+    finished: bool = False  # [DONE] has arrived
     route: str = ""
     prefill: str = ""
     decode: str = ""
@@ -77,7 +81,6 @@ class Answer:
         return "".join(self.texts)
 
     def read(self, data: bytes, at_s: float) -> None:
-        """`data`: of one server-sent event."""
         if data == DONE:
             self.finished = True
             return
@@ -137,12 +140,6 @@ def error_message(body: bytes) -> str:
     if isinstance(chunk.error, _Failure):
         return chunk.error.message
     return chunk.error or chunk.message or (chunk.detail if isinstance(chunk.detail, str) else "")
-
-
-LIMIT = 200  # characters
-_WINDOW = 16  # characters of a prompt that are taken for a quotation
-_SHORTEST = 6  # a prompt of fewer characters is found in any sentence
-_CUT = "[...]"
 
 
 def short(message: str, *, secrets: Iterable[str], prompt: str) -> str:

@@ -97,7 +97,7 @@ def allow_connections(wanted: int) -> str:
 
 
 def _cause(exc: Exception) -> str:
-    """Without the address that the exception's own text may hold."""
+    # Not the exception's own text, which may hold an address.
     number = exc.errno if isinstance(exc, OSError) else None
     return os.strerror(number) if number else type(exc).__name__
 

@@ -122,7 +122,7 @@ class _Chat:
         if turn.restarts:
             self._messages = []
         for message in turn.messages:
-            # A tool's result answers a call that this server did not make: templates take it from the user only.
+            # A tool's result answers a call that this server did not make, so templates accept it only as the user's.
             role = message.role if message.role in _ROLES else "user"
             self._messages.append({"role": role, "content": message.content})
         if not turn.messages:

@@ -38,7 +38,7 @@ class LocalTokenizer:
             settings = _settings(folder)
         except OSError as exc:
             raise ConfigError(f"tokenizer: {exc.filename}: {exc.strerror}", param="tokenizer") from exc
-        except Exception as exc:  # the package raises no narrower one for a file that is no tokenizer
+        except Exception as exc:  # the package raises nothing narrower for a bad file
             raise ConfigError(f"tokenizer: {folder} cannot be read: {exc}", param="tokenizer") from exc
         names = {name: _text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
         return cls(encoder, _compiled(folder, settings), names)

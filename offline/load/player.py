@@ -22,7 +22,7 @@ from .dialogue import Author, Dialogue
 from .script import Script
 from .target import Target
 
-LEAD_S = 0.2  # before a turn is due its body is made, so that making it delays nothing
+LEAD_S = 0.2  # a turn's body is made this long before it is due, so that making it delays nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ def _record(script: Script, index: int, scheduled_s: float, answer: Answer) -> R
 
 
 def _shown(prompt: Mapping[str, Any]) -> str:
-    """The prompt as a server might quote it."""
+    # As a server might quote it.
     ids = prompt.get("prompt")
     if ids is not None:
         numbers = [str(token) for token in ids]

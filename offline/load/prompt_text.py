@@ -18,7 +18,7 @@ Draws = NDArray[np.int64]
 _Words = NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_BLOCKS, _OWN = 1, 2  # two streams that never meet
+_BLOCKS, _OWN = 1, 2  # two streams that never overlap
 
 
 def draw(turn: TracedTurn, place: tuple[int, int], *, seed: int, count: int, choices: int) -> Draws:

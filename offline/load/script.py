@@ -15,10 +15,10 @@ class Script:
     """Each turn has output_tokens, and either new_tokens or messages."""
 
     number: int  # in order of arrival, from 0
-    arrival_s: float = 0.0  # since the run began; means nothing in a closed loop
+    arrival_s: float = 0.0  # since the run began; not used in a closed loop
     measured: bool = True  # False: part of the warm-up
     turns: tuple[TracedTurn, ...]
-    routes: tuple[str, ...] = ()  # to be forced, one a turn; none are where it is empty
+    routes: tuple[str, ...] = ()  # to be forced, one a turn; empty: none is forced
 
     def route(self, index: int) -> str:
         """Empty where the endpoint is free to choose."""

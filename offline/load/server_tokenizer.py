@@ -14,7 +14,7 @@ from ppd.proxy.errors import ConfigError
 from ..traces.turns import Message
 from .target import Target
 
-_AT_ONCE = 8  # requests for counts, none of them while anything is measured
+_AT_ONCE = 8  # requests for token counts, all before the measurement
 _TIMEOUT_S = 60.0
 
 

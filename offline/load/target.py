@@ -35,12 +35,12 @@ class Target:
     api: Api = Api.COMPLETIONS
     api_key: str = field(default="", repr=False)
     admin_key: str = field(default="", repr=False)
-    plain: bool = False  # only what OpenAI's own API has is sent: answers may end before their length
+    plain: bool = False  # only parameters of OpenAI's own API are sent, so answers may be shorter than asked
     forces_routes: bool = False  # asks the proxy for each turn's planned route; needs the admin key
-    timeout_s: float = 600.0  # for a whole answer
+    timeout_s: float = 600.0  # of a whole answer
     tokenizer: Path | None = None  # a folder in Hugging Face's layout; None: the endpoint's /tokenize is asked
     session_header: str = ""  # the header that names a conversation; empty: none is sent
-    name_prefix: str = "ppd"  # of the names in it
+    name_prefix: str = "ppd"  # of the conversations' names
     connections: int | None = None  # at once; None: no limit, as an open loop needs
 
     def __post_init__(self) -> None:

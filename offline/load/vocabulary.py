@@ -39,7 +39,7 @@ class Vocabulary:
 
     units: tuple[str, ...]
     head: int  # tokens before a conversation's first unit: the template's, and the opening
-    first_overhead: int  # tokens of a conversation's first prompt beside the units: the head, and the template's end
+    first_overhead: int  # tokens of the first prompt beside the units: the head, and the template's end
     later_overhead: int  # the same of a later turn
     opening: str = _OPENING
 
@@ -81,7 +81,6 @@ async def _units(tokenizer: Tokenizer) -> tuple[str, ...]:
 
 
 async def _single(tokenizer: Tokenizer, words: Sequence[str], opening: int) -> list[str]:
-    """The words that are one token each; halves the list where it does not add up."""
     if await _adds_up(tokenizer, words, opening):
         return [*words]
     if len(words) == 1:
@@ -98,5 +97,4 @@ async def _adds_up(tokenizer: Tokenizer, units: Sequence[str], opening: int) -> 
 
 
 def _sample(units: Sequence[str], first: int, count: int) -> Message:
-    """`count` units; another `first` gives a text that begins with another unit."""
     return Message("user", _OPENING + "".join(units[(first + at * 7) % len(units)] for at in range(count)))

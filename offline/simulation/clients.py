@@ -59,7 +59,7 @@ class _Request:
     scheduled_s: float
     sent_s: float = 0.0
     first_token_s: float | None = None
-    prefill_cached: int | None = None  # found on P
+    prefill_cached: int | None = None  # cached tokens on P
     job: SimulatedSequence | None = None
 
     @property

@@ -29,7 +29,7 @@ class SimulatedSequence:
     output_tokens: int
     first_token: Callable[[], None]
     finished: Callable[[], None]
-    pull: Callable[[int], None] | None = None  # starts the transfer of so many missing tokens; `pulled` ends it
+    pull: Callable[[int], None] | None = None  # starts the transfer of that many missing tokens, which `pulled` ends
     keeps_kv: bool = False  # at its end the KV stays in use until `let_go`: a handoff
     prompt_tokens: int = field(init=False)
     todo: int = field(init=False)  # tokens to compute before the next one can be sampled
@@ -56,13 +56,13 @@ class Engine:
         self._waiting: deque[SimulatedSequence] = deque()
         self._ready: deque[SimulatedSequence] = deque()  # their KV has arrived; they hold all of their memory
         self._pulling = 0
-        self._prefilling: list[SimulatedSequence] = []  # running, prompt not whole yet
+        self._prefilling: list[SimulatedSequence] = []  # running, prompt not finished
         self._decoding: list[tuple[int, int, SimulatedSequence]] = []  # heap by last tick, then arrival
         self._context = 0  # tokens, summed over the decoding
         self._tick = 0  # decoding steps so far: a job's progress is a difference of these
         self._admitted = 0
-        self._chunks: list[tuple[SimulatedSequence, int]] = []  # of the step under way
-        self._jump: tuple[float, int] | None = None  # start and number of the decoding steps under way
+        self._chunks: list[tuple[SimulatedSequence, int]] = []  # of the current step
+        self._jump: tuple[float, int] | None = None  # start and number of the current decoding steps
         self._epoch = 0  # an event of an older plan is void
         self._busy = False
 
@@ -103,7 +103,7 @@ class Engine:
         """Something has arrived: begin a step, or end the jump after its current step."""
         if not self._busy:
             self._busy = True
-            self._timeline.after(0.0, self._begin)  # together with all that comes at this instant
+            self._timeline.after(0.0, self._begin)  # after all other events of this instant
         elif self._jump is not None:
             start_s, steps = self._jump
             done = self._steps_within(self._timeline.now_s - start_s)
@@ -166,7 +166,6 @@ class Engine:
     # -- jobs
 
     def _schedule(self) -> list[tuple[SimulatedSequence, int]]:
-        """The prompt chunks of the next step."""
         budget = self.profile.max_batched_tokens - len(self._decoding)
         chunks: list[tuple[SimulatedSequence, int]] = []
         for job in self._prefilling:

@@ -77,7 +77,6 @@ class SimulatedFleet:
         return tokens <= self._setup.profile.kv_capacity_tokens
 
     def ask(self, worker: SimulatedWorker, leg: SimulatedLeg) -> SimulatedSequence:
-        """Prefill and decode on one engine."""
         job = SimulatedSequence(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished)
         delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=False)
         self._timeline.after(delay_s, worker.engine.add, job)
@@ -104,8 +103,6 @@ class SimulatedFleet:
         self._timeline.after(delay_s, worker.engine.add, job)
 
     def decode(self, worker: SimulatedWorker, leg: SimulatedLeg, handoff: FinishedPrefill) -> SimulatedSequence:
-        """Takes a prompt's KV from P, and decodes on D."""
-
         def pull(missing: int) -> None:
             if handoff.arrives_s is not None:
                 self._timeline.at(handoff.arrives_s, arrived)

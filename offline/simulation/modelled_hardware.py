@@ -44,7 +44,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     params: Count
-    active_params: Count  # that every token is multiplied by
+    active_params: Count  # used for each token
     bytes_per_param: Positive
     layers: Count
     heads: Count

@@ -55,8 +55,7 @@ class Executor(Protocol):
     def is_death(self, exc: BaseException) -> bool:
         """Whether a call failed because its process died, and not by an error of its own."""
 
-    def reopen(self) -> None:
-        """Starts a new process in place of one that died."""
+    def reopen(self) -> None: ...
 
     def abandon(self) -> None:
         """Ends the current run, unfinished. `close` still has to be called."""

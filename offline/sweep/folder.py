@@ -49,7 +49,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ppd: str  # the version that began it
     started: str  # ISO 8601, UTC
     grid: Grid
-    origin: Origin  # what is not known before the first run is taken from it
+    origin: Origin  # what is unknown at the start is filled in by the first runs
     how: How = How()
 
 
@@ -124,7 +124,6 @@ class SweepFolder:
             yield self._load(path)
 
     def readable(self, unreadable: Callable[[Path, str], None]) -> Iterator[RunResult]:
-        """`unreadable` is told of each file that can't be read, and why."""
         for path in self._files():
             try:
                 yield self._load(path)
@@ -132,7 +131,6 @@ class SweepFolder:
                 unreadable(path, exc.message)
 
     def set_aside(self, path: Path) -> Path:
-        """Keeps an unreadable file under another name, so that its run can be done again."""
         return path.replace(path.with_name(f"{path.name}.damaged"))
 
     def _files(self) -> list[Path]:

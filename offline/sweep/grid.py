@@ -15,7 +15,7 @@ import msgspec
 from ..experiment.run import POISSON, Count, Name, Positive, Profile, Run, Seconds, Share, Workload
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
-HOW_OFTEN: Final = ("seeds", "max_seeds", "precision")  # may change while a sweep goes on: no run differs by them
+HOW_OFTEN: Final = ("seeds", "max_seeds", "precision")  # may change when a sweep is resumed: no run depends on them
 
 
 class Arms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,7 +74,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return ""
 
 
-_KEYS: Final = {"arms": "topologies"}  # what a file calls a field
+_KEYS: Final = {"arms": "topologies"}  # the name of a field in a grid file
 
 
 def shown(value: Any) -> str:

@@ -22,7 +22,6 @@ T = TypeVar("T")
 
 
 def bundled() -> dict[str, Path]:
-    """By name."""
     return {path.stem: path for path in sorted(GRIDS.glob("*.toml"))}
 
 

@@ -80,7 +80,7 @@ class Loop:
                 self.watcher.started(run, surveyed.survey.place)
 
     def _begun(self, surveyed: SurveyedExecutor, run: Run) -> Future[RunResult]:
-        """The run on its way. A process that died while it was idle is replaced by a new one first."""
+        # The process may have died while it was idle: then a new one takes the run.
         try:
             try:
                 return surveyed.executor.measure(run)
@@ -113,7 +113,7 @@ class Loop:
                 self._mistaken(surveyed, run, exc)
 
     def _mistaken(self, surveyed: SurveyedExecutor, run: Run, exc: Exception) -> None:
-        """One run that the harness fails at must not end a sweep of days; MISTAKES in a row must."""
+        # One run that the harness fails at must not end a sweep of days; MISTAKES in a row must.
         self._mistakes += 1
         if self._mistakes == MISTAKES:
             self.schedule.put_back(run)
@@ -122,7 +122,7 @@ class Loop:
         self._keep(failure(run, surveyed.survey.origin, f"the harness failed: {type(exc).__name__}: {exc}"))
 
     def _died(self, surveyed: SurveyedExecutor, run: Run) -> None:
-        """The run may not be what killed its process, so it gets another try."""
+        # The run may not be what killed its process, so it gets another try.
         self._deaths[run.id] = self._deaths.get(run.id, 0) + 1
         if self._deaths[run.id] == DEATHS:
             self._keep(failure(run, surveyed.survey.origin, "the process that measured it died"))
@@ -138,7 +138,6 @@ class Loop:
 
 
 def failure(run: Run, origin: Origin, reason: str, records: Iterable[Record] = ()) -> RunResult:
-    """`records`: what was measured before it failed."""
     return RunResult(
         run=run,
         outcome=Outcome.FAILED,
@@ -177,7 +176,6 @@ def survey(
 
 
 def _unfit(executors: Sequence[SurveyedExecutor], topologies: Collection[str]) -> list[str]:
-    """A line for each topology that no executor can measure; ConfigError if that is all of them."""
     reasons = []
     for topology in topologies:
         if not any(topology in surveyed.topologies for surveyed in executors):

@@ -63,7 +63,7 @@ def _open_backend(plan: BackendPlan) -> None:
 
 
 def _end_with_parent() -> None:
-    """Without this the process would outlive a killed parent and keep its fleet for ever."""
+    # Without this the process would outlive a killed parent and keep its fleet for ever.
     parent = multiprocessing.parent_process()
     assert parent is not None, "runs in an executor's process only"
     parent.join()

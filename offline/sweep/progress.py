@@ -19,7 +19,7 @@ from ..experiment.run import Run
 from .schedule import Schedule
 
 PLAIN_EVERY_S = 10.0
-SHOWN_RUNS = 4  # of those that are measured now
+SHOWN_RUNS = 4  # current runs shown at most
 
 
 class RunDurations:
@@ -92,7 +92,7 @@ class Display:
         self._now = now
         self._said_s = -PLAIN_EVERY_S
         self._pace = pace
-        self._current: dict[Run, str] = {}  # and where
+        self._current: dict[Run, str] = {}  # where each is measured
         self._bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self._task = self._bar.add_task("runs", total=None)
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None

@@ -55,7 +55,7 @@ class Ray:
 
 
 def _check_reachable(address: str) -> None:
-    """ConfigError at once where nobody listens: Ray itself tries for minutes."""
+    # Ray itself would try for minutes.
     if address in ("auto", "local"):
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")

@@ -25,12 +25,12 @@ from .grid import Grid
 
 Order = tuple[int, int, int]
 
-LEAST_RUNS = 2  # with samples, before an interval is believed
+LEAST_RUNS = 2  # with samples, for an interval to be trusted
 
 
 @dataclass(slots=True)
 class _Cell:
-    order: tuple[int, int]  # of its topology, and its own, as the grid has them
+    order: tuple[int, int]  # position of its topology and its own in the grid
     seed_zero: Run
     open: set[int] = field(default_factory=set)  # seeds that wait or are being measured
     done: dict[int, Samples | None] = field(default_factory=dict)  # by seed; None: failed
@@ -83,7 +83,6 @@ class Schedule:
 
     @property
     def topologies(self) -> list[str]:
-        """Those with waiting runs, in the grid's order."""
         return list(dict.fromkeys(run.topology for run in self.waiting))
 
     def take(self, topologies: Container[str] | None = None) -> Run | None:
@@ -171,7 +170,6 @@ def _cells(grid: Grid, only: Sequence[str]) -> dict[str, _Cell]:
 
 
 def _decision(run: Run) -> tuple[str, str, float]:
-    """What the arms of a decision share."""
     return run.topology, run.workload.name, run.qps
 
 

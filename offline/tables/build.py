@@ -26,8 +26,8 @@ from ..experiment.records import Outcome, RunResult
 from ..experiment.run import Profile, Workload
 from ..experiment.statistics import Estimate
 
-BEYOND = 2  # the last class ends at so many times what was measured, as the paper's do
-SIMULATED = "simulate"  # the backend that measures nothing
+BEYOND = 2  # the last class ends at this multiple of what was measured, as in the paper
+SIMULATED = "simulate"  # the backend whose runs are not measured
 
 T = TypeVar("T", Ttft, Tpot)
 V = TypeVar("V", float, float | None)
@@ -117,14 +117,13 @@ def _measured_tokens(cells: Iterable[MeasuredCell]) -> dict[Profile, int]:
 
 
 def _cached_tokens(workload: Workload) -> list[int]:
-    """At each of the later turns."""
     first, later = workload.first, workload.later
     step = later.new_tokens + later.output_tokens
     return [first.new_tokens + first.output_tokens + step * before for before in range(workload.turns - 1)]
 
 
 def _contexts(cells: Sequence[MeasuredCell]) -> list[tuple[Profile, ContextClass]]:
-    """The bound between two classes is the geometric mean of what was measured in them."""
+    # The bound between two classes is the geometric mean of what was measured in them.
     ordered = sorted(_measured_tokens(cells).items(), key=lambda item: item[1])
     longest = max(max(_cached_tokens(cell.workload)) for cell in cells)
     bounds = [math.isqrt(low * high) for (_, low), (_, high) in pairwise(ordered)]
@@ -170,7 +169,6 @@ def _table(name: str, cells: Sequence[MeasuredCell], origin: Provenance) -> Deci
 
 
 def _cell(context: str, workload: Workload, qps: float, arms: _Arms) -> format.Cell | None:
-    """None where neither arm was tried."""
     tried = [arms.get((workload, qps, x)) for x in ROUTES]
     if not any(tried):
         return None

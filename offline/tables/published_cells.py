@@ -31,7 +31,7 @@ LATER: Final = {
 _FIRST_TURN = ("t1_ttft_avg", "t1_ttft_p50", "t1_ttft_p99", "t1_tpot_avg")
 
 
-def read(path: Path) -> list[MeasuredCell]:
+def read_cells(path: Path) -> list[MeasuredCell]:
     """FormatError begins with the path and names what is missing or wrong."""
     return load(path, lambda data: [_cell(row) for row in read_rows(data, also=(*_FIRST_TURN, "tok_s"))])
 
@@ -77,14 +77,14 @@ def _topology(config: str) -> tuple[str, float | None]:
 
 
 def _estimate(n: int, mean_ms: float, p50_ms: float | None, p99_ms: float) -> Estimate | None:
-    """None where any figure is missing: a run that recorded some zeros is no evidence."""
+    # A run that recorded some zeros is no evidence.
     if not n or not mean_ms or p50_ms == 0 or not p99_ms:
         return None
     return Estimate(n, mean_ms / 1e3, None if p50_ms is None else p50_ms / 1e3, p99_ms / 1e3, None, None)
 
 
 def _both(n_first: int, n_later: int, first_ms: float, later_ms: float) -> Estimate | None:
-    """The mean over both turns. The rows do not hold the percentiles of both together."""
+    # The rows do not hold the percentiles of both turns together.
     if not (n_first and n_later and first_ms and later_ms):
         return None
     mean_ms = (n_first * first_ms + n_later * later_ms) / (n_first + n_later)

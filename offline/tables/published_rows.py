@@ -199,7 +199,6 @@ def _cell(key: tuple[str, str, float], split: PublishedRow | None, local: Publis
 
 
 def _arm(row: PublishedRow | None) -> tuple[Arm | None, str]:
-    """The arm, or None and the reason; an arm that was never measured has no reason."""
     if row is None:
         return None, ""
     figures, n = row.figures, int(row.figures["n_t2"])
@@ -215,5 +214,5 @@ def _arm(row: PublishedRow | None) -> tuple[Arm | None, str]:
 
 
 def _seconds(milliseconds: Decimal) -> float:
-    """Exact: 9.54 ms becomes 0.00954 s and not the nearest float's quotient."""
+    # Exact: 9.54 ms becomes 0.00954 s and not the nearest float's quotient.
     return float(milliseconds.scaleb(-3))

@@ -92,7 +92,7 @@ def _linked(
 
 
 def _later(before: _Request, request: _Request, block_tokens: int, gap_s: float) -> TracedTurn:
-    shared = before.input_length  # where there are no blocks, the trace's word for the parent is all there is
+    shared = before.input_length  # without blocks only the trace's `parent` is known
     if before.hash_ids and request.hash_ids:
         shared = shared_tokens(before.hash_ids, request.hash_ids, block_tokens, before.input_length)
     new = added_tokens(shared, before.input_length, before.output_length, request.input_length)

@@ -40,7 +40,6 @@ class _Dialogue(msgspec.Struct):
 
 
 def read_dialogues(rows: Rows) -> list[TracedConversation]:
-    """Those that hold a turn."""
     found = []
     for number, (where, dialogue) in enumerate(rows.json(_Dialogue)):
         said = dialogue.messages if dialogue.messages is not None else dialogue.conversations

@@ -30,7 +30,7 @@ class Format(StrEnum):
     DIALOGUES = "messages or ShareGPT conversations"
 
 
-# The members that tell a format, the most telling first.
+# The JSON members that identify a format, the most specific first.
 _MEMBERS = (
     (Format.BAILIAN, {"chat_id", "input_length"}),
     (Format.TRACELAB, {"session_id", "round_index", "input_tokens_total"}),
@@ -58,7 +58,6 @@ _READERS: dict[Format, Callable[[Rows], list[TracedConversation]]] = {
 
 
 def detect(path: Path) -> Format:
-    """FormatError lists the known formats."""
     return _format(Rows.load(path))
 
 

@@ -45,7 +45,6 @@ class Rows:
         return str(self._path)
 
     def header(self) -> tuple[str, ...]:
-        """Column names, if this is CSV."""
         line = self._data.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0]
         return tuple(name.strip() for name in line.decode("utf-8", "replace").split(","))
 
@@ -126,7 +125,6 @@ class Rows:
             yield f"item {number}", bytes(item)
 
     def _is_one_document(self, line: bytes) -> bool:
-        """Whether the file is one JSON object over many lines."""
         return not _is_json(line) and line.lstrip()[:1] == b"{" and _is_json(self._data)
 
 

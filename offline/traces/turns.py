@@ -16,7 +16,7 @@ class Blocks:
     """How a prompt begins. Equal ids in one scope are equal text, and so one entry of a prefix cache."""
 
     ids: tuple[int, ...]
-    tokens: int  # in each; the prompt may end inside the last
+    tokens: int  # in each block; the prompt may end inside the last one
     scope: str = ""  # "": ids mean the same in the whole file
 
 
@@ -26,13 +26,13 @@ class TracedTurn:
     0.
     """
 
-    new_tokens: int | None = None  # that it adds to the prompt; None: its messages tell
+    new_tokens: int | None = None  # that it adds to the prompt; None: it has messages instead
     output_tokens: int | None = None  # None: not recorded, or only as text
     think_s: float = 0.0  # from the end of the answer before
     gap_s: float = 0.0  # from the sending of the turn before
     messages: tuple[Message, ...] = ()  # none: its text was not recorded
     reply: str = ""  # the answer as recorded
-    blocks: Blocks | None = None  # of a prompt that does not carry on from a turn before
+    blocks: Blocks | None = None  # of a prompt that does not continue an earlier turn
     restarts: bool = False  # a later turn whose prompt is new from the start, as after a compaction
 
 
@@ -46,7 +46,6 @@ class TracedConversation:
 def fresh_turn(
     tokens: int, output_tokens: int, blocks: Blocks, *, think_s: float = 0.0, gap_s: float = 0.0, restarts: bool = False
 ) -> TracedTurn:
-    """A turn whose prompt is new from its start."""
     return TracedTurn(
         new_tokens=max(1, tokens),
         output_tokens=max(1, output_tokens),

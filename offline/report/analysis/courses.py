@@ -38,9 +38,9 @@ class Courses:
     """The courses of arms that are drawn together."""
 
     courses: tuple[Course, ...]
-    workloads: int  # of those that were swept, how many count
+    workloads: int  # that count, of those swept
     swept: int
-    varies: bool  # no workload was measured by all arms wherever another one was, so steps are over different ones
+    varies: bool  # no workload has evidence at every step, so steps are over different workloads
 
 
 def by_load(cells: Iterable[MeasuredCell], arms: Sequence[Arm], which: Which) -> Courses:
@@ -49,7 +49,6 @@ def by_load(cells: Iterable[MeasuredCell], arms: Sequence[Arm], which: Which) ->
 
 
 def by_turns(cells: Iterable[MeasuredCell], arms: Sequence[Arm], which: Which) -> Courses:
-    """At equal QPS and equal turns."""
     chosen = [cell for cell in cells if Arm.of(cell) in arms]
     return _courses(
         chosen, arms, which, lambda cell: cell.workload.turns, lambda cell: (_without_turns(cell.workload), cell.qps)

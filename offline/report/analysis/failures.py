@@ -32,7 +32,6 @@ class FailureRate:
 
 
 def failure_rates(cells: Sequence[MeasuredCell]) -> list[FailureRate]:
-    """By arm, then load."""
     loads = sorted({cell.qps for cell in cells})
     rates = []
     for arm in arms(cells):

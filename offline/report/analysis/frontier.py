@@ -28,15 +28,14 @@ class FrontierPanel:
 
     workloads: int
     places: tuple[ArmPosition, ...]
-    absent: tuple[Arm, ...]  # without evidence on at least one of the workloads: their means would be of other work
+    absent: tuple[Arm, ...]  # without evidence on some of the workloads: their means would be over other work
 
     @property
     def frontier(self) -> tuple[ArmPosition, ...]:
-        """From the fewest tokens/s to the most."""
         return tuple(sorted(pareto(self.places), key=lambda place: place.tokens_per_s))
 
 
-def standing(cells: Iterable[MeasuredCell], which: Which) -> FrontierPanel:
+def frontier_panel(cells: Iterable[MeasuredCell], which: Which) -> FrontierPanel:
     """`cells`: of one load and one class of workloads."""
     by_arm: dict[Arm, dict[Workload, MeasuredCell]] = {}
     workloads: set[Workload] = set()

@@ -88,7 +88,6 @@ def change(before: Sequence[float], after: Sequence[float]) -> Change:
 
 
 def gains(cells: Sequence[MeasuredCell]) -> list[Gain]:
-    """By topology, then load; only where there are pairs."""
     topologies = sorted({cell.topology for cell in cells})
     loads = bands(cell.qps for cell in cells)
     found = (_gain(topology, band, pairs(cells, topology, band.qps)) for topology in topologies for band in loads)

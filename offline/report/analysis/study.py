@@ -19,14 +19,14 @@ from ...tables.build import build_tables
 from ..page.numerals import count, percent
 from .arms import arms
 
-FEW: Final = 30  # follow-up turns of a cell below which a p99 is its maximum and an interval a guess
-LATE: Final = 0.05  # of the mean TTFT: what 99 % of the requests must be sent within
+FEW: Final = 30  # with fewer follow-up turns a cell's p99 is its maximum, and its interval a guess
+LATE: Final = 0.05  # share of the mean TTFT within which 99 % of the requests must be sent
 _BACKENDS: Final = {
     "simulate": "simulation in virtual time",
     "launch": "fleets started for it",
     "target": "a running proxy",
 }
-_LISTED: Final = 5  # reasons for failures that are named
+_LISTED: Final = 5  # reasons for failures that are listed at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

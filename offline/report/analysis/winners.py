@@ -36,7 +36,7 @@ class Wins:
     by_mode: Mapping[str, float]  # points won; a tie counts in equal parts for the modes that share it
     ties: int  # points that two modes or more share
     uncontested: int  # points where a single mode is evidence
-    clear: int | None  # the 95 % intervals of winner and next mode are apart; None: no cell has an interval
+    clear: int | None  # points where the winner's 95 % interval is apart from every other mode's; None: no intervals
 
     def share(self, mode: str) -> float:
         return self.by_mode.get(mode, 0.0) / self.points

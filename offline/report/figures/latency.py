@@ -34,7 +34,6 @@ TPOT = Quantity("TPOT", lambda cell: cell.later_tpot_s)
 
 
 def against_load(cells: Sequence[MeasuredCell]) -> list[Picture]:
-    """TTFT and TPOT for each kind of first turn."""
     pictures = []
     looks = style.markers(cell.topology for cell in cells)
     for first in sorted({cell.workload.first.name for cell in cells}):
@@ -128,7 +127,6 @@ def _entries(drawn: dict[str, Courses], looks: dict[str, str]) -> list[Line2D]:
 
 
 def _message(drawn: dict[str, Courses], quantity: str, across: str) -> str:
-    """The ends of each topology's courses in words, for those who do not see the figure."""
     parts = []
     for topology, each in drawn.items():
         ends = [

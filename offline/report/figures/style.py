@@ -47,7 +47,7 @@ _SETTINGS: Final[dict[Any, Any]] = {
     "figure.constrained_layout.h_pad": 0.08,
 }
 _MARKERS: Final = "osD^vP*Xph<>"
-_ROOM: Final = 1.4  # between two numbers on a logarithmic axis, as a ratio
+_ROOM: Final = 1.4  # least ratio of two neighbouring numbers on a logarithmic axis
 Fill = Literal["full", "none", "left", "bottom"]
 
 
@@ -60,7 +60,7 @@ class Look:
 
 _REPLICA: Final = Look("#000000", (0, (1, 1.2)), "full")
 _HYBRID: Final = "#CC79A7"
-_LOOKS: Final = (  # by x: 0, below 1/2, 1/2, above 1/2, 1; the more is LOCAL, the more is drawn
+_LOOKS: Final = (  # by x: 0, below 1/2, 1/2, above 1/2, 1; lines and markers get fuller with x
     Look("#D55E00", (0, (5, 2)), "none"),
     Look("#E69F00", (0, (5, 1.5, 1, 1.5)), "left"),
     Look("#009E73", (0, (8, 1.5, 1, 1.5)), "left"),
@@ -80,7 +80,6 @@ def look(arm: Arm) -> Look:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Applies the project's look to what is drawn or saved inside."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_SETTINGS)
@@ -117,7 +116,6 @@ def markers(topologies: Iterable[str]) -> dict[str, str]:
 
 
 def strokes(arm: Arm, marker: str, *, line: bool = True) -> dict[str, Any]:
-    """plot()'s arguments for an arm; without `line` its markers alone."""
     found = look(arm)
     return {
         "color": found.colour,

@@ -43,7 +43,7 @@ class Picture:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height in pixels, from the file's header."""
+        # From the PNG's header, in pixels.
         return int.from_bytes(self.png[16:20]), int.from_bytes(self.png[20:24])
 
 

@@ -9,7 +9,7 @@ MINUS = "−"
 
 
 def signed(value: float, digits: int) -> str:
-    """With a real minus sign, which lines up and is read out."""
+    # A real minus sign lines up with plus and is read out.
     return f"{value:+.{digits}f}".replace("-", MINUS)
 
 
@@ -22,7 +22,6 @@ def ms(seconds: float | None) -> str:
 
 
 def mean_ms(estimate: Estimate | None) -> str:
-    """With half its 95 % interval, where there is one."""
     if estimate is None:
         return NONE
     half = "" if estimate.half_width is None else f" ± {ms(estimate.half_width)}"
@@ -42,7 +41,7 @@ def percent_around(mean: float, half: float | None) -> str:
 
 
 def interval_percent(low: float | None, high: float | None) -> str:
-    """In words: a dash could be taken for a minus."""
+    # In words: a dash could be taken for a minus.
     if low is None or high is None:
         return "no interval"
     return f"{signed(low * 100, 1)} to {signed(high * 100, 1)} %"

@@ -26,7 +26,7 @@ CAUTIONS = (
 
 def of_rows(rows: Path, description: Path) -> Study:
     """`rows`: CSV, gzipped or not. `description`: the TOML file that says where they come from and what they mean."""
-    cells = [_without_zeros(cell) for cell in published_cells.read(rows)]
+    cells = [_without_zeros(cell) for cell in published_cells.read_cells(rows)]
     grid = GridDescription.decode(_bytes(description))
     origin = grid.provenance
     return Study(

@@ -111,12 +111,10 @@ GAIN_READINGS: Final = (
 
 
 def matches(value: float | None, printed_percent: float) -> bool:
-    """To a tenth of a percent, as printed."""
     return value is not None and abs(round(100 * value, 1) - printed_percent) < 0.05
 
 
 def gain_matches(cells: Sequence[MeasuredCell], reading: GainReading, loads: Sequence[Band]) -> int:
-    """How many printed gains the reading gives. `loads`: the paper's three."""
     return sum(
         matches(reading.of(cells, topology, band.qps), figure)
         for topology, figures in PRINTED_GAINS.items()

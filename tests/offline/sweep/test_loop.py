@@ -35,13 +35,13 @@ def begun(path: Path) -> SweepFolder:
     return SweepFolder.create(path, grid(), ORIGIN, "2026-01-01T00:00:00+00:00")
 
 
-def places(*executors: FakeExecutor) -> list[SurveyedExecutor]:
+def surveyed(*executors: FakeExecutor) -> list[SurveyedExecutor]:
     return survey(executors, list(grid().runs(0)), lambda: False, lambda line: None)
 
 
 def swept(folder: SweepFolder, *executors: FakeExecutor, schedule: Schedule | None = None) -> tuple[Schedule, Notes]:
     schedule, notes = schedule or Schedule(grid()), Notes()
-    assert Loop(schedule, folder, notes, lambda: False).drive(places(*executors))
+    assert Loop(schedule, folder, notes, lambda: False).drive(surveyed(*executors))
     return schedule, notes
 
 
@@ -187,7 +187,7 @@ def test_a_full_disk_ends_the_sweep_with_what_was_done_whole(tmp_path: Path) -> 
 def test_stopping_abandons_what_is_measured_and_keeps_what_was_done(tmp_path: Path) -> None:
     folder, quick, hanging, notes = begun(tmp_path), FakeExecutor(), HangingExecutor(), Notes()
     schedule = Schedule(grid())
-    ended = Loop(schedule, folder, notes, lambda: len(list(folder.results())) == 3).drive(places(hanging, quick))
+    ended = Loop(schedule, folder, notes, lambda: len(list(folder.results())) == 3).drive(surveyed(hanging, quick))
     assert not ended
     assert (schedule.finished, quick.abandoned, hanging.abandoned) == (3, 0, 1)
 
@@ -213,15 +213,15 @@ def test_a_cell_gets_seeds_until_it_is_known(tmp_path: Path) -> None:
     assert set(seeds.values()) == {2}
 
 
-def test_topologies_that_no_place_has_are_told_and_left_out() -> None:
+def test_topologies_that_no_executor_has_are_told_and_left_out() -> None:
     lines: list[str] = []
     partial = FakeExecutor(unfit={"2R": "http://a is 1P_1D"})
     found = survey([partial, partial], list(grid().runs(0)), lambda: False, lines.append)
     assert lines == ["skipped: 2R: http://a is 1P_1D"]
-    assert [place.topologies for place in found] == [{"1P_1D"}, {"1P_1D"}]
+    assert [one.topologies for one in found] == [{"1P_1D"}, {"1P_1D"}]
 
 
-def test_places_that_have_none_of_the_topologies_are_an_error() -> None:
+def test_executors_that_have_none_of_the_topologies_are_an_error() -> None:
     none = FakeExecutor(unfit={"2R": "http://a is 1P_3D", "1P_1D": "http://a is 1P_3D"})
     with pytest.raises(ConfigError, match=r"nothing can be measured: 1P_1D: http://a is 1P_3D, 2R: http://a is 1P_3D"):
         survey([none], list(grid().runs(0)), lambda: False, lambda line: None)

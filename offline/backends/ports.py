@@ -22,6 +22,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_offset(workers: Mapping[Role, int]) -> int:
+    """The first multiple of PORTS_A_FLEET at which all ports of the fleet's workers are free."""
     wanted = [FIRST_PORT[role] + index for role, count in workers.items() for index in range(count)]
     wanted += [FIRST_SIDE_CHANNEL + ordinal for ordinal in range(sum(workers.values()))]
     for offset in range(0, 20_000, PORTS_A_FLEET):

@@ -28,7 +28,7 @@ ROOMS = {
         *("cli", "report", "bench", "calibration", "backends", "sweep", "simulation", "load", "tables", "traces"),
         "experiment",
     ),
-    "offline/report": ("sections", "paper", "figures", "page", "analysis"),
+    "offline/report": ("write", "sections", "paper", "figures", "analysis", "page"),
     "benchmarks": ("overhead", "interference", "network", "soak", "small"),
 }
 

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from ppd.offline.experiment.files import write_whole
-from ppd.offline.load import Target
 from ppd.offline.load.client import open_session
+from ppd.offline.load.target import Target
 from ppd.proxy.errors import ConfigError, PPDError
 
 from . import published, records

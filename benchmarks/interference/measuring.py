@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 
 import aiohttp
 
-from ppd.offline.load import Target
 from ppd.offline.load.client import LoadClient
+from ppd.offline.load.target import Target
 from ppd.proxy.errors import PPDError
 
 from .records import Stream, Trial, TrialResult

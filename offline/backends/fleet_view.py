@@ -14,7 +14,7 @@ from ..experiment.run import Topology
 
 
 class ListedWorker(msgspec.Struct, frozen=True):
-    """One entry of `GET /admin/workers`; what is not needed here is not read."""
+    """One entry of `GET /admin/workers`, as far as it is needed here."""
 
     name: str
     role: str
@@ -23,7 +23,7 @@ class ListedWorker(msgspec.Struct, frozen=True):
     engine: str
     engine_version: str
     connector: str
-    incarnation: str  # another one after a restart; empty where the engine does not tell
+    incarnation: str  # differs after a restart; empty where the engine has none
     inflight: int
 
 
@@ -37,7 +37,6 @@ class FleetView:
 
     @classmethod
     def decode(cls, body: bytes) -> FleetView:
-        """FormatError names what an answer lacks."""
         try:
             return cls(msgspec.json.decode(body, type=_Listing).workers)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -45,24 +44,23 @@ class FleetView:
 
     @property
     def topology(self) -> str:
-        """Of the workers that take turns, as a name; empty if there are none."""
+        """Of the workers that are up, as in `1P_3D`; empty if there are none."""
         counts = Counter(worker.role for worker in self.workers if worker.state == "up")
         return "_".join(f"{counts[role]}{role}" for role in "RPD" if counts[role])
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Those that every worker serves."""
         served = [set(worker.models) for worker in self.workers]
         return tuple(sorted(set.intersection(*served))) if served else ()
 
     @property
     def engine(self) -> str:
-        """`vllm 0.32.0`; several, joined, where workers differ."""
+        """`vllm 0.32.0`; joined by commas where workers differ."""
         return _joined(f"{worker.engine} {worker.engine_version}".strip() for worker in self.workers)
 
     @property
     def connector(self) -> str:
-        """Of the workers that move KV; replicas do not."""
+        # Replicas move no KV.
         return _joined(worker.connector for worker in self.workers if worker.role in "PD")
 
     @property
@@ -71,11 +69,10 @@ class FleetView:
 
     @property
     def is_ready(self) -> bool:
-        """Whether all of it takes turns, and nobody uses it."""
         return bool(self.topology) and self.is_idle and all(worker.state == "up" for worker in self.workers)
 
     def damage(self, before: FleetView) -> str:
-        """What has happened to it since: a worker gone, down, restarted or new. Empty if nothing has."""
+        """What has changed since: a worker is gone, down, restarted or new. Empty if nothing has."""
         now = {worker.name: worker for worker in self.workers}
         for was in before.workers:
             worker = now.pop(was.name, None)
@@ -89,7 +86,7 @@ class FleetView:
 
 
 def is_same(one: str, other: str) -> bool:
-    """Whether two names mean one topology, whatever the order of its parts; an empty one is none."""
+    """Whether two names mean one topology, whatever the order of their parts. An empty name equals nothing."""
     if not one or not other:
         return False
     first, second = Topology.parse(one), Topology.parse(other)

@@ -20,18 +20,18 @@ from ppd.servers.fleet.process import EngineFailed
 
 from ..experiment.records import Origin, Outcome, Record, RunResult
 from ..experiment.run import Run, Topology
-from ..load import Target
+from ..load.target import Target
 from ..sweep.backend import FleetLost, Survey
 from ..sweep.loop import failure
 from .live import LiveFleet, RunLimits
 from .ports import free_offset, free_ports
 
-STARTS = 2  # tries, until a topology is given up
+STARTS = 2  # attempts, after which a topology is given up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """`engine`: sim or vllm. `model`: empty for the engine's usual one. `asking`: but for whom."""
+    """`engine`: sim or vllm. `model`: empty for the engine's default. `asking`: the target but for its url and keys."""
 
     engine: str
     log_dir: Path
@@ -43,8 +43,8 @@ class LaunchPlan:
     limits: RunLimits = field(default_factory=RunLimits)
     trace: Sequence[float] | None = None
 
-    def open(self) -> LaunchStation:
-        return LaunchStation(self)
+    def open(self) -> LaunchBackend:
+        return LaunchBackend(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class _Running:
         return topology == self.topology and all(program.is_running for program in programs)
 
 
-class LaunchStation:
-    """Keeps a fleet for as long as runs of its topology come; starts it anew after a run that it did not survive."""
+class LaunchBackend:
+    """Keeps a fleet as long as runs of its topology come, and starts a new one after a failed run."""
 
     def __init__(self, plan: LaunchPlan) -> None:
         self._plan = plan
@@ -100,7 +100,7 @@ class LaunchStation:
         return result
 
     async def _watched(self, run: Run, running: _Running) -> RunResult:
-        """A program that ends fails the run at once, with its own last words; what was measured until then is kept."""
+        """A process that exits fails the run at once, with the last line of its log; records until then are kept."""
         records: list[Record] = []
         measuring = asyncio.ensure_future(running.live.measure(run, records))
         ended = asyncio.ensure_future(running.fleet.wait_ended())
@@ -145,7 +145,7 @@ class LaunchStation:
         await self._stack.aclose()
 
     def _origin(self, topology: str) -> Origin:
-        """The engine's version and its connector are known once it runs."""
+        # The engine's version and its connector are known once it runs.
         plan, prepared = self._plan, self._ready()
         on_gpu = prepared.device == "cuda"
         return Origin(
@@ -161,7 +161,7 @@ class LaunchStation:
 def too_large(
     samples: Sequence[Run], prepared: Prepared, tensor_parallel: int, host: str
 ) -> tuple[tuple[str, str], ...]:
-    """Topologies that need more GPUs than there are: workers that share one would measure something else."""
+    """Topologies that need more GPUs than there are: workers that share a GPU would measure something else."""
     wanted = {run.topology: Topology.parse(run.topology).workers * tensor_parallel for run in samples}
     return tuple(
         (topology, f"needs {count} GPUs, {host} has {prepared.gpu_count}")
@@ -171,7 +171,6 @@ def too_large(
 
 
 def fleet_spec(plan: LaunchPlan, prepared: Prepared, topology: str) -> FleetSpec:
-    """The fleet of a topology, on ports that are free now."""
     counts = Topology.parse(topology)
     workers = {Role.PREFILL: counts.prefills, Role.DECODE: counts.decodes, Role.REPLICA: counts.replicas}
     port, heartbeat_port = free_ports(2)
@@ -189,7 +188,7 @@ def fleet_spec(plan: LaunchPlan, prepared: Prepared, topology: str) -> FleetSpec
 
 
 def in_one_line(exc: PPDError) -> str:
-    """A failed start's first line, and the last one of the log that comes with it, which tells most."""
+    """A failed start's first line, and the last line of the log that comes with it."""
     first, *log = exc.message.splitlines()
     told = [line.strip() for line in log if line.strip()]
     what = first.partition(";")[0]
@@ -197,7 +196,6 @@ def in_one_line(exc: PPDError) -> str:
 
 
 def gpu_name() -> str:
-    """Of the first GPU."""
     query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     listed = subprocess.run(query, capture_output=True, text=True, check=False)
     return listed.stdout.splitlines()[0].strip() if listed.returncode == 0 and listed.stdout else ""

@@ -17,31 +17,29 @@ from ppd.proxy.errors import ConfigError, PPDError
 
 from ..experiment.records import Origin, Outcome, Record, RunResult, in_order
 from ..experiment.run import Run
-from ..load import Target, measure
+from ..load.measure import measure
+from ..load.target import Target
 from ..sweep.backend import FleetLost
 from ..sweep.loop import utc_now
 from .fleet_view import FleetView, is_same
 
-TIMEOUT_S = 10.0  # of one look
+TIMEOUT_S = 10.0  # of one request to the admin API
 
 
-class FleetUnreachable(PPDError):
-    """The proxy does not answer."""
+class FleetUnreachable(PPDError): ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLimits:
-    """When a run counts as lost, and a fleet as gone."""
-
-    health_s: float = 300.0  # that a fleet gets to become healthy again
-    grace_s: float = 10.0  # that a worker may be away: a busy one misses probes
-    look_s: float = 2.0  # between two looks
-    failures: float = 0.5  # the share of a run's requests that may fail: beyond it the fleet was not there
+    health_s: float = 300.0  # for a fleet to become healthy again
+    grace_s: float = 10.0  # that a worker may be missing: a busy one misses probes
+    look_s: float = 2.0  # between two requests to the proxy
+    failures: float = 0.5  # share of a run's requests that may fail before the run counts as failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveFleet:
-    """`origin`: what is known of it beside what it tells itself. `trace`: arrival times in s."""
+    """`origin`: what the fleet does not say of itself. `trace`: arrival times in s."""
 
     target: Target
     origin: Origin
@@ -49,7 +47,7 @@ class LiveFleet:
     trace: Sequence[float] | None = None
 
     async def look(self) -> FleetView:
-        """ConfigError where the admin key is not taken; FleetUnreachable where nobody answers."""
+        """ConfigError where the admin key is not accepted; FleetUnreachable where the proxy does not answer."""
         url = self.target.url
         headers = {"X-Admin-Key": self.target.admin_key}
         try:
@@ -68,7 +66,7 @@ class LiveFleet:
         raise FleetUnreachable(f"{url} answered {status} to /admin/workers")
 
     async def check_forcing(self) -> None:
-        """ConfigError unless the proxy heeds the header that forces a route: it must refuse one that there is not."""
+        """ConfigError unless the proxy obeys the header that forces a route: it must refuse an unknown route."""
         url = self.target.url
         headers = self.target.headers() | {"X-PPD-Force-Route": "NOWHERE", "X-Admin-Key": self.target.admin_key}
         body = {"model": self.target.model, "prompt": "x", "max_tokens": 1}
@@ -84,12 +82,11 @@ class LiveFleet:
         raise ConfigError(f"{url} does not heed X-PPD-Force-Route, without which no arm can be measured")
 
     def seen(self, view: FleetView) -> Origin:
-        """Where a run on this fleet was measured."""
         known = {name: getattr(self.origin, name) for name in Origin.__struct_fields__}
         return Origin(**known | {"engine": view.engine, "model": self.target.model, "connector": view.connector})
 
     async def healthy(self, topology: str) -> FleetView:
-        """When it is this topology, all of it up and idle; FleetLost after the limit."""
+        """Returns when the fleet has this topology and all of it is up and idle; FleetLost after the limit."""
         deadline_s = time.monotonic() + self.limits.health_s
         while True:
             try:
@@ -104,7 +101,7 @@ class LiveFleet:
             await asyncio.sleep(self.limits.look_s)
 
     async def measure(self, run: Run, records: list[Record] | None = None) -> RunResult:
-        """The run's result; a failed one if the fleet did not come through it. FleetLost if it was not there.
+        """A failed result if the fleet was damaged during the run; FleetLost if it was not healthy before.
 
         `records` is filled as answers end, for a caller that may cancel this.
         """
@@ -124,7 +121,7 @@ class LiveFleet:
         )
 
     async def _watched(self, run: Run, before: FleetView, records: list[Record]) -> str:
-        """Why the run ended early, if it did: requests to a dead fleet would wait for hours."""
+        # The fleet is watched meanwhile: requests to a dead one would wait for hours.
         measuring = asyncio.ensure_future(measure(run, self.target, self.trace, record=records.append))
         watching = asyncio.ensure_future(self._until_damaged(before))
         try:
@@ -147,7 +144,7 @@ class LiveFleet:
                 return damage
 
     async def _damaged(self, before: FleetView) -> str:
-        """What is wrong, if it stays so for the time of grace; a restart is never right again."""
+        """The damage, if it lasts longer than `grace_s`; a restart counts at once."""
         deadline_s = time.monotonic() + self.limits.grace_s
         while True:
             damage = await self._damage(before)
@@ -163,7 +160,7 @@ class LiveFleet:
 
 
 def too_many_failures(records: Sequence[Record], limit: float) -> str:
-    """Why the run counts as failed; empty if no more than a share `limit` of its requests did."""
+    """Why the run counts as failed; empty if at most the share `limit` of its requests failed."""
     measured = [record for record in records if record.measured]
     errors = [record.error for record in measured if record.error]
     if not errors or len(errors) <= limit * len(measured):

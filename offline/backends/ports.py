@@ -1,4 +1,4 @@
-"""Ports of this machine that nobody uses now, so that a fleet can be started beside whatever runs."""
+"""Ports of this machine that are free now, so that a fleet can start beside whatever runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_offset(workers: Mapping[Role, int]) -> int:
-    """Where nobody listens on any port of the fleet's workers."""
+    """The first multiple of PORTS_A_FLEET at which all ports of the fleet's workers are free."""
     wanted = [FIRST_PORT[role] + index for role, count in workers.items() for index in range(count)]
     wanted += [FIRST_SIDE_CHANNEL + ordinal for ordinal in range(sum(workers.values()))]
     for offset in range(0, 20_000, PORTS_A_FLEET):

@@ -1,4 +1,4 @@
-"""Runs in virtual time, in the process where the station is."""
+"""Runs in virtual time, in the process where the backend was opened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ppd.proxy.errors import PPDError
 
 from ..experiment.records import Outcome, Record, RunResult
 from ..experiment.run import Run
-from ..simulation import Setup, simulate
+from ..simulation.setup import Setup
+from ..simulation.simulate import simulate
 from ..sweep.backend import Survey
 from ..sweep.loop import utc_now
 
@@ -22,20 +23,19 @@ class SimulatePlan:
     setup: Setup
     trace: Sequence[float] | None = None
 
-    def open(self) -> SimulateStation:
-        return SimulateStation(self)
+    def open(self) -> SimulateBackend:
+        return SimulateBackend(self)
 
 
-class SimulateStation:
+class SimulateBackend:
     def __init__(self, plan: SimulatePlan) -> None:
         self._plan = plan
 
     def survey(self, samples: tuple[Run, ...]) -> Survey:
-        """Every topology can be simulated."""
+        # Every topology can be simulated.
         return Survey("simulated", self._plan.setup.origin(samples[0]))
 
     def measure(self, run: Run) -> RunResult:
-        """A run that the simulator refuses, such as one that no engine could hold, is a failed one."""
         started, began_s = utc_now(), time.monotonic()
         records: tuple[Record, ...] = ()
         reason = ""

@@ -1,4 +1,4 @@
-"""Runs on a fleet that somebody else has started, through its proxy."""
+"""Runs on a fleet that was started by someone else, through its proxy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ppd.proxy.errors import ConfigError
 
 from ..experiment.records import Origin, RunResult
 from ..experiment.run import Run
-from ..load import Target
+from ..load.target import Target
 from ..sweep.backend import Survey
 from .fleet_view import FleetView, is_same
 from .live import LiveFleet, RunLimits
@@ -18,7 +18,7 @@ from .live import LiveFleet, RunLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetPlan:
-    """`target.model`: empty for the one that all workers serve. `gpu`, `gpu_count`: as the proxy can't know them."""
+    """`target.model`: empty for the model that all workers serve. `gpu`, `gpu_count`: the proxy cannot know them."""
 
     target: Target
     gpu: str = ""
@@ -27,16 +27,16 @@ class TargetPlan:
     limits: RunLimits = field(default_factory=RunLimits)
     trace: Sequence[float] | None = None
 
-    def open(self) -> TargetStation:
-        return TargetStation(self)
+    def open(self) -> TargetBackend:
+        return TargetBackend(self)
 
 
-class TargetStation:
+class TargetBackend:
     def __init__(self, plan: TargetPlan) -> None:
         self._plan = plan
 
     def survey(self, samples: tuple[Run, ...]) -> Survey:
-        """PPDError unless the proxy answers, takes the admin key, and has workers that serve one model."""
+        """PPDError unless the proxy answers, accepts the admin key, and all workers serve the model."""
         return asyncio.run(self._survey(samples))
 
     def measure(self, run: Run) -> RunResult:
@@ -70,7 +70,7 @@ class TargetStation:
 
 
 def served_model(view: FleetView, target: Target) -> str:
-    """The one that is asked for, else the only one; ConfigError where the fleet as a whole does not serve it."""
+    """The model asked for, else the only one; ConfigError where not all workers serve it."""
     served, wanted = view.models, target.model
     if wanted in served or (not wanted and len(served) == 1):
         return wanted or served[0]

@@ -1,7 +1,7 @@
-"""What `ppd bench` leaves behind: the records of a run that is no cell of a sweep.
+"""The result file of `ppd bench`.
 
-The file is a run's (gzipped JSON lines, one array a request) with a head of its own kind, as a workload from a file or
-against an unknown fleet has neither topology nor x.
+It looks like a run's file (gzipped JSON lines, one array a request) but has a head of its own kind: a workload from a
+file, or against an unknown fleet, has neither topology nor x.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ def encode(result: BenchResult) -> bytes:
 
 
 def decode(data: bytes) -> BenchResult:
-    """FormatError names what is missing, unknown or of another version."""
     head, records = decode_rows(data, _Head, _RECORD.decode, kind=KIND, version=VERSION)
     if len(records) != head.requests:
         raise FormatError(f"not whole: {len(records)} of {head.requests} requests")

@@ -16,25 +16,25 @@ from ..experiment.records import Record
 from ..load.client import open_session
 from ..load.dialogue import check_lengths, too_short
 from ..load.local_tokenizer import LocalTokenizer
-from ..load.open_player import playing
+from ..load.measure import playing
 from ..load.player import Progress
 from ..load.server_tokenizer import ServerTokenizer
 from ..load.target import Api, Target
-from ..traces import TracedConversation
+from ..traces.turns import TracedConversation
 from .workloads import Pace, scripts_for, with_outputs, within
 
-USUAL_OUTPUT = 128  # tokens of an answer whose length is told nowhere
+USUAL_OUTPUT = 128  # tokens of an answer of unknown length
 _ASK_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """`target.model` may be empty: the endpoint's only one."""
+    """`target.model` may be empty where the endpoint serves one model."""
 
     target: Target
     api: Api | None  # None: chat where there is text, else completions
     conversations: Sequence[TracedConversation]
-    recorded: bool  # they are a file's, whose lengths are followed as far as can be
+    recorded: bool  # from a file; their lengths are kept as far as possible
     pace: Pace
     seed: int = 0
     until_s: float = math.inf
@@ -52,7 +52,7 @@ class _Cards(msgspec.Struct):
 
 
 async def prepared(bench: Bench, note: Callable[[str], None]) -> Bench:
-    """With the model, the endpoint and every length settled. `note` is told what differs from what was ordered."""
+    """The bench with its model, endpoint and all lengths settled. `note` is told what differs from the request."""
     async with open_session(bench.target) as session:
         card = await _card(session, bench.target)
         target = replace(bench.target, model=card.id, api=bench.api or _natural(bench.conversations))
@@ -69,7 +69,7 @@ async def play(
     progress: Callable[[Progress], None],
     note: Callable[[str], None],
 ) -> None:
-    """Plays what is prepared; ConfigError where the endpoint cannot be sent such prompts."""
+    """ConfigError where the endpoint cannot be sent such prompts."""
     scripts = scripts_for(bench.conversations, bench.pace, bench.seed)
     async with playing(
         scripts, bench.target, record, progress=progress, seed=bench.seed, until_s=bench.until_s
@@ -90,7 +90,6 @@ def _natural(conversations: Sequence[TracedConversation]) -> Api:
 
 
 async def _card(session: aiohttp.ClientSession, target: Target) -> _Card:
-    """The model to be asked; ConfigError where it is not told and not the only one."""
     try:
         async with asyncio.timeout(_ASK_S):
             async with session.get(target.at("/v1/models"), headers=target.headers()) as response:

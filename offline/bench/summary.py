@@ -18,7 +18,7 @@ NOTE = "± half the 95 % interval of the mean, taking requests as independent. F
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchSummary:
-    """Figures of some of a bench's requests; None where none of them tells."""
+    """Figures of a group of requests; None where no request has the figure."""
 
     requests: int
     failures: int
@@ -32,7 +32,6 @@ class BenchSummary:
 
 
 def summarize(records: Sequence[Record], span_s: float | None) -> BenchSummary:
-    """Rates are over `span_s`; None where no request finished."""
     finished = [record for record in records if not record.error]
     told = [record for record in finished if record.cached_tokens is not None]
     prompt = sum(record.prompt_tokens for record in told)
@@ -51,13 +50,12 @@ def summarize(records: Sequence[Record], span_s: float | None) -> BenchSummary:
 
 
 def span_s(records: Sequence[Record]) -> float | None:
-    """From when the first request was to be sent to the last token of one that finished."""
+    """From the time the first request was due to the last token of a finished one."""
     ends = [record.last_token_s for record in records if record.last_token_s is not None and not record.error]
     return max(ends) - min(record.scheduled_s for record in records) if ends else None
 
 
 def results_table(records: Sequence[Record]) -> Table:
-    """Turn 1, later turns, all."""
     groups = {
         "turn 1": [record for record in records if record.turn == 1],
         "later turns": [record for record in records if record.turn > 1],
@@ -75,7 +73,6 @@ def results_table(records: Sequence[Record]) -> Table:
 
 
 def reasons(records: Sequence[Record], limit: int = 5) -> list[str]:
-    """Why requests failed, the most frequent first."""
     return [f"{count} x {error}" for error, count in Counter(r.error for r in records if r.error).most_common(limit)]
 
 

@@ -11,14 +11,14 @@ from ppd.proxy.errors import ConfigError
 
 from ..load.script import Script
 from ..load.server_tokenizer import Tokenizer
-from ..traces import Blocks, TracedConversation, TracedTurn
+from ..traces.turns import Blocks, TracedConversation, TracedTurn
 
 CHARACTERS_PER_TOKEN = 4  # of a recorded answer, where nobody can count its tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationShape:
-    """Conversations that are all alike, in tokens."""
+    """Identical conversations, in tokens."""
 
     first: tuple[int, int]  # new tokens of the first turn, and of its answer
     later: tuple[int, int]
@@ -50,7 +50,7 @@ class ConversationShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """When conversations begin: `qps` a second, as recorded and `speed` times as fast, or some at a time."""
+    """When conversations begin: `qps` a second; as recorded, `speed` times as fast; or `concurrency` at a time."""
 
     qps: float | None = None
     speed: float = 1.0
@@ -65,7 +65,7 @@ class Pace:
 
 
 def scripts_for(conversations: Sequence[TracedConversation], pace: Pace, seed: int) -> list[Script]:
-    """In order of arrival. ConfigError where recorded arrivals are asked for and none are there."""
+    """In order of arrival. ConfigError where recorded arrivals are needed and missing."""
     arrivals = _arrivals(conversations, pace, seed)
     order = sorted(range(len(conversations)), key=lambda at: arrivals[at])
     return [
@@ -75,7 +75,7 @@ def scripts_for(conversations: Sequence[TracedConversation], pace: Pace, seed: i
 
 
 def within(conversations: Sequence[TracedConversation], limit: int) -> list[TracedConversation]:
-    """Each as far as its context, its answers included, stays within `limit` tokens; text is not counted."""
+    """Each conversation cut where its context, answers included, exceeds `limit` tokens; text is not counted."""
     cut = []
     for conversation in conversations:
         turns: list[TracedTurn] = []
@@ -91,7 +91,6 @@ def within(conversations: Sequence[TracedConversation], limit: int) -> list[Trac
 
 
 def with_pauses_of(conversations: Sequence[TracedConversation], most_s: float) -> list[TracedConversation]:
-    """The same with no pause above `most_s`."""
     return [
         replace(
             conversation,
@@ -107,7 +106,7 @@ def with_pauses_of(conversations: Sequence[TracedConversation], most_s: float) -
 async def with_outputs(
     conversations: Sequence[TracedConversation], asked: int | None, usual: int, tokenizer: Tokenizer
 ) -> list[TracedConversation]:
-    """Every turn with the length of its answer: the one asked for, as recorded, that of its text, or the usual one."""
+    """Sets each answer's length: `asked`, else as recorded, else that of its recorded text, else `usual`."""
     counts = {} if asked else await _lengths(conversations, tokenizer)
     return [
         replace(
@@ -122,7 +121,6 @@ async def with_outputs(
 
 
 async def _lengths(conversations: Sequence[TracedConversation], tokenizer: Tokenizer) -> dict[str, int]:
-    """Tokens of the answers that are recorded as text only: counted, or guessed where nobody counts."""
     turns = [turn for conversation in conversations for turn in conversation.turns]
     texts = dict.fromkeys(turn.reply for turn in turns if turn.output_tokens is None and turn.reply)
     try:
@@ -145,7 +143,7 @@ def _arrivals(conversations: Sequence[TracedConversation], pace: Pace, seed: int
 
 
 def _hastened(turns: Sequence[TracedTurn], pace: Pace) -> list[TracedTurn]:
-    """Recorded pauses shrink as recorded arrivals do."""
+    # Recorded pauses shrink as recorded arrivals do.
     if pace.speed == 1:
         return [*turns]
     return [replace(turn, think_s=turn.think_s / pace.speed, gap_s=turn.gap_s / pace.speed) for turn in turns]

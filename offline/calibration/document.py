@@ -1,4 +1,4 @@
-"""The calibration for people: the costs, and the errors of every configuration in every region, good or bad."""
+"""The calibration as a document: the costs, and the errors of every configuration in every region."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .errors import Errors, markdown
 
 @dataclass(frozen=True, slots=True)
 class Without:
-    """A fit under another assumption, to show what the assumption is worth."""
+    """A fit without one assumption, to show what the assumption is worth."""
 
     assumption: str
     lines: Sequence[Errors]
@@ -59,7 +59,6 @@ def _costs(profile: ProfileFile) -> list[str]:
 
 
 def _shown(name: str, value: float) -> str:
-    """Seconds in the unit that gives the shortest number."""
     if name.endswith("bytes_per_s"):
         return f"{value / 1e9:.4g} GB/s"
     if not name.endswith("_s"):

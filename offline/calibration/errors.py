@@ -16,7 +16,7 @@ from .observations import Observation
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Over the cells of one configuration in one region of the grid; TTFT and TPOT are means of later turns."""
+    """Over the cells of one configuration in one region; TTFT and TPOT are means of later turns."""
 
     config: str
     region: str
@@ -42,7 +42,6 @@ class Errors:
 
 
 def errors(observations: Sequence[Observation], simulated: Means, region: str, configs: Iterable[str]) -> list[Errors]:
-    """One line for each of these configurations that has a cell, in their order."""
     lines = []
     for config in configs:
         chosen = [place for place, one in enumerate(observations) if one.config == config]
@@ -69,7 +68,6 @@ def errors(observations: Sequence[Observation], simulated: Means, region: str, c
 
 
 def markdown(lines: Sequence[Errors], fitted_on: Sequence[str]) -> str:
-    """A table for people; configurations that the fit has seen are marked."""
     rows = [
         "| configuration | cells | TTFT: median, p90, bias | TPOT: median, p90, bias | first TTFT: median |",
         "|---|---|---|---|---|",

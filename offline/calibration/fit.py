@@ -1,8 +1,8 @@
 """Least squares over simulated runs: the costs under which the simulator comes closest to what was measured.
 
-Residuals are logarithms of simulated over measured means, so 10 % too much weighs as 10 % too little, at any load. A
-cell of n later turns weighs sqrt(n / (n + 10)); the first turn's TTFT, which nobody decides by, half. Large residuals
-count by their size, not their square (soft L1): the published tails have outliers of seconds.
+Residuals are logarithms of simulated over measured means, so 10 % too much weighs as 10 % too little at any load. A
+cell of n later turns weighs sqrt(n / (n + 10)). The first turn's TTFT decides nothing, so it has half the weight. Large
+residuals count by their size, not their square (soft L1): the published tails have outliers of seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from scipy.optimize import least_squares
 
 from ppd.servers.engine_profile.step_time import EngineProfile
 
-from ..simulation import Setup, simulate
+from ..simulation.setup import Setup
+from ..simulation.simulate import simulate
 from .observations import Observation
 
 FITTED = (
@@ -51,8 +52,11 @@ START = EngineProfile(
 
 FIRST_TURN_WEIGHT = 0.5
 HALF_WEIGHT_N = 10  # later turns at which a cell has 1/sqrt(2) of the weight of one with very many
-SOFT_FROM = 0.1  # of log error: beyond, a residual counts by its size
-STEPS = (0.03, 0.01)  # relative, for derivatives, one pass each: coarse, as requests fall into steps; then finer
+SOFT_FROM = 0.1  # of log error: larger residuals count by their size
+STEPS = (
+    0.03,
+    0.01,
+)  # relative, for derivatives, one pass each; the first is coarse because engine steps make the cost uneven
 
 Means = NDArray[np.float64]
 
@@ -60,12 +64,12 @@ Means = NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class Fitted:
     costs: EngineProfile
-    cost: float  # what is left, by `least_squares`
+    cost: float  # of `least_squares` at the end
     evaluations: int
 
 
 class Simulations:
-    """Simulates observations in so many processes; a context manager."""
+    """Simulates observations in a pool of processes; a context manager."""
 
     def __init__(self, jobs: int) -> None:
         self._pool = ProcessPoolExecutor(jobs)
@@ -90,7 +94,7 @@ def fit(
     evaluations: int,
     progress: Callable[[float], None] = lambda cost: None,
 ) -> Fitted:
-    """The costs nearest to the observations, starting from the setup's own; everything else of `setup` stays."""
+    """Searches from the setup's own costs; everything else of `setup` stays."""
     measured = np.array([observation.means for observation in observations])
     weights = np.array([math.sqrt(one.n / (one.n + HALF_WEIGHT_N)) for one in observations])[:, None]
     weights = weights * np.array([FIRST_TURN_WEIGHT, 1.0, 1.0])
@@ -121,14 +125,14 @@ def with_costs(setup: Setup, costs: EngineProfile) -> Setup:
 
 
 def _scaled(start: EngineProfile, logs: NDArray[np.float64]) -> EngineProfile:
-    """Costs are varied by factors, so none changes its sign."""
+    # Costs are varied by factors, so none changes its sign.
     factors = zip(FITTED, np.exp(logs).tolist(), strict=True)
     scaled: dict[str, Any] = {name: getattr(start, name) * factor for name, factor in factors}
     return replace(start, **scaled)
 
 
 def _rounded(costs: EngineProfile) -> EngineProfile:
-    """Four digits: more than the fit can tell, and a file that can be read."""
+    # Four digits are more than the fit can tell, and keep the file readable.
     rounded: dict[str, Any] = {name: float(f"{getattr(costs, name):.4g}") for name in FITTED}
     return replace(costs, **rounded)
 

@@ -1,7 +1,7 @@
-"""What a profile is fitted to: cells that were measured, with the runs that measured them.
+"""What a profile is fitted to: measured cells, each with the runs to simulate for it.
 
-The published grid gives cells of one run each, whose arrivals are not known: they are simulated with several seeds and
-the means compared. One's own sweep gives the very runs, so the very arrivals are simulated.
+The published grid has cells of one run each, whose arrivals are not known: they are simulated with several seeds and
+the means are compared. An own sweep has the runs themselves, so the same arrivals are simulated.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 from ..experiment.cells import MeasuredCell, gather
 from ..experiment.records import Outcome, RunResult
 from ..experiment.run import Run
-from ..tables import published_rows
+from ..tables.published_cells import SECONDS, config_of, read_cells
 
-LEAST_SHARE = 0.99  # of requests that must have finished: a run that lost some measured the survivors
+LEAST_SHARE = 0.99  # of requests that must have finished: a run that lost some measured only the survivors
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,6 @@ class Observation:
 
 
 def from_published(path: Path, seeds: int) -> list[Observation]:
-    """The cells of a published grid that did not fail, each with runs of 10 s under so many seeds."""
-
     def runs(cell: MeasuredCell) -> tuple[Run, ...]:
         return tuple(
             Run(
@@ -48,16 +46,15 @@ def from_published(path: Path, seeds: int) -> list[Observation]:
                 qps=cell.qps,
                 x=cell.x,
                 seed=seed,
-                seconds=published_rows.SECONDS,
+                seconds=SECONDS,
             )
             for seed in range(seeds)
         )
 
-    return _observations((cell, runs(cell)) for cell in published_rows.read(path))
+    return _observations((cell, runs(cell)) for cell in read_cells(path))
 
 
 def from_sweep(results: Iterable[RunResult]) -> list[Observation]:
-    """The cells of a sweep, with the runs that finished."""
     by_cell: dict[str, list[RunResult]] = {}
     for result in results:
         if result.outcome is Outcome.FINISHED:
@@ -66,13 +63,13 @@ def from_sweep(results: Iterable[RunResult]) -> list[Observation]:
 
 
 def unrecognised_share(path: Path, local: str, split: str) -> float:
-    """Share of the later turns of configuration `local` that went through P all the same, from a published grid.
+    """The share of later turns of configuration `local` that went through P although they should have stayed on D.
 
-    The prototype knows a conversation by a piece of its text and sends what it does not recognise through P. Most
-    local turns are at the median; what lifts the mean above it are turns with the latency of `split`:
-    (mean - median) / (mean of `split` - median), the median of that over cells of small context and 2 to 8 QPS.
+    The prototype recognises a conversation by a piece of its text and sends what it does not recognise through P. Most
+    local turns have the median TTFT. Turns with the TTFT of `split` lift the mean above it, so their share is
+    (mean - median) / (mean of `split` - median); this returns its median over cells of small context and 2 to 8 QPS.
     """
-    cells = {(published_rows.config_of(cell), cell.workload.name, cell.qps): cell for cell in published_rows.read(path)}
+    cells = {(config_of(cell), cell.workload.name, cell.qps): cell for cell in read_cells(path)}
     shares = []
     for (config, workload, qps), cell in cells.items():
         other = cells.get((split, workload, qps))
@@ -92,7 +89,7 @@ def _observations(cells: Iterable[tuple[MeasuredCell, Sequence[Run]]]) -> list[O
             continue
         observations.append(
             Observation(
-                published_rows.config_of(cell),
+                config_of(cell),
                 cell.workload.first.name,
                 cell.qps,
                 later.n,

@@ -1,4 +1,4 @@
-"""Where measurements for a calibration come from, and what is known about how they were made."""
+"""Where measurements for a calibration come from, and what is known of how they were made."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from ppd.proxy.errors import FormatError
 from ppd.servers.engine_profile.profile_file import ProfileFile, Status, Transfers
 
 from ..experiment.run import Topology
-from ..simulation import Setup
+from ..simulation.setup import Setup
 from ..sweep.folder import SweepFolder
-from ..tables import published_rows
+from ..tables import published_cells
 from .fit import START
 from .observations import Observation, from_published, from_sweep, unrecognised_share
 
-SEEDS = 2  # that a published cell is simulated with: its own arrivals are not known
+SEEDS = 2  # for a published cell, whose own arrivals are not known
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A part of the grid that is judged by itself."""
+    """A part of the grid with errors of its own."""
 
     name: str
     context: str | None = None  # None: any
@@ -37,7 +37,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSource:
-    """Measured cells, the setup that resembles their making, and the regions: fitted on, checked on, and the rest."""
+    """Measured cells, the setup that resembles how they were made, and the regions to fit, to check and to report."""
 
     observations: list[Observation]
     setup: Setup
@@ -54,17 +54,17 @@ class CalibrationSource:
         return tuple(dict.fromkeys(one.config for one in self.observations))
 
 
-PUSHING = ("p2p_nccl", "whole")  # how a connector that moves whole prompts is called in an origin
+PUSHING = ("p2p_nccl", "whole")  # how an origin's `connector` begins where whole prompts are moved
 USUAL_CAPACITY_TOKENS = 400_000
 
 
 def open_source(path: Path, kv_capacity_tokens: int | None = None) -> CalibrationSource:
-    """A sweep's folder, or the rows of a published grid. `kv_capacity_tokens`: of one engine; no record tells it."""
+    """A sweep's folder, or the rows of a published grid. `kv_capacity_tokens`: of one engine; no record holds it."""
     return _sweep(path, kv_capacity_tokens) if path.is_dir() else _published(path, kv_capacity_tokens)
 
 
 def _published(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
-    """The paper's grid. Beyond these regions its 50 connections are all taken, and what it measures is its client."""
+    # Beyond these regions the client's 50 connections are all in use, and the figures measure the client.
     small, large = (
         Region("small context, QPS 0.5 to 8", "small", to_qps=8),
         Region("large, 0.5 to 2", "large", to_qps=2),
@@ -91,7 +91,7 @@ def _published(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
     )
     setup = Setup(
         profile=profile,
-        connections=published_rows.CONNECTIONS,
+        connections=published_cells.CONNECTIONS,
         retokenised_replies=True,
         published_routing=True,
         unrecognised=round(unrecognised_share(path, "1P_3pD", "1P_3D"), 3),
@@ -111,7 +111,7 @@ def _published(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
 
 
 def _sweep(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
-    """One's own measurements; every configuration is fitted on unless the caller holds some back."""
+    # Every configuration is fitted unless the caller holds some back.
     results = list(SweepFolder(path).results())
     observations = from_sweep(results)
     if not observations:

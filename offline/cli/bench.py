@@ -27,7 +27,8 @@ from ..bench.workloads import ConversationShape, Pace, with_pauses_of
 from ..experiment.records import Origin, Record, in_order
 from ..load.player import Progress
 from ..load.target import Api, Target
-from ..traces import TracedConversation, read
+from ..traces.formats import read
+from ..traces.turns import TracedConversation
 
 USUAL_CONVERSATIONS = 100
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
@@ -36,7 +37,7 @@ _REFRESH_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The flags, as given; None where one was not."""
+    """The flags as given; None for one that was not."""
 
     url: str
     model: str | None
@@ -85,7 +86,6 @@ class Options:
         return self.trace or self.conversations
 
     def workload(self) -> tuple[str, list[TracedConversation]]:
-        """What it is called, and its conversations."""
         if self.file is not None:
             conversations = read(self.file)[: self.max_conversations]
             if self.max_think_s is not None:
@@ -189,7 +189,7 @@ def command(**flags: Any) -> None:
 
 
 def _run(options: Options) -> BenchResult:
-    """Measures, shows and saves; after Ctrl-C what there is."""
+    # After Ctrl-C it shows and saves what was measured until then.
     name, conversations = options.workload()
     records, interrupted, notes = list[Record](), False, Console(stderr=True)
     note = partial(_note, notes)
@@ -222,7 +222,7 @@ def _run(options: Options) -> BenchResult:
 
 @contextmanager
 def _shown(console: Console) -> Iterator[Callable[[Progress], None]]:
-    """A line on a terminal, drawn at most four times a second and by no thread of its own."""
+    """A progress line, drawn at most four times a second and without a thread of its own."""
     form = "{task.completed}/{task.total} requests, {task.fields[waiting]} in flight, {task.fields[failed]} failed"
     drawn_s = -math.inf
     with Bar(

@@ -1,4 +1,4 @@
-"""`ppd-build-table`: sweeps a grid in one of three ways, and makes tables and a report of what was measured."""
+"""`ppd-build-table`: sweeps a grid in one of three ways, and makes tables and a report of the results."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tables(folder: Path, name: str, source: str, licence: str, note: str) -> Non
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="With --published: where the report goes.")
 def report(folder: Path | None, published: Path | None, out: Path | None) -> None:
     """Write a sweep's report: one HTML page, and its figures."""
-    from ..report import write_published_report, write_report
+    from ..report.write import write_published_report, write_report
 
     if folder is not None and published is None and out is None:
         click.echo(write_report(folder))
@@ -73,7 +73,7 @@ def _list(flags: BuildTableFlags) -> int:
 
 
 def _sweep(flags: BuildTableFlags) -> int:
-    """The exit code: 0, or 128 and the signal that ended it."""
+    """The exit code: 0, or 128 plus the signal that ended it."""
     job = prepare(flags, click.echo)
     folder, number = job.folder, 0
     if job.schedule.waiting:
@@ -87,7 +87,7 @@ def _sweep(flags: BuildTableFlags) -> int:
         raise ConfigError("no run finished, so there is nothing to make tables of")
     try:
         write_tables(folder)
-    except FormatError as exc:  # as after a sweep of replicas alone
+    except FormatError as exc:  # for example after a sweep of replicas only
         click.echo(f"no table: {exc.message}")
     return 0
 
@@ -95,11 +95,11 @@ def _sweep(flags: BuildTableFlags) -> int:
 def write_tables(
     folder: SweepFolder, name: str = "", source: str = "ppd-build-table", licence: str = "", note: str = ""
 ) -> None:
-    """Files in the folder's `tables/`, and a line for each. FormatError where no cell has both arms."""
+    """Writes the folder's `tables/` and prints each path. FormatError where no cell has both arms."""
     from ..tables import build
 
     name = name or re.sub(r"[^A-Za-z0-9_.-]+", "-", folder.path.resolve().name)
-    build.write_tables([], folder.tables)  # none stays that the runs no longer bear out
+    build.write_tables([], folder.tables)  # tables that the runs no longer support must not stay
     tables = build.build_tables(folder.results(), name=name, source=source, licence=licence, note=note)
     for path in build.write_tables(tables, folder.tables):
         click.echo(path)

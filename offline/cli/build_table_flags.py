@@ -10,7 +10,7 @@ import click
 
 from ppd.servers.engine_profile.profile_file import Transfers
 
-from ..load import Api
+from ..load.target import Api
 
 TRANSFERS = tuple(one.value for one in Transfers)
 APIS = (Api.COMPLETIONS.value, Api.CHAT.value)
@@ -43,7 +43,7 @@ class BuildTableFlags:
     api: str
     tokenizer: Path | None
     request_timeout: float
-    admin_key: str  # of PPD_ADMIN_KEY: on a command line all would see it
+    admin_key: str  # from PPD_ADMIN_KEY: every user of the machine can see a command line
     admin_key_file: Path | None
     gpu: str
     gpu_count: int
@@ -57,7 +57,7 @@ class BuildTableFlags:
         return self.out
 
     def check(self, given: Collection[str]) -> None:
-        """One way of measuring, and nothing `given` that it would not look at."""
+        """UsageError unless exactly one way of measuring is chosen and every flag in `given` applies to it."""
         ways = {"simulate": self.simulate, "launch": self.launch, "target": bool(self.targets)}
         chosen = [way for way, is_chosen in ways.items() if is_chosen]
         if len(chosen) != 1:
@@ -71,7 +71,6 @@ class BuildTableFlags:
 
 
 def flag(name: str) -> str:
-    """As it is typed."""
     return {"targets": "--target", "engine_args": "--engine-arg", "listing": "--list"}.get(
         name, f"--{name.replace('_', '-')}"
     )

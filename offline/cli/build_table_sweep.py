@@ -1,4 +1,4 @@
-"""A sweep as `ppd-build-table` runs it: begins or resumes a folder, measures what is left, ends in order."""
+"""A sweep as `ppd-build-table` runs it: begins or resumes a folder, measures what is left, stops on a signal."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from ..experiment.run import POISSON
 from ..sweep import grid_file
 from ..sweep.folder import How, SweepFolder
 from ..sweep.grid import Grid
-from ..sweep.loop import Loop, Place, survey, utc_now
+from ..sweep.loop import Loop, SurveyedExecutor, survey, utc_now
 from ..sweep.progress import Display, RunDurations, arrivals_s, spoken
 from ..sweep.schedule import Schedule
-from ..traces import arrival_times
+from ..traces.formats import arrival_times
+from .build_table_executors import how_of, open_executors
 from .build_table_flags import BuildTableFlags
-from .build_table_slots import how_of, open_slots
 
 USUAL_GRID = "paper"
 
 
 @dataclass(frozen=True, slots=True)
 class SweepJob:
-    """What is to be done, from the flags and what the folder holds."""
+    """What is to be done, by the flags and what the folder holds."""
 
     flags: BuildTableFlags
     grid: Grid
-    folder: SweepFolder | None  # None: it is begun when there is something to measure with
-    schedule: Schedule  # without what need not be measured again
-    pace: RunDurations  # of the runs that are there
+    folder: SweepFolder | None  # None: created once the executors are ready
+    schedule: Schedule  # of what is still to be measured
+    pace: RunDurations  # from the existing runs
 
 
 def prepare(flags: BuildTableFlags, say: Callable[[str], None]) -> SweepJob:
@@ -66,7 +66,7 @@ def prepare(flags: BuildTableFlags, say: Callable[[str], None]) -> SweepJob:
 
 
 def look(flags: BuildTableFlags) -> SweepJob:
-    """The same, and nothing is changed."""
+    """As `prepare`, but changes nothing."""
     return _job(flags, _folder(flags) if flags.out else None, lambda path, reason: None)
 
 
@@ -88,7 +88,6 @@ def _job(flags: BuildTableFlags, folder: SweepFolder | None, unreadable: Callabl
 
 
 def _grid(flags: BuildTableFlags, folder: SweepFolder | None) -> Grid:
-    """The one that is asked for, else that of the folder, else the usual one."""
     grid = folder.sweep.grid if folder and not flags.grid else grid_file.read(flags.grid or USUAL_GRID)
     seeds = flags.seeds or grid.seeds
     return msgspec.structs.replace(
@@ -100,7 +99,6 @@ def _grid(flags: BuildTableFlags, folder: SweepFolder | None) -> Grid:
 
 
 def list_runs(flags: BuildTableFlags) -> None:
-    """Every run that is left, and on standard error how long they take together."""
     job = look(flags)
     waiting = job.schedule.waiting
     for run in waiting:
@@ -115,44 +113,46 @@ def list_runs(flags: BuildTableFlags) -> None:
 
 
 def measure(job: SweepJob, console: Console) -> tuple[SweepFolder | None, int]:
-    """The folder, and 0 or the signal that ended the sweep. ConfigError where it ended by itself, too early."""
+    """The folder, and 0 or the signal that ended the sweep. ConfigError where no fleet can measure what is left."""
     schedule = job.schedule
     with ExitStack() as stack:
         trace = _trace(job.grid)
-        slots = open_slots(job.flags, trace, len(schedule.waiting), stack)
+        executors = open_executors(job.flags, trace, len(schedule.waiting), stack)
         came = stack.enter_context(_signals())
 
         def is_stopped() -> bool:
             return came() != 0
 
-        places = survey(slots, schedule.waiting, is_stopped, lambda line: console.print(Text(line), soft_wrap=True))
+        def note(line: str) -> None:
+            console.print(Text(line), soft_wrap=True)
+
+        surveyed = survey(executors, schedule.waiting, is_stopped, note)
         if is_stopped():
             return job.folder, came()
-        reachable = set().union(*(place.topologies for place in places))
-        folder = _taken_up(job, places, how_of(job.flags, trace))
-        display = stack.enter_context(Display(console, schedule, job.pace, len(slots), time.monotonic))
-        Loop(schedule, folder, display, is_stopped).drive(places)
+        reachable = set().union(*(one.topologies for one in surveyed))
+        folder = _taken_up(job, surveyed, how_of(job.flags, trace))
+        display = stack.enter_context(Display(console, schedule, job.pace, len(executors), time.monotonic))
+        Loop(schedule, folder, display, is_stopped).drive(surveyed)
     if not came() and (left := [run for run in schedule.waiting if run.topology in reachable]):
         raise ConfigError(f"{len(left)} runs are left that no fleet can measure now; --resume goes on with them")
     return folder, came()
 
 
 def _trace(grid: Grid) -> Sequence[float] | None:
-    """Read here, once: the processes that need it may be on machines that do not have the file."""
+    # Read here, once: executors may be on machines that do not have the file.
     return None if grid.arrivals == POISSON else tuple(arrival_times(Path(grid.arrivals)))
 
 
-def _taken_up(job: SweepJob, places: Sequence[Place], how: How) -> SweepFolder:
-    """The folder, which holds what these places measure and nothing else."""
-    folder = job.folder or SweepFolder.create(job.flags.folder, job.grid, places[0].survey.origin, utc_now(), how)
-    for place in places:
-        folder.take_up(job.grid, place.survey.origin, how)
+def _taken_up(job: SweepJob, surveyed: Sequence[SurveyedExecutor], how: How) -> SweepFolder:
+    folder = job.folder or SweepFolder.create(job.flags.folder, job.grid, surveyed[0].survey.origin, utc_now(), how)
+    for one in surveyed:
+        folder.take_up(job.grid, one.survey.origin, how)
     return folder
 
 
 @contextmanager
 def _signals() -> Iterator[Callable[[], int]]:
-    """The signal that came first, 0 if none has: SIGINT and SIGTERM end a sweep in order, a second one at once."""
+    """Yields the first signal, or 0. SIGINT and SIGTERM end a sweep in order; a second signal exits at once."""
     came: list[int] = []
 
     def take(number: int, _: FrameType | None) -> None:

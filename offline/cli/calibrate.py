@@ -22,7 +22,7 @@ from ..calibration.errors import Errors, errors, markdown
 from ..calibration.fit import Simulations, fit, with_costs
 from ..calibration.sources import CalibrationSource, Region, open_source
 from ..experiment.files import write_whole
-from ..simulation import Setup
+from ..simulation.setup import Setup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,7 @@ def _assumptions(setup: Setup) -> list[str]:
 def _withouts(
     source: CalibrationSource, simulations: Simulations, evaluations: int, console: Console
 ) -> Sequence[Without]:
-    """Each fitted anew, or the comparison would be with costs that make up for the assumption."""
+    # Each is fitted anew: the old costs would make up for the missing assumption.
     found = []
     for holds, text, drop in _ASSUMPTIONS.values():
         if holds(source.setup):

@@ -1,7 +1,6 @@
 """The programs `ppd` and `ppd-build-table`.
 
-The proxy and the engines start where the extra `offline` (NumPy and the like) is not installed; a command that needs it
-says so.
+The proxy and the engines start without the extra `offline` (NumPy and the like). A command that needs it says so.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from ppd.servers.cli.main import Commands as FleetCommands
 
 COMMANDS = {
     **OF_FLEETS,
+    "table": ("ppd.offline.cli.table", "Show, import and score decision tables."),
     "bench": ("ppd.offline.cli.bench", "Play one workload against any OpenAI-compatible endpoint."),
     "calibrate": ("ppd.offline.cli.calibrate", "Fit an engine profile to measurements."),
 }
@@ -37,7 +37,6 @@ def main() -> None:
 
 
 def build_table() -> None:
-    """The program `ppd-build-table`."""
     try:
         program = _module("ppd.offline.cli.build_table", "ppd-build-table")
     except click.ClickException as exc:
@@ -47,7 +46,7 @@ def build_table() -> None:
 
 
 def _module(name: str, command: str) -> ModuleType:
-    """A command's module; ClickException, naming the extra, where what it needs is not installed."""
+    """ClickException that names the extra, where it is not installed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:

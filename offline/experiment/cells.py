@@ -1,7 +1,7 @@
 """Runs gathered into cells: what one combination of the sweep's axes measured, over all its seeds.
 
-Tables, reports and calibration read these. Failed requests are counted and enter no other figure; the warm-up
-enters none. `is_evidence` says of which cells the figures may be compared, for tables and reports alike.
+Tables, reports and calibration read cells. Failed requests are counted and are in no other figure; the warm-up is in
+none. `is_evidence` says which cells may be compared, for tables and reports alike.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from .records import Outcome, Record, RunResult
 from .run import Workload
 from .statistics import Estimate, estimate, percentile
 
-ROUTES: Final = {0.0: Route.SPLIT, 1.0: Route.LOCAL}  # by x: the one way of an arm's later turns
+ROUTES: Final = {0.0: Route.SPLIT, 1.0: Route.LOCAL}  # of an arm's later turns, by x
 MAX_FAILED_SHARE: Final = 0.05  # of requests, and of later turns; the paper calls a service degraded beyond it
-MIN_OWN_SHARE: Final = 0.9  # of an arm's later turns must go its way
+MIN_OWN_SHARE: Final = 0.9  # of an arm's later turns that must take its route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCell:
-    """Times in s; None where no request tells. Later turns are those after a conversation's first."""
+    """Times in s; None where no request has the figure. Later turns are those after a conversation's first."""
 
     topology: str
     x: float | None
@@ -41,34 +41,32 @@ class MeasuredCell:
     later_tpot_s: Estimate | None
     tokens_per_s: float | None  # generated, from the first scheduled request to the last token; mean of the runs
     failed: tuple[str, ...] = ()  # why runs failed
-    local_turns: int = 0  # later turns that finished, by the way they went; what a mixed fleet gave to its R is in none
+    local_turns: int = 0  # finished later turns by route; those of replicas are in neither
     split_turns: int = 0
-    lateness_p99_s: float | None = None  # from when a request was to be sent until it was
+    lateness_p99_s: float | None = None  # from the time a request was due until it was sent
 
     @property
     def local_share(self) -> float | None:
-        """What x came to; it is less where turns that were to be LOCAL had to be SPLIT."""
+        """The x that was reached; it is lower than asked where turns that were to be LOCAL had to be SPLIT."""
         chosen = self.local_turns + self.split_turns
         return self.local_turns / chosen if chosen else None
 
     @property
     def mode(self) -> str:
-        """The paper's categories: `replica`, `hybrid`, `x=0`, `0<x<1`, `x=1`."""
         if "R" in self.topology:
             return "hybrid" if self.x is not None else "replica"
         return {0.0: "x=0", 1.0: "x=1"}.get(self.x or 0.0, "0<x<1")
 
 
 def is_evidence(cell: MeasuredCell) -> bool:
-    """Whether its figures may be compared."""
     return not why_no_evidence(cell)
 
 
 def why_no_evidence(cell: MeasuredCell) -> str:
-    """Empty where it is evidence.
+    """Empty where the cell is evidence.
 
-    What gets through a failing fleet is not the workload any more, and what few turns go an arm's way are chosen by
-    what kept the others from it.
+    Requests that get through a failing fleet are another workload. Where few turns went the arm's way, whatever kept
+    the others from it selected them.
     """
     if cell.failed:
         return "; ".join(filter(None, dict.fromkeys(cell.failed))) or "a run failed"
@@ -86,9 +84,9 @@ def why_no_evidence(cell: MeasuredCell) -> str:
 
 
 def gather(results: Iterable[RunResult], *, own_way: bool = False) -> list[MeasuredCell]:
-    """The cells of these runs, in the order in which they first come.
+    """The cells of these runs, in order of first appearance.
 
-    own_way: at x=0 and x=1, figures of later turns are only of those that went the arm's way. The counts stay whole.
+    own_way: at x=0 and x=1, only later turns that went the arm's way enter the figures. The counts hold all turns.
     """
     by_cell: dict[str, list[RunResult]] = {}
     for result in results:

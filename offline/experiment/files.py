@@ -1,6 +1,6 @@
-"""Files on disk: written whole or not at all, and read with their name in every error.
+"""Files on disk: written whole or not at all, and read with their path in every error.
 
-Records lie in gzipped JSON lines: a head that says `kind` and `version`, then one row a line.
+Records are gzipped JSON lines: a head with `kind` and `version`, then one row a line.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class _Version(msgspec.Struct):
 
 
 def encode_rows(head: msgspec.Struct, rows: Iterable[msgspec.Struct]) -> bytes:
-    """The same head and rows give the same bytes."""
+    """Deterministic: the same head and rows give the same bytes."""
     return gzip.compress(_encoder.encode_lines([head, *rows]), compresslevel=5, mtime=0)
 
 
 def decode_rows(
     data: bytes, head: type[Head], row: Callable[[bytes], T], *, kind: str, version: int
 ) -> tuple[Head, tuple[T, ...]]:
-    """Head and rows, each row by `row`; FormatError names what is missing, unknown or of another version."""
+    """Each row is decoded by `row`. FormatError names what is missing, unknown or of another version."""
     try:
         first, *rows = gzip.decompress(data).splitlines()
         found = msgspec.json.decode(first, type=_Version)
@@ -52,7 +52,7 @@ def decode_rows(
 
 
 def load(path: Path, decode: Callable[[bytes], T]) -> T:
-    """What a file holds; FormatError begins with its path."""
+    """FormatError begins with the path."""
     try:
         return decode(path.read_bytes())
     except OSError as exc:
@@ -62,7 +62,7 @@ def load(path: Path, decode: Callable[[bytes], T]) -> T:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """The file is there whole, or as it was before; FormatError, and nothing is left behind, where a disk fills up."""
+    """The file is complete, or as it was before. FormatError where it cannot be written; nothing is left behind."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

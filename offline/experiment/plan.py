@@ -1,6 +1,6 @@
-"""The conversations that a run asks for: when they arrive, how long their turns are, which way each turn goes.
+"""The conversations of a run: when they arrive, how long their turns are, which way each turn goes.
 
-Everything is drawn from the run's seed. Runs that differ in `x` or topology only get the same arrivals, lengths and
+Everything is drawn from the run's seed. Runs that differ only in `x` or topology get the same arrivals, lengths and
 pauses, so that two arms are compared on the same draws.
 """
 
@@ -24,26 +24,25 @@ _ARRIVALS, _PAUSES, _ROUTES = range(3)  # independent streams of random numbers
 class PlannedTurn:
     new_tokens: int  # user's tokens that this turn adds to the prompt
     output_tokens: int
-    think_s: float  # from the end of the answer before to the sending of this one
-    route: Route  # the way that the harness forces
+    think_s: float  # from the end of the answer before it
+    route: Route  # that the load generator forces
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
     number: int  # in order of arrival, from 0
-    arrival_s: float  # since the run began; its first turn is to be sent then
+    arrival_s: float  # since the run began; its first turn is due then
     measured: bool  # False: it began in the warm-up
     shared_prefix_tokens: int
     turns: tuple[PlannedTurn, ...]
 
 
 def plan(run: Run, trace: Sequence[float] | None = None) -> list[Conversation]:
-    """The run's conversations in order of arrival. `trace`: arrival times in s, for a run that follows a trace."""
+    """In order of arrival. `trace`: arrival times in s, for a run that follows a trace."""
     return [_conversation(run, number, at_s) for number, at_s in enumerate(_arrivals(run, trace))]
 
 
 def _arrivals(run: Run, trace: Sequence[float] | None) -> list[float]:
-    """Until both `seconds` have passed and `conversations` have come, the warm-up not counted."""
     if trace is not None and len(trace) < 2:
         raise ConfigError(f"arrivals = {run.arrivals!r}: must hold at least two arrivals", param="arrivals")
     times: list[float] = []
@@ -58,12 +57,12 @@ def _arrivals(run: Run, trace: Sequence[float] | None) -> list[float]:
 
 
 def _gaps(run: Run, trace: Sequence[float] | None) -> Iterator[float]:
-    """Endless gaps between arrivals, in s, of mean 1/qps; a trace's own gaps, over and over."""
+    """Endless gaps between arrivals, in s, of mean 1/qps; a trace's gaps are scaled and repeated."""
     if trace is None:
         random = _random(run, _ARRIVALS)
         while True:
             yield from random.exponential(1 / run.qps, size=256).tolist()
-    with np.errstate(invalid="ignore", over="ignore"):  # no gap between times that are no numbers: refused below
+    with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity are refused below
         gaps = np.diff(np.asarray(trace, dtype=float))
     if gaps.min() < 0 or not 0 < gaps.sum() < np.inf:
         raise ConfigError(f"arrivals = {run.arrivals!r}: must rise over time", param="arrivals")
@@ -88,6 +87,6 @@ def _conversation(run: Run, number: int, at_s: float) -> Conversation:
 
 
 def _random(run: Run, stream: int, number: int = 0) -> np.random.Generator:
-    """A stream of its own for each use and conversation; `x`, topology and lengths of runs do not enter."""
+    # Independent for each use and conversation; x, topology and lengths are left out on purpose.
     cell = zlib.crc32(f"{run.workload.name} {run.qps:g}".encode())
     return np.random.default_rng([run.seed, cell, stream, number])

@@ -1,7 +1,7 @@
-"""What a run leaves behind: one row a request, raw, in a file of its own. Statistics are computed from these, later.
+"""The records of a run: one row a request, raw, in a file of its own. Statistics are computed from them later.
 
 A file is gzipped JSON lines: a head (the run, how it went, where it was done), then one array a request, its members in
-the order of `Record`. Times are seconds since the run began. Files are written beside and renamed, never half there.
+the order of `Record`. Times are seconds since the run began. Files are written beside and renamed.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ KIND: Final = "ppd-run"
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """One request. A failed one keeps what is known of it, but has no end: with an `error`, last_token_s is None."""
+    """One request. A failed one keeps what is known of it, except its end: with an `error`, last_token_s is None."""
 
     conversation: int  # number, in order of arrival
     turn: int  # 1-based
     measured: bool  # False: part of the warm-up
-    scheduled_s: float  # when it was to be sent: arrival, or the end of the answer before plus the pause
-    sent_s: float  # when it was
+    scheduled_s: float  # when it was due: at its arrival, or a pause after the answer before it
+    sent_s: float  # when it was really sent
     first_token_s: float | None
     last_token_s: float | None
     prompt_tokens: int
     cached_tokens: int | None  # of the prompt, as the answer reported; None: not reported
     output_tokens: int  # generated
-    route: str  # LOCAL, SPLIT or REPLICA: the way it really went
-    prefill: str  # the workers' names; empty where there was none or it is not known
+    route: str  # that it really took: LOCAL, SPLIT or REPLICA
+    prefill: str  # names of the workers; empty for none or unknown
     decode: str
     status: int  # HTTP; 0: no answer
     error: str = ""
 
     @property
     def ttft_s(self) -> float | None:
-        """From the intended send time, so that a harness that falls behind does not hide it."""
+        """From the time when the request was due, so that a late load generator does not hide its delay."""
         return None if self.first_token_s is None or self.error else self.first_token_s - self.scheduled_s
 
     @property
@@ -61,7 +61,7 @@ class Outcome(StrEnum):
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a run was done; empty text where that is not known."""
+    """Where a run was done; empty where that is not known."""
 
     backend: str  # simulate, launch, target
     engine: str  # "vllm 0.32.0", "ppd simulator"
@@ -74,29 +74,26 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def is_simulated(self) -> bool:
-        """No engine computed anything: runs in virtual time, or engines of `ppd sim`."""
+        """No real engine: runs in virtual time, or engines of `ppd sim`."""
         return self.backend == "simulate" or self.engine.partition(" ")[0] == "sim"
 
 
 def in_order(records: Iterable[Record]) -> tuple[Record, ...]:
-    """By conversation and turn; they are noted down as answers end."""
+    """By conversation and turn; records come in the order in which answers end."""
     return tuple(sorted(records, key=lambda record: (record.conversation, record.turn)))
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and what came of it."""
-
     run: Run
     outcome: Outcome
     origin: Origin
     started: str  # ISO 8601, UTC
-    wall_s: float  # that the run took here
+    wall_s: float  # that measuring took
     records: tuple[Record, ...]
     reason: str = ""  # why it failed
 
     @property
     def failures(self) -> int:
-        """Requests that did not finish."""
         return sum(bool(record.error) for record in self.records)
 
 
@@ -122,7 +119,6 @@ def encode(result: RunResult) -> bytes:
 
 
 def decode(data: bytes) -> RunResult:
-    """FormatError names what is missing, unknown or of another version."""
     head, records = decode_rows(data, _Head, _RECORD.decode, kind=KIND, version=VERSION)
     if len(records) != head.requests:
         raise FormatError(f"not a whole run: {len(records)} of {head.requests} requests")

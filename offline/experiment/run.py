@@ -1,7 +1,7 @@
 """What is measured: a workload, and one run of it on one topology with one share of LOCAL turns.
 
-A *cell* is a combination of the sweep's axes; a cell is measured by one run a seed. Runs are values: what they will ask
-for follows from their fields alone, so a run can be done anywhere, again, and at the same time as any other.
+A *cell* is a combination of the sweep's axes, and is measured by one run a seed. A run is a value: its fields determine
+its requests, so it can be done anywhere, repeated, and done at the same time as others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOPOLOGY = re.compile(r"\d+[PDR](?:_\d+[PDR])*")
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of turn: how many tokens it adds to the prompt, and how many the answer has."""
+    """One kind of turn: the tokens it adds to the prompt, and the tokens of its answer."""
 
     name: Name
     new_tokens: Tokens
@@ -49,7 +49,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def name(self) -> str:
-        """`small_tiny`, the paper's way; what differs from its two turns without a pause comes behind."""
+        """`small_tiny`, as in the paper; what differs from two turns without a pause is appended."""
         extra = "".join(
             f"-{label}{value:g}"
             for label, value, usual in (
@@ -63,7 +63,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def longest_context(self) -> int:
-        """Tokens of a whole conversation."""
         first, later = self.first, self.later
         rest = later.new_tokens + later.output_tokens
         return first.new_tokens + first.output_tokens + (self.turns - 1) * rest
@@ -80,7 +79,7 @@ class Topology:
 
     @classmethod
     def parse(cls, name: str) -> Topology:
-        """ConfigError unless it can answer: a D or an R, and a P only beside a D."""
+        """ConfigError unless the fleet can answer: it needs a D or an R, and P only beside D."""
         allowed = "counts of P, D and R such as 1P_3D, 4R or 1R_1P_2D, with a D or an R, and P only beside D"
         counts = {"P": 0, "D": 0, "R": 0}
         if not _TOPOLOGY.fullmatch(name):
@@ -98,7 +97,7 @@ class Topology:
 
     @property
     def replica_share(self) -> float:
-        """Share of conversations that a mixed fleet sends to its replicas: one slot for each D and R."""
+        """The share of conversations that go to replicas: each D and each R gets an equal share."""
         return self.replicas / (self.replicas + self.decodes)
 
 
@@ -122,7 +121,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def cell(self) -> str:
-        """Names the run but for its seed; a path of two folders and a stem."""
+        """The run without its seed, as a path of two folders and a stem."""
         x = "" if self.x is None else f"-x{self.x:.3g}"
         return f"{self.topology}{x}/{self.workload.name}/q{self.qps:g}"
 

@@ -1,4 +1,4 @@
-"""Figures over samples, each with how far it can be trusted. Percentiles and intervals are defined here alone."""
+"""Figures over samples, each with its uncertainty. Percentiles and intervals are defined only here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SLOPE_SPANS = 12
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A sample's figures, in its own unit. `std` and `half_width` are None where one value cannot tell."""
+    """In the sample's own unit. `std` and `half_width` are None where there is only one value."""
 
     n: int
     mean: float
@@ -29,7 +29,6 @@ class Estimate:
 
     @property
     def relative_width(self) -> float:
-        """Half the interval over the mean; infinite where there is none."""
         return math.inf if self.half_width is None or self.mean == 0 else self.half_width / abs(self.mean)
 
 
@@ -50,8 +49,9 @@ def half_width(values: Samples) -> float | None:
 def estimate(groups: Sequence[Samples]) -> Estimate | None:
     """Figures over all values of all groups; None where there are none.
 
-    groups: one a seed. Requests of one run wait for each other, so the interval of two groups or more is that of the
-    mean of the groups' means, which are independent; with one group it is that of its values, and too narrow.
+    groups: one a seed. Requests of one run wait for each other, but the means of groups are independent. So with two
+    groups or more the interval is that of the mean of their means; with one group it is over its values, and too
+    narrow.
     """
     filled = [np.asarray(group, dtype=float) for group in groups if len(group)]
     if not filled:

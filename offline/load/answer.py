@@ -1,4 +1,7 @@
-"""One streamed answer: when its tokens came, what it counted, what it said, and why it failed."""
+"""One streamed answer: when its tokens came, its usage, its text, and its error.
+
+Error texts go into records and onto the screen, so `short` cuts them, and removes keys and quoted prompts.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-DONE = b"[DONE]"
+DONE = b"[DONE]"  # the data of the last event
+LIMIT = 200  # characters of an error text
+_WINDOW = 16  # so many characters of the prompt in a row are a quotation
+_SHORTEST = 6  # fewer characters of a prompt can be in any sentence
+_CUT = "[...]"
 
 
 class _Details(msgspec.Struct):
@@ -41,8 +48,8 @@ class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: _Failure | str | None = None
-    message: str | None = None  # of an error whose members stand at the top
-    detail: object = None  # what a framework's own errors have
+    message: str | None = None  # of an error without an `error` member
+    detail: object = None  # of errors of web frameworks such as FastAPI
 
 
 _CHUNK = msgspec.json.Decoder(_Chunk)
@@ -50,7 +57,7 @@ _CHUNK = msgspec.json.Decoder(_Chunk)
 
 @dataclass(slots=True)
 class Answer:
-    """Times in s since the run began. `error` is the server's own words, or says what is wrong; empty: none."""
+    """Times in s since the run began. `error`: the server's own words, or what is wrong; empty if nothing is."""
 
     sent_s: float = 0.0
     first_token_s: float | None = None
@@ -60,8 +67,8 @@ class Answer:
     prompt_tokens: int = 0
     cached_tokens: int | None = None
     output_tokens: int = 0
-    counted: bool = False  # usage has come
-    finished: bool = False  # the stream's own end has come
+    counted: bool = False  # the usage has arrived
+    finished: bool = False  # [DONE] has arrived
     route: str = ""
     prefill: str = ""
     decode: str = ""
@@ -74,7 +81,6 @@ class Answer:
         return "".join(self.texts)
 
     def read(self, data: bytes, at_s: float) -> None:
-        """The data of one event."""
         if data == DONE:
             self.finished = True
             return
@@ -91,7 +97,7 @@ class Answer:
             self._take(choice, at_s)
 
     def judge(self, asked_tokens: int | None) -> None:
-        """What is wrong with an answer that the server believes to be whole."""
+        """Sets `error` where an answer ended normally but is not complete."""
         if self.error:
             return
         if not self.finished:
@@ -126,7 +132,7 @@ class Answer:
 
 
 def error_message(body: bytes) -> str:
-    """What a server says is wrong, whichever of the usual shapes it says it in; empty where it says nothing."""
+    """The message of an error body in any of the usual shapes; empty where it has none."""
     try:
         chunk = _CHUNK.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -136,14 +142,8 @@ def error_message(body: bytes) -> str:
     return chunk.error or chunk.message or (chunk.detail if isinstance(chunk.detail, str) else "")
 
 
-LIMIT = 200  # characters
-_WINDOW = 16  # characters of a prompt that are taken for a quotation
-_SHORTEST = 6  # a prompt of fewer characters is found in any sentence
-_CUT = "[...]"
-
-
 def short(message: str, *, secrets: Iterable[str], prompt: str) -> str:
-    """`message` up to where it begins to quote `prompt`, with each secret replaced."""
+    """`message` up to where it begins to quote `prompt`, at most LIMIT characters, with each secret replaced."""
     for secret in secrets:
         if secret:
             message = message.replace(secret, _CUT)
@@ -155,7 +155,7 @@ def short(message: str, *, secrets: Iterable[str], prompt: str) -> str:
 
 
 def _quotation(line: str, prompt: str) -> int | None:
-    """Where the first run of characters stands that the prompt has too; blanks count as one."""
+    """Where `line` first has _WINDOW characters that the prompt has too; white space counts as one blank."""
     text = " ".join(prompt.split())
     window = min(_WINDOW, len(text))
     if window < _SHORTEST:

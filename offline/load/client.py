@@ -1,9 +1,10 @@
-"""One request over HTTP, from the first byte written to the end of its stream."""
+"""One request over HTTP, from the first byte written to the end of its stream, and the connections it needs."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import resource
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 
@@ -17,11 +18,13 @@ from .target import Target
 OnEvent = Callable[[Answer, float], None]  # the answer as read up to an event, and when the event came
 
 _KEEP_ALIVE_S = 2.0
-"""Below the 5 s after which servers close an idle connection: a request that meets the closing fails for nothing."""
+"""Below the 5 s after which servers close an idle connection: a request sent at that moment would fail."""
+
+_OTHER_FILES = 128  # that a Python process has open beside its connections
 
 
 class LoadClient:
-    """Asks the target; `now` is the run's clock."""
+    """`now` is the run's clock."""
 
     def __init__(self, session: aiohttp.ClientSession, target: Target, now: Callable[[], float]) -> None:
         self._session = session
@@ -29,7 +32,7 @@ class LoadClient:
         self._now = now
 
     async def ask(self, body: bytes, headers: Mapping[str, str], on_event: OnEvent | None = None) -> Answer:
-        """The answer, whatever became of it; only cancellation is raised."""
+        """Never raises, except when it is cancelled: a failure is in the answer."""
         answer = Answer(sent_s=self._now())
         context = SimpleNamespace(now=self._now, answer=answer)
         try:
@@ -76,7 +79,7 @@ class LoadClient:
 
 
 def open_session(target: Target) -> aiohttp.ClientSession:
-    """No limit on connections unless the target asks for one; time-outs are the caller's."""
+    """No limit on connections unless the target has one. It has no time-outs: callers set their own."""
     connector = aiohttp.TCPConnector(limit=target.connections or 0, keepalive_timeout=_KEEP_ALIVE_S)
     tracing = aiohttp.TraceConfig()
     tracing.on_request_chunk_sent.append(_note_sent)
@@ -85,8 +88,22 @@ def open_session(target: Target) -> aiohttp.ClientSession:
     )
 
 
+def allow_connections(wanted: int) -> str:
+    """Raises the soft limit of open files as far as needed. Returns what is still missing, or an empty text."""
+    needed = wanted + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return ""
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if allowed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    if allowed >= needed:
+        return ""
+    return f"{wanted} connections may be needed and {allowed - _OTHER_FILES} can be open (ulimit -Hn is {hard})"
+
+
 def _cause(exc: Exception) -> str:
-    """Without the address that an exception's own text may hold."""
+    # Not the exception's own text, which may hold an address.
     number = exc.errno if isinstance(exc, OSError) else None
     return os.strerror(number) if number else type(exc).__name__
 
@@ -94,7 +111,7 @@ def _cause(exc: Exception) -> str:
 async def _note_sent(
     _: aiohttp.ClientSession, context: SimpleNamespace, __: aiohttp.TraceRequestChunkSentParams
 ) -> None:
-    """The body is written in one piece once there is a connection: until then the request waited here."""
+    # The body is written in one piece once there is a connection; until then the request waited in this client.
     asked = context.trace_request_ctx
     if asked is not None:
         asked.answer.sent_s = asked.now()

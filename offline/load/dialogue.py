@@ -1,4 +1,4 @@
-"""What a conversation sends turn by turn: the whole history each time, with the answers that the server really gave."""
+"""What a conversation sends, turn by turn: the whole history each time, with the answers that the server gave."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import aiohttp
 
 from ppd.proxy.errors import ConfigError
 
-from ..traces import TracedTurn
+from ..traces.turns import TracedTurn
 from .local_tokenizer import LocalTokenizer
 from .prompt_text import draw
 from .script import Script
@@ -21,10 +21,8 @@ _ROLES = frozenset(("system", "user", "assistant"))
 
 
 class Dialogue(Protocol):
-    """One conversation as it grows."""
-
     def ask(self, index: int) -> dict[str, Any]:
-        """The members of the body that hold the prompt of a turn; asked once for each, in order."""
+        """The body's members that hold the prompt of a turn. Called once for each turn, in order."""
 
     def answered(self, text: str, token_ids: list[int]) -> None: ...
 
@@ -35,11 +33,11 @@ class Author(Protocol):
     def begin(self, script: Script) -> Dialogue: ...
 
     def shortest(self, *, later: bool) -> int:
-        """Fewest tokens that a turn can add to the prompt."""
+        """The fewest tokens that a turn can add to the prompt."""
 
 
 async def author_for(session: aiohttp.ClientSession, target: Target, scripts: Sequence[Script], seed: int) -> Author:
-    """Who writes these prompts for the target; ConfigError where they cannot be made. Another seed has other words."""
+    """ConfigError where the prompts cannot be made for this target. Another seed gives other words."""
     turns = [turn for script in scripts for turn in script.turns]
     if target.api is not Api.CHAT and any(turn.messages for turn in turns):
         raise ConfigError("endpoint: conversations with text need chat", param="endpoint")
@@ -66,7 +64,7 @@ async def author_for(session: aiohttp.ClientSession, target: Target, scripts: Se
 
 
 def too_short(scripts: Sequence[Script], author: Author) -> list[int]:
-    """New tokens of the turns that can only be sent longer than they should be."""
+    """New tokens of the turns that will be sent longer than asked."""
     return [
         turn.new_tokens
         for script in scripts
@@ -76,7 +74,7 @@ def too_short(scripts: Sequence[Script], author: Author) -> list[int]:
 
 
 def check_lengths(scripts: Sequence[Script], author: Author) -> None:
-    """ConfigError for a turn that cannot have the length it should have."""
+    """ConfigError for a turn that is too short to be sent."""
     if short := too_short(scripts, author):
         least = (author.shortest(later=False), author.shortest(later=True))
         raise ConfigError(
@@ -102,9 +100,9 @@ class ChatAuthor:
         return self.vocabulary.later_overhead if later else self.vocabulary.first_overhead
 
     def text(self, turn: TracedTurn, place: tuple[int, int], *, later: bool) -> str:
-        """What makes the prompt longer by the turn's new tokens, the template's own included.
+        """Text that makes the prompt longer by the turn's new tokens, which include the template's own.
 
-        The template's head takes the place of what would be drawn there, so that blocks end where they should.
+        Nothing is drawn for the places of the template's head, so that blocks end where they should.
         """
         assert self.vocabulary is not None, "a turn without messages has its text made"
         units, head = self.vocabulary.units, 0 if later else self.vocabulary.head
@@ -124,7 +122,7 @@ class _Chat:
         if turn.restarts:
             self._messages = []
         for message in turn.messages:
-            # A tool's result answers a call that this server did not make: templates take it from the user only.
+            # A tool's result answers a call that this server did not make, so templates accept it only as the user's.
             role = message.role if message.role in _ROLES else "user"
             self._messages.append({"role": role, "content": message.content})
         if not turn.messages:
@@ -137,7 +135,7 @@ class _Chat:
 
 
 class TokenAuthor:
-    """`ids`: of plain text, of which prompts are made."""
+    """`ids`: token ids of plain text, of which prompts are made."""
 
     def __init__(self, ids: tuple[int, ...], seed: int) -> None:
         self.ids = ids

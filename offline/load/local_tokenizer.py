@@ -1,4 +1,4 @@
-"""A tokenizer on disk, for endpoints that count no tokens for others."""
+"""A tokenizer on disk, for endpoints without /tokenize."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ppd.proxy.errors import ConfigError
 
-from ..traces import Message
+from ..traces.turns import Message
 
 
 class LocalTokenizer:
@@ -38,7 +38,7 @@ class LocalTokenizer:
             settings = _settings(folder)
         except OSError as exc:
             raise ConfigError(f"tokenizer: {exc.filename}: {exc.strerror}", param="tokenizer") from exc
-        except Exception as exc:  # the package raises no narrower one for a file that is no tokenizer
+        except Exception as exc:  # the package raises nothing narrower for a bad file
             raise ConfigError(f"tokenizer: {folder} cannot be read: {exc}", param="tokenizer") from exc
         names = {name: _text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
         return cls(encoder, _compiled(folder, settings), names)
@@ -64,7 +64,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _compiled(folder: Path, settings: dict[str, Any]) -> Any:
-    """The template as Hugging Face's library renders it: in a sandbox, with its two helpers."""
+    # Rendered as Hugging Face's library does: in a sandbox, with its two helper functions.
     beside = folder / "chat_template.jinja"
     text = beside.read_text() if beside.exists() else settings.get("chat_template")
     if not isinstance(text, str):
@@ -84,7 +84,7 @@ def _today(form: str) -> str:
 
 
 def _text(token: Any) -> str:
-    """A special token's text; some files have it inside an object."""
+    # Some files hold a special token's text inside an object.
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""

@@ -1,7 +1,7 @@
-"""Plays conversations: each turn at its time, each later one when the answer before has ended.
+"""Plays conversations: each turn at its time, each later one when the answer before it has ended.
 
-A turn's clock starts when it was to be sent: what the harness itself is late by counts, and shows as the time from
-`scheduled_s` to `sent_s`.
+A turn's clock starts when it is due. If the player is late, that counts: it shows as the time from `scheduled_s` to
+`sent_s`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, Protocol
 import msgspec
 
 from ..experiment.records import Record
-from ..traces import TracedTurn
+from ..traces.turns import TracedTurn
 from .answer import Answer, short
 from .dialogue import Author, Dialogue
 from .script import Script
 from .target import Target
 
-LEAD_S = 0.2  # before a turn is due its body is made, so that making it delays nothing
+LEAD_S = 0.2  # a turn's body is made this long before it is due, so that making it delays nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Progress:
 
 class Asks(Protocol):
     async def ask(self, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """The answer, whatever became of it; only cancellation is raised."""
+        """Never raises, except when it is cancelled: a failure is in the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Player:
                 group.create_task(self._converse(script, script.arrival_s))
 
     async def closed_loop(self, scripts: Iterable[Script], concurrency: int) -> None:
-        """`concurrency` conversations at a time: as one ends the next begins."""
+        """`concurrency` conversations at a time: when one ends, the next begins."""
         await self._sleep_until(0.0)
         waiting = iter(scripts)
 
@@ -90,7 +90,7 @@ class Player:
                 group.create_task(one_after_another())
 
     async def _converse(self, script: Script, arrival_s: float | None) -> None:
-        """`arrival_s`: None, the conversation begins as soon as its first prompt is made."""
+        """`arrival_s`: None if the conversation begins as soon as its first prompt is made."""
         dialogue = self._stage.author.begin(script)
         headers = self._headers(script)
         due_s = arrival_s
@@ -115,7 +115,7 @@ class Player:
         return msgspec.json.encode({**prompt, **self._members(turn.output_tokens)}), prompt
 
     def _members(self, output_tokens: int | None) -> dict[str, Any]:
-        """Greedy: a seed of its own for each request makes vLLM sample row by row, and that would be measured too."""
+        # Greedy with one seed: vLLM samples row by row where requests have their own seeds, which would be measured.
         members: dict[str, Any] = {
             "model": self._stage.target.model,
             "stream": True,
@@ -151,7 +151,7 @@ class Player:
             answer.error = short(answer.error, secrets=(target.api_key, target.admin_key), prompt=_shown(prompt))
 
     def _give_up(self, script: Script, failed: int, at_s: float) -> None:
-        """The turns that can no longer be sent are failures too, and recorded as such."""
+        # Turns that can no longer be sent are recorded as failures too.
         for index in range(failed + 1, len(script.turns)):
             lost = Answer(sent_s=at_s, route=script.route(index), error=f"not sent: turn {failed + 1} failed")
             self._note(_record(script, index, at_s, lost))
@@ -197,7 +197,7 @@ def _record(script: Script, index: int, scheduled_s: float, answer: Answer) -> R
 
 
 def _shown(prompt: Mapping[str, Any]) -> str:
-    """The prompt as a server might quote it."""
+    # As a server might quote it.
     ids = prompt.get("prompt")
     if ids is not None:
         numbers = [str(token) for token in ids]

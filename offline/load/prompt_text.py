@@ -1,7 +1,8 @@
-"""Which of a vocabulary's units stand where in a prompt: a hash of the place, so that any part can be drawn alone.
+"""Draws the units of a vocabulary that a prompt consists of.
 
-Equal blocks draw equal units, whatever conversation they are in; everything else is drawn for its conversation and turn
-only. The hash is the finaliser of SplitMix64 (Steele et al., 2014).
+Each draw is a hash of its place, so any part can be drawn alone. Equal blocks draw equal units, in whatever
+conversation they are; everything else is drawn for its conversation and turn only. The hash is the finaliser of
+SplitMix64 (Steele et al., 2014).
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from ..traces import TracedTurn
+from ..traces.turns import TracedTurn
 
 Draws = NDArray[np.int64]
 _Words = NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_BLOCKS, _OWN = 1, 2  # two streams that never meet
+_BLOCKS, _OWN = 1, 2  # two streams that never overlap
 
 
 def draw(turn: TracedTurn, place: tuple[int, int], *, seed: int, count: int, choices: int) -> Draws:
-    """`count` numbers below `choices` for what a turn says.
+    """`count` numbers below `choices` for the text of a turn.
 
-    place: number of the conversation, index of the turn. seed: of the run; another seed shares no text with this one.
+    place: number of the conversation, index of the turn. seed: of the run; runs with other seeds share no text.
     """
     blocks = turn.blocks
     shared = min(count, len(blocks.ids) * blocks.tokens) if blocks else 0
@@ -42,7 +43,6 @@ def draw(turn: TracedTurn, place: tuple[int, int], *, seed: int, count: int, cho
 
 
 def _key(seed: int, *parts: int) -> _Words:
-    """One word for a stream."""
     key = _mixed(np.asarray([seed & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64))
     for part in parts:
         key = _mixed(key ^ np.asarray([part], dtype=np.uint64))

@@ -1,4 +1,4 @@
-"""What is to be played: a conversation's turns, when it begins, and which way its turns are forced."""
+"""What is to be played: the turns of a conversation, when it begins, and which routes are forced."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 from ..experiment.plan import Conversation, plan
 from ..experiment.run import Run
-from ..traces import Blocks, TracedTurn
+from ..traces.turns import Blocks, TracedTurn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """`turns` tell their output_tokens, and each its new_tokens or its messages."""
+    """Each turn has output_tokens, and either new_tokens or messages."""
 
     number: int  # in order of arrival, from 0
-    arrival_s: float = 0.0  # since the run began; means nothing in a closed loop
+    arrival_s: float = 0.0  # since the run began; not used in a closed loop
     measured: bool = True  # False: part of the warm-up
     turns: tuple[TracedTurn, ...]
-    routes: tuple[str, ...] = ()  # to be forced, one a turn; none are where it is empty
+    routes: tuple[str, ...] = ()  # to be forced, one a turn; empty: none is forced
 
     def route(self, index: int) -> str:
-        """The route to be forced on a turn; empty where the endpoint is free to choose."""
+        """Empty where the endpoint is free to choose."""
         return self.routes[index] if self.routes else ""
 
 
@@ -30,7 +30,7 @@ def scripts_of(run: Run, trace: Sequence[float] | None, *, forced: bool) -> list
 
 
 def _script(conversation: Conversation, forced: bool) -> Script:
-    """A prefix that all conversations share is one block of that size; what follows is each conversation's own."""
+    # A prefix that all conversations share is one block of that size; the rest is each conversation's own.
     shared = conversation.shared_prefix_tokens
     blocks = Blocks((0,), shared) if shared else None
     turns = tuple(

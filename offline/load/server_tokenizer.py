@@ -1,4 +1,4 @@
-"""How many tokens a text has, asked of the endpoint itself."""
+"""Token counts of a text, asked of the endpoint itself."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import msgspec
 
 from ppd.proxy.errors import ConfigError
 
-from ..traces import Message
+from ..traces.turns import Message
 from .target import Target
 
-_AT_ONCE = 8  # requests for counts, none of them while anything is measured
+_AT_ONCE = 8  # requests for token counts, all before the measurement
 _TIMEOUT_S = 60.0
 
 
 class Tokenizer(Protocol):
     async def encode(self, text: str) -> list[int]:
-        """Token ids of a text as it stands inside of a prompt: without a token that begins it."""
+        """Token ids of a text as inside a prompt: without a token that begins it."""
 
     async def render(self, messages: Sequence[Message]) -> list[int]:
-        """The prompt that the chat template makes, ready for an answer."""
+        """Token ids of the prompt that the chat template makes, ready for an answer."""
 
 
 class _Tokenized(msgspec.Struct):
@@ -39,7 +39,7 @@ class ServerTokenizer:
     def __init__(self, session: aiohttp.ClientSession, target: Target) -> None:
         self._session = session
         self._target = target
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._permits = asyncio.Semaphore(_AT_ONCE)
 
     async def encode(self, text: str) -> list[int]:
         return await self._ask({"prompt": text, "add_special_tokens": False})
@@ -51,7 +51,7 @@ class ServerTokenizer:
     async def _ask(self, members: dict[str, Any]) -> list[int]:
         body = msgspec.json.encode({"model": self._target.model, **members})
         try:
-            async with self._slots, asyncio.timeout(_TIMEOUT_S):
+            async with self._permits, asyncio.timeout(_TIMEOUT_S):
                 async with self._session.post(
                     self._target.at("/tokenize"), data=body, headers=self._target.headers()
                 ) as response:

@@ -15,9 +15,9 @@ _HEADER = re.compile(r"[A-Za-z0-9_-]+")
 class Api(StrEnum):
     """How prompts are sent.
 
-    COMPLETIONS sends token ids and goes on with the ids of the answer, so that counts are exact and the prefix cache
-    finds every block; only vLLM's `return_token_ids` tells them. CHAT sends text, as users do: a model whose answer
-    becomes other tokens when it is read again makes the next prompt longer or shorter, and its cache miss.
+    COMPLETIONS sends token ids and continues with the ids of the answer, so counts are exact and the prefix cache finds
+    every block. It needs vLLM's `return_token_ids`. CHAT sends text, as users do. Where an answer's text tokenizes to
+    other tokens than were generated, the next prompt has another length and misses the cache.
     """
 
     CHAT = "chat"
@@ -35,12 +35,12 @@ class Target:
     api: Api = Api.COMPLETIONS
     api_key: str = field(default="", repr=False)
     admin_key: str = field(default="", repr=False)
-    plain: bool = False  # only what OpenAI's own API has is sent: answers may end before their length
+    plain: bool = False  # only parameters of OpenAI's own API are sent, so answers may be shorter than asked
     forces_routes: bool = False  # asks the proxy for each turn's planned route; needs the admin key
-    timeout_s: float = 600.0  # for a whole answer
+    timeout_s: float = 600.0  # of a whole answer
     tokenizer: Path | None = None  # a folder in Hugging Face's layout; None: the endpoint's /tokenize is asked
     session_header: str = ""  # the header that names a conversation; empty: none is sent
-    name_prefix: str = "ppd"  # of the names in it
+    name_prefix: str = "ppd"  # of the conversations' names
     connections: int | None = None  # at once; None: no limit, as an open loop needs
 
     def __post_init__(self) -> None:
@@ -59,7 +59,6 @@ class Target:
         return self.url.rstrip("/") + path
 
     def headers(self) -> dict[str, str]:
-        """What every request carries."""
         headers = {"Content-Type": "application/json"}
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"

@@ -1,4 +1,4 @@
-"""Words of which texts of exact token counts are made: each is one token wherever it stands."""
+"""Words for texts of exact token counts: each word is one token wherever it stands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ppd.proxy.errors import ConfigError
 
-from ..traces import Message
+from ..traces.turns import Message
 from .server_tokenizer import Tokenizer
 
 ORDINARY_IDS = tuple(range(1000, 2000))
@@ -35,17 +35,17 @@ _CHUNK = 8
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`units` are put behind the opening without anything between."""
+    """`units` follow the opening without anything between them."""
 
     units: tuple[str, ...]
     head: int  # tokens before a conversation's first unit: the template's, and the opening
-    first_overhead: int  # tokens of a conversation's first prompt beside the units: the head, and the template's end
+    first_overhead: int  # tokens of the first prompt beside the units: the head, and the template's end
     later_overhead: int  # the same of a later turn
     opening: str = _OPENING
 
 
 async def learn_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    """ConfigError where texts cannot be made of countable words."""
+    """ConfigError where the model has too few words of one token, or the chat template depends on the text."""
     units = await _units(tokenizer)
     short, long, answer = _sample(units, 0, 40), _sample(units, 1, 160), _sample(units, 2, 8)
     first, other = await tokenizer.render([short]), await tokenizer.render([long])
@@ -58,7 +58,6 @@ async def learn_vocabulary(tokenizer: Tokenizer) -> Vocabulary:
 
 
 async def learn_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Ids of plain text, of which prompts can be made."""
     ids = sorted(set(await tokenizer.encode(" ".join(_WORDS))))
     return tuple(ids) or ORDINARY_IDS
 
@@ -82,7 +81,6 @@ async def _units(tokenizer: Tokenizer) -> tuple[str, ...]:
 
 
 async def _single(tokenizer: Tokenizer, words: Sequence[str], opening: int) -> list[str]:
-    """Those of the words that are one token each."""
     if await _adds_up(tokenizer, words, opening):
         return [*words]
     if len(words) == 1:
@@ -99,5 +97,4 @@ async def _adds_up(tokenizer: Tokenizer, units: Sequence[str], opening: int) -> 
 
 
 def _sample(units: Sequence[str], first: int, count: int) -> Message:
-    """Text of `count` units; another `first` begins with another unit."""
     return Message("user", _OPENING + "".join(units[(first + at * 7) % len(units)] for at in range(count)))

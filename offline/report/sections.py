@@ -1,4 +1,4 @@
-"""A study as a document: one section a question, each only where the data for it is there."""
+"""A study as a document: one section a question, each only where there is data for it."""
 
 from __future__ import annotations
 

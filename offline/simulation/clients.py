@@ -1,4 +1,4 @@
-"""The simulated clients: they play a run's conversations, open loop, and keep a record of each request."""
+"""The simulated clients: they play a run's conversations, open loop, and record each request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ TOO_LONG = 400  # the HTTP status of a prompt that no engine can hold
 
 
 class ClientPool:
-    """The client's connection pool. Who gives one back and asks again at once comes before those who wait."""
+    """The client's connection pool. A client that gives a connection back and asks again at once is served before those
+    who wait.
+    """
 
     def __init__(self, timeline: Timeline, limit: int | None) -> None:
         self._timeline = timeline
@@ -50,8 +52,6 @@ class ClientPool:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """One turn as it goes."""
-
     conversation: Conversation
     turn: int  # from 1
     prompt: tuple[Span, ...]
@@ -59,7 +59,7 @@ class _Request:
     scheduled_s: float
     sent_s: float = 0.0
     first_token_s: float | None = None
-    prefill_cached: int | None = None  # found on P
+    prefill_cached: int | None = None  # cached tokens on P
     job: SimulatedSequence | None = None
 
     @property
@@ -69,7 +69,7 @@ class _Request:
 
 @dataclass(slots=True, eq=False)
 class Clients:
-    """Plays every conversation once; `records` fills in the order in which requests end."""
+    """`records` fills in the order in which requests end."""
 
     timeline: Timeline
     fleet: SimulatedFleet
@@ -144,7 +144,7 @@ class Clients:
             self._send(conversation, turn + 1, prompt)
 
     def _end(self, request: _Request) -> None:
-        """A request that failed ends its conversation; what could not be asked any more failed with it."""
+        # A failed request ends its conversation; the turns that could no longer be sent failed with it.
         self.connections.give_back()
         self.open_conversations -= 1
         now_s = self.timeline.now_s

@@ -1,9 +1,9 @@
-"""One engine in virtual time: continuous batching as vLLM schedules it, several steps at once where nothing changes.
+"""One engine in virtual time: continuous batching as vLLM schedules it, with many decoding steps in one event.
 
-A step computes one token for every decoding sequence and, within the token budget, chunks of prompts: first the prompt
-that is under way, then new ones in order of arrival. Until a sequence ends or another comes, decoding steps differ in
-their context only, which grows by one token a sequence; so any number of them is an arithmetic series and one event.
-What a run costs grows with its requests, not with its tokens.
+A step computes one token for every decoding sequence and, within the token budget, chunks of prompts: first the prompts
+that have begun, then new ones in order of arrival. Until a sequence ends or another arrives, decoding steps differ only
+in their context, which grows by one token a sequence. So the time of any number of them is an arithmetic series, and
+they are one event, a *jump*. The cost of a run grows with its requests, not with its tokens.
 
 The simulated engine's scheduler (`ppd.servers.sim.core.scheduler`) is not used here: it steps through every token and
 keeps the contents of every KV block, so that wrong KV shows in the text, and a sweep of thousands of runs cannot afford
@@ -26,14 +26,14 @@ from .timeline import Timeline
 
 @dataclass(slots=True, eq=False)
 class SimulatedSequence:
-    """One sequence on one engine. `prompt` and `reply` say what its KV holds, for the prefix cache."""
+    """`prompt` and `reply` say what its KV holds, for the prefix cache."""
 
     prompt: tuple[Span, ...]
     reply: Span
     output_tokens: int
     first_token: Callable[[], None]
     finished: Callable[[], None]
-    pull: Callable[[int], None] | None = None  # starts the transfer of so many missing tokens; `pulled` ends it
+    pull: Callable[[int], None] | None = None  # starts the transfer of that many missing tokens, which `pulled` ends
     keeps_kv: bool = False  # at its end the KV stays in use until `let_go`: a handoff
     prompt_tokens: int = field(init=False)
     todo: int = field(init=False)  # tokens to compute before the next one can be sampled
@@ -60,13 +60,13 @@ class Engine:
         self._waiting: deque[SimulatedSequence] = deque()
         self._ready: deque[SimulatedSequence] = deque()  # their KV has arrived; they hold all of their memory
         self._pulling = 0
-        self._prefilling: list[SimulatedSequence] = []  # running, prompt not whole yet
+        self._prefilling: list[SimulatedSequence] = []  # running, prompt not finished
         self._decoding: list[tuple[int, int, SimulatedSequence]] = []  # heap by last tick, then arrival
         self._context = 0  # tokens, summed over the decoding
         self._tick = 0  # decoding steps so far: a job's progress is a difference of these
         self._admitted = 0
-        self._chunks: list[tuple[SimulatedSequence, int]] = []  # of the step under way
-        self._jump: tuple[float, int] | None = None  # start and number of the decoding steps under way
+        self._chunks: list[tuple[SimulatedSequence, int]] = []  # of the current step
+        self._jump: tuple[float, int] | None = None  # start and number of the current decoding steps
         self._epoch = 0  # an event of an older plan is void
         self._busy = False
 
@@ -83,20 +83,20 @@ class Engine:
         self._attend()
 
     def pulled(self, job: SimulatedSequence) -> None:
-        """The KV that `job.pull` asked for is here; the prompt's last token is computed again, for its logits."""
+        """The KV that `job.pull` asked for is here. The prompt's last token is computed again, for its logits."""
         self._pulling -= 1
         job.computed = job.todo - 1
         self._ready.append(job)
         self._attend()
 
     def pull_lost(self, job: SimulatedSequence) -> None:
-        """What was asked for will not come: the prompt is computed here."""
+        """The KV will not come: the prompt is computed here."""
         self._pulling -= 1
         self._ready.append(job)
         self._attend()
 
     def let_go(self, job: SimulatedSequence) -> None:
-        """A handoff was read or has expired."""
+        """The handoff was read or has expired."""
         self.cache.release(job.found, job.own_tokens)
         job.own_tokens = 0
         self._attend()
@@ -104,10 +104,10 @@ class Engine:
     # -- steps
 
     def _attend(self) -> None:
-        """Something new is at hand: begin a step, or end the jump at the step that is under way."""
+        """Something has arrived: begin a step, or end the jump after its current step."""
         if not self._busy:
             self._busy = True
-            self._timeline.after(0.0, self._begin)  # together with all that comes at this instant
+            self._timeline.after(0.0, self._begin)  # after all other events of this instant
         elif self._jump is not None:
             start_s, steps = self._jump
             done = self._steps_within(self._timeline.now_s - start_s)
@@ -124,7 +124,7 @@ class Engine:
             self._busy = False
 
     def _mixed_step_s(self) -> float:
-        """A chunk of one token costs what a decoding sequence does: a prompt whose KV was pulled, as a rule."""
+        # A chunk of one token costs what a decoding sequence does. It is usually a prompt whose KV was pulled.
         singles = [job for job, tokens in self._chunks if tokens == 1]
         prefills = [(job, tokens) for job, tokens in self._chunks if tokens > 1]
         return step_time_s(
@@ -136,7 +136,7 @@ class Engine:
         )
 
     def _plan_jump(self, start_s: float, steps: int) -> None:
-        """So many decoding steps from `start_s` on, or as many as there is memory for; at least one."""
+        """`steps` decoding steps from `start_s` on, or as many as memory allows; at least one."""
         steps = max(1, min(steps, self.cache.available_tokens // len(self._decoding)))
         self._jump = (start_s, steps)
         self._wake(start_s + self._duration_s(steps))
@@ -170,7 +170,6 @@ class Engine:
     # -- jobs
 
     def _schedule(self) -> list[tuple[SimulatedSequence, int]]:
-        """The prompt chunks of the next step."""
         budget = self.profile.max_batched_tokens - len(self._decoding)
         chunks: list[tuple[SimulatedSequence, int]] = []
         for job in self._prefilling:
@@ -192,7 +191,7 @@ class Engine:
         return [(job, tokens) for job, tokens in chunks if tokens > 0]
 
     def _find_room(self, job: SimulatedSequence) -> bool:
-        """Share what is cached of the prompt and reserve the rest; False, and nothing changes, if memory is short."""
+        """Shares the cached prefix and reserves the rest; False, and nothing changes, if memory is short."""
         found, held, hit = self.cache.share(job.prompt)
         if not self.cache.reserve(job.todo - held):
             self.cache.release(found, 0)
@@ -203,7 +202,7 @@ class Engine:
         return True
 
     def _sample(self, job: SimulatedSequence) -> None:
-        """The prompt is whole: its next token, the first unless the job was preempted."""
+        """The prompt is computed: its next token, which is the first unless the job was preempted."""
         self._prefilling.remove(job)
         job.own_tokens -= self.cache.publish(job.prompt, job.found)
         job.generated += 1
@@ -218,7 +217,7 @@ class Engine:
         heapq.heappush(self._decoding, (job.ends_at, self._admitted, job))
 
     def _preempt_youngest(self) -> None:
-        """Its memory goes to the others; what it had is computed again, with what it has said so far."""
+        # Its memory goes to the others. Its prompt and what it has generated are computed again later.
         index = max(range(len(self._decoding)), key=lambda place: self._decoding[place][1])
         job = self._decoding.pop(index)[2]
         heapq.heapify(self._decoding)
@@ -232,7 +231,7 @@ class Engine:
         self._waiting.appendleft(job)
 
     def _finish(self, job: SimulatedSequence) -> None:
-        """The last token's KV is never written; the rest of the answer stays findable behind its prompt."""
+        # The last token's KV is never written. The rest of the answer can be found behind its prompt.
         spans = (*job.prompt, Span(job.reply.id, job.output_tokens - 1)) if job.output_tokens > 1 else job.prompt
         job.own_tokens -= self.cache.publish(spans, job.found)
         if not job.keeps_kv:
@@ -241,12 +240,12 @@ class Engine:
         job.finished()
 
     def _duration_s(self, steps: int) -> float:
-        """Of so many decoding steps: an arithmetic series, as each adds one token a sequence to the context."""
+        # An arithmetic series: each step adds one token a sequence to the context.
         one_s, growth_s = self._series()
         return steps * one_s + growth_s * steps * (steps - 1) / 2
 
     def _steps_within(self, elapsed_s: float) -> int:
-        """The steps that have ended after `elapsed_s`, and the one that is under way then."""
+        """The steps that have ended after `elapsed_s`, plus the current one."""
         one_s, growth_s = self._series()
         if growth_s <= 0:
             estimate = elapsed_s / one_s

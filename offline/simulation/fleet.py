@@ -1,9 +1,9 @@
 """The simulated fleet: engines by role, their network, and the legs of a turn.
 
-A leg begins with the request's host work (`request_time_s`), which delays the request and nobody else. A handoff keeps
-P's KV in use until it has arrived on D or its lease is over; D then computes the prompt itself. Connectors that pull
-(NIXL) start when D has room and move the blocks that it lacks; those that push (P2pNccl) move the whole prompt as soon
-as it is computed.
+A leg begins with the request's host work (`request_time_s`), which delays that request only. A handoff keeps P's KV in
+use until it has arrived on D or its lease has expired; in the second case D computes the prompt itself. Connectors that
+pull (NIXL) start when D has room and move the blocks that D lacks. Connectors that push (P2pNccl) move the whole prompt
+as soon as it is computed.
 """
 
 from __future__ import annotations
@@ -13,19 +13,26 @@ from dataclasses import dataclass, field
 
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.engine_profile.profile_file import Transfers
-from ppd.servers.engine_profile.step_time import request_time_s
+from ppd.servers.engine_profile.step_time import EngineProfile, request_time_s
 
 from ..experiment.run import Topology
 from .engine import Engine, SimulatedSequence
 from .kv_cache import KvCache, Span
-from .network import Port, transfer
 from .setup import Setup
 from .timeline import Timeline
 
 
+@dataclass(slots=True)
+class Port:
+    """One direction of a worker's network. It carries one transfer at a time."""
+
+    free_at_s: float = 0.0
+    bytes: float = 0.0  # moved so far
+
+
 @dataclass(slots=True, eq=False)
 class SimulatedWorker:
-    """One engine, named as the proxy names it, and its two ends of the network."""
+    """Named as the proxy names it."""
 
     name: str
     role: Role
@@ -36,7 +43,7 @@ class SimulatedWorker:
 
 @dataclass(slots=True, eq=False)
 class SimulatedLeg:
-    """What one worker is asked to do for a turn, and what to tell whom."""
+    """What one worker does for a turn, and whom to tell."""
 
     prompt: tuple[Span, ...]
     prompt_tokens: int
@@ -47,8 +54,6 @@ class SimulatedLeg:
 
 @dataclass(slots=True, eq=False)
 class FinishedPrefill:
-    """A finished prefill on P."""
-
     worker: SimulatedWorker
     job: SimulatedSequence
     deadline_s: float
@@ -57,8 +62,6 @@ class FinishedPrefill:
 
 
 class SimulatedFleet:
-    """All workers of one topology on one timeline."""
-
     def __init__(self, timeline: Timeline, topology: Topology, setup: Setup) -> None:
         self._timeline = timeline
         self._setup = setup
@@ -71,11 +74,9 @@ class SimulatedFleet:
         return [worker for worker in self.workers if worker.role is role]
 
     def fits(self, tokens: int) -> bool:
-        """Whether any engine can hold a sequence of this length at all."""
         return tokens <= self._setup.profile.kv_capacity_tokens
 
     def ask(self, worker: SimulatedWorker, leg: SimulatedLeg) -> SimulatedSequence:
-        """Prefill, or find cached, and decode on one engine."""
         job = SimulatedSequence(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished)
         delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=False)
         self._timeline.after(delay_s, worker.engine.add, job)
@@ -88,7 +89,7 @@ class SimulatedFleet:
         decode: SimulatedWorker,
         handed_over: Callable[[FinishedPrefill], None],
     ) -> None:
-        """Compute a prompt and its first token on P, and keep the KV for `decode`."""
+        """Computes a prompt and its first token on P, and keeps the KV for `decode`."""
 
         def finished() -> None:
             handoff = FinishedPrefill(worker, job, self._timeline.now_s + self._setup.lease_s)
@@ -102,8 +103,6 @@ class SimulatedFleet:
         self._timeline.after(delay_s, worker.engine.add, job)
 
     def decode(self, worker: SimulatedWorker, leg: SimulatedLeg, handoff: FinishedPrefill) -> SimulatedSequence:
-        """Take a prompt's KV from P, and decode on D."""
-
         def pull(missing: int) -> None:
             if handoff.arrives_s is not None:
                 self._timeline.at(handoff.arrives_s, arrived)
@@ -139,3 +138,19 @@ class SimulatedFleet:
         cache = KvCache(profile.kv_capacity_tokens, profile.block_size)
         engine = Engine(self._timeline, self._profile, cache, max_num_seqs=profile.max_num_seqs)
         return SimulatedWorker(f"{role}{number}", role, engine)
+
+
+def transfer(sender: Port, receiver: Port, profile: EngineProfile, tokens: int, now_s: float) -> float:
+    """Queues a transfer of the KV of `tokens` tokens on both ports. Returns when it arrives, in s.
+
+    `transfer_s` occupies neither port, `send_s` the sender, the bytes both. A transfer of no token takes no time.
+    """
+    if tokens == 0:
+        return now_s
+    kv_bytes = tokens * profile.kv_bytes_per_token
+    bytes_from_s = max(max(now_s, sender.free_at_s) + profile.send_s, receiver.free_at_s)
+    end_s = bytes_from_s + kv_bytes / profile.transfer_bytes_per_s
+    for port in (sender, receiver):
+        port.free_at_s = end_s
+        port.bytes += kv_bytes
+    return end_s + profile.transfer_s

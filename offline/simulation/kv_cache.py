@@ -1,8 +1,8 @@
 """One engine's KV memory with its prefix cache, counted in tokens.
 
-Prompts are made of *spans*: runs of tokens with an id that stands for them and for everything before them, so equal ids
-mean equal prefixes. That makes a prompt of 100,000 tokens a handful of spans and a lookup as cheap. What is rounded
-away: a block that a sequence leaves half full (15 tokens of 16 at most); hits are whole blocks, as in vLLM.
+Prompts are made of *spans*: runs of tokens with an id that stands for them and everything before them, so equal ids
+mean equal prefixes. A prompt of 100,000 tokens is a handful of spans, and its lookup is as cheap. Not modelled: a last
+block that is not full (at most 15 tokens of 16). Hits are whole blocks, as in vLLM.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """`tokens` tokens of a prompt; `id` is unique among all that follow the same prefix, and everywhere else."""
+    """`id` stands for these tokens and all before them, and is unique."""
 
     id: int
     tokens: int
@@ -30,7 +30,7 @@ class Held:
 
 
 class KvCache:
-    """Tokens of KV: in use by sequences, kept for reuse, or free. The longest unused is evicted first, tails first."""
+    """Tokens of KV: in use by sequences, kept for reuse, or free. Eviction is LRU, the ends of prompts first."""
 
     def __init__(self, capacity_tokens: int, block_size: int) -> None:
         self.capacity_tokens = capacity_tokens
@@ -48,13 +48,13 @@ class KvCache:
 
     @property
     def usage(self) -> float:
-        """Share in use by sequences, as vLLM's `kv_cache_usage_perc`."""
+        """The share in use by sequences, as vLLM's `kv_cache_usage_perc`."""
         return self.used_tokens / self.capacity_tokens
 
     def share(self, prompt: Sequence[Span]) -> tuple[list[Held], int, int]:
-        """The cached prefix, taken into use: its spans, its length, and what of it is a hit.
+        """Takes the cached prefix into use. Returns its spans, its length, and how much of it is a hit.
 
-        A hit is whole blocks, and leaves one token to compute. What is computed again needs no more memory.
+        A hit is whole blocks and leaves at least one token to compute. Tokens computed again need no more memory.
         """
         found: list[Held] = []
         held_tokens = 0
@@ -76,7 +76,7 @@ class KvCache:
         return found, held_tokens, hit - hit % self.block_size
 
     def reserve(self, tokens: int) -> bool:
-        """Take so many tokens for a sequence; False, and nothing changes, if that many are not available."""
+        """False, and nothing changes, if `tokens` tokens are not available."""
         if tokens > self.available_tokens:
             return False
         self.used_tokens += tokens
@@ -84,10 +84,10 @@ class KvCache:
         return True
 
     def publish(self, spans: Sequence[Span], found: list[Held]) -> int:
-        """Make a sequence's own tokens findable, from the first span it did not find whole; they stay in use by it.
+        """Makes a sequence's own tokens findable, from the first span that it did not find whole. It still uses them.
 
-        `found` grows by what is published. Returns how many of the reserved tokens now belong to spans; what another
-        sequence has published meanwhile stays a copy of the caller's.
+        `found` grows by what is published. Returns how many of the reserved tokens now belong to spans. Where another
+        sequence has published a span meanwhile, the caller's tokens remain a copy of its own.
         """
         moved = 0
         for index, span in enumerate(spans):
@@ -109,7 +109,7 @@ class KvCache:
         return moved
 
     def release(self, found: list[Held], own_tokens: int) -> None:
-        """A sequence ends: its own tokens are free, its spans are kept while there is room."""
+        """A sequence has ended: its own tokens are free, its spans are kept while there is room."""
         self.used_tokens -= own_tokens
         for held in reversed(found):
             held.users -= 1

@@ -1,7 +1,7 @@
-"""Engine profiles of hardware that nobody measured here: each cost scaled by the roofline that bounds it.
+"""Engine profiles of hardware that was not measured: each cost is scaled by the roofline that bounds it.
 
-The fitted profile of one GPU and model is the base; data sheets and model shapes (tables/profiles/hardware.toml) give
-the ratios. What comes out is marked `modelled` and says in its note what was done. tables/profiles/README.md has the
+The fitted profile of one GPU and model is the base. Data sheets and model shapes (tables/profiles/hardware.toml) give
+the ratios. A result is marked `modelled`, and its note says how it was computed. tables/profiles/README.md has the
 formulas and what they leave out.
 """
 
@@ -44,7 +44,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     params: Count
-    active_params: Count  # that every token is multiplied by
+    active_params: Count  # used for each token
     bytes_per_param: Positive
     layers: Count
     heads: Count
@@ -60,7 +60,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def pair_flop(self) -> int:
-        """Attention's arithmetic for one token and one that it attends to: QK and PV, a multiply and an add each."""
+        """Attention's FLOP for one token and one that it attends to: QK and PV, a multiply and an add each."""
         return 4 * self.layers * self.heads * self.head_dim
 
 
@@ -87,7 +87,7 @@ class Base(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The data file."""
+    """The contents of hardware.toml."""
 
     version: Literal[1]
     kind: Literal["ppd-hardware"]
@@ -132,7 +132,7 @@ class HardwareChoice:
 
 
 def profile_for(hardware: str, folder: Path = BUNDLED) -> ProfileFile:
-    """A profile by name or path: read where there is a file, else computed. ConfigError says what names there are."""
+    """By name or path: read where there is a file, else computed. ConfigError lists the names."""
     data = Hardware.load()
     if hardware in bundled(folder) or Path(hardware).is_file():
         return find(hardware, folder)
@@ -143,7 +143,7 @@ def profile_for(hardware: str, folder: Path = BUNDLED) -> ProfileFile:
 
 
 def choices(data: Hardware) -> Iterator[HardwareChoice]:
-    """The base itself is not among them: its profile is fitted, and has a file."""
+    """Without the base itself, whose profile is fitted and has a file."""
     for gpu_name, gpu in data.gpus.items():
         for model_name, model in data.models.items():
             for count in model.tensor_parallel:
@@ -157,14 +157,13 @@ def choices(data: Hardware) -> Iterator[HardwareChoice]:
 
 
 def capacity_tokens(gpu: Gpu, model: Model, gpu_count: int, assumed: Assumptions) -> int:
-    """Tokens whose KV fits beside the weights, summed over the engine's GPUs; 0 where the weights alone do not fit."""
+    """Tokens whose KV fits beside the weights, over all GPUs of the engine; 0 where the weights do not fit."""
     weights = model.params * model.bytes_per_param / gpu_count
     free = gpu.memory_bytes * assumed.memory_share - weights - assumed.workspace_bytes
     return max(0, int(free * gpu_count / model.kv_bytes_per_token))
 
 
 def modelled(choice: HardwareChoice, data: Hardware, base: ProfileFile) -> ProfileFile:
-    """The base's costs, scaled from its GPU and model to the choice's."""
     host_s = max(0.0, base.costs.step_s - weights_s(data.base_gpu, data.base_model, base.gpu_count, data.assumptions))
     network = base.network if choice.network is None else choice.network.name
     return ProfileFile(
@@ -187,12 +186,12 @@ def modelled(choice: HardwareChoice, data: Hardware, base: ProfileFile) -> Profi
 
 
 def weights_s(gpu: Gpu, model: Model, gpu_count: int, assumed: Assumptions) -> float:
-    """Reading every weight once, which a step does however few tokens it computes."""
+    """The time to read every weight once, which each step needs however few tokens it computes."""
     return model.active_params * model.bytes_per_param / gpu_count / (gpu.hbm_bytes_per_s * assumed.hbm_share)
 
 
 def allreduce_token_s(gpu: Gpu, model: Model, gpu_count: int, assumed: Assumptions) -> float:
-    """What one token adds to a step's all-reduces: two a layer of `hidden` two-byte numbers, ring-wise over NVLink."""
+    """What one token adds to a step's all-reduces: two a layer of `hidden` two-byte numbers, as a ring over NVLink."""
     sent = 2 * (gpu_count - 1) / gpu_count * 2 * model.hidden
     return 2 * model.layers * sent / (gpu.nvlink_bytes_per_s * assumed.allreduce_share)
 

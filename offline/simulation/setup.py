@@ -1,4 +1,4 @@
-"""What a simulation is told beyond the run itself: the engines' profile, and how the world around them behaves."""
+"""What a simulation needs beside the run: the engines' profile, the proxy's heartbeats, and the client's habits."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Setup:
     lease_s: float = 30.0  # how long P keeps a finished prefill for D
     heartbeat_s: float = 10.0  # how often the proxy hears an engine's load
     heartbeat_delay_s: float = 0.005
-    connections: int | None = None  # that the client opens at most; the TTFT clock runs while a request waits for one
-    retokenised_replies: bool = False  # an answer sent back as text is other tokens than were generated: never cached
-    unrecognised: float = 0.0  # share of later turns that published routing takes for first ones
-    published_routing: bool = False  # the paper's prototype: P and D by one hash of the conversation, load unseen
+    connections: int | None = None  # of the client at most; TTFT includes waiting for one
+    retokenised_replies: bool = False  # answers sent back as text become other tokens, which are not cached
+    unrecognised: float = 0.0  # share of later turns that published routing treats as first turns
+    published_routing: bool = False  # of the paper's prototype: P and D by a hash of the conversation
 
     def __post_init__(self) -> None:
         if self.connections is not None and self.connections < 1:
@@ -35,7 +35,6 @@ class Setup:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0", param=name)
 
     def origin(self, run: Run) -> Origin:
-        """Where its records come from, for tables and reports."""
         profile = self.profile
         return Origin(
             backend="simulate",
@@ -50,5 +49,4 @@ class Setup:
 
 
 def setup_for(hardware: str) -> Setup:
-    """The setup of one kind of hardware, by name or by a profile file's path; ConfigError lists the names."""
     return Setup(profile=profile_for(hardware))

@@ -1,4 +1,4 @@
-"""Virtual time: what happens next, and when. Events at one instant run in the order in which they were asked for."""
+"""Virtual time: events in the order of their times. Events at one time run in the order in which they were added."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Timeline:
-    """The clock and the agenda of one simulation; `now_s` starts at 0 and never goes back."""
+    """`now_s` starts at 0 and never goes back."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -16,7 +16,7 @@ class Timeline:
         self._asked = 0
 
     def at(self, time_s: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Run `action` at `time_s`; a time that has passed means at once, after what is due already."""
+        """A time that has passed means now, after what is already due."""
         self._asked += 1
         heapq.heappush(self._agenda, (max(time_s, self.now_s), self._asked, action, arguments))
 
@@ -24,7 +24,7 @@ class Timeline:
         self.at(self.now_s + delay_s, action, *arguments)
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Until the condition holds, which is asked after each event, or nothing is left to happen."""
+        """Ends when the condition holds, which is asked after each event, or when no event is left."""
         agenda = self._agenda
         while agenda and not until():
             self.now_s, _, action, arguments = heapq.heappop(agenda)

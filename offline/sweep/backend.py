@@ -1,11 +1,12 @@
-"""What can measure a run: a *station*, one fleet or one simulator, that takes a run at a time.
+"""What measures runs: a *backend* (one fleet or one simulator, a run at a time), and the *executor* that it lives in.
 
-A sweep's shell knows stations only by this. A `StationPlan` travels to the process, perhaps on another machine, where
-the station is opened and stays until the sweep ends.
+The sweep knows backends only by these protocols. A `BackendPlan` travels to the executor's process, perhaps on another
+machine. The backend is opened there and stays open until the sweep ends.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,18 +18,18 @@ from ..experiment.run import Run
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a station found where it is."""
+    """What a backend found where it was opened."""
 
-    place: str  # for the lines that users read
+    place: str  # shown to users
     origin: Origin
     unfit: tuple[tuple[str, str], ...] = ()  # topologies that it can't measure, each with the reason
 
 
 class FleetLost(PPDError):
-    """A station cannot measure a run's topology any more; the run is not done, and another station may do it."""
+    """A backend cannot measure a run's topology any more; the run was not done, and another backend may do it."""
 
 
-class Station(Protocol):
+class Backend(Protocol):
     def survey(self, samples: tuple[Run, ...]) -> Survey:
         """Whether it works, and which topologies it can measure; `samples`: a run of each. PPDError if it does not."""
 
@@ -38,7 +39,26 @@ class Station(Protocol):
     def close(self) -> None: ...
 
 
-class StationPlan(Protocol):
-    """Picklable. Opening is quick and does not fail; a survey finds out whether the station can work."""
+class BackendPlan(Protocol):
+    """Picklable. Opening is quick and does not fail; a survey finds out whether the backend works."""
 
-    def open(self) -> Station: ...
+    def open(self) -> Backend: ...
+
+
+class Executor(Protocol):
+    """Holds one backend in another process and measures one run at a time."""
+
+    def survey(self, samples: tuple[Run, ...]) -> Future[Survey]: ...
+
+    def measure(self, run: Run) -> Future[RunResult]: ...
+
+    def is_death(self, exc: BaseException) -> bool:
+        """Whether a call failed because its process died, and not by an error of its own."""
+
+    def reopen(self) -> None: ...
+
+    def abandon(self) -> None:
+        """Ends the current run, unfinished. `close` still has to be called."""
+
+    def close(self) -> None:
+        """Waits until the backend, and a fleet that it started, are gone."""

@@ -2,7 +2,7 @@
 
     DIR/sweep.json               the grid, and where it is measured
     DIR/runs/<run.id>.jsonl.gz   one run each, see `records`
-    DIR/tables/  DIR/report/     made from the runs, at any time again
+    DIR/tables/  DIR/report/     made from the runs, and can be made again at any time
 
 One folder holds one grid, measured in one way: figures of two engines must not end up in one table.
 """
@@ -31,7 +31,7 @@ MAY_DIFFER: Final = ("gpu_count", "note")  # between the runs of one sweep: a la
 
 
 class How(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What figures depend on beside the grid and the origin; empty where a way of measuring does not have it."""
+    """What figures depend on beside the grid and the origin; empty where it does not apply."""
 
     gpus_per_worker: str = ""
     engine_args: str = ""
@@ -49,7 +49,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ppd: str  # the version that began it
     started: str  # ISO 8601, UTC
     grid: Grid
-    origin: Origin  # what is not known before the first run is taken from it
+    origin: Origin  # what is unknown at the start is filled in by the first runs
     how: How = How()
 
 
@@ -88,7 +88,7 @@ class SweepFolder:
         return self.path / "report"
 
     def take_up(self, grid: Grid, origin: Origin, how: How = _PLAIN) -> None:
-        """Goes on with this grid there. ConfigError, in one line, where any of these is not what the folder holds.
+        """Goes on with the sweep. ConfigError, in one line, where grid, origin or how differ from the folder's.
 
         How often cells are measured may change; the folder then keeps the new numbers.
         """
@@ -98,7 +98,7 @@ class SweepFolder:
             self._change(grid=grid)
 
     def check(self, grid: Grid, how: How) -> None:
-        """ConfigError, in one line, where the folder holds another grid, or was measured in another way."""
+        """ConfigError, in one line, where the folder holds another grid or was measured in another way."""
         if difference := self.sweep.grid.difference(grid):
             raise ConfigError(f"{self.path}: holds another grid: {difference}")
         for name in How.__struct_fields__:
@@ -112,19 +112,18 @@ class SweepFolder:
         return self.path / "runs" / f"{run.id}{SUFFIX}"
 
     def save(self, result: RunResult) -> None:
-        """On disk, whole, when this returns. ConfigError if it was measured elsewhere than the others."""
+        """On disk when this returns. ConfigError if it was measured elsewhere than the other runs."""
         self._check(result.origin)
         if any(not getattr(self.sweep.origin, name) and getattr(result.origin, name) for name in _IDENTITY):
             self._change(origin=result.origin)
         records.save(self.path_of(result.run), result)
 
     def results(self) -> Iterator[RunResult]:
-        """Every run, by path. FormatError names a file that is damaged or of another version: none is passed over."""
+        """By path. FormatError names a file that is damaged or of another version."""
         for path in self._files():
             yield self._load(path)
 
     def readable(self, unreadable: Callable[[Path, str], None]) -> Iterator[RunResult]:
-        """Every run that can be read; `unreadable` is told of each file that can't, and why."""
         for path in self._files():
             try:
                 yield self._load(path)
@@ -132,7 +131,6 @@ class SweepFolder:
                 unreadable(path, exc.message)
 
     def set_aside(self, path: Path) -> Path:
-        """Keeps a file that can't be read under another name, so that its run can be done again."""
         return path.replace(path.with_name(f"{path.name}.damaged"))
 
     def _files(self) -> list[Path]:

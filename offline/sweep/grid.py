@@ -15,18 +15,18 @@ import msgspec
 from ..experiment.run import POISSON, Count, Name, Positive, Profile, Run, Seconds, Share, Workload
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
-HOW_OFTEN: Final = ("seeds", "max_seeds", "precision")  # may change while a sweep goes on: no run differs by them
+HOW_OFTEN: Final = ("seeds", "max_seeds", "precision")  # may change when a sweep is resumed: no run depends on them
 
 
 class Arms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A topology and the shares of LOCAL turns measured on it; none where it has no choice."""
+    """A topology and the shares of LOCAL turns measured on it; no shares where it has no choice."""
 
     topology: Name
     x: tuple[Share, ...]
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The axes, checked; see `grid_file` for what is not allowed."""
+    """`grid_file` checks what may be in it."""
 
     arms: tuple[Arms, ...]
     first: tuple[Profile, ...]
@@ -44,7 +44,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     precision: Share = 0.05  # half the 95 % interval over the mean; 0: every cell gets `max_seeds`
 
     def runs(self, seed: int) -> Iterator[Run]:
-        """One run a cell. The arms of a decision come one after the other, so that an unfinished sweep has pairs."""
+        """One run a cell. The arms of a decision follow each other, so that an unfinished sweep has pairs."""
         for arms, workload, qps in product(self.arms, self.workloads(), self.qps):
             for x in arms.x or (None,):
                 yield Run(
@@ -66,7 +66,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             yield Workload(first=first, later=later, turns=turns, think_s=think_s, shared_prefix_tokens=shared)
 
     def difference(self, other: Grid) -> str:
-        """The first axis on which the two measure different things, and both its values; empty if there is none."""
+        """The first axis that differs, with both values; empty if none does. HOW_OFTEN does not count."""
         for name in self.__struct_fields__:
             mine, others = getattr(self, name), getattr(other, name)
             if name not in HOW_OFTEN and mine != others:
@@ -74,10 +74,9 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return ""
 
 
-_KEYS: Final = {"arms": "topologies"}  # what a file calls a field
+_KEYS: Final = {"arms": "topologies"}  # the name of a field in a grid file
 
 
 def shown(value: Any) -> str:
-    """As JSON, cut where it is long."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= 100 else f"{text[:100]}..."

@@ -1,4 +1,4 @@
-"""Grids as TOML files, read strictly: what is not allowed is an error of one line that names the file and the key."""
+"""Grids as TOML files, read strictly: a mistake is an error of one line that names the file and the key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ T = TypeVar("T")
 
 
 def bundled() -> dict[str, Path]:
-    """The grids that ship with the project, by name."""
     return {path.stem: path for path in sorted(GRIDS.glob("*.toml"))}
 
 
@@ -65,7 +64,7 @@ class _Tokens(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _grid(raw: dict[str, Any], folder: Path) -> Grid:
-    """`folder`: where a relative path of arrivals begins."""
+    """`folder`: relative paths of arrivals start there."""
     known = (*_TABLES, *_LISTS, *_VALUES)
     for key in raw:
         if key not in known:
@@ -142,7 +141,7 @@ def _arms(entries: dict[str, Any]) -> tuple[Arms, ...]:
 
 
 def _share(key: str, value: float | str) -> float:
-    """A number, or a fraction as text, which TOML has no other way to write exactly."""
+    # TOML can write 1/3 exactly only as text.
     try:
         return float(Fraction(value))
     except (ValueError, ZeroDivisionError, OverflowError):

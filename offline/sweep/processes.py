@@ -1,7 +1,4 @@
-"""Where stations live: in slots, each of which measures one run at a time. Here: processes of this machine.
-
-`ray_pool` has those of a Ray cluster. A sweep drives both kinds by the same code, and they bring the same results.
-"""
+"""Executors that are processes of this machine. `ray` has those of a Ray cluster; a sweep drives both alike."""
 
 from __future__ import annotations
 
@@ -13,35 +10,14 @@ import sys
 import threading
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Protocol
 
 from ..experiment.records import RunResult
 from ..experiment.run import Run
-from .backend import Station, StationPlan, Survey
+from .backend import Backend, BackendPlan, Survey
 
 
-class Slot(Protocol):
-    def survey(self, samples: tuple[Run, ...]) -> Future[Survey]: ...
-
-    def measure(self, run: Run) -> Future[RunResult]: ...
-
-    def is_death(self, exc: BaseException) -> bool:
-        """Whether a call ended so because its process died, as against an error of its own."""
-
-    def reopen(self) -> None:
-        """A new process in place of one that died."""
-
-    def abandon(self) -> None:
-        """Ends the run at hand, unfinished. `close` still has to be called."""
-
-    def close(self) -> None:
-        """Waits until the station, and a fleet that it started, are gone."""
-
-
-class Process:
-    """A slot that is a process of this machine."""
-
-    def __init__(self, plan: StationPlan) -> None:
+class ProcessExecutor:
+    def __init__(self, plan: BackendPlan) -> None:
         self._plan = plan
         self.reopen()
 
@@ -49,25 +25,25 @@ class Process:
         return isinstance(exc, BrokenProcessPool)
 
     def reopen(self) -> None:
-        # Not a fork: this process has threads, and a fork would keep their locks for ever.
+        # Not a fork: this process has threads, and a forked child would keep their locks for ever.
         context = multiprocessing.get_context("spawn")
-        self._executor = ProcessPoolExecutor(1, context, _open_station, (self._plan,))
-        self._pid = self._executor.submit(os.getpid)
+        self._pool = ProcessPoolExecutor(1, context, _open_backend, (self._plan,))
+        self._pid = self._pool.submit(os.getpid)
 
     def survey(self, samples: tuple[Run, ...]) -> Future[Survey]:
-        return self._executor.submit(_survey, samples)
+        return self._pool.submit(_survey, samples)
 
     def measure(self, run: Run) -> Future[RunResult]:
-        return self._executor.submit(_measure, run)
+        return self._pool.submit(_measure, run)
 
     def abandon(self) -> None:
-        # At once, or as soon as its number is here: the process may be at work before this one has read that.
+        # At once, or as soon as the pid is known: the process may start its work before this one has read the pid.
         self._pid.add_done_callback(_end)
 
     def close(self) -> None:
         with contextlib.suppress(BrokenProcessPool):  # it died
-            self._executor.submit(_close)
-        self._executor.shutdown()
+            self._pool.submit(_close)
+        self._pool.shutdown()
 
 
 def _end(pid: Future[int]) -> None:
@@ -76,20 +52,20 @@ def _end(pid: Future[int]) -> None:
             os.kill(pid.result(), signal.SIGTERM)
 
 
-_opened: list[Station] = []  # in a slot's process: its one station, as an executor's calls share nothing else
+_opened: list[Backend] = []  # in the executor's process: its one backend; calls to a pool share only globals
 
 
-def _open_station(plan: StationPlan) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the sweep's business; it says what to do
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the call at hand, not the process
+def _open_backend(plan: BackendPlan) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep handles Ctrl-C and ends its executors
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the current call, not the process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     _opened.append(plan.open())
 
 
 def _end_with_parent() -> None:
-    """An executor's process does not notice that its parent was killed, and would keep its fleet for ever."""
+    # Without this the process would outlive a killed parent and keep its fleet for ever.
     parent = multiprocessing.parent_process()
-    assert parent is not None, "runs in a slot's process only"
+    assert parent is not None, "runs in an executor's process only"
     parent.join()
     os._exit(1)
 

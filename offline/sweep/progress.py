@@ -1,7 +1,7 @@
 """What a sweep shows while it runs: how much is done, what is measured now, how long the rest takes.
 
-`RunDurations` is pure and learns from the runs that were done. On a terminal there is one line that changes; elsewhere
-there are lines, at most one in ten seconds beside those about failures.
+On a terminal one line is updated in place. Elsewhere lines are printed, at most one in ten seconds beside those about
+failures.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..experiment.run import Run
 from .schedule import Schedule
 
 PLAIN_EVERY_S = 10.0
-SHOWN_RUNS = 4  # of those that are measured now
+SHOWN_RUNS = 4  # current runs shown at most
 
 
 class RunDurations:
-    """How long runs take, from those that were done: of the same load, else of all, scaled.
+    """Estimates how long runs take, from finished runs: of the same load, else of all, scaled.
 
-    A simulated run is scaled by the tokens that it asks for, a live one by how long conversations arrive.
+    A simulated run is scaled by its tokens, a live one by how long conversations arrive. Failed runs do not count.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,6 @@ class RunDurations:
         self._size_of = size
 
     def add(self, result: RunResult) -> None:
-        """A run that failed says nothing of how long one takes."""
         if result.outcome is Outcome.FINISHED:
             self._alike[_load(result.run)].append(result.wall_s)
             self._wall_s += result.wall_s
@@ -49,11 +48,10 @@ class RunDurations:
             return sum(alike) / len(alike)
         return self._wall_s * self._size_of(run) / self._size if self._size else None
 
-    def left_s(self, waiting: Iterable[Run], slots: int) -> float | None:
-        """Until all of these are done, `slots` at a time."""
+    def left_s(self, waiting: Iterable[Run], executors: int) -> float | None:
         each = [self.of(run) for run in waiting]
         known = [seconds for seconds in each if seconds is not None]
-        return sum(known) / max(slots, 1) if len(known) == len(each) else None
+        return sum(known) / max(executors, 1) if len(known) == len(each) else None
 
 
 def _load(run: Run) -> tuple[str, float]:
@@ -61,13 +59,13 @@ def _load(run: Run) -> tuple[str, float]:
 
 
 def size(run: Run) -> float:
-    """Tokens that a run asks for: its work, for a simulator."""
+    """The run's tokens, which the time of a simulated run grows with."""
     conversations = max(run.qps * run.seconds, run.conversations) + run.qps * run.warm_up_s
     return conversations * run.workload.longest_context
 
 
 def arrivals_s(run: Run) -> float:
-    """How long conversations keep arriving: the least that a run takes on a fleet."""
+    """How long conversations keep arriving: the shortest time that a run takes on a fleet."""
     return run.warm_up_s + max(run.seconds, run.conversations / run.qps)
 
 
@@ -83,18 +81,18 @@ def spoken(seconds: float) -> str:
 
 
 class Display:
-    """Shows a schedule's progress; a `with` block for as long as the sweep runs."""
+    """A context manager for as long as the sweep runs."""
 
     def __init__(
-        self, console: Console, schedule: Schedule, pace: RunDurations, slots: int, now: Callable[[], float]
+        self, console: Console, schedule: Schedule, pace: RunDurations, executors: int, now: Callable[[], float]
     ) -> None:
         self._console = console
         self._schedule = schedule
-        self._slots = slots
+        self._executors = executors
         self._now = now
         self._said_s = -PLAIN_EVERY_S
         self._pace = pace
-        self._current: dict[Run, str] = {}  # and where
+        self._current: dict[Run, str] = {}  # where each is measured
         self._bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         self._task = self._bar.add_task("runs", total=None)
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
@@ -113,7 +111,6 @@ class Display:
         self.refresh()
 
     def put_back(self, run: Run) -> None:
-        """It is not being measured any more, and waits again."""
         self._current.pop(run, None)
 
     def finished(self, result: RunResult) -> None:
@@ -147,7 +144,7 @@ class Display:
         return f"{done} of {done + left} runs done{failed}{time}"
 
     def left_s(self) -> float | None:
-        return self._pace.left_s([*self._schedule.waiting, *self._current], self._slots)
+        return self._pace.left_s([*self._schedule.waiting, *self._current], self._executors)
 
     def _counts(self) -> tuple[int, int]:
         done = self._schedule.finished + self._schedule.failed

@@ -1,4 +1,7 @@
-"""Slots on a Ray cluster: tasks for runs that need nothing kept, actors for fleets. Ray is imported on first use."""
+"""Executors on a Ray cluster: tasks where nothing is kept between runs, actors for fleets.
+
+Ray is imported on first use.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,16 @@ from ppd.proxy.errors import ConfigError
 
 from ..experiment.records import RunResult
 from ..experiment.run import Run
-from .backend import StationPlan, Survey
-from .processes import Slot
+from .backend import BackendPlan, Executor, Survey
 
 CONNECT_S = 5.0
 
 
 class Ray:
-    """The cluster that slots are put on; ConfigError where Ray is not installed or not to be reached."""
+    """The cluster that executors run on; ConfigError where Ray is not installed or cannot be reached."""
 
     def __init__(self, address: str) -> None:
-        """`address`: of a cluster; "auto": the one of this machine; "local": one that is started here."""
+        """`address`: of a cluster; "auto": this machine's cluster; "local": a cluster that is started here."""
         try:
             import ray
         except ImportError as exc:
@@ -40,21 +42,20 @@ class Ray:
 
     @property
     def nodes(self) -> list[str]:
-        """Ids of the cluster's machines."""
         return [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
 
-    def anywhere(self, plan: StationPlan) -> Slot:
-        return RayTasks(self._ray, plan)
+    def anywhere(self, plan: BackendPlan) -> Executor:
+        return RayTaskExecutor(self._ray, plan)
 
-    def on(self, node: str, plan: StationPlan) -> Slot:
-        return RayFleet(self._ray, plan, node)
+    def on(self, node: str, plan: BackendPlan) -> Executor:
+        return RayActorExecutor(self._ray, plan, node)
 
     def close(self) -> None:
         self._ray.shutdown()
 
 
 def _check_reachable(address: str) -> None:
-    """ConfigError at once where nobody listens: Ray itself tries for minutes."""
+    # Ray itself would try for minutes.
     if address in ("auto", "local"):
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -70,10 +71,10 @@ def _no_cluster(address: str, why: str) -> ConfigError:
     return ConfigError(f"ray = {address!r}: must be a cluster's address, auto or local ({why})", param="ray")
 
 
-class RayTasks:
-    """A slot that opens a station anew for each run, wherever the cluster has a CPU."""
+class RayTaskExecutor:
+    """Opens a backend anew for each run, wherever the cluster has a CPU."""
 
-    def __init__(self, ray: Any, plan: StationPlan) -> None:
+    def __init__(self, ray: Any, plan: BackendPlan) -> None:
         self._ray = ray
         self._plan = ray.put(plan)  # once, not with every run
         self._ask = ray.remote(num_cpus=1, max_retries=0)(_once)
@@ -101,10 +102,10 @@ class RayTasks:
         return asked
 
 
-class RayFleet:
-    """A slot that is an actor of one node, as a fleet has to stay from run to run."""
+class RayActorExecutor:
+    """An actor on one node, because a fleet stays from run to run."""
 
-    def __init__(self, ray: Any, plan: StationPlan, node: str) -> None:
+    def __init__(self, ray: Any, plan: BackendPlan, node: str) -> None:
         self._ray = ray
         self._plan = plan
         self._node = node
@@ -123,10 +124,10 @@ class RayFleet:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         there = NodeAffinitySchedulingStrategy(self._node, soft=False)
-        self._actor = self._ray.remote(num_cpus=1, scheduling_strategy=there)(Kept).remote(self._plan)
+        self._actor = self._ray.remote(num_cpus=1, scheduling_strategy=there)(BackendActor).remote(self._plan)
 
     def abandon(self) -> None:
-        self._ray.kill(self._actor)  # its engines end with it, see `servers.guard`
+        self._ray.kill(self._actor)  # its engines end with it, see `servers.fleet.guard`
 
     def close(self) -> None:
         try:
@@ -140,22 +141,20 @@ class RayFleet:
         return asked
 
 
-class Kept:
-    """A station as an actor."""
-
-    def __init__(self, plan: StationPlan) -> None:
-        self._station = plan.open()
+class BackendActor:
+    def __init__(self, plan: BackendPlan) -> None:
+        self._backend = plan.open()
 
     def ask(self, call: str, *arguments: object) -> object:
-        return getattr(self._station, call)(*arguments)
+        return getattr(self._backend, call)(*arguments)
 
 
-def _once(plan: StationPlan, call: str, argument: object) -> object:
-    return Kept(plan).ask(call, argument)
+def _once(plan: BackendPlan, call: str, argument: object) -> object:
+    return BackendActor(plan).ask(call, argument)
 
 
 def _is_death(ray: Any, exc: BaseException) -> bool:
-    """Ray's own errors, but for that of a call which has raised one itself."""
+    """Ray's own errors, except RayTaskError: there the call itself raised."""
     errors = ray.exceptions
     return isinstance(exc, errors.RaySystemError) or (
         isinstance(exc, errors.RayError) and not isinstance(exc, errors.RayTaskError)

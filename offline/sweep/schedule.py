@@ -1,8 +1,8 @@
 """Which run comes next: pure bookkeeping over a grid and what has been measured of it.
 
-A cell gets the grid's least number of seeds. After that the arms of a decision (every x of one topology, workload and
-QPS) get one more at a time while the mean TTFT of later turns is not known to the grid's precision in one of them, up
-to the largest number. So arms are compared on the same seeds, which means on the same arrivals and pauses.
+A cell gets the grid's least number of seeds. Then the arms of a decision (every x of one topology, workload and QPS)
+get one more seed at a time, up to the largest number, as long as the mean TTFT of later turns is not known to the
+grid's precision in one of them. So arms are compared on the same seeds, which means on the same arrivals and pauses.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from .grid import Grid
 
 Order = tuple[int, int, int]
 
-LEAST_RUNS = 2  # with samples, before an interval is believed
+LEAST_RUNS = 2  # with samples, for an interval to be trusted
 
 
 @dataclass(slots=True)
 class _Cell:
-    order: tuple[int, int]  # of its topology, and its own, as the grid has them
+    order: tuple[int, int]  # position of its topology and its own in the grid
     seed_zero: Run
     open: set[int] = field(default_factory=set)  # seeds that wait or are being measured
     done: dict[int, Samples | None] = field(default_factory=dict)  # by seed; None: failed
 
     @property
     def has_finished(self) -> bool:
-        """Whether any of its runs did: another would fail like those before."""
+        # A cell whose runs all failed would fail again.
         return any(samples is not None for samples in self.done.values())
 
 
 class Schedule:
-    """Hands out runs, each once; takes their results in."""
+    """Hands out each run once, and takes the results."""
 
     def __init__(
         self,
@@ -52,10 +52,10 @@ class Schedule:
         only: Sequence[str] = (),
         topology_first: bool = False,
     ) -> None:
-        """`done`: what is measured already. `only`: patterns of run ids or cells. ConfigError if nothing matches.
+        """`done`: existing results. `only`: patterns of run ids or cells. ConfigError if nothing matches.
 
-        All cells get their first seed before any gets its second, so that a sweep can be ended at any time; with
-        `topology_first` a topology is finished before the next one begins, as starting one takes long.
+        All cells get their first seed before any gets its second, so that a sweep can be ended at any time. With
+        `topology_first` a topology is finished before the next one begins, because starting one takes long.
         """
         self._grid = grid
         self._topology_first = topology_first
@@ -78,12 +78,11 @@ class Schedule:
 
     @property
     def waiting(self) -> list[Run]:
-        """Runs not handed out yet, in order; a cell may get more of them."""
+        """Runs not handed out yet, in order. Results may add more."""
         return [run for _, run in self._waiting]
 
     @property
     def topologies(self) -> list[str]:
-        """Those that still have runs waiting, in the grid's order."""
         return list(dict.fromkeys(run.topology for run in self.waiting))
 
     def take(self, topologies: Container[str] | None = None) -> Run | None:
@@ -94,11 +93,9 @@ class Schedule:
         return None
 
     def put_back(self, run: Run) -> None:
-        """It could not be measured here; another may."""
         self._add(self._cells[run.cell], run.seed)
 
     def done(self, result: RunResult) -> None:
-        """The result of a run that was handed out."""
         cell = self._cells[result.run.cell]
         cell.open.discard(result.run.seed)
         self._count(cell, result)
@@ -111,7 +108,9 @@ class Schedule:
         cell.done[result.run.seed] = None if is_failed else judged(result.records)
 
     def _extend(self, arms: Sequence[_Cell]) -> None:
-        """For arms that have all their runs: a seed that some of them have, or the next while one is not known."""
+        """Once the arms have no open runs: adds a seed that only some have, or the next one if more precision is
+        needed.
+        """
         going_on = [cell for cell in arms if cell.has_finished]
         if not going_on or any(cell.open for cell in arms):
             return
@@ -134,9 +133,8 @@ class Schedule:
 
 
 def judged(records: Iterable[Record]) -> Samples:
-    """The TTFTs that a cell's precision is about, in s: of later turns, or of the first where there are no others.
-
-    An array, as a sweep keeps those of all its runs.
+    """The TTFTs that decide whether a cell's precision is reached, in s: of later turns, or of first turns where there
+    are no others.
     """
     measured = [record for record in records if record.measured]
     later = [record for record in measured if record.turn > 1] or measured
@@ -144,9 +142,9 @@ def judged(records: Iterable[Record]) -> Samples:
 
 
 def wants_more(runs: Iterable[Samples | None], precision: float) -> bool:
-    """Whether another seed is worth its time: not where the interval is narrow, nor where every run has failed.
+    """Whether another seed is worth its time: not if the interval is narrow enough, nor if every run failed.
 
-    One run alone does not tell: requests of a run wait for each other, so the interval over them is too narrow.
+    One run is not enough to tell: its requests wait for each other, so the interval over them is too narrow.
     """
     finished = [samples for samples in runs if samples is not None]
     if not finished:
@@ -172,7 +170,6 @@ def _cells(grid: Grid, only: Sequence[str]) -> dict[str, _Cell]:
 
 
 def _decision(run: Run) -> tuple[str, str, float]:
-    """What arms have in common."""
     return run.topology, run.workload.name, run.qps
 
 

@@ -1,8 +1,9 @@
-"""Runs of a sweep -> decision tables: a topology's runs at x=0 are the split arms of its cells, those at x=1 the local.
+"""The runs of a sweep as decision tables: runs at x=0 are the split arms of a topology's cells, those at x=1 the local
+arms.
 
-A table's contexts are the first turns that were measured, its workload types the later ones. It holds conversations of
-one kind: with other numbers of turns, pauses or shared prefixes the same QPS is another load, so each kind gets a table
-of its own, with that in its name.
+A table's contexts are the first turns that were measured, its workload types the later turns. It holds conversations of
+one kind: with other numbers of turns, pauses or shared prefixes the same QPS is another load. So each kind gets its own
+table, with the kind in its name.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from ..experiment.records import Outcome, RunResult
 from ..experiment.run import Profile, Workload
 from ..experiment.statistics import Estimate
 
-BEYOND = 2  # the last class ends at so many times what was measured, as the paper's do
-SIMULATED = "simulate"  # the backend that measures nothing
+BEYOND = 2  # the last class ends at this multiple of what was measured, as in the paper
+SIMULATED = "simulate"  # the backend whose runs are not measured
 
 T = TypeVar("T", Ttft, Tpot)
 V = TypeVar("V", float, float | None)
@@ -43,9 +44,9 @@ def build_tables(
     licence: str = "",
     note: str = "",
 ) -> list[DecisionTable]:
-    """The tables with evidence, called <name>-<topology> and what sets their conversations apart from two plain turns.
+    """The tables with evidence, named <name>-<topology> plus how their conversations differ from two plain turns.
 
-    Runs at other x than 0 and 1 are passed over. FormatError where no cell has both arms.
+    Runs at an x other than 0 and 1 are ignored. FormatError where no cell has both arms.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"name = {name!r}: must be letters, digits, '_', '.' and '-'", param="name")
@@ -64,7 +65,7 @@ def build_tables(
 
 
 def write_tables(tables: Iterable[DecisionTable], folder: Path) -> list[Path]:
-    """Each as <its name>.json in this folder, whole or not at all. Other tables there were made before, and go."""
+    """Each as <its name>.json in this folder, whole or not at all. Other tables there are older, and are deleted."""
     paths = []
     for table in tables:
         paths.append(folder / f"{table.name}.json")
@@ -76,7 +77,6 @@ def write_tables(tables: Iterable[DecisionTable], folder: Path) -> list[Path]:
 
 
 def _is_table(path: Path) -> bool:
-    """Whether it is one that `write_tables` could have written."""
     try:
         return DecisionTable.load(path).name == path.stem
     except FormatError:
@@ -84,7 +84,7 @@ def _is_table(path: Path) -> bool:
 
 
 def _kind(workload: Workload) -> str:
-    """What a workload's name says beside its two turns: `-turns4-think5`."""
+    """What the name says beside the two turns: `-turns4-think5`."""
     return workload.name.removeprefix(f"{workload.first.name}_{workload.later.name}")
 
 
@@ -92,7 +92,9 @@ def _kind(workload: Workload) -> str:
 
 
 def _told_apart(cells: Sequence[MeasuredCell]) -> list[tuple[str, list[MeasuredCell]]]:
-    """Cells by table. First turns that leave the same tokens have one place on an axis: one of them goes on alone."""
+    """Cells by table. First turns that leave the same tokens would share a place on the axis: each goes into another
+    table.
+    """
     tokens = _measured_tokens(cells)
     parts: list[list[Profile]] = []
     for first in sorted(tokens, key=lambda first: (tokens[first], first.name)):
@@ -107,7 +109,7 @@ def _told_apart(cells: Sequence[MeasuredCell]) -> list[tuple[str, list[MeasuredC
 
 
 def _measured_tokens(cells: Iterable[MeasuredCell]) -> dict[Profile, int]:
-    """What D holds when a later turn comes, by first turn; over several turns and types, the geometric mean."""
+    """Tokens that D holds when a later turn comes, by first turn; the geometric mean over turns and types."""
     cached: dict[Profile, list[int]] = {}
     for workload in dict.fromkeys(cell.workload for cell in cells):
         cached.setdefault(workload.first, []).extend(_cached_tokens(workload))
@@ -115,14 +117,13 @@ def _measured_tokens(cells: Iterable[MeasuredCell]) -> dict[Profile, int]:
 
 
 def _cached_tokens(workload: Workload) -> list[int]:
-    """At each of the later turns."""
     first, later = workload.first, workload.later
     step = later.new_tokens + later.output_tokens
     return [first.new_tokens + first.output_tokens + step * before for before in range(workload.turns - 1)]
 
 
 def _contexts(cells: Sequence[MeasuredCell]) -> list[tuple[Profile, ContextClass]]:
-    """Classes meet in the geometric middle of what was measured in them."""
+    # The bound between two classes is the geometric mean of what was measured in them.
     ordered = sorted(_measured_tokens(cells).items(), key=lambda item: item[1])
     longest = max(max(_cached_tokens(cell.workload)) for cell in cells)
     bounds = [math.isqrt(low * high) for (_, low), (_, high) in pairwise(ordered)]
@@ -137,7 +138,7 @@ def _contexts(cells: Sequence[MeasuredCell]) -> list[tuple[Profile, ContextClass
 
 
 def _table(name: str, cells: Sequence[MeasuredCell], origin: Provenance) -> DecisionTable:
-    """As the proxy will read it: decoded from what is written."""
+    # Decoded from what will be written, so that it is what the proxy reads.
     contexts = _contexts(cells)
     types = sorted({cell.workload.later for cell in cells}, key=lambda type_: (type_.new_tokens, type_.output_tokens))
     axes = Axes(
@@ -168,7 +169,6 @@ def _table(name: str, cells: Sequence[MeasuredCell], origin: Provenance) -> Deci
 
 
 def _cell(context: str, workload: Workload, qps: float, arms: _Arms) -> format.Cell | None:
-    """None where neither arm was tried."""
     tried = [arms.get((workload, qps, x)) for x in ROUTES]
     if not any(tried):
         return None
@@ -185,7 +185,7 @@ def _cell(context: str, workload: Workload, qps: float, arms: _Arms) -> format.C
 
 
 def _arm(cell: MeasuredCell | None) -> tuple[Arm | None, str]:
-    """The arm, or None and why; no reason for one that was not tried."""
+    """The arm, or None and the reason. An arm that was not tried has no reason."""
     if cell is None:
         return None, ""
     ttft, tpot, why = cell.later_ttft_s, cell.later_tpot_s, why_no_evidence(cell)

@@ -1,7 +1,7 @@
-"""The files of NVIDIA's aiperf: `mooncake_trace` in its form with sessions, and `multi_turn`.
+"""The files of NVIDIA's aiperf: `mooncake_trace` with sessions, and `multi_turn`.
 
-Here `input_length` is what a turn adds to its session, and `delay` (ms) the pause before it. A session's first row has
-the time of its arrival (`timestamp`, ms). Text may stand in place of a length.
+`input_length` is what a turn adds to its session, and `delay` (ms) the pause before it. A session's first row has its
+arrival time (`timestamp`, ms). Text may take the place of a length.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Requests with the ids of their prompts' blocks and no sessions of their own: Mooncake's traces and Qwen-Bailian's.
+"""Requests with the ids of their prompts' blocks but without sessions: the traces of Mooncake and Qwen-Bailian.
 
-Mooncake (`timestamp` in ms, blocks of 512 tokens) does not say who sent a request: it carries on from the earlier one
+Mooncake (`timestamp` in ms, blocks of 512 tokens) does not say who sent a request. A request continues the earlier one
 whose complete blocks are the longest prefix of its own. Bailian (`timestamp` in s, blocks of 16) names each request's
-parent. A second request that carries on from the same one begins a conversation of its own.
+parent. A second request that continues the same one begins a new conversation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ R = TypeVar("R", bound=_Request)
 
 @dataclass(slots=True)
 class _Growing:
-    """A conversation that is being put together; `newest` is its last request's number."""
+    """`newest`: number of its last request."""
 
     name: str
     arrival_s: float
@@ -72,7 +72,7 @@ def _in_order(requests: Iterable[R]) -> list[R]:
 def _linked(
     requests: Sequence[_Request], parents: Sequence[int | None], times_s: Sequence[float], block_tokens: int
 ) -> list[TracedConversation]:
-    """`parents`: for each request the earlier one that it carries on from."""
+    """`parents`: for each request the earlier one that it continues."""
     growing: list[_Growing] = []
     of: dict[int, _Growing] = {}
     for number, request in enumerate(requests):
@@ -92,7 +92,7 @@ def _linked(
 
 
 def _later(before: _Request, request: _Request, block_tokens: int, gap_s: float) -> TracedTurn:
-    shared = before.input_length  # where there are no blocks, the trace's word for the parent is all there is
+    shared = before.input_length  # without blocks only the trace's `parent` is known
     if before.hash_ids and request.hash_ids:
         shared = shared_tokens(before.hash_ids, request.hash_ids, block_tokens, before.input_length)
     new = added_tokens(shared, before.input_length, before.output_length, request.input_length)

@@ -1,8 +1,8 @@
 """Conversations as text: ShareGPT's `conversations` (`from`, `value`), and OpenAI's `messages` (`role`, `content`).
 
-A turn is what stands before an answer. Its recorded answer is kept, as only it tells how long an answer should be.
-Where no answers are recorded at all, each message by the user is a turn. The assistant's messages before any other are
-dropped, and so is what has no text.
+A turn is the messages before an answer. The recorded answer is kept, because only it shows how long an answer should
+be. Where no answers are recorded at all, each message by the user is a turn. Messages by the assistant that come first
+are dropped, and so are messages without text.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class _Dialogue(msgspec.Struct):
 
 
 def read_dialogues(rows: Rows) -> list[TracedConversation]:
-    """Those that hold a turn."""
     found = []
     for number, (where, dialogue) in enumerate(rows.json(_Dialogue)):
         said = dialogue.messages if dialogue.messages is not None else dialogue.conversations

@@ -1,4 +1,4 @@
-"""Which format a file has, told by its first row."""
+"""Which format a file has, recognised by its first row, and its conversations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Format(StrEnum):
     DIALOGUES = "messages or ShareGPT conversations"
 
 
-# The members that tell a format, the most telling first.
+# The JSON members that identify a format, the most specific first.
 _MEMBERS = (
     (Format.BAILIAN, {"chat_id", "input_length"}),
     (Format.TRACELAB, {"session_id", "round_index", "input_tokens_total"}),
@@ -58,12 +58,11 @@ _READERS: dict[Format, Callable[[Rows], list[TracedConversation]]] = {
 
 
 def detect(path: Path) -> Format:
-    """FormatError lists the formats that are known."""
     return _format(Rows.load(path))
 
 
 def read(path: Path) -> list[TracedConversation]:
-    """The file's conversations, in its order; FormatError where it holds none."""
+    """In the file's order; FormatError where it holds no conversation."""
     rows = Rows.load(path)
     conversations = _READERS[_format(rows)](rows)
     if not conversations:
@@ -72,7 +71,7 @@ def read(path: Path) -> list[TracedConversation]:
 
 
 def arrival_times(path: Path) -> list[float]:
-    """When the file's conversations arrive, in s and in order, for a run that follows them."""
+    """In s and in order; FormatError where a conversation has no arrival time."""
     times = [conversation.arrival_s for conversation in read(path)]
     known = sorted(at_s for at_s in times if at_s is not None)
     if len(known) < len(times):

@@ -1,4 +1,4 @@
-"""Which request carries on from which, by the ids of their prompts' blocks, and how much of its prompt is new."""
+"""Which request continues which, by the ids of their prompts' blocks, and how much of its prompt is new."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PrefixTree:
             self._requests[node] = request
 
     def parent(self, blocks: Sequence[int]) -> int | None:
-        """The request whose complete blocks are the longest prefix of `blocks`, of equal ones the latest."""
+        """The request whose complete blocks are the longest prefix of `blocks`; of equal ones the latest."""
         node, found = 0, None
         for block in blocks:
             step = self._children.get((node, block))
@@ -38,10 +38,10 @@ class PrefixTree:
 
 
 def shared_tokens(before: Sequence[int], blocks: Sequence[int], block_tokens: int, before_tokens: int) -> int:
-    """Tokens of the prompt before that this one begins with.
+    """How many tokens of the prompt before this one begins with.
 
-    before, blocks: block ids of the two prompts. Where all complete blocks are shared the rest of the last block is
-    taken to be shared too: its id changes with what comes behind it.
+    before, blocks: block ids of the two prompts. Where all complete blocks are shared, the rest of the last block
+    counts as shared too: its id changes with what follows it.
     """
     complete = min(before_tokens // block_tokens, len(before))
     same = next((at for at in range(min(complete, len(blocks))) if before[at] != blocks[at]), None)
@@ -51,9 +51,9 @@ def shared_tokens(before: Sequence[int], blocks: Sequence[int], block_tokens: in
 
 
 def added_tokens(shared: int, before_tokens: int, before_output: int, tokens: int) -> int | None:
-    """Tokens that a turn adds behind the answer before; None where its prompt does not carry on.
+    """Tokens that a turn adds after the answer before it, at least one; None where its prompt is not a continuation.
 
-    What a client wrote anew of the history counts as added, for it has to be computed again; at least one token.
+    History that the client rewrote counts as added, because it has to be computed again.
     """
     if shared < KEPT_SHARE * before_tokens or tokens < KEPT_SHARE * before_tokens:
         return None

@@ -26,8 +26,6 @@ _GZIP = b"\x1f\x8b"
 
 
 class Rows:
-    """A file's rows and where each stands in it."""
-
     def __init__(self, path: Path, data: bytes) -> None:
         self._path = path
         self._data = data
@@ -47,12 +45,11 @@ class Rows:
         return str(self._path)
 
     def header(self) -> tuple[str, ...]:
-        """The names of the columns, if this is CSV."""
         line = self._data.lstrip(b"\xef\xbb\xbf").split(b"\n", 1)[0]
         return tuple(name.strip() for name in line.decode("utf-8", "replace").split(","))
 
     def members(self) -> frozenset[str]:
-        """The names of the first JSON object's members; none where it is no JSON object."""
+        """Member names of the first JSON object; empty where the file holds none."""
         for _, document in self._documents(first=True):
             try:
                 return frozenset(msgspec.json.decode(document, type=dict[str, msgspec.Raw]))
@@ -61,7 +58,7 @@ class Rows:
         return frozenset()
 
     def json(self, kind: type[T]) -> Iterator[tuple[str, T]]:
-        """Each document as `kind`, with the words that say where it is."""
+        """Each document as `kind`, with its place in words."""
         decoder = msgspec.json.Decoder(kind)
         for where, document in self._documents():
             try:
@@ -70,7 +67,7 @@ class Rows:
                 raise self.error(where, str(exc)) from exc
 
     def csv(self, names: Sequence[str], optional: Sequence[str] = ()) -> Iterator[tuple[str, tuple[str, ...]]]:
-        """The columns asked for, in that order; an optional one that is not there is empty."""
+        """The columns asked for, in that order; a missing optional one is empty."""
         lines = csv.reader(self._data.decode("utf-8-sig", "replace").splitlines())
         header = [name.strip() for name in next(lines)]
         columns = [header.index(name) for name in names]
@@ -94,7 +91,7 @@ class Rows:
         return value
 
     def time_s(self, where: str, name: str, text: str) -> float:
-        """Seconds, given as such or as a date and time; without a zone it is UTC."""
+        """From seconds, or a date and time, which is UTC where it has no zone."""
         with suppress(ValueError):
             if math.isfinite(seconds := float(text)):
                 return seconds
@@ -108,7 +105,6 @@ class Rows:
         return FormatError(f"{self._path}: {where}: {what}")
 
     def _documents(self, *, first: bool = False) -> Iterator[tuple[str, bytes]]:
-        """`first`: no more than the first is asked for."""
         if self._data.lstrip()[:1] == b"[":
             yield from self._items()
             return
@@ -129,7 +125,6 @@ class Rows:
             yield f"item {number}", bytes(item)
 
     def _is_one_document(self, line: bytes) -> bool:
-        """Whether the file is one JSON object over many lines: its first line is none, the whole is."""
         return not _is_json(line) and line.lstrip()[:1] == b"{" and _is_json(self._data)
 
 

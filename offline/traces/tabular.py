@@ -1,7 +1,7 @@
 """Traces as CSV: Azure's of 2023 and 2024, and BurstGPT's.
 
 Azure's have no sessions: each row is a conversation of one turn. BurstGPT's rows without an answer failed and are left
-out; those with a `Session ID` are that session's turns, whose prompts hold the history.
+out. Rows with a `Session ID` are the turns of that session, and their prompts include the history.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """TraceLab's rounds of coding agents: one row a model call, with the times of its messages.
 
-How much of a prompt the provider had cached says nothing of what the client kept: a round carries on unless its prompt
-shrinks. A pause is from the last event of the round before to the last message that the client sent.
+How much of a prompt the provider had cached does not show what the client kept, so a round is a continuation unless its
+prompt shrinks. A pause lasts from the last event of the round before to the last message that the client sent.
 """
 
 from __future__ import annotations
@@ -31,8 +31,6 @@ class _Round(msgspec.Struct):
 
 
 class _Timed(msgspec.Struct):
-    """A round with when its prompt was sent and when its answer ended."""
-
     round: _Round
     sent_s: float | None
     ended_s: float | None
@@ -55,7 +53,6 @@ def read_tracelab(rows: Rows) -> list[TracedConversation]:
 
 
 def _turns(rounds: list[_Timed]) -> tuple[TracedTurn, ...]:
-    """`rounds`: in order."""
     turns: list[TracedTurn] = []
     for before, one in zip((None, *rounds), rounds, strict=False):
         tokens, output = one.round.input_tokens_total, one.round.output_tokens

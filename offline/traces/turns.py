@@ -1,4 +1,4 @@
-"""What a trace tells of a conversation. A prompt is the history, the answers included, and what the turn adds to it."""
+"""A conversation as a trace records it. A prompt is the history, answers included, and what the turn adds to it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How a prompt begins: equal ids in one scope are equal text, and so one entry of a prefix cache."""
+    """How a prompt begins. Equal ids in one scope are equal text, and so one entry of a prefix cache."""
 
     ids: tuple[int, ...]
-    tokens: int  # in each; the prompt may end inside the last
+    tokens: int  # in each block; the prompt may end inside the last one
     scope: str = ""  # "": ids mean the same in the whole file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedTurn:
-    """One turn. Where a trace tells a pause by one clock only, the other is 0: a turn waits for both to pass."""
+    """A turn waits until both `think_s` and `gap_s` have passed; a trace that records one of them leaves the other at
+    0.
+    """
 
-    new_tokens: int | None = None  # that it adds to the prompt; None: its messages tell
+    new_tokens: int | None = None  # that it adds to the prompt; None: it has messages instead
     output_tokens: int | None = None  # None: not recorded, or only as text
     think_s: float = 0.0  # from the end of the answer before
     gap_s: float = 0.0  # from the sending of the turn before
     messages: tuple[Message, ...] = ()  # none: its text was not recorded
     reply: str = ""  # the answer as recorded
-    blocks: Blocks | None = None  # of a prompt that does not carry on from a turn before
+    blocks: Blocks | None = None  # of a prompt that does not continue an earlier turn
     restarts: bool = False  # a later turn whose prompt is new from the start, as after a compaction
 
 
@@ -44,7 +46,6 @@ class TracedConversation:
 def fresh_turn(
     tokens: int, output_tokens: int, blocks: Blocks, *, think_s: float = 0.0, gap_s: float = 0.0, restarts: bool = False
 ) -> TracedTurn:
-    """A turn whose prompt is new from its start."""
     return TracedTurn(
         new_tokens=max(1, tokens),
         output_tokens=max(1, output_tokens),

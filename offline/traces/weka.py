@@ -1,7 +1,7 @@
-"""WEKA's traces of coding agents: sessions whose requests follow each other, with the pause that the client made.
+"""WEKA's traces of coding agents: sessions whose requests follow each other, with the client's pauses.
 
-Block ids mean something inside one session only. Nested sub-agents are left out: they run beside their session, and
-when they began only the session's clock tells, which a replay does not keep.
+Block ids are valid inside one session only. Nested sub-agents are left out: they run beside their session, and only the
+session's clock says when they began, which a replay does not keep.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""`ppd table`: draw decision tables, look a turn up, see what weights change, and import published measurements."""
+"""`ppd table`: draw decision tables, look a turn up, and see what weights change."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -14,8 +13,6 @@ from rich.text import Text
 from ..config import Lookup
 from ..decision_table.score import Weights
 from ..decision_table.table import DecisionTable, TableQuery, bundled, find
-from ..decision_table.table_import import GridDescription, build_table, read_rows
-from ..errors import FormatError
 from .group import CommandGroup
 from .table_view import (
     LEGEND,
@@ -121,28 +118,6 @@ def score(names: tuple[str, ...], w_ttft: float, w_tpot: float) -> None:
         console.print()
 
 
-@command.command("import")
-@click.argument("rows", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--config", required=True, help="Configuration of the split arm, such as 2P_2D.")
-@click.option("--pair", help="Configuration of the local arm; 2P_2pD for 2P_2D if not given.")
-@click.option(
-    "--description",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="What the rows mean; the .toml file beside them if not given.",
-)
-@click.option(
-    "--output", type=click.Path(dir_okay=False, path_type=Path), help="The table; <name>-<config>.json if not given."
-)
-def import_rows(rows: Path, config: str, pair: str | None, description: Path | None, output: Path | None) -> None:
-    """Make a table of ROWS, published measurements as CSV or CSV.GZ."""
-    beside = rows.with_name(rows.name.removesuffix(".gz").removesuffix(".csv") + ".toml")
-    grid = GridDescription.decode(_read(description or beside))
-    table = build_table(read_rows(_read(rows)), grid, config, pair)
-    target = output or Path(f"{table.name}.json")
-    _write(target, table.encode())
-    click.echo(f"{target}: {CellCounts.of(table.scored(Weights()))}")
-
-
 def _load(names: tuple[str, ...]) -> list[DecisionTable]:
     paths = [find(name) for name in names] if names else list(bundled().values())
     return [DecisionTable.load(path) for path in paths]
@@ -150,21 +125,3 @@ def _load(names: tuple[str, ...]) -> list[DecisionTable]:
 
 def _indented(content: RenderableType) -> Padding:
     return Padding(content, (0, 0, 0, INDENT), expand=False)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as exc:
-        raise FormatError(f"{path}: {exc.strerror}") from exc
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Written beside and renamed, so that a reader never sees half a table."""
-    part = path.with_name(f"{path.name}.part")
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    except OSError as exc:
-        part.unlink(missing_ok=True)
-        raise click.ClickException(f"{path}: {exc.strerror}") from exc

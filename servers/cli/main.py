@@ -17,7 +17,7 @@ COMMANDS = {
     "agent": ("ppd.servers.cli.agent", "Announce one engine to the proxy; launch it, or attach to a running one."),
     "sim": ("ppd.servers.sim.command", "Run one simulated engine."),
     "demo": ("ppd.servers.cli.demo", "Run a fleet and play a real conversation through it."),
-    "table": ("ppd.proxy.cli.table", "Show, import and score decision tables."),
+    "table": ("ppd.proxy.cli.table", "Show and score decision tables."),
     "keys": ("ppd.proxy.cli.keys", "Make clients' API keys, and show a key file."),
     "doctor": ("ppd.proxy.cli.doctor.command", "Check a config or a running proxy, down to a real handoff."),
 }

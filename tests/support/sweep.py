@@ -1,4 +1,4 @@
-"""A small grid, results without a fleet, and slots that measure at once: what tests of a sweep are made of."""
+"""A small grid, results without a fleet, and executors that measure at once: what tests of a sweep are made of."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def failed(measured: Run, reason: str = "D1 is gone") -> RunResult:
 
 
 class Died(Exception):
-    """A slot's process is gone."""
+    """An executor's process is gone."""
 
 
-class FakeSlot:
+class FakeExecutor:
     """Does each run as it is submitted, by `answer`; what that raises is in the future."""
 
     def __init__(self, answer: Callable[[Run], RunResult] = finished, *, unfit: dict[str, str] | None = None) -> None:
@@ -116,7 +116,7 @@ class FakeSlot:
     def close(self) -> None: ...
 
 
-class HangingSlot(FakeSlot):
+class HangingExecutor(FakeExecutor):
     """Never finishes a run."""
 
     def measure(self, asked: Run) -> Future[RunResult]:
@@ -147,18 +147,18 @@ class Notes:
 
 
 DIES, LOST, HANGS = 1, 2, 3
-"""Seeds of runs at which the station's process dies, the fleet is lost, the run never ends."""
+"""Seeds of runs at which the backend's process dies, the fleet is lost, the run never ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class FakePlan:
-    folder: Path  # where the station says what it lived through
+    folder: Path  # where the backend says what it lived through
 
-    def open(self) -> FakeStation:
-        return FakeStation(self.folder)
+    def open(self) -> FakeBackend:
+        return FakeBackend(self.folder)
 
 
-class FakeStation:
+class FakeBackend:
     """Does what its runs' seeds say, in whatever process it was opened."""
 
     def __init__(self, folder: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ppd.offline.experiment.run import Profile, Run, Workload
-from ppd.offline.load import Api, Target, measure
+from ppd.offline.load.measure import measure
+from ppd.offline.load.target import Api, Target
 from ppd.servers.vllm.launch import TINY_NAME
 from tests.support.proxy import ADMIN_KEY
 

@@ -29,20 +29,17 @@ class Arm:
 
     @property
     def rank(self) -> tuple[str, float, int]:
-        """Sorts by topology, then x."""
         return (self.topology, -1.0 if self.x is None else self.x, MODES.index(self.mode))
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A workload under a load."""
-
     workload: Workload
     qps: float
 
 
 def share(x: float) -> str:
-    """x as the paper writes it: thirds as fractions."""
+    """x as the paper writes it: 1/3, 1/2, 2/3."""
     thirds = {"0.333": "1/3", "0.667": "2/3", "0.5": "1/2"}
     return thirds.get(f"{x:.3g}", f"{x:.3g}")
 
@@ -52,7 +49,6 @@ def arms(cells: Iterable[MeasuredCell]) -> list[Arm]:
 
 
 def modes(cells: Iterable[MeasuredCell]) -> list[str]:
-    """In the paper's order."""
     found = {cell.mode for cell in cells}
     return [mode for mode in MODES if mode in found]
 
@@ -65,6 +61,5 @@ def by_point(cells: Iterable[MeasuredCell]) -> dict[Point, dict[Arm, MeasuredCel
 
 
 def workload_class(new_tokens: int, output_tokens: int) -> str:
-    """The paper's three classes of follow-up turn."""
     ratio = new_tokens / output_tokens
     return CLASSES[0] if ratio <= 0.5 else CLASSES[2] if ratio >= 2 else CLASSES[1]

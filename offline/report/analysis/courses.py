@@ -1,4 +1,4 @@
-"""How a figure of follow-up turns goes with load or with the number of turns, for arms that did the same work.
+"""How a figure of follow-up turns changes with load or with the number of turns, for arms that did the same work.
 
 Arms are compared on the same workloads only: where one arm has no evidence, the point counts for none of them.
 """
@@ -35,22 +35,20 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Courses:
-    """Of arms that are drawn together."""
+    """The courses of arms that are drawn together."""
 
     courses: tuple[Course, ...]
-    workloads: int  # of those that were swept, how many count
+    workloads: int  # that count, of those swept
     swept: int
-    varies: bool  # no workload was measured by all arms wherever another one was, so steps are over different ones
+    varies: bool  # no workload has evidence at every step, so steps are over different workloads
 
 
 def by_load(cells: Iterable[MeasuredCell], arms: Sequence[Arm], which: Which) -> Courses:
-    """Over QPS."""
     chosen = [cell for cell in cells if Arm.of(cell) in arms]
     return _courses(chosen, arms, which, lambda cell: cell.qps, lambda cell: cell.workload)
 
 
 def by_turns(cells: Iterable[MeasuredCell], arms: Sequence[Arm], which: Which) -> Courses:
-    """Over the conversations' number of turns, at equal QPS and turns alike."""
     chosen = [cell for cell in cells if Arm.of(cell) in arms]
     return _courses(
         chosen, arms, which, lambda cell: cell.workload.turns, lambda cell: (_without_turns(cell.workload), cell.qps)

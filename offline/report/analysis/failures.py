@@ -24,7 +24,7 @@ class FailureRate:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Wilson's 95 % interval of the share of requests that failed; as if requests failed independently."""
+        """Wilson's 95 % interval of the share of failed requests, as if requests failed independently."""
         if not self.requests:
             return None
         found = stats.binomtest(self.failures, self.requests).proportion_ci(CONFIDENCE, method="wilson")
@@ -32,7 +32,6 @@ class FailureRate:
 
 
 def failure_rates(cells: Sequence[MeasuredCell]) -> list[FailureRate]:
-    """By arm, then load."""
     loads = sorted({cell.qps for cell in cells})
     rates = []
     for arm in arms(cells):

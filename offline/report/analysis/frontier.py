@@ -15,7 +15,7 @@ Which = Callable[[MeasuredCell], Estimate | None]
 
 @dataclass(frozen=True, slots=True)
 class ArmPosition:
-    """Where an arm stands: means over the workloads of its panel."""
+    """Means over the workloads of a panel."""
 
     arm: Arm
     tokens_per_s: float
@@ -28,16 +28,15 @@ class FrontierPanel:
 
     workloads: int
     places: tuple[ArmPosition, ...]
-    absent: tuple[Arm, ...]  # without evidence on at least one of the workloads: their means would be of other work
+    absent: tuple[Arm, ...]  # without evidence on some of the workloads: their means would be over other work
 
     @property
     def frontier(self) -> tuple[ArmPosition, ...]:
-        """From the fewest tokens/s to the most."""
         return tuple(sorted(pareto(self.places), key=lambda place: place.tokens_per_s))
 
 
-def standing(cells: Iterable[MeasuredCell], which: Which) -> FrontierPanel:
-    """cells: of one load and one class of workloads."""
+def frontier_panel(cells: Iterable[MeasuredCell], which: Which) -> FrontierPanel:
+    """`cells`: of one load and one class of workloads."""
     by_arm: dict[Arm, dict[Workload, MeasuredCell]] = {}
     workloads: set[Workload] = set()
     for cell in cells:
@@ -54,7 +53,7 @@ def standing(cells: Iterable[MeasuredCell], which: Which) -> FrontierPanel:
 
 
 def pareto(places: Sequence[ArmPosition]) -> list[ArmPosition]:
-    """Those that no other beats: at least as good in both figures and better in one."""
+    """Positions that no other beats: none is as good in both figures and better in one."""
     return [place for place in places if not any(_beats(other, place) for other in places)]
 
 

@@ -21,8 +21,6 @@ _PAPER_BANDS: Final = (PAPER_QPS[:3], PAPER_QPS[3:6], PAPER_QPS[7:])  # 10 is in
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Loads that are reported together."""
-
     name: str
     qps: tuple[float, ...]
 
@@ -34,7 +32,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Relative changes of pairs, x=1 against x=0; -0.5 is half of it."""
+    """Relative changes over pairs, x=1 against x=0; -0.5 is half."""
 
     pairs: int
     typical: float  # geometric mean of the ratios, less 1
@@ -54,7 +52,7 @@ class Gain:
 
 
 def bands(qps: Iterable[float]) -> list[Band]:
-    """The paper's three where the points are its points, else thirds of the points; none without a point."""
+    """The paper's three bands where all points are the paper's, else thirds of the points; without empty ones."""
     points = sorted(set(qps))
     if set(points) <= set(PAPER_QPS):
         parts = [tuple(point for point in band if point in points) for band in _PAPER_BANDS]
@@ -66,7 +64,7 @@ def bands(qps: Iterable[float]) -> list[Band]:
 def pairs(
     cells: Iterable[MeasuredCell], topology: str, qps: Sequence[float]
 ) -> list[tuple[MeasuredCell, MeasuredCell]]:
-    """(x=0, x=1) of one topology at each point where both are evidence."""
+    """(x=0, x=1) of one topology, at each point where both are evidence."""
     chosen = [cell for cell in cells if cell.topology == topology and cell.qps in qps and is_evidence(cell)]
     found = []
     for competitors in by_point(chosen).values():
@@ -90,7 +88,6 @@ def change(before: Sequence[float], after: Sequence[float]) -> Change:
 
 
 def gains(cells: Sequence[MeasuredCell]) -> list[Gain]:
-    """By topology, then load; none where no pair is."""
     topologies = sorted({cell.topology for cell in cells})
     loads = bands(cell.qps for cell in cells)
     found = (_gain(topology, band, pairs(cells, topology, band.qps)) for topology in topologies for band in loads)
@@ -113,7 +110,7 @@ def _gain(topology: str, band: Band, paired: Sequence[tuple[MeasuredCell, Measur
 
 
 def mean_ttft_s(cell: MeasuredCell) -> float:
-    """Of follow-up turns, of a cell that is evidence."""
+    """Of follow-up turns; the cell must be evidence."""
     assert cell.later_ttft_s is not None
     return cell.later_ttft_s.mean
 

@@ -1,4 +1,4 @@
-"""What a report is about: cells, the tables made of them, and what is known of where they come from."""
+"""What a report is about: cells, the tables made of them, and where they come from."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ...tables.build import build_tables
 from ..page.numerals import count, percent
 from .arms import arms
 
-FEW: Final = 30  # follow-up turns of a cell below which a p99 is its maximum and an interval a guess
-LATE: Final = 0.05  # of the mean TTFT: what 99 % of the requests must be sent within
+FEW: Final = 30  # with fewer follow-up turns a cell's p99 is its maximum, and its interval a guess
+LATE: Final = 0.05  # share of the mean TTFT within which 99 % of the requests must be sent
 _BACKENDS: Final = {
     "simulate": "simulation in virtual time",
     "launch": "fleets started for it",
     "target": "a running proxy",
 }
-_LISTED: Final = 5  # reasons for failures that are named
+_LISTED: Final = 5  # reasons for failures that are listed at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,6 @@ def of_sweep(folder: Path) -> Study:
 
 
 def grid_facts(cells: Sequence[MeasuredCell]) -> tuple[tuple[str, str], ...]:
-    """The axes, as they were measured."""
     workloads = {cell.workload for cell in cells}
     firsts = sorted({(w.first.new_tokens, w.first.output_tokens, w.first.name) for w in workloads})
     laters = sorted({(w.later.new_tokens, w.later.output_tokens, w.later.name) for w in workloads})
@@ -82,7 +81,7 @@ def grid_facts(cells: Sequence[MeasuredCell]) -> tuple[tuple[str, str], ...]:
 
 
 def is_other_share(cell: MeasuredCell) -> bool:
-    """Whether the LOCAL share differs from x by more than 1 % and more than three times what chance makes of it."""
+    """Whether the LOCAL share differs from x by more than 1 % and more than three standard deviations of chance."""
     if cell.x is None or cell.local_share is None:
         return False
     chance = math.sqrt(cell.x * (1 - cell.x) / (cell.local_turns + cell.split_turns))
@@ -96,7 +95,6 @@ def is_late(cell: MeasuredCell) -> bool:
 
 
 def cell_cautions(cells: Sequence[MeasuredCell]) -> tuple[str, ...]:
-    """What the cells themselves say against them."""
     failed = [cell for cell in cells if cell.failed]
     reasons = sorted({reason for cell in failed for reason in cell.failed})
     some = [cell for cell in cells if not cell.failed and cell.failures]
@@ -137,7 +135,7 @@ def cell_cautions(cells: Sequence[MeasuredCell]) -> tuple[str, ...]:
 
 
 def _tables(results: Sequence[RunResult], name: str) -> tuple[DecisionTable, ...]:
-    """Made of the runs that are there now, so that page and tables agree; none where no cell has both arms."""
+    # Made of the runs that are there now, so that page and tables agree; none where no cell has both arms.
     try:
         return tuple(build_tables(results, name=re.sub(r"[^A-Za-z0-9_.-]+", "-", name)))
     except FormatError:
@@ -179,7 +177,6 @@ def _sentence(note: str) -> str:
 
 
 def _gaps(sweep: Sweep, cells: Sequence[MeasuredCell]) -> tuple[str, ...]:
-    """How much of the grid is not there."""
     planned = {run.cell for run in sweep.grid.runs(0)}
     missing = len(planned) - len(cells)
     if missing <= 0:

@@ -1,4 +1,4 @@
-"""What the weights buy: TTFT saved and TPOT paid over the cells of tables, as w_tpot grows (the paper's figure 5)."""
+"""What the weights buy: TTFT saved and TPOT added over the cells of tables, as w_tpot grows (the paper's figure 5)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .arms import CLASSES, workload_class
 
 @dataclass(frozen=True, slots=True)
 class TradeOff:
-    """Under one weight, over the cells with evidence; both changes are relative to x=0, and 0 where a cell is SPLIT."""
+    """Under one weight, over the cells with evidence. Changes are relative to x=0; a SPLIT cell counts as 0."""
 
     w_tpot: float  # w_ttft is 1
     cells: int
@@ -62,7 +62,6 @@ def trade_offs(
 
 
 def _verdicts(table: DecisionTable, w_tpot: float, classes: Collection[str]) -> Iterator[Verdict]:
-    """Those of cells with evidence, of follow-up turns of these classes."""
     chosen = {
         workload.name
         for workload in table.axes.workloads

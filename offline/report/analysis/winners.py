@@ -20,7 +20,7 @@ class Objective:
     is_higher_better: bool = False
 
     def cost(self, cell: MeasuredCell) -> float:
-        """The lower the better; infinite where the cell does not tell."""
+        """Lower is better; infinite where the cell has no figure."""
         value = self.figure(cell)
         if value is None:
             return math.inf
@@ -36,7 +36,7 @@ class Wins:
     by_mode: Mapping[str, float]  # points won; a tie counts in equal parts for the modes that share it
     ties: int  # points that two modes or more share
     uncontested: int  # points where a single mode is evidence
-    clear: int | None  # the 95 % intervals of winner and next mode are apart; None: no cell has an interval
+    clear: int | None  # points where the winner's 95 % interval is apart from every other mode's; None: no intervals
 
     def share(self, mode: str) -> float:
         return self.by_mode.get(mode, 0.0) / self.points
@@ -63,7 +63,6 @@ OBJECTIVES = (TTFT, TPOT, TOKENS)
 def wins(
     cells: Iterable[MeasuredCell], objective: Objective, is_eligible: Callable[[MeasuredCell], bool] = is_evidence
 ) -> Wins | None:
-    """None where no point has an arm that may win."""
     won: Counter[str] = Counter()
     ties = uncontested = clear = points = 0
     has_interval = False

@@ -22,10 +22,10 @@ from ..page.numerals import count, signed_percent
 from . import style
 
 WEIGHTS: Final = (Weights(1, 1), Weights(1, 3), Weights(1, 6))
-MARKED: Final = (0.0, 1.0, 3.0, 6.0)  # w_tpot that the trade-off names
+MARKED: Final = (0.0, 1.0, 3.0, 6.0)  # w_tpot of the marks in the trade-off
 SWEPT: Final = (0.0, *(float(weight) for weight in np.geomspace(0.1, 1000, 120)))
 KINDS: Final = {"all": CLASSES, "prefill-heavy": (CLASSES[2],)}  # of workloads
-_COLOURS: Final = "cividis"  # rises in brightness, so that it is read in grey and by the colour-blind
+_COLOURS: Final = "cividis"  # rises in brightness, so it is readable in grey and to the colour-blind
 _SCALE: Final = Normalize(-1, 1)
 _LINES: Final = ("-", (0, (5, 2)), (0, (5, 1.5, 1, 1.5)), (0, (1, 1.2)))
 _INKS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000")
@@ -64,12 +64,11 @@ def heat_map(table: DecisionTable) -> Picture:
 
 
 def _short(table: DecisionTable) -> str:
-    """Its name from the topology on: what tells it from the sweep's other tables."""
+    # From the topology on: the part that tells it from the sweep's other tables.
     return table.name[max(table.name.rfind(table.topology), 0) :]
 
 
 def trade_off_picture(tables: Sequence[DecisionTable]) -> Picture | None:
-    """None where no table has evidence."""
     drawn = {
         title: {
             topology: found

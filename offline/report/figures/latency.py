@@ -34,7 +34,6 @@ TPOT = Quantity("TPOT", lambda cell: cell.later_tpot_s)
 
 
 def against_load(cells: Sequence[MeasuredCell]) -> list[Picture]:
-    """Two pictures for each kind of first turn."""
     pictures = []
     looks = style.markers(cell.topology for cell in cells)
     for first in sorted({cell.workload.first.name for cell in cells}):
@@ -51,7 +50,6 @@ def against_load(cells: Sequence[MeasuredCell]) -> list[Picture]:
 
 
 def against_turns(cells: Sequence[MeasuredCell]) -> Picture | None:
-    """None where all conversations have as many turns."""
     if len({cell.workload.turns for cell in cells if cell.workload.turns > 1}) < 2:
         return None
     several = [cell for cell in cells if cell.workload.turns > 1]
@@ -66,7 +64,7 @@ def against_turns(cells: Sequence[MeasuredCell]) -> Picture | None:
 def _by_topology(
     cells: Sequence[MeasuredCell], find: Callable[[Sequence[MeasuredCell], Sequence[Arm]], Courses]
 ) -> dict[str, Courses]:
-    """Each topology with D beside the replicas, if there are any; replicas alone where there is nothing else."""
+    """Each topology with D, together with the replicas; replicas alone where there is nothing else."""
     every = arms(cells)
     replicas = [arm for arm in every if arm.mode == "replica"]
     split = sorted({arm.topology for arm in every if arm.mode != "replica"})
@@ -121,7 +119,6 @@ def _draw(panel: Axes, topology: str, drawn: Courses, looks: dict[str, str]) -> 
 
 
 def _entries(drawn: dict[str, Courses], looks: dict[str, str]) -> list[Line2D]:
-    """One for each way of drawing: topologies share those of a mode but for their marker."""
     every = {course.arm for each in drawn.values() for course in each.courses}
     return [
         Line2D([], [], label=arm.label, **style.strokes(arm, looks[arm.topology]))
@@ -130,7 +127,6 @@ def _entries(drawn: dict[str, Courses], looks: dict[str, str]) -> list[Line2D]:
 
 
 def _message(drawn: dict[str, Courses], quantity: str, across: str) -> str:
-    """The ends of each topology's courses, so that the figure can be had in words."""
     parts = []
     for topology, each in drawn.items():
         ends = [

@@ -60,7 +60,6 @@ def csv(cells: Sequence[MeasuredCell]) -> bytes:
 
 
 def remarks(cell: MeasuredCell) -> list[str]:
-    """What to know before using a cell's figures."""
     why = why_no_evidence(cell)
     found = [f"no evidence: {why}"] if why else []
     if is_other_share(cell):

@@ -1,4 +1,4 @@
-"""The tables that answer a study's questions: what x=1 gains, which mode wins, what weights buy, what failed."""
+"""The tables of a report: what x=1 gains, which mode wins, what weights buy, what failed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..page.document import Table
 from ..page.numerals import interval_percent, ms, percent, percent_around, signed_percent
 from .decision_figures import KINDS, MARKED
 
-_MOST_ROWS: Final = 40  # that are shown unasked
+_MOST_ROWS: Final = 40  # more rows are folded
 
 
 def gains_table(cells: Sequence[MeasuredCell]) -> Table | None:
@@ -48,7 +48,6 @@ def gains_table(cells: Sequence[MeasuredCell]) -> Table | None:
 
 
 def winners_table(cells: Sequence[MeasuredCell]) -> Table | None:
-    """None where a single mode was measured."""
     found = [each for objective in OBJECTIVES if (each := wins(cells, objective)) is not None]
     here = modes(cells)
     if len(here) < 2 or not found:
@@ -98,7 +97,6 @@ def trade_off_table(tables: Sequence[DecisionTable]) -> Table:
 
 
 def failures_table(cells: Sequence[MeasuredCell]) -> Table | None:
-    """None where nothing failed."""
     rows = [_failure_row(rate) for rate in failure_rates(cells) if rate.failures or rate.failed_runs]
     if not rows:
         return None

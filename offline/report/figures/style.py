@@ -1,7 +1,7 @@
 """How figures look: readable in print, in grey and to the colour-blind, and the same bytes each time.
 
-Colours are Okabe's and Ito's and never stand alone: a share of LOCAL turns has its line style and its way of filling,
-a topology its marker. Nothing here touches pyplot, whose state is global.
+The colours are those of Okabe and Ito and never stand alone: a share of LOCAL turns has its own line style and marker
+filling, a topology its own marker. Nothing here uses pyplot, whose state is global.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SETTINGS: Final[dict[Any, Any]] = {
     "figure.constrained_layout.h_pad": 0.08,
 }
 _MARKERS: Final = "osD^vP*Xph<>"
-_ROOM: Final = 1.4  # between two numbers on a logarithmic axis, as a ratio
+_ROOM: Final = 1.4  # least ratio of two neighbouring numbers on a logarithmic axis
 Fill = Literal["full", "none", "left", "bottom"]
 
 
@@ -60,7 +60,7 @@ class Look:
 
 _REPLICA: Final = Look("#000000", (0, (1, 1.2)), "full")
 _HYBRID: Final = "#CC79A7"
-_LOOKS: Final = (  # by x: 0, below 1/2, 1/2, above 1/2, 1; the more is LOCAL, the more is drawn
+_LOOKS: Final = (  # by x: 0, below 1/2, 1/2, above 1/2, 1; lines and markers get fuller with x
     Look("#D55E00", (0, (5, 2)), "none"),
     Look("#E69F00", (0, (5, 1.5, 1, 1.5)), "left"),
     Look("#009E73", (0, (8, 1.5, 1, 1.5)), "left"),
@@ -70,7 +70,7 @@ _LOOKS: Final = (  # by x: 0, below 1/2, 1/2, above 1/2, 1; the more is LOCAL, t
 
 
 def look(arm: Arm) -> Look:
-    """Shares of LOCAL turns between the same two of 0, 1/2 and 1 look alike; a figure seldom has two of them."""
+    # All shares between 0 and 1/2 look alike, and so do those between 1/2 and 1: few figures have two of them.
     if arm.x is None:
         return _REPLICA
     position = {0.0: 0, 0.5: 2, 1.0: 4}.get(arm.x, 1 if arm.x < 0.5 else 3)
@@ -80,7 +80,6 @@ def look(arm: Arm) -> Look:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Everything that is drawn or saved inside looks the project's way."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_SETTINGS)
@@ -96,20 +95,19 @@ def panels(rows: int, columns: int, *, share_x: bool = True, share_y: bool = Tru
 
 
 def grid_of(count: int, widest: int = 3) -> tuple[int, int]:
-    """(rows, columns) for so many panels."""
+    """(rows, columns) for `count` panels."""
     columns = min(count, widest)
     return -(-count // columns), columns
 
 
 def png(figure: Figure) -> bytes:
-    """Without a version or a date, so that equal figures are equal bytes; signed, so that a later report knows it."""
+    """Without version and date, so equal figures are equal bytes. The Software field lets `is_own` recognise them."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": SOFTWARE}, facecolor="white")
     return buffer.getvalue()
 
 
 def is_own(data: bytes) -> bool:
-    """Whether `png` made this picture."""
     return f"Software\0{SOFTWARE}".encode() in data[:200]
 
 
@@ -118,7 +116,6 @@ def markers(topologies: Iterable[str]) -> dict[str, str]:
 
 
 def strokes(arm: Arm, marker: str, *, line: bool = True) -> dict[str, Any]:
-    """What plot() takes to draw an arm; `line` False: its markers alone."""
     found = look(arm)
     return {
         "color": found.colour,
@@ -130,13 +127,13 @@ def strokes(arm: Arm, marker: str, *, line: bool = True) -> dict[str, Any]:
 
 
 def legend(figure: Figure, entries: Sequence[Line2D]) -> None:
-    """Above the panels, as wide as they are: below them it would lie on the axis' name."""
+    # Above the panels: below them it would overlap the axis' name.
     columns = max(1, min(int(figure.get_figwidth() / _ENTRY_IN), len(entries)))
     figure.legend(handles=list(entries), loc="outside upper center", ncols=columns, frameon=False)
 
 
 def log_points(axis: Axis, points: Sequence[float]) -> None:
-    """Plain numbers on a logarithmic axis at these points, the first and the last, and as many as have room between."""
+    """Plain numbers on a logarithmic axis: the first and last point, and those between that have room."""
     named = [points[0]]
     for point in points[1:-1]:
         if point >= _ROOM * named[-1] and points[-1] >= _ROOM * point:
@@ -148,7 +145,7 @@ def log_points(axis: Axis, points: Sequence[float]) -> None:
 
 
 def log_numbers(axis: Axis) -> None:
-    """Plain numbers on a logarithmic axis; between the decades where it spans few of them."""
+    """Plain numbers on a logarithmic axis; also between the decades where there are few."""
     axis.set_major_formatter(FuncFormatter(_plain))
     axis.set_minor_formatter(_Minor(labelOnlyBase=False, minor_thresholds=(1.5, 0.5)))
 

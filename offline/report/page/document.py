@@ -1,4 +1,4 @@
-"""What a report is made of, before it is HTML: sections of text, warnings, tables and pictures."""
+"""The parts of a report before it is HTML: sections of text, cautions, terms, tables and pictures."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Caution:
-    """What to know before trusting what follows."""
-
     points: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Names and what they stand for."""
-
     entries: tuple[tuple[str, str], ...]
 
 
@@ -47,7 +43,7 @@ class Picture:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height in pixels, as the file's header says."""
+        # From the PNG's header, in pixels.
         return int.from_bytes(self.png[16:20]), int.from_bytes(self.png[20:24])
 
 

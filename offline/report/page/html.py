@@ -1,6 +1,6 @@
-"""A document as one HTML page that needs nothing else: style, script and pictures are inside, and all text is escaped.
+"""A document as one HTML page without other files: style, script and pictures are inside, and all text is escaped.
 
-The page's own policy forbids every request, and every script and style but those whose hash it names.
+The page's content security policy forbids every request, and every script and style but its own, by their hashes.
 """
 
 from __future__ import annotations

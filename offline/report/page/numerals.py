@@ -1,4 +1,4 @@
-"""Figures as text, in the units that people read: ms and percent. Everything before this is seconds and ratios."""
+"""Figures as text, in ms and percent. Everywhere else they are seconds and ratios."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ MINUS = "−"
 
 
 def signed(value: float, digits: int) -> str:
-    """With a real minus sign, so that it lines up and is read out."""
+    # A real minus sign lines up with plus and is read out.
     return f"{value:+.{digits}f}".replace("-", MINUS)
 
 
 def ms(seconds: float | None) -> str:
-    """Three figures or more: 8.12, 67.1, 955."""
+    """Three significant digits or more: 8.12, 67.1, 955."""
     if seconds is None:
         return NONE
     value = seconds * 1e3
@@ -22,7 +22,6 @@ def ms(seconds: float | None) -> str:
 
 
 def mean_ms(estimate: Estimate | None) -> str:
-    """The mean and half its 95 % interval, where there is one."""
     if estimate is None:
         return NONE
     half = "" if estimate.half_width is None else f" ± {ms(estimate.half_width)}"
@@ -42,7 +41,7 @@ def percent_around(mean: float, half: float | None) -> str:
 
 
 def interval_percent(low: float | None, high: float | None) -> str:
-    """In words, not with a dash that could be taken for a minus."""
+    # In words: a dash could be taken for a minus.
     if low is None or high is None:
         return "no interval"
     return f"{signed(low * 100, 1)} to {signed(high * 100, 1)} %"

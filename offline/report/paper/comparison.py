@@ -1,4 +1,4 @@
-"""The paper's tables 1, 2 and 4 beside the same figures worked out from the published rows, and why they differ."""
+"""The paper's tables 1, 2 and 4 beside the same figures computed from the published rows, and why they differ."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from ..analysis.gains import PAPER_QPS, Band, bands
 from ..analysis.winners import OBJECTIVES, TPOT, TTFT, Wins, disagreement, wins
 from ..page.document import Section, Table, Text
 from ..page.numerals import NONE, percent, signed, signed_percent
-from . import printed, readings
+from . import readings
+from .readings import PRINTED_DISAGREEMENT, PRINTED_FAILURE_QPS, PRINTED_FAILURES, PRINTED_GAINS, PRINTED_WINS
 
 
 def sections(cells: Sequence[MeasuredCell]) -> list[Section]:
-    """cells: of the published grid, or a part of it. Tables 1 and 4 need topologies that they print."""
+    """`cells`: of the published grid, or a part of it. Tables 1 and 4 need the topologies that they print."""
     made = (_table_1(cells), _table_2(cells), _table_4(cells))
     return [section for section in made if section is not None]
 
 
 def _table_1(cells: Sequence[MeasuredCell]) -> Section | None:
     loads = bands(PAPER_QPS)
-    if not all((topology, x) in {(c.topology, c.x) for c in cells} for topology in printed.GAINS for x in (0.0, 1.0)):
+    if not all((topology, x) in {(c.topology, c.x) for c in cells} for topology in PRINTED_GAINS for x in (0.0, 1.0)):
         return None
     rows = [
         (
@@ -31,7 +32,7 @@ def _table_1(cells: Sequence[MeasuredCell]) -> Section | None:
             signed(figure, 1) + " %",
             *(signed_percent(each.of(cells, topology, band.qps)) for each in readings.GAIN_READINGS),
         )
-        for topology, figures in printed.GAINS.items()
+        for topology, figures in PRINTED_GAINS.items()
         for band, figure in zip(loads, figures, strict=True)
     ]
     table = Table(
@@ -50,13 +51,13 @@ def _table_1(cells: Sequence[MeasuredCell]) -> Section | None:
 def _about_table_1(cells: Sequence[MeasuredCell], loads: Sequence[Band]) -> list[Text]:
     found = {each.name: readings.gain_matches(cells, each, loads) for each in readings.GAIN_READINGS}
     best = max(found, key=lambda name: found[name])
-    total = sum(map(len, printed.GAINS.values()))
+    total = sum(map(len, PRINTED_GAINS.values()))
     missed = [
         band
         for column, band in enumerate(loads)
         if not any(
             readings.matches(readings.OWN_WHOLE.of(cells, topology, band.qps), figures[column])
-            for topology, figures in printed.GAINS.items()
+            for topology, figures in PRINTED_GAINS.items()
         )
     ]
     texts = [
@@ -109,18 +110,18 @@ def _table_2(cells: Sequence[MeasuredCell]) -> Section | None:
 
 
 def _pair(mode: str, column: int, found: Wins, is_here: bool) -> tuple[str, str]:
-    return f"{printed.WINS[mode][column]:.1f} %", percent(found.share(mode)) if is_here else NONE
+    return f"{PRINTED_WINS[mode][column]:.1f} %", percent(found.share(mode)) if is_here else NONE
 
 
 def _sum(column: int) -> str:
-    return f"{sum(shares[column] for shares in printed.WINS.values()):.1f} %"
+    return f"{sum(shares[column] for shares in PRINTED_WINS.values()):.1f} %"
 
 
 def _about_table_2(cells: Sequence[MeasuredCell], found: Sequence[Wins]) -> str:
     absent = [mode for mode in MODES if mode not in modes(cells)]
     here = modes(cells)
     fits = all(readings.can_be_printed(each, column, here) for column, each in enumerate(found))
-    printed_sum = sum(shares[2] for shares in printed.WINS.values())
+    printed_sum = sum(shares[2] for shares in PRINTED_WINS.values())
     words = [
         f"These rows hold {len(arms(cells))} of the paper's 17 configurations; none of the modes {', '.join(absent)}."
         if absent
@@ -159,7 +160,7 @@ def _about_disagreement(cells: Sequence[MeasuredCell]) -> str:
     differ, points = disagreement(cells, TTFT, TPOT)
     return (
         f"The best configuration for TTFT is not the best for TPOT at {differ} of {points} points "
-        f"({percent(differ / points)}); the paper prints {printed.DISAGREEMENT} % for all its configurations."
+        f"({percent(differ / points)}); the paper prints {PRINTED_DISAGREEMENT} % for all its configurations."
     )
 
 
@@ -167,17 +168,20 @@ def _table_4(cells: Sequence[MeasuredCell]) -> Section | None:
     rates = {(rate.arm.topology, rate.arm.x, rate.qps): rate for rate in failure_rates(cells)}
     known = {(cell.topology, cell.x): Arm.of(cell).label for cell in cells}
     rows = []
-    for key, figures in printed.FAILURES.items():
+    for key, figures in PRINTED_FAILURES.items():
         if key not in known:
             continue
         texts = []
-        for qps, figure in zip(printed.FAILURE_QPS, figures, strict=True):
+        for qps, figure in zip(PRINTED_FAILURE_QPS, figures, strict=True):
             rate = rates.get((*key, qps))
             texts += [f"{figure} %", NONE if rate is None else percent(rate.lost / rate.workloads, 0)]
         rows.append((known[key], *texts))
     if not rows:
         return None
-    head = ("arm", *(text for qps in printed.FAILURE_QPS for text in (f"at {qps:g}, printed", f"at {qps:g}, here")))
+    head = (
+        "arm",
+        *(text for qps in PRINTED_FAILURE_QPS for text in (f"at {qps:g}, printed", f"at {qps:g}, here")),
+    )
     table = Table(
         caption=(
             "The paper's table 4 by conversations/s, beside the share of workloads that are no evidence in the "

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ppd.proxy.decision_table.table import DecisionTable
-from ppd.proxy.decision_table.table_import import GridDescription, build_table, pair_of, read_rows
 from ppd.proxy.errors import FormatError
 
 from ...experiment.cells import MeasuredCell
-from ...tables import published_rows
+from ...tables import published_cells
+from ...tables.published_rows import GridDescription, build_table, pair_of, read_rows
 from ..analysis.study import Study, grid_facts
 
 CAUTIONS = (
@@ -25,8 +25,8 @@ CAUTIONS = (
 
 
 def of_rows(rows: Path, description: Path) -> Study:
-    """rows: CSV, gzipped or not; description: the TOML file that says where they come from and what they mean."""
-    cells = [_without_zeros(cell) for cell in published_rows.read(rows)]
+    """`rows`: CSV, gzipped or not. `description`: the TOML file that says where they come from and what they mean."""
+    cells = [_without_zeros(cell) for cell in published_cells.read_cells(rows)]
     grid = GridDescription.decode(_bytes(description))
     origin = grid.provenance
     return Study(
@@ -52,7 +52,7 @@ def of_rows(rows: Path, description: Path) -> Study:
 
 
 def _without_zeros(cell: MeasuredCell) -> MeasuredCell:
-    """A run that failed left zeros, not a count of its requests."""
+    # A run that failed left zeros, not a count of its requests.
     if not cell.failed:
         return cell
     return replace(cell, seeds=(), requests=0, failures=0, later_requests=0, later_failures=0)

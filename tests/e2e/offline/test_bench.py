@@ -19,7 +19,9 @@ from ppd.offline.bench.results import decode
 from ppd.offline.cli.bench import command
 from ppd.offline.experiment.records import Record
 from ppd.offline.experiment.run import Profile, Run, Workload
-from ppd.offline.load import Api, Progress, Target, measure
+from ppd.offline.load.measure import measure
+from ppd.offline.load.player import Progress
+from ppd.offline.load.target import Api, Target
 from ppd.proxy.config import Mode
 from ppd.proxy.errors import ConfigError
 from ppd.servers.sim.core.config import SimConfig

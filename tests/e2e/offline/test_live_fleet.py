@@ -13,7 +13,7 @@ import pytest
 from ppd.offline.backends.live import LiveFleet, RunLimits
 from ppd.offline.experiment.records import Origin, Outcome, RunResult
 from ppd.offline.experiment.run import Profile, Run, Workload
-from ppd.offline.load import Target
+from ppd.offline.load.target import Target
 from ppd.offline.sweep.backend import FleetLost
 from ppd.proxy.errors import ConfigError
 from tests.support.fleet import mortal_fleet

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ppd.offline.report import write_published_report
+from ppd.offline.report.write import write_published_report
 
 ROWS = Path(__file__).parents[3] / "tables" / "source" / "ppd-h100-grid.csv.gz"
 NAMES = ("chromium", "chromium-browser", "google-chrome")

@@ -10,8 +10,10 @@ import pytest
 from ppd.offline.experiment.records import Record
 from ppd.offline.experiment.run import Profile, Run, Topology, Workload
 from ppd.offline.experiment.statistics import percentile
-from ppd.offline.load import Target, measure
-from ppd.offline.simulation import Setup, simulate
+from ppd.offline.load.measure import measure
+from ppd.offline.load.target import Target
+from ppd.offline.simulation.setup import Setup
+from ppd.offline.simulation.simulate import simulate
 from ppd.servers.engine_profile.step_time import EngineProfile
 from tests.support.engine_profiles import profile_of
 from tests.support.proxy import ADMIN_KEY

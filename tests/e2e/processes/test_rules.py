@@ -65,7 +65,7 @@ async def noticed(family: Family, caplog: pytest.LogCaptureFixture, looks: int) 
 
 @pytest.fixture(autouse=True)
 def logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "ppd.proxy.app.client_routes")
+    caplog.set_level(logging.DEBUG, "ppd.proxy.app")
 
 
 # -- legs

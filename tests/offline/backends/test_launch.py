@@ -8,7 +8,7 @@ import pytest
 
 from ppd.offline.backends.launch import LaunchPlan, fleet_spec, in_one_line, too_large
 from ppd.offline.backends.ports import free_offset
-from ppd.offline.load import Target
+from ppd.offline.load.target import Target
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.fleet.fleet import FIRST_PORT, plan

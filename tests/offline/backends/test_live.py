@@ -6,7 +6,7 @@ from ppd.offline.backends.fleet_view import FleetView, ListedWorker
 from ppd.offline.backends.live import too_many_failures
 from ppd.offline.backends.target import served_model
 from ppd.offline.experiment.records import Record
-from ppd.offline.load import Target
+from ppd.offline.load.target import Target
 from ppd.proxy.errors import ConfigError
 from tests.support.sweep import record
 

@@ -7,7 +7,7 @@ import pytest
 
 from ppd.offline.bench.workloads import ConversationShape, Pace, scripts_for, with_outputs, with_pauses_of, within
 from ppd.offline.load.server_tokenizer import Tokenizer
-from ppd.offline.traces import Message, TracedConversation, TracedTurn
+from ppd.offline.traces.turns import Message, TracedConversation, TracedTurn
 from ppd.proxy.errors import ConfigError
 
 

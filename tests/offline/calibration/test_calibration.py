@@ -16,7 +16,8 @@ from ppd.offline.calibration.sources import Region, open_source
 from ppd.offline.cli.calibrate import command
 from ppd.offline.experiment.records import Origin, Outcome, RunResult
 from ppd.offline.experiment.run import Profile, Run, Workload
-from ppd.offline.simulation import Setup, simulate
+from ppd.offline.simulation.setup import Setup
+from ppd.offline.simulation.simulate import simulate
 from ppd.offline.sweep import grid_file
 from ppd.offline.sweep.folder import SweepFolder
 from ppd.proxy.errors import FormatError

@@ -7,7 +7,7 @@ import pytest
 from ppd.offline.load.dialogue import Author, ChatAuthor, TokenAuthor, check_lengths, too_short
 from ppd.offline.load.script import Script
 from ppd.offline.load.vocabulary import Vocabulary
-from ppd.offline.traces import Blocks, Message, TracedTurn
+from ppd.offline.traces.turns import Blocks, Message, TracedTurn
 from ppd.proxy.errors import ConfigError
 
 LETTERS = Vocabulary(units=tuple("bcdfgh"), head=5, first_overhead=8, later_overhead=9)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ppd.offline.load.local_tokenizer import LocalTokenizer
-from ppd.offline.traces import Message
+from ppd.offline.traces.turns import Message
 from ppd.proxy.errors import ConfigError
 
 TEMPLATE = "{{ bos_token }}{% for m in messages %} {{ m.role }} : {{ m.content }}{% endfor %} end"

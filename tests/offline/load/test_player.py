@@ -15,7 +15,7 @@ from ppd.offline.load.dialogue import ChatAuthor, TokenAuthor
 from ppd.offline.load.player import Player, Progress, Stage
 from ppd.offline.load.script import Script
 from ppd.offline.load.target import Api, Target
-from ppd.offline.traces import Message, TracedTurn
+from ppd.offline.traces.turns import Message, TracedTurn
 
 TOOK_S = 2.0
 

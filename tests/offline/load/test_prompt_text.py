@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ppd.offline.load.prompt_text import Draws, draw
-from ppd.offline.traces import Blocks, TracedTurn
+from ppd.offline.traces.turns import Blocks, TracedTurn
 
 PLAIN = TracedTurn(new_tokens=100)
 

@@ -6,7 +6,7 @@ from ppd.offline.experiment.plan import plan
 from ppd.offline.experiment.run import Profile, Run, Workload
 from ppd.offline.load.script import scripts_of
 from ppd.offline.load.target import Target
-from ppd.offline.traces import Blocks
+from ppd.offline.traces.turns import Blocks
 from ppd.proxy.errors import ConfigError
 
 FIRST = Profile(name="small", new_tokens=128, output_tokens=64)

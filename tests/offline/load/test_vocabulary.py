@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from ppd.offline.load.vocabulary import learn_ids, learn_vocabulary
-from ppd.offline.traces import Message
+from ppd.offline.traces.turns import Message
 from ppd.proxy.errors import ConfigError
 
 

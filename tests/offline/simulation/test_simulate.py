@@ -10,7 +10,8 @@ from msgspec.structs import replace as replace_struct
 
 from ppd.offline.experiment.records import Record
 from ppd.offline.experiment.run import Profile, Run, Workload
-from ppd.offline.simulation import Setup, simulate
+from ppd.offline.simulation.setup import Setup
+from ppd.offline.simulation.simulate import simulate
 from ppd.proxy.errors import ConfigError
 from ppd.servers.engine_profile.profile_file import Transfers
 from ppd.servers.engine_profile.step_time import EngineProfile

@@ -44,11 +44,11 @@ def test_failed_runs_do_not_tell_how_long_a_run_takes() -> None:
     assert pace.left_s([run(0)], 1) is None
 
 
-@pytest.mark.parametrize(("slots", "left_s"), [(1, 20.0), (4, 5.0)])
-def test_slots_share_what_is_left(slots: int, left_s: float) -> None:
+@pytest.mark.parametrize(("executors", "left_s"), [(1, 20.0), (4, 5.0)])
+def test_executors_share_what_is_left(executors: int, left_s: float) -> None:
     pace = RunDurations()
     pace.add(finished(run(0), wall_s=10.0))
-    assert pace.left_s([run(1), run(2)], slots) == left_s
+    assert pace.left_s([run(1), run(2)], executors) == left_s
 
 
 def test_a_runs_size_counts_every_conversation_it_asks_for() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ppd.offline.traces import Format, arrival_times, detect, read
+from ppd.offline.traces.formats import Format, arrival_times, detect, read
 from ppd.proxy.errors import FormatError
 
 SAMPLES = Path(__file__).parents[2] / "data" / "traces"

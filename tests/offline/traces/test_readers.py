@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ppd.offline.traces import Blocks, Message, TracedConversation, TracedTurn, read
+from ppd.offline.traces.formats import read
+from ppd.offline.traces.turns import Blocks, Message, TracedConversation, TracedTurn
 
 SAMPLES = Path(__file__).parents[2] / "data" / "traces"
 

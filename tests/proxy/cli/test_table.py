@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ppd.proxy.cli.table import command
-from ppd.proxy.decision_table.table import DecisionTable, bundled
+from ppd.proxy.decision_table.table import bundled
 
 SOURCE = Path(__file__).parents[3] / "tables" / "source" / "ppd-h100-grid.csv.gz"
 NAME = "h100-llama-3.1-8b-1P_3D"
@@ -92,27 +92,6 @@ def test_score_says_when_nothing_flips() -> None:
     assert "  no cell flips" in lines(run("score", NAME))
 
 
-def test_import_makes_the_shipped_table_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    said = lines(run("import", str(SOURCE), "--config", "1P_3D"))
-    assert said == [f"{NAME}.json: LOCAL 148 (98.7% of 150), SPLIT 2, no evidence 30"]
-    assert (tmp_path / f"{NAME}.json").read_bytes() == bundled()[NAME].read_bytes()
-    assert [path.name for path in tmp_path.iterdir()] == [f"{NAME}.json"]
-
-
-def test_import_takes_a_pair_a_description_and_an_output(tmp_path: Path) -> None:
-    rows, description, output = tmp_path / "rows.csv.gz", tmp_path / "about.toml", tmp_path / "made.json"
-    rows.write_bytes(SOURCE.read_bytes())
-    about = SOURCE.with_name("ppd-h100-grid.toml").read_text()
-    description.write_text(about.replace('name = "h100-llama-3.1-8b"', 'name = "mine"'))
-    options = ("--pair", "2P_2pD", "--description", str(description), "--output", str(output))
-    lines(run("import", str(rows), "--config", "1P_3D", *options))
-    made = DecisionTable.load(output)
-    assert made.name == "mine-1P_3D"
-    two_two = DecisionTable.load(bundled()["h100-llama-3.1-8b-2P_2D"])
-    assert [cell.local for cell in made.cells] == [cell.local for cell in two_two.cells]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -121,9 +100,6 @@ def test_import_takes_a_pair_a_description_and_an_output(tmp_path: Path) -> None
         (("score", "--w-ttft=nan"), "w_ttft: must be a finite number of at least 0, got nan"),
         (("lookup", "h100", "--new=1", "--cached=1", "--output=1", "--qps=1"), f"table = 'h100': must be {NAME}, "),
         (("show", str(SOURCE)), f"{SOURCE}: decision table: "),
-        (("import", str(SOURCE), "--config", "9P_9D"), "config: no rows of '9P_9D'; there are 1P_3D, "),
-        (("import", str(bundled()[NAME]), "--config", "1P_3D"), f"{bundled()[NAME]}.toml: No such file"),
-        (("import", str(SOURCE), "--config", "1P_3D", "--output", "absent/x.json"), "absent/x.json: No such file"),
     ],
 )
 def test_a_mistake_is_one_clear_line(arguments: tuple[str, ...], message: str) -> None:

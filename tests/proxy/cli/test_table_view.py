@@ -10,48 +10,73 @@ from ppd.proxy.cli.table_view import (
     flips,
     provenance,
 )
+from ppd.proxy.decision_table.format import (
+    Arm,
+    Axes,
+    Cell,
+    ContextClass,
+    FailedArms,
+    Provenance,
+    Tpot,
+    Ttft,
+    WorkloadType,
+)
 from ppd.proxy.decision_table.score import Weights
-from ppd.proxy.decision_table.table import DecisionTable
-from ppd.proxy.decision_table.table_import import GridDescription, build_table, read_rows
+from ppd.proxy.decision_table.table import KIND, VERSION, DecisionTable
 
-GRID = GridDescription.decode(b"""
-version = 1
-kind = "ppd-grid"
-name = "lab"
-[provenance]
-model = "Tiny-1B"
-gpu = "GPU"
-gpu_count = 2
-engine = "sim"
-engine_version = "3"
-connector = "none"
-date = "2026-01-01"
-source = "a test"
-seeds = []
-note = "made up"
-licence = "Apache-2.0"
-[axes]
-qps_counts = "conversations"
-contexts = [{ name = "small", max_tokens = 512, measured_tokens = 256 }]
-workloads = [
-    { name = "chat", new_tokens = 64, output_tokens = 64 },
-    { name = "paste", new_tokens = 1024, output_tokens = 32 },
-]
-""")
-ROWS = b"""config,workload,qps,n_t1,n_t2,t2_ttft_avg,t2_ttft_p50,t2_ttft_p99,t2_tpot_avg,t2_tpot_p99,success_pct
-1P_1D,small_chat,0.5,5,5,200,200,200,10,10,100
-1P_1pD,small_chat,0.5,5,5,100,100,100,12,12,100
-1P_1D,small_chat,16,5,5,200,200,200,10,10,100
-1P_1pD,small_chat,16,5,5,400,400,400,10,10,100
-1P_1D,small_paste,0.5,0,0,0,0,0,0,0,0
-1P_1pD,small_paste,0.5,5,5,100,100,100,12,12,100
-1P_1D,small_paste,4,5,3,200,200,200,10,10,80
-1P_1pD,small_paste,4,5,5,190,190,190,8,8,100
-"""
+AXES = Axes(
+    contexts=(ContextClass(name="small", max_tokens=512, measured_tokens=256),),
+    workloads=(
+        WorkloadType(name="chat", new_tokens=64, output_tokens=64),
+        WorkloadType(name="paste", new_tokens=1024, output_tokens=32),
+    ),
+    qps=(0.5, 4.0, 16.0),
+    qps_counts="conversations",
+)
+ORIGIN = Provenance(
+    model="Tiny-1B",
+    gpu="GPU",
+    gpu_count=2,
+    engine="sim",
+    engine_version="3",
+    connector="none",
+    date="2026-01-01",
+    source="a test",
+    seeds=(),
+    note="made up",
+    licence="Apache-2.0",
+)
+
+
+def arm(ttft_s: float, tpot_s: float, failures: int = 0) -> Arm:
+    return Arm(
+        n=5,
+        failures=failures,
+        ttft_s=Ttft(mean=ttft_s, p50=ttft_s, p99=ttft_s, std=None),
+        tpot_s=Tpot(mean=tpot_s, p50=None, p99=tpot_s, std=None),
+    )
+
+
+def cell(workload: str, qps: float, split: Arm | None, local: Arm) -> Cell:
+    failed = None if split else FailedArms(split="no follow-up turn finished")
+    return Cell(context="small", workload=workload, qps=qps, split=split, local=local, failed=failed)
 
 
 def lab() -> DecisionTable:
-    return build_table(read_rows(ROWS), GRID, "1P_1D")
+    return DecisionTable(
+        version=VERSION,
+        kind=KIND,
+        name="lab-1P_1D",
+        topology="1P_1D",
+        provenance=ORIGIN,
+        axes=AXES,
+        cells=(
+            cell("chat", 0.5, arm(0.2, 0.01), arm(0.1, 0.012)),
+            cell("chat", 16.0, arm(0.2, 0.01), arm(0.4, 0.01)),
+            cell("paste", 0.5, None, arm(0.1, 0.012)),
+            cell("paste", 4.0, arm(0.2, 0.01, failures=2), arm(0.19, 0.008)),
+        ),
+    )
 
 
 def test_a_grid_is_readable_without_colour() -> None:

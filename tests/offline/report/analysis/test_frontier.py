@@ -6,7 +6,7 @@ import pytest
 
 from ppd.offline.experiment.cells import MeasuredCell
 from ppd.offline.report.analysis.arms import Arm
-from ppd.offline.report.analysis.frontier import ArmPosition, pareto, standing
+from ppd.offline.report.analysis.frontier import ArmPosition, frontier_panel, pareto
 from ppd.offline.report.figures.frontier_figure import loads
 
 
@@ -37,7 +37,7 @@ def test_an_arm_stands_at_its_means_and_only_with_every_workload(cell: Callable[
         cell("2P_2D", 1.0, later="mid_bal", p99=0.2, tokens=3000.0, failed=("dead",)),
         cell("4R", later="mid_bal"),
     ]
-    found = standing(cells, lambda c: c.later_ttft_s)
+    found = frontier_panel(cells, lambda c: c.later_ttft_s)
     assert found.workloads == 2
     (only,) = found.places
     assert (only.arm.label, only.tokens_per_s) == ("2P_2D x=0", 2000.0)

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from ppd.offline.experiment.cells import MeasuredCell
-from ppd.offline.report import write_published_report
 from ppd.offline.report.analysis.arms import modes
 from ppd.offline.report.analysis.gains import PAPER_QPS, bands, gains, mean_ttft_s
 from ppd.offline.report.analysis.study import Study
 from ppd.offline.report.analysis.tradeoff import trade_off
 from ppd.offline.report.analysis.winners import OBJECTIVES, TPOT, TTFT, disagreement, wins
 from ppd.offline.report.page.document import Table, Text
-from ppd.offline.report.paper import comparison, printed, readings
+from ppd.offline.report.paper import comparison, readings
 from ppd.offline.report.paper.published import of_rows
+from ppd.offline.report.write import write_published_report
 from ppd.proxy.errors import FormatError
 
 SOURCE = Path(__file__).parents[4] / "tables" / "source"
@@ -61,7 +61,7 @@ def test_means_are_those_that_the_data_states(
 @pytest.mark.parametrize("topology", ["1P_3D", "2P_2D", "3P_1D"])
 def test_table_1_is_own_means_of_whole_runs_but_for_its_middle_column(study: Study, topology: str) -> None:
     found = [readings.OWN_WHOLE.of(study.cells, topology, band.qps) for band in (LOW, MEDIUM, HIGH)]
-    low, medium, high = printed.GAINS[topology]
+    low, medium, high = readings.PRINTED_GAINS[topology]
     assert readings.matches(found[0], low)
     assert not readings.matches(found[1], medium)
     assert readings.matches(found[2], high)

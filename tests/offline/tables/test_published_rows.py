@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from ppd.offline.tables.published_rows import GridDescription, build_table, pair_of, read_rows
 from ppd.proxy.decision_table.format import Arm, FailedArms, Tpot, Ttft
 from ppd.proxy.decision_table.table import bundled
-from ppd.proxy.decision_table.table_import import GridDescription, build_table, pair_of, read_rows
 from ppd.proxy.errors import FormatError
 
 SOURCE = Path(__file__).parents[3] / "tables" / "source"

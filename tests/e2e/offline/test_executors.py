@@ -1,4 +1,4 @@
-"""Stations in processes of their own, here and on Ray: what a slot promises, whatever kind it is."""
+"""Backends in processes of their own, here and on Ray: what an executor promises, whatever kind it is."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ppd.offline.sweep.backend import FleetLost
-from ppd.offline.sweep.processes import Process, Slot
+from ppd.offline.sweep.backend import Executor, FleetLost
+from ppd.offline.sweep.processes import ProcessExecutor
 from ppd.offline.sweep.ray import Ray
 from ppd.proxy.errors import ConfigError
 from tests.support.sweep import DIES, HANGS, LOST, ORIGIN, FakePlan, finished, run
@@ -34,10 +34,10 @@ def cluster() -> Iterator[Ray]:
 
 
 @pytest.fixture(params=["process", "ray task", "ray fleet"])
-def slot(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Slot]:
-    made: Slot
+def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Executor]:
+    made: Executor
     if request.param == "process":
-        made = Process(FakePlan(tmp_path))
+        made = ProcessExecutor(FakePlan(tmp_path))
     else:
         ray: Ray = request.getfixturevalue("cluster")
         plan = FakePlan(tmp_path)
@@ -58,81 +58,81 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_it_measures_elsewhere_what_would_be_measured_here(slot: Slot, tmp_path: Path) -> None:
-    assert slot.measure(run(0)).result(LIMIT_S) == finished(run(0))
-    assert slot.measure(run(7)).result(LIMIT_S) == finished(run(7))
+def test_it_measures_elsewhere_what_would_be_measured_here(executor: Executor, tmp_path: Path) -> None:
+    assert executor.measure(run(0)).result(LIMIT_S) == finished(run(0))
+    assert executor.measure(run(7)).result(LIMIT_S) == finished(run(7))
     assert f"by {os.getpid()}" not in (tmp_path / "said").read_text()
 
 
-def test_it_says_what_it_found(slot: Slot) -> None:
-    survey = slot.survey((run(0), run(0, topology="2P_2D"))).result(LIMIT_S)
+def test_it_says_what_it_found(executor: Executor) -> None:
+    survey = executor.survey((run(0), run(0, topology="2P_2D"))).result(LIMIT_S)
     assert (survey.place, survey.origin, survey.unfit) == ("fake", ORIGIN, (("2P_2D", "too large"),))
 
 
-def test_our_own_errors_come_back_as_they_are(slot: Slot) -> None:
-    error = slot.measure(run(LOST)).exception(LIMIT_S)
+def test_our_own_errors_come_back_as_they_are(executor: Executor) -> None:
+    error = executor.measure(run(LOST)).exception(LIMIT_S)
     assert isinstance(error, FleetLost)
     assert error.message == "it is gone"
-    assert not slot.is_death(error)
+    assert not executor.is_death(error)
 
 
-def test_a_process_that_dies_is_told_from_an_error_and_replaced(slot: Slot) -> None:
-    error = slot.measure(run(DIES)).exception(LIMIT_S)
-    assert error is not None and slot.is_death(error)
-    slot.reopen()
-    assert slot.measure(run(0)).result(LIMIT_S) == finished(run(0))
+def test_a_process_that_dies_is_told_from_an_error_and_replaced(executor: Executor) -> None:
+    error = executor.measure(run(DIES)).exception(LIMIT_S)
+    assert error is not None and executor.is_death(error)
+    executor.reopen()
+    assert executor.measure(run(0)).result(LIMIT_S) == finished(run(0))
 
 
-def test_a_run_that_is_abandoned_ends_and_brings_nothing(slot: Slot, tmp_path: Path) -> None:
-    hanging = slot.measure(run(HANGS))
+def test_a_run_that_is_abandoned_ends_and_brings_nothing(executor: Executor, tmp_path: Path) -> None:
+    hanging = executor.measure(run(HANGS))
     until(lambda: f"measuring {HANGS}" in said(tmp_path))
-    slot.abandon()
+    executor.abandon()
     assert hanging.exception(LIMIT_S) is not None
 
 
 def test_an_abandoned_process_still_closes_its_station(tmp_path: Path) -> None:
-    slot = Process(FakePlan(tmp_path))
-    slot.measure(run(HANGS))
+    executor = ProcessExecutor(FakePlan(tmp_path))
+    executor.measure(run(HANGS))
     until(lambda: f"measuring {HANGS}" in said(tmp_path))
-    slot.abandon()
-    slot.close()
+    executor.abandon()
+    executor.close()
     assert said(tmp_path) == ["opened", f"measuring {HANGS}", "closed"]
 
 
 def test_a_process_is_ended_that_is_at_work_before_its_number_is_known(tmp_path: Path) -> None:
-    slot = Process(FakePlan(tmp_path))
-    known, slot._pid = slot._pid, Future()
-    hanging = slot.measure(run(HANGS))
+    executor = ProcessExecutor(FakePlan(tmp_path))
+    known, executor._pid = executor._pid, Future()
+    hanging = executor.measure(run(HANGS))
     until(lambda: f"measuring {HANGS}" in said(tmp_path))
-    slot.abandon()
-    slot._pid.set_result(known.result(LIMIT_S))
+    executor.abandon()
+    executor._pid.set_result(known.result(LIMIT_S))
     assert hanging.exception(LIMIT_S) is not None
-    slot.close()
+    executor.close()
 
 
-def test_a_station_lives_from_run_to_run(tmp_path: Path) -> None:
-    slot = Process(FakePlan(tmp_path))
+def test_a_backend_lives_from_run_to_run(tmp_path: Path) -> None:
+    executor = ProcessExecutor(FakePlan(tmp_path))
     for seed in (0, 7):
-        slot.measure(run(seed)).result(LIMIT_S)
-    slot.close()
+        executor.measure(run(seed)).result(LIMIT_S)
+    executor.close()
     assert said(tmp_path) == ["opened", "measuring 0", "measuring 7", "closed"]
 
 
 def test_a_fleet_on_ray_lives_from_run_to_run(cluster: Ray, tmp_path: Path) -> None:
-    slot = cluster.on(cluster.nodes[0], FakePlan(tmp_path))
+    executor = cluster.on(cluster.nodes[0], FakePlan(tmp_path))
     for seed in (0, 7):
-        slot.measure(run(seed)).result(LIMIT_S)
-    slot.close()
+        executor.measure(run(seed)).result(LIMIT_S)
+    executor.close()
     assert said(tmp_path) == ["opened", "measuring 0", "measuring 7", "closed"]
 
 
 PARENT = """
 import sys, time
 from pathlib import Path
-from ppd.offline.sweep.processes import Process
+from ppd.offline.sweep.processes import ProcessExecutor
 from tests.support.sweep import HANGS, FakePlan, run
 
-Process(FakePlan(Path(sys.argv[1]))).measure(run(HANGS))
+ProcessExecutor(FakePlan(Path(sys.argv[1]))).measure(run(HANGS))
 time.sleep(60)
 """
 

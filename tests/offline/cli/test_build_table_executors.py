@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ppd.offline.cli.build_table import main
+from ppd.offline.cli.build_table_executors import how_of
 from ppd.offline.cli.build_table_flags import BuildTableFlags
-from ppd.offline.cli.build_table_slots import how_of
 from ppd.offline.sweep.folder import How
 
 

@@ -1,4 +1,4 @@
-"""The slots that the flags of `ppd-build-table` ask for, and the station in each."""
+"""The executors that the flags of `ppd-build-table` ask for, and the backend in each."""
 
 from __future__ import annotations
 
@@ -16,36 +16,38 @@ from ppd.proxy.errors import ConfigError
 from ppd.servers.engine_profile.profile_file import Transfers, encode
 
 from ..backends.live import RunLimits
-from ..load import Api, Target
+from ..load.target import Api, Target
 from ..simulation.setup import Setup, setup_for
-from ..sweep.backend import StationPlan
+from ..sweep.backend import BackendPlan, Executor
 from ..sweep.folder import How
-from ..sweep.processes import Process, Slot
+from ..sweep.processes import ProcessExecutor
 from ..sweep.ray import Ray
 from .build_table_flags import BuildTableFlags
 
 USUAL_HARDWARE = "h100-llama-3.1-8b"
 
 
-def open_slots(flags: BuildTableFlags, trace: Sequence[float] | None, runs: int, stack: ExitStack) -> list[Slot]:
-    """The slots that the flags ask for, no more than there are runs; `stack` closes them."""
+def open_executors(
+    flags: BuildTableFlags, trace: Sequence[float] | None, runs: int, stack: ExitStack
+) -> list[Executor]:
+    """No more than there are runs; `stack` closes them."""
     ray = Ray(flags.ray) if flags.ray else None
     if ray is not None:
         stack.callback(ray.close)
-    slots: list[Slot] = []
-    for plan, node in _places(flags, trace, runs, ray):
+    executors: list[Executor] = []
+    for plan, node in _plans(flags, trace, runs, ray):
         if ray is None:
-            slots.append(Process(plan))
+            executors.append(ProcessExecutor(plan))
         else:
-            slots.append(ray.on(node, plan) if node else ray.anywhere(plan))
-        stack.callback(slots[-1].close)
-    return slots
+            executors.append(ray.on(node, plan) if node else ray.anywhere(plan))
+        stack.callback(executors[-1].close)
+    return executors
 
 
-def _places(
+def _plans(
     flags: BuildTableFlags, trace: Sequence[float] | None, runs: int, ray: Ray | None
-) -> list[tuple[StationPlan, str]]:
-    """A plan for each slot, and the node of the cluster that it must be on, if any."""
+) -> list[tuple[BackendPlan, str]]:
+    """A plan for each executor, and the id of the cluster's node that it must run on; empty for any."""
     if flags.simulate:
         cores = usable_cores() if ray is None else ray.cpus
         return [(_simulated(flags, trace), "")] * min(flags.jobs or cores, runs)
@@ -56,7 +58,7 @@ def _places(
 
 
 def how_of(flags: BuildTableFlags, trace: Sequence[float] | None) -> How:
-    """What figures depend on, so that a sweep that is resumed goes on in the same way."""
+    # What the figures depend on: a resumed sweep must go on in the same way.
     arrivals = "" if trace is None else _digest("\n".join(map(repr, trace)).encode())
     if flags.simulate:
         return How(profile_sha256=_digest(encode(_setup(flags).profile)), arrivals_sha256=arrivals)
@@ -81,11 +83,10 @@ def _digest(data: bytes) -> str:
 
 
 def usable_cores() -> int:
-    """Those that this process may use, where the system tells."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _simulated(flags: BuildTableFlags, trace: Sequence[float] | None) -> StationPlan:
+def _simulated(flags: BuildTableFlags, trace: Sequence[float] | None) -> BackendPlan:
     from ..backends.simulate import SimulatePlan
 
     return SimulatePlan(_setup(flags), trace)
@@ -98,7 +99,7 @@ def _setup(flags: BuildTableFlags) -> Setup:
     return replace(setup, profile=msgspec.structs.replace(setup.profile, transfers=Transfers(flags.transfers)))
 
 
-def _launched(flags: BuildTableFlags, trace: Sequence[float] | None) -> StationPlan:
+def _launched(flags: BuildTableFlags, trace: Sequence[float] | None) -> BackendPlan:
     from ..backends.launch import LaunchPlan
 
     return LaunchPlan(
@@ -114,7 +115,7 @@ def _launched(flags: BuildTableFlags, trace: Sequence[float] | None) -> StationP
     )
 
 
-def _targeted(flags: BuildTableFlags, trace: Sequence[float] | None, url: str, key: str) -> StationPlan:
+def _targeted(flags: BuildTableFlags, trace: Sequence[float] | None, url: str, key: str) -> BackendPlan:
     from ..backends.target import TargetPlan
 
     return TargetPlan(
@@ -140,7 +141,7 @@ def _target(flags: BuildTableFlags, url: str, key: str) -> Target:
 
 
 def admin_key(flags: BuildTableFlags) -> str:
-    """ConfigError where there is none; the key itself is in no message."""
+    """ConfigError where there is none; no message contains the key."""
     key = flags.admin_key
     if flags.admin_key_file is not None:
         try:

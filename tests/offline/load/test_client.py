@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ppd.offline.load.open_files import allow_connections
+from ppd.offline.load.client import allow_connections
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import pytest
 from ppd.offline.experiment.cells import MeasuredCell
 from ppd.offline.experiment.records import Origin
 from ppd.offline.experiment.run import Profile, Run
-from ppd.offline.report import write_report
 from ppd.offline.report.analysis.study import cell_cautions, of_sweep
 from ppd.offline.report.figures import numbers
 from ppd.offline.report.figures.result_tables import failures_table, gains_table, winners_table
 from ppd.offline.report.page.document import Caution, Document, Table
 from ppd.offline.report.sections import document, overview
+from ppd.offline.report.write import write_report
 from ppd.offline.sweep.folder import SweepFolder
 from ppd.offline.sweep.grid import Arms, Grid
 from ppd.proxy.errors import FormatError

@@ -115,7 +115,6 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
 
 
 def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> State:
-    """The state at the start: empty, with the config's limits."""
     registry, metrics = Registry(), Metrics()
     return State(
         registry=registry,

@@ -57,7 +57,6 @@ class Settings:
                 reloaded(self.reload())
 
     def catch_up(self) -> None:
-        """Rereads the file if it has changed since it was read."""
         if self._source is not None and self._is_new():
             self.reload()
 

@@ -109,7 +109,6 @@ async def _keep_warm(proxy: Proxy) -> None:
 
 
 async def _close_down(proxy: Proxy) -> None:
-    """When the drain begins, refuses the turns that wait for admission."""
     await proxy.drain.wait()
     proxy.state.admission.close_down()
 

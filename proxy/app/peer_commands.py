@@ -93,7 +93,6 @@ async def find_receipt(proxy: Proxy, request_id: str) -> Receipt | None:
 
 
 async def newest_receipts(proxy: Proxy, limit: int) -> list[Receipt]:
-    """The newest first."""
     others = await proxy.membership.ask_others("receipts", str(limit).encode())
     receipts = [
         *proxy.state.receipts.newest(limit),

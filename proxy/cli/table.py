@@ -16,7 +16,7 @@ from ..decision_table.score import Weights
 from ..decision_table.table import DecisionTable, TableQuery, bundled, find
 from ..decision_table.table_import import GridDescription, build_table, read_rows
 from ..errors import FormatError
-from .group import CommandGroup
+from . import CommandGroup
 from .table_view import (
     LEGEND,
     MUTED,
@@ -160,7 +160,7 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Written beside and renamed, so that a reader never sees half a table."""
+    """Writes a `.part` file and renames it, so that a reader never sees half a table."""
     part = path.with_name(f"{path.name}.part")
     try:
         part.write_bytes(data)

@@ -156,7 +156,6 @@ class Edge:
         self._open.add(request)
 
     def ended(self, request: UnderWay, connection: ConnectionLimits, *, left: bool) -> None:
-        """left: the client went before the answer was complete."""
         self._open.discard(request)
         if not self._open:
             self._quiet.set()

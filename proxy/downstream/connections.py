@@ -57,7 +57,6 @@ class Connections:
         self._at_once = AT_ONCE
 
     def share_bursts(self) -> None:
-        """Accepts fewer in a row, as other processes accept from the same socket."""
         self._at_once = SOME_AT_ONCE
 
     async def accept(self, listening: socket.socket) -> None:
@@ -86,7 +85,6 @@ class Connections:
             loop.remove_reader(listening)
 
     async def watch(self) -> None:
-        """Enforces the time limits of all connections, until cancelled."""
         pause_s = min(1.0, self._patience.head_s / 4, self._patience.idle_s / 4)
         while True:
             await asyncio.sleep(pause_s)

@@ -57,8 +57,8 @@ class Server(Protocol):
 
     def exchange(self, connection: ClientConnection, head: RequestHead) -> Exchange: ...
 
-    def refusal(self, connection: ClientConnection, error: RequestError) -> Exchange:
-        """The exchange for a request whose head could not be read."""
+    # For a request whose head could not be read.
+    def refusal(self, connection: ClientConnection, error: RequestError) -> Exchange: ...
 
 
 class ClientConnection(asyncio.Protocol):

@@ -31,8 +31,7 @@ class RequestHead(msgspec.Struct):
 
 
 def not_supported(version: str) -> RequestError:
-    """The error for an HTTP version that is not supported, else for CONNECT."""
-    if version in VERSIONS:
+    if version in VERSIONS:  # then the method is CONNECT
         return RequestError("the request is for a tunnel, which nothing here makes")
     error = RequestError(f"HTTP/{version} is not spoken here")
     error.status = 505

@@ -131,7 +131,6 @@ class Answer:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the worker is not read for now."""
         return self._is_paused
 
     def pause(self) -> None:

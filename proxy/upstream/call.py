@@ -56,11 +56,9 @@ class Call:
         self.phase, self.sent_s = SENT, now_s
 
     def give_up(self) -> None:
-        """Ends the wait for a worker that is gone."""
         self.is_gone = True
         if self.on_failure is not None:
             self.on_failure(GONE)
 
     def error(self, message: str, cause: Cause) -> LegError:
-        """A failure in the current phase."""
         return LegError(message, worker=self.worker_id, phase=self.phase, cause=cause)

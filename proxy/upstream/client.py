@@ -90,7 +90,6 @@ class Upstream:
 
     @contextlib.asynccontextmanager
     async def answer(self, call: Call, path: str, **ask: object) -> AsyncIterator[Answer]:
-        """`ask` as a context manager that closes the answer."""
         answer = await self.ask(call, path, **ask)  # type: ignore[arg-type]
         try:
             yield answer
@@ -102,7 +101,6 @@ class Upstream:
         await asyncio.gather(*(self._pool(worker).warm(count, limit_s) for worker in workers))
 
     def hang_up(self, worker: WorkerId) -> None:
-        """Ends every open request to a worker that is gone."""
         for call in tuple(self._calls.get(worker, ())):
             call.give_up()
 

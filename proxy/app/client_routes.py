@@ -161,7 +161,7 @@ def _error_handlers(app: Quart) -> None:
 
     @app.errorhandler(Exception)
     async def unexpected(exc: Exception) -> Response:
-        # Its text may hold addresses: the client gets none of it.
+        # The exception's text may hold addresses, so the client does not get it.
         log.error("request failed", exc_info=exc)
         return _refused(PPDError("internal error"))
 

@@ -69,7 +69,7 @@ def check_target(target: bytes) -> None:
 
 
 def check_values(headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """RequestError (400) for a control character, or for a length beside chunks. headers: names in lower case."""
+    """RequestError (400) for a control character, or two framings of the body. headers: names in lower case."""
     if _CONTROL.search(b"".join([value for _, value in headers])) is not None:
         raise RequestError("a header's value holds a control character", param=_first_bad(headers))
     names = [name for name, _ in headers]

@@ -84,7 +84,7 @@ def _head_error(head: RequestHead) -> RequestError | None:
 
 class _State(Enum):
     WAITING = "waiting"  # the answers before this one are not written yet
-    READING = "reading"  # the request's body is read
+    READING = "reading"  # the request's body is being read
     ASKING = "asking"  # a task awaits the turn service
     STREAMING = "streaming"  # the answer goes out in pieces
     OVER = "over"

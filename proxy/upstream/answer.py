@@ -12,7 +12,7 @@ from ..failures import Cause
 from .call import BROKEN, HEADERS, LATE, NOT_HTTP, STREAM, Call, Timeouts, Trouble
 from .connection import WorkerConnection
 
-HELD_BYTES = 64 * 1024  # of an unread body that are buffered before the worker is not read any more
+HELD_BYTES = 64 * 1024  # buffered of a body that is not taken; beyond this the worker is not read
 RETRY_AFTER_LIMIT_S = 60.0
 ANSWER_LIMIT_BYTES = 256 * 1024 * 1024
 _READ: dict[bytes, bytes] = {}  # replaces headers that are no longer needed: a stream may be open for long
@@ -109,7 +109,7 @@ class Answer:
         return self._taken()
 
     async def body(self) -> bytes:
-        if self._is_whole and self._held_bytes <= ANSWER_LIMIT_BYTES:  # as most that fit into one read
+        if self._is_whole and self._held_bytes <= ANSWER_LIMIT_BYTES:  # most fit into one read
             return self._taken()
         announced = self._headers.get(b"content-length", b"0")
         size, parts = 0, list[bytes]()

@@ -50,7 +50,7 @@ class Call:
         self.is_gone = False
         self.has_arrived = False  # the worker has answered something since this was sent
         self.sent_s = 0.0  # by the loop's clock
-        self.on_failure: Callable[[Trouble], None] | None = None  # set by the code that waits
+        self.on_failure: Callable[[Trouble], None] | None = None  # set by the code that waits for this call
 
     def sent(self, now_s: float) -> None:
         self.phase, self.sent_s = SENT, now_s

@@ -12,7 +12,7 @@ from typing import Protocol, cast
 import httptools
 
 HEAD_LIMIT_BYTES = 256 * 1024
-_CONTINUE = 200  # informational statuses lie below, and announce the real one
+_CONTINUE = 200  # lower statuses are informational: the real answer follows
 _BODILESS = (204, 304)
 
 

@@ -61,21 +61,21 @@ class Proxy:
     prober: Prober
     canary: Canary
     listener: HeartbeatListener
-    keys: KeyRing | None  # None: nobody is asked for a key
+    keys: KeyRing | None  # None: clients need no key
     tls: Tls  # towards workers
     drain: Drain
     receipt_log: ReceiptLog | None
-    change: Callable[[Mapping[str, object]], None]  # sets live keys of the config, here
+    change: Callable[[Mapping[str, object]], None]  # sets live keys of the config in this process
     membership: Membership
 
 
 def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, member: Member | None = None) -> Proxy:
-    """The objects of a proxy, wired; nothing is opened yet. ConfigError where a setting names what can't be used.
+    """The objects of a proxy, wired; no socket is open yet. ConfigError if a setting names an unusable file.
 
-    member: which of the proxy's processes this is; None: its only one.
+    member: which of the proxy's processes this is; None: the only one.
     """
     member, config = member or Member(), settings.config
-    state = remembering(config, member, now)
+    state = new_state(config, member, now)
     tls = worker_tls(config)
     upstream = Upstream(keepalive_s=config.keepalive_s, tls=tls)
     handoff_release = HandoffRelease(state, upstream)
@@ -115,8 +115,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     )
 
 
-def remembering(config: ProxyConfig, member: Member, now: Callable[[], float]) -> State:
-    """What a process begins with: nothing known, and the config's limits."""
+def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> State:
     registry, metrics = Registry(), Metrics()
     return State(
         registry=registry,
@@ -170,7 +169,7 @@ def make_canary(config: ProxyConfig, state: State, upstream: Upstream) -> Canary
 
 
 def open_log(path: str) -> ReceiptLog:
-    """ConfigError at the start, rather than receipts that are lost one by one."""
+    """ConfigError if the file can't be written: at the start, not when the first receipt is lost."""
     try:
         Path(path).open("ab").close()
     except OSError as exc:

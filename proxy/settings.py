@@ -22,21 +22,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
-    """Where a config came from, to read it again; flags stay on top of the file."""
+    """Where the config came from, to reread it. Flags win over the file."""
 
     path: Path
     flags: Mapping[str, object]
 
 
 class Settings:
-    """The one holder of the config. A change is checked whole before it is taken; a bad file changes nothing."""
+    """Holds the config. A change is applied only if all of it is valid."""
 
     def __init__(self, config: ProxyConfig, source: ConfigSource | None = None) -> None:
         self.config = config
         self.static_workers = static_workers(config)
-        self.added: set[WorkerId] = set()  # static workers of the admin API, not of the file
+        self.added: set[WorkerId] = set()  # static workers added by the admin API, not by the file
         self._source = source
-        self._in_file = config  # as the file said last: only what it changes is taken over what the admin API set
+        self._in_file = config  # as last read: only keys that change in the file override the admin API's
         self._rules = _rules(config)
         self._seen = stamp(source.path) if source else None
 
@@ -44,11 +44,11 @@ class Settings:
         return self._rules
 
     def change(self, **live: object) -> None:
-        """Takes live keys; ConfigError, and nothing changed, if one is not allowed."""
+        """Sets live keys; ConfigError, with nothing changed, if a value is not allowed."""
         self._take(replace(self.config, **live))  # type: ignore[arg-type]
 
     async def watch(self, reloaded: Callable[[bool], None], every_s: float = WATCH_EVERY_S) -> None:
-        """Rereads the file when it changes, until cancelled, and says whether it could be taken."""
+        """Rereads the file when it changes, until cancelled. reloaded: told whether the file could be used."""
         if self._source is None:
             return
         while True:
@@ -57,7 +57,6 @@ class Settings:
                 reloaded(self.reload())
 
     def catch_up(self) -> None:
-        """Rereads the file if it has changed since it was read."""
         if self._source is not None and self._is_new():
             self.reload()
 
@@ -67,7 +66,7 @@ class Settings:
         return self._seen is not None and self._seen != before
 
     def reload(self) -> bool:
-        """The file's live keys; False, logged and nothing changed, where it can't be used."""
+        """Applies the file's live keys. If it can't be used: logs, changes nothing and returns False."""
         assert self._source is not None, "only a file is watched"
         try:
             wanted = build(self._source.path, self._source.flags)

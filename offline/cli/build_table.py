@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from ppd.proxy.cli.group import CommandGroup
+from ppd.proxy.cli import CommandGroup
 from ppd.proxy.errors import ConfigError, FormatError
 
 from ..sweep.folder import SweepFolder

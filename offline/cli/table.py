@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ppd.proxy.cli.group import CommandGroup
+from ppd.proxy.cli import CommandGroup
 from ppd.proxy.cli.table import command as of_proxy
 from ppd.proxy.cli.table_view import CellCounts
 from ppd.proxy.decision_table.score import Weights

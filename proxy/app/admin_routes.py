@@ -14,7 +14,7 @@ from ..errors import NotFound, RequestError
 from ..fleet.view import WorkerView
 from ..fleet.worker import Source
 from ..sessions.table import SessionSummary
-from .peer_commands import Add, Remove, SetDraining, find_receipt, give, known, newest_receipts
+from .peer_commands import Add, Remove, SetDraining, find_receipt, find_worker, newest_receipts, send_command
 from .request_body import whole_body
 
 T = TypeVar("T")
@@ -72,16 +72,16 @@ def _worker_routes(routes: Blueprint, proxy: Proxy) -> None:
 
     @routes.post("/workers")
     async def add() -> Response:
-        return _json({"id": await give(proxy, Add((await _body(WorkerCall)).worker))}, 201)
+        return _json({"id": await send_command(proxy, Add((await _body(WorkerCall)).worker))}, 201)
 
     @routes.patch("/workers/<worker_id>")
     async def drain(worker_id: str) -> Response:
-        drained = await give(proxy, SetDraining(worker_id, (await _body(DrainCall)).draining))
-        return _json(_worker(known(proxy, drained), proxy.state.now()))
+        drained = await send_command(proxy, SetDraining(worker_id, (await _body(DrainCall)).draining))
+        return _json(_worker(find_worker(proxy, drained), proxy.state.now()))
 
     @routes.delete("/workers/<worker_id>")
     async def remove(worker_id: str) -> Response:
-        return _json({"id": await give(proxy, Remove(worker_id))})
+        return _json({"id": await send_command(proxy, Remove(worker_id))})
 
 
 def _record_routes(routes: Blueprint, proxy: Proxy) -> None:

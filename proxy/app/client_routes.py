@@ -1,4 +1,4 @@
-"""The Quart application: its routes for clients, and its errors."""
+"""The Quart application: its routes for clients and for monitoring, and its error responses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..telemetry.merged_metrics import render
 from .admin_routes import admin_routes
 from .lifespan import close, start
 from .openapi import render as render_openapi
-from .peer_commands import answer_receipt, answer_receipts, obey
+from .peer_commands import answer_receipt, answer_receipts, run_command
 from .request_body import whole_body
 
 log = logging.getLogger(__name__)
@@ -34,18 +34,18 @@ log = logging.getLogger(__name__)
 def create_app(proxy: Proxy) -> Quart:
     app = Quart(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = proxy.settings.config.body_limit_bytes
-    app.config["BODY_TIMEOUT"] = None  # `bodies` has its own
-    app.config["RESPONSE_TIMEOUT"] = None  # a stream may last; each read of it has its own time-out
+    app.config["BODY_TIMEOUT"] = None  # `whole_body` has its own
+    app.config["RESPONSE_TIMEOUT"] = None  # a stream may take long; each read from its worker has a time-out
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False
     app.url_map.merge_slashes = False  # a redirect would name the client's own Host
     proxy.membership.handlers |= {
-        "workers": partial(obey, proxy),
+        "workers": partial(run_command, proxy),
         "receipt": partial(answer_receipt, proxy.state.receipts),
         "receipts": partial(answer_receipts, proxy.state.receipts),
     }
 
     @app.before_request
-    async def hear() -> None:
+    async def catch_up() -> None:
         proxy.membership.catch_up()
 
     _turn_routes(app, proxy)
@@ -78,19 +78,18 @@ def _response(reply: TurnReply) -> Response:
 
 
 def _body(reply: TurnReply) -> bytes | AsyncGenerator[bytes, None]:
-    """What Quart sends."""
     body = reply.body
     if isinstance(body, bytes):
         return body
     task = asyncio.current_task()
     assert task is not None, "runs in the request's task"
-    # The client may leave before a stream is first read, when a generator's `finally` would never run.
+    # If the client leaves before the stream is first read, the generator's `finally` never runs.
     task.add_done_callback(lambda _: body.abandon())
     return body.chunks()
 
 
 def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
-    def asking() -> tuple[Client, dict[str, str]]:
+    def authenticated() -> tuple[Client, dict[str, str]]:
         headers = lowered(request.headers)
         client = authenticate(headers, proxy.keys)
         return client, leg_headers(headers, proxy.settings.config.worker_api_key, forwards_key=proxy.keys is None)
@@ -98,7 +97,7 @@ def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
     async def forward(name: str = "") -> Response:
         if name and not AUDIO.fullmatch(request.path):
             raise NotFound(f"no such path: {request.path}")
-        client, headers = asking()
+        client, headers = authenticated()
         body = await whole_body(proxy.settings.config.idle_timeout_s)
         target = request.path + ("?" + request.query_string.decode("latin1") if request.query_string else "")
         answer = await proxy.passthrough.forward(request.method, target, body, headers, client)
@@ -111,7 +110,7 @@ def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        client, headers = asking()
+        client, headers = authenticated()
         return Response(await proxy.passthrough.models(headers, client), content_type=JSON)
 
 
@@ -162,7 +161,7 @@ def _error_handlers(app: Quart) -> None:
 
     @app.errorhandler(Exception)
     async def unexpected(exc: Exception) -> Response:
-        # Its text may hold addresses: the client gets none of it.
+        # The exception's text may hold addresses, so the client does not get it.
         log.error("request failed", exc_info=exc)
         return _refused(PPDError("internal error"))
 

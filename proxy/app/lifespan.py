@@ -1,4 +1,4 @@
-"""The tasks that run as long as the app: what each is for, and what is closed after them."""
+"""The background tasks of one proxy process: started with the app, and closed with it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from ..runtime.tasks import Background
 log = logging.getLogger(__name__)
 
 UNHEARD_S = 8.0
-"""With 5 s to connect and three probes of 5 s, a leg is given up before its handoff's lease of 30 s ends."""
+"""A worker that got a handoff is probed after this long without a sign of life.
+
+With 5 s to connect before, and three probes of 5 s after, its leg is given up within the handoff's lease of 30 s.
+"""
 
 
 def start(proxy: Proxy) -> Background:
-    """Starts the tasks; the listener's sockets are open already, as a port in use must end the start in one line."""
+    """Starts the tasks. The heartbeat sockets are open already, so that a taken port ends `ppd serve` with one line."""
     background = Background()
     for socket, encrypted in proxy.listener.sockets:
         background.start("heartbeats", partial(proxy.listener.run, socket, encrypted))
@@ -49,14 +52,14 @@ async def close(proxy: Proxy, background: Background) -> None:
 
 
 class FleetWatch:
-    """Once a second: silent workers are dropped, unheard ones probed, and what has changed is logged.
+    """Once a second: drops silent workers, probes those that leave a handoff unanswered, and logs what changed.
 
-    Of several processes the leader alone drops and logs.
+    With several processes only the leader drops workers, and only it logs at INFO.
     """
 
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
-        self._known = self._pictures()  # what other processes knew when this one began is no news
+        self._known = self._snapshot()  # workers known at the start are no change
 
     async def run(self) -> None:
         while True:
@@ -66,7 +69,7 @@ class FleetWatch:
             self._note_changes()
             self._proxy.state.admission.admit_waiting()  # a worker may have come, or come back
 
-    def _pictures(self) -> dict[WorkerId, tuple[str, str, str]]:
+    def _snapshot(self) -> dict[WorkerId, tuple[str, str, str]]:
         """Name, state and incarnation of each worker."""
         return {view.id: (view.name, view.state, view.incarnation) for view in self._proxy.state.registry.views()}
 
@@ -82,14 +85,14 @@ class FleetWatch:
                 self._proxy.prober.doubt(silent)
 
     def _note_changes(self) -> None:
-        leads, seen = self._proxy.membership.leads, self._pictures()
+        leads, seen = self._proxy.membership.leads, self._snapshot()
         for worker in self._known.keys() | seen.keys():
             before, after = self._known.get(worker), seen.get(worker)
             if before == after:
                 continue
             is_other = after is None or before is None or before[1] == "down" or before[2] != after[2]
             if is_other and leads:
-                self._proxy.state.health.forget(worker)  # what came is not what had failed
+                self._proxy.state.health.forget(worker)  # a new engine does not inherit the failures of the old one
             name, state, _ = after or before or ("", "", "")
             log.log(
                 logging.INFO if leads else logging.DEBUG, "worker %s %s: %s", name, worker, state if after else "gone"
@@ -98,7 +101,6 @@ class FleetWatch:
 
 
 async def _keep_warm(proxy: Proxy) -> None:
-    """Connections to all workers that may be asked, before a turn needs one."""
     config, registry = proxy.settings.config, proxy.state.registry
     while True:
         workers = [view.worker for view in registry.views() if view.state == "up"]
@@ -107,7 +109,6 @@ async def _keep_warm(proxy: Proxy) -> None:
 
 
 async def _close_down(proxy: Proxy) -> None:
-    """A proxy that is about to end refuses the turns that wait."""
     await proxy.drain.wait()
     proxy.state.admission.close_down()
 
@@ -123,10 +124,10 @@ def _reloaded(proxy: Proxy, taken: bool) -> None:
 
 
 def _apply(proxy: Proxy) -> None:
-    """Makes the current settings' live keys effective: rules, and the static workers of the config."""
+    """Applies the live keys of the config: routing rules and, in the leader, static workers."""
     proxy.router.rules = proxy.settings.rules()
     if not proxy.membership.leads:
-        return  # the leader tells it
+        return  # the leader tells the others
     wanted = {worker.id: worker for worker in proxy.settings.static_workers}
     for view in proxy.state.registry.views():
         if view.worker.source is Source.STATIC and view.id not in wanted and view.id not in proxy.settings.added:

@@ -1,7 +1,7 @@
-"""The HTTP surface as an OpenAPI 3.1 document: precise where the proxy judges, open where the worker does.
+"""The HTTP surface as an OpenAPI 3.1 document: precise where the proxy checks a value, open where the worker does.
 
-Built from the same tables as the routes; a test holds the two against each other. What a worker answers is passed on,
-so its own errors and bodies are described only as far as the proxy reads or edits them.
+It is built from the same tables as the routes, and a test compares the two. Workers' answers are passed on, so they
+are described only as far as the proxy reads or edits them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .openapi_schemas import SCHEMAS, ref
 Json = dict[str, Any]
 
 PATH = "/openapi.json"
-VERSION = "1"  # of the surface, not of the package
+VERSION = "1"  # of the HTTP surface, not of the package
 
-# Who is asked for which key is the config's matter: {} says that none may be needed.
+# The config decides which keys are needed: {} says that none may be.
 _CLIENT: list[Json] = [{}, {"bearer": []}, {"apiKey": []}]
 _OPERATOR: list[Json] = [{"adminKey": []}, {"bearer": []}]
 
@@ -35,7 +35,7 @@ _SCHEMES: Json = {
     "adminKey": {"type": "apiKey", "in": "header", "name": "X-Admin-Key"},
 }
 
-# Every status that is the proxy's own, and when it comes.
+# Every error status that the proxy itself returns, and its causes.
 STATUSES: dict[int, str] = {
     400: "The request can't be used: `param` names the member or header at fault; also a body that is no JSON, or is "
     "nested deeper than json_depth_limit, and a request that is no HTTP.",
@@ -53,13 +53,12 @@ STATUSES: dict[int, str] = {
 }
 _REFUSALS = (429, 503)
 
-# Of requests that have no body, or whose answer needs no worker.
+# Statuses of paths that ask no worker, without and with a body.
 _HEAD_ONLY = (400, 401, 403, 404, 431, 503)
 _WITH_BODY = (400, 401, 403, 404, 408, 413, 431, 503)
 
 
 def document() -> Json:
-    """The whole of it, as plain JSON values."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -143,7 +142,7 @@ def _worker_errors(error: str) -> Json:
 
 
 def _errors() -> Json:
-    """Every error by the schema of its body and its status; the worker's own by the schema alone."""
+    """Errors by schema of the body and status, such as `Error404`; a worker's own error by the schema alone."""
     found: Json = {}
     for schema, headers in (("Error", ()), ("TurnError", _DECISION), ("WorkerError", ())):
         found[schema] = _ok("The worker's own error, unchanged.", _json(ref(schema)), headers)
@@ -225,7 +224,7 @@ def _get(id: str, text: str, schema: str, tag: str, security: list[Json], status
 
 
 def _operators() -> Json:
-    """What is answered from the process alone; the config says which of them need the admin key."""
+    """The paths for monitoring; the config decides which of them need the admin key."""
     security = [{}, *_OPERATOR]
     ready = _get("ready", "Which ways to serve exist.", "Ways", "operation", security, (400, 401, 404, 431))
     ready["responses"]["503"] = _ok("There is none.", _json(ref("Ways")))

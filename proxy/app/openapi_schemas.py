@@ -109,7 +109,7 @@ _REQUESTS: Json = {
     "PassedThrough": {"description": "What the endpoint of that name takes; its member `model` chooses the worker."},
 }
 
-# -- what they get
+# -- what clients get
 
 _ERROR = _object({"message": _NAME, "type": _NAME, "param": _STRING, "code": {"type": ["string", "integer", "null"]}})
 _ANSWERS: Json = {

@@ -1,6 +1,7 @@
-"""What an operator asks of all of the proxy's processes: changes of workers, and receipts of turns.
+"""What the operator's API needs from the proxy's other processes: changes to workers, and receipts.
 
-Workers are changed by the one process that watches them; the others pass the command on.
+The leader changes workers; the other processes send it the command. A receipt is kept by the process that served the
+turn, so a process asks the others for the receipts that it does not have.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Add(msgspec.Struct, tag=True, frozen=True):
 
 
 class SetDraining(msgspec.Struct, tag=True, frozen=True):
-    """Give it no new turns, or again."""
+    """draining: the worker gets no new turns."""
 
     worker_id: str
     draining: bool
@@ -44,25 +45,25 @@ _COMMAND = msgspec.msgpack.Decoder(Command)
 _RECEIPTS = msgspec.msgpack.Decoder(list[Receipt])
 
 
-async def give(proxy: Proxy, command: Command) -> str:
-    """Has it done, and returns the worker's id; PPDError where it can't be."""
+async def send_command(proxy: Proxy, command: Command) -> str:
+    """Has the leader run the command. Returns the worker's id; PPDError if it can't be done."""
     return (await proxy.membership.ask_leader("workers", msgspec.msgpack.encode(command))).decode()
 
 
-def obey(proxy: Proxy, command: bytes) -> bytes:
-    """Does it, in the process that leads."""
+def run_command(proxy: Proxy, command: bytes) -> bytes:
+    """Runs in the leader; returns the worker's id."""
     registry = proxy.state.registry
-    order = _COMMAND.decode(command)
-    if isinstance(order, Add):
-        worker = parse_worker(order.worker)
+    wanted = _COMMAND.decode(command)
+    if isinstance(wanted, Add):
+        worker = parse_worker(wanted.worker)
         proxy.settings.added.add(worker.id)
         registry.add_static(worker, proxy.state.now())
         proxy.membership.workers_added(proxy.settings.added)
         proxy.prober.nudge()
         return worker.id.encode()
-    view = known(proxy, order.worker_id)
-    if isinstance(order, SetDraining):
-        registry.hold_back(view.id, order.draining)
+    view = find_worker(proxy, wanted.worker_id)
+    if isinstance(wanted, SetDraining):
+        registry.hold_back(view.id, wanted.draining)
     elif view.worker.source is not Source.STATIC:
         raise RequestError("this worker announces itself: stop its agent, or drain it", param="worker_id")
     else:
@@ -72,15 +73,15 @@ def obey(proxy: Proxy, command: bytes) -> bytes:
     return view.id.encode()
 
 
-def known(proxy: Proxy, worker_id: str) -> WorkerView:
-    """By id or by name; NotFound."""
+def find_worker(proxy: Proxy, worker_id: str) -> WorkerView:
+    """worker_id: its id or its name."""
     for view in proxy.state.registry.views():
         if worker_id in (view.id, view.name):
             return view
     raise NotFound(f"no worker {worker_id!r}", param="worker_id")
 
 
-# -- receipts of turns, whichever of the processes had them
+# -- receipts, of whichever process
 
 
 async def find_receipt(proxy: Proxy, request_id: str) -> Receipt | None:
@@ -92,7 +93,6 @@ async def find_receipt(proxy: Proxy, request_id: str) -> Receipt | None:
 
 
 async def newest_receipts(proxy: Proxy, limit: int) -> list[Receipt]:
-    """The newest first."""
     others = await proxy.membership.ask_others("receipts", str(limit).encode())
     receipts = [
         *proxy.state.receipts.newest(limit),

@@ -1,4 +1,4 @@
-"""A request's body, whole and in time."""
+"""Reads a request's body, with a time limit."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..errors import RequestError
 
 
 async def whole_body(limit_s: float) -> bytes:
-    """The body of the request at hand; RequestError (408) where it takes longer.
+    """The body of the current request; RequestError (408) if it takes longer than `limit_s`.
 
-    Not by Quart's own limit, an `asyncio.wait_for`: in Python 3.11 that swallows a cancellation which comes as its task
-    is done, and the client of a turn that was just read would never be seen to leave.
+    Quart's own limit is an `asyncio.wait_for`. In Python 3.11 that swallows a cancellation that comes just as its task
+    is done: the proxy would then never notice that the client has left.
     """
     try:
         async with asyncio.timeout(limit_s):

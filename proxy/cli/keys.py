@@ -13,7 +13,7 @@ from rich.console import Console
 from ..admission.key_file import load
 from ..admission.keys import Client, decode, encode, hash_of, new_key
 from ..errors import ConfigError
-from .group import CommandGroup
+from . import CommandGroup
 from .table_view import columns
 
 OWNER_ONLY = 0o600
@@ -43,7 +43,7 @@ def new(name: str, tenant: str | None, file: Path | None, **rights: Any) -> None
     """
     client = Client(name=name, tenant=name if tenant is None else tenant, **rights)
     key = new_key(secrets.token_urlsafe)
-    entry = encode(client, hash_of(key)).encode(errors="surrogateescape")  # what the shell gave, for `decode` to judge
+    entry = encode(client, hash_of(key)).encode(errors="surrogateescape")  # the shell's bytes, which `decode` checks
     if file is None:
         decode(entry, "new key")
         click.echo(b"For the keys_file:\n\n" + entry, err=True)
@@ -66,12 +66,12 @@ def list_keys(file: Path) -> None:
 
 
 def append(file: Path, entry: bytes) -> None:
-    """The file with one more entry, whole or as it was; what stands in it stays, comments too.
+    """Adds an entry at the end of the file; if that fails, the file stays as it was.
 
-    ConfigError where it could not be used then. The part beside it is also a lock, so that of two entries that are
-    added at once none is lost. A new file is its owner's alone; one that is there keeps its owner and rights.
+    ConfigError if the new file would not be valid. The `.part` file is also a lock, so that two keys added at once are
+    both kept. A new file is its owner's alone; an existing one keeps its owner and mode.
     """
-    target = file.resolve()  # a link stays one
+    target = file.resolve()  # a symbolic link stays one
     part = target.with_name(f"{target.name}.part")
     try:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY)
@@ -85,20 +85,20 @@ def append(file: Path, entry: bytes) -> None:
             gap = b"" if not before else b"\n" if before.endswith(b"\n") else b"\n\n"
             after = before + gap + entry
             decode(after, str(file))
-            _keep_rights(target, descriptor)
+            _keep_owner(target, descriptor)
             out.write(after)
             out.flush()
             os.fsync(descriptor)
         part.replace(target)
-    except BaseException as exc:  # once it is renamed, a part of that name is somebody else's
+    except BaseException as exc:  # `replace` is the last step: after it a file of this name is another run's
         part.unlink(missing_ok=True)
         if isinstance(exc, OSError):
             raise ConfigError(f"{file}: cannot be written: {exc.strerror}") from exc
         raise
 
 
-def _keep_rights(target: Path, descriptor: int) -> None:
-    """Owner and rights of the file to be replaced: the proxy may not be the one who adds a key."""
+def _keep_owner(target: Path, descriptor: int) -> None:
+    """Keeps owner and mode of the replaced file: the user who adds a key may not be the proxy's."""
     if not target.exists():
         return
     old, new = target.stat(), os.fstat(descriptor)

@@ -30,13 +30,13 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def _option(name: str, default: Any) -> click.Option:
-    """A flag for a key of the config; its text names the default, never a secret."""
+    """A flag for a key of the config. Its help shows the default, but never a secret."""
     kind: Any = {bool: bool, int: int, float: float}.get(type(default), str)
     if isinstance(default, StrEnum):
         kind = click.Choice([str(value) for value in type(default)])
     shown = "" if name in SECRET or default in ("", ()) else f"default {default}"
     many = isinstance(default, tuple)
-    envvar = f"PPD_{name.upper()}" if name in SECRET else None  # a key on a command line is seen by all
+    envvar = f"PPD_{name.upper()}" if name in SECRET else None  # all users can see a command line
     return click.Option(
         [f"--{name.replace('_', '-')}", name], type=kind, multiple=many, default=None, help=shown, envvar=envvar
     )
@@ -65,7 +65,6 @@ def _run(config_path: Path | None, **flags: object) -> None:
 
 
 def _run_one(settings: Settings, listening: socket.socket, member: Member, alive: int) -> int:
-    """One of several processes; its exit code."""
     settings.catch_up()  # the file may have changed since the supervisor read it
     try:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -77,7 +76,7 @@ def _run_one(settings: Settings, listening: socket.socket, member: Member, alive
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where there is one, which is everywhere but on Windows: a third of a request's time less."""
+    """uvloop where it is installed, which is not on Windows: it saves a third of a request's time."""
     try:
         import uvloop
     except ImportError:
@@ -86,13 +85,12 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _log_from(level: int) -> None:
-    """DEBUG is for our own loggers only: libraries then log what they carry, such as hpack each header with its key."""
+    """DEBUG is for our own loggers only: libraries would log their data, such as hpack every header, keys included."""
     logging.basicConfig(level=max(level, logging.INFO), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("ppd").setLevel(level)
 
 
 def describe(settings: Settings) -> str:
-    """One line for the log that tells how this proxy runs."""
     config = settings.config
     table = ""
     if settings.rules().scored is not None:
@@ -111,23 +109,23 @@ def describe(settings: Settings) -> str:
 async def _serve(
     settings: Settings, listening: socket.socket, member: Member | None = None, alive: int | None = None
 ) -> None:
-    """Until SIGTERM or SIGINT, which drains; a second one ends the process at once, as if nobody handled it.
+    """Serves until SIGTERM or SIGINT, which drains; a second one ends the process at once, by the default handler.
 
-    alive: closed at the other end when the supervisor is gone, which is as good as a signal.
+    alive: a file descriptor whose other end closes when the supervisor is gone, which drains too.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def signalled() -> None:
         stop.set()
-        if member is not None:  # the supervisor says when it is to end at once
+        if member is not None:  # the supervisor decides when it ends at once
             return
         for number in SIGNALS:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)
         log.info("draining; a second signal ends the process at once")
 
-    def left_alone() -> None:
+    def supervisor_gone() -> None:
         assert alive is not None
         loop.remove_reader(alive)
         stop.set()
@@ -135,7 +133,7 @@ async def _serve(
     for number in SIGNALS:
         loop.add_signal_handler(number, signalled)
     if alive is not None:
-        loop.add_reader(alive, left_alone)
+        loop.add_reader(alive, supervisor_gone)
     proxy = assemble(settings, member=member)
     collect_garbage_less()
     await serve(proxy, listening, stop)

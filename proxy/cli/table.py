@@ -13,7 +13,7 @@ from rich.text import Text
 from ..config import Lookup
 from ..decision_table.score import Weights
 from ..decision_table.table import DecisionTable, TableQuery, bundled, find
-from .group import CommandGroup
+from . import CommandGroup
 from .table_view import (
     LEGEND,
     MUTED,

@@ -22,7 +22,7 @@ MUTED: Final = "dim"
 
 @dataclass(frozen=True, slots=True)
 class CellCounts:
-    """How many cells say what."""
+    """Number of cells by decision."""
 
     local: int
     split: int
@@ -51,7 +51,6 @@ def summary(scored: ScoredTable) -> Text:
 
 
 def provenance(table: DecisionTable) -> Text:
-    """Where a table comes from, in a few lines; what was not recorded is left out."""
     origin = table.provenance
     hardware = f" on {origin.gpu_count} x {origin.gpu}" if origin.gpu else ""
     engine = f"{origin.engine} {origin.engine_version}".strip()
@@ -112,7 +111,6 @@ def flip_list(flipped: Sequence[tuple[Verdict, Verdict]], before: Weights, after
 
 
 def verdict_list(found: Mapping[Lookup, Verdict]) -> Text:
-    """One turn's verdicts, a line each."""
     heading = ("lookup", "decision", "score", "TTFT saved", "TPOT added", "evidence", "cell")
     rows = [
         (str(rule), *_figures(verdict), str(verdict.evidence), str(verdict.cell)) for rule, verdict in found.items()

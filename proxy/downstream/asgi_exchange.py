@@ -21,7 +21,7 @@ _LATE = 408
 
 
 class AsgiExchange:
-    """An `Exchange` of a client connection, as an ASGI server has it: https://asgi.readthedocs.io."""
+    """An `Exchange` that runs the ASGI application: https://asgi.readthedocs.io."""
 
     def __init__(self, connection: ClientConnection, head: RequestHead, app: ASGIFramework) -> None:
         self._connection = connection
@@ -29,12 +29,12 @@ class AsgiExchange:
         self._app = app
         self._task: asyncio.Task[None] | None = None
         self._parts: list[bytes] = []
-        self._is_whole = False  # the request is
+        self._is_whole = False  # the request has come completely
         self._is_gone = False
-        self._refused: RequestError | None = None  # before `begin`
+        self._refused: RequestError | None = None  # an error that came before `begin`
         self._is_over = False
-        self._is_complete = False  # the answer is
-        self._is_told = False  # the application knows that the request is
+        self._is_complete = False  # the whole answer is written
+        self._is_told = False  # the application knows that the request has come completely
         self._has_no_body = False
         self._has_answered = False
         self._came = asyncio.Event()
@@ -46,7 +46,7 @@ class AsgiExchange:
         expects = head.fields.get("expect", "").lower() == "100-continue"
         self._expects_continue = expects and not head.is_old
 
-    # -- as its connection has it
+    # -- called by the connection
 
     def begin(self) -> None:
         if self._refused is None:
@@ -65,9 +65,9 @@ class AsgiExchange:
         self._came.set()
 
     def refuse(self, error: RequestError) -> None:
-        if error.status == _LATE:  # the application has a limit of its own
+        if error.status == _LATE:  # the application has its own time limit
             return
-        if self._task is None:  # the answers before it are not out yet
+        if self._task is None:  # the answers before it are not written yet
             self._refused = error
             return
         if not self._has_answered:
@@ -88,7 +88,7 @@ class AsgiExchange:
     def resume(self) -> None:
         self._room.set()
 
-    # -- as the application has it
+    # -- the application's side
 
     async def _run(self) -> None:
         try:
@@ -168,7 +168,7 @@ class AsgiExchange:
 
 
 class RefusedExchange:
-    """An `Exchange` for what was no request that could be read."""
+    """An `Exchange` that answers an unreadable or forbidden request with an error, and closes the connection."""
 
     def __init__(self, connection: ClientConnection, error: RequestError) -> None:
         self._connection = connection
@@ -178,8 +178,7 @@ class RefusedExchange:
         self._connection.write(response.refusal(self._error))
         self._connection.finished(keeps_alive=False)
 
-    def take(self, data: bytes) -> None:
-        """It is not read."""
+    def take(self, data: bytes) -> None: ...
 
     def taken(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Clients' connections: accepted here, counted, each with its limits, and given to the data plane that speaks to it."""
+"""Clients' connections: accepted, counted and limited here, then served by one of the two data planes."""
 
 from __future__ import annotations
 
@@ -18,31 +18,30 @@ from ..runtime.process_limits import open_files_limit, share_of_clients
 from ..runtime.tls import Tls
 from . import response
 from .http1_connection import ClientConnection
-from .hypercorn import Stock, StockReader
+from .hypercorn import HypercornReader, HypercornServer
 from .limits import CLOSE_S, ConnectionLimits, Patience
 from .turn_exchange import Direct
 
 log = logging.getLogger(__name__)
 
-LAST_S = 1.0  # for a client to take what is left at the end of the process
-ACCEPT_AGAIN_S = 0.5  # after the system had no file descriptor left
-AT_ONCE = 64  # connections accepted before those that are open are served again
-SOME_AT_ONCE = 4  # the same, where other processes accept too: a burst is for all of them
+LAST_S = 1.0  # at the end of the process, for clients to take what is already written
+ACCEPT_AGAIN_S = 0.5  # pause in accepting when no file descriptor is left
+AT_ONCE = 64  # connections accepted in a row before open ones are served again
+SOME_AT_ONCE = 4  # the same if other processes accept from this socket: all should share a burst
 
 
 class Connections:
-    """Every connection of one listening socket."""
+    """Every connection of one listening socket. direct: serves plain HTTP/1.1; None: Hypercorn serves everything."""
 
     def __init__(
         self,
-        stock: Stock,
+        hypercorn: HypercornServer,
         direct: Direct | None,
         config: ProxyConfig,
         tls: Tls | None,
         now: Callable[[], float],
     ) -> None:
-        """direct: who serves plain HTTP/1.1; None where all is the stock data plane's."""
-        self._stock = stock
+        self._hypercorn = hypercorn
         self._direct = direct
         self._tls = tls
         self._now = now
@@ -56,12 +55,11 @@ class Connections:
         self._refused = 0
         self._at_once = AT_ONCE
 
-    def leave_some(self) -> None:
-        """Other processes accept from the same socket."""
+    def share_bursts(self) -> None:
         self._at_once = SOME_AT_ONCE
 
     async def accept(self, listening: socket.socket) -> None:
-        """Until it is cancelled. Many at once: one for each round of the loop would make a burst of clients wait."""
+        """Until cancelled. Accepts many per round of the event loop, as a burst of clients would wait otherwise."""
         loop = asyncio.get_running_loop()
         listening.setblocking(False)
         readable = asyncio.Event()
@@ -76,7 +74,7 @@ class Connections:
                         self._admit(accepted, _address_key(host))
                 except BlockingIOError:
                     continue
-                except OSError as exc:  # no file descriptor left, or a client that was gone at once
+                except OSError as exc:  # no file descriptor left, or the client has already gone
                     log.debug("a connection could not be accepted: %s", exc)
                     loop.remove_reader(listening)
                     await asyncio.sleep(ACCEPT_AGAIN_S)
@@ -86,15 +84,14 @@ class Connections:
             loop.remove_reader(listening)
 
     async def watch(self) -> None:
-        """Looks at every connection now and then, until it is cancelled."""
         pause_s = min(1.0, self._patience.head_s / 4, self._patience.idle_s / 4)
         while True:
             await asyncio.sleep(pause_s)
             for limits in tuple(self._open):
-                limits.look()
+                limits.close_if_overdue()
 
     async def close(self) -> None:
-        """Ends all of them; what is written and not yet taken gets a moment."""
+        """Closes all connections; clients get `LAST_S` to take what is already written."""
         for limit_s in (LAST_S, 0.0):
             for limits in tuple(self._open):
                 limits.close(limit_s) if limit_s else limits.abort()
@@ -109,7 +106,7 @@ class Connections:
         yield GaugeMetricFamily("ppd_connections", "Clients' connections that are open", self._count)
         yield CounterMetricFamily("ppd_connections_refused", "Connections above a limit on their number", self._refused)
 
-    # -- for direct connections
+    # -- called by direct connections
 
     def opened(self, transport: asyncio.Transport) -> ConnectionLimits:
         limits = ConnectionLimits(transport, self._patience, self._now)
@@ -121,15 +118,15 @@ class Connections:
         self._gone(address)
 
     def speak_http2(self, limits: ConnectionLimits, address: str, data: bytes) -> None:
-        """Its first bytes are HTTP/2's, which the stock data plane speaks."""
-        reader = StockReader()
+        """Hands a connection that begins with HTTP/2's preface to Hypercorn."""
+        reader = HypercornReader()
         protocol = asyncio.StreamReaderProtocol(reader, loop=asyncio.get_running_loop())
         limits.transport.set_protocol(protocol)
         protocol.connection_made(limits.transport)
         reader.feed_data(data)
-        self._start(self._speak_stock(limits, protocol, reader, address))
+        self._start(self._speak_hypercorn(limits, protocol, reader, address))
 
-    # -- their beginning
+    # -- accepting
 
     def _admit(self, accepted: socket.socket, key: str) -> None:
         refusal = self._refusal(key)
@@ -139,12 +136,12 @@ class Connections:
             return
         self._count += 1
         self._by_address[key] += 1
-        self._start(self._serve_stock(accepted, key) if self._direct is None else self._serve(accepted, key))
+        self._start(self._serve_hypercorn(accepted, key) if self._direct is None else self._serve(accepted, key))
 
     def _refusal(self, key: str) -> str:
-        """Why no more connections can be had from this address; empty where they can.
+        """Why this address gets no more connections; empty if it does.
 
-        Idle ones must not take the files that turns need towards the workers, as it is these that would then fail.
+        Idle clients must not use up the file descriptors that turns need for connections to workers.
         """
         if self._by_address[key] >= self._limit:
             return f"more than {self._limit} connections from one address"
@@ -174,9 +171,9 @@ class Connections:
             accepted.close()
             self._gone(address)
 
-    async def _serve_stock(self, accepted: socket.socket, address: str) -> None:
+    async def _serve_hypercorn(self, accepted: socket.socket, address: str) -> None:
         loop = asyncio.get_running_loop()
-        reader = StockReader()
+        reader = HypercornReader()
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
             transport, _ = await loop.connect_accepted_socket(
@@ -191,19 +188,19 @@ class Connections:
             accepted.close()
             self._gone(address)
             return
-        await self._speak_stock(self.opened(transport), protocol, reader, address)
+        await self._speak_hypercorn(self.opened(transport), protocol, reader, address)
 
-    async def _speak_stock(
-        self, limits: ConnectionLimits, protocol: asyncio.StreamReaderProtocol, reader: StockReader, address: str
+    async def _speak_hypercorn(
+        self, limits: ConnectionLimits, protocol: asyncio.StreamReaderProtocol, reader: HypercornReader, address: str
     ) -> None:
         try:
-            await self._stock.serve(limits, protocol, reader)
+            await self._hypercorn.serve(limits, protocol, reader)
         finally:
             self.closed(limits, address)
 
 
 def _address_key(host: str) -> str:
-    """What counts as one address: of IPv6 the network of 64 bits, within which a host picks its own."""
+    """What counts as one address: for IPv6 the /64 network, as a host picks its own addresses within it."""
     if ":" not in host:
         return host
     address = ipaddress.IPv6Address(host.partition("%")[0])
@@ -211,7 +208,7 @@ def _address_key(host: str) -> str:
 
 
 def _turn_away(accepted: socket.socket, why: str) -> None:
-    """Closes; where the client reads plain HTTP it is told why, if it takes it at once."""
+    """Closes the socket. why: sent first, if the client takes it at once; empty for TLS clients, who can't read it."""
     with accepted:
         if why:
             with contextlib.suppress(OSError):

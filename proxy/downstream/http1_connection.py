@@ -1,7 +1,7 @@
-"""One client's HTTP/1.1 connection: requests in, as they are parsed, and answers out, in their order.
+"""One client's HTTP/1.1 connection: parses requests as they come, and writes the answers in their order.
 
-Each request becomes an `Exchange`, which answers it. Requests that a client sends ahead wait here, and nothing more is
-read from it meanwhile; while a client does not take what it was sent, its next request waits too.
+Each request becomes an `Exchange`, which answers it. Pipelined requests wait here, and the client is not read
+meanwhile. While a client does not take what it was sent, its next request waits too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import httptools
 
 from ..errors import RequestError
 from .limits import ConnectionLimits
-from .request_head import OLD, VERSIONS, RequestHead, head_too_large, unspoken, without_offer
+from .request_head import OLD, VERSIONS, RequestHead, head_too_large, not_supported, without_offer
 
 SLICE_BYTES = 16 * 1024
 HELD_BYTES = 64 * 1024
@@ -21,30 +21,26 @@ _HTTP2 = b"PRI * HTTP/2"
 
 
 class Exchange(Protocol):
-    """One request and its answer. `begin` comes first, once the answers before it are out."""
+    """One request and its answer. Parts of the request, and `refuse`, may come before `begin`."""
 
-    def begin(self) -> None: ...
+    def begin(self) -> None: ...  # the answers before it are written
 
-    def take(self, data: bytes) -> None:
-        """More of the request's body."""
+    def take(self, data: bytes) -> None: ...  # a part of the request's body
 
-    def taken(self) -> None:
-        """That was all of it."""
+    def taken(self) -> None: ...  # the request has come completely
 
     def refuse(self, error: RequestError) -> None:
-        """What follows is not HTTP, or the rest of the body did not come in time; before or after `begin`."""
+        """The bytes that follow are not HTTP, or the rest of the body did not come in time."""
 
-    def leave(self) -> None:
-        """The client is gone."""
+    def leave(self) -> None: ...  # the client is gone
 
-    def pause(self) -> None:
-        """The client takes less than it is sent."""
+    def pause(self) -> None: ...  # the client does not take what it was sent
 
     def resume(self) -> None: ...
 
 
 class Host(Protocol):
-    """Keeps count of connections."""
+    """Counts connections, and takes over those that speak HTTP/2."""
 
     def opened(self, transport: asyncio.Transport) -> ConnectionLimits: ...
 
@@ -54,19 +50,19 @@ class Host(Protocol):
 
 
 class Server(Protocol):
-    """Answers requests."""
+    """Makes the exchange that answers a request."""
 
     patience_s: float  # for a request's body, and for a client to take what it was sent
     head_limit_bytes: int
 
     def exchange(self, connection: ClientConnection, head: RequestHead) -> Exchange: ...
 
-    def refusal(self, connection: ClientConnection, error: RequestError) -> Exchange:
-        """In place of a request whose head could not be read."""
+    # For a request whose head could not be read.
+    def refusal(self, connection: ClientConnection, error: RequestError) -> Exchange: ...
 
 
 class ClientConnection(asyncio.Protocol):
-    """address: what counts as one client."""
+    """address: the key under which `host` counts this client's connections."""
 
     def __init__(self, server: Server, host: Host, address: str) -> None:
         self.limits: ConnectionLimits
@@ -76,19 +72,19 @@ class ClientConnection(asyncio.Protocol):
         self._address = address
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpRequestParser | None = None
-        self._current: Exchange | None = None  # answers now
+        self._current: Exchange | None = None  # is being answered
         self._incoming: Exchange | None = None  # its request is being read
-        self._ahead: list[Exchange] = []
-        self._held = b""  # bytes behind those, or a beginning that may become HTTP/2's
+        self._ahead: list[Exchange] = []  # wait for the answers before them
+        self._held = b""  # unparsed bytes behind those, or the first ones, which may become HTTP/2's preface
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
-        self._offer = b""  # the head of a request that offers an upgrade, without the offer
-        self._body_left_bytes = 0  # still to come of the request that is being read, where its head says how many
-        self._unclear_bytes = 0  # read since anything whole came of it, a head or some of a body
+        self._offer = b""  # the head of a request that offered an upgrade, rewritten without the offer
+        self._body_left_bytes = 0  # still to come of the current body, if its length is known
+        self._unclear_bytes = 0  # read since the last complete head or part of a body
         self._has_read = False
         self._is_in_head = False
-        self._is_deaf = False  # nothing that still comes is a request
-        self._is_ending = False  # what was answered last is the last
+        self._ignores_input = False  # whatever still comes is ignored
+        self._is_ending = False  # no further request is answered
         self._is_ended = False
         self._is_stalled = False  # the client does not take what it was sent
         self._is_advancing = False
@@ -102,12 +98,11 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(data)
 
     def lasts(self) -> None:
-        """The answer may take long: what reads requests is made anew when one comes, a kilobyte less until then."""
+        """The answer may take long: frees the parser, a kilobyte; the next request gets a new one."""
         if self._incoming is None and not self._is_in_head and not self._unclear_bytes:
             self._parser = None
 
     def finished(self, *, keeps_alive: bool) -> None:
-        """The answer is written."""
         if self._incoming is self._current:
             self._stop_body_timer()
         self._current = None
@@ -117,18 +112,18 @@ class ClientConnection(asyncio.Protocol):
             self._watch_body()
 
     def abort(self) -> None:
-        """The client sees by the connection's end that its answer is not whole."""
+        """Drops the connection, so that the client sees that its answer is incomplete."""
         if self._transport is not None:
             self._transport.abort()
 
-    # -- asyncio's side
+    # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self.limits = self._host.opened(self._transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
+        if self._ignores_input:
             return
         if not self._has_read:
             data, self._held = self._held + data, b""
@@ -142,11 +137,11 @@ class ClientConnection(asyncio.Protocol):
         self._parse(data)
 
     def eof_received(self) -> None:
-        """A client that closes its half is taken to be gone, as it most often is."""
+        """A client that closes its half is usually gone: it is taken to be, and asyncio closes the connection."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = self._parser = None
-        self._is_deaf = self._is_ended = True
+        self._ignores_input = self._is_ended = True
         self._ahead.clear()
         self._stop_body_timer()
         self._stop_stall_timer()
@@ -175,10 +170,10 @@ class ClientConnection(asyncio.Protocol):
     # -- requests
 
     def _parse(self, data: bytes) -> None:
-        """In slices: what a client sends ahead is turned into exchanges as far as needed, and held as bytes."""
+        """In slices: pipelined requests are parsed only as far as needed; the rest is kept as bytes."""
         start = 0
         while start < len(data):
-            if self._is_deaf:
+            if self._ignores_input:
                 return
             if self._ahead or self._is_stalled:
                 self._hold(data[start:])
@@ -192,7 +187,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._feed(data)
         except httptools.HttpParserCallbackError:
-            raise  # a defect of ours: asyncio logs it, and closes the connection
+            raise  # a bug of ours: asyncio logs it, and closes the connection
         except httptools.HttpParserError:
             self._refuse(RequestError("the request is not HTTP/1.1"))
             return
@@ -209,21 +204,21 @@ class ClientConnection(asyncio.Protocol):
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as exc:
                 offer, self._offer = self._offer, b""
-                if offer:  # else it is refused already, as `on_headers_complete` has it
+                if offer:  # without one, `on_headers_complete` has refused the request already
                     self._parser, data = None, offer + data[exc.args[0] :]
                     continue
             return
 
     def _refuse(self, error: RequestError) -> None:
-        """No more requests; the one whose body this was, or else this one, is told why."""
-        self._is_deaf = True
+        """Reads no more requests. The error goes to the request whose body is being read, else to a new exchange."""
+        self._ignores_input = True
         if self._incoming is None:
             self._queue(self._server.refusal(self, error))
         else:
             self._incoming.refuse(error)
 
     def _hold(self, data: bytes) -> None:
-        """Reads on for a little: where nothing is read, the end of the connection is not seen either."""
+        """Reads on, up to `HELD_BYTES`: on a connection that is not read, a client that leaves is not noticed."""
         self._held += data
         if len(self._held) > HELD_BYTES and self._transport is not None:
             self._transport.pause_reading()
@@ -234,13 +229,13 @@ class ClientConnection(asyncio.Protocol):
             self._advance()
 
     def _advance(self) -> None:
-        """Begins what can begin, or ends. An answer may be out before `begin` returns: hence a loop."""
+        """Begins the next exchange, or closes. It loops, as an answer may be complete before `begin` returns."""
         if self._is_advancing:
             return
         self._is_advancing = True
         try:
             while self._current is None and not self._is_stalled and not self._is_ended:
-                if self._is_ending or (self._is_deaf and not self._ahead):
+                if self._is_ending or (self._ignores_input and not self._ahead):
                     self._end()
                 elif self._ahead:
                     self._current = self._ahead.pop(0)
@@ -261,8 +256,8 @@ class ClientConnection(asyncio.Protocol):
         self._parse(held)
 
     def _end(self) -> None:
-        """Closes, once the client has: with bytes of its own unread its answer would be cut short by a reset."""
-        self._is_deaf = self._is_ended = True
+        """Half-closes: a full close with unread input sends a reset, which can cut the last answer short."""
+        self._ignores_input = self._is_ended = True
         self._ahead.clear()
         self._held = b""
         self._stop_body_timer()
@@ -273,7 +268,7 @@ class ClientConnection(asyncio.Protocol):
     # -- how long a client may take
 
     def _watch_body(self) -> None:
-        """The limit on a body begins when its request's turn has come; one that came with its head needs none."""
+        """Limits the time of a body, once its request is the current one. A body that came with its head needs none."""
         if self._current is not None and self._current is self._incoming and self._body_timer is None:
             self._body_timer = self.loop.call_later(self._server.patience_s, self._late)
 
@@ -288,15 +283,14 @@ class ClientConnection(asyncio.Protocol):
             return
         unsent_bytes = transport.get_write_buffer_size()
 
-        def look() -> None:
-            """A client that takes anything at all may go on."""
-            if transport.get_write_buffer_size() < unsent_bytes:
+        def check() -> None:
+            if transport.get_write_buffer_size() < unsent_bytes:  # the client took something
                 self._watch_stall()
             else:
                 self.abort()
 
         self._stop_stall_timer()
-        self._stall_timer = self.loop.call_later(self._server.patience_s, look)
+        self._stall_timer = self.loop.call_later(self._server.patience_s, check)
 
     def _stop_body_timer(self) -> None:
         if self._body_timer is not None:
@@ -308,10 +302,10 @@ class ClientConnection(asyncio.Protocol):
             self._stall_timer.cancel()
             self._stall_timer = None
 
-    # -- the parser's side
+    # -- called by the parser
 
     def on_message_begin(self) -> None:
-        self.limits.heard()  # not before: an empty line behind a body is no request
+        self.limits.heard()  # not at the first byte: an empty line after a body is no request
         self._target, self._headers = b"", []
         self._is_in_head = True
 
@@ -319,18 +313,18 @@ class ClientConnection(asyncio.Protocol):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_head:  # else a trailer, of which nobody here makes use
+        if self._is_in_head:  # else a trailer, which is ignored
             self._headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
-        if self._is_deaf:
+        if self._ignores_input:
             return
         parser = self._parser
         assert parser is not None, "it calls this"
         version = parser.get_http_version()
         if version not in VERSIONS or parser.get_method() == b"CONNECT":
-            self._refuse(unspoken(version))
+            self._refuse(not_supported(version))
             return
         if parser.should_upgrade():
             self._offer = without_offer(parser.get_method(), self._target, version, self._headers)

@@ -1,7 +1,7 @@
-"""The stock data plane: Hypercorn speaks to the client, which TLS and HTTP/2 need.
+"""Connections that Hypercorn serves: TLS, HTTP/2, and all of them where `data_plane` is `asgi`.
 
-Its own accept loop counts no connections, and has one time-out for a head and for an idle connection; so it is handed
-accepted ones, through its `TCPServer`, the one inner part of it that is used.
+Hypercorn's own accept loop counts no connections, and has a single time-out for heads and idle connections. So it is
+handed accepted connections through `TCPServer`, the only internal part of it that is used.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .limits import CLOSE_S, ConnectionLimits
 log = logging.getLogger(__name__)
 
 
-class StockReader(asyncio.StreamReader):
-    """Tells its connection when bytes come, and Hypercorn when none will.
+class HypercornReader(asyncio.StreamReader):
+    """Tells its connection's limits when bytes come, and Hypercorn when the client has closed.
 
-    Without that a connection whose client has closed it stays until Hypercorn's idle time is over.
+    Without the latter a closed connection would stay until Hypercorn's idle time-out.
     """
 
     def __init__(self) -> None:
@@ -54,24 +54,23 @@ class StockReader(asyncio.StreamReader):
             self.connection.lost()
 
 
-class Stock:
-    """Serves one connection at a time to the application."""
+class HypercornServer:
+    """Serves the application; each call of `serve` lasts as long as its connection."""
 
     def __init__(self, app: ASGIFramework, config: ProxyConfig) -> None:
         self._app = wrap_app(app, 0, "asgi")
         self._hypercorn = _hypercorn_config(config)
 
     async def serve(
-        self, limits: ConnectionLimits, protocol: asyncio.StreamReaderProtocol, reader: StockReader
+        self, limits: ConnectionLimits, protocol: asyncio.StreamReaderProtocol, reader: HypercornReader
     ) -> None:
-        """Until the connection ends."""
         loop = asyncio.get_running_loop()
         reader.connection = limits
         try:
             writer = asyncio.StreamWriter(limits.transport, protocol, reader, loop)
             state = {"connection": limits}
             await TCPServer(self._app, loop, self._hypercorn, reader.context, state, reader, writer)
-        except Exception as exc:  # whatever a client sends, the others are served
+        except Exception as exc:  # what one client sends must not affect the others
             log.warning(
                 "a client's connection failed: %s", type(exc).__name__, exc_info=log.isEnabledFor(logging.DEBUG)
             )
@@ -82,10 +81,10 @@ class Stock:
 def _hypercorn_config(config: ProxyConfig) -> Config:
     server = Config()
     server.include_server_header = False
-    server.errorlog = logging.getLogger("hypercorn")  # its own would print every line twice
+    server.errorlog = logging.getLogger("hypercorn")  # Hypercorn's own logger would print every line twice
     server.h11_max_incomplete_size = config.head_limit_bytes
     server.h2_max_header_list_size = config.head_limit_bytes
-    # Its own limit on the requests of a connection breaks the streams that are under way on HTTP/2.
+    # Hypercorn's limit on requests per connection breaks open HTTP/2 streams.
     server.keep_alive_max_requests = 2**62
-    server.keep_alive_timeout = config.idle_connection_s + config.head_timeout_s + CLOSE_S  # ours come first
+    server.keep_alive_timeout = config.idle_connection_s + config.head_timeout_s + CLOSE_S  # longer than our own limits
     return server

@@ -1,4 +1,4 @@
-"""What one client's connection is doing, and until when it may."""
+"""Limits on one client's connection: on its time in each phase, and on requests that it abandons."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Protocol
 from ..errors import RequestError
 from . import response
 
-CLOSE_S = 5.0  # for a client to take what is left when its connection is closed
-LEFT_LIMIT = 500  # requests that a connection's client may leave, ...
-LEFT_SHARE = 0.5  # ... if they are more than this share: "rapid reset" makes work and cancels it
+CLOSE_S = 5.0  # for a client to take the last bytes when its connection is closed
+LEFT_LIMIT = 500  # a connection is dropped after more abandoned requests than this, ...
+LEFT_SHARE = 0.5  # ... if they are more than this share of its requests (HTTP/2 "rapid reset")
 
 
 class ConnectionPhase(Enum):
     WAITING = "waiting"  # for a request's first byte
-    HEAD = "head"  # some of a request's head is here
-    BUSY = "busy"  # a request is at work: it has time-outs of its own
+    HEAD = "head"  # part of a request's head has come
+    BUSY = "busy"  # a request is served: it has time-outs of its own
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds: for a connection's first byte and for each head; between two requests."""
+    """Seconds. head_s: for a connection's first byte, and for each head. idle_s: between two requests."""
 
     head_s: float
     idle_s: float
@@ -35,17 +35,16 @@ class AtWork(Protocol):
 
     is_multiplexed: bool
 
-    def leave(self) -> None:
-        """Its client is gone."""
+    def leave(self) -> None: ...  # the client is gone
 
 
 class ConnectionLimits:
-    """What one client's connection is doing, and until when it may. `now` is a monotonic clock in seconds."""
+    """The phase of one client's connection and its deadline. now: a monotonic clock in seconds."""
 
     def __init__(self, transport: asyncio.Transport, patience: Patience, now: Callable[[], float]) -> None:
         self.transport = transport
         self.phase = ConnectionPhase.WAITING
-        self.is_stalled = False  # it does not take what it was sent: that has a time-out of its own
+        self.is_stalled = False  # the client does not take its answer, which has a time-out of its own
         self._patience = patience
         self._now = now
         self._deadline_s = now() + patience.head_s
@@ -56,20 +55,19 @@ class ConnectionLimits:
         self._is_ending = False
 
     def heard(self) -> None:
-        """Bytes came. HTTP/2 has other frames than requests: there only the idle time counts."""
+        """Bytes came. On HTTP/2 they need not belong to a request, so only the idle time counts there."""
         if self.phase is ConnectionPhase.WAITING and not self._is_multiplexed:
             self.phase = ConnectionPhase.HEAD
             self._deadline_s = self._now() + self._patience.head_s
 
     def began(self, request: AtWork) -> None:
-        """A request's head is whole."""
         self.phase = ConnectionPhase.BUSY
         self._is_multiplexed = request.is_multiplexed
         self._at_work.add(request)
         self._requests += 1
 
     def ended(self, request: AtWork, *, left: bool) -> None:
-        """Its answer is over; `left`: before it was whole."""
+        """left: the client went before the answer was complete."""
         self._at_work.discard(request)
         self._left += left
         if self._left > LEFT_LIMIT and self._left > LEFT_SHARE * self._requests:
@@ -79,12 +77,12 @@ class ConnectionLimits:
             self._deadline_s = self._now() + self._patience.idle_s
 
     def lost(self) -> None:
-        """The client has left. Hypercorn tells too, but not while it holds a pipelined request back."""
+        """The client has left. Hypercorn reports that too, but not while it holds back a pipelined request."""
         for request in tuple(self._at_work):
             request.leave()
 
-    def look(self) -> None:
-        """Ends a connection that is overdue, and drops one that was closed and whose client does not take the rest."""
+    def close_if_overdue(self) -> None:
+        """Aborts a connection that was closed already, if its client has not taken the last bytes in time."""
         if self.transport.is_closing():
             if self.phase is not ConnectionPhase.BUSY and self._now() >= self._deadline_s:
                 self.transport.abort()
@@ -101,15 +99,14 @@ class ConnectionLimits:
         self.transport.close()
 
     def close_gently(self) -> None:
-        """The same where more is to be expected from the client: what it sends unread would be answered by a reset,
-        which can overtake the last answer."""
+        """Half-closes, for a client that may still send: unread input causes a reset, which can overtake the answer."""
         self._is_ending = True
         self.phase = ConnectionPhase.WAITING
         self._deadline_s = self._now() + CLOSE_S
         self.transport.write_eof()
 
     def break_off(self) -> None:
-        """The client sees by the connection's end that its answer is not whole, unless the end is under way."""
+        """Drops the connection, so that the client sees that its answer is incomplete, unless it is closing already."""
         if not self._is_ending:
             self.abort()
 

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 answer's head and body as bytes. Framing: RFC 9112."""
+"""Heads and bodies of HTTP/1.1 responses as bytes. Framing: RFC 9112."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 def head(
     status: int, headers: Iterable[tuple[str, str]], *, size: int | None, is_chunked: bool = False, connection: str = ""
 ) -> bytes:
-    """size: of the body, None where it is not known yet; without chunks the connection's end is then the body's."""
+    """size: of the body; None: not known. Then, without chunks, the body ends with the connection."""
     lines = [status_line(status), f"Date: {_date(int(time.time()))}\r\n"]
     lines += [f"{name}: {value}\r\n" for name, value in headers]
     if size is not None:
@@ -33,14 +33,14 @@ def head(
 
 
 def refusal(error: PPDError) -> bytes:
-    """A whole answer, the connection's last: to what was no request that could be read, or not one to be read."""
+    """A complete response that closes the connection, for a request that is not read any further."""
     body = error_body(error.message, error.kind, error.code or error.status, error.param)
     headers = (("Content-Type", "application/json"), *comes_back(error).items())
     return head(error.status, headers, size=len(body), connection=connection(False, is_old=False)) + body
 
 
 def connection(keeps_alive: bool, *, is_old: bool) -> str:
-    """The header that tells what becomes of the connection, where it must be told."""
+    """The Connection header; empty where keep-alive is the version's default."""
     if not keeps_alive:
         return "Connection: close\r\n"
     return "Connection: keep-alive\r\n" if is_old else ""

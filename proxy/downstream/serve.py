@@ -1,4 +1,4 @@
-"""The proxy's port: bound here, served until a signal, drained."""
+"""Runs the proxy on its port: binds it, serves until told to stop, and drains."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..errors import ConfigError
 from ..runtime.tls import client_tls
 from .asgi_edge import Edge
 from .connections import Connections
-from .hypercorn import Stock
+from .hypercorn import HypercornServer
 from .turn_exchange import Direct
 
 BACKLOG = 4096  # a burst of clients must not be refused by the kernel
 
 
 def listen(config: ProxyConfig) -> socket.socket:
-    """The listening socket; ConfigError where the port can't be had. Port 0 takes a free one."""
+    """The listening socket; ConfigError if the port can't be bound. Port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # The protocol by its name: only then does asyncio turn Nagle's algorithm off for what is accepted here, and without
-    # that each answer in two writes waits 40 ms for the client's acknowledgement.
+    # asyncio turns Nagle's algorithm off only on sockets made with an explicit protocol. With Nagle an answer in two
+    # writes waits 40 ms for the client's ACK.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -49,9 +49,9 @@ async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> 
     edge = Edge(app, config, proxy.drain)
     is_direct = config.data_plane is DataPlane.DIRECT and tls is None
     direct = Direct(edge, proxy.turns, config) if is_direct else None
-    connections = Connections(Stock(edge, config), direct, config, tls, proxy.state.now)
+    connections = Connections(HypercornServer(edge, config), direct, config, tls, proxy.state.now)
     if proxy.membership.peers:
-        connections.leave_some()
+        connections.share_bursts()
     proxy.state.metrics.watch(connections.gauges)
     await proxy.membership.join()
     await app.startup()

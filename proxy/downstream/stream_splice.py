@@ -1,6 +1,6 @@
-"""A stream's way from its worker to its client, piece by piece as they come, without a task of its own.
+"""Carries a stream from its worker to its client, piece by piece as they come, without a task of its own.
 
-While the client takes less than it is sent, the worker is not read; one that falls silent is given up.
+While the client does not take what it was sent, the worker is not read. A worker that falls silent is given up.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ class Receiver(Protocol):
 
     def send(self, data: bytes, *, is_last: bool = False) -> None: ...
 
-    def fail(self) -> None:
-        """The stream can't be told to its end."""
+    def fail(self) -> None: ...  # the stream can't be completed
 
 
 class Splice:
-    """`start` once; `pause`, `resume` and `abandon` as the client has it."""
+    """One stream: `start` once, then `pause`, `resume` and `abandon`. idle_s: how long the worker may be silent."""
 
     def __init__(self, stream: Streaming, receiver: Receiver, loop: asyncio.AbstractEventLoop, idle_s: float) -> None:
         self._stream = stream
@@ -42,13 +41,12 @@ class Splice:
         if self._stream.is_over:
             self._expect_end()
         else:
-            self._watch = self._loop.call_later(self._idle_s, self._look)
+            self._watch = self._loop.call_later(self._idle_s, self._check_idle)
         self._stream.answer.hand_on(self)
-        if self._is_paused:  # by the first piece: what had waited behind it has just been taken
+        if self._is_paused:  # the first piece filled the client's buffer, but `hand_on` may have resumed the worker
             self._stream.answer.pause()
 
     def take(self, data: bytes, *, is_last: bool) -> None:
-        """A piece of the worker's answer."""
         self._heard_s = self._loop.time()
         try:
             was_over = self._stream.is_over
@@ -67,7 +65,6 @@ class Splice:
             self._receiver.send(out, is_last=is_last)
 
     def fail(self, error: LegError) -> None:
-        """There will be no more of it."""
         self._stop()
         try:
             out = self._stream.fail(error)
@@ -83,25 +80,25 @@ class Splice:
 
     def resume(self) -> None:
         self._is_paused = False
-        self._heard_s = self._loop.time()  # what the worker could not send is not its silence
+        self._heard_s = self._loop.time()  # while paused the worker could not send: that is no silence
         self._stream.answer.resume()
 
     def abandon(self) -> None:
         self._stop()
         self._stream.abandon()
 
-    def _look(self) -> None:
-        """One timer for the life of the stream: moving it with each piece would cost more than the piece."""
+    def _check_idle(self) -> None:
+        """One timer for the whole stream: moving it with each piece would cost more than the piece."""
         due_s = self._heard_s + self._idle_s
         if self._stream.answer.is_paused:
             due_s = self._loop.time() + self._idle_s
         if due_s > self._loop.time():
-            self._watch = self._loop.call_at(due_s, self._look)
+            self._watch = self._loop.call_at(due_s, self._check_idle)
         else:
             self._stream.answer.give_up_waiting()
 
     def _expect_end(self) -> None:
-        """The client has all of it: that the worker ends its message is worth a moment, for the connection's sake."""
+        """The client has everything; waits a moment for the worker's end of message, to reuse its connection."""
         self._stop()
         self._watch = self._loop.call_later(min(END_S, self._idle_s), self._stream.answer.give_up_waiting)
 

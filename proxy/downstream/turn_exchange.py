@@ -1,4 +1,8 @@
-"""One turn over HTTP/1.1: its head checked, its body read, answered by the turn service, its answer written."""
+"""HTTP/1.1 on the direct data plane: `Direct` makes each request's exchange, and `TurnExchange` serves one turn.
+
+A turn runs without ASGI: its head is checked and its body read here, the turn service answers it, and the answer is
+written as it comes.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +29,72 @@ from .stream_splice import Splice
 log = logging.getLogger(__name__)
 
 EVENT_STREAM = "text/event-stream"
+_TURNS = {endpoint.value.encode(): endpoint for endpoint in Endpoint}
+
+
+class Direct:
+    """Makes the exchange for each request: a `TurnExchange` for a turn, an `AsgiExchange` for anything else."""
+
+    def __init__(self, edge: Edge, service: TurnService, config: ProxyConfig) -> None:
+        self.patience_s = config.idle_timeout_s
+        self.head_limit_bytes = config.head_limit_bytes
+        self._body_limit_bytes = config.body_limit_bytes
+        self._edge = edge
+        self._service = service
+
+    def exchange(self, connection: ClientConnection, head: RequestHead) -> Exchange:
+        refused = _head_error(head)
+        if refused is not None:
+            return RefusedExchange(connection, refused)
+        path = head.target.partition(b"?")[0]
+        endpoint = _TURNS.get(path) if head.method == b"POST" else None
+        if endpoint is None:
+            return AsgiExchange(connection, head, self._edge)
+        return TurnExchange(
+            connection,
+            head,
+            endpoint,
+            self._edge,
+            self._service,
+            body_limit_bytes=self._body_limit_bytes,
+            idle_s=self.patience_s,
+        )
+
+    def refusal(self, connection: ClientConnection, error: RequestError) -> Exchange:
+        return RefusedExchange(connection, error)
+
+
+def _head_error(head: RequestHead) -> RequestError | None:
+    """Errors against HTTP that the parser does not find, and features that are not supported."""
+    fields = head.fields
+    repeats_host = len(fields) < len(head.headers) and [name for name, _ in head.headers].count(b"host") > 1
+    if repeats_host or ("host" not in fields and not head.is_old):
+        return RequestError("host: must be named once", param="host")
+    if fields.get("transfer-encoding", "chunked").lower() != "chunked":
+        error = RequestError("transfer-encoding: must be chunked, or absent", param="transfer-encoding")
+        error.status = 501
+        return error
+    if "transfer-encoding" in fields and head.is_old:
+        return RequestError("transfer-encoding: HTTP/1.0 has none", param="transfer-encoding")
+    # A client that offers clear-text HTTP/2 is answered over HTTP/1.1; a WebSocket has no such fallback.
+    if fields.get(OFFERED.decode(), "").lower() == "websocket":
+        return Forbidden("nothing here speaks WebSocket", param="upgrade")
+    return None
 
 
 class _State(Enum):
-    WAITING = "waiting"  # for the answers before this one
-    READING = "reading"  # the request's body
-    ASKING = "asking"  # a task has it
-    STREAMING = "streaming"  # the head of the answer is out
+    WAITING = "waiting"  # the answers before this one are not written yet
+    READING = "reading"  # the request's body is being read
+    ASKING = "asking"  # a task awaits the turn service
+    STREAMING = "streaming"  # the answer goes out in pieces
     OVER = "over"
 
 
-_WAITING, _READING, _ASKING, _STREAMING, _OVER = _State  # an enum's members are slow to look up by their names
+_WAITING, _READING, _ASKING, _STREAMING, _OVER = _State  # looking an enum's members up by name is slow
 
 
 class TurnExchange:
-    """An `Exchange` of a client connection, and one of the edge's requests under way."""
+    """One turn: an `Exchange` of its connection, and one of the edge's open requests."""
 
     is_multiplexed = False
 
@@ -56,7 +111,7 @@ class TurnExchange:
     ) -> None:
         self.is_draining = False
         self._connection = connection
-        self._head: RequestHead | None = head  # until it is read: a stream may be open for long
+        self._head: RequestHead | None = head  # dropped when the request has come: a stream may be open for long
         self._is_old, self._may_keep_alive = head.is_old, head.keeps_alive
         self._endpoint = endpoint
         self._edge = edge
@@ -65,13 +120,13 @@ class TurnExchange:
         self._idle_s = idle_s
         self._state = _WAITING
         self._caller: Caller | None = None
-        self._received: bytes | bytearray = b""  # of the request's body
-        self._is_whole = False  # the request is
-        self._refused: PPDError | None = None  # before `begin`
+        self._received: bytes | bytearray = b""  # so far, of the request's body
+        self._is_whole = False  # the request has come completely
+        self._refused: PPDError | None = None  # an error that came before `begin`
         self._task: asyncio.Task[None] | None = None
         self._splice: Splice | None = None
         self._body: StreamedBody | None = None
-        self._room: asyncio.Event | None = None  # set when the client takes again what it is sent; None: it does
+        self._room: asyncio.Event | None = None  # set when the client takes data again; None while it does
         self._is_chunked = not head.is_old
         self._is_event_stream = False
         self._unsent = b""
@@ -124,7 +179,7 @@ class TurnExchange:
         self._state, self._head = _ASKING, None
         self._task = self._connection.loop.create_task(self._answer())
 
-    # -- its answer
+    # -- the answer
 
     async def _answer(self) -> None:
         caller, self._caller = self._caller, None
@@ -146,7 +201,7 @@ class TurnExchange:
     async def _stream(self, reply: TurnReply, body: StreamedBody) -> None:
         self._body = body
         self._state = _STREAMING
-        self._may_keep_alive = self._may_keep_alive and self._is_chunked  # else its end is the connection's
+        self._may_keep_alive = self._may_keep_alive and self._is_chunked  # else the connection's end ends the body
         self._is_event_stream = reply.content_type.startswith(EVENT_STREAM)
         self._unsent = self._answer_head(reply, None)  # goes out with the first piece
         if isinstance(body, Streaming):
@@ -155,7 +210,7 @@ class TurnExchange:
                 splice.pause()
             splice.start()
             self._connection.lasts()
-            self._task = None  # it ends here: the rest is the splice's
+            self._task = None  # this task ends here; the splice does the rest
             return
         async with aclosing(body.chunks()) as chunks:
             async for data in chunks:
@@ -165,10 +220,9 @@ class TurnExchange:
         body.abandon()
         self.send(b"", is_last=True)
 
-    # -- its pieces
+    # -- writing
 
     def send(self, data: bytes, *, is_last: bool = False) -> None:
-        """More of a body in pieces."""
         if self._state is not _STREAMING:
             return
         self._tail = data[-3:] or self._tail
@@ -182,7 +236,6 @@ class TurnExchange:
             self._finish()
 
     def fail(self) -> None:
-        """The connection's end tells the client that its answer is not whole."""
         self._connection.abort()
         self._give_up(left=True)
 
@@ -190,7 +243,7 @@ class TurnExchange:
         if self._state is _WAITING:
             self._refused = self._refused or error
         elif self._state is _READING:
-            # What follows on the connection is the rest of a body that nobody reads, or no request at all.
+            # What follows on the connection is the rest of an unread body, or no request at all.
             self.is_draining = self.is_draining or not self._is_whole or self._refused is not None
             self._reply(error_reply(error))
 
@@ -204,13 +257,13 @@ class TurnExchange:
         connection = response.connection(self._may_keep_alive and not self.is_draining, is_old=self._is_old)
         return response.head(reply.status, headers, size=size, is_chunked=self._is_chunked, connection=connection)
 
-    # -- its end
+    # -- the end
 
     def leave(self) -> None:
         self._give_up(left=True)
 
     def cut(self) -> None:
-        """An answer that has not begun becomes a refusal; one under way ends with an event that says so."""
+        """An answer that has not begun becomes an error; a stream ends with an error event if it can take one."""
         self.is_draining = True
         held = self._held()
         if self._state in (_READING, _ASKING):
@@ -253,7 +306,7 @@ class TurnExchange:
             if is_begun:
                 self._edge.ended(self, self._connection.limits, left=left)
         self._received = b""
-        self._task = self._splice = self._body = None  # they hold this exchange: all would wait for the collector
+        self._task = self._splice = self._body = None  # breaks reference cycles, so that all is freed at once
 
     def _too_large(self) -> BodyTooLarge:
         return BodyTooLarge(f"the body is larger than {self._body_limit_bytes} bytes")
@@ -266,56 +319,3 @@ def _abandon(task: asyncio.Task[None] | None, splice: Splice | None, body: Strea
         body.abandon()
     if task is not None:
         task.cancel()
-
-
-_TURNS = {endpoint.value.encode(): endpoint for endpoint in Endpoint}
-
-
-class Direct:
-    """Makes the exchange for each request: a turn's own, else one with the application."""
-
-    def __init__(self, edge: Edge, service: TurnService, config: ProxyConfig) -> None:
-        self.patience_s = config.idle_timeout_s
-        self.head_limit_bytes = config.head_limit_bytes
-        self._body_limit_bytes = config.body_limit_bytes
-        self._edge = edge
-        self._service = service
-
-    def exchange(self, connection: ClientConnection, head: RequestHead) -> Exchange:
-        refused = _odd(head)
-        if refused is not None:
-            return RefusedExchange(connection, refused)
-        path = head.target.partition(b"?")[0]
-        endpoint = _TURNS.get(path) if head.method == b"POST" else None
-        if endpoint is None:
-            return AsgiExchange(connection, head, self._edge)
-        return TurnExchange(
-            connection,
-            head,
-            endpoint,
-            self._edge,
-            self._service,
-            body_limit_bytes=self._body_limit_bytes,
-            idle_s=self.patience_s,
-        )
-
-    def refusal(self, connection: ClientConnection, error: RequestError) -> Exchange:
-        return RefusedExchange(connection, error)
-
-
-def _odd(head: RequestHead) -> RequestError | None:
-    """What HTTP forbids and its parser lets through, and what is not spoken here."""
-    fields = head.fields
-    repeats_host = len(fields) < len(head.headers) and [name for name, _ in head.headers].count(b"host") > 1
-    if repeats_host or ("host" not in fields and not head.is_old):
-        return RequestError("host: must be named once", param="host")
-    if fields.get("transfer-encoding", "chunked").lower() != "chunked":
-        error = RequestError("transfer-encoding: must be chunked, or absent", param="transfer-encoding")
-        error.status = 501
-        return error
-    if "transfer-encoding" in fields and head.is_old:
-        return RequestError("transfer-encoding: HTTP/1.0 has none", param="transfer-encoding")
-    # A client that offers HTTP/2 in clear text is answered as it asked; one that needs a WebSocket can't be.
-    if fields.get(OFFERED.decode(), "").lower() == "websocket":
-        return Forbidden("nothing here speaks WebSocket", param="upgrade")
-    return None

@@ -1,4 +1,4 @@
-"""A worker's answer: its head, then its body, either awaited in chunks or handed on as it comes."""
+"""A worker's answer: its head, then its body, which is awaited in chunks or passed on as it comes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..failures import Cause
 from .call import BROKEN, HEADERS, LATE, NOT_HTTP, STREAM, Call, Timeouts, Trouble
 from .connection import WorkerConnection
 
-HELD_BYTES = 64 * 1024  # of a body that nobody takes, before its worker is kept from sending more
+HELD_BYTES = 64 * 1024  # buffered of a body that is not taken; beyond this the worker is not read
 RETRY_AFTER_LIMIT_S = 60.0
 ANSWER_LIMIT_BYTES = 256 * 1024 * 1024
-_READ: dict[bytes, bytes] = {}  # the headers of an answer that may be open for long
-END_S = 1.0  # for a worker to end its answer after the last event: that gives the connection back to the pool
+_READ: dict[bytes, bytes] = {}  # replaces headers that are no longer needed: a stream may be open for long
+END_S = 1.0  # for a worker to end its answer after the last event, so that the connection can be reused
 
 
 class Sink(Protocol):
@@ -28,7 +28,7 @@ class Sink(Protocol):
 
 
 class Answer:
-    """`forget` is told when it is over."""
+    """One answer. forget: called when it is over."""
 
     __slots__ = (
         "_call",
@@ -53,7 +53,7 @@ class Answer:
     ) -> None:
         self.status = 0
         self.sink: Sink | None = None
-        self._connection: WorkerConnection | None = connection  # None: it is no longer this answer's
+        self._connection: WorkerConnection | None = connection  # None: given back, or lost
         self._timeouts = timeouts
         self._call = call
         self._forget = forget
@@ -76,13 +76,13 @@ class Answer:
 
     @property
     def content_encoding(self) -> str:
-        """Empty unless the worker encoded its answer although it was asked not to."""
+        """Empty unless the worker encoded its answer although the request asked for `identity`."""
         encoding = self._headers.get(b"content-encoding", b"").decode("latin-1")
         return "" if encoding == "identity" else encoding
 
     @property
     def retry_after_s(self) -> float:
-        """Seconds, a minute at most; 0 where the worker names none, or a date."""
+        """At most a minute; 0 if the worker names no time, or a date."""
         text = self._headers.get(b"retry-after", b"")
         return min(RETRY_AFTER_LIMIT_S, float(text)) if text.isdigit() else 0.0
 
@@ -93,14 +93,14 @@ class Answer:
     # -- its body
 
     def reached_the_client(self) -> None:
-        """From here on a failure is one in mid-stream; what the head said is known to whom it concerns."""
+        """From here on a failure is one in mid-stream. The headers have been read, and are freed."""
         self._call.phase = STREAM
         self._headers = _READ
 
     async def chunk(self, *, is_over: bool = False, by_s: float = math.inf) -> bytes:
         """The next bytes of the body, b"" at its end.
 
-        is_over: only the end is awaited still, and not for long. by_s: until when, at the latest, by the loop's clock.
+        is_over: only the end is missing, for which it waits `END_S` at most. by_s: deadline by the loop's clock.
         """
         if not self._parts and not self._is_whole:
             limit_s = self._timeouts.idle_s if self._read_any else self._timeouts.first_s
@@ -109,8 +109,7 @@ class Answer:
         return self._taken()
 
     async def body(self) -> bytes:
-        """All of it."""
-        if self._is_whole and self._held_bytes <= ANSWER_LIMIT_BYTES:  # as most are that fit into one read
+        if self._is_whole and self._held_bytes <= ANSWER_LIMIT_BYTES:  # most fit into one read
             return self._taken()
         announced = self._headers.get(b"content-length", b"0")
         size, parts = 0, list[bytes]()
@@ -123,7 +122,7 @@ class Answer:
         raise self._call.error("the worker's answer is too long", Cause.MALFORMED)
 
     def hand_on(self, sink: Sink) -> None:
-        """From now on what comes goes to `sink` at once, that which waits here first."""
+        """Passes the body to `sink`: first what is buffered here, then each piece as it comes."""
         self.sink = sink
         if self._parts or self._is_whole:
             sink.take(self._taken(), is_last=self._is_whole)
@@ -132,7 +131,6 @@ class Answer:
 
     @property
     def is_paused(self) -> bool:
-        """Whether its worker is kept from sending."""
         return self._is_paused
 
     def pause(self) -> None:
@@ -146,11 +144,9 @@ class Answer:
         self._is_paused = False
 
     def give_up_waiting(self) -> None:
-        """Nothing has come in time."""
         self._fail(LATE)
 
     def failure(self, message: str, cause: Cause) -> LegError:
-        """An error of this answer, at the phase that it is in."""
         return self._call.error(message, cause)
 
     def close(self) -> None:
@@ -161,7 +157,7 @@ class Answer:
         if connection is not None:
             connection.abort()
 
-    # -- what the connection tells
+    # -- called by the connection
 
     def head(self, status: int, headers: dict[bytes, bytes]) -> None:
         self.status, self._headers = status, headers
@@ -184,7 +180,7 @@ class Answer:
 
     def broken(self, *, is_malformed: bool) -> None:
         self._connection = None
-        # In mid-stream a worker that speaks no HTTP any more has broken off like any other.
+        # In mid-stream, bytes that are not HTTP count as a broken connection.
         self._fail(NOT_HTTP if is_malformed and self._call.phase is not STREAM else BROKEN)
 
     def _fail(self, trouble: Trouble) -> None:
@@ -204,7 +200,7 @@ class Answer:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def news(self, limit_s: float) -> None:
-        """Until something came, of the head or of the body; LegError for a failure, or where nothing came in time."""
+        """Waits for more of the head or the body; LegError for a failure, or if nothing comes in time."""
         if self._failure is None:
             self._waiter = waiter = self._loop.create_future()
             timer = self._loop.call_later(limit_s, self.give_up_waiting)

@@ -1,4 +1,4 @@
-"""One request to a worker: what it waits for now, until when, and what its failure is called."""
+"""One request to a worker: its phase, its time limits, and the errors it can end with."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ..errors import LegError
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker
 
+# Module names, as looking an enum's members up by name is slow.
 CONNECT, SENT, HEADERS, STREAM = Phase.CONNECT, Phase.SENT, Phase.HEADERS, Phase.STREAM
-"""Here, as an enum's members are slow to look up by their names."""
 
 
 class Trouble(NamedTuple):
-    """Why an answer failed, before it is known at which phase that is noticed."""
+    """Why a call failed; the phase is added when the error is raised."""
 
     message: str
     cause: Cause
@@ -30,7 +30,7 @@ UNREACHABLE = Trouble("the worker could not be reached", Cause.REFUSED)
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds: to connect, until the first byte of the answer's body, and between two reads after it."""
+    """Seconds: to connect, to the first byte of the answer's body, and between two reads after that."""
 
     connect_s: float
     first_s: float
@@ -38,7 +38,7 @@ class Timeouts:
 
 
 class Call:
-    """once: it must never reach its worker twice, nor late, as one that brings a handoff."""
+    """once: it must not reach its worker twice, or late, because it carries a handoff."""
 
     __slots__ = ("has_arrived", "is_gone", "on_failure", "once", "phase", "sent_s", "worker", "worker_id")
 
@@ -48,20 +48,17 @@ class Call:
         self.once = once
         self.phase = CONNECT
         self.is_gone = False
-        self.has_arrived = False  # the worker has been heard of since it was sent
+        self.has_arrived = False  # the worker has answered something since this was sent
         self.sent_s = 0.0  # by the loop's clock
-        self.on_failure: Callable[[Trouble], None] | None = None  # whoever waits for something
+        self.on_failure: Callable[[Trouble], None] | None = None  # set by the code that waits for this call
 
     def sent(self, now_s: float) -> None:
-        """now_s: by the loop's clock."""
         self.phase, self.sent_s = SENT, now_s
 
     def give_up(self) -> None:
-        """The worker is gone: whoever waits for it stops now."""
         self.is_gone = True
         if self.on_failure is not None:
             self.on_failure(GONE)
 
     def error(self, message: str, cause: Cause) -> LegError:
-        """A failure at the phase that the call is in now."""
         return LegError(message, worker=self.worker_id, phase=self.phase, cause=cause)

@@ -1,7 +1,7 @@
-"""Requests to workers: asked, awaited with a time-out on every step, and given up when their worker is gone.
+"""HTTP requests to workers, with a time-out on every step.
 
-Leaving `answer` early closes its connection, which is how vLLM is told to abort the request. A worker that is found
-dead while legs wait for it is hung up on, so that nobody waits for a time-out.
+Closing an answer before its end closes the connection, which tells vLLM to abort the request. When a worker is found
+dead, `hang_up` ends all requests to it at once, so that they need not wait for their time-outs.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ..fleet.worker import Worker, WorkerId
 from ..runtime.tls import Tls
 from .answer import Answer
 from .call import CONNECT, Call, Timeouts
-from .pool import Place, Pool
+from .pool import Origin, Pool
 
 POOLS_KEPT = 256
-_WAYS_ASKED = 2  # over a kept connection, which the worker may just have closed, and over a new one
-ONCE_CONNECTS_S = 5.0  # at most, for what must not arrive late: a handoff's lease runs meanwhile
-_OURS = "Accept: */*\r\nAccept-Encoding: identity\r\nUser-Agent: ppd\r\n"  # bodies are read and relayed as they are
+_TRIES = 2  # over a kept connection, which the worker may just have closed, then over a new one
+ONCE_CONNECTS_S = 5.0  # limit for a `once` call: the lease of its handoff runs meanwhile
+_OURS = "Accept: */*\r\nAccept-Encoding: identity\r\nUser-Agent: ppd\r\n"  # bodies are relayed unchanged
 _OUR_LINES = 3 + _OURS.count("\n")
 
 
 class Upstream:
-    """All requests under way, and the connections kept for more."""
+    """All open requests, and the connections kept for more."""
 
     def __init__(self, *, keepalive_s: float, tls: Tls | None = None) -> None:
         self._keepalive_s = keepalive_s
         self._tls = tls
-        self._pools: dict[Place, Pool] = {}
+        self._pools: dict[Origin, Pool] = {}
         self._calls: defaultdict[WorkerId, set[Call]] = defaultdict(set)
 
     async def close(self) -> None:
@@ -50,9 +50,9 @@ class Upstream:
         headers: Mapping[str, str] | None = None,
         method: str = "POST",
     ) -> Answer:
-        """The head of the worker's answer; LegError if there is none in time. The caller closes it.
+        """The worker's answer, once its head has come; LegError if none comes in time. The caller closes the answer.
 
-        body: whole, or in parts that are sent as they are, one behind the other.
+        body: whole, or in parts, which are sent one after the other without being joined.
         """
         worker = call.worker
         pool = self._pool(worker)
@@ -60,7 +60,7 @@ class Upstream:
         head = _head(method, path, worker.address, headers or {}, sum(map(len, parts)))
         connect_s = min(timeouts.connect_s, ONCE_CONNECTS_S) if call.once else timeouts.connect_s
         try:
-            for way in range(1, _WAYS_ASKED + 1):
+            for number in range(1, _TRIES + 1):
                 call.phase = CONNECT
                 self._calls[call.worker_id].add(call)
                 kept = None if call.is_gone else pool.take()
@@ -73,10 +73,10 @@ class Upstream:
                         await answer.news(timeouts.first_s)
                 except LegError as exc:
                     answer.close()
-                    # A kept connection that the worker closed as we wrote says nothing about the worker; but whether
-                    # it has read the request all the same, nobody knows.
+                    # A worker may close a kept connection just as we write. That does not mean that the worker is
+                    # bad, but it may have read the request: so a `once` call is not repeated.
                     is_stale = exc.cause is Cause.RESET and kept is not None and not answer.status
-                    if call.once or not is_stale or way == _WAYS_ASKED:
+                    if call.once or not is_stale or number == _TRIES:
                         raise
                 except BaseException:
                     answer.close()
@@ -90,7 +90,6 @@ class Upstream:
 
     @contextlib.asynccontextmanager
     async def answer(self, call: Call, path: str, **ask: object) -> AsyncIterator[Answer]:
-        """`ask`, closed at the end whatever happens."""
         answer = await self.ask(call, path, **ask)  # type: ignore[arg-type]
         try:
             yield answer
@@ -98,16 +97,15 @@ class Upstream:
             answer.close()
 
     async def warm(self, workers: Iterable[Worker], count: int, limit_s: float) -> None:
-        """So many connections to each at hand, so that a turn after a pause does not wait for one."""
+        """Keeps `count` idle connections to each worker, so that a turn after a pause need not connect."""
         await asyncio.gather(*(self._pool(worker).warm(count, limit_s) for worker in workers))
 
     def hang_up(self, worker: WorkerId) -> None:
-        """Ends every request to a worker that is known to be gone."""
         for call in tuple(self._calls.get(worker, ())):
             call.give_up()
 
     def unheard(self, limit_s: float) -> list[WorkerId]:
-        """Workers that were sent what must not arrive late, and have given no sign of life for so long since."""
+        """Workers that were sent a `once` call more than `limit_s` ago, and have answered nothing since."""
         before_s = asyncio.get_running_loop().time() - limit_s
         return [
             worker
@@ -116,7 +114,7 @@ class Upstream:
         ]
 
     def heard(self, worker: WorkerId) -> None:
-        """It has just answered something: what was sent to it before has arrived."""
+        """The worker has just answered something, so what was sent to it before has arrived."""
         for call in self._calls.get(worker, ()):
             call.has_arrived = call.has_arrived or call.phase is Phase.SENT
 
@@ -128,13 +126,13 @@ class Upstream:
                 del self._calls[call.worker_id]
 
     def _pool(self, worker: Worker) -> Pool:
-        place = (worker.address, worker.tls)
-        return self._pools.get(place) or self._new_pool(place)
+        origin = (worker.address, worker.tls)
+        return self._pools.get(origin) or self._new_pool(origin)
 
-    def _new_pool(self, place: Place) -> Pool:
-        if len(self._pools) > POOLS_KEPT:  # of workers that have come and gone
-            self._pools = {place: pool for place, pool in self._pools.items() if pool.is_used}
-        pool = self._pools[place] = Pool(place, keepalive_s=self._keepalive_s, tls=self._tls if place[1] else None)
+    def _new_pool(self, origin: Origin) -> Pool:
+        if len(self._pools) > POOLS_KEPT:  # some belong to workers that are gone
+            self._pools = {origin: pool for origin, pool in self._pools.items() if pool.is_used}
+        pool = self._pools[origin] = Pool(origin, keepalive_s=self._keepalive_s, tls=self._tls if origin[1] else None)
         return pool
 
 
@@ -142,7 +140,7 @@ def _head(method: str, path: str, host: str, headers: Mapping[str, str], size: i
     head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {size}\r\n{_OURS}"
     for name, value in headers.items():
         head += f"{name}: {value}\r\n"
-    # One that a value adds would be a header, or a request, of the client's choosing.
+    # A line end in a value would let the client add a header, or a whole request.
     if not head.count("\n") == head.count("\r") == len(headers) + _OUR_LINES:
         raise ValueError("a header holds a line end")
     return f"{head}\r\n".encode("latin-1", "replace")

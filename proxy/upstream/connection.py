@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection to a worker: requests out, one at a time, and answers in, as they are parsed.
+"""One HTTP/1.1 connection to a worker: sends one request at a time, and parses its answer.
 
 What is parsed goes straight to the answer that waits for it, without a task or a queue between.
 """
@@ -12,30 +12,29 @@ from typing import Protocol, cast
 import httptools
 
 HEAD_LIMIT_BYTES = 256 * 1024
-_CONTINUE = 200  # informational statuses lie below, and announce the real one
+_CONTINUE = 200  # lower statuses are informational: the real answer follows
 _BODILESS = (204, 304)
 
 
 class AnswerReceiver(Protocol):
-    """The answer under way."""
+    """Takes the parsed answer."""
 
     def head(self, status: int, headers: dict[bytes, bytes]) -> None: ...
 
     def body_came(self, data: bytes, *, is_last: bool) -> None:
-        """What has come since the last call; empty only where it is the last."""
+        """data: what has come since the last call; empty only if `is_last`."""
 
-    def broken(self, *, is_malformed: bool) -> None:
-        """There will be no more of it."""
+    def broken(self, *, is_malformed: bool) -> None: ...  # the rest will not come
 
 
 class WorkerConnection(asyncio.Protocol):
-    """Given back to its owner when an answer is whole and it can take the next request; lost to it when it ends."""
+    """Calls `owner.free` when an answer is complete and the next request may follow, `owner.lost` when it closes."""
 
     def __init__(self, owner: Owner, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._owner = owner
         self._transport: asyncio.Transport | None = None
-        self._headers: dict[bytes, bytes] = {}  # as they come
+        self._headers: dict[bytes, bytes] = {}  # of the answer that is being parsed
         self._parser = httptools.HttpResponseParser(self)
         self._listener: AnswerReceiver | None = None
         self._status = 0
@@ -45,21 +44,20 @@ class WorkerConnection(asyncio.Protocol):
         self._can_be_kept = False
         self._has_head = False
         self._head_bytes = 0
-        self._is_odd = False  # more came than was asked for
-        self.free_s = 0.0  # since when it is free, by the loop's clock
+        self._is_odd = False  # bytes came that belong to no request
+        self.free_s = 0.0  # when it was last freed, by the loop's clock
 
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, listener: AnswerReceiver, head: bytes, body: Iterable[bytes | memoryview]) -> None:
-        """Writes a request; its answer goes to `listener`."""
         assert self._transport is not None and self._listener is None, "a free connection"
         self._listener = listener
         self._transport.writelines((head, *body))
 
     def pause(self) -> None:
-        """Nothing more is read until `resume`: the worker's own send buffer fills then."""
+        """Stops reading until `resume`; TCP then stops the worker's sending."""
         if self._transport is not None:
             self._transport.pause_reading()
 
@@ -68,30 +66,30 @@ class WorkerConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        """Drops the connection, with what is unsent: vLLM aborts the request."""
+        """Drops the connection and its unsent bytes; vLLM then aborts the request."""
         self._listener = None
         if self._transport is not None:
             self._transport.abort()
 
-    # -- asyncio's side
+    # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         listener = self._listener
-        if listener is None:  # nobody has asked for anything
+        if listener is None:  # no request is open
             self.abort()
             return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
-            raise  # a defect of ours: asyncio logs it, and closes the connection
+            raise  # a bug of ours: asyncio logs it, and closes the connection
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             if not self._is_whole:
                 self._fail(is_malformed=True)
                 return
-            self._is_odd = True  # what follows the answer is no part of it
+            self._is_odd = True  # the bytes after the answer are not HTTP
         if not self._has_head:
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_LIMIT_BYTES:
@@ -114,7 +112,7 @@ class WorkerConnection(asyncio.Protocol):
         self._transport = None
         self._owner.lost(self)
         self._fail(is_malformed=False)
-        del self._parser  # it holds this connection: both would wait for the collector
+        del self._parser  # breaks a reference cycle, so that both are freed at once
 
     def _fail(self, *, is_malformed: bool) -> None:
         listener = self._listener
@@ -123,21 +121,21 @@ class WorkerConnection(asyncio.Protocol):
             listener.broken(is_malformed=is_malformed)
 
     def _free(self) -> None:
-        """Before the listener hears of the end: whoever it wakes may want this connection."""
+        """Called before the listener learns of the end, as the code it wakes may want this connection."""
         self._listener = None
         self._is_whole = self._has_head = False
         self._head_bytes = 0
-        # One with bytes behind the answer, or with some of the request unsent, would spoil the next.
+        # Bytes after the answer, or unsent bytes of the request, would corrupt the next exchange.
         if self._is_odd or not self._can_be_kept or self._transport is None or self._transport.get_write_buffer_size():
             self.abort()
             return
         self._owner.free(self)
 
-    # -- the parser's side
+    # -- called by the parser
 
     def on_message_begin(self) -> None:
-        self._headers = {}  # trailers of the answer before are in the way
-        if self._is_whole:  # nobody has asked for this one
+        self._headers = {}  # drops trailers of the answer before
+        if self._is_whole:  # no request is open for this one
             self._is_odd = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -157,13 +155,13 @@ class WorkerConnection(asyncio.Protocol):
             self._listener.head(status, headers)
 
     def on_body(self, data: bytes) -> None:
-        if self._has_head and not self._is_odd:  # of an informational answer nobody wants a body
+        if self._has_head and not self._is_odd:  # a body of an informational answer is ignored
             self._parts.append(data)
 
     def on_message_complete(self) -> None:
         if self._is_odd:
             return
-        # An informational answer ends too, without a status of its own here.
+        # It is called for informational answers too, with `_status` still 0.
         self._is_whole = self._status != 0
         self._status = 0
         self._can_be_kept = self._parser.should_keep_alive() and not self._lasts_until_closed

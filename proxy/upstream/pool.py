@@ -1,4 +1,4 @@
-"""Open connections to workers: kept for the next request, or made before there is one."""
+"""Idle connections to workers: kept after a request, or made in advance."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ..runtime.tls import Tls
 from .call import GONE, LATE, UNREACHABLE, Call
 from .connection import WorkerConnection
 
-Place = tuple[str, bool]
-"""A worker's host:port, and whether it speaks TLS."""
+Origin = tuple[str, bool]
+"""A worker's host:port, and whether it uses TLS."""
 
 _RST_AT_CLOSE = struct.pack("ii", 1, 0)
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class Pool:
-    """The connections to one place. The one used last is taken first, so that what is not needed grows old."""
+    """The idle connections to one origin. The last one used is taken first, so that surplus ones age and are closed."""
 
-    def __init__(self, place: Place, *, keepalive_s: float, tls: Tls | None) -> None:
-        self._host, _, port = place[0].rpartition(":")
+    def __init__(self, origin: Origin, *, keepalive_s: float, tls: Tls | None) -> None:
+        self._host, _, port = origin[0].rpartition(":")
         self._host = self._host.strip("[]")
         self._port = int(port)
         self._tls = tls
@@ -40,7 +40,7 @@ class Pool:
         return bool(self._idle)
 
     def take(self) -> WorkerConnection | None:
-        """A connection that is there and still good, or None."""
+        """An idle connection that is still good, or None."""
         oldest_s = self._loop.time() - self._keepalive_s
         while self._idle:
             connection, _ = self._idle.popitem()
@@ -50,17 +50,14 @@ class Pool:
         return None
 
     async def warm(self, count: int, limit_s: float) -> None:
-        """So many connections at hand, or as many as the worker takes in that time; none is older than any other kept.
-
-        Whether the worker is well is for others to find out.
-        """
+        """Connects until `count` are idle, at most for `limit_s`. Failures are ignored: the health checks find them."""
         with contextlib.suppress(OSError, UnicodeError, TimeoutError):
             async with asyncio.timeout(limit_s):
                 while len(self._idle) < count:
                     self.free(await self._connected())
 
     async def connect(self, call: Call, limit_s: float) -> WorkerConnection:
-        """A new connection; LegError where there is none in time, Overloaded where the proxy has no file left."""
+        """A new connection; LegError if there is none in time, Overloaded if the proxy has no file descriptor left."""
         connection: WorkerConnection | None = None
         try:
             async with connecting(call, limit_s):
@@ -87,7 +84,7 @@ class Pool:
             connection.abort()
 
     def _retire(self) -> None:
-        """Closes what the worker is about to close itself: a request must not meet that."""
+        """Closes idle connections before the worker does, as a request sent just then would fail."""
         self._retiring = None
         oldest_s = self._loop.time() - self._keepalive_s
         for connection in tuple(self._idle):
@@ -123,15 +120,15 @@ class Pool:
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         with contextlib.suppress(OSError):
             socket.inet_pton(family, self._host)
-            return [(family, (self._host, self._port))]  # asking a resolver would cost a thread's time
+            return [(family, (self._host, self._port))]  # an IP address needs no resolver, which would cost a thread
         found = await self._loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         return [(family, address) for family, _, _, _, address in found]
 
 
 def _socket(family: int) -> socket.socket:
-    """One that drops what is unsent when it is closed: a leg that was given up must not arrive after all.
+    """A socket that drops its unsent bytes when closed, so that a leg that was given up does not arrive later.
 
-    Its handoff may have ended by then, and the blocks that it names hold another prompt's KV.
+    By then its handoff may have ended, and the blocks that it names may hold another prompt's KV.
     """
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     made.setblocking(False)
@@ -142,7 +139,7 @@ def _socket(family: int) -> socket.socket:
 
 @contextlib.asynccontextmanager
 async def connecting(call: Call, limit_s: float) -> AsyncIterator[None]:
-    """Bounds a connecting, and names its failure."""
+    """Limits the time to connect; turns failures into LegError or Overloaded."""
     try:
         async with asyncio.timeout(0.0 if call.is_gone else limit_s) as limit:
 
@@ -155,11 +152,11 @@ async def connecting(call: Call, limit_s: float) -> AsyncIterator[None]:
                 yield
             finally:
                 call.on_failure = None
-        if call.is_gone:  # in the very moment in which the connection stood
+        if call.is_gone:  # just when the connection was made
             raise call.error(*GONE)
     except TimeoutError as exc:
         raise call.error(*(GONE if call.is_gone else LATE)) from exc
-    except (OSError, UnicodeError) as exc:  # UnicodeError: a name that no resolver could be asked for
+    except (OSError, UnicodeError) as exc:  # UnicodeError: a host name that can't be encoded
         if isinstance(exc, OSError) and exc.errno in _NO_FILES:
             raise Overloaded("the proxy has no connection left", reason="queue_full", retry_after_s=1.0) from exc
         raise call.error(*(GONE if call.is_gone else UNREACHABLE)) from exc

@@ -170,7 +170,7 @@ async def _watch(site: Site) -> None:
     while True:
         await asyncio.sleep(0.02)
         for one in tuple(site.open):
-            one.look()
+            one.close_if_overdue()
 
 
 @asynccontextmanager

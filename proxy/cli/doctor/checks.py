@@ -1,6 +1,6 @@
-"""`ppd doctor`'s checks: pure functions from what was found out to findings. `examine` runs them all, in order.
+"""`ppd doctor`'s checks: pure functions from facts to findings. `examine` runs all of them, in order.
 
-The facts are in `values`; the checks of a fleet and of the probe conversation have files of their own.
+The types are in `values`. The checks of the fleet and of the probe conversation have files of their own.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ def config_is_valid(facts: Facts) -> Iterator[Finding]:
 
 
 def ports_are_free(facts: Facts) -> Iterator[Finding]:
-    """Each port that the config wants can be bound, and none is wanted twice."""
     if facts.config is None:
         return
     for fact in facts.config.ports:
@@ -68,7 +67,7 @@ def table_can_be_used(facts: Facts) -> Iterator[Finding]:
 
 
 def heartbeats_are_guarded(facts: Facts) -> Iterator[Finding]:
-    """Whoever can register a worker is sent the clients' prompts."""
+    """Anyone who can register a worker is sent clients' prompts."""
     config, check = facts.config, "heartbeats"
     if config is None:
         return
@@ -119,7 +118,6 @@ def admin_api_is_on(facts: Facts) -> Iterator[Finding]:
 
 
 def proxy_answers(facts: Facts) -> Iterator[Finding]:
-    """The process is there, and it has at least one complete way to serve."""
     proxy = facts.proxy
     if proxy is None:
         return
@@ -160,7 +158,6 @@ CHECKS: tuple[Check, ...] = (
 
 
 def examine(facts: Facts) -> tuple[Finding, ...]:
-    """Every finding, in the order of the checks."""
     return tuple(finding for check in CHECKS for finding in check(facts))
 
 

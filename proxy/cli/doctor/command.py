@@ -1,4 +1,4 @@
-"""`ppd doctor`: gathers the facts, has them examined, and prints the findings."""
+"""`ppd doctor`: gathers the facts, runs the checks and prints the findings."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def command(
 
 
 def proxy_origin(text: str) -> str:
-    """Scheme, host and port of what the user gave; UsageError where it is no such thing."""
+    """Scheme, host and port of --proxy; UsageError if it has none."""
     url = urlsplit(text if "://" in text else f"http://{text}")
     try:
         is_usable = url.scheme in ("http", "https") and bool(url.hostname) and (url.port is None or url.port > 0)
@@ -89,7 +89,6 @@ async def check_config(path: Path) -> Facts:
 
 
 async def check_proxy(url: str, *, admin_key: str, client_key: str, model: str, random: Random) -> Facts:
-    """All facts of a running proxy, the probe conversation's included."""
     async with aiohttp.ClientSession() as session:
         proxy = ProxyClient(session, url, admin_key=admin_key, client_key=client_key)
         facts = await facts_of_proxy(session, proxy)

@@ -1,8 +1,7 @@
-"""`ppd doctor` on its probe conversation: did the KV move, and did the caches hit? Facts in, findings out.
+"""`ppd doctor`'s checks of its probe conversation: did the KV move, and did the caches hit?
 
-Counters of a fleet in use also hold what other clients' requests did in the meantime, so nothing here asks for equal
-numbers: a growth of at least half of what the probe alone must cause is evidence for it, and one of nothing is
-evidence against it.
+Other clients' requests move the counters too, so no check asks for exact numbers. If a counter grew by at least half of
+what the probe alone must cause, that is evidence that it works; if it did not grow, that is evidence that it does not.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from ...fleet.worker import Role
 from ...policy import Route
 from .values import EngineCounts, Facts, Finding, Level, ProbeConversation, TurnFact
 
-ENOUGH = 0.5  # this share of the tokens in question is evidence
-FEW_TOKENS = 64  # less than this may be what blocks, always whole, leave over
+ENOUGH = 0.5  # this share of the expected tokens is evidence
+FEW_TOKENS = 64  # fewer may be the rest of a prompt that does not fill a KV block
 
 LOOK_AT_HANDOFF = (
     "Look at kv_transfer_params in P's answer, at P's VLLM_NIXL_SIDE_CHANNEL_HOST (it must be reachable from D), "
@@ -48,7 +47,7 @@ def _answered(check: str, turn: TurnFact, number: int) -> Finding:
 
 
 def handoff_works(facts: Facts) -> Iterator[Finding]:
-    """On a SPLIT turn D must get what it lacks of the prompt from outside, and P must have computed it."""
+    """On a SPLIT turn D must pull the part of the prompt that it does not hold."""
     check = "handoff"
     conversation = _answered_conversation(facts)
     if conversation is None:
@@ -67,7 +66,7 @@ def _no_split(facts: Facts, conversation: ProbeConversation) -> str:
 
 
 def _moved(check: str, which: str, turn: TurnFact, connector: str) -> Finding:
-    """1. P's answer had no handoff.  2. D can't be read.  3. D had it all.  4. D pulled.  5. D computed it again."""
+    """1. P's answer had no handoff.  2. D's metrics are unknown.  3. D held it all.  4. D pulled.  5. D computed it."""
     if turn.handoff_missing:
         said = f"{which}: {turn.prefill}'s answer held no usable handoff ({turn.handoff_missing})"
         return Finding(Level.FAIL, check, said, "Start P with a --kv-transfer-config that names its connector.")
@@ -89,7 +88,7 @@ def _moved(check: str, which: str, turn: TurnFact, connector: str) -> Finding:
 
 
 def prefill_computes(facts: Facts) -> Iterator[Finding]:
-    """The first turn is new to every cache, so the P that was asked must have computed it."""
+    """Turn 1 is in no cache, so P must have computed it."""
     check = "prefill"
     conversation = _answered_conversation(facts)
     if conversation is None or conversation.turns[0].route != Route.SPLIT:
@@ -107,7 +106,7 @@ def prefill_computes(facts: Facts) -> Iterator[Finding]:
 
 
 def follow_ups_hit_the_cache(facts: Facts) -> Iterator[Finding]:
-    """Turn 2 starts with all of turn 1: the worker that computed turn 1's prompt or answer must find it."""
+    """Turn 2 starts with all of turn 1, so a worker of both turns must find turn 1 in its cache."""
     check = "prefix cache"
     conversation = _answered_conversation(facts)
     if conversation is None:
@@ -133,14 +132,14 @@ def follow_ups_hit_the_cache(facts: Facts) -> Iterator[Finding]:
 
 
 def _same_worker(first: TurnFact, second: TurnFact) -> str | None:
-    """Who saw both turns: the D or R that answered, else the P."""
+    """The worker of both turns: the D or R that answered, else the P."""
     if first.decode == second.decode:
         return first.decode
     return first.prefill if first.prefill and first.prefill == second.prefill else None
 
 
 def _hits(turn: TurnFact, worker: str) -> int | None:
-    """By the metrics; else by the usage, which after a handoff is P's."""
+    """From the metrics, else from the answer's usage, which after a handoff is P's."""
     grown = turn.grown(worker)
     if grown is not None and grown.local_hits is not None:
         return grown.local_hits
@@ -149,7 +148,6 @@ def _hits(turn: TurnFact, worker: str) -> int | None:
 
 
 def nothing_is_lost(facts: Facts) -> Iterator[Finding]:
-    """Handoffs that expired and transfers that failed while the conversation ran."""
     conversation = _answered_conversation(facts)
     if conversation is None:
         return
@@ -168,7 +166,7 @@ def _sum(growth: list[EngineCounts], name: str) -> int:
 
 
 def _answered_conversation(facts: Facts) -> ProbeConversation | None:
-    """The conversation with the turns that were answered, if any was."""
+    """The conversation with its answered turns only; None if there are none."""
     if facts.conversation is None:
         return None
     turns = tuple(turn for turn in facts.conversation.turns if turn.status == 200)

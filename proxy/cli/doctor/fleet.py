@@ -1,4 +1,4 @@
-"""`ppd doctor` on a fleet: are its workers there, and can they work with each other? Facts in, findings out."""
+"""`ppd doctor`'s checks of a fleet: are its workers there, and can they work with each other?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...connectors.prefill import engine_version
 from ...fleet.worker import Role
 from .values import Facts, Finding, Level, WorkerFact
 
-P2P_NCCL_ENDED = (0, 24)  # the vLLM version that no longer has this connector
+P2P_NCCL_ENDED = (0, 24)  # the first vLLM version without this connector
 
 
 def workers_answer(facts: Facts) -> Iterator[Finding]:
@@ -37,7 +37,7 @@ def _no_workers(check: str, facts: Facts) -> Finding:
 
 
 def _troubles(check: str, fact: WorkerFact) -> Iterator[Finding]:
-    """Without a proxy's word, what we see counts. With it, a worker may be out of reach from here alone."""
+    """If a proxy reports the worker's state, that counts: the worker may be unreachable only from here."""
     who = f"{fact.name} at {fact.worker.address}"
     if fact.state == "down" or (not fact.state and not fact.reachable):
         remedy = "Start the engine, or correct its address; a firewall between the proxy and it looks the same."
@@ -54,7 +54,6 @@ def _troubles(check: str, fact: WorkerFact) -> Iterator[Finding]:
 
 
 def ways_to_serve(facts: Facts) -> Iterator[Finding]:
-    """Which routes the fleet allows; one that is missing without need is a warning."""
     check = "ways to serve"
     if not facts.workers:
         return
@@ -91,10 +90,10 @@ def connectors_agree(facts: Facts) -> Iterator[Finding]:
 
 
 def _agreement(check: str, facts: Facts, value_of: Callable[[WorkerFact], str], remedy: str) -> Iterator[Finding]:
-    """KV moves only between a P and a D with one value.
+    """KV moves only between a P and a D with the same value.
 
-    1. A value that is not known can't be compared.  2. One value on all: fine.  3. Several, each of them on both
-    sides: the proxy pairs like with like.  4. A value on one side only: those workers can't be paired.
+    1. An unknown value can't be compared.  2. One value on all: fine.  3. Several, each on both sides: the proxy pairs
+    workers of the same value.  4. A value on one side only: its workers can't be paired.
     """
     prefills, decodes = _of(facts, Role.PREFILL), _of(facts, Role.DECODE)
     if not prefills or not decodes:
@@ -122,7 +121,7 @@ def connectors_are_known(facts: Facts) -> Iterator[Finding]:
             remedy = f"The proxy speaks {', '.join(CONNECTORS)}."
             yield Finding(Level.FAIL, check, f"{fact.name} uses {worker.connector!r}, which is not known", remedy)
         elif worker.connector == "p2p_nccl":
-            if facts.config is not None and not worker.coordinates.get(ADDRESS):  # a proxy does not tell them
+            if facts.config is not None and not worker.coordinates.get(ADDRESS):  # the admin API hides them
                 remedy = f"Add {ADDRESS}=host:port to the worker, or let its engine ping the proxy."
                 yield Finding(Level.FAIL, check, f"{fact.name} does not say where its KV transfer listens", remedy)
             if (engine_version(worker.engine_version) or (0, 0)) >= P2P_NCCL_ENDED:
@@ -131,7 +130,6 @@ def connectors_are_known(facts: Facts) -> Iterator[Finding]:
 
 
 def models_are_shared(facts: Facts) -> Iterator[Finding]:
-    """Every model of a P has a D that serves it, and the other way round where there is a P at all."""
     check = "models"
     if not facts.workers:
         return
@@ -160,7 +158,7 @@ def models_are_shared(facts: Facts) -> Iterator[Finding]:
 
 
 def prefix_caching_is_on(facts: Facts) -> Iterator[Finding]:
-    """By the engines' own word; the probe conversation shows whether it really works."""
+    """According to the engines' metrics; the probe conversation shows whether it works."""
     check = "prefix caching"
     if not facts.workers:
         return

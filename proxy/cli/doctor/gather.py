@@ -1,7 +1,7 @@
-"""Finds out what `ppd doctor` looks at: of a config's machine, of a running proxy, and of the workers behind either.
+"""Gathers `ppd doctor`'s facts: about a config and this machine, a running proxy, and the workers of either.
 
-Only this file of the doctor's touches sockets and files. Every await has a time-out, and none of its failures raises:
-what could not be asked is a fact as well.
+Only this file of the doctor uses sockets and files. Every await has a time-out. Nothing here raises when a question
+fails: that is a fact too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ASK_S = 5.0  # for one small answer
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A small answer; status 0 and a reason where there was none."""
+    """An HTTP answer; if there was none, status 0 and an error."""
 
     status: int
     body: bytes = b""
@@ -41,7 +41,7 @@ class Said:
     error: str = ""
 
     def json(self) -> Any:
-        """The body's value, {} where it is not a JSON object."""
+        """{} if the body is not a JSON object."""
         try:
             value = msgspec.json.decode(self.body)
         except (msgspec.DecodeError, UnicodeDecodeError):
@@ -50,7 +50,7 @@ class Said:
 
 
 class ProxyClient:
-    """Asks one proxy. The keys go to it and nowhere else."""
+    """Requests to one proxy. The keys are sent to it alone."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, *, admin_key: str, client_key: str) -> None:
         self.address = url.partition("://")[2].rpartition("@")[2]
@@ -63,7 +63,7 @@ class ProxyClient:
         return await self._ask("GET", path, self._admin, None, ASK_S)
 
     async def client(self, path: str, body: object = None, *, session_id: str = "", timeout_s: float = ASK_S) -> Said:
-        """As any client asks: GET without a body, else POST."""
+        """A request as a client sends it: GET without a body, else POST."""
         headers = self._client | ({"X-Session-ID": session_id} if session_id else {})
         data = None if body is None else msgspec.json.encode(body)
         return await self._ask("GET" if data is None else "POST", path, headers, data, timeout_s)
@@ -87,7 +87,7 @@ class ProxyClient:
 
 
 def _reason(exc: Exception) -> str:
-    """The system's words where there are some; aiohttp's own may repeat the URL."""
+    """The operating system's message if there is one, as aiohttp's may repeat the URL."""
     error = getattr(exc, "os_error", exc)
     return getattr(error, "strerror", None) or type(exc).__name__
 
@@ -106,7 +106,7 @@ async def facts_of_config(session: aiohttp.ClientSession, path: Path, flags: Map
 
 
 def _named(workers: Iterable[Worker]) -> list[WorkerFact]:
-    """Workers under the names that the proxy would give them."""
+    """The workers with the names that the proxy would give them."""
     counts = dict.fromkeys(Role, 0)
     facts = []
     for worker in workers:
@@ -139,8 +139,8 @@ def _config_fact(config: ProxyConfig) -> ConfigFact:
 
 
 def _bind_error(host: str, port: int) -> str:
-    """Why nothing can listen there; empty if it can."""
-    host = "0.0.0.0" if host == "*" else host.strip("[]")  # ZeroMQ's word for every address
+    """Why the port can't be bound; empty if it can."""
+    host = "0.0.0.0" if host == "*" else host.strip("[]")  # ZeroMQ writes "*" for every address
     if not port:
         return ""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as listening:
@@ -154,7 +154,7 @@ def _bind_error(host: str, port: int) -> str:
 
 
 def _table(config: ProxyConfig) -> tuple[int, str]:
-    """How many cells of the table hold evidence, and why it can't be loaded."""
+    """Number of cells with evidence, and why the table can't be loaded."""
     if config.mode is not Mode.TABLE:
         return 0, ""
     try:
@@ -182,7 +182,6 @@ def _curve_error(config: ProxyConfig) -> str:
 
 
 async def facts_of_proxy(session: aiohttp.ClientSession, proxy: ProxyClient) -> Facts:
-    """The proxy's word on itself and its workers, and the workers' own."""
     health = await proxy.operator("/health")
     if health.status != 200:
         error = health.error or f"/health answered {health.status}"
@@ -220,7 +219,7 @@ class _Workers(msgspec.Struct):
 
 
 def _listed(admin: Said) -> list[WorkerFact] | None:
-    """None for an answer that can't be read."""
+    """None if the answer can't be read."""
     if admin.status != 200:
         return []
     try:
@@ -244,13 +243,12 @@ def _listed(admin: Said) -> list[WorkerFact] | None:
     ]
 
 
-# -- workers, from here
+# -- workers, as seen from here
 
 
 async def look_at(
     session: aiohttp.ClientSession, workers: Iterable[WorkerFact], *, api_key: str
 ) -> tuple[WorkerFact, ...]:
-    """The workers with what they answer here, asked side by side."""
     return tuple(await asyncio.gather(*(_look(session, fact, api_key) for fact in workers)))
 
 
@@ -263,7 +261,7 @@ async def _look(session: aiohttp.ClientSession, fact: WorkerFact, api_key: str) 
 
 
 async def _answers(session: aiohttp.ClientSession, base_url: str) -> bool:
-    """Whether there is an HTTP server, however it is."""
+    """Whether an HTTP server answers, with any status."""
     try:
         async with asyncio.timeout(ASK_S), session.get(f"{base_url}/health"):
             return True
@@ -272,7 +270,7 @@ async def _answers(session: aiohttp.ClientSession, base_url: str) -> bool:
 
 
 def seen(fact: WorkerFact, status: EngineStatus) -> WorkerFact:
-    """What is known of a healthy worker with its own answers in place of what others say of it."""
+    """A healthy worker's fact; its own answers replace what the config or the proxy says."""
     worker, metrics = fact.worker, status.metrics
     return replace(
         fact,
@@ -290,7 +288,7 @@ def seen(fact: WorkerFact, status: EngineStatus) -> WorkerFact:
 
 
 def counts_of(counters: Mapping[str, float]) -> EngineCounts:
-    """By source where the engine counts so; older ones tell only what their caches found."""
+    """Newer engines count prompt tokens by source; older ones count only their cache hits."""
 
     def first(*names: str) -> int | None:
         return next((int(counters[name]) for name in names if math.isfinite(counters.get(name, math.nan))), None)

@@ -1,7 +1,7 @@
-"""Plays `ppd doctor`'s probe conversation: two turns through the proxy, with every worker's counters around each.
+"""Plays `ppd doctor`'s probe conversation: two turns through the proxy, and every worker's counters before and after.
 
-The text is new in every run, from its first words on, so that no cache holds any of it; it fills several KV blocks of
-any usual size, with one token for a word as well as with one for a character, and fits into 4096 tokens.
+The text is new in every run, from its first word on, so no cache holds any of it. Whether a token is a word or a
+character, it fills several KV blocks of any usual size, and fits into 4096 tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .values import EngineCounts, Facts, ProbeConversation, TurnFact, WorkerFact
 TURN_S = 120.0
 FIRST_CHARS, NEXT_CHARS = 1400, 700
 MAX_TOKENS = 8
-SETTLE_TRIES, SETTLE_S = 10, 0.2  # engines count a step a moment after they have answered it
+SETTLE_TRIES, SETTLE_S = 10, 0.2  # engines update their counters a moment after they answer
 
 WORDS = (
     "alder amber anchor apple arrow basin beacon birch brook candle canyon cedar cinder clover copper coral "
@@ -34,7 +34,6 @@ WORDS = (
 
 
 def probe_text(chars: int, random: Random) -> str:
-    """Random words, at least `chars` long."""
     words, length = [f"{random.getrandbits(64):016x}"], 16
     while length < chars:
         words.append(random.choice(WORDS))
@@ -43,7 +42,7 @@ def probe_text(chars: int, random: Random) -> str:
 
 
 def choose_model(facts: Facts) -> str:
-    """A model that can be handed over if there is one, else the first of a worker that answers turns; "" if none."""
+    """A model that both a P and a D serve, else the first model of a D or R; "" if there is none."""
     on_p = {model for fact in facts.serving(Role.PREFILL) for model in fact.worker.models}
     on_d = [model for fact in facts.serving(Role.DECODE) for model in fact.worker.models]
     on_r = [model for fact in facts.serving(Role.REPLICA) for model in fact.worker.models]
@@ -53,7 +52,7 @@ def choose_model(facts: Facts) -> str:
 async def converse(
     session: aiohttp.ClientSession, proxy: ProxyClient, facts: Facts, *, model: str, random: Random
 ) -> Facts:
-    """`facts` with the conversation in them, and the workers as they are after it."""
+    """Adds the conversation to `facts`, and the workers as they are after it."""
     if facts.proxy is None or facts.proxy.error or facts.proxy.ready_status != 200:
         return replace(facts, conversation=ProbeConversation(skipped="not held: the proxy can't serve"))
     model = model or choose_model(facts) or _first_model(await proxy.client("/v1/models"))
@@ -85,7 +84,6 @@ def _first_model(listed: Said) -> str:
 async def _turn(
     proxy: ProxyClient, model: str, messages: list[dict[str, str]], session_id: str
 ) -> tuple[TurnFact, str]:
-    """One turn, and the text of its answer."""
     body = {"model": model, "messages": messages, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": False}
     said = await proxy.client("/v1/chat/completions", body, session_id=session_id, timeout_s=TURN_S)
     request_id = said.headers.get("x-request-id", "")
@@ -95,7 +93,7 @@ async def _turn(
 
 
 def _receipt(said: Said) -> Receipt | None:
-    """None where the admin API is off."""
+    """None if the admin API is off."""
     if said.status != 200:
         return None
     try:
@@ -105,7 +103,6 @@ def _receipt(said: Said) -> Receipt | None:
 
 
 def turn_fact(said: Said, receipt: Receipt | None) -> TurnFact:
-    """From the answer and its receipt; without the latter, from the answer alone."""
     usage = _object(said.json().get("usage"))
     turn = TurnFact(
         status=said.status,
@@ -129,7 +126,6 @@ def turn_fact(said: Said, receipt: Receipt | None) -> TurnFact:
 
 
 def _error(said: Said, receipt: Receipt | None) -> str:
-    """The proxy's message, and which legs failed."""
     message = said.error or str(_object(said.json().get("error")).get("message", "no message"))
     legs = [f"{leg.kind} on {leg.worker}: {leg.error}" for leg in receipt.legs if leg.error] if receipt else []
     return "; ".join((message, *legs))
@@ -152,7 +148,7 @@ def _count(value: Any) -> int | None:
 async def _settled(
     session: aiohttp.ClientSession, before: tuple[WorkerFact, ...], turn: TurnFact
 ) -> tuple[WorkerFact, ...]:
-    """The workers once those that took part have counted the turn, or after a few tries."""
+    """Waits until the workers of the turn have counted it, or gives up after a few tries."""
     after = await look_at(session, before, api_key="")
     for _ in range(SETTLE_TRIES):
         if _has_counted(before, after, turn):

@@ -1,4 +1,4 @@
-"""How `ppd doctor` says what it found: lines and a table for a terminal, or JSON. Pure."""
+"""`ppd doctor`'s output: lines and a table for a terminal, or JSON. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COUNTED = ("computed", "cache hits", "pulled", "expired", "failed")
 
 
 def lines(findings: Sequence[Finding], *, ascii_only: bool = False) -> Text:
-    """One line for each finding; the words carry the meaning, colour only helps."""
+    """One line for each finding, readable without colour."""
     symbols = ASCII_SYMBOLS if ascii_only else SYMBOLS
     width = max((len(finding.check) for finding in findings), default=0)
     text = Text()
@@ -39,7 +39,7 @@ def verdict(findings: Sequence[Finding]) -> Text:
 
 
 def workers_table(facts: Facts) -> Text:
-    """What every worker's metrics said; what the counts are of, `caption` says."""
+    """Every worker's metrics; `caption` says which period the counts cover."""
     heading = ("worker", "address", "state", "version", "connector", "running", "waiting", "KV use", *_COUNTED)
     rows = [heading, *(_row(facts, fact) for fact in facts.workers)]
     return columns(rows, right=range(5, len(heading)))
@@ -80,7 +80,6 @@ def _counts(facts: Facts, fact: WorkerFact) -> EngineCounts | None:
 
 
 def as_json(facts: Facts, findings: Sequence[Finding]) -> str:
-    """The findings, and the workers as the table shows them, for programs."""
     workers = [
         {
             "name": fact.name,

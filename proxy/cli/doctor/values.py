@@ -1,4 +1,4 @@
-"""What `ppd doctor` looks at and what it says: frozen facts in, findings out."""
+"""The values of `ppd doctor`: facts, which the checks read, and findings, which they return."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class Level(StrEnum):
     OK = "OK"
     WARN = "WARN"  # works, but not as well or as safely as it should
     FAIL = "FAIL"  # does not work; the exit code is 1
-    SKIP = "SKIP"  # could not be checked, or has no meaning here
+    SKIP = "SKIP"  # could not be checked, or does not apply
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report; `remedy` is a sentence on what to do, empty where there is nothing to do."""
+    """One line of the report; `remedy` says what to do, and is empty if there is nothing to do."""
 
     level: Level
     check: str
@@ -28,7 +28,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class PortFact:
-    """A port that the config wants; 0 means that it is not used."""
+    """A port in the config; 0: not used, or for `port` any free one."""
 
     key: str
     host: str
@@ -38,7 +38,7 @@ class PortFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFact:
-    """A valid config, as far as it can be checked without a proxy. `*_error` is empty where all is well."""
+    """A valid config, as far as it can be checked without a proxy. `*_error` is empty if all is well."""
 
     ports: tuple[PortFact, ...] = ()
     mode: str = "table"
@@ -55,7 +55,7 @@ class ConfigFact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyFact:
-    """What a running proxy answered. `admin_status` is 0 where the admin API did not answer at all."""
+    """What a running proxy answered. `admin_status` is 0 if the admin API did not answer."""
 
     address: str
     error: str = ""  # why /health did not answer 200
@@ -67,7 +67,7 @@ class ProxyFact:
 
 @dataclass(frozen=True, slots=True)
 class EngineCounts:
-    """An engine's counters since its start, or their growth; None where its metrics do not hold one. Tokens first."""
+    """An engine's counters since its start, or their growth. The first three are tokens. None: not in its metrics."""
 
     computed: int | None = None
     local_hits: int | None = None
@@ -76,7 +76,7 @@ class EngineCounts:
     failed: int | None = None  # KV transfers
 
     def since(self, earlier: EngineCounts) -> EngineCounts | None:
-        """The growth; None where a counter fell, as only a restart makes it do."""
+        """The growth; None if a counter fell, which happens only at a restart."""
         growth: dict[str, int | None] = {}
         for name in (field.name for field in fields(self)):
             now, then = getattr(self, name), getattr(earlier, name)
@@ -87,7 +87,7 @@ class EngineCounts:
 
     @staticmethod
     def total(parts: Iterable[EngineCounts]) -> EngineCounts:
-        """The sum; None stays where no part holds a number."""
+        """The sum of each counter; None if no part has it."""
         parts = tuple(parts)
         values = {field.name: [getattr(part, field.name) for part in parts] for field in fields(EngineCounts)}
         known = {name: [value for value in held if value is not None] for name, held in values.items()}
@@ -96,14 +96,14 @@ class EngineCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFact:
-    """One worker: what config or proxy say of it, and what it answered to a probe from here."""
+    """One worker: what the config or the proxy says about it, and what it answered to a probe from here."""
 
     name: str  # "D2"
-    worker: Worker  # with models and version as the probe found them
-    state: str = ""  # the proxy's word: up, draining or down; empty without a proxy
-    reachable: bool = True  # it answered here, in whatever way
+    worker: Worker  # models and version are those that the probe found
+    state: str = ""  # reported by the proxy: up, draining or down; empty without a proxy
+    reachable: bool = True  # it answered a request from here, with any status
     healthy: bool = True  # its /health answered 200 here
-    prefix_caching: bool | None = None  # as its metrics tell it; None: they do not
+    prefix_caching: bool | None = None  # according to its metrics; None: they do not tell
     load: Load | None = None
     counts: EngineCounts | None = None  # since its start
 
@@ -113,7 +113,7 @@ class WorkerFact:
 
     @property
     def serves(self) -> bool:
-        """By the proxy's word where there is one: it may reach workers that are out of reach from here."""
+        """By the proxy's state if there is one: the proxy may reach workers that can't be reached from here."""
         return self.state == "up" if self.state else self.healthy
 
 
@@ -125,7 +125,7 @@ class TurnFact:
     error: str = ""
     route: str = ""
     reason: str = ""
-    number: int = 0  # of the turn in its session, as the proxy counted
+    number: int = 0  # of the turn in its session, as counted by the proxy
     decode: str = ""  # the D, or the R of a REPLICA turn
     prefill: str = ""
     handoff_missing: str = ""  # why P's answer could not be handed over

@@ -84,7 +84,7 @@ def test_a_connection_is_closed_when_its_client_is_late(clock: FakeClock, steps:
                 tested.ended(multiplexed, left=False)
             case float(seconds):
                 clock.advance(seconds)
-                tested.look()
+                tested.close_if_overdue()
     assert transport.said == said
 
 
@@ -94,7 +94,7 @@ def test_only_who_has_begun_a_head_is_told(clock: FakeClock, heard: bool, told: 
     if heard:
         tested.heard()
     clock.advance(10)
-    tested.look()
+    tested.close_if_overdue()
     assert transport.written.startswith(told)
     assert bool(transport.written) == heard
 

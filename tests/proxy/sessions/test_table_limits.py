@@ -224,7 +224,7 @@ TestTalk = Talk.TestCase
 
 def test_an_idle_session_takes_at_most_one_kibibyte() -> None:
     """Ten turns, a name, and two workers that hold its prefix; benchmarks/small/session_memory.py measures the same."""
-    count, turns = 2000, 10
+    count, turns = 250, 10
     workers = [(WorkerId(f"10.0.0.{number}:8000"), f"incarnation {number}") for number in range(8)]
     table = SessionTable(ttl_s=60.0, capacity=count)
     tracemalloc.start()

@@ -37,7 +37,7 @@ class Remove(msgspec.Struct, tag=True, frozen=True):
 
 Command = Add | SetDraining | Remove
 
-_DECODER = msgspec.msgpack.Decoder(Command)
+_COMMAND = msgspec.msgpack.Decoder(Command)
 
 
 async def give(proxy: Proxy, command: Command) -> str:
@@ -48,7 +48,7 @@ async def give(proxy: Proxy, command: Command) -> str:
 def obey(proxy: Proxy, command: bytes) -> bytes:
     """Does it, in the process that leads."""
     registry = proxy.state.registry
-    order = _DECODER.decode(command)
+    order = _COMMAND.decode(command)
     if isinstance(order, Add):
         worker = parse_worker(order.worker)
         proxy.settings.added.add(worker.id)
@@ -79,7 +79,7 @@ def known(proxy: Proxy, worker_id: str) -> WorkerView:
 if TYPE_CHECKING:
     from ..assembly import Proxy
 
-_DECODER = msgspec.msgpack.Decoder(list[Receipt])
+_RECEIPTS = msgspec.msgpack.Decoder(list[Receipt])
 
 
 async def find(proxy: Proxy, request_id: str) -> Receipt | None:
@@ -87,7 +87,7 @@ async def find(proxy: Proxy, request_id: str) -> Receipt | None:
     if found is not None:
         return found
     others = await proxy.siblings.ask_others("receipt", request_id.encode())
-    return next((receipt for body in others.values() for receipt in _DECODER.decode(body)), None)
+    return next((receipt for body in others.values() for receipt in _RECEIPTS.decode(body)), None)
 
 
 async def newest(proxy: Proxy, limit: int) -> list[Receipt]:
@@ -95,7 +95,7 @@ async def newest(proxy: Proxy, limit: int) -> list[Receipt]:
     others = await proxy.siblings.ask_others("receipts", str(limit).encode())
     receipts = [
         *proxy.state.receipts.newest(limit),
-        *(one for body in others.values() for one in _DECODER.decode(body)),
+        *(one for body in others.values() for one in _RECEIPTS.decode(body)),
     ]
     return nlargest(limit, receipts, key=lambda receipt: receipt.at) if others else receipts
 

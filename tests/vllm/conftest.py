@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,10 +28,22 @@ from tests.support.proxy import ProxyClient
 START_S = 600.0  # three engines side by side on a loaded machine
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+DESTRUCTIVE = ("test_abandoned", "test_canary", "test_expired", "test_killed")
+"""They harm the engines that all tests here share, and so run after all others, in this order."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         if "tests/vllm/" in item.nodeid:
             item.add_marker(pytest.mark.vllm)
+    yield  # marks select, and fixtures put in order
+    items.sort(key=harm)
+
+
+def harm(item: pytest.Item) -> int:
+    """0: none. ValueError: a file in destructive/ that `DESTRUCTIVE` does not name."""
+    return 1 + DESTRUCTIVE.index(item.path.stem) if "tests/vllm/destructive/" in item.nodeid else 0
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from benchmarks.network.fault_link import FaultLink
+from ppd.offline.backends.ports import free_ports
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Load, Role
 from ppd.proxy.health.probe import probe
@@ -183,20 +183,14 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmF
 
 
 def engine_spec(role: Role, model: Path, python: Path) -> EngineSpec:
+    port, side_channel_port = free_ports(2)
     return EngineSpec(
         role=role,
         model=str(model),
         served_model_name=TINY_NAME,
-        port=free_port(),
-        side_channel_port=free_port(),
+        port=port,
+        side_channel_port=side_channel_port,
         device="cpu",
         extra_args=TINY_ARGS,
         python=str(python),
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe_socket:
-        probe_socket.bind(("127.0.0.1", 0))
-        port: int = probe_socket.getsockname()[1]
-        return port

@@ -16,14 +16,12 @@ from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
-from ppd.proxy.sessions.prefix_chain import Chain, Hasher, Mark
+from ppd.proxy.sessions.prefix_chain import Chain, Mark
 from ppd.proxy.sessions.session import indexed
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
+from tests.support.attempts import D1, P1
+from tests.support.requests import HASHER
 
-HASHER = Hasher(b"a secret of the proxy")
-D1 = Residency(WorkerId("d1:80"), "i", 100, 0)
-D2 = Residency(WorkerId("d2:80"), "i", 100, 0)
-P1 = Residency(WorkerId("p1:80"), "i", 90, 0)
 BASE = parse_request(
     Endpoint.CHAT,
     b'{"model":"m","messages":[{"role":"user","content":"hi"}]}',

@@ -24,7 +24,7 @@ from ppd.proxy.downstream.serve import listen
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine
-from tests.support.certificates import Authority
+from tests.support.credentials import Authority
 from tests.support.http2_client import http2
 from tests.support.proxy import running_proxy
 

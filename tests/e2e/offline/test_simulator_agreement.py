@@ -13,8 +13,8 @@ from ppd.offline.experiment.statistics import percentile
 from ppd.offline.load import Target, measure
 from ppd.offline.simulation import Setup, simulate
 from ppd.servers.engine_profile.step_time import EngineProfile
-from tests.support.engine_profiles import profile_of
 from tests.support.proxy import ADMIN_KEY
+from tests.support.stepped_engine import profile_of
 
 # Four times as slow as the engine that it resembles: what sockets and two cores add is small beside it.
 SLOW = EngineProfile(

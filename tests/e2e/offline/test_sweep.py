@@ -21,8 +21,8 @@ from ppd.offline.experiment.records import Outcome, RunResult
 from ppd.offline.sweep.folder import SweepFolder
 from ppd.proxy.fleet.engine_metrics import parse_metrics
 from ppd.servers.engine_profile.profile_file import encode
-from tests.support.engine_profiles import profile_of
 from tests.support.proxy import ADMIN_KEY
+from tests.support.stepped_engine import profile_of
 
 pytestmark = pytest.mark.e2e
 

@@ -18,7 +18,7 @@ from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.routing.state import State
 from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
-from tests.support.keys import bearer, client, write_keys
+from tests.support.credentials import bearer, client, write_keys
 from tests.support.processes import ProxyGroup, proxy_group
 from tests.support.proxy import ProxyClient
 

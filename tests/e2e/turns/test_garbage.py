@@ -16,7 +16,7 @@ from tests.e2e.failures.fleet import FaultFleet, Seen, Talk
 Ask = Callable[[FaultFleet, int], Awaitable[None]]
 
 TURNS = 10
-OTHERS = {"AsgiExchange", "Exchange", "Head"}  # requests that are no turns, which the stock framework answers
+OTHERS = {"AsgiExchange", "GuardedExchange", "RequestHead"}  # requests that are no turns, which the stock framework answers
 WORDS = "Some words, so that there are blocks to move. " * 3
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from ppd.proxy.config import Mode
 from tests.support.proxy_thread import Alarms, Target, run_target
 
 
@@ -35,8 +34,7 @@ def start_target() -> Iterator[Callable[..., Target]]:
 
     def begin(names: str, **settings: Any) -> Target:
         ready: Future[Target] = Future()
-        defaults = {"mode": Mode.ALWAYS_LOCAL, "probe_interval_s": 0.2}
-        threads.append(threading.Thread(target=run_target, args=(names, defaults | settings, ready, stop)))
+        threads.append(threading.Thread(target=run_target, args=(names, settings, ready, stop)))
         threads[-1].start()
         target = ready.result(30)
         targets.append(target)

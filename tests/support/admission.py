@@ -1,46 +1,14 @@
-"""An admission in front of counted slots, its clients, and a loop whose time passes when nothing else is to be done."""
+"""An admission in front of counted slots, and its clients."""
 
 from __future__ import annotations
 
 import asyncio
-import selectors
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ppd.proxy.admission.gate import Admission
 from ppd.proxy.admission.queue import Ticket
 from ppd.proxy.errors import Overloaded
-
-
-class JumpingSelector(selectors.DefaultSelector):
-    """Waits for nothing: the time that it is asked to wait has passed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 1000.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert timeout is not None, "a task waits for ever"
-        self.now_s += max(0.0, timeout)
-        return super().select(0)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        self._clock = JumpingSelector()
-        super().__init__(self._clock)
-
-    def time(self) -> float:
-        return self._clock.now_s
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    failures: list[dict[str, Any]] = []
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.get_loop().set_exception_handler(lambda _, context: failures.append(context))
-        runner.run(work)
-    assert not failures
 
 
 async def settle() -> None:
@@ -137,16 +105,6 @@ class Client:
 
     def wait_again(self, pause_s: float) -> None:
         self.orders.put_nowait(pause_s)
-
-
-def scenario(work: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """A test whose time is virtual."""
-
-    def test() -> None:
-        run(work())
-
-    test.__name__, test.__doc__ = work.__name__, work.__doc__
-    return test
 
 
 def ticket(*, tenant: str = "t", needs: str = "m", priority: int = 0) -> Ticket:

@@ -1,4 +1,4 @@
-"""Attempts at turns as the router makes them, without a router."""
+"""Attempts at turns as the router makes them, without a router; and where the KV of their sessions lies."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from ppd.proxy.admission.keys import Client
 from ppd.proxy.failures import Leg
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.fleet.view import WorkerView
-from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.fleet.worker import Role, Worker, WorkerId
 from ppd.proxy.policy import Decision, Route
 from ppd.proxy.routing.attempt import Attempt
 from ppd.proxy.telemetry.receipts import LegRecord, Receipt
 from tests.support.requests import parse
 
+D1 = Residency(WorkerId("d1:80"), "i", 100, 0)
+D2 = Residency(WorkerId("d2:80"), "i", 100, 0)
+P1 = Residency(WorkerId("p1:80"), "i", 90, 0)
 ROUTES = {Leg.PREFILL: Route.SPLIT, Leg.DECODE: Route.SPLIT, Leg.LOCAL: Route.LOCAL, Leg.REPLICA: Route.REPLICA}
 
 

@@ -27,6 +27,7 @@ from tests.support.raw_http import read_answers
 
 TURN = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\n"
 EVENT = b"data: {}\n\n"
+SILENT_TURNS = 15
 
 
 class Pieces:
@@ -60,6 +61,20 @@ class Site:
     replies: dict[bytes, Any] = field(default_factory=dict)  # by the request's body
     may_answer: asyncio.Event = field(default_factory=asyncio.Event)
     edge: Edge | None = None
+    ahead_s: float = 0.0
+
+    def now(self) -> float:
+        """The connections' clock: the loop's, and what `advance` added."""
+        return asyncio.get_running_loop().time() + self.ahead_s
+
+    def advance(self, seconds: float) -> None:
+        """Time passes, and every connection is looked at."""
+        self.ahead_s += seconds
+        for one in tuple(self.open):
+            one.close_if_overdue()
+
+    def is_stalled(self) -> bool:
+        return any(limits.is_stalled for limits in self.open)
 
     # -- as the turn service
 
@@ -96,7 +111,7 @@ class Site:
     # -- as the host of connections
 
     def opened(self, transport: asyncio.Transport) -> ConnectionLimits:
-        made = ConnectionLimits(transport, self.patience, asyncio.get_running_loop().time)
+        made = ConnectionLimits(transport, self.patience, self.now)
         self.open.add(made)
         return made
 
@@ -169,8 +184,7 @@ class _Keeps(logging.Handler):
 async def _watch(site: Site) -> None:
     while True:
         await asyncio.sleep(0.02)
-        for one in tuple(site.open):
-            one.close_if_overdue()
+        site.advance(0.0)
 
 
 @asynccontextmanager
@@ -185,25 +199,32 @@ async def connected(site: Site) -> AsyncIterator[tuple[asyncio.StreamReader, asy
             await writer.wait_closed()
 
 
-async def heard(site: Site, *parts: bytes, quiet_s: float = 0.1) -> tuple[bytes, bool]:
-    """All that comes until the end or until nothing comes for a while, and whether it was the end."""
+async def heard(site: Site, *parts: bytes) -> tuple[bytes, bool]:
+    """All that comes until the connection ends or falls silent, and whether it ended."""
     async with connected(site) as (reader, writer):
         for part in parts:
             writer.write(part)
             await asyncio.sleep(0.01 if len(parts) > 1 else 0)
         data = b""
         try:
-            async with asyncio.timeout(2):
-                while True:
-                    async with asyncio.timeout(quiet_s):
-                        part = await reader.read(2**20)
-                    if not part:
-                        return data, True
-                    data += part
+            while part := await _read_or_silence(reader):
+                data += part
         except TimeoutError:
             return data, False
         except ConnectionResetError:
-            return data, True
+            pass
+        return data, True
+
+
+async def _read_or_silence(reader: asyncio.StreamReader) -> bytes:
+    """TimeoutError once the loop, which is the server's too, has turned often and nothing came."""
+    reading = asyncio.ensure_future(reader.read(2**20))
+    for _ in range(SILENT_TURNS):
+        if reading.done():
+            return await reading
+        await asyncio.sleep(0.001)
+    reading.cancel()
+    raise TimeoutError
 
 
 def turn(body: bytes = b"{}", headers: bytes = b"", start: bytes = TURN) -> bytes:
@@ -216,7 +237,6 @@ def statuses(data: bytes) -> list[int]:
 
 GET = b"GET /a HTTP/1.1\r\nHost: p\r\n\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
-H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
 
 

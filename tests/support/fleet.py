@@ -1,49 +1,111 @@
-"""A fleet behind the real proxy, one of whose D can die and come back."""
+"""Fleets of tests: engines that run, and the real proxy before them, which has found each of them healthy."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
 
+import aiohttp
+
+from ppd.proxy.assembly import Proxy
+from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.engine.engine import SimEngine
 from ppd.servers.sim.launch import running_engine
+from tests.support.proxy import ProxyClient, running_proxy
 
 
-class Mortal:
-    """A D that can be killed and started again at the same address."""
+async def start_engine(
+    stack: AsyncExitStack, name: str, *, now: Callable[[], float] = time.monotonic, **changes: Any
+) -> SimEngine:
+    """A simulated engine, whose role is its name's first letter, on a real socket; it ends with the stack."""
+    config = replace(SimConfig(role=Role(name[0]), keep_requests=1000), **changes)
+    return await stack.enter_async_context(running_engine(config, now=now))
 
-    def __init__(self, fleet: Any, stack: AsyncExitStack) -> None:
-        self._fleet = fleet
-        self._outer = stack
-        self._inner = AsyncExitStack()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
-        stack.push_async_callback(self.kill)
 
-    async def start(self) -> SimEngine:
-        config = replace(SimConfig(role=Role.DECODE, time_scale=0.2, shutdown_s=0.1), port=self._port)
-        return await self._inner.enter_async_context(running_engine(config))
+@dataclass
+class Fleet(ProxyClient):
+    """A proxy in this event loop, and simulated engines by name (P1, D1, ...). The proxy ends before the engines."""
 
-    async def kill(self) -> None:
-        await self._inner.aclose()
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    engines: dict[str, SimEngine] = field(default_factory=dict)
+    clock: Callable[[], float] = time.monotonic  # the engines'
+    _lives: dict[str, AsyncExitStack] = field(default_factory=dict)
 
-    def state(self) -> str:
-        return str(self._fleet.states().get("D2", "absent"))
+    settings: ClassVar[Mapping[str, Any]] = {"mode": Mode.ALWAYS_LOCAL, "probe_interval_s": 0.2}
+    engine_settings: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    @asynccontextmanager
+    async def of(
+        cls, names: str = "", *, engine: Mapping[str, Any] | None = None, **settings: Any
+    ) -> AsyncIterator[Self]:
+        """`async with Fleet.of("P1 D1 D2 R1", mode=...) as fleet`; settings of the engines as `engine={...}`."""
+        async with AsyncExitStack() as stack, running_proxy(**{**cls.settings, **settings}) as running:
+            fleet = cls(*running, stack=stack)
+            for name in names.split():
+                await fleet.add(name, **(engine or {}))
+            yield fleet
+
+    async def add(self, name: str, *, options: str = "", **changes: Any) -> SimEngine:
+        """One more engine, known to the proxy as a static worker and found healthy."""
+        engine = await self.start(name, **changes)
+        await self.join(name, engine, engine.address, options)
+        return engine
+
+    async def start(self, name: str, **changes: Any) -> SimEngine:
+        """An engine that the proxy is not told of."""
+        life = self._lives[name] = await self.stack.enter_async_context(AsyncExitStack())
+        return await start_engine(life, name, now=self.clock, **{**self.engine_settings, **changes})
+
+    async def join(self, name: str, engine: SimEngine, address: str, options: str = "") -> None:
+        """address: where the proxy reaches it."""
+        self.engines[name] = engine
+        status, _ = await self.admin("POST", "/workers", {"worker": f"{name[0]}={address}{options}"})
+        assert status == 201
+        await self.until(lambda: self._state_at(address) == "up")
+
+    async def kill(self, name: str) -> None:
+        await self._lives[name].aclose()
+
+    async def start_again(self, name: str) -> SimEngine:
+        """Another process, as it were, at the address of one that was killed."""
+        dead, life = self.engines[name], self._lives[name]
+        config = replace(dead.config, port=dead.listener.port)
+        self.engines[name] = await life.enter_async_context(running_engine(config, now=self.clock))
+        return self.engines[name]
+
+    def state(self, name: str) -> str:
+        return self._state_at(self.engines[name].address)
+
+    def _state_at(self, address: str) -> str:
+        return next((view.state for view in self.proxy.state.registry.views() if view.id == address), "absent")
+
+    def idle(self) -> bool:
+        """Nothing runs, nothing is reserved, nothing is pinned."""
+        views = self.proxy.state.registry.views()
+        busy = any(view.inflight or view.queued_prefill_tokens for view in views)
+        pinned = any(engine.pinned for engine in self.engines.values())
+        running = any(list(engine.scheduler.sequences) for engine in self.engines.values())
+        return not (busy or pinned or running or self.proxy.state.ledger.outstanding(self.proxy.state.now()))
+
+
+def static_workers(addresses: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """The proxy's setting `workers`. addresses: each with its worker's name or role."""
+    return tuple(f"{name[0]}={address}" for name, address in addresses)
 
 
 @asynccontextmanager
-async def mortal_fleet(start_fleet: Any) -> AsyncIterator[tuple[Any, Mortal]]:
-    """1P_2D, of which D2 can die."""
-    async with start_fleet("P1 D1", engine={"time_scale": 0.2}) as fleet, AsyncExitStack() as stack:
-        mortal = Mortal(fleet, stack)
-        engine = await mortal.start()
-        status, _ = await fleet.admin("POST", "/workers", {"worker": f"D={engine.address}"})
-        assert status == 201
-        await fleet.until(lambda: mortal.state() == "up")
-        yield fleet, mortal
+async def proxy_before(
+    addresses: Iterable[tuple[str, str]], *, limit_s: float = 20, **settings: Any
+) -> AsyncIterator[tuple[Proxy, str, aiohttp.ClientSession]]:
+    """As `running_proxy`, with static workers, which it has found healthy. addresses: as of `static_workers`."""
+    workers = static_workers(addresses)
+    async with running_proxy(workers=workers, **settings) as running:
+        client = ProxyClient(*running)
+        await client.until(lambda: list(client.states().values()) == ["up"] * len(workers), limit_s)
+        yield running

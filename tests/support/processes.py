@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ppd.proxy.assembly import Proxy, assemble
@@ -14,9 +14,8 @@ from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
 from ppd.proxy.peers.channels import End, Member, make_ends
 from ppd.proxy.settings import Settings
-from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.engine.engine import SimEngine
-from ppd.servers.sim.launch import running_engine
+from tests.support.fleet import Fleet, start_engine, static_workers
 from tests.support.proxy import Chat, ProxyClient, running_proxy
 
 R1 = WorkerId("r1:1")
@@ -71,7 +70,7 @@ class Pair:
 
 
 @dataclass
-class Family:
+class ProxyGroup:
     """The proxies by their numbers, and engines by name (P1, D1, ...)."""
 
     ends: list[dict[int, End]]
@@ -133,28 +132,23 @@ class WanderingChat(Chat):
 
 
 @asynccontextmanager
-async def family_of(
+async def proxy_group(
     names: str, count: int = 2, *, engine: dict[str, Any] | None = None, **settings: Any
-) -> AsyncIterator[Family]:
+) -> AsyncIterator[ProxyGroup]:
     """So many proxies and a fleet by the names of its workers: `P1 D1 D2`, which all of them find up."""
     ends = make_ends(count)
-    defaults: dict[str, Any] = {"mode": Mode.ALWAYS_LOCAL, "probe_interval_s": 0.2}
     async with AsyncExitStack() as stack:
         for end in (end for one in ends for end in one.values()):
             stack.callback(end.close)
-        family = Family(ends, defaults | settings, Member().secret)
-        workers = []
-        for name in names.split():
-            config = replace(SimConfig(role=Role(name[0]), keep_requests=1000), **(engine or {}))
-            family.engines[name] = await stack.enter_async_context(running_engine(config))
-            workers.append(f"{name[0]}={family.engines[name].address}")
-        family.settings["workers"] = tuple(workers)
+        engines = {name: await start_engine(stack, name, **(engine or {})) for name in names.split()}
+        workers = static_workers((name, one.address) for name, one in engines.items())
+        group = ProxyGroup(ends, {**Fleet.settings, "workers": workers, **settings}, Member().secret, engines=engines)
         try:
-            await asyncio.gather(*(family.start(index) for index in range(count)))
-            await family.until(
-                lambda: all(list(one.states().values()) == ["up"] * len(workers) for one in family.proxies.values())
+            await asyncio.gather(*(group.start(index) for index in range(count)))
+            await group.until(
+                lambda: all(list(one.states().values()) == ["up"] * len(workers) for one in group.proxies.values())
             )
-            yield family
+            yield group
         finally:
-            for index in list(family.proxies):
-                await family.stop(index)
+            for index in list(group.proxies):
+                await group.stop(index)

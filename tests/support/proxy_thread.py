@@ -7,16 +7,12 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from ppd.proxy.assembly import Proxy
-from ppd.proxy.fleet.worker import Role
-from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.engine.engine import Received, SimEngine
-from ppd.servers.sim.launch import running_engine
-from tests.support.proxy import ProxyClient, running_proxy
+from tests.support.fleet import Fleet
 
 
 class Alarms(logging.Handler):
@@ -74,16 +70,9 @@ def run_target(names: str, settings: dict[str, Any], ready: Future[Target], stop
     """The life of one target, for a thread of its own; `ready` gets it, or why there is none."""
 
     async def main() -> None:
-        async with AsyncExitStack() as stack:
-            proxy, base_url, session = await stack.enter_async_context(running_proxy(**settings))
-            client = ProxyClient(proxy, base_url, session)
-            target = Target(int(base_url.rpartition(":")[2]), proxy, asyncio.get_running_loop())
-            for name in names.split():
-                config = SimConfig(role=Role(name[0]), keep_requests=1000)
-                target.engines[name] = await stack.enter_async_context(running_engine(config))
-                await client.admin("POST", "/workers", {"worker": f"{name[0]}={target.engines[name].address}"})
-            await client.until(lambda: set(client.states().values()) == {"up"})
-            ready.set_result(target)
+        async with Fleet.of(names, **settings) as fleet:
+            port = int(fleet.base_url.rpartition(":")[2])
+            ready.set_result(Target(port, fleet.proxy, asyncio.get_running_loop(), fleet.engines))
             await asyncio.to_thread(stop.wait)
 
     try:

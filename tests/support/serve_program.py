@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -13,6 +12,7 @@ from typing import Any
 
 import aiohttp
 
+from ppd.offline.backends.ports import free_ports
 from tests.support.proxy import ADMIN_KEY
 
 
@@ -43,9 +43,7 @@ class Program:
 @asynccontextmanager
 async def serving(folder: Path, workers: Sequence[str], processes: int, *flags: str) -> AsyncIterator[Program]:
     """Ready, with so many processes; its log is in the folder. What has not ended by then is killed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     argv = ["--port", str(port), "--processes", str(processes), "--heartbeat-port", "0", "--admin-key", ADMIN_KEY]
     argv += [part for worker in workers for part in ("--workers", worker)]
     with (folder / "log").open("wb") as log:

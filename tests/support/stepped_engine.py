@@ -1,10 +1,11 @@
-"""One engine without a clock or a socket: the scheduler, stepped by hand."""
+"""Engines without a clock or a socket: the profile of one, and a scheduler stepped by hand."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+from ppd.servers.engine_profile.profile_file import ProfileFile, Status, Transfers
 from ppd.servers.engine_profile.step_time import EngineProfile
 from ppd.servers.sim.core.block_pool import BlockPool, Namespace
 from ppd.servers.sim.core.counters import Counters
@@ -13,6 +14,26 @@ from ppd.servers.sim.core.scheduler import Output, Scheduler, Step
 from ppd.servers.sim.core.sequence import Finish, Sampling, Sequence
 
 PROFILE = EngineProfile()
+
+
+def profile_of(**changes: Any) -> ProfileFile:
+    """An H100 as the timing law has it by default, with changes."""
+    usual: dict[str, Any] = {
+        "name": "test",
+        "status": Status.MODELLED,
+        "model": "m",
+        "gpu": "H100",
+        "gpu_count": 1,
+        "engine": "vllm 0.13",
+        "source": "a test",
+        "note": "",
+        "licence": "Apache-2.0",
+        "costs": EngineProfile(),
+        "kv_capacity_tokens": 400_000,
+        "transfers": Transfers.MISSING,
+        "network": "NVLink",
+    }
+    return ProfileFile(**(usual | changes))
 
 
 class Engine:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from benchmarks.network.fault_link import FaultLink
+from ppd.offline.backends.ports import free_ports
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Load, Role
 from ppd.proxy.health.probe import probe
@@ -22,15 +22,28 @@ from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
 from ppd.servers.vllm.launch import TINY_ARGS, TINY_NAME, EngineSpec, command
 from ppd.servers.vllm.tiny_model import ensure_model
-from tests.support.proxy import ProxyClient, running_proxy
+from tests.support.fleet import proxy_before
+from tests.support.proxy import ProxyClient
 
 START_S = 600.0  # three engines side by side on a loaded machine
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+DESTRUCTIVE = ("test_abandoned", "test_canary", "test_expired", "test_killed")
+"""They harm the engines that all tests here share, and so run after all others, in this order."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     for item in items:
         if "tests/vllm/" in item.nodeid:
             item.add_marker(pytest.mark.vllm)
+    yield  # marks select, and fixtures put in order
+    items.sort(key=harm)
+
+
+def harm(item: pytest.Item) -> int:
+    """0: none. ValueError: a file in destructive/ that `DESTRUCTIVE` does not name."""
+    return 1 + DESTRUCTIVE.index(item.path.stem) if "tests/vllm/destructive/" in item.nodeid else 0
 
 
 @dataclass
@@ -81,7 +94,7 @@ class StreamClient(ProxyClient):
 
 
 @dataclass
-class Fleet(StreamClient):
+class VllmFleet(StreamClient):
     """The proxy, and engines by role."""
 
     engines: dict[Role, EngineProcess] = field(default_factory=dict)
@@ -128,13 +141,9 @@ class Fleet(StreamClient):
                 spec = self.specs[role]
                 links[role] = await stack.enter_async_context(FaultLink(spec.host, spec.port))
                 addresses[role] = links[role].address
-            defaults: dict[str, Any] = {"mode": Mode.ALWAYS_SPLIT, "probe_interval_s": 0.5}
-            workers = tuple(f"{role}={address}" for role, address in addresses.items())
-            running = running_proxy(workers=workers, **(defaults | settings))
-            proxy, base_url, session = await stack.enter_async_context(running)
-            beside = Beside(proxy, base_url, session, self.model, links)
-            await beside.until(lambda: set(beside.states().values()) == {"up"}, limit_s=60)
-            yield beside
+            settings = {"mode": Mode.ALWAYS_SPLIT, "probe_interval_s": 0.5, **settings}
+            running = await stack.enter_async_context(proxy_before(addresses.items(), limit_s=60, **settings))
+            yield Beside(*running, self.model, links)
 
 
 @dataclass
@@ -154,7 +163,7 @@ class Beside(StreamClient):
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet]:
+async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmFleet]:
     if reason := unsupported_reason():
         pytest.skip(f"real vLLM is not tested here: {reason}")
     environment = await asyncio.to_thread(ensure, print)
@@ -168,28 +177,20 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Fleet
             process = EngineProcess(command(spec), logs / f"{role}.log", name=role)
             engines[role] = await stack.enter_async_context(process)
         await asyncio.gather(*(engines[role].wait_healthy(urls[role], timeout_s=START_S) for role in Role))
-        workers = tuple(f"{role}={url.removeprefix('http://')}" for role, url in urls.items())
-        async with running_proxy(workers=workers, mode=Mode.ALWAYS_LOCAL) as (proxy, base_url, session):
-            fleet = Fleet(proxy, base_url, session, TINY_NAME, engines, urls, specs, stack)
-            await fleet.until(lambda: fleet.states() == {"P1": "up", "D1": "up", "R1": "up"}, limit_s=60)
-            yield fleet
+        addresses = [(role, spec.address) for role, spec in specs.items()]
+        async with proxy_before(addresses, limit_s=60, mode=Mode.ALWAYS_LOCAL) as running:
+            yield VllmFleet(*running, TINY_NAME, engines, urls, specs, stack)
 
 
 def engine_spec(role: Role, model: Path, python: Path) -> EngineSpec:
+    port, side_channel_port = free_ports(2)
     return EngineSpec(
         role=role,
         model=str(model),
         served_model_name=TINY_NAME,
-        port=free_port(),
-        side_channel_port=free_port(),
+        port=port,
+        side_channel_port=side_channel_port,
         device="cpu",
         extra_args=TINY_ARGS,
         python=str(python),
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe_socket:
-        probe_socket.bind(("127.0.0.1", 0))
-        port: int = probe_socket.getsockname()[1]
-        return port

@@ -7,7 +7,7 @@ import shutil
 import ssl
 from pathlib import Path
 
-from tests.support.certificates import Authority
+from tests.support.credentials import Authority
 from tests.support.proxy import running_proxy
 
 

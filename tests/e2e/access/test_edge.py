@@ -18,12 +18,13 @@ import aiohttp
 import pytest
 from prometheus_client import generate_latest
 
+from ppd.offline.backends.ports import free_ports
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.serve import listen
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine
-from tests.support.certificates import Authority
+from tests.support.credentials import Authority
 from tests.support.http2_client import http2
 from tests.support.proxy import running_proxy
 
@@ -74,9 +75,7 @@ def trusting(authority: Authority) -> ssl.SSLContext:
 @asynccontextmanager
 async def own_process(log_file: Path, *flags: str, open_files: int = 1024) -> AsyncIterator[int]:
     """The port of `ppd serve` as a process of its own, which may raise its limit of 64 open files to `open_files`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    (port,) = free_ports(1)
     limited = f'ulimit -Sn 64 && ulimit -Hn {open_files} && exec "$0" -m ppd.servers serve "$@"'
     own = ("--port", str(port), "--heartbeat-port", "0", "--canary-interval-s", "0", *flags)
     with log_file.open("wb") as log:

@@ -17,7 +17,7 @@ from ppd.proxy.admission.keys import encode, hash_of
 from ppd.proxy.config import Mode
 from ppd.proxy.errors import ConfigError
 from ppd.servers.sim.core.fault_orders import Faults
-from tests.support.keys import bearer, client, key_of, write_keys
+from tests.support.credentials import bearer, client, key_of, write_keys
 from tests.support.proxy import ADMIN_KEY
 
 SAY = [{"role": "user", "content": "hi"}]

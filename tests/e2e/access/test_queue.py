@@ -16,7 +16,7 @@ from ppd.proxy.admission.queue import Ticket
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
-from tests.support.keys import bearer, client, write_keys
+from tests.support.credentials import bearer, client, write_keys
 from tests.support.proxy import Turn
 
 SLOW = {"time_scale": 1.0}

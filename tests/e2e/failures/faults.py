@@ -7,7 +7,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 
 from ppd.proxy.failures import ROWS, Cause, Failure, FailureRule, Leg, Phase
@@ -15,8 +15,7 @@ from ppd.servers.sim.api.reply import openai_error
 from ppd.servers.sim.core.errors import OrderedError
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from ppd.servers.sim.engine.engine import SimEngine
-from ppd.servers.sim.launch import running_engine
-from tests.e2e.failures.fleet import Field, Seen
+from tests.e2e.failures.fleet import FaultFleet, Seen
 
 SOME_EVENTS = 4  # of a stream, so that the client has some of its text
 RETRY_AFTER_S = 7
@@ -51,7 +50,7 @@ EVERY_CASE = [Case(*failure, stream) for failure in ROWS for stream in (True, Fa
 class Strike:
     """One case under way: the turn that is asked, and the worker that fails it."""
 
-    field: Field
+    field: FaultFleet
     case: Case
     name: str
     asking: asyncio.Task[Seen]
@@ -188,11 +187,10 @@ async def is_found_dead(strike: Strike) -> None:
     strike.field.proxy.upstream.hang_up(strike.field.worker(strike.name))
 
 
-async def revive(field: Field, name: str) -> None:
+async def revive(field: FaultFleet, name: str) -> None:
     """An engine that was killed is started again at its address, and a probe has seen that."""
-    dead, before = field.engines[name], field.view(name).incarnation
-    config = replace(dead.config, port=dead.listener.port)
-    field.engines[name] = await field.stack.enter_async_context(running_engine(config, now=field.clock))
+    before = field.view(name).incarnation
+    await field.start_again(name)
     field.proxy.prober.nudge()
     await field.until(lambda: field.view(name).incarnation != before and field.states()[name] == "up")
 

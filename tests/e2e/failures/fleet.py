@@ -6,23 +6,22 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 import aiohttp
 
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.booking import LEASE_S
 from ppd.proxy.fleet.view import WorkerView
-from ppd.proxy.fleet.worker import Role, WorkerId
+from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.policy import Route
 from ppd.proxy.telemetry.receipts import Receipt
-from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.core.fault_orders import Faults
 from ppd.servers.sim.engine.engine import SimEngine
-from ppd.servers.sim.launch import running_engine
-from tests.support.proxy import ADMIN_KEY, ProxyClient, running_proxy
+from tests.support.fleet import Fleet, start_engine
+from tests.support.proxy import ADMIN_KEY
 
 # Long enough that a busy machine answers in time, short enough to wait for.
 LOOKS_S = 5.0  # in which the proxy has looked at its fleet more than once
@@ -109,25 +108,27 @@ class Talk:
 
 
 @dataclass
-class Field(ProxyClient):
-    """The proxy, engines by the proxy's names for them, and one engine beside it that nothing ever happens to."""
+class FaultFleet(Fleet):
+    """A fleet, and one engine beside it that nothing ever happens to: `reference`."""
 
-    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
-    engines: dict[str, SimEngine] = field(default_factory=dict)
     clock: Clock = field(default_factory=Clock)
 
-    async def add(self, name: str, *, address: str = "", options: str = "", **changes: Any) -> SimEngine:
-        """address: where the proxy reaches it, if not directly."""
-        config = replace(SimConfig(role=Role(name[0]), keep_requests=100_000, shutdown_s=0.05), **changes)
-        engine = await self.stack.enter_async_context(running_engine(config, now=self.clock))
-        await self.join(name, engine, address or engine.address, options)
-        return engine
+    settings: ClassVar[Mapping[str, Any]] = {**HASTY, "mode": Mode.ALWAYS_SPLIT}
+    engine_settings: ClassVar[Mapping[str, Any]] = {"keep_requests": 100_000, "shutdown_s": 0.05}
+
+    @classmethod
+    @asynccontextmanager
+    async def of(
+        cls, names: str = "", *, engine: Mapping[str, Any] | None = None, **settings: Any
+    ) -> AsyncIterator[Self]:
+        async with super().of(**settings) as made:
+            made.engines["reference"] = await start_engine(made.stack, "R")
+            for name in names.split():
+                await made.add(name, **(engine or {}))
+            yield made
 
     async def join(self, name: str, engine: SimEngine, address: str, options: str = "") -> None:
-        self.engines[name] = engine
-        status, _ = await self.admin("POST", "/workers", {"worker": f"{name[0]}={address}{options}"})
-        assert status == 201
-        await self.until(lambda: self.states().get(name) == "up")
+        await super().join(name, engine, address, options)
         self.proxy.prober.nudge()  # while somebody is new it looks every second; from now on, only when it is told
 
     def view(self, name: str) -> WorkerView:
@@ -224,17 +225,3 @@ class Field(ProxyClient):
         for view in self.proxy.state.registry.views():
             self.proxy.state.health.forget(view.id)
         self.end_leases()
-
-
-@asynccontextmanager
-async def field_of(names: str, *, engine: Mapping[str, Any] | None = None, **settings: Any) -> AsyncIterator[Field]:
-    """A fleet by the names of its workers: `P1 D1 D2`."""
-    async with (
-        AsyncExitStack() as stack,
-        running_proxy(**(HASTY | {"mode": Mode.ALWAYS_SPLIT} | settings)) as (proxy, base_url, session),
-    ):
-        made = Field(proxy, base_url, session, stack=stack)
-        made.engines["reference"] = await stack.enter_async_context(running_engine(SimConfig()))
-        for name in names.split():
-            await made.add(name, **(engine or {}))
-        yield made

@@ -15,7 +15,7 @@ from ppd.proxy.policy import Route
 from ppd.proxy.policy.placement import held_on
 from ppd.proxy.telemetry.receipts import LegRecord, Receipt
 from tests.e2e.failures.faults import ODD_TEXT, Case, Provocation, Strike
-from tests.e2e.failures.fleet import Field, Seen, Talk
+from tests.e2e.failures.fleet import FaultFleet, Seen, Talk
 
 WORDS = "Some words, so that there are blocks to move. " * 3
 ROUTES = {Leg.DECODE: Route.SPLIT, Leg.LOCAL: Route.LOCAL, Leg.REPLICA: Route.REPLICA}
@@ -38,7 +38,7 @@ class Outcome:
 
     case: Case
     provocation: Provocation
-    field: Field
+    field: FaultFleet
     is_alone: bool
     name: str  # of the worker that failed
     first: Receipt  # of the turn before, when all was well
@@ -83,7 +83,7 @@ def struck_by(case: Case, receipt: Receipt) -> str:
     return receipt.prefill if case.leg is Leg.PREFILL else receipt.decode
 
 
-async def strike(field: Field, talk: Talk, case: Case, provocation: Provocation, *, alone: bool) -> Outcome:
+async def strike(field: FaultFleet, talk: Talk, case: Case, provocation: Provocation, *, alone: bool) -> Outcome:
     """A conversation's second turn, on workers that its first turn has chosen, one of which now fails."""
     first = await field.ask(talk.body())
     receipt = field.newest()
@@ -284,7 +284,7 @@ def _takers(out: Outcome) -> list[str]:
 # -- the worker's health
 
 
-def held_against(field: Field) -> dict[WorkerId | PairId, HealthEffect]:
+def held_against(field: FaultFleet) -> dict[WorkerId | PairId, HealthEffect]:
     """What the case has done to whom. Asking counts a failure more: two open a breaker here."""
     breakers, now_s = field.proxy.state.health.breakers, field.proxy.state.now()
     states, blocked = breakers.states(now_s), breakers.blocked(now_s)
@@ -316,7 +316,7 @@ def check_health(out: Outcome) -> None:
 # -- what is believed of the session
 
 
-def held_by(field: Field, session: str, leg: Leg) -> tuple[WorkerId, int]:
+def held_by(field: FaultFleet, session: str, leg: Leg) -> tuple[WorkerId, int]:
     """The worker that is believed to hold the session for such a leg, and how many of its tokens."""
     found = next(one for one in field.proxy.state.sessions.all() if one.id == session)
     _, decode, prefill = found.learnt()

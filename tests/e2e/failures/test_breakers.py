@@ -7,7 +7,6 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 
 from ppd.proxy.config import Mode
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, FaultPhase, Faults, Order
-from tests.support.fleet import Mortal
 from tests.support.proxy import Turn
 
 LONG = "A message of some length, so that there are blocks to move. " * 10
@@ -260,7 +258,7 @@ async def test_a_canary_at_a_half_open_breaker_is_the_one_that_is_let_through(
 
 
 async def test_a_worker_that_was_killed_comes_back_by_itself_and_begins_small(start_fleet: Any) -> None:
-    async with start_fleet("D1", engine={"time_scale": 0.2}, warm_up_s=1000.0) as fleet, AsyncExitStack() as stack:
+    async with start_fleet("D1", engine={"time_scale": 0.2}, warm_up_s=1000.0) as fleet:
         registry = fleet.proxy.state.registry
 
         def age(name: str, seconds: float) -> None:
@@ -273,18 +271,15 @@ async def test_a_worker_that_was_killed_comes_back_by_itself_and_begins_small(st
             assert {turn.status for turn in turns} == {200}
             return sum(turn.headers["X-PPD-Decode"] == name for turn in turns) / len(turns)
 
-        mortal = Mortal(fleet, stack)
-        engine = await mortal.start()
-        await fleet.admin("POST", "/workers", {"worker": f"D={engine.address}"})
-        await fleet.until(lambda: mortal.state() == "up")
+        await fleet.add("D2", time_scale=0.2, shutdown_s=0.1)
         for name in ("D1", "D2"):
             age(name, 2000)
         assert 0.35 <= await share("D2") <= 0.65
-        await mortal.kill()
-        await fleet.until(lambda: mortal.state() == "down")
+        await fleet.kill("D2")
+        await fleet.until(lambda: fleet.state("D2") == "down")
         assert await share("D2") == 0
-        await mortal.start()
-        await fleet.until(lambda: mortal.state() == "up")
+        await fleet.start_again("D2")
+        await fleet.until(lambda: fleet.state("D2") == "up")
         assert await share("D2") <= 0.2
         age("D2", 2000)
         assert 0.35 <= await share("D2") <= 0.65

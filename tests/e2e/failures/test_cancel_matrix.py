@@ -20,7 +20,7 @@ from ppd.proxy.policy import Route
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from ppd.servers.sim.engine.engine import SimEngine
 from tests.e2e.failures.faults import deaf
-from tests.e2e.failures.fleet import Field, Seen, Talk, field_of
+from tests.e2e.failures.fleet import FaultFleet, Seen, Talk
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -83,15 +83,15 @@ class Fleets:
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
-        self._fields: dict[str, Field] = {}
+        self._fields: dict[str, FaultFleet] = {}
         self.talks = 0
         self.took_s: dict[tuple[Route, str], list[tuple[float, float]]] = {}
 
-    async def of(self, leaving: Leaving) -> Field:
+    async def of(self, leaving: Leaving) -> FaultFleet:
         key = "replica" if leaving.route is Route.REPLICA else leaving.connector
         if key not in self._fields:
             mode = Mode.REPLICA if leaving.route is Route.REPLICA else Mode.ALWAYS_SPLIT
-            field = await self._stack.enter_async_context(field_of("", mode=mode, max_inflight=1, **PATIENT))
+            field = await self._stack.enter_async_context(FaultFleet.of("", mode=mode, max_inflight=1, **PATIENT))
             names = "R1" if leaving.route is Route.REPLICA else "P1 D1 D2"
             for port, name in enumerate(names.split(), 1):
                 options = OPTIONS[leaving.connector].format(port=port)
@@ -119,7 +119,7 @@ class Turn:
     """A turn under way, whose client is about to leave."""
 
     leaving: Leaving
-    field: Field
+    field: FaultFleet
     asking: asyncio.Task[Seen]
     seen: Seen
     stack: AsyncExitStack
@@ -185,12 +185,12 @@ async def soon(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.0005)
 
 
-def has_let_go(field: Field) -> bool:
+def has_let_go(field: FaultFleet) -> bool:
     views, admission = field.proxy.state.registry.views(), field.proxy.state.admission
     return not admission.inside and not any(view.inflight or view.queued_prefill_tokens for view in views)
 
 
-async def spoil(turn_stack: AsyncExitStack, field: Field, leaving: Leaving) -> None:
+async def spoil(turn_stack: AsyncExitStack, field: FaultFleet, leaving: Leaving) -> None:
     """What makes a phase last."""
     if leaving.phase == "queue":
         await turn_stack.enter_async_context(field.full())
@@ -263,7 +263,7 @@ def check_engines(turn: Turn) -> None:
 async def test_no_moment_around_the_end_of_a_prefill_strands_kv() -> None:
     """No lease ends in the time that this takes, so that what is freed, a D has taken."""
     rng = random.Random(4)
-    async with field_of("P1 P2 D1 D2", engine={"time_scale": 1.0}, **PATIENT) as field:
+    async with FaultFleet.of("P1 P2 D1 D2", engine={"time_scale": 1.0}, **PATIENT) as field:
         prefills = [field.engines["P1"], field.engines["P2"]]
 
         def is_computing() -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from ppd.offline.backends.ports import free_ports
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.engine.engine import SimEngine
 from ppd.servers.sim.launch import running_engine
@@ -70,9 +70,7 @@ class Process:
 @asynccontextmanager
 async def started(worker: str, *flags: str) -> AsyncIterator[Process]:
     """`ppd serve` with one replica, ready to serve."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     argv = ("serve", "--port", str(port), "--heartbeat-port", "0", "--mode", "replica", "--workers", f"R={worker}")
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "ppd.servers", *argv, *flags)
     try:

@@ -23,7 +23,7 @@ from tests.e2e.failures.faults import (
     revive,
     wedged,
 )
-from tests.e2e.failures.fleet import Field, Talk, field_of
+from tests.e2e.failures.fleet import FaultFleet, Talk
 from tests.e2e.failures.outcomes import (
     GETS,
     WORDS,
@@ -45,13 +45,13 @@ class Fields:
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
-        self._fields: dict[str, Field] = {}
+        self._fields: dict[str, FaultFleet] = {}
         self._talks = 0
 
-    async def of(self, names: str) -> Field:
+    async def of(self, names: str) -> FaultFleet:
         if names not in self._fields:
             mode = Mode.REPLICA if names.startswith("R") else Mode.ALWAYS_SPLIT
-            field = self._fields[names] = await self._stack.enter_async_context(field_of(names, mode=mode))
+            field = self._fields[names] = await self._stack.enter_async_context(FaultFleet.of(names, mode=mode))
             await field.until_known()
         return self._fields[names]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -15,15 +15,13 @@ import pytest
 from benchmarks.network.fault_link import FaultLink, Way
 from ppd.proxy.config import Mode
 from ppd.proxy.failures import ClientGets, HandoffEffect, HealthEffect, Leg, OtherLeg, Phase, ResidencyEffect
-from ppd.proxy.fleet.worker import Role
 from ppd.proxy.policy import Route
 from ppd.proxy.upstream import answer
-from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
-from ppd.servers.sim.launch import running_engine
 from tests.e2e.failures.faults import DRAINED, Case, Strike, done, first_bytes, head
-from tests.e2e.failures.fleet import PATH, Field, Seen, Talk, field_of
+from tests.e2e.failures.fleet import PATH, FaultFleet, Seen, Talk
 from tests.e2e.failures.outcomes import held_against, held_by
+from tests.support.fleet import start_engine
 from tests.support.proxy import ADMIN_KEY
 
 WORDS = "Some words, so that there are blocks to move. " * 3
@@ -43,7 +41,7 @@ class Draining:
     """A turn that stands at some phase, in a proxy that is told to stop."""
 
     case: Case
-    field: Field
+    field: FaultFleet
     proxy: AsyncExitStack
     link: FaultLink
     name: str
@@ -104,10 +102,9 @@ async def drainable(case: Case, *, goes_on: bool) -> AsyncIterator[Draining]:
     async with AsyncExitStack() as outer, AsyncExitStack() as proxy:
         session = await outer.enter_async_context(aiohttp.ClientSession())
         limit_s = 20.0 if goes_on else LIMIT_S
-        field = await proxy.enter_async_context(field_of("", mode=mode, shutdown_timeout_s=limit_s, **PATIENT))
+        field = await proxy.enter_async_context(FaultFleet.of("", mode=mode, shutdown_timeout_s=limit_s, **PATIENT))
         for name in names.split():  # which outlive the proxy
-            config = replace(SimConfig(role=Role(name[0])), keep_requests=1000, shutdown_s=0.05)
-            engine = await outer.enter_async_context(running_engine(config, now=field.clock))
+            engine = await start_engine(outer, name, now=field.clock, shutdown_s=0.05)
             address = engine.address
             if name == target:
                 host, _, port = address.partition(":")

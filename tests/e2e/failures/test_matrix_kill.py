@@ -14,7 +14,7 @@ from ppd.proxy.config import Mode
 from ppd.proxy.failures import Leg, ResidencyEffect
 from ppd.proxy.fleet.worker import WorkerId
 from tests.e2e.failures.faults import KILLED, Case, revive
-from tests.e2e.failures.fleet import Field, Talk, field_of
+from tests.e2e.failures.fleet import FaultFleet, Talk
 from tests.e2e.failures.outcomes import (
     GETS,
     WORDS,
@@ -37,13 +37,13 @@ NOBODY = WorkerId("127.0.0.1:9")
 
 
 @asynccontextmanager
-async def known(names: str) -> AsyncIterator[Field]:
+async def known(names: str) -> AsyncIterator[FaultFleet]:
     """A fleet of its own, after the proxy has noted its workers: at that it forgets what it held against them.
 
     It has when it has also noted one that came later, against whom something was held before.
     """
     mode = Mode.REPLICA if names.startswith("R") else Mode.ALWAYS_SPLIT
-    async with field_of(names, mode=mode, **PATIENT) as field:
+    async with FaultFleet.of(names, mode=mode, **PATIENT) as field:
         breakers, now = field.proxy.state.health.breakers, field.proxy.state.now
         breakers.failed(NOBODY, now(), began_s=now(), at_once=True)
         assert (await field.admin("POST", "/workers", {"worker": f"P={NOBODY}"}))[0] == 201

@@ -15,7 +15,7 @@ from ppd.proxy.config import Mode
 from ppd.proxy.failures import Cause, ClientGets, Leg, ResidencyEffect
 from ppd.proxy.policy import Route
 from tests.e2e.failures.faults import QUEUED, Case
-from tests.e2e.failures.fleet import Field, Seen, Talk, field_of
+from tests.e2e.failures.fleet import FaultFleet, Seen, Talk
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -29,16 +29,16 @@ class Fleets:
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
-        self._fields: dict[tuple[bool, int], Field] = {}
+        self._fields: dict[tuple[bool, int], FaultFleet] = {}
         self.talks = 0
 
-    async def of(self, case: Case) -> Field:
+    async def of(self, case: Case) -> FaultFleet:
         is_replica, limit = case.leg is Leg.REPLICA, 0 if case.cause is Cause.OVERLOADED else 10
         key = (is_replica, limit)
         if key not in self._fields or case.cause is Cause.DRAINING:
             mode, names = (Mode.REPLICA, "R1 R2") if is_replica else (Mode.ALWAYS_SPLIT, "P1 P2 D1 D2")
             settings: dict[str, Any] = {"max_inflight": 1, "queue_limit": limit, "queue_timeout_s": 0.4, **PATIENT}
-            field = await self._stack.enter_async_context(field_of(names, mode=mode, **settings))
+            field = await self._stack.enter_async_context(FaultFleet.of(names, mode=mode, **settings))
             if case.cause is Cause.DRAINING:
                 return field
             self._fields[key] = field
@@ -53,7 +53,7 @@ async def fleets() -> AsyncIterator[Fleets]:
 
 @dataclass(slots=True)
 class Waiting:
-    field: Field
+    field: FaultFleet
     asking: asyncio.Task[Seen]
     name: str  # the worker that the session would have had
 
@@ -116,7 +116,7 @@ async def test_what_happens_to_a_turn_that_waits(fleets: Fleets, case: Case) -> 
     await field.until(field.idle)
 
 
-async def check_residency(field: Field, case: Case, session: str, name: str) -> None:
+async def check_residency(field: FaultFleet, case: Case, session: str, name: str) -> None:
     summary = field.proxy.state.sessions.summary(session)
     assert summary is not None
     if case.row.residency is ResidencyEffect.UNCHANGED:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from benchmarks.network.fault_link import Conditions, FaultLink, Way
 from ppd.proxy.config import Mode
-from ppd.proxy.fleet.worker import Role
-from ppd.servers.sim.core.config import SimConfig
-from ppd.servers.sim.launch import running_engine
 
 LONG = "A message of some length, so that there are blocks to move. " * 20
 HASTY = {"connect_timeout_s": 0.3, "prefill_timeout_s": 0.5, "first_event_timeout_s": 0.5, "idle_timeout_s": 0.5}
@@ -26,15 +22,12 @@ async def add_far(fleet: Any, names: str, conditions: Conditions | None = None, 
     """Engines that the proxy knows by the addresses of their links; side channels are near."""
     links = {}
     for seed, name in enumerate(names.split()):
-        config = replace(SimConfig(role=Role(name[0]), keep_requests=1000), **changes)
-        engine = await fleet.stack.enter_async_context(running_engine(config))
+        engine = await fleet.start(name, **changes)
         host, _, port = engine.address.partition(":")
         link = await fleet.stack.enter_async_context(FaultLink(host, int(port), conditions=conditions, seed=seed))
         engine.address = link.address
-        fleet.engines[name], links[name] = engine, link
-        status, _ = await fleet.admin("POST", "/workers", {"worker": f"{name[0]}={link.address}"})
-        assert status == 201
-        await fleet.until(lambda name=name: fleet.state(name) == "up")
+        links[name] = link
+        await fleet.join(name, engine, link.address)
     return links
 
 

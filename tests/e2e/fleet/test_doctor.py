@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
 
+from ppd.offline.backends.ports import free_ports
 from ppd.proxy.cli.doctor.command import command
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Role
@@ -202,21 +202,17 @@ async def test_a_model_that_nobody_serves_fails(start_proxy: StartProxy) -> None
     assert report.levels("turn 1") == ["FAIL"]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
-
-
 async def test_no_proxy_there_fails_at_once() -> None:
-    report = await diagnose("--proxy", f"127.0.0.1:{free_port()}", *WITH_KEY)
+    report = await diagnose("--proxy", f"127.0.0.1:{free_ports(1)[0]}", *WITH_KEY)
     assert (report.code, report.bad()) == (1, {"proxy": "FAIL"})
 
 
 async def test_a_config_is_checked_with_its_workers(tmp_path: Path) -> None:
     file = tmp_path / "ppd.toml"
     async with engines(P, D) as workers:
-        gone = f"R=127.0.0.1:{free_port()}"
-        ports = f"port = {free_port()}\nheartbeat_port = {free_port()}\n"
+        nobody, port, heartbeat_port = free_ports(3)
+        gone = f"R=127.0.0.1:{nobody}"
+        ports = f"port = {port}\nheartbeat_port = {heartbeat_port}\n"
         file.write_text(f"{ports}admin_key = '{ADMIN_KEY}'\nworkers = {list(workers)}\n")
         good = await diagnose("--config", str(file))
         file.write_text(file.read_text().replace(f"{list(workers)}", f"{[*workers, gone]}"))

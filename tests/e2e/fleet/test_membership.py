@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +17,10 @@ import zmq.auth
 from prometheus_client import generate_latest
 from zmq.utils.monitor import recv_monitor_message
 
+from ppd.offline.backends.ports import free_ports
 from ppd.proxy.config import Mode
 from ppd.proxy.discovery.heartbeat import Heartbeat
 from ppd.servers.agent.agent import Announcer
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def heartbeat(address: str, role: str = "D", **changes: Any) -> bytes:
@@ -77,7 +70,7 @@ class Sender:
 
 @pytest.fixture
 def port() -> int:
-    return free_port()
+    return free_ports(1)[0]
 
 
 @pytest.fixture
@@ -177,7 +170,7 @@ def doors(tmp_path: Path, port: int) -> Iterator[tuple[Doors, dict[str, Any]]]:
         assert secret is not None
         return {"curve_publickey": public, "curve_secretkey": secret, "curve_serverkey": server}
 
-    curve = free_port()
+    (curve,) = free_ports(1)
     made = Doors(
         agent=Sender(curve, **keys(known / "agent.key_secret")),
         other_agent=Sender(curve, **keys(known / "other.key_secret")),
@@ -299,7 +292,7 @@ async def test_an_agent_whose_key_is_refused_is_not_held_up(start_fleet: Any, tm
     server, _ = zmq.auth.load_certificate(tmp_path / "proxy.key")
     public, secret = zmq.auth.load_certificate(tmp_path / "stranger.key_secret")
     assert secret is not None
-    curve = free_port()
+    (curve,) = free_ports(1)
     async with start_fleet(
         "",
         curve_port=curve,

@@ -22,8 +22,8 @@ from ppd.proxy.fleet.worker import Role
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.engine.engine import SimEngine
 from ppd.servers.sim.launch import running_engine
-from tests.support.certificates import Authority, Certificate
 from tests.support.client_connections import on_both_loops
+from tests.support.credentials import Authority, Certificate
 from tests.support.proxy import ProxyClient, running_proxy
 
 CHATS = b"POST /v1/chat/completions "

@@ -16,7 +16,6 @@ from ppd.offline.experiment.run import Profile, Run, Workload
 from ppd.offline.load.target import Target
 from ppd.offline.sweep.backend import FleetLost
 from ppd.proxy.errors import ConfigError
-from tests.support.fleet import mortal_fleet
 from tests.support.proxy import ADMIN_KEY
 
 pytestmark = pytest.mark.e2e
@@ -54,27 +53,27 @@ async def test_a_run_goes_the_way_that_its_arm_says(start_fleet: Any, x: float, 
 
 
 async def test_a_run_whose_worker_dies_is_failed_and_the_next_one_waits_until_it_is_back(start_fleet: Any) -> None:
-    async with mortal_fleet(start_fleet) as (fleet, mortal):
+    async with start_fleet("P1 D1 D2", engine={"time_scale": 0.2, "shutdown_s": 0.1}) as fleet:
         measuring = asyncio.create_task(live(fleet).measure(RUN))
         await fleet.until(lambda: not fleet.idle())
-        await mortal.kill()
+        await fleet.kill("D2")
         failed = await measuring
         assert (failed.outcome, failed.reason) == (Outcome.FAILED, "D2 is down")
         assert failed.records, "what was measured until then is kept"
 
         waiting = asyncio.create_task(live(fleet).measure(RUN))
-        await fleet.until(lambda: mortal.state() == "down")
-        await mortal.start()
+        await fleet.until(lambda: fleet.state("D2") == "down")
+        await fleet.start_again("D2")
         assert (await waiting).outcome is Outcome.FINISHED
 
 
 async def test_a_worker_that_restarts_during_a_run_fails_it_at_once(start_fleet: Any) -> None:
-    async with mortal_fleet(start_fleet) as (fleet, mortal):
+    async with start_fleet("P1 D1 D2", engine={"time_scale": 0.2, "shutdown_s": 0.1}) as fleet:
         patient = replace(live(fleet), limits=replace(IMPATIENT, grace_s=60.0))
         measuring = asyncio.create_task(patient.measure(RUN))
         await fleet.until(lambda: not fleet.idle())
-        await mortal.kill()
-        await mortal.start()
+        await fleet.kill("D2")
+        await fleet.start_again("D2")
         assert (await measuring).reason == "D2 was restarted"
 
 

@@ -15,8 +15,8 @@ from ppd.offline.load.target import Target
 from ppd.offline.simulation.setup import Setup
 from ppd.offline.simulation.simulate import simulate
 from ppd.servers.engine_profile.step_time import EngineProfile
-from tests.support.engine_profiles import profile_of
 from tests.support.proxy import ADMIN_KEY
+from tests.support.stepped_engine import profile_of
 
 # Four times as slow as the engine that it resembles: what sockets and two cores add is small beside it.
 SLOW = EngineProfile(

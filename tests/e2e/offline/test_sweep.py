@@ -21,9 +21,8 @@ from ppd.offline.experiment.records import Outcome, RunResult
 from ppd.offline.sweep.folder import SweepFolder
 from ppd.proxy.fleet.engine_metrics import parse_metrics
 from ppd.servers.engine_profile.profile_file import encode
-from tests.support.engine_profiles import profile_of
-from tests.support.fleet import mortal_fleet
 from tests.support.proxy import ADMIN_KEY
+from tests.support.stepped_engine import profile_of
 
 pytestmark = pytest.mark.e2e
 
@@ -105,13 +104,13 @@ async def test_a_sweep_of_a_running_fleet_outlives_a_worker_and_resuming_makes_i
     start_fleet: Any, tmp_path: Path
 ) -> None:
     grid, out = write_grid(tmp_path, "1P_2D = [0, 1]\n4R = []", seeds=3), tmp_path / "out"
-    async with mortal_fleet(start_fleet) as (fleet, mortal):
+    async with start_fleet("P1 D1 D2", engine={"time_scale": 0.2, "shutdown_s": 0.1}) as fleet:
         flags = ("--target", fleet.base_url, "--grid", grid, "--out", str(out))
         program = await Program.start(*flags, cwd=tmp_path)
         await until(lambda: len(saved(out)) >= 1)
         await fleet.until(lambda: not fleet.idle())
-        await mortal.kill()
-        await mortal.start()
+        await fleet.kill("D2")
+        await fleet.start_again("D2")
         code, said = await program.ended()
         assert code == 0, said
         assert "skipped: 4R: " in said and "is 1P_2D" in said

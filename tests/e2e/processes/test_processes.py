@@ -19,7 +19,7 @@ from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine
-from tests.support.processes import family_of
+from tests.support.processes import proxy_group
 from tests.support.serve_program import Program, serving, until
 
 LONG = "A message of some length, so that there are blocks to hold. " * 10
@@ -28,39 +28,39 @@ LONG = "A message of some length, so that there are blocks to hold. " * 10
 @pytest.mark.parametrize("mode", [Mode.ALWAYS_LOCAL, Mode.ALWAYS_SPLIT, Mode.REPLICA])
 async def test_turns_on_any_process_continue_the_session(mode: Mode) -> None:
     names = "R1 R2" if mode is Mode.REPLICA else "P1 D1 D2 D3"
-    async with family_of(names, 3, mode=mode) as family:
+    async with proxy_group(names, 3, mode=mode) as group:
         draw = random.Random(5)
-        chats = [family.chat() for _ in range(12)]
+        chats = [group.chat() for _ in range(12)]
         homes = [set[str]() for _ in chats]
         for number in range(1, 5):
             turns = await asyncio.gather(
-                *(chat.at(family.proxies[draw.randrange(3)], f"{id(chat)} {number} {LONG}") for chat in chats)
+                *(chat.at(group.proxies[draw.randrange(3)], f"{id(chat)} {number} {LONG}") for chat in chats)
             )
             for home, turn in zip(homes, turns, strict=True):
                 assert turn.status == 200
                 home.add(turn.headers["X-PPD-Decode"])
-                receipt = await family.proxies[0].receipt(turn)
+                receipt = await group.proxies[0].receipt(turn)
                 assert (receipt["turn"], receipt["kind"]) == (number, "first" if number == 1 else "next")
         assert all(len(home) == 1 for home in homes)
         assert len(set.union(*homes)) > 1
-        await family.until(family.idle)
+        await group.until(group.idle)
 
 
 async def test_a_successor_knows_what_its_predecessor_knew_and_counts_on() -> None:
-    async with family_of("P1 D1 D2") as family:
-        chat = family.chat()
-        first = await chat.at(family.proxies[1], f"first {LONG}")
+    async with proxy_group("P1 D1 D2") as group:
+        chat = group.chat()
+        first = await chat.at(group.proxies[1], f"first {LONG}")
         route = first.headers["X-PPD-Route"]
         turns = f'ppd_turn_outcomes_total{{outcome="completed",route="{route}"}}'
-        assert await family.proxies[0].metric(turns) == 1
-        await family.stop(1)
-        newcomer = await family.start(1)
-        await family.chat().at(newcomer, f"another {LONG}")
+        assert await group.proxies[0].metric(turns) == 1
+        await group.stop(1)
+        newcomer = await group.start(1)
+        await group.chat().at(newcomer, f"another {LONG}")
         second = await chat.at(newcomer, f"second {LONG}")
         assert second.headers["X-PPD-Decode"] == first.headers["X-PPD-Decode"]
         receipt = await newcomer.receipt(second)
         assert (receipt["turn"], receipt["kind"], receipt["cached_tokens"] > 0) == (2, "next", True)
-        assert [await one.metric(turns) for one in family.proxies.values()] == [2, 2]
+        assert [await one.metric(turns) for one in group.proxies.values()] == [2, 2]
 
 
 class Talks:

@@ -14,7 +14,7 @@ from ppd.proxy.config import Mode
 from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.sessions.prefix_chain import Mark
 from ppd.proxy.sessions.session import KnownPrefix, Session, indexed
-from tests.support.processes import Family, family_of
+from tests.support.processes import ProxyGroup, proxy_group
 from tests.support.proxy import ProxyClient
 
 LONG = "A message of some length, so that there are blocks to hold. " * 6
@@ -64,12 +64,12 @@ class Script:
         return turn
 
 
-async def told(family: Family, seed: int, steps: int = STEPS) -> list[Any]:
+async def told(group: ProxyGroup, seed: int, steps: int = STEPS) -> list[Any]:
     """What the receipts say of each step; sessions by the order in which they came up."""
     script, where = Script(seed), random.Random(seed)
     sessions, found = dict[str, int](), list[Any]()
     for _ in range(steps):
-        at = family.proxies[where.randrange(len(family.proxies))]
+        at = group.proxies[where.randrange(len(group.proxies))]
         turn = await script.step(at)
         receipt = await at.receipt(turn)
         number = sessions.setdefault(receipt["session"], len(sessions))
@@ -82,10 +82,10 @@ async def told(family: Family, seed: int, steps: int = STEPS) -> list[Any]:
 async def test_a_script_of_turns_gives_the_same_receipts_on_three_as_on_one(seed: int) -> None:
     names = "P1 D1" if seed % 2 else "R1"
     mode = (Mode.REPLICA, Mode.ALWAYS_LOCAL, Mode.REPLICA, Mode.ALWAYS_SPLIT)[seed]
-    async with family_of(names, 1, mode=mode) as family:
-        on_one = await told(family, seed)
-    async with family_of(names, 3, mode=mode) as family:
-        on_three = await told(family, seed)
+    async with proxy_group(names, 1, mode=mode) as group:
+        on_one = await told(group, seed)
+    async with proxy_group(names, 3, mode=mode) as group:
+        on_three = await told(group, seed)
     kinds = Counter(step[2] for step in on_one)
     assert set(kinds) >= {"first", "next", "retry", "branch"}, kinds
     first = next((n for n, (one, three) in enumerate(zip(on_one, on_three, strict=True)) if one != three), None)
@@ -94,13 +94,13 @@ async def test_a_script_of_turns_gives_the_same_receipts_on_three_as_on_one(seed
 
 async def test_all_find_a_prefix_in_the_same_session() -> None:
     """Two replies to one prompt are two sessions; the prompt leads to the newest, whoever has served it."""
-    async with family_of("R1", 3, mode=Mode.REPLICA) as family:
+    async with proxy_group("R1", 3, mode=Mode.REPLICA) as group:
         script = Script(7)
         for step in range(STEPS):
-            await script.step(family.proxies[step % 3])
-            for one in family.proxies.values():
+            await script.step(group.proxies[step % 3])
+            for one in group.proxies.values():
                 one.proxy.membership.catch_up()
-            tables = [one.proxy.state.sessions for one in family.proxies.values()]
+            tables = [one.proxy.state.sessions for one in group.proxies.values()]
             assert len({len(table) for table in tables}) == 1
             named, index = (
                 [{k: s.history for k, s in of.items()} for of in ofs]
@@ -111,11 +111,11 @@ async def test_all_find_a_prefix_in_the_same_session() -> None:
 
 
 async def test_a_session_stays_with_its_worker_wherever_its_turns_land() -> None:
-    async with family_of("P1 D1 D2 D3", 3) as family:
+    async with proxy_group("P1 D1 D2 D3", 3) as group:
         script, where = Script(11, named=False), random.Random(11)
         homes = dict[str, set[str]]()
         for _ in range(120):
-            at = family.proxies[where.randrange(3)]
+            at = group.proxies[where.randrange(3)]
             receipt = await at.receipt(await script.step(at))
             if receipt["kind"] in ("next", "retry"):
                 homes.setdefault(receipt["session"], set()).add(receipt["decode"])
@@ -127,7 +127,7 @@ async def test_a_session_stays_with_its_worker_wherever_its_turns_land() -> None
 
 
 async def test_turns_of_one_session_on_all_at_once_leave_one_that_can_be_found() -> None:
-    async with family_of("P1 D1 D2", 3) as family:
+    async with proxy_group("P1 D1 D2", 3) as group:
         draw = random.Random(3)
         for conversation in range(4):
             messages: list[dict[str, Any]] = []
@@ -136,46 +136,46 @@ async def test_turns_of_one_session_on_all_at_once_leave_one_that_can_be_found()
                 turns = await asyncio.gather(
                     *(
                         one.chat(messages, max_tokens=draw.choice((4, 8, 24)))
-                        for one in family.proxies.values()
+                        for one in group.proxies.values()
                         for _ in range(2)
                     )
                 )
                 assert {turn.status for turn in turns} == {200}
                 chosen = draw.choice(turns)
                 messages = [*messages, {"role": "assistant", "content": chosen.text}]
-                at = draw.choice(list(family.proxies.values()))
+                at = draw.choice(list(group.proxies.values()))
                 receipt = await at.receipt(await at.chat([*messages, {"role": "user", "content": "so?"}]))
                 assert receipt["kind"] in ("next", "branch")
                 assert receipt["turn"] == number + 2
                 assert receipt["estimated_cached_tokens"] > 0
-        await family.until(family.idle)
+        await group.until(group.idle)
 
 
 async def test_one_name_used_on_all_at_once_raises_nothing() -> None:
-    async with family_of("P1 D1", 3) as family:
+    async with proxy_group("P1 D1", 3) as group:
         name = {"X-Session-Id": "shared"}
         for number in range(3):
             turns = await asyncio.gather(
                 *(
                     one.chat([{"role": "user", "content": f"{n} {number} {LONG}"}], name)
-                    for n, one in enumerate(list(family.proxies.values()) * 3)
+                    for n, one in enumerate(list(group.proxies.values()) * 3)
                 )
             )
             assert {turn.status for turn in turns} == {200}
-        for one in family.proxies.values():
+        for one in group.proxies.values():
             one.proxy.membership.catch_up()
-        assert len({len(one.proxy.state.sessions) for one in family.proxies.values()}) == 1
+        assert len({len(one.proxy.state.sessions) for one in group.proxies.values()}) == 1
 
 
 # -- keeping
 
 
 async def test_adopted_sessions_expire_and_leave_nothing_in_any_index() -> None:
-    async with family_of("R1", 3, mode=Mode.REPLICA, session_ttl_s=1000.0) as family:
+    async with proxy_group("R1", 3, mode=Mode.REPLICA, session_ttl_s=1000.0) as group:
         script = Script(5)
         for number in range(60):
-            await script.step(family.proxies[number % 3])
-        for one in family.proxies.values():
+            await script.step(group.proxies[number % 3])
+        for one in group.proxies.values():
             one.proxy.membership.catch_up()
             table = one.proxy.state.sessions
             assert len(table) > 5
@@ -184,11 +184,11 @@ async def test_adopted_sessions_expire_and_leave_nothing_in_any_index() -> None:
 
 
 async def test_one_that_serves_nobody_keeps_no_more_sessions_than_others() -> None:
-    async with family_of("R1", 2, mode=Mode.REPLICA, session_limit=8) as family:
+    async with proxy_group("R1", 2, mode=Mode.REPLICA, session_limit=8) as group:
         for number in range(20):
-            await family.proxies[0].chat([{"role": "user", "content": f"{number} {LONG}"}])
-        family.proxies[1].proxy.membership.catch_up()
-        held = [[s.history for s in one.proxy.state.sessions.all()] for one in family.proxies.values()]
+            await group.proxies[0].chat([{"role": "user", "content": f"{number} {LONG}"}])
+        group.proxies[1].proxy.membership.catch_up()
+        held = [[s.history for s in one.proxy.state.sessions.all()] for one in group.proxies.values()]
         assert [len(of_one) for of_one in held] == [8, 8]
         assert held[0] == held[1]
 
@@ -206,14 +206,14 @@ def session(number: int, at_s: float, address: str) -> Session:
 
 
 async def test_a_newcomer_learns_20000_sessions_while_turns_go_on() -> None:
-    async with family_of("R1", 3, mode=Mode.REPLICA) as family:
-        await family.stop(2)
-        now_s, address = family.proxies[0].proxy.state.now(), family.engines["R1"].address
+    async with proxy_group("R1", 3, mode=Mode.REPLICA) as group:
+        await group.stop(2)
+        now_s, address = group.proxies[0].proxy.state.now(), group.engines["R1"].address
         for number in range(20_000):
             one = session(number + 1, now_s - 100.0 + number * 0.001, address)
-            for proxy in family.proxies.values():
+            for proxy in group.proxies.values():
                 proxy.proxy.state.sessions.adopt(one, one.label, indexed(one.prefixes(), one.turn))
-        chats = [family.chat() for _ in range(4)]
+        chats = [group.chat() for _ in range(4)]
         slowest = 0.0
         ended = asyncio.Event()
 
@@ -222,20 +222,20 @@ async def test_a_newcomer_learns_20000_sessions_while_turns_go_on() -> None:
             turns = 0
             while not ended.is_set() or turns < 2:
                 begun_s = asyncio.get_running_loop().time()
-                turn = await chat.at(family.proxies[(turns + number) % 2], f"{number} {turns}", max_tokens=2)
+                turn = await chat.at(group.proxies[(turns + number) % 2], f"{number} {turns}", max_tokens=2)
                 slowest = max(slowest, asyncio.get_running_loop().time() - begun_s)
                 turns += 1
-                receipt = await family.proxies[0].receipt(turn)
+                receipt = await group.proxies[0].receipt(turn)
                 assert (receipt["turn"], turn.status) == (turns, 200)
 
         talking = [asyncio.create_task(talk(chat, number)) for number, chat in enumerate(chats)]
         await asyncio.sleep(0)
-        newcomer = await family.start(2)
+        newcomer = await group.start(2)
         ended.set()
         await asyncio.gather(*talking)
         print("slowest turn", slowest)
         newcomer.proxy.membership.catch_up()
-        tables = [one.proxy.state.sessions for one in family.proxies.values()]
+        tables = [one.proxy.state.sessions for one in group.proxies.values()]
         assert len({len(table) for table in tables}) == 1
         assert len({frozenset((key, s.history) for key, s in table._index.items()) for table in tables}) == 1
         newest = [[s.history for s in table.all()][-4:] for table in tables]

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ppd.proxy.config import Mode
-from tests.support.processes import Family, family_of
+from tests.support.processes import ProxyGroup, proxy_group
 from tests.support.proxy import ProxyClient
 
 LONG = "A message of some length, so that there are blocks to hold. " * 10
@@ -22,66 +22,66 @@ async def opener(at: ProxyClient, headers: dict[str, str] | None = None, **body:
     return await at.chat([{"role": "user", "content": f"{next(NUMBERS)} {LONG}"}], headers, **body)
 
 
-async def everywhere(family: Family, method: str, path: str) -> list[Any]:
-    return [await one.admin(method, path) for one in family.proxies.values()]
+async def everywhere(group: ProxyGroup, method: str, path: str) -> list[Any]:
+    return [await one.admin(method, path) for one in group.proxies.values()]
 
 
 # -- weights
 
 
 async def test_weights_set_at_one_are_in_force_at_all_and_for_those_that_come() -> None:
-    async with family_of("P1 D1", 3, mode=Mode.ALWAYS_LOCAL) as family:
-        chat = family.chat()
-        await chat.at(family.proxies[0], f"{next(NUMBERS)} {LONG}")
+    async with proxy_group("P1 D1", 3, mode=Mode.ALWAYS_LOCAL) as group:
+        chat = group.chat()
+        await chat.at(group.proxies[0], f"{next(NUMBERS)} {LONG}")
         wanted = {"mode": "always_split", "w_ttft": 3.5, "x": 0.25}
-        status, now = await family.proxies[1].admin("PUT", "/weights", wanted)
+        status, now = await group.proxies[1].admin("PUT", "/weights", wanted)
         assert status == 200
-        assert await everywhere(family, "GET", "/weights") == [(200, now)] * 3
-        for one in family.proxies.values():
+        assert await everywhere(group, "GET", "/weights") == [(200, now)] * 3
+        for one in group.proxies.values():
             assert (await chat.at(one, f"more {LONG}")).route == "SPLIT"
-        for which, end in ((1, family.stop), (0, family.kill)):
+        for which, end in ((1, group.stop), (0, group.kill)):
             await end(which)
-            newcomer = await family.start(which)
+            newcomer = await group.start(which)
             assert (await chat.at(newcomer, f"more {LONG}")).route == "SPLIT"
-            assert await everywhere(family, "GET", "/weights") == [(200, now)] * 3
+            assert await everywhere(group, "GET", "/weights") == [(200, now)] * 3
 
 
 @pytest.mark.parametrize(
     "body", [{"port": 1}, {"w_ttft": -1}, {"mode": "no such"}, {"mode": "table", "table": "no such"}]
 )
 async def test_weights_that_are_refused_change_nothing_anywhere(body: dict[str, Any]) -> None:
-    async with family_of("R1", 2, **REPLICA) as family:
-        before = await everywhere(family, "GET", "/weights")
-        answers = [await one.admin("PUT", "/weights", body) for one in family.proxies.values()]
+    async with proxy_group("R1", 2, **REPLICA) as group:
+        before = await everywhere(group, "GET", "/weights")
+        answers = [await one.admin("PUT", "/weights", body) for one in group.proxies.values()]
         assert answers[0] == answers[1]
         assert answers[0][0] == 400
-        assert await everywhere(family, "GET", "/weights") == before
+        assert await everywhere(group, "GET", "/weights") == before
 
 
 # -- workers
 
 
-async def workers(family: Family) -> list[list[dict[str, Any]]]:
+async def workers(group: ProxyGroup) -> list[list[dict[str, Any]]]:
     """What each says of the workers, without how long ago that was."""
-    found = [body["workers"] for _, body in await everywhere(family, "GET", "/workers")]
+    found = [body["workers"] for _, body in await everywhere(group, "GET", "/workers")]
     return [sorted(of_one, key=lambda worker: worker["name"]) for of_one in found]
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
 async def test_workers_are_added_drained_and_removed_at_any(at: int) -> None:
-    async with family_of("P1 D1", 3) as family:
-        extra = family.engines["D1"].address.replace("127.0.0.1", "localhost")
-        asked = family.proxies[at]
+    async with proxy_group("P1 D1", 3) as group:
+        extra = group.engines["D1"].address.replace("127.0.0.1", "localhost")
+        asked = group.proxies[at]
         assert await asked.admin("POST", "/workers", {"worker": f"D={extra}"}) == (201, {"id": extra})
-        await family.until(lambda: all(one.states().get("D2") == "up" for one in family.proxies.values()))
+        await group.until(lambda: all(one.states().get("D2") == "up" for one in group.proxies.values()))
         for draining in (True, False):
             status, worker = await asked.admin("PATCH", "/workers/D2", {"draining": draining})
             assert (status, worker["state"]) == (200, "draining" if draining else "up")
-            seen = await workers(family)
+            seen = await workers(group)
             assert [one["state"] for one in seen[0]] == ["up", worker["state"], "up"]
             assert seen[0] == seen[1] == seen[2]
         assert await asked.admin("DELETE", "/workers/D2") == (200, {"id": extra})
-        assert [[worker["name"] for worker in one] for one in await workers(family)] == [["D1", "P1"]] * 3
+        assert [[worker["name"] for worker in one] for one in await workers(group)] == [["D1", "P1"]] * 3
 
 
 @pytest.mark.parametrize(
@@ -95,8 +95,8 @@ async def test_workers_are_added_drained_and_removed_at_any(at: int) -> None:
     ],
 )
 async def test_what_cannot_be_done_is_said_alike_by_all(method: str, path: str, body: Any, status: int) -> None:
-    async with family_of("P1 D1", 2) as family:
-        leaders, followers = [await one.admin(method, path, body) for one in family.proxies.values()]
+    async with proxy_group("P1 D1", 2) as group:
+        leaders, followers = [await one.admin(method, path, body) for one in group.proxies.values()]
         assert leaders == followers
         assert leaders[0] == status
         assert leaders[1]["error"]["message"]
@@ -104,28 +104,28 @@ async def test_what_cannot_be_done_is_said_alike_by_all(method: str, path: str, 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 async def test_the_successor_of_the_one_that_leads_keeps_what_operators_did(end: str) -> None:
-    async with family_of("P1 D1", 2) as family:
-        extra = family.engines["D1"].address.replace("127.0.0.1", "localhost")
-        await family.proxies[1].admin("POST", "/workers", {"worker": f"D={extra}"})
-        await family.until(lambda: all(one.states().get("D2") == "up" for one in family.proxies.values()))
-        await family.proxies[1].admin("PATCH", "/workers/D1", {"draining": True})
-        await (family.stop(0) if end == "stop" else family.kill(0))
-        newcomer = await family.start(0)
+    async with proxy_group("P1 D1", 2) as group:
+        extra = group.engines["D1"].address.replace("127.0.0.1", "localhost")
+        await group.proxies[1].admin("POST", "/workers", {"worker": f"D={extra}"})
+        await group.until(lambda: all(one.states().get("D2") == "up" for one in group.proxies.values()))
+        await group.proxies[1].admin("PATCH", "/workers/D1", {"draining": True})
+        await (group.stop(0) if end == "stop" else group.kill(0))
+        newcomer = await group.start(0)
         await asyncio.sleep(0.5)  # it has probed them
         wanted = {"P1": "up", "D1": "draining", "D2": "up"}
-        assert [one.states() for one in (newcomer, family.proxies[1])] == [wanted] * 2
+        assert [one.states() for one in (newcomer, group.proxies[1])] == [wanted] * 2
 
 
 async def test_commands_while_none_leads_are_refused_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ppd.proxy.peers.membership.ANSWER_S", 0.2)
-    async with family_of("R1", 2, **REPLICA) as family:
-        await family.kill(0)
-        follower = family.proxies[1]
+    async with proxy_group("R1", 2, **REPLICA) as group:
+        await group.kill(0)
+        follower = group.proxies[1]
         status, body = await follower.admin("DELETE", "/workers/R1")
         assert (status, body["error"]["type"]) == (503, "service_unavailable_error")
         assert (await opener(follower)).status == 200
         assert (await follower.admin("GET", "/requests"))[0] == 200
-        newcomer = await family.start(0)
+        newcomer = await group.start(0)
         assert (await opener(newcomer)).status == 200
         # What was refused is not done later.
         await asyncio.sleep(0.3)
@@ -136,22 +136,22 @@ async def test_commands_while_none_leads_are_refused_and_the_rest_goes_on(monkey
 
 
 async def test_a_session_that_is_dropped_at_one_is_unknown_to_all() -> None:
-    async with family_of("P1 D1", 3) as family:
-        chat = family.chat()
-        session = (await family.proxies[0].receipt(await chat.at(family.proxies[0], LONG)))["session"]
-        assert [status for status, _ in await everywhere(family, "GET", f"/sessions/{session}")] == [200] * 3
-        assert (await family.proxies[1].admin("DELETE", f"/sessions/{session}"))[0] == 200
-        assert [status for status, _ in await everywhere(family, "GET", f"/sessions/{session}")] == [404] * 3
-        assert [len(one.proxy.state.sessions._index) for one in family.proxies.values()] == [0] * 3
-        receipt = await family.proxies[0].receipt(await chat.at(family.proxies[2], f"more {LONG}"))
+    async with proxy_group("P1 D1", 3) as group:
+        chat = group.chat()
+        session = (await group.proxies[0].receipt(await chat.at(group.proxies[0], LONG)))["session"]
+        assert [status for status, _ in await everywhere(group, "GET", f"/sessions/{session}")] == [200] * 3
+        assert (await group.proxies[1].admin("DELETE", f"/sessions/{session}"))[0] == 200
+        assert [status for status, _ in await everywhere(group, "GET", f"/sessions/{session}")] == [404] * 3
+        assert [len(one.proxy.state.sessions._index) for one in group.proxies.values()] == [0] * 3
+        receipt = await group.proxies[0].receipt(await chat.at(group.proxies[2], f"more {LONG}"))
         assert (receipt["kind"], receipt["turn"]) == ("first", 1)
 
 
 async def test_receipts_of_any_are_found_at_all_and_merged_by_their_time() -> None:
-    async with family_of("R1", 3, **REPLICA) as family:
-        turns = [await opener(family.proxies[number % 3]) for number in range(9)]
+    async with proxy_group("R1", 3, **REPLICA) as group:
+        turns = [await opener(group.proxies[number % 3]) for number in range(9)]
         ids = [turn.headers["X-Request-Id"] for turn in turns]
-        for one in family.proxies.values():
+        for one in group.proxies.values():
             assert [(await one.receipt(turn))["id"] for turn in turns] == ids
             _, found = await one.admin("GET", "/requests?limit=5")
             assert [receipt["id"] for receipt in found["newest"]] == ids[:-6:-1]
@@ -164,8 +164,8 @@ async def test_receipts_of_any_are_found_at_all_and_merged_by_their_time() -> No
 async def scraped(at: ProxyClient, url: str | None = None) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     async with at.session.get(f"{url or at.base_url}/metrics") as response:
         families = list(text_string_to_metric_families(await response.text()))
-    assert len({family.name for family in families}) == len(families)
-    samples = [sample for family in families for sample in family.samples]
+    assert len({group.name for group in families}) == len(families)
+    samples = [sample for group in families for sample in group.samples]
     found = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
     assert len(found) == len(samples)
     return found
@@ -175,12 +175,12 @@ COUNTS = ("_total", "_count", "_sum", "_bucket")
 
 
 async def test_all_give_the_same_sums() -> None:
-    async with family_of("P1 D1 D2", 3) as family:
-        chats = [family.chat() for _ in range(6)]
+    async with proxy_group("P1 D1 D2", 3) as group:
+        chats = [group.chat() for _ in range(6)]
         for number, chat in enumerate(chats * 3):
-            assert (await chat.at(family.proxies[number % 3], f"{number} {LONG}")).status == 200
-        await opener(family.proxies[2], model="unknown")
-        scrapes = [await scraped(one) for one in family.proxies.values()]
+            assert (await chat.at(group.proxies[number % 3], f"{number} {LONG}")).status == 200
+        await opener(group.proxies[2], model="unknown")
+        scrapes = [await scraped(one) for one in group.proxies.values()]
         connections = ("ppd_connections", ())
         for found in scrapes:
             found.pop(connections)
@@ -202,8 +202,8 @@ async def test_counts_never_fall_when_a_process_ends_and_another_takes_its_place
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ppd.proxy.peers.membership.ANSWER_S", 0.2)  # of the one that has ended, while it is down
-    async with family_of("R1", 3, **REPLICA) as family:
-        before = await scraped(family.proxies[0])
+    async with proxy_group("R1", 3, **REPLICA) as group:
+        before = await scraped(group.proxies[0])
 
         async def grown(at: ProxyClient) -> None:
             nonlocal before
@@ -213,14 +213,14 @@ async def test_counts_never_fall_when_a_process_ends_and_another_takes_its_place
             before = now
 
         for which in (1, 0, 2):
-            for one in family.proxies.values():
+            for one in group.proxies.values():
                 await opener(one)
                 await grown(one)
-            await (family.stop(which) if end == "stop" else family.kill(which))
-            for one in family.proxies.values():
+            await (group.stop(which) if end == "stop" else group.kill(which))
+            for one in group.proxies.values():
                 await grown(one)
-            newcomer = await family.start(which)
-            for one in (newcomer, *family.proxies.values()):
+            newcomer = await group.start(which)
+            for one in (newcomer, *group.proxies.values()):
                 await grown(one)
         assert sum(v for (name, _), v in before.items() if name == "ppd_turn_outcomes_total") == 9
 
@@ -228,23 +228,23 @@ async def test_counts_never_fall_when_a_process_ends_and_another_takes_its_place
 # -- the fleet
 
 
-def written(family: Family) -> list[dict[str, int]]:
+def written(group: ProxyGroup) -> list[dict[str, int]]:
     return [
-        {view.name: view.written_tokens for view in one.proxy.state.registry.views()} for one in family.proxies.values()
+        {view.name: view.written_tokens for view in one.proxy.state.registry.views()} for one in group.proxies.values()
     ]
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
 @pytest.mark.parametrize("which", [0, 1])
 async def test_written_tokens_never_fall(which: int, end: str) -> None:
-    async with family_of("P1 D1", 3) as family:
-        for one in family.proxies.values():
+    async with proxy_group("P1 D1", 3) as group:
+        for one in group.proxies.values():
             await opener(one)
-        await family.until(lambda: all(of_one == written(family)[0] for of_one in written(family)))
-        least = written(family)[0]
-        await (family.stop(which) if end == "stop" else family.kill(which))
+        await group.until(lambda: all(of_one == written(group)[0] for of_one in written(group)))
+        least = written(group)[0]
+        await (group.stop(which) if end == "stop" else group.kill(which))
         fallen = list[Any]()
-        others = dict(family.proxies)
+        others = dict(group.proxies)
 
         async def watch() -> None:
             while True:
@@ -255,22 +255,22 @@ async def test_written_tokens_never_fall(which: int, end: str) -> None:
                 await asyncio.sleep(0)
 
         watching = asyncio.create_task(watch())
-        await family.start(which)
-        await family.until(lambda: all(of_one == written(family)[0] for of_one in written(family)))
+        await group.start(which)
+        await group.until(lambda: all(of_one == written(group)[0] for of_one in written(group)))
         watching.cancel()
-        assert written(family) == [least] * 3
+        assert written(group) == [least] * 3
         assert not fallen
 
 
 async def test_a_worker_that_restarts_holds_nothing_for_any() -> None:
-    async with family_of("P1 D1", 2, probe_interval_s=0.05) as family:
-        chat = family.chat()
-        await chat.at(family.proxies[1], LONG)
-        assert (await chat.at(family.proxies[1], f"more {LONG}")).route == "LOCAL"
-        ids = [view.incarnation for view in family.proxies[1].proxy.state.registry.views() if view.name == "D1"]
-        follower = family.proxies[1].proxy.state.registry
-        leader = family.proxies[0].proxy.state.registry
+    async with proxy_group("P1 D1", 2, probe_interval_s=0.05) as group:
+        chat = group.chat()
+        await chat.at(group.proxies[1], LONG)
+        assert (await chat.at(group.proxies[1], f"more {LONG}")).route == "LOCAL"
+        ids = [view.incarnation for view in group.proxies[1].proxy.state.registry.views() if view.name == "D1"]
+        follower = group.proxies[1].proxy.state.registry
+        leader = group.proxies[0].proxy.state.registry
         (d1,) = [view for view in leader.views() if view.name == "D1"]
         leader._admit(d1.worker, "another", 0.0)
-        await family.until(lambda: [v.incarnation for v in follower.views() if v.name == "D1"] == ["another"])
+        await group.until(lambda: [v.incarnation for v in follower.views() if v.name == "D1"] == ["another"])
         assert ids != ["another"]

@@ -11,12 +11,16 @@ from contextlib import contextmanager
 import pytest
 
 from ppd.proxy.config import Mode
-from tests.e2e.failures.fleet import Field, Seen, Talk, field_of
+from tests.e2e.failures.fleet import FaultFleet, Seen, Talk
 
-Ask = Callable[[Field, int], Awaitable[None]]
+Ask = Callable[[FaultFleet, int], Awaitable[None]]
 
 TURNS = 10
-OTHERS = {"AsgiExchange", "Exchange", "Head"}  # requests that are no turns, which the stock framework answers
+OTHERS = {
+    "AsgiExchange",
+    "GuardedExchange",
+    "RequestHead",
+}  # requests that are no turns, which the stock framework answers
 WORDS = "Some words, so that there are blocks to move. " * 3
 
 
@@ -39,15 +43,15 @@ def uncollected() -> Iterator[Counter[str]]:
         gc.enable()
 
 
-async def whole(field: Field, number: int) -> None:
+async def whole(field: FaultFleet, number: int) -> None:
     assert (await field.ask(Talk([{"role": "user", "content": f"{number} {WORDS}"}]).body(stream=False))).is_complete
 
 
-async def streamed(field: Field, number: int) -> None:
+async def streamed(field: FaultFleet, number: int) -> None:
     assert (await field.ask(Talk([{"role": "user", "content": f"{number} {WORDS}"}]).body())).is_complete
 
 
-async def left(field: Field, number: int) -> None:
+async def left(field: FaultFleet, number: int) -> None:
     """By its client, in the middle."""
     seen, body = Seen(), Talk([{"role": "user", "content": f"{number} {WORDS}"}]).body(max_tokens=20_000)
     asking = asyncio.create_task(field.ask(body, seen))
@@ -60,7 +64,7 @@ async def left(field: Field, number: int) -> None:
 @pytest.mark.parametrize("mode", [Mode.ALWAYS_SPLIT, Mode.ALWAYS_LOCAL])
 @pytest.mark.parametrize("turn", [whole, streamed, left], ids=lambda turn: turn.__name__)
 async def test_turns_leave_nothing_to_the_collector(turn: Ask, mode: Mode) -> None:
-    async with field_of("P1 D1", mode=mode) as field:
+    async with FaultFleet.of("P1 D1", mode=mode) as field:
         await turn(field, TURNS)
         with uncollected() as found:
             for number in range(TURNS):

@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from ppd.proxy.routing import passthrough
-from tests.support.keys import bearer, client, write_keys
+from tests.support.credentials import bearer, client, write_keys
 from tests.support.proxy import Turn
 
 EMBED = {"model": "sim", "input": "x"}

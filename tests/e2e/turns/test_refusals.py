@@ -10,7 +10,7 @@ from aiohttp import web
 
 from ppd.proxy.config import Mode
 from ppd.servers.sim.core.fault_orders import FaultKind, Faults, Order
-from tests.support.keys import bearer, client, write_keys
+from tests.support.credentials import bearer, client, write_keys
 from tests.support.scripted_workers import odd_worker
 
 LONG = "A message of some length, so that there are blocks to move. " * 20

@@ -23,7 +23,7 @@ from ppd.offline.sweep.folder import SweepFolder
 from ppd.proxy.errors import FormatError
 from ppd.servers.engine_profile.profile_file import ProfileFile, Status, load
 from ppd.servers.engine_profile.step_time import EngineProfile
-from tests.support.engine_profiles import profile_of
+from tests.support.stepped_engine import profile_of
 
 TRUTH = EngineProfile(
     step_s=12e-3,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,17 @@ def cell() -> MakeCell:
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> MakeSweep:
+def sweep(tmp_path: Path, sweep_in: MakeSweep) -> MakeSweep:
     """`sweep("2P_2D", "4R", turns=(2, 4))`: a folder whose runs follow `_record`'s law. `fails`: of which run ids."""
+    return partial(sweep_in, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def sweep_in() -> MakeSweep:
+    """As `sweep`, in a folder that is named."""
 
     def make(
+        parent: Path,
         *topologies: str,
         qps: tuple[float, ...] = (1, 4, 8),
         turns: tuple[int, ...] = (2,),
@@ -114,7 +122,7 @@ def sweep(tmp_path: Path) -> MakeSweep:
             seeds=seeds,
             max_seeds=seeds,
         )
-        folder = SweepFolder.create(tmp_path / name, grid, origin, "2026-01-02T03:04:05Z")
+        folder = SweepFolder.create(parent / name, grid, origin, "2026-01-02T03:04:05Z")
         for seed in range(seeds):
             for run in grid.runs(seed):
                 folder.save(_result(run, fails(run), origin))

@@ -18,7 +18,7 @@ from ppd.offline.simulation.modelled_hardware import (
 from ppd.proxy.errors import ConfigError, FormatError
 from ppd.servers.engine_profile.profile_file import BUNDLED, ProfileFile, Status, Transfers, bundled, decode, encode
 from ppd.servers.engine_profile.step_time import EngineProfile
-from tests.support.engine_profiles import profile_of
+from tests.support.stepped_engine import profile_of
 
 DATA = Hardware.load()
 FITTED = profile_of(

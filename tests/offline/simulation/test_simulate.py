@@ -15,7 +15,7 @@ from ppd.offline.simulation.simulate import simulate
 from ppd.proxy.errors import ConfigError
 from ppd.servers.engine_profile.profile_file import Transfers
 from ppd.servers.engine_profile.step_time import EngineProfile
-from tests.support.engine_profiles import profile_of
+from tests.support.stepped_engine import profile_of
 
 PROFILE = profile_of()
 SETUP = Setup(profile=PROFILE)

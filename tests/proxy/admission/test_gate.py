@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from ppd.proxy.errors import Overloaded
-from tests.support.admission import Door, run, scenario, settle, ticket
+from tests.support.admission import Door, settle, ticket
+from tests.support.clock import run, scenario
 
 
 @scenario

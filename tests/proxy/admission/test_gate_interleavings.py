@@ -10,7 +10,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.admission import Client, Door, run, scenario, settle
+from tests.support.admission import Client, Door, settle
+from tests.support.clock import run, scenario
 
 CLIENTS = st.fixed_dictionaries(
     {
@@ -84,7 +85,7 @@ def check_at_rest(door: Door) -> None:
         assert not any(door.fits(needs) and door.admission._line.is_wanted(needs) for needs in "mn")
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(steps=st.lists(STEPS, min_size=10, max_size=60), inside=st.integers(1, 4), queue=st.integers(0, 4))
 def test_whatever_happens_the_counts_are_right_and_nobody_waits_for_nothing(
     steps: list[tuple[str, Any]], inside: int, queue: int
@@ -109,7 +110,7 @@ def test_all_that_wait_within_a_class_are_served_in_time(arrivals: list[str], sl
 
         async def serve(client: Client) -> None:
             while not client.is_inside:
-                await asyncio.sleep(service_s / 100)
+                await asyncio.sleep(service_s / 50)
             await asyncio.sleep(service_s)
             client.leave()
 

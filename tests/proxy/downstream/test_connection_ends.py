@@ -30,7 +30,7 @@ from tests.support.client_connections import (
 @pytest.mark.parametrize("before", [b"", turn(b"{0}")], ids=["alone", "behind another request"])
 @on_both_loops
 async def test_a_body_must_come_in_time(before: bytes) -> None:
-    async with site(idle_timeout_s=0.3) as at:
+    async with site(idle_timeout_s=0.05) as at:
         async with connected(at) as (reader, writer):
             writer.write(before + TURN + b"Content-Length: 100\r\n\r\n{")
             if before:
@@ -40,26 +40,26 @@ async def test_a_body_must_come_in_time(before: bytes) -> None:
 
 @on_both_loops
 async def test_a_body_behind_an_answer_that_was_taken_slowly_must_come_in_time_too() -> None:
-    async with site(idle_timeout_s=0.3, waits=True) as at:
+    async with site(idle_timeout_s=0.2, waits=True) as at:
         at.replies[b"{0}"] = b"x" * 20_000_000
         async with connected(at) as (reader, writer):
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             writer.write(turn(b"{0}") + TURN + b"Content-Length: 100\r\n\r\n{")
             await at.until(lambda: at.asked != [])
             at.may_answer.set()
-            await at.until(lambda: any(limits.is_stalled for limits in at.open))
+            await at.until(at.is_stalled)
             writer.transport.resume_reading()  # type: ignore[attr-defined]
             assert b"HTTP/1.1 408" in await reader.read(-1)
 
 
 @on_both_loops
 async def test_a_body_that_we_do_not_read_is_not_late() -> None:
-    async with site(idle_timeout_s=0.2, waits=True) as at:
+    async with site(idle_timeout_s=0.05, waits=True) as at:
         async with connected(at) as (reader, writer):
             writer.write(turn(b"{0}") + TURN + b"Content-Length: 3\r\n\r\n{")
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02)
             writer.write(b"1}")
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.15)
             at.may_answer.set()
             await reader.readuntil(b"[{0}]")
             await reader.readuntil(b"[{1}]")
@@ -73,14 +73,14 @@ async def test_a_client_that_leaves_is_noticed_also_while_it_is_not_read() -> No
             writer.write(turn(b"{0}") + GET)
             await at.until(lambda: at.asked != [])
             writer.write(GET)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02)
         await at.until(lambda: at.cancelled == 1)
         assert at.asked == [b"{0}"]
 
 
 @on_both_loops
 async def test_a_client_that_takes_nothing_is_dropped() -> None:
-    async with site(idle_timeout_s=0.3) as at:
+    async with site(idle_timeout_s=0.05) as at:
         stream = at.replies[b"{}"] = Pieces(*[EVENT * 10_000] * 200)
         async with connected(at) as (_, writer):
             writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_leaves_nothing_behind(moment: str, half: boo
             elif moment == "asking":
                 await at.until(lambda: at.asked != [])
             else:
-                await asyncio.sleep(0.05)
+                await asyncio.sleep(0.02)
             if half:
                 writer.write_eof()
                 await at.until(lambda: not at.open)
@@ -216,7 +216,7 @@ async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_its_size(traced: 
         held = traced()
         writer.write(wire)
         await writer.drain()
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.1)
         assert traced() - held - len(wire) < 4 * size
 
 
@@ -228,5 +228,5 @@ async def test_requests_sent_ahead_take_little_memory(traced: Callable[[], int])
         tracemalloc.reset_peak()
         before = tracemalloc.get_traced_memory()[0]
         writer.write(GET * 9000)  # one read's
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.1)
         assert tracemalloc.get_traced_memory()[0] - before < 4_000_000

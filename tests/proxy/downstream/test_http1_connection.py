@@ -7,8 +7,7 @@ import contextlib
 
 import pytest
 
-from ppd.proxy.downstream import limits
-from ppd.proxy.downstream.limits import Patience
+from ppd.proxy.downstream.limits import CLOSE_S
 from tests.support.client_connections import (
     CHUNKED,
     GET,
@@ -149,9 +148,8 @@ async def test_a_client_that_still_sends_a_refused_body_gets_the_answer() -> Non
 
 @pytest.mark.parametrize("is_slow", [False, True])
 @on_both_loops
-async def test_a_slow_client_gets_all_of_its_last_answer(monkeypatch: pytest.MonkeyPatch, is_slow: bool) -> None:
+async def test_a_slow_client_gets_all_of_its_last_answer(is_slow: bool) -> None:
     """What it has `idle_timeout_s` to take on a connection that is kept, it must not have `CLOSE_S` for on another."""
-    monkeypatch.setattr(limits, "CLOSE_S", 0.1)
     large = b"x" * 12_000_000
     async with site() as at:
         at.replies[b"{}"] = large
@@ -159,22 +157,23 @@ async def test_a_slow_client_gets_all_of_its_last_answer(monkeypatch: pytest.Mon
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             writer.write(turn(b"{}", b"Connection: close\r\n"))
             await at.until(lambda: at.asked != [])
-            await asyncio.sleep(0.6 if is_slow else 0)
+            if is_slow:
+                await at.until(at.is_stalled)
+                at.advance(2 * CLOSE_S)
             writer.transport.resume_reading()  # type: ignore[attr-defined]
             assert len(read_answers(await reader.read())[0].body) == len(large)
 
 
 @on_both_loops
-async def test_a_slow_client_gets_all_of_an_answer_on_a_kept_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "CLOSE_S", 0.1)
+async def test_a_slow_client_gets_all_of_an_answer_on_a_kept_connection() -> None:
     large = b"x" * 12_000_000
-    async with site(patience=Patience(0.1, 0.1)) as at:
+    async with site() as at:
         at.replies[b"{}"] = large
         async with connected(at) as (reader, writer):
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             writer.write(turn(b"{}"))
-            await at.until(lambda: at.asked != [])
-            await asyncio.sleep(0.6)
+            await at.until(at.is_stalled)
+            at.advance(at.patience.idle_s + 2 * CLOSE_S)
             writer.transport.resume_reading()  # type: ignore[attr-defined]
             assert len(read_answers(await reader.read())[0].body) == len(large)
 
@@ -182,12 +181,13 @@ async def test_a_slow_client_gets_all_of_an_answer_on_a_kept_connection(monkeypa
 @on_both_loops
 async def test_an_empty_line_behind_a_body_is_no_request() -> None:
     """Some clients send one; the connection is as idle after it as before. RFC 9112, 2.2."""
-    async with site(patience=Patience(0.1, 5.0)) as at:
+    async with site() as at:
         async with connected(at) as (reader, writer):
             writer.write(GET)
             await reader.readuntil(b"/a")
             writer.write(b"\r\n")
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(0.02)
+            at.advance(2 * at.patience.head_s)
             writer.write(turn(b"{1}"))
             assert (await reader.readline()).startswith(b"HTTP/1.1 200")
 
@@ -225,7 +225,7 @@ async def test_what_was_sent_ahead_of_the_last_answer_costs_none_of_it() -> None
             for exchange in under_way(at):
                 exchange.is_draining = True
             at.may_answer.set()
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.05)
             writer.transport.resume_reading()  # type: ignore[attr-defined]
             data = b""
             with contextlib.suppress(ConnectionResetError):

@@ -19,6 +19,7 @@ from ppd.proxy.upstream.call import Call, Timeouts
 from ppd.proxy.upstream.client import Upstream
 from ppd.proxy.upstream.connection import WorkerConnection
 from ppd.proxy.upstream.pool import connecting
+from tests.support.clock import scenario
 
 PATIENT = Timeouts(connect_s=5.0, first_s=5.0, idle_s=5.0)
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
@@ -130,6 +131,7 @@ async def test_a_client_that_takes_no_more_than_the_beginning_keeps_its_worker_f
     assert wire.is_read
 
 
+@scenario
 async def test_a_pause_of_the_client_is_not_the_workers_silence() -> None:
     _, _, client, splice = spliced(Wire(), idle_s=0.2)
     now = asyncio.get_running_loop().time
@@ -145,6 +147,7 @@ async def test_a_pause_of_the_client_is_not_the_workers_silence() -> None:
     assert now() - resumed_s >= 0.19, "its time begins anew"
 
 
+@scenario
 async def test_a_silent_worker_is_given_up_once() -> None:
     answer, _, client, splice = spliced(Wire(), idle_s=0.05)
     splice.start()

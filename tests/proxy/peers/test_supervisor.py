@@ -15,6 +15,7 @@ from threading import Thread
 
 import pytest
 
+pytestmark = pytest.mark.e2e
 LIMIT_S = 30.0
 BEGIN = """
 import os, select, signal, time

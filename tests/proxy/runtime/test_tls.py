@@ -12,7 +12,7 @@ import pytest
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.runtime.tls import client_tls, worker_tls
-from tests.support.certificates import Authority
+from tests.support.credentials import Authority
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,7 @@ from ppd.proxy.sessions.prefix_chain import (
     Mark,
     UnitHash,
 )
-
-HASHER = Hasher(b"a secret of the proxy")
+from tests.support.requests import HASHER
 
 
 def chain_of(data: bytes) -> Chain:

@@ -14,14 +14,11 @@ from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
-from ppd.proxy.sessions.prefix_chain import Hasher
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
+from tests.support.attempts import D1, D2, P1
+from tests.support.requests import HASHER
 
-HASHER = Hasher(b"a secret of the proxy")
 DATA = Path(__file__).parents[2] / "data" / "conversations"
-D1 = Residency(WorkerId("d1:80"), "i", 100, 0)
-D2 = Residency(WorkerId("d2:80"), "i", 100, 0)
-P1 = Residency(WorkerId("p1:80"), "i", 90, 0)
 Message = dict[str, Any]
 
 

@@ -14,14 +14,11 @@ from msgspec.structs import replace
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.fleet.worker import WorkerId
-from ppd.proxy.sessions.prefix_chain import Chain, Hasher, Mark
+from ppd.proxy.sessions.prefix_chain import Chain, Mark
 from ppd.proxy.sessions.session import Prompt, indexed
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
-
-HASHER = Hasher(b"a secret of the proxy")
-D1 = Residency(WorkerId("d1:80"), "i", 100, 0)
-D2 = Residency(WorkerId("d2:80"), "i", 100, 0)
-P1 = Residency(WorkerId("p1:80"), "i", 90, 0)
+from tests.support.attempts import D1, P1
+from tests.support.requests import HASHER
 
 
 def key_of(history: str) -> int:
@@ -214,7 +211,7 @@ TestTalk = Talk.TestCase
 
 def test_an_idle_session_takes_at_most_one_kibibyte() -> None:
     """Ten turns, a name, and two workers that hold its prefix; benchmarks/small/session_memory.py measures the same."""
-    count, turns = 2000, 10
+    count, turns = 250, 10
     workers = [(WorkerId(f"10.0.0.{number}:8000"), f"incarnation {number}") for number in range(8)]
     table = SessionTable(ttl_s=60.0, capacity=count)
     tracemalloc.start()

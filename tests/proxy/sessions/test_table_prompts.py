@@ -9,15 +9,11 @@ import pytest
 
 from ppd.proxy.config import SessionKey
 from ppd.proxy.fleet.residency import Residency
-from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, parse_request
-from ppd.proxy.sessions.prefix_chain import Hasher
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
-
-HASHER = Hasher(b"a secret of the proxy")
-D1 = Residency(WorkerId("d1:80"), "i", 100, 0)
-D2 = Residency(WorkerId("d2:80"), "i", 100, 0)
+from tests.support.attempts import D1, D2
+from tests.support.requests import HASHER
 
 
 @pytest.fixture

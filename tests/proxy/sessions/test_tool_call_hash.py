@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.proxy.sessions.prefix_chain import Hasher
 from ppd.proxy.sessions.tool_call_hash import CallHash, CanonicalJson
-
-HASHER = Hasher(b"a secret of the proxy")
+from tests.support.requests import HASHER
 
 
 def cut(text: str, at: list[int]) -> list[str]:

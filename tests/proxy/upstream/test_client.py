@@ -230,7 +230,7 @@ async def test_a_worker_is_doubted_that_was_sent_what_must_not_arrive_late(
 
 
 async def test_an_answer_that_nobody_takes_is_not_read_on(upstream: Upstream) -> None:
-    size, writers = 64 * 1024 * 1024, list[asyncio.StreamWriter]()
+    size, writers = 16 * 1024 * 1024, list[asyncio.StreamWriter]()
 
     async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter, __: int) -> None:
         writers.append(writer)
@@ -238,7 +238,7 @@ async def test_an_answer_that_nobody_takes_is_not_read_on(upstream: Upstream) ->
 
     async with server(script) as target:
         answer = await upstream.ask(Call(target), "/", timeouts=PATIENT)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.1)
         assert writers[0].transport.get_write_buffer_size() > size / 2
         assert len(await answer.body()) == size
 

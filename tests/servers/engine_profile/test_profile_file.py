@@ -23,7 +23,7 @@ from ppd.servers.engine_profile.profile_file import (
     load,
 )
 from ppd.servers.engine_profile.step_time import EngineProfile
-from tests.support.engine_profiles import profile_of
+from tests.support.stepped_engine import profile_of
 
 Change = Callable[[dict[str, Any]], Any]
 

@@ -17,6 +17,7 @@ from ppd.servers.sim.engine.engine import SimEngine
 from ppd.servers.sim.launch import running_engine
 
 CHAT = "/v1/chat/completions"
+SMALL_CACHE = {"num_blocks": 2048, "max_model_len": 32_768}  # starts in an eighth of the time of the default's 16,384
 
 
 @dataclass
@@ -56,7 +57,7 @@ class Lab:
         self.session = session
 
     async def start(self, role: str = "R", *, now: Any = None, **settings: Any) -> SimEngine:
-        config = SimConfig(role=Role(role), **{"keep_requests": 16, "allow_faults": True} | settings)
+        config = SimConfig(role=Role(role), **{"keep_requests": 16, "allow_faults": True, **SMALL_CACHE} | settings)
         clock = {} if now is None else {"now": now}
         return await self._stack.enter_async_context(running_engine(config, **clock))
 

@@ -85,7 +85,7 @@ async def test_a_changed_history_changes_the_answer(lab: Any) -> None:
 async def test_engines_of_one_model_and_seed_answer_alike(lab: Any) -> None:
     texts = [
         (await lab.chat(await lab.start(**settings), FIRST)).text
-        for settings in ({}, {"block_size": 4}, {"seed": 1}, {"model": "other"})
+        for settings in ({}, {"block_size": 4, "num_blocks": 8192}, {"seed": 1}, {"model": "other"})
     ]
     assert texts[0] == texts[1]
     assert len(set(texts)) == 3

@@ -22,7 +22,7 @@ from ppd.servers.engine_profile.profile_file import Status, Transfers
 from ppd.servers.engine_profile.profile_file import decode as decode_profile
 from ppd.servers.engine_profile.profile_file import encode as encode_profile
 from ppd.servers.engine_profile.step_time import EngineProfile, step_time_s
-from tests.support.engine_profiles import profile_of
+from tests.support.stepped_engine import profile_of
 
 TRUE = EngineProfile(
     step_s=6e-3, decode_sequence_s=2e-5, context_token_s=3e-8, prefill_token_s=1.6e-5, attention_pair_s=1.5e-9

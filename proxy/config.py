@@ -207,13 +207,11 @@ def _check_paths_and_certificates(config: ProxyConfig) -> None:
 
 
 def refused(key: str, value: object, allowed: str) -> ConfigError:
-    """Hides the value of a secret."""
     shown = "(hidden)" if key in SECRET else repr(value)
     return ConfigError(f"{key} = {shown}: must be {allowed}", param=key)
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The keys that a TOML file sets, converted; ConfigError for an unreadable file or an unknown key."""
     try:
         with path.open("rb") as file:
             raw = tomllib.load(file)
@@ -225,7 +223,6 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def convert(name: str, value: object) -> Any:
-    """To the field's own type, from TOML or a flag; ConfigError says what is allowed."""
     field = {f.name: f for f in fields(ProxyConfig)}.get(name)
     if field is None:
         known = ", ".join(f.name for f in fields(ProxyConfig))
@@ -264,8 +261,7 @@ def secrets_in(environ: Mapping[str, str]) -> dict[str, object]:
 
 
 def build(path: Path | None, flags: Mapping[str, object]) -> ProxyConfig:
-    """Flags override the file."""
-    settings = read_file(path) if path else {}
+    settings = read_file(path) if path else {}  # flags override the file
     settings |= {name: convert(name, value) for name, value in flags.items()}
     return ProxyConfig(**settings)
 

@@ -152,7 +152,6 @@ class LegError(PPDError):
 
 
 def refusal(status: int, body: bytes, *, worker: str, phase: Phase, retry_after_s: float = 0.0) -> LegError:
-    """From a worker's own error answer, or an error event before the answer began."""
     cause = Cause.SERVER if phase is Phase.HEADERS else Cause.ERROR_EVENT
     seen: int | None = None
     if status in OVERLOAD:

@@ -220,7 +220,6 @@ ROWS: Mapping[Failure, FailureRule] = MappingProxyType(
 
 
 def as_markdown() -> str:
-    """The table as docs/failures.md shows it."""
     columns = (
         "leg",
         "phase",

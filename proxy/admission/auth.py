@@ -33,12 +33,10 @@ class Ring(Protocol):
 
 
 def lowered(headers: Headers) -> dict[str, str]:
-    """The headers by lower-case name; of a repeated header the first."""
-    return {name.lower(): value for name, value in reversed(list(headers.items()))}
+    return {name.lower(): value for name, value in reversed(list(headers.items()))}  # the first of a repeated header
 
 
 def client_key(headers: Mapping[str, str]) -> str:
-    """From OpenAI's or Anthropic's header; empty if there is none."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
@@ -86,12 +84,11 @@ def check_operator_path(headers: Mapping[str, str], path: str, open_paths: Colle
 
 
 def leg_headers(headers: Mapping[str, str], worker_api_key: str, *, forwards_key: bool = True) -> dict[str, str]:
-    """For every leg of a client's request. If the proxy has keys of its own, the client's key is not forwarded."""
     kept = {name: headers[name] for name in FORWARDED if name in headers}
     if worker_api_key:
         kept["authorization"] = f"Bearer {worker_api_key}"
     elif not forwards_key:
-        pass
+        pass  # with keys of the proxy's own, the client's key is not forwarded
     elif "authorization" in headers:
         kept["authorization"] = headers["authorization"]
     elif "x-api-key" in headers:  # Anthropic's clients; vLLM reads the other header only
@@ -123,7 +120,6 @@ def forced_route(headers: Mapping[str, str], admin_key: str) -> Route | None:
 
 
 def queue_patience_s(headers: Mapping[str, str]) -> float:
-    """How long the client lets its request wait in the queue; infinite if it does not say."""
     text = headers.get(QUEUE_TIMEOUT)
     if text is None:
         return math.inf

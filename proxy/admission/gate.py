@@ -122,7 +122,6 @@ class Admission:
         return permit
 
     def admit_waiting(self) -> None:
-        """To be called when something changed in the fleet."""
         if self._yielding is not None or not self._line:
             return
         self._catch_up()  # another process may have taken the free permit by now
@@ -140,8 +139,7 @@ class Admission:
             future.set_result(None)
 
     def close_down(self) -> None:
-        """Draining: the turns inside go on, all others are refused from now on."""
-        self._draining = True
+        self._draining = True  # the turns inside go on
         for waiter in list(self._line):
             self._turn_away(waiter, "draining")
 
@@ -166,7 +164,6 @@ class Admission:
         await self._wait(waiter, not_before_s)
 
     async def _wait(self, waiter: Waiter, not_before_s: float = 0.0) -> None:
-        """Returns when the turn is admitted; Overloaded if it is refused."""
         loop, started_s = asyncio.get_running_loop(), self._now()
         left_s = self._deadline_s(waiter.ticket) - started_s
         if left_s <= 0:

@@ -28,7 +28,6 @@ class KeyRing:
         return self._keys.find(key)
 
     async def watch(self, reloaded: Callable[[bool], None], every_s: float = WATCH_EVERY_S) -> None:
-        """Reloads the file when it changes, until cancelled; `reloaded` is told whether the file could be used."""
         while True:
             await asyncio.sleep(every_s)
             taken = self.look()

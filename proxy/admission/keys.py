@@ -94,7 +94,6 @@ def hash_of(key: str) -> str:
 
 
 def encode(client: Client, key_hash: str) -> str:
-    """A client's table, as `decode` reads it; defaults are left out."""
     plain = Client(name=client.name, tenant=client.name)
     members: dict[str, object] = {"name": client.name, "hash": key_hash}
     for member in ("tenant", "priority", "weight", "requests_per_minute", "tokens_per_minute", "models"):

@@ -154,7 +154,6 @@ class WaitingLine:
         return iter(self._waiting)
 
     def ahead(self, priority: int) -> int:
-        """How many wait in this class and better ones."""
         return sum(group.size for known, group in self._classes.items() if known <= priority)
 
     def is_wanted(self, needs: Hashable) -> bool:
@@ -179,7 +178,6 @@ class WaitingLine:
             _put(group.lanes.setdefault(waiter.ticket.needs, _Lane()).flows, waiter)
 
     def remove(self, waiter: Waiter) -> None:
-        """Does nothing if it no longer waits."""
         if waiter not in self._waiting:
             return
         self._waiting.remove(waiter)

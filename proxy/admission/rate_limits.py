@@ -67,7 +67,6 @@ class RateLimits:
             self._charge(client, Limit.TOKENS, actual_tokens - estimated_tokens, now_s)
 
     def _wait_s(self, client: Client, limit: Limit, now_s: float) -> float:
-        """Until the bucket holds one unit; 0 or less if it does now."""
         allowance = _allowance(client, limit)
         if not allowance:
             return 0.0
@@ -88,7 +87,6 @@ class RateLimits:
         self._full_s[key] = max(now_s, self._full_s.get(key, now_s)) + seconds
 
     def debts(self) -> Iterable[tuple[str, Limit, float]]:
-        """Of each bucket that is not full: its key's name, its limit, and when it will be full."""
         return [(name, limit, full_s) for (name, limit), full_s in self._full_s.items()]
 
     def owe(self, name: str, limit: Limit, full_s: float) -> None:

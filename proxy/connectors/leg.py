@@ -43,7 +43,6 @@ class LegRequest(msgspec.Struct, frozen=True):
 
     @property
     def body(self) -> bytes:
-        """In one piece; an edited body is copied for it."""
         first = self.parts[0]
         return first if len(self.parts) == 1 and isinstance(first, bytes) else b"".join(self.parts)
 
@@ -55,9 +54,8 @@ class Handoff(msgspec.Struct, frozen=True):
     tokens: int  # prompt tokens that the handoff covers; 0 where P does not say
     cached_tokens: int | None  # prompt tokens that P found in its own cache; None where P does not say
 
-    @property
+    @property  # of P, its engine and its blocks
     def names(self) -> tuple[str, ...]:
-        """All strings in the parameters: the names of P, its engine and its blocks."""
         return tuple(value for value in map(decoded, self.params.values()) if isinstance(value, str) and value)
 
 
@@ -107,7 +105,6 @@ def answering_fields(endpoint: Endpoint, fields: Fields) -> Fields:
 
 
 def leg(endpoint: Endpoint, fields: Fields, request_id: str, original: Fields) -> LegRequest:
-    """`original`: the members that `fields` is an edited copy of."""
     return LegRequest(endpoint, spliced(fields, original), {REQUEST_ID: request_id})
 
 

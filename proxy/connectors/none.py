@@ -19,7 +19,6 @@ class NoConnector:
         return leg(endpoint, kept, leg_id, fields)
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
-        """Always a handoff, without parameters: D finds the KV by itself."""
         usage = body_usage(answer)
         return Handoff({}, usage.prompt_tokens or 0, usage.cached_tokens)
 

@@ -19,7 +19,7 @@ from ..openai.body_members import decoded
 from ..openai.request import Endpoint, Fields
 from .leg import public_fields
 
-Version = tuple[int, int]
+Version = tuple[int, int]  # major and minor
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
 _ALL = frozenset(Endpoint)
@@ -42,8 +42,7 @@ class Rule:
 
 
 def _is_forced(choice: Any) -> bool:
-    """Whether a `tool_choice` demands a call: 'required', a named function, or Messages' 'any' and 'tool'."""
-    kind = choice.get("type") if isinstance(choice, dict) else choice
+    kind = choice.get("type") if isinstance(choice, dict) else choice  # "required", a function, Messages' "any", "tool"
     return kind not in (None, "none", "auto")
 
 
@@ -90,13 +89,11 @@ _RULES_OF = {endpoint: [rule for rule in RULES if endpoint in rule.endpoints] fo
 
 
 def engine_version(text: str) -> Version | None:
-    """(major, minor) of vLLM's version string; None if it holds none."""
     match = _VERSION.match(text)
     return (int(match.group(1)), int(match.group(2))) if match else None
 
 
 def prefill_fields(endpoint: Endpoint, fields: Fields, engine: Version | None) -> Fields:
-    """`engine` is P's version, None if it is not known."""
     kept = public_fields(fields)
     for rule in _RULES_OF[endpoint]:
         if (rule.member not in kept and not rule.add) or not _applies(rule, kept, engine):

@@ -88,7 +88,6 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     qps_counts: Literal["conversations", "turns"]  # what arrives once per 1/qps seconds
 
     def check(self) -> None:
-        """FormatError names the axis that is empty, not in order, or has a point twice."""
         for axis in ("contexts", "workloads", "qps"):
             if not getattr(self, axis):
                 raise FormatError(f"axes.{axis}: must not be empty")

@@ -93,7 +93,6 @@ class PrototypeTable(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def decode(data: bytes) -> PrototypeTable:
-        """FormatError or msgspec's own error names the field."""
         table = msgspec.json.decode(data, type=PrototypeTable)
         known = {workload.name for workload in WORKLOADS}
         for index, entry in enumerate(table.entries):

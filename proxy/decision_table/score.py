@@ -69,7 +69,6 @@ def no_evidence(cell: CellKey) -> Verdict:
 
 
 def differences(cell: Cell | None) -> tuple[float, float] | None:
-    """`d_ttft` and `d_tpot` of a verdict; None without both arms."""
     if cell is None or cell.split is None or cell.local is None:
         return None
     split, local = cell.split, cell.local

@@ -136,7 +136,6 @@ class ScoredTable:
         self._around = Around(axes) if rule is Lookup.INTERPOLATED else None
 
     def lookup(self, workload: TableQuery) -> Verdict:
-        """Any query gets a verdict, if only that there is no evidence."""
         if self._around is not None:
             return self._averaged(self._around.mix(workload)) or self._outside[self._nearest.cell(workload)]
         verdicts = self._inside if self._nearest.covers(workload) else self._outside
@@ -169,12 +168,10 @@ class ScoredTable:
 
 
 def bundled() -> dict[str, Path]:
-    """The tables that ship with the project, by name."""
     return {path.stem: path for path in sorted(BUNDLED.glob("*.json"))}
 
 
 def find(name: str) -> Path:
-    """A bundled table by its name, or a file by its path; ConfigError lists the names."""
     known = bundled()
     if name in known:
         return known[name]
@@ -218,7 +215,6 @@ def _key(cell: Cell) -> CellKey:
 
 
 def _log_ratios(cell: Cell | None) -> tuple[float, float] | None:
-    """log(local / split) of mean TTFT, and of mean TPOT."""
     if cell is None or cell.split is None or cell.local is None:
         return None
     split, local = cell.split, cell.local
@@ -234,7 +230,6 @@ def _check_reasons(index: int, cell: Cell) -> None:
 
 
 def _layout(value: Any, depth: int) -> str:
-    """JSON with line breaks between the fields of the two outer levels and between the objects of a list."""
     is_rows = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
     if not is_rows and not (isinstance(value, dict) and depth < 2):
         return json.dumps(value, ensure_ascii=False)

@@ -42,8 +42,7 @@ class AnswerSink(Protocol):
     def add_tool_call(self, index: int, id: str | None, name: str | None, arguments: str) -> None:
         """One piece of the call at `index`. Indexes grow and may have gaps; `arguments` is a piece of a JSON text."""
 
-    def add_reasoning(self) -> None:
-        """Called for each piece of reasoning; its text is not passed on."""
+    def add_reasoning(self) -> None: ...  # for each piece; its text is not passed on
 
 
 class AnswerSummary(msgspec.Struct):

@@ -64,7 +64,6 @@ class UsageOnly(msgspec.Struct):
 
 
 def body_usage(body: bytes) -> TokenCounts:
-    """The token counts of a whole answer from any endpoint; all None where it cannot be parsed."""
     try:
         return usage_of(msgspec.json.decode(body, type=UsageOnly).usage)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

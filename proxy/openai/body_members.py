@@ -88,15 +88,13 @@ def _positions(members: Members) -> list[tuple[int, int]] | None:
 
 
 def decoded(raw: msgspec.Raw) -> Any:
-    """A member's value; None where it is not JSON, which the worker will reject."""
     try:
         return msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+        return None  # the worker will reject it
 
 
 def members(raw: msgspec.Raw) -> Fields | None:
-    """An object's members, each verbatim; None where the value is no object."""
     try:
         return msgspec.json.decode(raw, type=Fields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -49,7 +49,6 @@ class Dropped:
 
 
 def edited_event(endpoint: Endpoint, data: bytes, edits: Edits) -> bytes | Dropped | None:
-    """An event's data after the edits; None where none applies."""
     event = members(msgspec.Raw(data))
     if event is None:
         return None
@@ -65,8 +64,7 @@ def edited_event(endpoint: Endpoint, data: bytes, edits: Edits) -> bytes | Dropp
 
 
 def edited_body(body: bytes, edits: Edits) -> bytes:
-    """A whole answer after the edits. Its usage stays, whether the client asked for it or not."""
-    shown = Edits(cached_tokens=edits.cached_tokens)
+    shown = Edits(cached_tokens=edits.cached_tokens)  # a whole answer shows usage, asked for or not
     if not any(marker in body for marker in shown.markers()):
         return body
     answer = members(msgspec.Raw(body))
@@ -80,9 +78,8 @@ def _is_usage_chunk(chunk: Fields) -> bool:
 
 
 def _edit(answer: Fields, edits: Edits) -> bool:
-    """Edits the members in place and returns whether any changed; a null member stays."""
     is_changed = False
-    for name in _TRANSFER:
+    for name in _TRANSFER:  # a null member stays
         if answer.get(name, _NULL) != _NULL:
             del answer[name]
             is_changed = True

@@ -55,7 +55,6 @@ def field(content_type: str, body: bytes, name: str) -> str | None:
 
 
 def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Head and content of each part. The boundary may occur only at the start of a line between parts."""
     delimiter = b"--" + boundary
     start = body.find(delimiter) + len(delimiter)
     if body[:start] not in (delimiter, b"\r\n" + delimiter):

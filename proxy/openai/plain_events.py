@@ -52,7 +52,6 @@ class PlainEvents:
             return None
 
     def learn(self, event: bytes) -> None:
-        """Takes this event as the pattern if it brings text and nothing else."""
         self._attempts -= 1
         data = event_data(event)
         if data is None or not event.endswith(b"\n\n") or event.count(self._name) != 1:

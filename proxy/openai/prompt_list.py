@@ -96,7 +96,6 @@ class AnswerMerge:
         self._parts: dict[int, list[Fields]] = {}
 
     def add(self, at: int, body: bytes) -> None:
-        """BrokenAnswer if choices are missing, or all answers together are too long."""
         self._left_bytes -= len(body)
         if self._left_bytes < 0:
             raise BrokenAnswer("the answers to the prompts are too long")
@@ -156,7 +155,10 @@ class StreamMerge:
 
 
 class StreamPart:
-    """One prompt's stream. Nothing that a client could take for another prompt's answer gets through."""
+    """One prompt's stream. Nothing that a client could take for another prompt's answer gets through.
+
+    BrokenAnswer for an error event, for one that cannot be parsed, and for an end without [DONE].
+    """
 
     def __init__(self, merge: StreamMerge, at: int) -> None:
         self._merge = merge
@@ -165,11 +167,9 @@ class StreamPart:
         self._has_ended = False
 
     def feed(self, data: bytes) -> bytes:
-        """What goes to the client now; BrokenAnswer for an error event, and for one that cannot be parsed."""
         return b"".join([self._event(event) for event in self._splitter.feed(data)])
 
     def end(self) -> None:
-        """Called at the worker's end of file; BrokenAnswer if [DONE] has not come."""
         if not self._has_ended:
             raise BrokenAnswer
 

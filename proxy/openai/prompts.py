@@ -67,7 +67,6 @@ _CANONICAL = Encoder(order="deterministic")
 
 
 def read(decoder: Decoder[T], raw: msgspec.Raw, name: str) -> T:
-    """RequestError names the member."""
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -123,7 +122,6 @@ class PromptReader:
         return self.hasher.key(b"S", *parts, previous=scope), size
 
     def system(self, seed: int, size: int, raw: msgspec.Raw | None, name: str) -> tuple[int, int]:
-        """Seed and size after a system prompt that is not one of the messages."""
         content = None if raw is None else read(_CONTENT, raw, name)
         if not content:
             return seed, size
@@ -173,12 +171,11 @@ class PromptReader:
             self._add_call(unit, None, message.function_call)
         return unit
 
-    def responses(self, seed: int, size: int, raw: msgspec.Raw, previous: int | None) -> Chain:
-        """`input` of Responses. previous: key of the stored response that it continues."""
+    def responses(self, seed: int, size: int, raw: msgspec.Raw, stored: int | None) -> Chain:
         items = read(_ITEMS, raw, "input")
-        units = _Units(self.hasher, seed if previous is None else previous, size)
-        if previous is not None:
-            units.keys.append(previous)
+        units = _Units(self.hasher, seed if stored is None else stored, size)
+        if stored is not None:  # the input continues this response
+            units.keys.append(stored)
             units.ends.append(0)
         if isinstance(items, str):
             units.begin("user").add_text(items)
@@ -188,7 +185,7 @@ class PromptReader:
             for item in items:
                 self._add_item(units, item)
         chain = units.chain()
-        if len(chain.keys) == (previous is not None):  # only reasoning: an empty unit stands for it
+        if len(chain.keys) == (stored is not None):  # only reasoning: an empty unit stands for it
             units.begin("")
             chain = units.chain()
         return chain

@@ -39,8 +39,7 @@ class ReplyKey:
 class _Form(Protocol):
     """How one endpoint's clients echo a reply."""
 
-    def add_text(self, text: str) -> None:
-        """The text is never empty."""
+    def add_text(self, text: str) -> None: ...  # never empty
 
     def call(self, index: int) -> CallHash: ...
 

@@ -39,7 +39,6 @@ class EventSplitter:
         return not self._held and not self._in_fragment
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The events, or fragments, that `chunk` completes."""
         if not self._held and chunk.endswith(b"\n\n") and b"\r" not in chunk and not self._in_fragment:
             return self._whole(chunk)  # the usual chunk
         return self._mixed(chunk)
@@ -97,7 +96,6 @@ class EventSplitter:
 
 
 def event_data(event: bytes) -> bytes | None:
-    """The event's data lines joined with \\n; None for a comment or an event without data."""
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
         return event[6:-2]
     lines = [_value(line) for line in event.splitlines() if _is_data(line)]

@@ -47,7 +47,6 @@ class StreamRelay:
         return self._may_pass and self._observes_text(chunk)
 
     def feed(self, chunk: bytes) -> bytes:
-        """What goes to the client now; b"" while an event is incomplete."""
         if self.passes(chunk):
             return chunk
         out = b"".join([self._relay(event) for event in self._splitter.feed(chunk)])
@@ -66,9 +65,8 @@ class StreamRelay:
         return tail + broken_off(self._endpoint)
 
     def _tail(self) -> bytes:
-        """The last event if only its blank line is missing. Half an event is dropped: it would corrupt what follows."""
         is_cut = self._splitter.in_fragment
-        tail = self._splitter.rest()
+        tail = self._splitter.rest()  # goes on if only its blank line is missing: half an event would corrupt the next
         if is_cut:
             return tail + b"\n\n"
         data = event_data(tail)

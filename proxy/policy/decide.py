@@ -174,8 +174,7 @@ def _preference(turn: Turn, candidates: _Candidates, rules: Rules, qps: float) -
 
 
 def _is_stored_on_decode(turn: Turn, candidates: _Candidates) -> bool:
-    """Whether the history is stored in a D, where no replica can read it."""
-    decode = turn.decode
+    decode = turn.decode  # where no replica can read it
     return turn.stored_response and decode is not None and any(view.id == decode.worker for view in candidates.decodes)
 
 

@@ -46,7 +46,6 @@ def pick_prefill(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowS
 
 
 def held_on(residency: Residency | None, view: WorkerView, prefix_tokens: int) -> int:
-    """Tokens of a prefix that this worker is believed to hold."""
     if residency is None or residency.worker != view.worker.address or stale_reason(residency, view) is not None:
         return 0
     return min(residency.tokens, prefix_tokens)

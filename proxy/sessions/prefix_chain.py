@@ -80,7 +80,6 @@ class Hasher:
         return state
 
     def beyond(self, data: bytes | memoryview) -> blake3:
-        """A running hash of what a text has beyond its first `HEAD_BYTES`, begun with `data`."""
         return self._beyond.copy().update(data)
 
     def key(self, domain: bytes, *parts: str | bytes, previous: int = 0) -> int:
@@ -177,7 +176,6 @@ class UnitHash:
         return twin
 
     def key(self) -> int:
-        """The chain's key if the unit ended here."""
         if not self._head_end:
             return finished(self._state)
         state = self._state.copy()
@@ -185,8 +183,7 @@ class UnitHash:
         return finished(state)
 
     def _open_or_cross(self, data: bytes) -> None:
-        """The first bytes of a text, or the first that go beyond its head; `size` already counts them."""
-        before = self.size - len(data)
+        before = self.size - len(data)  # `size` already counts `data`
         if not self._head_end:
             self._state.update(b"T")
             self._head_end = before + HEAD_BYTES
@@ -254,14 +251,12 @@ class Chain(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """In bytes, of the whole prompt."""
         return self.ends[-1] + len(self.tail)
 
     def end(self) -> PrefixEnd:
         return self.resume().end() if self.tail else PrefixEnd(self.keys[-1])
 
     def resume(self) -> BlockHash:
-        """The running hash at the end of a prompt that was hashed in blocks."""
         blocks = BlockHash(self.hasher, self.keys[-1], self.ends[-1])
         blocks.add(self.tail)
         return blocks

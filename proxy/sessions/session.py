@@ -81,7 +81,6 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
 
     @property
     def output_tokens(self) -> float | None:
-        """Mean length of its answers; None before the first."""
         return _HEAD.unpack_from(self.packed)[0] or None
 
     def learnt(self) -> tuple[float | None, Residency | None, Residency | None]:

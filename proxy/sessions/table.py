@@ -177,7 +177,6 @@ class SessionTable:
         self._expire(theirs.seen_s)
 
     def lookup_keys(self, session: Session) -> tuple[int | None, list[int]]:
-        """The label and the index keys by which this session is found now."""
         label = session.label if session.label is not None and self._named.get(session.label) is session else None
         keys = index_keys(session.prefixes(), session.turn)
         return label, [key for key in keys if self._index.get(key) is session]
@@ -189,7 +188,6 @@ class SessionTable:
     # -- for the operator
 
     def drop(self, session_id: str) -> bool:
-        """Forgets all histories of a session; False if there was none."""
         found = [session for session in self._sessions.values() if session.id == session_id]
         for session in found:
             self._forget(session)
@@ -201,7 +199,6 @@ class SessionTable:
         return None if session is None else _summary(session)
 
     def recent(self, limit: int) -> list[SessionSummary]:
-        """Most recently used first."""
         newest = reversed(self._sessions.values())
         return [_summary(session) for _, session in zip(range(limit), newest, strict=False)]
 

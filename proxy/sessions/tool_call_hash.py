@@ -34,7 +34,6 @@ class CanonicalJson:
         return bool(self._held)
 
     def feed(self, text: str) -> str:
-        """The canonical form of all but an unfinished escape sequence."""
         return self._read(self._held + text, last=False)
 
     def rest(self) -> str:

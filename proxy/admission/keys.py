@@ -37,7 +37,7 @@ _KEY = re.compile(rb"ppd_[A-Za-z0-9_-]{43}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _MEMBER = re.compile(r"[a-z_]{1,32}")
-_TOML_PLACE = re.compile(r"\(at [^()]*\)$")
+_TOML_POSITION = re.compile(r"\(at [^()]*\)$")
 _LARGEST_LIMIT = 10**12  # a minute
 
 
@@ -121,8 +121,8 @@ def _tables(data: bytes, file: str) -> Sequence[object]:
     try:
         raw = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
-        place = _TOML_PLACE.search(str(exc))
-        raise _refused(f"{file}: must be TOML in UTF-8 {place.group() if place else ''}".rstrip()) from None
+        position = _TOML_POSITION.search(str(exc))
+        raise _refused(f"{file}: must be TOML in UTF-8 {position.group() if position else ''}".rstrip()) from None
     tables = raw.pop("key", [])
     if raw or not isinstance(tables, list):
         raise _refused(f"{file}: must hold [[key]] tables and nothing else")

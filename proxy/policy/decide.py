@@ -174,7 +174,8 @@ def _preference(turn: Turn, candidates: _Candidates, rules: Rules, qps: float) -
 
 
 def _is_stored_on_decode(turn: Turn, candidates: _Candidates) -> bool:
-    decode = turn.decode  # where no replica can read it
+    decode = turn.decode
+    # A replica cannot read a response that a D stores.
     return turn.stored_response and decode is not None and any(view.id == decode.worker for view in candidates.decodes)
 
 

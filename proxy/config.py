@@ -53,9 +53,9 @@ class Lookup(StrEnum):
 
 
 class DataPlane(StrEnum):
-    """Who speaks to clients over plain HTTP/1.1; TLS and HTTP/2 are always the stock one's."""
+    """Which server speaks plain HTTP/1.1 to clients; TLS and HTTP/2 always go to the stock one."""
 
-    DIRECT = "direct"  # the proxy itself, on the connection
+    DIRECT = "direct"  # the proxy's own
     ASGI = "asgi"  # the stock server: Hypercorn and Quart
 
 
@@ -94,7 +94,7 @@ class ProxyConfig:
     # workers
     heartbeat_host: str = "127.0.0.1"  # where agents' and engines' ZeroMQ messages arrive
     heartbeat_port: int = 30001  # 0: no listener
-    heartbeat_allow: tuple[str, ...] = ()  # ranges that may register; empty: all, but no pings with curve_port
+    heartbeat_allow: tuple[str, ...] = ()  # ranges that may register; empty: all, but no pings if curve_port is set
     curve_port: int = 0  # 0: off; else agents register here, encrypted, with a known key
     curve_server_key_file: str = ""  # ZeroMQ certificate of the proxy, secret part
     curve_clients_dir: str = ""  # folder of the agents' public certificates
@@ -130,11 +130,11 @@ class ProxyConfig:
     keepalive_s: float = 4.0  # idle upstream connections are dropped before vLLM's 5 s limit does it
     spare_connections: int = 2  # to each worker at least, ready before a turn needs one; 0: none
     attempts: int = 3  # tries of one turn before its first byte, the first one included
-    retry_share: float = 0.2  # of all turns, that may be tried again
+    retry_share: float = 0.2  # share of all turns that may be retried
     retry_burst: int = 100  # retries beyond that share, after a quiet time
 
     # workers' health
-    breaker_failures: int = 3  # in a row, until a worker or a pair is passed over
+    breaker_failures: int = 3  # in a row, until the circuit breaker of a worker or a pair opens
     breaker_open_s: float = 5.0  # the first time; doubled each time in a row, up to two minutes
     warm_up_s: float = 10.0  # a new or recovered worker's share of traffic grows for this long
     canary_interval_s: float = 30.0  # one tiny conversation per pair of P and D; 0: none
@@ -191,11 +191,11 @@ def _check(config: ProxyConfig) -> None:
             raise refused("heartbeat_allow", text, "address ranges such as 10.0.0.0/8") from None
     if config.curve_port and not (config.curve_server_key_file and config.curve_clients_dir):
         raise refused("curve_port", config.curve_port, "0, or both curve_server_key_file and curve_clients_dir set")
-    _check_doors(config)
+    _check_paths_and_certificates(config)
 
 
-def _check_doors(config: ProxyConfig) -> None:
-    """Open paths and certificates; whether the files can be used is seen when they are loaded."""
+def _check_paths_and_certificates(config: ProxyConfig) -> None:
+    # Whether certificates can be used shows when they are loaded.
     for path in config.open_paths:
         if path not in OPERATOR_PATHS:
             raise refused("open_paths", path, "any of " + ", ".join(OPERATOR_PATHS))
@@ -207,13 +207,11 @@ def _check_doors(config: ProxyConfig) -> None:
 
 
 def refused(key: str, value: object, allowed: str) -> ConfigError:
-    """A setting that cannot be used: which, its value unless it is a secret, and what is allowed."""
     shown = "(hidden)" if key in SECRET else repr(value)
     return ConfigError(f"{key} = {shown}: must be {allowed}", param=key)
 
 
 def read_file(path: Path) -> dict[str, Any]:
-    """The keys that a TOML file sets, converted; ConfigError for an unreadable file or an unknown key."""
     try:
         with path.open("rb") as file:
             raw = tomllib.load(file)
@@ -225,11 +223,10 @@ def read_file(path: Path) -> dict[str, Any]:
 
 
 def convert(name: str, value: object) -> Any:
-    """A setting's value in the field's own type, from TOML or a flag."""
     field = {f.name: f for f in fields(ProxyConfig)}.get(name)
     if field is None:
         known = ", ".join(f.name for f in fields(ProxyConfig))
-        # Without its value: it may be a key under a name that is spelt wrong.
+        # The value is not shown: it may be a secret under a misspelt name.
         near = get_close_matches(name, [f.name for f in fields(ProxyConfig)], 1)
         meant = f"did you mean {near[0]}?" if near else f"known keys are {known}"
         raise ConfigError(f"{name}: no such key; {meant}", param=name)
@@ -258,20 +255,19 @@ def _default(field: Field[Any]) -> Any:
 
 
 def secrets_in(environ: Mapping[str, str]) -> dict[str, object]:
-    """The keys that the environment sets, as flags: a key on a command line is seen by all."""
+    """Secrets from PPD_* variables, as flags; on a command line all users could read them."""
     names = {name: f"PPD_{name.upper()}" for name in SECRET}
     return {name: environ[variable] for name, variable in names.items() if environ.get(variable)}
 
 
 def build(path: Path | None, flags: Mapping[str, object]) -> ProxyConfig:
-    """File first, flags on top."""
-    settings = read_file(path) if path else {}
+    settings = read_file(path) if path else {}  # flags override the file
     settings |= {name: convert(name, value) for name, value in flags.items()}
     return ProxyConfig(**settings)
 
 
 def with_changes(running: ProxyConfig, before: ProxyConfig, wanted: ProxyConfig) -> tuple[ProxyConfig, tuple[str, ...]]:
-    """The running config with the live keys in which `wanted` differs from `before`, and those that need a restart."""
+    """The running config with the live keys that `wanted` changes, and the changed keys that need a restart."""
     changed = [f.name for f in fields(ProxyConfig) if getattr(wanted, f.name) != getattr(before, f.name)]
     live = {name: getattr(wanted, name) for name in changed if name in LIVE}
     return replace(running, **live), tuple(name for name in changed if name not in LIVE)

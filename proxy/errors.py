@@ -1,15 +1,15 @@
-"""Errors of the project.
+"""The exception classes of the project, with the HTTP status and the error body that a client gets for each.
 
 PPDError
-  ConfigError              a key, a value and what is allowed
-  FormatError              a table, a heartbeat or another document that cannot be read; names the field
+  ConfigError              a setting that cannot be used: its key, its value and what is allowed
+  FormatError              a table, a heartbeat or another document that cannot be parsed; names the field
   RequestError             the client's own mistake, 4xx
     Unauthorized  Forbidden  NotFound  BodyTooLarge
-  NoWorkerError            503: nobody can serve this now
-    AllBusy                each worker that could has all it may have
+  NoWorkerError            503: no worker can serve this now
+    AllBusy                every worker that could has as many turns as it may have
   Refused                  the proxy's own limits: a reason, and when to come back
-    RateLimited            429: this key's limits
-    Overloaded             503: the fleet's, or the proxy drains
+    RateLimited            429: the limits of this key
+    Overloaded             503: the fleet is full, or the proxy drains
   LegError                 an upstream request failed: in which phase, from which cause (see `failures`)
 
 Messages are written for the client: they never hold a worker's address, a key, or text of a prompt.
@@ -27,7 +27,7 @@ OVERLOAD = (429, 503)  # statuses by which a worker says that it is busy, not br
 
 
 class PPDError(Exception):
-    """The root; `status` is the HTTP status a client sees, `kind` the `type` in OpenAI's error body."""
+    """The root; `status` is the HTTP status that a client gets, `kind` the `type` in OpenAI's error body."""
 
     status = 500
     kind = "internal_error"
@@ -42,7 +42,7 @@ class PPDError(Exception):
 class ConfigError(PPDError):
     """A setting that cannot be used; `param` is the key."""
 
-    status = 400  # where it comes by the admin API
+    status = 400  # if it comes through the admin API
     kind = "invalid_request_error"
 
 
@@ -83,11 +83,11 @@ class NoWorkerError(PPDError):
 
 
 class AllBusy(NoWorkerError):
-    """The turn belongs in the queue."""
+    """The turn is to wait in the queue."""
 
 
 class Refused(PPDError):
-    """A turn that the proxy does not take now; `reason` is from a bounded set, `retry_after_s` is never 0."""
+    """A turn that the proxy does not take now. `reason` is from a bounded set; `retry_after_s` is at least 1."""
 
     def __init__(self, message: str, *, reason: str, retry_after_s: float) -> None:
         super().__init__(message, code=reason)
@@ -110,10 +110,10 @@ class Overloaded(Refused):
 
 
 class LegError(PPDError):
-    """An upstream request that brought no answer: what it was at, and why. docs/failures.md says what follows.
+    """An upstream request that brought no answer: in which phase, and why. docs/failures.md says what follows.
 
-    `status` is what the client sees where nothing else can be tried; `body` a worker's own error, for causes that the
-    request itself is at fault for; `worker` is for receipts and logs only.
+    `status` is what the client gets if nothing else can be tried; `body` is a worker's own error, if the request itself
+    is at fault; `worker` is for receipts and logs only.
     """
 
     kind = "upstream_error"
@@ -139,9 +139,9 @@ class LegError(PPDError):
 
     @property
     def is_openai_error(self) -> bool:
-        """Whether the body may go to the client: an engine's own words on the request, not those of a proxy before it.
+        """Whether the body may go to the client: the engine's own error about the request, not an error of a proxy.
 
-        What an engine says of itself (5xx) stays inside: it may name peers.
+        What an engine says of itself (5xx) stays inside, as it may name other workers.
         """
         if self.cause is not Cause.REQUEST:
             return False
@@ -152,7 +152,6 @@ class LegError(PPDError):
 
 
 def refusal(status: int, body: bytes, *, worker: str, phase: Phase, retry_after_s: float = 0.0) -> LegError:
-    """A worker's own error answer, or an error event before the answer began, by its status."""
     cause = Cause.SERVER if phase is Phase.HEADERS else Cause.ERROR_EVENT
     seen: int | None = None
     if status in OVERLOAD:
@@ -166,7 +165,7 @@ def refusal(status: int, body: bytes, *, worker: str, phase: Phase, retry_after_
 
 
 def comes_back(exc: PPDError) -> dict[str, str]:
-    """The headers that tell a client why it was turned away, and in how many seconds to come back."""
+    """The headers that tell a client why it was refused, and in how many seconds to come back."""
     if isinstance(exc, Refused):
         return {"X-PPD-Refused": exc.reason, "Retry-After": str(math.ceil(exc.retry_after_s))}
     if isinstance(exc, LegError) and exc.cause is Cause.OVERLOADED:
@@ -175,5 +174,4 @@ def comes_back(exc: PPDError) -> dict[str, str]:
 
 
 def error_body(message: str, kind: str, code: str | int | None, param: str | None = None) -> bytes:
-    """An error in the shape that OpenAI's clients parse."""
     return msgspec.json.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})

@@ -1,7 +1,7 @@
 """What becomes of a turn when something fails: one row for each leg, phase and cause.
 
-The router and the dispatcher read their next step here, docs/failures.md prints it, and the fault matrix of the tests
-provokes each row and holds what happened against it. A phase is what the leg was at when it failed.
+The router and the dispatcher read their next step here, docs/failures.md prints the table, and the fault matrix of the
+tests provokes each row and checks what happens. A phase is what the leg was doing when it failed.
 """
 
 from __future__ import annotations
@@ -23,33 +23,31 @@ class Leg(StrEnum):
 
 
 class Phase(StrEnum):
-    QUEUE = "queue"  # the turn waits for its place; no worker was asked
+    QUEUE = "queue"  # the turn waits; no worker was asked
     CONNECT = "connect"
-    SENT = "request_sent"  # the head of the answer is awaited
-    HEADERS = "headers"  # the head is here; a stream's first event, or the rest of a whole body, is awaited
-    FIRST_EVENT = "first_event"  # the first event or the whole body is here, and is looked at
-    STREAM = "mid_stream"  # the client has had bytes
-    AFTER = "after_last_event"  # the answer was all there
+    SENT = "request_sent"  # waiting for the head of the answer
+    HEADERS = "headers"  # the head is here; waiting for a stream's first event, or the rest of a whole body
+    FIRST_EVENT = "first_event"  # the first event or the whole body is here, and is checked
+    STREAM = "mid_stream"  # the client has received bytes
+    AFTER = "after_last_event"  # the answer was complete
 
 
 class Cause(StrEnum):
     REFUSED = "refused"  # no connection: refused, unreachable, no such host, no TLS
     RESET = "reset"  # the connection ended early
     TIMEOUT = "timeout"
-    REQUEST = "4xx"  # the request's own fault, whoever is asked
+    REQUEST = "4xx"  # the request's own fault, whichever worker is asked
     OVERLOADED = "overloaded"  # 429 or 503
     SERVER = "5xx"
-    MALFORMED = "malformed"  # not HTTP, not JSON, empty, or given up by the engine before its first token
+    MALFORMED = "malformed"  # not HTTP, not JSON, empty, or aborted by the engine before its first token
     NO_HANDOFF = "no_handoff"  # P answered, but with nothing that D could use
     ERROR_EVENT = "error_event"  # an error in a stream whose status was 200
-    WORKER_GONE = "worker_gone"  # it left, or was found dead, under the leg
+    WORKER_GONE = "worker_gone"  # it left, or was found dead, while the leg ran
     CLIENT_GONE = "client_gone"
     DRAINING = "draining"  # the proxy is being stopped
 
 
 class ClientGets(StrEnum):
-    """What the client gets."""
-
     ANOTHER = "another worker, within the retry budget; with none left 502, or 504 after a time-out"
     ANOTHER_OR_QUEUE = "another worker, then the queue, then 503 with Retry-After"
     RELAYED = "the worker's own error, unchanged; only its status if it names a worker"
@@ -73,8 +71,6 @@ class OtherLeg(StrEnum):
 
 
 class HandoffEffect(StrEnum):
-    """What becomes of the handoff."""
-
     NONE = "there is none"
     ABORTED = "P is told to abort; if it announces one all the same, D takes it"
     RELEASED = "another D is asked for one token and so takes it; with no other D, P keeps the KV until the lease ends"
@@ -83,8 +79,6 @@ class HandoffEffect(StrEnum):
 
 
 class HealthEffect(StrEnum):
-    """What it does to the worker's health."""
-
     UNTOUCHED = "untouched"
     COUNTED = "a failure of the worker"
     OPENED = "a failure that opens the worker's breaker"
@@ -93,8 +87,6 @@ class HealthEffect(StrEnum):
 
 
 class ResidencyEffect(StrEnum):
-    """What it does to the session's residency."""
-
     UNCHANGED = "unchanged"
     FALLS = "dropped if the worker comes back with another incarnation"
     LEARNT = "recorded: the turn was complete"
@@ -102,13 +94,13 @@ class ResidencyEffect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailureRule:
-    """One answer to failures of some legs, in some phases, from some causes."""
+    """What follows failures of some legs, in some phases, from some causes."""
 
     legs: tuple[Leg, ...]
     phases: tuple[Phase, ...]
     causes: tuple[Cause, ...]
     client: ClientGets
-    whole: ClientGets  # the client's part where the answer is not streamed
+    whole: ClientGets  # what the client gets if the answer is not streamed
     other_leg: OtherLeg
     handoff: HandoffEffect
     health: HealthEffect
@@ -143,7 +135,6 @@ def _row(
 
 # fmt: off
 def _queue_rows() -> Iterator[FailureRule]:
-    """No worker was asked, nothing is held."""
     c, r = ClientGets, ResidencyEffect
     yield _row((_EVERY, _QUEUE, (Cause.OVERLOADED, Cause.TIMEOUT, Cause.DRAINING)), c.REFUSED)
     yield _row((_EVERY, _QUEUE, (Cause.CLIENT_GONE,)), c.NOTHING)
@@ -151,7 +142,6 @@ def _queue_rows() -> Iterator[FailureRule]:
 
 
 def _prefill_rows() -> Iterator[FailureRule]:
-    """P computes the prompt."""
     c, o, h, s, r = ClientGets, OtherLeg, HandoffEffect, HealthEffect, ResidencyEffect
     failed = (Cause.RESET, Cause.TIMEOUT, Cause.MALFORMED)
     yield _row((_P, _CONNECT, (Cause.REFUSED,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.OPENED, r.FALLS)
@@ -168,8 +158,7 @@ def _prefill_rows() -> Iterator[FailureRule]:
     yield _row((_P, _CONNECT + _ASKED, (Cause.DRAINING,)), c.UNTIL_LIMIT, o.GOES_ON, h.TAKEN)
 
 
-def _decode_rows() -> Iterator[FailureRule]:
-    """D pulls the KV and answers; the client has had no byte."""
+def _decode_rows() -> Iterator[FailureRule]:  # before the client's first byte
     c, o, h, s, r = ClientGets, OtherLeg, HandoffEffect, HealthEffect, ResidencyEffect
     broken, wrong = (Cause.RESET, Cause.MALFORMED), (Cause.MALFORMED, Cause.ERROR_EVENT)
     yield _row((_D, _CONNECT, (Cause.REFUSED, Cause.WORKER_GONE)), c.ANOTHER, o.REDONE, h.RELEASED, s.OPENED, r.FALLS)
@@ -177,7 +166,7 @@ def _decode_rows() -> Iterator[FailureRule]:
     yield _row((_D, _ASKED, (Cause.TIMEOUT,)), c.ANOTHER, o.REDONE, h.LEFT, s.PAIR, whole=c.TIMED_OUT)
     yield _row((_D, _ASKED, broken), c.ANOTHER, o.REDONE, h.LEFT, s.COUNTED)
     yield _row((_D, _HEADERS, (Cause.SERVER,)), c.ANOTHER, o.REDONE, h.LEFT, s.PAIR)
-    # A D that turns a request away tells P that its blocks are free: no other D may read them then.
+    # A D that refuses a request tells P that its blocks are free, so no other D may read them.
     yield _row((_D, _HEADERS + _FIRST, (Cause.OVERLOADED,)), c.ANOTHER_OR_QUEUE, o.REDONE, h.LEFT, s.PASSED_OVER)
     yield _row((_D, _HEADERS + _FIRST, (Cause.REQUEST,)), c.RELAYED, o.DONE, h.LEFT)
     yield _row((_D, _FIRST, wrong), c.ANOTHER, o.REDONE, h.LEFT, s.COUNTED)
@@ -185,8 +174,7 @@ def _decode_rows() -> Iterator[FailureRule]:
     yield _row((_D, _UNSEEN, (Cause.CLIENT_GONE,)), c.NOTHING, o.DONE, h.TAKEN)
 
 
-def _lone_rows() -> Iterator[FailureRule]:
-    """D or R answers, and there is no other leg; the client has had no byte."""
+def _single_leg_rows() -> Iterator[FailureRule]:  # before the client's first byte
     c, o, h, s, r = ClientGets, OtherLeg, HandoffEffect, HealthEffect, ResidencyEffect
     broken, wrong = (Cause.RESET, Cause.MALFORMED), (Cause.MALFORMED, Cause.ERROR_EVENT)
     yield _row((_ALONE, _CONNECT, (Cause.REFUSED,)), c.ANOTHER, o.NONE, h.NONE, s.OPENED, r.FALLS)
@@ -202,7 +190,7 @@ def _lone_rows() -> Iterator[FailureRule]:
 
 
 def _stream_rows(legs: tuple[Leg, ...], o: OtherLeg, h: HandoffEffect) -> Iterator[FailureRule]:
-    """The client has had bytes: nothing is tried again."""
+    # Once the client has received bytes, nothing is tried again.
     c, s, r = ClientGets, HealthEffect, ResidencyEffect
     late = (Cause.RESET, Cause.TIMEOUT, Cause.WORKER_GONE, Cause.CLIENT_GONE, Cause.DRAINING)
     yield _row((legs, _UNSEEN + _STREAM, (Cause.DRAINING,)), c.UNTIL_LIMIT, o, h)
@@ -219,7 +207,7 @@ TABLE: tuple[FailureRule, ...] = (
     *_queue_rows(),
     *_prefill_rows(),
     *_decode_rows(),
-    *_lone_rows(),
+    *_single_leg_rows(),
     *_stream_rows(_D, OtherLeg.DONE, HandoffEffect.TAKEN),
     *_stream_rows(_ALONE, OtherLeg.NONE, HandoffEffect.NONE),
 )
@@ -228,11 +216,10 @@ TABLE: tuple[FailureRule, ...] = (
 ROWS: Mapping[Failure, FailureRule] = MappingProxyType(
     {failure: row for row in TABLE for failure in product(row.legs, row.phases, row.causes)}
 )
-"""Every failure that can be, with its row."""
+"""The row of every failure that is possible."""
 
 
 def as_markdown() -> str:
-    """The table as docs/failures.md shows it: a row each, in the words of the enumerations."""
     columns = (
         "leg",
         "phase",

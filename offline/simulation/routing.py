@@ -17,7 +17,7 @@ from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.policy import Route, Rules, Turn, decide
-from ppd.proxy.sessions.prefix_chain import KEY_BITS, Chain, Hasher, Mark
+from ppd.proxy.sessions.prefix_chain import KEY_BITS, Chain, Hasher, PrefixEnd
 from ppd.proxy.sessions.session import Prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.token_estimates import TokenEstimator
@@ -101,7 +101,7 @@ class PolicyRouting:
             outcome = TurnOutcome(
                 prompt_tokens=prompt,
                 completion_tokens=output,
-                reply_key=Mark(_key(conversation, 2 * turn)),
+                reply_key=PrefixEnd(_key(conversation, 2 * turn)),
                 decode=residency(decision.decode.id, prompt + output),
                 prefill=residency(prefill.id, prompt) if prefill is not None else match.prefill,
             )

@@ -1,1 +1,1 @@
-"""Who may come in, how much each may use, and who is next."""
+"""API keys, rate limits and the queue: which turns may enter the fleet, and in which order."""

@@ -8,7 +8,7 @@ from ..runtime.replicated import Replicated
 
 
 class RateMeter:
-    """Events per second over the last `window_s`; a young meter divides by its age, never by less than 1 s."""
+    """Events per second over the last `window_s`. A younger meter divides by its age, but never by less than 1 s."""
 
     BUCKETS = 30
 
@@ -38,12 +38,12 @@ class RateMeter:
 
 
 class Arrivals:
-    """Turns as they come, and those of them that open a conversation."""
+    """The rates of turns, and of turns that open a conversation."""
 
     def __init__(self, window_s: float, now_s: float) -> None:
         self.turns = RateMeter(window_s, now_s)
         self.conversations = RateMeter(window_s, now_s)
-        self.replicated: Replicated[bool] | None = None  # changed: whether the turn opens a conversation
+        self.replicated: Replicated[bool] | None = None  # `changed` takes whether the turn opens a conversation
 
     def count(self, now_s: float, *, opens: bool) -> None:
         self.adopt(now_s, turns=1, conversations=1 if opens else 0)
@@ -51,7 +51,7 @@ class Arrivals:
             self.replicated.changed(opens)
 
     def adopt(self, now_s: float, *, turns: int, conversations: int) -> None:
-        """So many that came, here or to another process of this proxy; conversations: that some of the turns open."""
+        """Counts turns that arrived here or at another process of this proxy; `conversations` of them open one."""
         self.turns.count(now_s, turns)
         if conversations:
             self.conversations.count(now_s, conversations)

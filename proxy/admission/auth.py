@@ -1,8 +1,8 @@
-"""Who is asking: the client that a key stands for, the operator's admin key, and what each of them may.
+"""Who sent a request, by its API key, and what the sender may do; the operator is known by the admin key.
 
 A client's key never counts as the admin key, nor the admin key as a client's.
 
-Headers come as a mapping with names in lower case.
+Headers are mappings with names in lower case.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ..errors import Forbidden, NotFound, RequestError, Unauthorized
 from ..policy import Route
 from .keys import Client
 
-# What a worker may see of a client's headers. Everything else stays here: a header must not steer an engine
-# (X-data-parallel-rank, X-Vllm-Priority) nor another proxy.
+# The only client headers that workers get. Others could steer an engine (X-data-parallel-rank, X-Vllm-Priority) or
+# another proxy.
 FORWARDED = ("accept", "content-type", "traceparent", "tracestate", "anthropic-version", "x-session-id")
 FORCE_ROUTE = "x-ppd-force-route"
 QUEUE_TIMEOUT = "x-ppd-queue-timeout"
@@ -33,26 +33,24 @@ class Ring(Protocol):
 
 
 def lowered(headers: Headers) -> dict[str, str]:
-    """A request's headers by lower-case name; of a repeated one the first."""
-    return {name.lower(): value for name, value in reversed(list(headers.items()))}
+    return {name.lower(): value for name, value in reversed(list(headers.items()))}  # the first of a repeated header
 
 
 def client_key(headers: Mapping[str, str]) -> str:
-    """The API key that the client sent, in OpenAI's or Anthropic's header; empty if none."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
 
 def tenant_of(headers: Mapping[str, str]) -> str:
-    """A name for the holder of a key that does not reveal the key; one name for all who send none."""
+    """A name for the holder of a key that does not reveal the key; "" for all who send none."""
     key = headers.get("authorization") or headers.get("x-api-key", "")
     return blake2b(key.encode(), digest_size=8).hexdigest() if key else ""
 
 
 def authenticate(headers: Mapping[str, str], ring: Ring | None) -> Client:
-    """The client whose key this is; Unauthorized for none. Without a ring nobody is asked for a key.
+    """The client with this key; Unauthorized if there is none. Without a ring no key is needed.
 
-    Cheap, and needs no body: a stranger's is not read.
+    Reads no more than the headers, so the body of an unknown client is never read.
     """
     if ring is None:
         return Client(name="", tenant=tenant_of(headers))
@@ -66,9 +64,9 @@ def authenticate(headers: Mapping[str, str], ring: Ring | None) -> Client:
 
 
 def check_use(client: Client, model: str) -> None:
-    """NotFound, as OpenAI answers, where the client's key is not for this model; `model` may be empty.
+    """NotFound, as OpenAI answers, if the client's key is not for this model; `model` may be empty.
 
-    A request that names no model gets the worker's default one, so a key for some models only must name it.
+    A request that names no model gets the worker's default: a key for some models only must name one.
     """
     if not client.may_use(model):
         if not model:
@@ -77,7 +75,7 @@ def check_use(client: Client, model: str) -> None:
 
 
 def check_operator_path(headers: Mapping[str, str], path: str, open_paths: Collection[str], admin_key: str) -> None:
-    """Unauthorized where a path is neither open nor the admin key sent; NotFound where there is no such key.
+    """Unauthorized if the path is not open and the admin key was not sent; NotFound if no admin key is set.
 
     A client's key does not open it: the fleet's figures are those of all tenants.
     """
@@ -86,12 +84,11 @@ def check_operator_path(headers: Mapping[str, str], path: str, open_paths: Colle
 
 
 def leg_headers(headers: Mapping[str, str], worker_api_key: str, *, forwards_key: bool = True) -> dict[str, str]:
-    """What every leg of a client's request carries; with keys of the proxy's own, the client's key ends here."""
     kept = {name: headers[name] for name in FORWARDED if name in headers}
     if worker_api_key:
         kept["authorization"] = f"Bearer {worker_api_key}"
     elif not forwards_key:
-        pass
+        pass  # with keys of the proxy's own, the client's key is not forwarded
     elif "authorization" in headers:
         kept["authorization"] = headers["authorization"]
     elif "x-api-key" in headers:  # Anthropic's clients; vLLM reads the other header only
@@ -100,7 +97,7 @@ def leg_headers(headers: Mapping[str, str], worker_api_key: str, *, forwards_key
 
 
 def check_admin(headers: Mapping[str, str], admin_key: str) -> None:
-    """Unauthorized unless the request carries the admin key; without one in the config there is no admin API."""
+    """Unauthorized unless the request carries the admin key; NotFound if the config sets none."""
     if not admin_key:
         raise NotFound("this is off: it needs an admin_key in the config")
     if not _is_same(headers.get("x-admin-key") or client_key(headers), admin_key):
@@ -108,9 +105,9 @@ def check_admin(headers: Mapping[str, str], admin_key: str) -> None:
 
 
 def forced_route(headers: Mapping[str, str], admin_key: str) -> Route | None:
-    """The route that the operator asks for on this one request; Forbidden for anybody else who names one.
+    """The route that the operator asks for on this one request; Forbidden without the admin key.
 
-    Only the admin key's own header counts: `Authorization` says whose conversation it is.
+    Only X-Admin-Key counts, as `Authorization` says whose conversation it is.
     """
     wanted = headers.get(FORCE_ROUTE)
     if wanted is None:
@@ -123,7 +120,6 @@ def forced_route(headers: Mapping[str, str], admin_key: str) -> Route | None:
 
 
 def queue_patience_s(headers: Mapping[str, str]) -> float:
-    """How long the client lets its request wait for a place; infinite where it does not say."""
     text = headers.get(QUEUE_TIMEOUT)
     if text is None:
         return math.inf

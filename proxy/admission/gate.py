@@ -1,8 +1,8 @@
-"""The way into the fleet: so many turns inside, so many waiting for a time, the rest refused with a time to come back.
+"""Admission: how many turns are in the fleet, how many wait and for how long; the rest are refused with Retry-After.
 
-`queueing` has the order. Here are the futures, the deadlines, and the counts, which are right whatever happens: a turn
-is admitted, refused or gone by exactly one synchronous step, and a client that leaves while it is being admitted gives
-its permit back.
+The order is that of `queue`. This file has the futures, the deadlines and the counts. The counts are right whatever
+happens, because each turn is admitted, refused or cancelled in exactly one synchronous step, and a client that leaves
+while it is being admitted gives its permit back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .arrival_rate import RateMeter
 from .queue import Ticket, Waiter, WaitingLine
 
 RETRY_AFTER_S = (1.0, 60.0)  # the least and the most that a client is asked to wait
-COURTESY_S = 0.005  # before a place that came free here is our own turns', while another process has some waiting
+YIELD_S = 0.005  # for so long a permit that came free here is left to other processes, if turns wait there
 DEPARTURES_S = 30.0  # over which the rate of leaving turns is measured
 
 MESSAGES = {
@@ -28,7 +28,7 @@ MESSAGES = {
 
 
 class Permit:
-    """A turn's right to be inside; its holder calls `release` in a `finally`."""
+    """A turn's right to be in the fleet; its holder calls `release` in a `finally`."""
 
     __slots__ = ("_admission", "_inside", "_waiter")
 
@@ -38,15 +38,15 @@ class Permit:
         self._inside = True
 
     def release(self) -> None:
-        """Frees it for the next turn; a second call does nothing."""
+        """A second call does nothing."""
         if self._inside:
             self._inside = False
             self._admission.left()
 
     async def wait_again(self, not_before_s: float) -> None:
-        """The workers want no more now: back into the queue, with the old arrival and deadline.
+        """Back into the queue, with the old arrival and deadline: the workers accept no more now.
 
-        The permit is given up meanwhile, and stays so where this raises: Overloaded, as in `Admission.enter`.
+        The permit is given up meanwhile, and not regained if this raises Overloaded (as `Admission.enter` does).
         """
         assert self._inside, "only a turn that is inside can go back"
         self._inside = False
@@ -55,9 +55,9 @@ class Permit:
 
 
 class Admission:
-    """Bounds on the turns inside and waiting.
+    """Limits the turns inside and the turns that wait.
 
-    on_refused(reason), on_waited(seconds of a turn that waited and was admitted): for metrics.
+    on_refused(reason) and on_waited(seconds of a turn that waited and was admitted) are for metrics.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Admission:
         # In the other processes of this proxy.
         self.inside_elsewhere = 0
         self.waiting_elsewhere = 0
-        self.replicated: Replicated[[]] | None = None  # changed: turns came in, or wait, or left
-        self._courtesy: asyncio.TimerHandle | None = None  # until then what is free is theirs
+        self.replicated: Replicated[[]] | None = None  # `changed`: a turn entered, waits, or left
+        self._yielding: asyncio.TimerHandle | None = None  # until then free permits are left to other processes
         self._max_inflight = max_inflight
         self._queue_limit = queue_limit
         self._queue_timeout_s = queue_timeout_s
@@ -85,8 +85,8 @@ class Admission:
         self._departures = RateMeter(DEPARTURES_S, now())
         self._line = WaitingLine()
         self._futures: dict[Waiter, asyncio.Future[Overloaded | None]] = {}
-        # Needs of turns that were admitted and have not run since: what they take of the fleet is not to be seen yet.
-        self._handed: dict[Hashable, Waiter] = {}
+        # By needs, turns that were admitted and have not run since: their load does not show in the fleet yet.
+        self._admitted: dict[Hashable, Waiter] = {}
         self._arrivals = 0
         self._draining = False
 
@@ -95,23 +95,24 @@ class Admission:
         return len(self._line)
 
     def try_enter(self, ticket: Ticket) -> Permit | None:
-        """A permit if one is free and none waits for the same; raises Overloaded when draining."""
+        """A permit if one is free and no turn with equal needs waits; Overloaded when draining."""
         if self._draining:
             raise self._refusal("draining", ticket)
-        if self.inside + self.inside_elsewhere >= self._max_inflight or self._courtesy:
+        if self.inside + self.inside_elsewhere >= self._max_inflight or self._yielding:
             return None
-        if ticket.needs in self._handed:
+        if ticket.needs in self._admitted:
             return None
         if (self._line and self._line.is_wanted(ticket.needs)) or not ticket.fits():
             return None
         self.inside += 1
-        self._moved()
+        self._changed()
         return Permit(self, self._arrived(ticket))
 
     async def enter(self, ticket: Ticket) -> Permit:
         """A permit, at once or after a wait; Overloaded: queue_full, queue_timeout or draining.
 
-        The caller takes its room on a worker before its next await: only then is the next of its kind admitted.
+        The caller takes its room on a worker before its next await: only then the next turn with equal needs is
+        admitted.
         """
         permit = self.try_enter(ticket)
         if permit is None:
@@ -121,36 +122,33 @@ class Admission:
         return permit
 
     def admit_waiting(self) -> None:
-        """Something changed in the fleet: admit whoever fits now."""
-        if self._courtesy is not None or not self._line:
+        if self._yielding is not None or not self._line:
             return
-        self._hear()  # a place that came free here may be another process's by now
+        self._catch_up()  # another process may have taken the free permit by now
         while self._line and self.inside + self.inside_elsewhere < self._max_inflight:
             waiter = self._line.take(self._has_room)
             if waiter is None:
                 return
             future = self._futures[waiter]
-            if future.done():  # its client left in this very round of the loop
+            if future.done():  # its client left in this iteration of the event loop
                 waiter.refund()
                 continue
             self.inside += 1
-            self._moved()
-            self._handed[waiter.ticket.needs] = waiter
+            self._changed()
+            self._admitted[waiter.ticket.needs] = waiter
             future.set_result(None)
 
     def close_down(self) -> None:
-        """Draining: those inside go on, all others are refused from now on."""
-        self._draining = True
+        self._draining = True  # the turns inside go on
         for waiter in list(self._line):
             self._turn_away(waiter, "draining")
 
     def left(self) -> None:
-        """A permit was given back by a turn that is over."""
         self.inside -= 1
-        self._moved()
+        self._changed()
         self._departures.count(self._now())
-        if self._line and self.waiting_elsewhere:  # else it would be our own turns' for ever
-            self._courtesy = self._courtesy or asyncio.get_running_loop().call_later(COURTESY_S, self._end_courtesy)
+        if self._line and self.waiting_elsewhere:  # else our own turns would take every permit that comes free here
+            self._yielding = self._yielding or asyncio.get_running_loop().call_later(YIELD_S, self._end_yield)
         else:
             self.admit_waiting()
 
@@ -161,12 +159,11 @@ class Admission:
         if self._draining:
             raise self._refusal("draining", waiter.ticket)
         deadline_s = self._deadline_s(waiter.ticket)
-        if self._now() < deadline_s <= not_before_s:  # waiting for it would be for nothing
+        if self._now() < deadline_s <= not_before_s:  # no worker accepts it before its deadline
             raise self._refusal("workers_overloaded", waiter.ticket, not_before_s - self._now())
         await self._wait(waiter, not_before_s)
 
     async def _wait(self, waiter: Waiter, not_before_s: float = 0.0) -> None:
-        """Returns when the turn is inside."""
         loop, started_s = asyncio.get_running_loop(), self._now()
         left_s = self._deadline_s(waiter.ticket) - started_s
         if left_s <= 0:
@@ -177,7 +174,7 @@ class Admission:
             timers.append(loop.call_later(pause_s, self._due, waiter))
         future = self._futures[waiter] = loop.create_future()
         self._line.add(waiter, parked=pause_s > 0)
-        self._moved()
+        self._changed()
         try:
             self.admit_waiting()
             if len(self._line) > self._queue_limit:
@@ -185,7 +182,7 @@ class Admission:
             refusal = await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.result() is None:
-                self.inside -= 1  # admitted, and gone before it knew
+                self.inside -= 1  # admitted, but its client left first
                 waiter.refund()
             raise
         finally:
@@ -193,28 +190,28 @@ class Admission:
                 timer.cancel()
             self._line.remove(waiter)
             del self._futures[waiter]
-            if self._handed.get(waiter.ticket.needs) is waiter:
-                del self._handed[waiter.ticket.needs]
+            if self._admitted.get(waiter.ticket.needs) is waiter:
+                del self._admitted[waiter.ticket.needs]
                 loop.call_soon(self.admit_waiting)  # after this turn has taken its room on a worker
         if refusal is not None:
             raise refusal
-        self._hear()
+        self._catch_up()
         self._on_waited(self._now() - started_s)
 
-    def _end_courtesy(self) -> None:
-        self._courtesy = None
+    def _end_yield(self) -> None:
+        self._yielding = None
         self.admit_waiting()
 
     @property
     def is_tight(self) -> bool:
-        """Whether so few places are left that all processes should know of each."""
+        """Whether so few permits are left that all processes should hear of each change."""
         return 2 * (self.inside + self.inside_elsewhere) >= self._max_inflight
 
-    def _hear(self) -> None:
+    def _catch_up(self) -> None:
         if self.replicated is not None:
             self.replicated.catch_up()
 
-    def _moved(self) -> None:
+    def _changed(self) -> None:
         if self.replicated is not None:
             self.replicated.changed()
 
@@ -226,7 +223,7 @@ class Admission:
         return min(ticket.deadline_s, ticket.arrived_s + self._queue_timeout_s)
 
     def _has_room(self, ticket: Ticket) -> bool:
-        return ticket.needs not in self._handed and ticket.fits()
+        return ticket.needs not in self._admitted and ticket.fits()
 
     def _due(self, waiter: Waiter) -> None:
         self._line.unpark(waiter)
@@ -242,10 +239,10 @@ class Admission:
         self._on_refused(reason)
         least_s, most_s = RETRY_AFTER_S
         if reason == "draining":
-            retry_after_s = least_s  # another proxy takes it, or this one when it is back
+            retry_after_s = least_s  # another proxy takes the turn, or this one when it is back
         elif retry_after_s is None:
             rate_rps = self._departures.rate_rps(self._now())
-            # With nothing measured yet, what waits now is served or gone by then.
+            # Without a measured rate: by then all that wait now are served, or have timed out.
             unknown_s = self._queue_timeout_s
             retry_after_s = (self._line.ahead(ticket.priority) + 1) / rate_rps if rate_rps > 0 else unknown_s
         return Overloaded(MESSAGES[reason], reason=reason, retry_after_s=max(least_s, min(most_s, retry_after_s)))

@@ -15,10 +15,10 @@ log = logging.getLogger(__name__)
 
 
 class KeyRing:
-    """A file is taken whole or not at all. A key that is gone from it opens nothing from then on; turns at work end."""
+    """A file is used as a whole or not at all. A removed key opens nothing from then on; running turns finish."""
 
     def __init__(self, file: Path, admin_key: str = "") -> None:
-        """ConfigError where the file can't be used, or says that the admin key is a client's."""
+        """ConfigError if the file cannot be used, or a client's key in it is the admin key."""
         self._file = file
         self._admin_key = admin_key
         self._watched = WatchedFiles(file)
@@ -28,7 +28,6 @@ class KeyRing:
         return self._keys.find(key)
 
     async def watch(self, reloaded: Callable[[bool], None], every_s: float = WATCH_EVERY_S) -> None:
-        """Rereads the file when it changes, until cancelled, and says whether it could be taken."""
         while True:
             await asyncio.sleep(every_s)
             taken = self.look()
@@ -36,11 +35,11 @@ class KeyRing:
                 reloaded(taken)
 
     def look(self) -> bool | None:
-        """Rereads a file that has changed and is at rest; None where it need not."""
+        """Reloads the file if it has changed and is no longer being written; None if not."""
         return self.reload() if self._watched.are_new() else None
 
     def reload(self) -> bool:
-        """The file's keys; False, logged and nothing changed, where it can't be used."""
+        """False, logged and with nothing changed, if the file cannot be used."""
         try:
             keys = self._load()
         except ConfigError as exc:
@@ -70,7 +69,6 @@ class KeyRing:
 
 
 def load(file: Path) -> Keys:
-    """A file's keys; ConfigError where it can't be read or used."""
     try:
         data = file.read_bytes()
     except OSError as exc:

@@ -5,16 +5,16 @@ A key file is TOML, one table a key; all but `hash` and `name` may be left out:
     [[key]]
     name = "acme-agents"           # unique; what receipts and logs show
     hash = "sha256:9f86d081..."    # of the key, in UTF-8
-    tenant = "acme"                # who shares conversations and a fair share; the name if not given
+    tenant = "acme"                # keys of a tenant share conversations and a fair share; default: the name
     priority = 0                   # lower is served earlier, as in vLLM
     weight = 1                     # of the tenant's fair share
     requests_per_minute = 60       # 0: no limit
     tokens_per_minute = 100000
     models = ["llama"]             # empty: all
 
-A plain hash is enough, as a key is 256 random bits: there is nothing to guess that a slow, salted hash would protect,
-and every request pays for it. So a key is made by `new_key`, never thought up. What the file itself says is not
-repeated in errors but for checked names and numbers: somebody may have put a key there.
+A plain hash is enough, because a key is 256 random bits: a slow, salted hash protects only what can be guessed, and
+every request would pay for it. So a key is made by `new_key`, never invented. Errors repeat nothing of the file but
+checked names and numbers, because somebody may have put a key there.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _KEY = re.compile(rb"ppd_[A-Za-z0-9_-]{43}")
 _HASH = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _MEMBER = re.compile(r"[a-z_]{1,32}")
-_TOML_PLACE = re.compile(r"\(at [^()]*\)$")
+_TOML_POSITION = re.compile(r"\(at [^()]*\)$")
 _LARGEST_LIMIT = 10**12  # a minute
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks, and what they may."""
+    """The holder of a key, and what it may use."""
 
     name: str  # of the key; empty where no key is asked for
     tenant: str
@@ -71,11 +71,11 @@ class Keys:
     entries: tuple[KeyEntry, ...] = ()
 
     def find(self, key: str) -> Client | None:
-        """The client whose key this is.
+        """The client with this key.
 
-        Every entry is compared, each in constant time, so the time an answer takes tells neither which key was near
-        nor how many there are before it. A dict of digests would tell hardly more, as a digest can't be steered, but
-        that rests on how dicts compare; 1000 keys are compared in about 0.1 ms.
+        Every entry is compared, each in constant time, so the response time tells neither which key was near nor how
+        many come before it. A dict of digests would tell hardly more, as nobody can choose a digest, but that rests on
+        how dicts compare. 1000 keys are compared in about 0.1 ms.
         """
         digest, found = sha256(key.encode()).digest(), None
         for entry in self.entries:
@@ -85,7 +85,7 @@ class Keys:
 
 
 def new_key(random_text: Callable[[int], str]) -> str:
-    """A key of 256 random bits, from `secrets.token_urlsafe`; its start lets a leaked one be searched for."""
+    """256 random bits, from `secrets.token_urlsafe`; the fixed start lets a leaked key be searched for."""
     return _KEY_START + random_text(KEY_BYTES)
 
 
@@ -94,7 +94,6 @@ def hash_of(key: str) -> str:
 
 
 def encode(client: Client, key_hash: str) -> str:
-    """A client's table, as `decode` reads it; what is the default is left out."""
     plain = Client(name=client.name, tenant=client.name)
     members: dict[str, object] = {"name": client.name, "hash": key_hash}
     for member in ("tenant", "priority", "weight", "requests_per_minute", "tokens_per_minute", "models"):
@@ -104,12 +103,12 @@ def encode(client: Client, key_hash: str) -> str:
 
 
 def _toml(value: object) -> str:
-    """Whole numbers, printable strings and lists of them look the same in JSON; floats do not where they are none."""
+    # TOML writes strings, whole numbers and lists as JSON does, but not inf and nan.
     return str(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 def decode(data: bytes, file: str) -> Keys:
-    """The keys of a file; ConfigError names the file, the key and what is allowed."""
+    """ConfigError names the file, the key and what is allowed."""
     entries = [_entry(table, number, file) for number, table in enumerate(_tables(data, file), start=1)]
     _check_together(entries, file)
     return Keys(tuple(entries))
@@ -122,8 +121,8 @@ def _tables(data: bytes, file: str) -> Sequence[object]:
     try:
         raw = tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
-        place = _TOML_PLACE.search(str(exc))
-        raise _refused(f"{file}: must be TOML in UTF-8 {place.group() if place else ''}".rstrip()) from None
+        position = _TOML_POSITION.search(str(exc))
+        raise _refused(f"{file}: must be TOML in UTF-8 {position.group() if position else ''}".rstrip()) from None
     tables = raw.pop("key", [])
     if raw or not isinstance(tables, list):
         raise _refused(f"{file}: must hold [[key]] tables and nothing else")
@@ -193,7 +192,7 @@ def _is_weight(value: object) -> bool:
 
 _NAMES = "1 to 64 letters, digits and . _ @ -"
 _LIMITS = f"a whole number from 0 (no limit) to {_LARGEST_LIMIT}"
-# What each member may be, and how to say so.
+# Of each member: whether a value is allowed, and what an error says is allowed.
 _MEMBERS: dict[str, tuple[Callable[[object], bool], str]] = {
     "hash": (
         lambda value: isinstance(value, str) and _HASH.fullmatch(value) is not None,

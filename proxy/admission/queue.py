@@ -1,16 +1,15 @@
-"""The order of those that wait: by priority class, in a class by fair shares of tenants, in a tenant by arrival.
+"""The order of waiting turns: by priority class, in a class by fair shares of tenants, in a tenant by arrival.
 
 Fair shares are start-time fair queueing (Goyal, Vin, Cheng: "Start-time Fair Queueing", IEEE/ACM Transactions on
-Networking 5(5), 1997), the cost of a turn being its tokens: it needs no knowledge of the service rate, which changes
-with the fleet. A tenant's turn starts at the later of the class's virtual time and of where the tenant's turn before
-it ended; the least start is served next and becomes the virtual time. So a tenant that comes new into a queue that
-another has flooded is served next, and none saves up credit while it asks for nothing.
+Networking 5(5), 1997), where a turn costs its tokens. It needs no knowledge of the service rate, which changes with the
+fleet. A tenant's turn starts at the class's virtual time, or at the end of the tenant's turn before it, if that is
+later. The turn with the least start is served next, and its start becomes the virtual time. So a new tenant in a queue
+that another has flooded is served next, and no tenant saves up credit while it asks for nothing.
 
-Classes are strict: a better one that fills the fleet starves those below it, whose turns end at their deadline with
-an honest 503.
+Classes are strict: a better class that fills the fleet starves those below it, whose turns get 503 at their deadline.
 
-What waits for a busy model never holds up what waits for an idle one. So shares are kept twice: over the whole class,
-and in each lane (turns that need the same), as the class's virtual time may run away from a busy lane's tenants.
+Turns that wait for a busy model never hold up turns for an idle one. So shares are kept twice: over the whole class,
+and in each lane (turns with equal needs), because the class's virtual time may run ahead of a busy lane's tenants.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 PRIORITY_LIMIT = 1000  # classes are -1000 to 1000; the lower is served first
-NEW_TENANTS = 64  # that shares take up before they forget the ones without a claim
+NEW_TENANTS = 64  # added before those that are not ahead of their share are forgotten
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):
-    """What the queue may know about one turn."""
+    """What the queue may know of one turn."""
 
     tenant: str
     weight: float = 1.0  # the tenant's share against others', above 0
@@ -40,13 +39,13 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def effective_priority(key_priority: int, asked: int | None) -> int:
-    """The class of a request: its key's, or the less urgent one it asks for."""
+    """The class of a request: its key's, or the less urgent one that it asks for."""
     wanted = key_priority if asked is None else max(key_priority, asked)
     return max(-PRIORITY_LIMIT, min(PRIORITY_LIMIT, wanted))
 
 
 class Shares:
-    """Virtual time of start-time fair queueing; tenants that are not ahead of it are forgotten."""
+    """Virtual time of start-time fair queueing. Tenants that are not ahead of it are forgotten."""
 
     def __init__(self) -> None:
         self._virtual = 0.0
@@ -74,7 +73,7 @@ class Shares:
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """A ticket in the order of arrivals; `number` stays when it comes back."""
+    """A ticket in the queue; `number` is its arrival, and stays when the turn comes back."""
 
     ticket: Ticket
     number: int
@@ -86,7 +85,7 @@ class Waiter:
             shares.charge(self.ticket.tenant, self._share)
 
     def refund(self) -> None:
-        """It was taken but not served: its tenant is not charged for it."""
+        """The turn was taken but not served: its tenant is not charged."""
         for shares in self.charged:
             shares.refund(self.ticket.tenant, self._share)
 
@@ -113,11 +112,10 @@ class _Class:
 
     shares: Shares = field(default_factory=Shares)
     lanes: dict[Hashable, _Lane] = field(default_factory=dict)  # none empty
-    members: dict[str, list[Waiter]] = field(default_factory=dict)  # the same over all lanes, the parked ones too
+    members: dict[str, list[Waiter]] = field(default_factory=dict)  # by tenant over all lanes, parked ones included
     size: int = 0
 
     def next(self, has_room: Callable[[Hashable, Ticket], bool]) -> Waiter | None:
-        """The turn to serve among those that have room."""
         heads: dict[str, Waiter] = {}
         for needs, lane in self.lanes.items():
             if not has_room(needs, next(iter(lane.flows.values()))[0].ticket):
@@ -132,7 +130,7 @@ class _Class:
         return self.shares.start(tenant), self.lanes[head.ticket.needs].shares.ahead(tenant), head.number
 
     def last(self, newest: Waiter) -> Waiter:
-        """The youngest turn of the tenant with the most waiting for its weight; of equals the newest's own tenant."""
+        """The newest turn of the tenant with the most turns for its weight; of equal tenants, `newest`'s own."""
 
         def crowding(tenant: str) -> tuple[float, bool]:
             waiters = self.members[tenant]
@@ -142,7 +140,7 @@ class _Class:
 
 
 class WaitingLine:
-    """All that wait. Parked ones hold their room in it and are passed over until they are due."""
+    """All turns that wait. Parked ones count, but are passed over until they are due."""
 
     def __init__(self) -> None:
         self._classes: dict[int, _Class] = {}  # none empty
@@ -156,15 +154,14 @@ class WaitingLine:
         return iter(self._waiting)
 
     def ahead(self, priority: int) -> int:
-        """How many wait in this class and better ones."""
         return sum(group.size for known, group in self._classes.items() if known <= priority)
 
     def is_wanted(self, needs: Hashable) -> bool:
-        """Whether one that is due waits for the same."""
+        """Whether a turn with equal needs waits that is not parked."""
         return any(needs in group.lanes for group in self._classes.values())
 
     def add(self, waiter: Waiter, *, parked: bool = False) -> None:
-        """Into its place by arrival; parked: not before `unpark`."""
+        """parked: not to be served before `unpark`."""
         group = self._classes.setdefault(waiter.ticket.priority, _Class())
         group.size += 1
         _put(group.members, waiter)
@@ -181,7 +178,6 @@ class WaitingLine:
             _put(group.lanes.setdefault(waiter.ticket.needs, _Lane()).flows, waiter)
 
     def remove(self, waiter: Waiter) -> None:
-        """Out of the queue, where it is still in it."""
         if waiter not in self._waiting:
             return
         self._waiting.remove(waiter)
@@ -194,13 +190,13 @@ class WaitingLine:
         else:
             lane = group.lanes[ticket.needs]
             _drop(lane.flows, waiter)
-            if not lane.flows:  # nobody waits: the next busy period starts anew
+            if not lane.flows:  # none waits: shares start anew with the next
                 del group.lanes[ticket.needs]
         if not group.size:
             del self._classes[ticket.priority]
 
     def take(self, has_room: Callable[[Ticket], bool]) -> Waiter | None:
-        """Removes and returns the next that has room; each need is asked for once, with one of its tickets."""
+        """Removes and returns the next turn that has room; `has_room` is called once for equal needs."""
         rooms: dict[Hashable, bool] = {}
 
         def has_room_once(needs: Hashable, ticket: Ticket) -> bool:
@@ -218,7 +214,7 @@ class WaitingLine:
         return None
 
     def last(self, newest: Waiter) -> Waiter:
-        """Whom to turn away when there is one too many, `newest` having come last.
+        """Which turn to refuse when there is one too many, `newest` being the last that came.
 
         Of the worst class, from the tenant that crowds it most: one tenant's flood must not close the queue to others.
         """

@@ -1,10 +1,10 @@
-"""Requests and tokens a minute, per key: a bucket each, which holds one minute's allowance and fills all the time.
+"""Requests and tokens a minute for each key, as token buckets that hold one minute's allowance and always refill.
 
 A bucket is kept as the time at which it will be full, so an idle one need not be kept at all. A request is taken while
 both buckets hold at least one unit, and takes all of its tokens even if that leaves a debt. So a request of any size,
-also one beyond a whole minute's allowance, gets its turn when the debt is paid, and smaller ones of the same key can't
-keep it out for ever; over any time t a key uses at most its allowance for t + 60 s, and the last request's size. The
-time to come back is exact: nothing but the key's own requests can make it longer.
+even above a whole minute's allowance, is served once the debt is paid, and smaller ones of the same key cannot keep it
+out for ever. Over any time t a key uses at most its allowance for t + 60 s, plus the size of its last request. The
+Retry-After is exact: only the key's own requests can make it longer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..runtime.replicated import Replicated
 from .keys import Client
 
 MINUTE_S = 60.0
-_ROUNDING_S = 1e-6  # who comes back at the very time that was named must not be late by a rounding error
+_ROUNDING_S = 1e-6  # so a client that comes back exactly when told is not refused for a rounding error
 
 
 class Limit(StrEnum):
@@ -34,16 +34,15 @@ class RateLimits:
 
     def __init__(self) -> None:
         self.refused = Counter[Limit](dict.fromkeys(Limit, 0))
-        self._full_s: dict[tuple[str, Limit], float] = {}  # when a bucket is full again; one that is, is left out
+        self._full_s: dict[tuple[str, Limit], float] = {}  # when each bucket will be full; full ones are left out
         self._swept_s = -math.inf
-        self.replicated: Replicated[str, Limit, float] | None = None  # changed: as `charge`
+        self.replicated: Replicated[str, Limit, float] | None = None  # `changed` takes what `charge` takes
 
     def __len__(self) -> int:
-        """Buckets that are kept."""
         return len(self._full_s)
 
     def take(self, client: Client, estimated_tokens: int, now_s: float) -> None:
-        """Counts one request of so many tokens; RateLimited, and nothing counted, where the key must wait."""
+        """Counts one request of so many tokens; RateLimited, with nothing counted, if the key must wait."""
         if not client.requests_per_minute and not client.tokens_per_minute:
             return
         if self.replicated is not None:
@@ -63,12 +62,11 @@ class RateLimits:
         self._charge(client, Limit.TOKENS, estimated_tokens, now_s)
 
     def settle(self, client: Client, estimated_tokens: int, actual_tokens: int, now_s: float) -> None:
-        """Once for every request that was taken: what it really used. The request itself stays counted."""
+        """To be called once for every request that was taken, with what it really used."""
         if client.tokens_per_minute:
             self._charge(client, Limit.TOKENS, actual_tokens - estimated_tokens, now_s)
 
     def _wait_s(self, client: Client, limit: Limit, now_s: float) -> float:
-        """Until the bucket holds one unit; not above 0 where it does."""
         allowance = _allowance(client, limit)
         if not allowance:
             return 0.0
@@ -76,29 +74,26 @@ class RateLimits:
         return self._full_s.get((client.name, limit), now_s) - now_s - (MINUTE_S - one_s)
 
     def _charge(self, client: Client, limit: Limit, units: int, now_s: float) -> None:
-        """Negative units go back into the bucket, which is never more than full."""
         allowance = _allowance(client, limit)
         if allowance and units:
-            seconds = units * MINUTE_S / allowance
+            seconds = units * MINUTE_S / allowance  # negative units go back into the bucket
             self.charge(client.name, limit, seconds, now_s)
             if self.replicated is not None:
                 self.replicated.changed(client.name, limit, seconds)
 
     def charge(self, name: str, limit: Limit, seconds: float, now_s: float) -> None:
-        """Takes so many seconds of refilling out of a key's bucket; another process of this proxy has served it."""
+        """Takes so many seconds of refill out of a key's bucket, for a request served here or by another process."""
         key = (name, limit)
         self._full_s[key] = max(now_s, self._full_s.get(key, now_s)) + seconds
 
     def debts(self) -> Iterable[tuple[str, Limit, float]]:
-        """Of each bucket that is not full: its key's name, its kind, and when it will be."""
         return [(name, limit, full_s) for (name, limit), full_s in self._full_s.items()]
 
     def owe(self, name: str, limit: Limit, full_s: float) -> None:
-        """What another process knows; the later time stands."""
+        """Adopts what another process knows; the later time counts."""
         self._full_s[name, limit] = max(full_s, self._full_s.get((name, limit), -math.inf))
 
     def _sweep(self, now_s: float) -> None:
-        """Forgets full buckets, once a minute."""
         if now_s - self._swept_s >= MINUTE_S:
             self._swept_s = now_s
             self._full_s = {key: full_s for key, full_s in self._full_s.items() if full_s > now_s}

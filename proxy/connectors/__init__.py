@@ -1,7 +1,7 @@
 """The rules of each KV transfer protocol: what the legs of a SPLIT carry, one file a protocol, by name in `CONNECTORS`.
 
-A connector is pure. The caller runs the prefill leg, shows its answer to `handoff`, and runs the decode leg with what
-that returned, or with None where it refused. LOCAL and REPLICA have no connector: `plain_leg`.
+A connector is pure. The caller runs the prefill leg, passes its answer to `handoff`, and runs the decode leg with the
+result, or with None if the answer was refused. LOCAL and REPLICA need no connector: see `plain_leg`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class Connector(Protocol):
 
     @property
     def needs_handoff(self) -> bool:
-        """Whether D can use what P computed only with parameters from P's answer."""
+        """Whether D needs parameters from P's answer to use what P computed."""
 
     @property
     def coordinates(self) -> frozenset[str]:
-        """What it must be told of a worker besides its HTTP address, by the names that a config gives it."""
+        """What it must know of a worker besides its HTTP address, by the names that a config gives it."""
 
     @property
     def shares_request_id(self) -> bool:
-        """Whether both legs must carry one id: the decode leg's `leg_id` is then the prefill leg's X-Request-Id."""
+        """Whether both legs carry one id: the decode leg's `leg_id` is then the prefill leg's X-Request-Id."""
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest: ...
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
-        """What the body of P's 200 is worth; never raises."""
+        """Checks the body of P's 200; never raises."""
 
     def decode_leg(
         self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str, handoff: Handoff | None

@@ -1,4 +1,4 @@
-"""What is sent to a worker: one leg's path, body and headers, and the handoff that ties two legs together."""
+"""One request to a worker (a leg): its path, body and headers, and the handoff from the prefill to the decode leg."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..openai.request import CHOOSING, Endpoint, Fields
 
 REQUEST_ID = "X-Request-Id"
 
-# Members that end at the proxy.
+# Members that are never forwarded.
 # * The transfer members hold peers' addresses and block ids. From a client they can hang a request, read another
 #   tenant's KV, open connections to any host, or kill the engine: only connectors write them.
 # * `request_id` would name the request inside the engine. vLLM prefers the header, but /v1/responses reads no header,
@@ -35,15 +35,14 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class LegRequest(msgspec.Struct, frozen=True):
-    """One upstream POST; `headers` are only those that the leg itself needs, not authorization or content type."""
+    """One upstream POST. `headers` are only those that the leg itself needs, not authorization or content type."""
 
     path: str
-    parts: tuple[Part, ...]  # of the body; those that the client sent are not copied
+    parts: tuple[Part, ...]  # of the body; the client's own bytes are not copied
     headers: dict[str, str]
 
     @property
     def body(self) -> bytes:
-        """In one piece, which a body that was edited has to be copied for."""
         first = self.parts[0]
         return first if len(self.parts) == 1 and isinstance(first, bytes) else b"".join(self.parts)
 
@@ -55,21 +54,19 @@ class Handoff(msgspec.Struct, frozen=True):
     tokens: int  # prompt tokens that the handoff covers; 0 where P does not say
     cached_tokens: int | None  # prompt tokens that P found in its own cache; None where P does not say
 
-    @property
+    @property  # of P, its engine and its blocks
     def names(self) -> tuple[str, ...]:
-        """What the parameters call P, its engine and its blocks by."""
         return tuple(value for value in map(decoded, self.params.values()) if isinstance(value, str) and value)
 
 
 class NoHandoff(msgspec.Struct, frozen=True):
-    """Why P's answer cannot be handed over; D then gets the plain body and computes the prompt itself."""
+    """Why P's answer cannot be handed over. D then gets the plain body and computes the prompt itself."""
 
     reason: str  # from a bounded set: it labels a metric
 
 
 def public_fields(fields: Fields) -> Fields:
-    """A copy without the members that end at the proxy."""
-    kept = dict(fields)
+    kept = dict(fields)  # callers edit it
     for name in PRIVATE:
         kept.pop(name, None)
     xargs = members(kept[_XARGS]) if _XARGS in kept else None
@@ -79,9 +76,9 @@ def public_fields(fields: Fields) -> Fields:
 
 
 def client_wants_usage(endpoint: Endpoint, fields: Fields) -> bool:
-    """Whether a stream of this request shows usage to the client without the proxy's doing.
+    """Whether the client gets usage in its stream without an edit by the proxy.
 
-    Only chat and completions have the choice; a value that is no boolean is left for the worker to judge.
+    Only chat and completions have the choice. A value that is not a boolean is left for the worker to judge.
     """
     if endpoint not in CHOOSING:
         return True
@@ -93,25 +90,24 @@ def client_wants_usage(endpoint: Endpoint, fields: Fields) -> bool:
 
 
 def answering_fields(endpoint: Endpoint, fields: Fields) -> Fields:
-    """The members for the leg that answers the client: what it sent, with usage in every stream.
+    """The members of the leg that answers the client: the client's own, with usage in every stream.
 
-    The proxy learns true token counts from the usage chunk, and the relay hides it from a client that did not ask.
+    The usage chunk tells the proxy true token counts. The relay hides it from a client that did not ask for it.
     """
     kept = public_fields(fields)
     if decoded(kept.get("stream", _NULL)) is not True or client_wants_usage(endpoint, kept):
         return kept
     options = members(kept.get("stream_options", _NULL)) or {}
-    # Continuous usage needs include_usage, so this client would have got none; it would only be cut out again.
+    # Continuous usage needs include_usage, which this client did not set: the relay would have to remove it again.
     others = {name: value for name, value in options.items() if name != "continuous_usage_stats"}
     kept["stream_options"] = encoded({**others, "include_usage": True})
     return kept
 
 
 def leg(endpoint: Endpoint, fields: Fields, request_id: str, original: Fields) -> LegRequest:
-    """`original`: the members that `fields` is an edited copy of."""
     return LegRequest(endpoint, spliced(fields, original), {REQUEST_ID: request_id})
 
 
 def plain_leg(endpoint: Endpoint, fields: Fields, leg_id: str) -> LegRequest:
-    """The leg of LOCAL and REPLICA, and of a SPLIT whose handoff failed: the client's request and nothing about KV."""
+    """The leg of LOCAL and REPLICA, and of a SPLIT without a handoff: the client's request, and nothing about KV."""
     return leg(endpoint, answering_fields(endpoint, fields), leg_id, fields)

@@ -1,8 +1,8 @@
-"""NIXL, pull mode: P pins the prompt's blocks and names them in its answer; D reads what its own cache lacks.
+"""NIXL, pull mode: P pins the prompt's KV blocks and names them in its answer; D pulls those that its cache lacks.
 
-Legs run in sequence. P's parameters go to D unchanged and at once, as P's lease on the blocks runs out. A dict that
-lacks anything D needs can hang the request or kill D's engine, so it is checked here, and where it fails D gets no
-parameters at all. Source: vLLM's `NixlPullConnector`, 0.13 to 0.33; the layout is in docs/protocols.md.
+The legs run one after the other. P's parameters go to D unchanged and at once, because P's lease on the blocks expires.
+Parameters that lack anything D needs can hang the request or kill D's engine, so they are checked here; if they fail,
+D gets no parameters at all. Source: vLLM's `NixlPullConnector`, 0.13 to 0.33; the layout is in docs/protocols.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ASK = encoded(
     }
 )
 
-# What D needs to find the blocks and to keep P's lease alive, and the type that it uses without a check.
+# What D needs to find the blocks and to keep P's lease alive, with the type that D takes for granted.
 _NEEDED: dict[str, type] = {
     "remote_engine_id": str,
     "remote_request_id": str,
@@ -40,8 +40,8 @@ _NEEDED: dict[str, type] = {
     "tp_size": int,
 }
 
-# What P says its side channel's host is where VLLM_NIXL_SIDE_CHANNEL_HOST was not set, or was a wildcard.
-_NOWHERE = ("localhost", "127.0.0.1", "0.0.0.0", "::1", "::")
+# The hosts that P reports if VLLM_NIXL_SIDE_CHANNEL_HOST is not set, or is a wildcard.
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0", "::1", "::")
 
 
 class _Answer(msgspec.Struct):
@@ -87,7 +87,6 @@ class Nixl:
 
 
 def _flaw(params: dict[str, msgspec.Raw]) -> str | None:
-    """Why D must not see these parameters, None where it may."""
     if _value(params, "do_remote_prefill") is not True:
         return "not_a_remote_prefill"
     if _value(params, "transfer_mode") not in (None, "pull"):
@@ -104,17 +103,17 @@ def _flaw(params: dict[str, msgspec.Raw]) -> str | None:
 
 
 def _pins_blocks(groups: Any) -> bool:
-    """A list for each KV-cache group since vLLM 0.18, one flat list of ids before."""
+    # A list for each KV-cache group since vLLM 0.18, one flat list of ids before.
     if not isinstance(groups, list) or not all(type(group) in (int, list) for group in groups):
         return False
     return any(type(group) is int or group for group in groups)
 
 
 def _reachable(params: dict[str, msgspec.Raw], address: str) -> dict[str, Any]:
-    """The parameters with the host at which we reach P in place of one that only P itself can reach."""
+    """With the host at which the proxy reaches P, in place of a host that only P itself can reach."""
     host = address.rpartition(":")[0].strip("[]")
-    is_local = host in _NOWHERE or host.startswith("127.")
-    if is_local or _value(params, "remote_host") not in _NOWHERE:
+    is_local = host in _LOCAL_HOSTS or host.startswith("127.")
+    if is_local or _value(params, "remote_host") not in _LOCAL_HOSTS:
         return dict(params)
     return {**params, "remote_host": encoded(host)}
 

@@ -1,4 +1,4 @@
-"""No transfer of our own: P and D share a KV store, or their connector finds KV by content. P, then D, as they are."""
+"""No transfer parameters: P and D share a KV store, or their connector finds KV by content. P runs first, then D."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ class NoConnector:
         return leg(endpoint, kept, leg_id, fields)
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
-        """Always a handoff, without parameters: D looks for the KV by itself."""
         usage = body_usage(answer)
         return Handoff({}, usage.prompt_tokens or 0, usage.cached_tokens)
 

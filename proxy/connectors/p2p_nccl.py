@@ -1,9 +1,10 @@
-"""P2pNccl, for fleets of vLLM 0.9 to 0.23: both legs carry one request id, which holds the two peers' addresses.
+"""P2pNccl, for fleets of vLLM 0.9 to 0.23: both legs carry one request id, which holds the addresses of both workers.
 
-P reads D's address from the id and sends it the KV; D reads P's and waits. Nothing is in the bodies. Legs run in
-sequence, as a D that is asked first waits inside its engine step, and all its other requests with it.
+P reads D's address from the id and sends it the KV; D reads P's address and waits. The bodies hold nothing about KV.
+The legs run one after the other: a D that was asked first would wait inside its engine step and block all its other
+requests.
 
-A LOCAL turn's id holds no addresses. The stock connector parses every id and fails on such a one: LOCAL needs a D
+A LOCAL turn's id holds no addresses. The stock connector parses every id and fails on such a one, so LOCAL needs a D
 whose connector is patched to take an id without addresses as "nothing to receive". From 0.14 on both servers need
 VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1 (read since 0.17), or D waits for an id that P never sends.
 """
@@ -24,7 +25,7 @@ ADDRESS = "zmq_address"  # the worker's coordinate: host:port of its rank 0
 
 _ADDRESSED = "___prefill_addr_"
 _HEX = re.compile(r"[0-9a-f]{32}")
-_OLDEST: Version = (0, 9)  # pings tell no version, and this connector lived in old ones only
+_OLDEST: Version = (0, 9)  # pings carry no version, and only old versions have this connector
 
 
 class P2pNccl:

@@ -1,8 +1,8 @@
-"""The prefill leg's body: the client's request cut down to computing the prompt's KV and one token to throw away.
+"""The prefill leg's body: the client's request cut down to computing the prompt's KV, and one token to throw away.
 
-Two rules decide every row of `RULES`: P must not refuse or fail what D would serve, and P must render exactly the
-prompt that D renders, as NIXL pairs blocks by position and nothing compares the tokens. So whatever a chat template
-can see stays: messages, tools, template kwargs, media, salt, `reasoning_effort`, and `response_format`, which
+Two rules decide every row of `RULES`. P must not refuse or fail what D would serve. And P must render exactly the
+prompt that D renders, because NIXL pairs blocks by position and nothing compares the tokens. So whatever a chat
+template can see stays: messages, tools, template kwargs, media, salt, `reasoning_effort`, and `response_format`, which
 templates of newer models print.
 """
 
@@ -19,7 +19,7 @@ from ..openai.body_members import decoded
 from ..openai.request import Endpoint, Fields
 from .leg import public_fields
 
-Version = tuple[int, int]
+Version = tuple[int, int]  # major and minor
 
 _VERSION = re.compile(r"v?(\d+)\.(\d+)")
 _ALL = frozenset(Endpoint)
@@ -30,20 +30,19 @@ _MAX_TOKENS = frozenset((Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.MESSAGES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """What becomes of one member of the body; `value` None drops it."""
+    """What happens to one member of the body; a `value` of None drops it."""
 
     member: str
     value: bytes | None = None
     add: bool = False  # also where the client did not send it
     endpoints: frozenset[Endpoint] = _ALL
-    only: Callable[[Any], bool] | None = None  # applies to such values of the client's
+    only: Callable[[Any], bool] | None = None  # applies only to values for which this is true
     engines_before: Version | None = None  # applies to engines older than this, not to one of unknown version
     why: str
 
 
 def _is_forced(choice: Any) -> bool:
-    """Whether a `tool_choice` demands a call: 'required', a named function, or Messages' 'any' and 'tool'."""
-    kind = choice.get("type") if isinstance(choice, dict) else choice
+    kind = choice.get("type") if isinstance(choice, dict) else choice  # "required", a function, Messages' "any", "tool"
     return kind not in (None, "none", "auto")
 
 
@@ -62,7 +61,7 @@ RULES: tuple[Rule, ...] = (
     Rule(member="stop_token_ids", why="as stop"),
     Rule(member="stop_sequences", why="as stop, in Messages"),
     Rule(member="ignore_eos", value=b"true", add=True, endpoints=_OPENAI, why="as stop, for the end of sequence"),
-    Rule(member="logprobs", why="nobody reads P's token; in completions a number, in chat a boolean"),
+    Rule(member="logprobs", why="P's token is thrown away; in completions a number, in chat a boolean"),
     Rule(member="top_logprobs", why="refused without logprobs"),
     Rule(member="logprob_token_ids", why="refused without logprobs"),
     Rule(member="prompt_logprobs", why="makes P skip its prefix cache, for numbers that nobody reads"),
@@ -79,7 +78,7 @@ RULES: tuple[Rule, ...] = (
         only=_is_forced,
         engines_before=(0, 19),
         why="old engines answer 500, as one token is no whole call (vllm#38911, fixed by vllm#36841). Absent it means"
-        " auto, which renders the same tools. Newer engines keep it: they bear the cut, and templates may print it",
+        " auto, which renders the same tools. Newer engines accept a cut call, and templates may print it: it is kept",
     ),
     Rule(member="background", why="refused with 400 where store is false"),
     Rule(member="store", value=b"false", add=True, endpoints=_RESPONSES, why="D's answer is the one to keep"),
@@ -90,13 +89,11 @@ _RULES_OF = {endpoint: [rule for rule in RULES if endpoint in rule.endpoints] fo
 
 
 def engine_version(text: str) -> Version | None:
-    """(major, minor) of vLLM's version string, None where it tells none."""
     match = _VERSION.match(text)
     return (int(match.group(1)), int(match.group(2))) if match else None
 
 
 def prefill_fields(endpoint: Endpoint, fields: Fields, engine: Version | None) -> Fields:
-    """The members of the prefill leg; `engine` is P's version, None where it is not known."""
     kept = public_fields(fields)
     for rule in _RULES_OF[endpoint]:
         if (rule.member not in kept and not rule.add) or not _applies(rule, kept, engine):

@@ -1,6 +1,6 @@
-"""What a decision table's file is made of: measured arms of cells, the axes they lie on, and where they come from.
+"""The records of a decision table's file: cells with their measured arms, the axes they lie on, and the provenance.
 
-These are the records as they stand in the file; `tables` reads, checks and judges them.
+`table` reads, checks and scores them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NonNegative = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Seconds; None is what the source did not record, and only `mean` is always there: decisions are made of it."""
+    """In seconds; None if the source did not record it. Only `mean` is always there, and decisions use only that."""
 
     mean: Positive
     p50: Positive | None
@@ -41,14 +41,14 @@ class Tpot(Times, frozen=True):
 class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One way to compute a cell's follow-up turns, as measured."""
 
-    n: Tokens | None  # follow-up turns that finished: what the statistics are over; None: not recorded
-    failures: Count | None  # requests of the runs, of any turn, that did not finish; in no statistic
+    n: Tokens | None  # follow-up turns that finished, over which the statistics are; None: not recorded
+    failures: Count | None  # requests of the runs, of any turn, that did not finish; not in the statistics
     ttft_s: Ttft
     tpot_s: Tpot
 
 
 class FailedArms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Why an arm that was tried holds no measurement; empty for an arm that has one or was never tried."""
+    """Why an arm that was tried has no measurement; empty for an arm that has one or was never tried."""
 
     split: str = ""
     local: str = ""
@@ -66,7 +66,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ContextClass(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Cached tokens up to and including `max_tokens` that no smaller class takes; measured with `measured_tokens`."""
+    """For cached tokens up to and including `max_tokens` that fit no smaller class; measured at `measured_tokens`."""
 
     name: Name
     max_tokens: Tokens
@@ -88,7 +88,6 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     qps_counts: Literal["conversations", "turns"]  # what arrives once per 1/qps seconds
 
     def check(self) -> None:
-        """FormatError, naming the axis, unless every point has one place on it."""
         for axis in ("contexts", "workloads", "qps"):
             if not getattr(self, axis):
                 raise FormatError(f"axes.{axis}: must not be empty")
@@ -107,7 +106,7 @@ class Axes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where the measurements come from; a table is worth what this says about it."""
+    """Where the measurements come from."""
 
     model: str
     gpu: str

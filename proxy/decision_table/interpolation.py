@@ -1,6 +1,6 @@
-"""Linear interpolation between scattered points of a plane: in triangles between them (Delaunay's), or along a line.
+"""Linear interpolation between scattered points of a plane: in Delaunay's triangles between them, or along a line.
 
-Nothing here knows what the points stand for. A table has some ten of them, so the triangles are found by trying all.
+Nothing here knows what the points stand for. A table has about ten of them, so the triangles are found by trying all.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ Point = tuple[float, float]
 Corners = tuple[int, int, int]  # of a triangle: numbers of points, rising
 Shares = tuple[tuple[int, float], ...]  # numbers of points, and shares above 0 that sum to 1
 
-TINY = 1e-9  # a share, a distance or twice an area that rounding may have made of nothing
+TINY = 1e-9  # a share, a distance or a doubled area up to here may be a rounding error of 0
 _JITTER = 1e-9
 
 
 class Mix(msgspec.Struct, frozen=True):
-    """A place as a mean of points."""
+    """A point of the plane as a weighted mean of the given points."""
 
     shares: Shares
-    is_inside: bool  # False: the place lies beyond the points, and the border nearest to it is meant
+    is_inside: bool  # False: it lies outside the hull, and the nearest point on the hull's border stands for it
 
 
 class Triangulation:
-    """Mixes vary continuously with the place; on a point the mix is that point alone.
+    """Mixes vary continuously over the plane; on a given point the mix is that point alone.
 
-    A place within the points' convex hull is the mean of the three corners of its triangle, so that anything linear in
-    the coordinates comes out exact. Of all ways to make triangles Delaunay's is taken, as it avoids long thin ones:
-    no other point lies inside the circle through a triangle's corners. Beyond the hull, the nearest place on its border
-    is meant. Points that lie on one line have a stretch of it for a hull, one point has itself.
+    Within the given points' convex hull a mix is of the three corners of a triangle, so that anything linear in the
+    coordinates comes out exact. The triangles are Delaunay's, because they avoid long thin ones: no given point lies
+    inside the circle through a triangle's corners. Outside the hull, the nearest point on its border is used. The hull
+    of points on one line is a segment, that of one point is the point.
     """
 
     __slots__ = ("_border", "_points", "_triangles")
@@ -55,11 +55,11 @@ class Triangulation:
             if shares is not None:
                 return Mix(shares, True)
         distance, along, ends = min((*edge.nearest(x, y), edge.ends) for edge in self._border)
-        return Mix(_without_nothing(zip(ends, (1.0 - along, along), strict=True)), distance < TINY)
+        return Mix(_nonzero(zip(ends, (1.0 - along, along), strict=True)), distance < TINY)
 
 
 class _Triangle:
-    """Its corners' numbers, and each one's share as a linear function of the place."""
+    """The numbers of its corners, and each corner's share as a linear function of x and y."""
 
     __slots__ = ("_corners", "_factors")
 
@@ -70,18 +70,17 @@ class _Triangle:
         self._factors = (*_share_of_corner(b, c, area2), *_share_of_corner(c, a, area2))
 
     def shares(self, x: float, y: float) -> Shares | None:
-        """None for a place outside of it."""
         ax, ay, a0, bx, by, b0 = self._factors
         a = ax * x + ay * y + a0
         b = bx * x + by * y + b0
         c = 1.0 - a - b
         if a < -TINY or b < -TINY or c < -TINY:
             return None
-        return _without_nothing(zip(self._corners, (a, b, c), strict=True))
+        return _nonzero(zip(self._corners, (a, b, c), strict=True))
 
 
 class _Edge:
-    """A stretch between two points, or a single one."""
+    """A segment between two points, or a single point."""
 
     __slots__ = ("_dx", "_dy", "_length2", "_start", "ends")
 
@@ -92,7 +91,7 @@ class _Edge:
         self._length2 = self._dx**2 + self._dy**2
 
     def nearest(self, x: float, y: float) -> tuple[float, float]:
-        """The distance of the place from the edge, and the share of the edge at which it is nearest."""
+        """The distance from the edge, and where on the edge (0 to 1) it is nearest."""
         px, py = x - self._start[0], y - self._start[1]
         along = (px * self._dx + py * self._dy) / self._length2 if self._length2 else 0.0
         along = min(max(along, 0.0), 1.0)
@@ -100,27 +99,25 @@ class _Edge:
 
 
 def _doubled_area(a: Point, b: Point, c: Point) -> float:
-    """Its sign says on which side the corners turn."""
-    return (b[0] - a[0]) * (c[1] - a[1]) - (c[0] - a[0]) * (b[1] - a[1])
+    return (b[0] - a[0]) * (c[1] - a[1]) - (c[0] - a[0]) * (b[1] - a[1])  # below 0: the corners run clockwise
 
 
 def _share_of_corner(b: Point, c: Point, area2: float) -> tuple[float, float, float]:
-    """A corner's share in its triangle with `b` and `c`, as factors of x, of y, and of 1."""
-    return (b[1] - c[1]) / area2, (c[0] - b[0]) / area2, (b[0] * c[1] - c[0] * b[1]) / area2
+    return (b[1] - c[1]) / area2, (c[0] - b[0]) / area2, (b[0] * c[1] - c[0] * b[1]) / area2  # times x, y and 1
 
 
-def _without_nothing(shares: Iterable[tuple[int, float]]) -> Shares:
+def _nonzero(shares: Iterable[tuple[int, float]]) -> Shares:
     kept = [(number, share) for number, share in shares if share > TINY]
     whole = sum(share for _, share in kept)
     return tuple((number, share / whole) for number, share in kept)
 
 
 def _delaunay(points: Sequence[Point]) -> list[Corners]:
-    """The triangles; none where all points lie on one line.
+    """The triangles; none if all points lie on one line.
 
-    Lifted by its squared distance from the origin, a point lies inside the circle through three others just if it lies
-    below the plane through them. Corners of a rectangle lie on one circle; a jitter, always the same, decides for one
-    of its diagonals.
+    Lifted to its squared distance from the origin, a point lies inside the circle through three others exactly if it
+    lies below the plane through them. The corners of a rectangle lie on one circle: a fixed jitter decides for one of
+    its diagonals.
     """
     random = Random(0)
     heights = [x * x + y * y + _JITTER * random.random() for x, y in points]
@@ -142,7 +139,7 @@ def _delaunay(points: Sequence[Point]) -> list[Corners]:
 
 
 def _border(triangles: Sequence[Corners], points: Sequence[Point]) -> list[tuple[int, int]]:
-    """The hull's edges: those of one triangle only. Without triangles, the stretches between neighbours on the line."""
+    """The hull's edges: those of one triangle only. Without triangles, the segments between neighbours on the line."""
     if triangles:
         edges = Counter(edge for corners in triangles for edge in combinations(corners, 2))
         return [edge for edge, count in edges.items() if count == 1]

@@ -1,6 +1,6 @@
-"""Which cells of a table stand for a turn: the nearest one, or the ones around it with a share each.
+"""Finds the cells of a table that stand for a turn: the nearest one, or those around it with a share each.
 
-A cell's place in the table is its number: by context, then workload type, then QPS, as the axes list them.
+A cell is known by its number: by context, then workload type, then QPS, as the axes list them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class TableQuery(msgspec.Struct, frozen=True):
 class Nearest:
     """One cell for every turn, found axis by axis (the paper's Algorithm 1).
 
-    Context: the class that takes the cached tokens, the last class above its bound. QPS: the nearest point, the higher
-    one in a tie. Workload type: the measured (new, output) pair nearest in log space, the first in a tie; so a pair's
-    own centre always finds itself, which the published prototype's rules on new/output ratios do not grant (16 -> 32
-    can never be `tiny` there). Logs because costs are compared by ratio: 16 against 32 new tokens is as far as 512
-    against 1024.
+    Context: the class whose range holds the cached tokens; above all bounds, the last class. QPS: the nearest point,
+    the higher one in a tie. Workload type: the measured (new, output) pair nearest in log space, the first in a tie.
+    Logs, because costs are compared by ratio: 16 and 32 new tokens are as far apart as 512 and 1024. A pair's own
+    centre always finds itself, which the published prototype's rules on new/output ratios do not ensure (16 -> 32 can
+    never be `tiny` there).
     """
 
     __slots__ = ("_bounds", "_centres", "_last", "_midpoints", "_ranges")
@@ -51,7 +51,7 @@ class Nearest:
         return row * (len(self._midpoints) + 1) + bisect_right(self._midpoints, workload.qps)
 
     def covers(self, workload: TableQuery) -> bool:
-        """Whether the turn lies in the range of every axis; each by itself, not their combination."""
+        """Whether the turn lies in the range of every axis, each by itself, not their combination."""
         min_new, max_new, min_output, max_output, max_cached, min_qps, max_qps = self._ranges
         return (
             min_new <= workload.new_tokens <= max_new
@@ -73,9 +73,9 @@ class Nearest:
 class Around:
     """Up to twelve cells for every turn, with shares that sum to 1 and vary continuously with it.
 
-    Linear in the logarithms of cached tokens, new tokens, output tokens and QPS: between the two measured contexts and
-    the two QPS points on either side, and between the three measured workload types whose triangle the turn lies in.
-    On a measured point of an axis that point has the whole share; beyond an axis its nearest end has.
+    Linear in the logarithms of cached tokens, new tokens, output tokens and QPS: between the measured contexts and the
+    QPS points on either side, and between the three measured workload types whose triangle holds the turn. On a
+    measured point of an axis that point has the whole share; beyond an axis its nearest end has it.
     """
 
     __slots__ = ("_contexts", "_qps", "_types", "_types_count")
@@ -101,7 +101,7 @@ class Around:
 
 
 class _Scale:
-    """Rising points, and places between them by their logarithms."""
+    """Rising points; values between them get shares by their logarithms."""
 
     __slots__ = ("_logs", "_points", "count")
 

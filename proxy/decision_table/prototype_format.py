@@ -1,8 +1,8 @@
-"""Decision tables as the PPD paper's prototype exports them: means of both arms in ms, and its decisions.
+"""Reads decision tables as the PPD paper's prototype exports them: means of both arms in ms, and its decisions.
 
-Only the means are taken. Counts, spread and provenance are not in such a file, so they stay unrecorded; its decisions
-and scores are compared with the means, and what contradicts them is said in the table's note. The published prototype
-names context classes and workload types without saying what they are: the centres are those of its benchmark.
+Only the means are used. Such a file has no counts, spread or provenance, so they stay unrecorded. Its decisions and
+scores are compared with the means, and the table's note says which contradict them. The published prototype names
+context classes and workload types without defining them: the centres are those of its benchmark.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .score import CellKey, Weights, differences
 CONTEXTS: Final = (
     ContextClass(name="small", max_tokens=512, measured_tokens=256),  # after 128 -> 128
     ContextClass(name="large", max_tokens=4096, measured_tokens=2048),  # after 1024 -> 1024
-    # Its engines held 8192 tokens at most, and its benchmark has none of this class: the middle, by ratio.
+    # Its engines held at most 8192 tokens, and its benchmark measured none of this class: the geometric mean.
     ContextClass(name="huge", max_tokens=8192, measured_tokens=5793),
 )
 WORKLOADS: Final = tuple(
@@ -50,7 +50,7 @@ WORKLOADS: Final = tuple(
         ("huge_paste", 1024, 32),
     )
 )
-ROUNDING = 0.01  # a score nearer to 0 than this may have another sign in the file, whose figures are rounded
+ROUNDING = 0.01  # the file's figures are rounded: a score nearer to 0 may have the other sign there
 FAILED = "a figure of 0: the prototype's mark of a run that failed"
 
 
@@ -84,7 +84,7 @@ class GivenWeights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrototypeTable(msgspec.Struct, frozen=True, kw_only=True):
-    """The file; fields beside these are not read."""
+    """The file; its other fields are ignored."""
 
     base_config: Name
     ppd_config: Name
@@ -93,7 +93,6 @@ class PrototypeTable(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def decode(data: bytes) -> PrototypeTable:
-        """FormatError or msgspec's own error names the field."""
         table = msgspec.json.decode(data, type=PrototypeTable)
         known = {workload.name for workload in WORKLOADS}
         for index, entry in enumerate(table.entries):
@@ -102,7 +101,7 @@ class PrototypeTable(msgspec.Struct, frozen=True, kw_only=True):
         return table
 
     def cells(self) -> tuple[Cell, ...]:
-        """Without a `huge` that is `large` again: the prototype copies what it has not measured."""
+        """Without the class `huge` if it equals `large`: the prototype copies what it has not measured."""
         measured = tuple(entry.cell for entry in self.entries)
         large, huge = _figures(measured, "large"), _figures(measured, "huge")
         if large and huge and all(large.get(key) == arms for key, arms in huge.items()):
@@ -120,12 +119,11 @@ class PrototypeTable(msgspec.Struct, frozen=True, kw_only=True):
             date="",
             source="a table exported by the PPD paper's prototype",
             seeds=(),
-            note=f"{self.base_config} against {self.ppd_config}; means only, without counts or spread. {self._own()}",
+            note=f"{self.base_config} against {self.ppd_config}; means only, without counts or spread. {self._note()}",
             licence="",
         )
 
-    def _own(self) -> str:
-        """What the file's own decisions are worth."""
+    def _note(self) -> str:
         weights = Weights(self.weights.w_ttft, self.weights.w_tpot)
         wrong = [entry for entry in self.entries if _is_contradicted(entry, weights)]
         at = f"at w_ttft {weights.ttft:g}, w_tpot {weights.tpot:g}"
@@ -156,7 +154,7 @@ def _arm(ttft_ms: float, tpot_ms: float) -> Arm | None:
 
 
 def _seconds(milliseconds: float) -> float:
-    return float(Decimal(repr(milliseconds)).scaleb(-3))  # 8.4 ms are 0.0084 s, not the nearest float's quotient
+    return float(Decimal(repr(milliseconds)).scaleb(-3))  # exact: 8.4 ms become 0.0084 s, as no division rounds
 
 
 def _figures(cells: Iterable[Cell], context: str) -> dict[tuple[str, float], Any]:

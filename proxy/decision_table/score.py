@@ -1,3 +1,5 @@
+"""Scores a cell: what LOCAL gains and loses against SPLIT, and the verdict under the operator's weights."""
+
 from __future__ import annotations
 
 import math
@@ -12,7 +14,7 @@ from .format import Cell
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What the operator cares about; only their ratio matters, and at 0, 0 nothing is LOCAL."""
+    """The operator's weights; only their ratio matters, and at 0, 0 nothing is LOCAL."""
 
     ttft: float = 1.0
     tpot: float = 1.0
@@ -23,17 +25,17 @@ class Weights:
                 raise ConfigError(f"{key}: must be a finite number of at least 0, got {value}", param=key)
 
     def score(self, d_ttft: float, d_tpot: float) -> float:
-        """What LOCAL gains over SPLIT: relative TTFT saved less relative TPOT lost, each with its weight."""
+        """What LOCAL gains over SPLIT: relative TTFT saved minus relative TPOT lost, each with its weight."""
         return self.ttft * d_ttft - self.tpot * d_tpot
 
 
 class Evidence(StrEnum):
-    """How a turn relates to what was measured; what is beyond it depends on the lookup."""
+    """How a turn relates to what was measured."""
 
     INSIDE = "inside"  # one measured cell stands for it
-    INTERPOLATED = "interpolated"  # it lies between measured cells, and the verdict is worked out from them
-    EXTRAPOLATED = "extrapolated"  # beyond an axis, or beside a cell without evidence: the nearest place's verdict
-    NONE = "none"  # what would decide it lacks an arm
+    INTERPOLATED = "interpolated"  # it lies between measured cells, and the verdict is computed from them
+    EXTRAPOLATED = "extrapolated"  # beyond an axis, or beside a cell without evidence: the nearest one's verdict
+    NONE = "none"  # the cell that would decide lacks an arm
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +49,13 @@ class CellKey:
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What is known of a turn under some weights; with no evidence `local` and the three numbers are None."""
+    """What is known of a turn under some weights; without evidence `local` and the three numbers are None."""
 
     local: bool | None
     score: float | None
     d_ttft: float | None  # (split - local) / split, of mean TTFT: the share of it that LOCAL saves
     d_tpot: float | None  # (local - split) / split, of mean TPOT: the share that LOCAL adds
-    cell: CellKey  # that decided, of several the one with the largest share
+    cell: CellKey  # that decided; of several, the one with the largest share
     evidence: Evidence
 
 
@@ -67,7 +69,6 @@ def no_evidence(cell: CellKey) -> Verdict:
 
 
 def differences(cell: Cell | None) -> tuple[float, float] | None:
-    """A verdict's `d_ttft` and `d_tpot`; None without both arms."""
     if cell is None or cell.split is None or cell.local is None:
         return None
     split, local = cell.split, cell.local

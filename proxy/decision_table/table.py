@@ -1,8 +1,8 @@
-"""Decision tables: what was measured with follow-up turns through P (`split`) and on D (`local`), and what follows.
+"""Decision tables: TTFT and TPOT of follow-up turns, measured through P (`split`) and on D (`local`), and the verdicts.
 
-A file holds measurements; decisions are computed from them for the operator's weights, so new weights need no new
-sweep: `DecisionTable.load(path)` reads a file, `table.scored(weights)` judges every cell once, and
-`scored.lookup(workload)` finds a turn's verdict. The format is described in tables/README.md.
+A file holds measurements. Decisions are computed from them for the operator's weights, so new weights need no new
+sweep: `DecisionTable.load(path)` reads a file, `table.scored(weights)` scores every cell once, and
+`scored.lookup(query)` finds a turn's verdict. The format is described in tables/README.md.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class DecisionTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @staticmethod
     def decode(data: bytes) -> DecisionTable:
-        """The table in a file's bytes, the project's own format or the prototype's export.
+        """Reads the project's own format, or the prototype's export.
 
         FormatError names the field that is missing, unknown or wrong.
         """
@@ -90,7 +90,7 @@ class DecisionTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise FormatError(f"decision table: {exc}") from exc
 
     def encode(self) -> bytes:
-        """The file's bytes: one cell and one axis entry a line, so that two tables can be compared with diff."""
+        """One cell and one axis entry a line, so that two tables can be compared with diff."""
         return (_layout(json.loads(msgspec.json.encode(self)), 0) + "\n").encode()
 
     @staticmethod
@@ -106,18 +106,18 @@ class DecisionTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return ScoredTable(self, weights, rule)
 
     def lookup(self, workload: TableQuery, weights: Weights, rule: Lookup = Lookup.NEAREST) -> Verdict:
-        """One verdict, scoring the whole table for it; a caller with many turns keeps `scored(weights)`."""
+        """Scores the whole table for one verdict; a caller with many turns keeps `scored(weights)`."""
         return self.scored(weights, rule).lookup(workload)
 
 
 class ScoredTable:
-    """A table under fixed weights: every cell is judged here once, a lookup only finds what stands for a turn.
+    """A table under fixed weights: every cell is scored once; a lookup only finds the cells that stand for a turn.
 
     By the rule `nearest` that is one cell (`Nearest`). By `interpolated` it is the cells around the turn (`Around`):
     the logarithms of TTFT and TPOT of both arms are averaged with the cells' shares, and the two differences follow
-    from that. As an arm's mean enters through its logarithm, it is enough to average log(local / split). A turn on a
-    measured point gets that cell's own verdict by both rules. Where a cell that has a share lacks evidence there is
-    nothing to interpolate between: the nearest cell's verdict stands, as an extrapolated one.
+    from the averages. For that it is enough to average log(local / split). On a measured point both rules give that
+    cell's own verdict. If a cell with a share lacks evidence, the nearest cell's verdict is used, as an extrapolated
+    one.
     """
 
     __slots__ = ("_around", "_inside", "_nearest", "_outside", "_ratios", "rule", "table", "weights")
@@ -136,7 +136,6 @@ class ScoredTable:
         self._around = Around(axes) if rule is Lookup.INTERPOLATED else None
 
     def lookup(self, workload: TableQuery) -> Verdict:
-        """Total: any numbers find a verdict, if only that there is no evidence."""
         if self._around is not None:
             return self._averaged(self._around.mix(workload)) or self._outside[self._nearest.cell(workload)]
         verdicts = self._inside if self._nearest.covers(workload) else self._outside
@@ -151,7 +150,6 @@ class ScoredTable:
         return judge(key, *found, self.weights, evidence) if found else no_evidence(key)
 
     def _averaged(self, mix: Mix) -> Verdict | None:
-        """None where a cell lacks evidence."""
         log_ttft = log_tpot = most = 0.0
         largest = 0
         for number, share in mix.shares:
@@ -170,12 +168,10 @@ class ScoredTable:
 
 
 def bundled() -> dict[str, Path]:
-    """The tables that ship with the project, by name."""
     return {path.stem: path for path in sorted(BUNDLED.glob("*.json"))}
 
 
 def find(name: str) -> Path:
-    """A shipped table by its name, or a file by its path; ConfigError lists the names."""
     known = bundled()
     if name in known:
         return known[name]
@@ -191,7 +187,7 @@ class _Header(msgspec.Struct):
 
 
 class _Format(msgspec.Struct):
-    """What tells the prototype's files from the project's own, which always say their kind."""
+    """Tells the prototype's files from the project's own, which always say their kind."""
 
     kind: str = ""
     base_config: str = ""
@@ -219,7 +215,6 @@ def _key(cell: Cell) -> CellKey:
 
 
 def _log_ratios(cell: Cell | None) -> tuple[float, float] | None:
-    """Logarithms of local / split: of mean TTFT, and of mean TPOT."""
     if cell is None or cell.split is None or cell.local is None:
         return None
     split, local = cell.split, cell.local
@@ -235,7 +230,6 @@ def _check_reasons(index: int, cell: Cell) -> None:
 
 
 def _layout(value: Any, depth: int) -> str:
-    """JSON with line breaks between the fields of the two outer levels and between the objects of a list."""
     is_rows = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
     if not is_rows and not (isinstance(value, dict) and depth < 2):
         return json.dumps(value, ensure_ascii=False)

@@ -1,1 +1,1 @@
-"""The bodies and events of OpenAI's and Anthropic's APIs as values."""
+"""Request bodies, answers and stream events of OpenAI's and Anthropic's APIs: parsed, edited and passed on."""

@@ -1,8 +1,8 @@
-"""What a worker's answer says: token counts, how it ended, and what it wrote, read from events or from a whole body.
+"""Reads a worker's answer, streamed or whole: token counts, finish reason, error, text and tool calls.
 
 `AnswerObserver` sees every event's data and keeps an `AnswerSummary` up to date; the text and the tool calls of the
-first choice go to an `AnswerSink`. Shapes are OpenAI's and Anthropic's as vLLM fills them; what cannot be read is
-counted and never raises.
+first choice go to an `AnswerSink`. The shapes are OpenAI's and Anthropic's as vLLM fills them. Data that cannot be
+parsed is counted and never raises.
 """
 
 from __future__ import annotations
@@ -31,38 +31,36 @@ from .request import Endpoint
 
 DONE = b"[DONE]"
 
-_RESPONSES, _MESSAGES = Endpoint.RESPONSES, Endpoint.MESSAGES  # slow to look up by their names, once a turn
+_RESPONSES, _MESSAGES = Endpoint.RESPONSES, Endpoint.MESSAGES  # looking up enum members by name is slow
 
 
 class AnswerSink(Protocol):
-    """Takes what the first choice says, piece by piece or at once."""
+    """Receives the text and the tool calls of the first choice, whole or in pieces."""
 
     def add_text(self, text: str) -> None: ...
 
     def add_tool_call(self, index: int, id: str | None, name: str | None, arguments: str) -> None:
-        """One piece of the call at `index`; indexes grow and may have gaps, arguments are pieces of a JSON text."""
+        """One piece of the call at `index`. Indexes grow and may have gaps; `arguments` is a piece of a JSON text."""
 
-    def add_reasoning(self) -> None:
-        """Some reasoning came, for the first time or again; its text is for nobody here."""
+    def add_reasoning(self) -> None: ...  # for each piece; its text is not passed on
 
 
 class AnswerSummary(msgspec.Struct):
-    """What is known of an answer so far; token counts as the worker says them, None until it does."""
+    """What is known of an answer so far. Token counts are the worker's own, None until it sends them."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
     finish_reason: str | None = None
     response_id: str | None = None
-    events: int = 0  # with data, readable or not; comments and [DONE] do not count
+    events: int = 0  # with data, parsable or not; comments and [DONE] are not counted
     undecodable: int = 0
     first_token_seen: bool = False  # text, reasoning, refusal or a tool call
     error: bytes | None = None  # the error that the worker sent, as {"error": {...}}
-    ended: bool = False  # the stream's own terminator, or a whole body, has come
+    ended: bool = False  # the stream's terminator, or a whole body, was received
 
     @property
     def completed(self) -> bool:
-        """Whether the answer is all there: ended, and not by an error."""
         return self.ended and self.error is None
 
 
@@ -84,13 +82,13 @@ _LAST_EVENTS = frozenset(("response.completed", "response.incomplete", "response
 
 
 class AnswerObserver:
-    """Reads one answer; `summary` is one object, updated in place."""
+    """Reads one answer; `summary` is updated in place and never replaced."""
 
     def __init__(self, endpoint: Endpoint, sink: AnswerSink | None = None) -> None:
         self.summary = AnswerSummary()
         self._sink = sink
         self._ends_with_done = False
-        # Unbound: an observer that held itself would be left to the garbage collector, one or two for each turn.
+        # Unbound, as bound methods would make a reference cycle: only the garbage collector would free an observer.
         self._event: _Read
         self._body: _Read
         if endpoint is _RESPONSES:
@@ -102,7 +100,6 @@ class AnswerObserver:
             self._ends_with_done = True
 
     def observe(self, data: bytes) -> None:
-        """One event's data."""
         if data == DONE:
             self.summary.ended = self.summary.ended or self._ends_with_done
             return
@@ -110,7 +107,7 @@ class AnswerObserver:
         self._read(self._event, data)
 
     def observe_text(self, text: str) -> None:
-        """One event that brings this text to the first choice, and nothing else."""
+        """For an event that is known to hold only this text, of the first choice (see `PlainEvents`)."""
         summary = self.summary
         summary.events += 1
         if text:
@@ -119,7 +116,6 @@ class AnswerObserver:
                 self._sink.add_text(text)
 
     def observe_body(self, body: bytes) -> None:
-        """A whole answer, not streamed."""
         self.summary.events += 1
         self.summary.ended = self._read(self._body, body)
 
@@ -221,7 +217,7 @@ class AnswerObserver:
         if event.usage is not None:
             self._count(event.usage)
         if event.content_block is not None:
-            self._block(event.index, event.content_block, "")
+            self._block(event.index, event.content_block, "")  # the arguments follow as deltas; `input` is empty
         if event.delta is not None:
             self._block_delta(event.index, event.delta)
         if event.type == "message_stop":
@@ -250,7 +246,6 @@ class AnswerObserver:
             self._count(message.usage)
 
     def _block(self, index: int, block: ContentBlock, arguments: str) -> None:
-        """`arguments`: "" in a stream, where the block's `input` is a placeholder and the text comes in deltas."""
         if block.type == "tool_use":
             self._tool_call(index, block.id, block.name, arguments)
         elif block.thinking:
@@ -258,7 +253,7 @@ class AnswerObserver:
         else:
             self._text(block.text)
 
-    # What they have in common
+    # All endpoints
 
     def _text(self, text: str | None) -> None:
         if text:
@@ -277,7 +272,7 @@ class AnswerObserver:
             self._sink.add_tool_call(index, id, name, arguments)
 
     def _count(self, usage: Usage) -> None:
-        """Later counts win, each by itself: Messages tells the prompt first and the completion last."""
+        # Each count by itself: Messages sends the prompt's first and the completion's last.
         counts, summary = usage_of(usage), self.summary
         if counts.prompt_tokens is not None:
             summary.prompt_tokens = counts.prompt_tokens

@@ -1,4 +1,4 @@
-"""The JSON of a worker's answers, typed: only the members that the proxy reads, all of them optional.
+"""Typed JSON of workers' answers: only the members that the proxy reads, all of them optional.
 
 OpenAI's and Anthropic's shapes as vLLM fills them. One struct serves an endpoint's chunks and its whole body where
 their members do not collide.
@@ -16,7 +16,7 @@ class Details(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """`usage` under the names of chat and completions, of Responses, and of Messages."""
+    """`usage` with the member names of all endpoints: chat and completions, Responses, Messages."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -29,20 +29,20 @@ class Usage(msgspec.Struct):
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
-    """A `usage` under one set of names; None for what it does not say."""
+    """The token counts of a `usage`, whichever endpoint it is from; None where it does not have the count."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
 
 
-_LARGEST = 2**53  # above it a metric, being a float, is no longer exact
+_LARGEST = 2**53  # metrics are floats, which are exact up to here
 
 
 def usage_of(usage: Usage | None) -> TokenCounts:
-    """In Messages `input_tokens` leaves out what was read from or written to a cache, so the prompt is their sum.
+    """In Messages `input_tokens` excludes what was read from or written to a cache: the prompt is the sum of the three.
 
-    What can be no count is none: it would break sums and metrics.
+    A count that is negative or too large becomes None, as it would corrupt sums and metrics.
     """
     if usage is None:
         return TokenCounts()
@@ -64,7 +64,6 @@ class UsageOnly(msgspec.Struct):
 
 
 def body_usage(body: bytes) -> TokenCounts:
-    """The token counts of any endpoint's whole answer, none of them where it cannot be read."""
     try:
         return usage_of(msgspec.json.decode(body, type=UsageOnly).usage)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -106,7 +105,7 @@ class AnswerChoice(msgspec.Struct):
 
 
 class AnswerChunk(msgspec.Struct):
-    """A chunk or a body of chat and completions."""
+    """A stream's chunk or a whole body of chat and completions."""
 
     id: str | None = None
     object: str | None = None
@@ -134,7 +133,7 @@ class Incomplete(msgspec.Struct):
 
 
 class Response(msgspec.Struct):
-    """Responses' body, and what its first and last events hold."""
+    """A whole body of Responses, which its first and last events hold too."""
 
     id: str | None = None
     status: str | None = None

@@ -1,9 +1,9 @@
-"""What must not reach the client as the worker wrote it, and nothing else: an answer without an edit stays verbatim.
+"""Edits a worker's answer before it reaches the client; an answer that needs no edit stays verbatim.
 
-* Transfer parameters name internal addresses and blocks: always cut, wherever they are.
-* Usage that only the proxy asked for.
-* `cached_tokens` after a remote prefill: D counts all it pulled as cached, so P's count takes its place.
-* An error that names the worker or what a handoff says of its peer: all of it.
+* Transfer parameters are removed wherever they are: they name internal addresses and KV blocks.
+* Usage that only the proxy asked for is removed.
+* `cached_tokens` after a remote prefill is replaced by P's count, as D counts all that it pulled as cached.
+* An error that names the worker, or what a handoff says of P, is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .request import Endpoint, Fields
 _TRANSFER = ("kv_transfer_params", "ec_transfer_params")
 _NULL = msgspec.Raw(b"null")
 
-# Where an event of a stream holds the object that is the body of an answer that is not streamed.
+# The member of a stream's event that holds what is the whole body of an answer without streaming.
 _INNER = {Endpoint.RESPONSES: "response", Endpoint.MESSAGES: "message"}
 
 
@@ -25,17 +25,17 @@ class Redaction(msgspec.Struct, frozen=True):
 
     names: tuple[str, ...]
 
-    def is_named(self, error: bytes) -> bool:
+    def applies_to(self, error: bytes) -> bool:
         return any(name.encode() in error for name in self.names)
 
 
 class Edits(msgspec.Struct, frozen=True):
-    hide_usage: bool = False  # of a stream whose client did not ask for usage
+    hide_usage: bool = False  # the client did not ask for usage in its stream
     cached_tokens: int | None = None  # prompt tokens that P found in its cache; None: D's count stands
-    inside: Redaction | None = None  # None: an error goes on as it is
+    redaction: Redaction | None = None  # None: errors are passed on unchanged
 
     def markers(self) -> tuple[bytes, ...]:
-        """Bytes of which an object with something to edit holds at least one; in a string they would be escaped."""
+        """An object to edit holds at least one of these byte strings; inside a JSON string they would be escaped."""
         found = [b'_transfer_params"']
         if self.hide_usage:
             found.append(b'"usage"')
@@ -45,11 +45,10 @@ class Edits(msgspec.Struct, frozen=True):
 
 
 class Dropped:
-    """In place of an edited event: all of it was for the proxy."""
+    """The result of editing an event that was only for the proxy."""
 
 
 def edited_event(endpoint: Endpoint, data: bytes, edits: Edits) -> bytes | Dropped | None:
-    """An event's data after the edits, None where none applies."""
     event = members(msgspec.Raw(data))
     if event is None:
         return None
@@ -65,8 +64,7 @@ def edited_event(endpoint: Endpoint, data: bytes, edits: Edits) -> bytes | Dropp
 
 
 def edited_body(body: bytes, edits: Edits) -> bytes:
-    """An answer that is not streamed; its usage is part of it, asked for or not."""
-    shown = Edits(cached_tokens=edits.cached_tokens)
+    shown = Edits(cached_tokens=edits.cached_tokens)  # a whole answer shows usage, asked for or not
     if not any(marker in body for marker in shown.markers()):
         return body
     answer = members(msgspec.Raw(body))
@@ -80,9 +78,8 @@ def _is_usage_chunk(chunk: Fields) -> bool:
 
 
 def _edit(answer: Fields, edits: Edits) -> bool:
-    """Edits an answer's members in place; True where that changed any. A null says nothing and stays."""
     is_changed = False
-    for name in _TRANSFER:
+    for name in _TRANSFER:  # a null member stays
         if answer.get(name, _NULL) != _NULL:
             del answer[name]
             is_changed = True
@@ -99,8 +96,7 @@ def _edit(answer: Fields, edits: Edits) -> bool:
 
 
 def _recount(usage: Fields, cached_tokens: int) -> bool:
-    """Writes P's count where the worker gave one; a worker that does not report details keeps to that."""
-    is_changed = False
+    is_changed = False  # and stays so where the worker reports no details: none are added
     for name in ("prompt_tokens_details", "input_tokens_details"):
         details = members(usage.get(name, _NULL))
         if details is not None and decoded(details.get("cached_tokens", _NULL)) is not None:
@@ -109,7 +105,7 @@ def _recount(usage: Fields, cached_tokens: int) -> bool:
     read = decoded(usage.get("cache_read_input_tokens", _NULL))
     fresh = decoded(usage.get("input_tokens", _NULL))
     if isinstance(read, int) and isinstance(fresh, int):
-        # Here `input_tokens` counts what was not cached, and the two make up the prompt.
+        # In Messages `input_tokens` excludes cached tokens; the two add up to the prompt.
         usage["cache_read_input_tokens"] = encoded(cached_tokens)
         usage["input_tokens"] = encoded(max(0, fresh + read - cached_tokens))
         is_changed = True

@@ -1,9 +1,9 @@
-"""Multipart forms, read for one field: which model an upload is for.
+"""Reads one field of a multipart form: the model that an upload is for.
 
-The worker reads the form again, by another parser, and a client must not be able to show the two of them different
-fields: a part inside of a file, a second field of the name, an end that only one of them sees. So whatever parsers are
-known to differ in is refused: a boundary anywhere but between parts, bytes before the first part or after the last,
-odd headers and parameters, charsets. What curl, browsers and HTTP libraries send is none of it.
+The worker reads the form again with another parser, and no client may show the two parsers different fields: a part
+hidden in a file, a second field of the same name, an end that only one parser sees. So everything in which parsers are
+known to differ is refused: a boundary anywhere but between parts, bytes before the first part or after the last,
+unusual headers, parameters and charsets. What curl, browsers and HTTP libraries send passes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DISPOSITION = re.compile(
     re.I,
 )
 _HEADER = re.compile(r"([A-Za-z0-9-]{1,64}):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
-_PLAIN = frozenset({"7bit", "8bit", "binary"})  # transfer encodings that are none
+_PLAIN = frozenset({"7bit", "8bit", "binary"})  # transfer encodings that leave the bytes as they are
 _HEAD_LIMIT_BYTES = 8 * 1024
 
 
@@ -36,13 +36,13 @@ def is_form(content_type: str) -> bool:
 
 
 def field(content_type: str, body: bytes, name: str) -> str | None:
-    """A plain field's text, None where the form has none of that name; RequestError for a form that is in doubt."""
+    """The text of a plain field; None if the form has no such field; RequestError if the form is ambiguous."""
     kind = _TYPE.fullmatch(content_type)
     if kind is None:
         raise _refused("Content-Type must be multipart/form-data with a boundary, and no charset but utf-8")
     found: bytes | None = None
     for head, content in _parts(body, (kind[1] or kind[2]).encode("latin1", "replace")):
-        part_name, is_file = _named(head)
+        part_name, is_file = _name_and_is_file(head)
         if part_name != name:
             continue
         if found is not None or is_file:
@@ -55,7 +55,6 @@ def field(content_type: str, body: bytes, name: str) -> str | None:
 
 
 def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Head and content of each part. The boundary stands at the start of a line, and nowhere else at all."""
     delimiter = b"--" + boundary
     start = body.find(delimiter) + len(delimiter)
     if body[:start] not in (delimiter, b"\r\n" + delimiter):
@@ -73,8 +72,7 @@ def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise _refused("nothing may follow the last boundary")
 
 
-def _named(head: bytes) -> tuple[str, bool]:
-    """A part's field name, and whether it is a file."""
+def _name_and_is_file(head: bytes) -> tuple[str, bool]:
     headers: dict[str, str] = {}
     for line in head.decode("latin1").split("\r\n"):
         header = _HEADER.fullmatch(line)

@@ -1,4 +1,4 @@
-"""How deep a JSON text is nested, found without decoding it: no object is made, and nothing recurses."""
+"""Checks how deep a JSON body is nested without decoding it: no objects are made, and nothing recurses."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from ..errors import RequestError
 
 DEPTH_LIMIT = 64
 
-_LONG = 4096  # bytes from which on it pays to leap from bracket to bracket before anything is copied
-_LAYERS = 8  # deeper than nearly all that has many brackets
+_LONG = 4096  # bytes; above this, it pays to count brackets with `find` before anything is copied
+_LAYERS = 8  # nearly all bodies with many brackets are less deep
 
-# What bears on depth: brackets, and what opens and ends strings.
+# What decides the depth: brackets, and the quotation marks around strings.
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _DROPPED = bytes(code for code in range(256) if code not in b'[]{}"')
-# The same where strings hold escapes: backslashes too, and what may stand behind them, all as one letter.
+# The same where strings hold escapes: backslashes too, and the letters that may follow them, all written as `n`.
 _FOLDED = bytes.maketrans(b"{}tbfru/", b"[]nnnnnn")
 _DROPPED_BESIDE_ESCAPES = bytes(code for code in range(256) if code not in b'[]{}"\\nbfrtu/')
-_STEPS = bytes.maketrans(b"[]", b"\x01\xff")  # as signed bytes: one level down, one up
+_STEPS = bytes.maketrans(b"[]", b"\x01\xff")  # +1 and -1 as signed bytes
 
 
 def check_depth(body: bytes, limit: int = DEPTH_LIMIT) -> None:
-    """RequestError where lists and objects lie in each other more than `limit` levels deep, the outermost included.
+    """RequestError if lists and objects are nested more than `limit` levels deep, the outermost included.
 
-    Exact for JSON; a text that is none may pass, as the decoder refuses it.
+    Exact for JSON. Text that is not JSON may pass, as the decoder refuses it.
     """
-    if len(body) > _LONG and not _opens_more(body, limit):
+    if len(body) > _LONG and not _opens_more_than(body, limit):
         return
     skeleton = _skeleton(body)
-    if skeleton.count(b"[") <= limit:  # those in strings included: nearly always decided here
+    if skeleton.count(b"[") <= limit:  # brackets in strings included; nearly every body passes here
         return
-    # Two quotes that meet end one string and begin the next, or hold an empty one: what is inside stays inside.
+    # Two quotes in a row are an empty string, or the end of one string and the start of the next. Without them, every
+    # bracket is still inside or outside of a string as before.
     nest = b"".join(skeleton.replace(b'""', b"").split(b'"')[::2])
     layers = min(_LAYERS, limit)
     for layer in range(layers):
         if nest.count(b"[") + layer <= limit:
             return
-        nest = nest.replace(b"[]", b"")  # the innermost: what holds them is one level less deep
+        nest = nest.replace(b"[]", b"")  # removes the innermost level
     if limit - layers + 1 in accumulate(memoryview(nest.translate(_STEPS)).cast("b")):
         raise RequestError(f"the body is nested deeper than {limit} levels (json_depth_limit)")
 
 
 def _skeleton(body: bytes) -> bytes:
-    """Its brackets, and the quotes around its strings."""
+    """The body's brackets, braces written as such, and the quotation marks around its strings."""
     if b"\\" not in body:
         return body.translate(_BRACKETS, _DROPPED)
     escaped = body.translate(_FOLDED, _DROPPED_BESIDE_ESCAPES)
     return escaped.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, b"\\n")
 
 
-def _opens_more(body: bytes, limit: int) -> bool:
-    """Whether more than so many lists and objects open in all, those in strings included."""
-    found = 0
+def _opens_more_than(body: bytes, limit: int) -> bool:
+    found = 0  # brackets in strings included
     for opener in (b"[", b"{"):
         at = body.find(opener)
         while at >= 0:

@@ -1,14 +1,14 @@
-"""A list of prompts as turns of their own, and their answers as one. Pure: the caller runs the turns.
+"""Makes one turn of each prompt in a list, and one answer of their answers. Pure: the caller runs the turns.
 
-`/v1/completions` takes k prompts at once, and an engine answers them as one request, with one handoff: the other
-prompts' KV would stay pinned on P. So each prompt becomes a request with all else that the client asked for, and the
-answers are put together as an engine would have written them:
+`/v1/completions` takes k prompts at once, and an engine answers them as one request with one handoff: the KV of the
+other prompts would stay pinned on P. So each prompt becomes a request of its own with all other members of the body,
+and the answers are merged as an engine would have written them:
 
-* Choice j of prompt i has the index i * n + j, n being the choices of each prompt.
-* `id`, `created` and `model` are those of the answer, or of the event, that is the first.
-* `usage` is the sum, where every answer has one. Usage in each chunk of a stream stays as it came: vLLM counts there
-  what one choice has, also in a list.
-* `metrics` go, as vLLM leaves them out where they belong to several prompts.
+* Choice j of prompt i has the index i * n + j, where n is the number of choices for each prompt.
+* `id`, `created` and `model` are those of the first answer or event.
+* `usage` is the sum, if every answer has one. Usage in each chunk of a stream stays as it came: vLLM counts one choice
+  there, also in a list.
+* `metrics` are removed: vLLM leaves them out for several prompts.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class PromptList:
     others: Fields  # the body's members without the prompts
 
     def body(self, at: int) -> bytes:
-        """The request of one prompt. It stays a list: an engine takes an empty text in a list only."""
+        # Still a list: an engine accepts an empty text in a list only.
         return msgspec.json.encode({**self.others, "prompt": [self.prompts[at]]})
 
 
 class BrokenAnswer(PPDError):
-    """An answer that cannot become part of the whole; `event` is the error event that it ended with, if it did."""
+    """An answer that cannot be merged; `event` is the error event that it ended with, if any."""
 
     status = 502
     kind = "upstream_error"
@@ -61,11 +61,11 @@ class BrokenAnswer(PPDError):
 def prompt_list(request: Request, limit_bytes: int) -> PromptList | None:
     """The prompts of a completion that has several; None for any other.
 
-    RequestError for too many. BodyTooLarge where the bodies would hold more than `limit_bytes`: each repeats all
-    members but its prompt.
+    RequestError for too many prompts. BodyTooLarge if the requests would hold more than `limit_bytes` together: each
+    repeats all members except its prompt.
     """
     prompt = request.fields.get("prompt", _NULL)
-    # Prompts as embeddings come before the others in the answer: one engine keeps their order.
+    # The answer lists prompts given as embeddings first: left to one engine, which keeps that order.
     with_embeddings = request.fields.get("prompt_embeds", _NULL) != _NULL
     if with_embeddings or not _LIST_OF_PROMPTS.match(prompt):
         return None
@@ -87,7 +87,7 @@ def prompt_list(request: Request, limit_bytes: int) -> PromptList | None:
 
 
 class AnswerMerge:
-    """Answers that are not streamed, in any order, as one of at most `limit_bytes`."""
+    """Merges whole answers, added in any order, into one of at most `limit_bytes`."""
 
     def __init__(self, choices: int, limit_bytes: int) -> None:
         self._choices = choices
@@ -96,7 +96,6 @@ class AnswerMerge:
         self._parts: dict[int, list[Fields]] = {}
 
     def add(self, at: int, body: bytes) -> None:
-        """The whole answer to prompt `at`; BrokenAnswer if it lacks choices, or all are too long."""
         self._left_bytes -= len(body)
         if self._left_bytes < 0:
             raise BrokenAnswer("the answers to the prompts are too long")
@@ -108,12 +107,11 @@ class AnswerMerge:
         self._parts[at] = [choice for _, choice in sorted(choices.items())]
 
     def whole(self) -> bytes:
-        """All answers as one."""
         positions = sorted(self._answers)
         merged = dict(self._answers[positions[0]])
         merged.pop("metrics", None)
         merged["choices"] = encoded([choice for at in positions for choice in self._parts[at]])
-        merged["usage"] = encoded(_total([answer.get("usage", _NULL) for answer in self._answers.values()]))
+        merged["usage"] = encoded(_summed_usage([answer.get("usage", _NULL) for answer in self._answers.values()]))
         return msgspec.json.encode(merged)
 
 
@@ -121,7 +119,7 @@ class AnswerMerge:
 
 
 class StreamMerge:
-    """Streams as one: events in the order in which they come, one usage, one end."""
+    """Merges streams: events in the order in which they come, one usage chunk, one [DONE]."""
 
     def __init__(self, count: int, choices: int) -> None:
         self._count = count
@@ -131,19 +129,18 @@ class StreamMerge:
         self._usage_chunk: Fields = {}
 
     def part(self, at: int) -> StreamPart:
-        """The stream of prompt `at`."""
         return StreamPart(self, at)
 
     def end(self) -> bytes:
-        """The last events, once every stream has ended."""
-        usage = _total(self._usages) if len(self._usages) == self._count else None
+        """The last events; to be called once every stream has ended."""
+        usage = _summed_usage(self._usages) if len(self._usages) == self._count else None
         end = b"data: " + DONE + b"\n\n"
         if usage is None:
             return end
         return b"data: " + msgspec.json.encode({**self._usage_chunk, "usage": usage}) + b"\n\n" + end
 
     def merged(self, at: int, chunk: Fields) -> bytes | None:
-        """A chunk as one of the whole's; None for the usage of one prompt. BrokenAnswer where it has no place."""
+        """The chunk as part of the merged stream; None for usage, which is summed. BrokenAnswer for bad choices."""
         self._frame = self._frame or {name: chunk[name] for name in _FRAME if name in chunk}
         choices = _renumbered(chunk.get("choices", _NULL), at, self._choices)
         if choices is None:
@@ -158,7 +155,10 @@ class StreamMerge:
 
 
 class StreamPart:
-    """One prompt's stream. What a client could take for another prompt's answer never gets through."""
+    """One prompt's stream. Nothing that a client could take for another prompt's answer gets through.
+
+    BrokenAnswer for an error event, for one that cannot be parsed, and for an end without [DONE].
+    """
 
     def __init__(self, merge: StreamMerge, at: int) -> None:
         self._merge = merge
@@ -167,11 +167,9 @@ class StreamPart:
         self._has_ended = False
 
     def feed(self, data: bytes) -> bytes:
-        """What goes to the client now; BrokenAnswer for an error event, and for one that can't be read."""
         return b"".join([self._event(event) for event in self._splitter.feed(data)])
 
     def end(self) -> None:
-        """The stream's end of file; BrokenAnswer if it came before its last event."""
         if not self._has_ended:
             raise BrokenAnswer
 
@@ -194,15 +192,15 @@ class StreamPart:
 
 
 def _is_error(chunk: Fields) -> bool:
-    """vLLM 0.9 has the error's members at the top level."""
+    # vLLM 0.9 has the error's members at the top level.
     return chunk.get("error", _NULL) != _NULL or decoded(chunk.get("object", _NULL)) == "error"
 
 
-# -- what they have in common
+# -- for both
 
 
 def _renumbered(raw: msgspec.Raw, at: int, count: int) -> dict[int, Fields] | None:
-    """The choices of prompt `at`, which has `count`, by their index there; None where they are not such choices."""
+    """The choices of prompt `at` by their index in it; None if one is not a number below `count`, or occurs twice."""
     try:
         choices = msgspec.json.decode(raw, type=list[Fields])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -217,9 +215,8 @@ def _renumbered(raw: msgspec.Raw, at: int, count: int) -> dict[int, Fields] | No
     return found
 
 
-def _total(usages: list[msgspec.Raw]) -> Any:
-    """The sum of all counts, by their names at any depth; None where one usage is missing."""
-    counts = [decoded(usage) for usage in usages]
+def _summed_usage(usages: list[msgspec.Raw]) -> Any:
+    counts = [decoded(usage) for usage in usages]  # members are added by name, at any depth
     return None if None in counts else reduce(_added, counts)
 
 

@@ -1,6 +1,6 @@
-"""What the model reads, endpoint by endpoint, as the units of a chain.
+"""Reads each endpoint's prompt into a chain of hashes, one for each message or item.
 
-What counts is what a chat template renders: role, name, text, tool calls and results, media by content. What does not:
+Hashed is what a chat template renders: role, name, text, tool calls and results, and media by content. Not hashed are
 members that are null or absent, `cache_control` (clients move it from turn to turn), ids and states that a server gave
 its own items, and reasoning, which most templates leave out of earlier turns and many clients do not send back.
 A string and a list with that one text are the same content; two texts are never the same as their concatenation.
@@ -21,7 +21,7 @@ from ..sessions.prefix_chain import UNIT_OVERHEAD_BYTES, BlockHash, Chain, Hashe
 from ..sessions.tool_call_hash import CallHash
 
 MEDIA_BYTES = 4096
-"""What one image, sound or file counts in bytes of text, about a thousand tokens; its own size says nothing."""
+"""The size in prompt bytes of an image, sound or file: about a thousand tokens. Its own size says nothing."""
 
 Members = dict[str, msgspec.Raw]
 Content = str | list[str | Members] | None
@@ -32,7 +32,7 @@ _TEXT = frozenset(("text", "input_text", "output_text"))
 _REASONING = frozenset(("reasoning", "thinking", "redacted_thinking"))
 _CALLS = frozenset(("function_call", "custom_tool_call"))
 _SERVERS_OWN = frozenset(("id", "status"))
-_BILLING = "x-anthropic-billing-header"  # new in every request of one client; vLLM drops it from system prompts too
+_BILLING = "x-anthropic-billing-header"  # differs in every request of a client; vLLM drops it too
 
 
 class _Function(msgspec.Struct):
@@ -67,7 +67,6 @@ _CANONICAL = Encoder(order="deterministic")
 
 
 def read(decoder: Decoder[T], raw: msgspec.Raw, name: str) -> T:
-    """A member in the form asked for; RequestError names it."""
     try:
         return decoder.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -75,7 +74,7 @@ def read(decoder: Decoder[T], raw: msgspec.Raw, name: str) -> T:
 
 
 class _Units:
-    """Collects the units of one prompt."""
+    """Builds the chain of one prompt, unit by unit."""
 
     def __init__(self, hasher: Hasher, seed: int, size: int) -> None:
         self._hasher = hasher
@@ -110,9 +109,9 @@ class PromptReader:
         self.hasher = hasher
 
     def seed(self, scope: int, salt: str, rendered: Mapping[str, msgspec.Raw]) -> tuple[int, int]:
-        """The key before the first unit, and the bytes of what is rendered there."""
+        """The key before the first unit, and the bytes of what is rendered before it."""
         if not salt and not rendered:
-            return self.hasher.usual_key(b"S", "", previous=scope), 0  # usual: of what clients send, nothing is kept
+            return self.hasher.usual_key(b"S", "", previous=scope), 0  # cached: holds no client data
         parts: list[str | bytes] = [salt]
         size = 0
         for name, raw in rendered.items():
@@ -123,7 +122,6 @@ class PromptReader:
         return self.hasher.key(b"S", *parts, previous=scope), size
 
     def system(self, seed: int, size: int, raw: msgspec.Raw | None, name: str) -> tuple[int, int]:
-        """The same with a system prompt that is not one of the messages."""
         content = None if raw is None else read(_CONTENT, raw, name)
         if not content:
             return seed, size
@@ -134,7 +132,7 @@ class PromptReader:
     def chat(self, seed: int, size: int, raw: msgspec.Raw, *, prefills: bool) -> Chain:
         """`messages` of chat completions and of Anthropic's Messages.
 
-        prefills: a last message by the assistant is the start of the reply, which the client will echo as one message.
+        prefills: a last message by the assistant starts the reply, and the client will echo both as one message.
         """
         messages = read(_MESSAGES, raw, "messages")
         if not messages:
@@ -145,7 +143,7 @@ class PromptReader:
         unit: UnitHash | None = None
         for message in messages:
             content = message.content
-            # Nearly all are a text and nothing else.
+            # Fast path: nearly all messages are a text and nothing else.
             if (
                 type(content) is str
                 and content
@@ -173,12 +171,11 @@ class PromptReader:
             self._add_call(unit, None, message.function_call)
         return unit
 
-    def responses(self, seed: int, size: int, raw: msgspec.Raw, previous: int | None) -> Chain:
-        """`input` of Responses; `previous` is the key of the stored response that it continues."""
+    def responses(self, seed: int, size: int, raw: msgspec.Raw, stored: int | None) -> Chain:
         items = read(_ITEMS, raw, "input")
-        units = _Units(self.hasher, seed if previous is None else previous, size)
-        if previous is not None:
-            units.keys.append(previous)
+        units = _Units(self.hasher, seed if stored is None else stored, size)
+        if stored is not None:  # the input continues this response
+            units.keys.append(stored)
             units.ends.append(0)
         if isinstance(items, str):
             units.begin("user").add_text(items)
@@ -188,13 +185,13 @@ class PromptReader:
             for item in items:
                 self._add_item(units, item)
         chain = units.chain()
-        if len(chain.keys) == (previous is not None):  # only reasoning: still a prompt of its own
+        if len(chain.keys) == (stored is not None):  # only reasoning: an empty unit stands for it
             units.begin("")
             chain = units.chain()
         return chain
 
     def completions(self, seed: int, raw: msgspec.Raw) -> tuple[Chain, int]:
-        """`prompt` of completions, and how many prompts it holds: several are one unit, known only as a whole."""
+        """The chain of `prompt`, and how many prompts it holds: several are one unit, known only as a whole."""
         prompt = read(_PROMPT, raw, "prompt")
         several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
         prompts: list[object] = [*prompt] if isinstance(prompt, list) and several else [prompt]
@@ -210,7 +207,6 @@ class PromptReader:
         return Chain((whole,), (sum(len(text) for _, text in data),), self.hasher), len(data)
 
     def embeddings(self, seed: int, raw: msgspec.Raw) -> Chain:
-        """A prompt given as embeddings: known only as a whole."""
         key = self.hasher.key(b"E", f"{seed:x}", _CANONICAL.encode(read(_ANY, raw, "prompt_embeds")))
         return Chain((key,), (MEDIA_BYTES,), self.hasher)
 
@@ -234,13 +230,12 @@ class PromptReader:
                 self._add_content(result, _content(part, "content"))
                 unit.add_part(b"R", result.key(), result.size)
             case _:
-                self._add_opaque(unit, part)
+                self._add_opaque(unit, part)  # media and unknown parts: all their members count
 
     def _add_opaque(self, unit: UnitHash, part: Members) -> None:
-        """Media, and whatever else is known by its members only."""
         members = {name: value for name, raw in part.items() if (value := _pruned(read(_ANY, raw, name))) is not None}
         image = members.get("image_url")
-        if isinstance(image, dict):  # the two ways to write one image
+        if isinstance(image, dict):  # clients write an image nested or flat
             members = {**members, **image, "image_url": image.get("url")}
             members.pop("url", None)
         if members.get("detail") == "auto":
@@ -261,10 +256,9 @@ class PromptReader:
         unit.add_part(b"C", call.key(), call.size + len(call.name))
 
     def _add_item(self, units: _Units, item: Members) -> None:
-        """One item of a Responses input; reasoning makes no unit."""
         kind = _string(item, "type") or "message"
         if kind in _REASONING:
-            return
+            return  # no unit
         if kind == "message":
             unit = units.begin(_string(item, "role") or "", _string(item, "name"))
             self._add_content(unit, _content(item, "content"))
@@ -280,13 +274,11 @@ class PromptReader:
 
 
 def _canonical(name: str, raw: bytes) -> bytes:
-    """What a member comes to when it is rendered; nothing if it says nothing."""
     value = _pruned(read(_ANY, msgspec.Raw(raw), name))
-    return b"" if value is None or value in ([], {}) else _CANONICAL.encode(value)
+    return b"" if value is None or value in ([], {}) else _CANONICAL.encode(value)  # empty: renders to nothing
 
 
 def first_user_text(raw: msgspec.Raw, name: str) -> str | None:
-    """The text of the first message by a user; None if there is none."""
     items = read(_ITEMS, raw, name)
     if isinstance(items, str):
         return items
@@ -300,7 +292,7 @@ def first_user_text(raw: msgspec.Raw, name: str) -> str | None:
 
 
 def _prompt_bytes(prompt: object) -> tuple[str, bytes]:
-    """What kind of prompt it is, and four bytes a token id or the text's UTF-8."""
+    """The kind of prompt, and its bytes: UTF-8 of a text, four for each token id."""
     if isinstance(prompt, str):
         return "text", prompt.encode()
     if isinstance(prompt, list) and prompt:
@@ -312,7 +304,7 @@ def _prompt_bytes(prompt: object) -> tuple[str, bytes]:
 
 
 def _part_text(part: str | Members) -> str | None:
-    """The text of a text part, "" for one that is not read; None for any other part."""
+    """The text of a text part, "" for reasoning, None for any other part."""
     if isinstance(part, str):
         return part
     kind = _string(part, "type")
@@ -332,7 +324,6 @@ def _content(members: Members, name: str) -> Content:
 
 
 def _pruned(value: object) -> object:
-    """Without what makes no difference: null members and cache marks, at any depth."""
     if isinstance(value, dict):
         return {
             name: _pruned(member) for name, member in value.items() if member is not None and name != "cache_control"

@@ -1,30 +1,29 @@
-"""The key that a conversation has once the client has sent a reply back, known while the reply still streams.
+"""Hashes a reply while it streams, so that the next request that contains it is recognised.
 
-Next turn's request carries the reply as the client echoes it: an assistant's message, content blocks, output items,
-or simply more text. `ReplyKey` hashes the pieces as they pass in just that form and keeps none of them.
+The next turn's request carries the reply as the client echoes it: an assistant's message, content blocks, output items,
+or simply more text. `ReplyKey` hashes the pieces in that form as they pass, and keeps none of them.
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from ..sessions.prefix_chain import BlockHash, Hasher, Mark, UnitHash, encoded
+from ..sessions.prefix_chain import BlockHash, Hasher, PrefixEnd, UnitHash, encoded
 from ..sessions.tool_call_hash import CallHash
 from .request import Endpoint, Request
 
 
 class ReplyKey:
-    """The first choice of one reply; feed it what the worker says, in order."""
+    """The first choice of one reply; feed it what the worker sends, in order."""
 
     __slots__ = ("_form", "add_text", "reasoned")
 
     def __init__(self, request: Request) -> None:
         self._form = _form_for(request)
         self.add_text = self._form.add_text
-        self.reasoned = False  # the model wrote reasoning too, which the next prompt will hardly hold
+        self.reasoned = False  # the model also wrote reasoning, which the next prompt will hardly hold
 
     def add_tool_call(self, index: int, id: str | None, name: str | None, arguments: str) -> None:
-        """One piece of the call at `index`; `arguments` is a piece of a JSON text."""
         call = self._form.call(index)
         call.id, call.name = id or call.id, name or call.name
         call.add(arguments)
@@ -32,20 +31,19 @@ class ReplyKey:
     def add_reasoning(self) -> None:
         self.reasoned = True
 
-    def key(self) -> Mark | None:
-        """Where the conversation stands if the reply ends here; None if no next request could show it."""
-        return self._form.mark()
+    def key(self) -> PrefixEnd | None:
+        """Where the conversation's prefix ends with this reply; None if no next request could show it."""
+        return self._form.end()
 
 
 class _Form(Protocol):
     """How one endpoint's clients echo a reply."""
 
-    def add_text(self, text: str) -> None:
-        """More of it; never empty."""
+    def add_text(self, text: str) -> None: ...  # never empty
 
     def call(self, index: int) -> CallHash: ...
 
-    def mark(self) -> Mark | None: ...
+    def end(self) -> PrefixEnd | None: ...
 
 
 def _form_for(request: Request) -> _Form:
@@ -61,7 +59,7 @@ def _form_for(request: Request) -> _Form:
 
 
 class _Message:
-    """Chat: one message whose text is one string, wherever calls came in between, and its calls after it."""
+    """Chat: one message with all text as one string and all calls after it, whatever order they came in."""
 
     def __init__(self, hasher: Hasher, unit: UnitHash) -> None:
         self._hasher = hasher
@@ -76,8 +74,8 @@ class _Message:
             self._calls[index] = CallHash(self._hasher)
         return self._calls[index]
 
-    def mark(self) -> Mark | None:
-        return Mark((self._with_calls() if self._calls else self._unit).key())
+    def end(self) -> PrefixEnd | None:
+        return PrefixEnd((self._with_calls() if self._calls else self._unit).key())
 
     def _with_calls(self) -> UnitHash:
         unit = self._unit.copy()
@@ -87,7 +85,7 @@ class _Message:
 
 
 class _Blocks(_Message):
-    """Messages: one message of blocks in the order in which they came."""
+    """Messages: one message of blocks, in the order in which they came."""
 
     def add_text(self, text: str) -> None:
         if self._calls:
@@ -108,7 +106,7 @@ class _Items:
 
     def add_text(self, text: str) -> None:
         if self._calls:
-            self._key = self._end()
+            self._key = self._end_key()
             self._calls = {}
             self._text = None
         if self._text is None:
@@ -122,10 +120,10 @@ class _Items:
             self._calls[index] = CallHash(self._hasher)
         return self._calls[index]
 
-    def mark(self) -> Mark | None:
-        return None if self._empty else Mark(self._end())
+    def end(self) -> PrefixEnd | None:
+        return None if self._empty else PrefixEnd(self._end_key())
 
-    def _end(self) -> int:
+    def _end_key(self) -> int:
         key = self._key if self._text is None else self._text.key()
         for _, call in sorted(self._calls.items()):
             unit = UnitHash(self._hasher, key, "call")
@@ -135,7 +133,7 @@ class _Items:
 
 
 class _MoreText:
-    """Completions: the prompt goes on with the reply's text."""
+    """Completions: the next prompt continues with the reply's text."""
 
     def __init__(self, hasher: Hasher, blocks: BlockHash) -> None:
         self._hasher = hasher
@@ -149,12 +147,12 @@ class _MoreText:
     def call(self, index: int) -> CallHash:
         return CallHash(self._hasher)  # completions have none
 
-    def mark(self) -> Mark | None:
-        return None if self._empty else self._blocks.mark()
+    def end(self) -> PrefixEnd | None:
+        return None if self._empty else self._blocks.end()
 
 
 class _Unknowable:
-    """Several choices, an answer that repeats the prompt, or token ids whose reply comes as text."""
+    """No key: several choices, an answer that repeats the prompt, or a prompt of token ids with a reply of text."""
 
     def __init__(self, hasher: Hasher) -> None:
         self._hasher = hasher
@@ -165,5 +163,5 @@ class _Unknowable:
     def call(self, index: int) -> CallHash:
         return CallHash(self._hasher)
 
-    def mark(self) -> Mark | None:
+    def end(self) -> PrefixEnd | None:
         return None

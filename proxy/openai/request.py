@@ -1,11 +1,11 @@
-"""A client's body as a turn: what routing must know of it, and nothing decoded that routing need not know.
+"""Parses a client's body into a `Request`; only what routing needs is decoded.
 
 Whatever a client sends, the result is a `Request` or one `RequestError` that names the member at fault. Members that
 routing does not read are left for the worker to judge.
 
-Ids that a client may give its conversation, the first that is there counts: headers `X-Session-ID`,
-`X-Session-Affinity`, `X-Correlation-ID`; body members `conversation_id`, `session_id`, `prompt_cache_key`, and
-`conversation` of Responses. `metadata` is not read: what clients put there (a user, an account) spans conversations.
+A client may name its conversation. The first name that is present counts: headers `X-Session-ID`, `X-Session-Affinity`,
+`X-Correlation-ID`; body members `conversation_id`, `session_id`, `prompt_cache_key`, and `conversation` of Responses.
+`metadata` is not read, because what clients put there (a user, an account) spans conversations.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .json_depth import DEPTH_LIMIT, check_depth
 from .prompts import PromptReader, first_user_text, read
 
 Fields = body_members.Fields
-Values = dict[str, Any]  # of members, decoded as `_READ` has it
+Values = dict[str, Any]  # members decoded by the decoders of `_READ`
 
-MODEL_LIMIT = 256  # characters; a name is kept in receipts and repeated in errors
+MODEL_LIMIT = 256  # characters; the name is kept in receipts and repeated in errors
 
 
 class Endpoint(StrEnum):
@@ -41,7 +41,7 @@ class Endpoint(StrEnum):
 
 
 CHOOSING = (Endpoint.CHAT, Endpoint.COMPLETIONS)
-"""Whose clients choose how many answers they get, and whether a stream shows usage."""
+"""The endpoints whose clients choose how many answers they get, and whether a stream shows usage."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     single_engine: str | None  # why one engine must do all of it: n, echo, ...
     choices: int
     prompt_bytes: int
-    fields: Fields  # the body's members as they came, private ones included
+    fields: Fields  # the body's members as they came, including those never forwarded
     prompt: Prompt
     explicit_id: str | None
     priority: int | None = None  # vLLM's member: lower is earlier
@@ -64,7 +64,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         return f"Request({self.endpoint}, model={self.model!r}, prompt_bytes={self.prompt_bytes})"  # without the prompt
 
     def without_prompt(self) -> Request:
-        """The same when no worker will be asked any more: a stream may be open for long, and its body is large."""
+        """For when no worker will be asked again: a stream may stay open for long, and its body is large."""
         return replace(self, fields=_NO_FIELDS, prompt=replace(self.prompt, chain=self.prompt.chain.without_prompt()))
 
 
@@ -95,7 +95,7 @@ _NAMING = frozenset((*_ID_MEMBERS, "conversation"))
 _CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _TEMPLATE = ("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "media_io_kwargs")
 
-# What else routing reads, and as what. Members are decoded as they are met: a body has few of those that it may have.
+# What else routing reads, with the decoders. A body has few of these members, so each is decoded when it is met.
 _EVERYWHERE = {
     **dict.fromkeys(("model", "cache_salt"), _STRING),
     **dict.fromkeys((*_CAPS, "priority"), _NUMBER),
@@ -114,8 +114,9 @@ _READ: dict[Endpoint, dict[str, Decoder[Any]]] = {
     Endpoint.MESSAGES: _EVERYWHERE,
 }
 
-# What is rendered before the messages, or changes how all of them are. `tool_choice` and `response_format` guide the
-# sampling only; `add_generation_prompt` and `continue_final_message` touch the end of the prompt, not its start.
+# Members that are rendered before the messages, or change how all messages are rendered. `tool_choice` and
+# `response_format` guide the sampling only; `add_generation_prompt` and `continue_final_message` touch the end of the
+# prompt, not its start.
 _RENDERED = {
     Endpoint.CHAT: ("tools", "functions", "reasoning_effort", "add_special_tokens", *_TEMPLATE),
     Endpoint.COMPLETIONS: ("suffix", "add_special_tokens"),
@@ -135,7 +136,7 @@ def parse_request(
     session_key: SessionKey,
     depth_limit: int = DEPTH_LIMIT,
 ) -> Request:
-    """The turn in a body; RequestError (400) if it is none. `headers`: names in lower case, or case ignored."""
+    """RequestError (400) for an invalid body. Names in `headers` are lower-case, or their case is ignored."""
     check_depth(body, depth_limit)
     try:
         fields = body_members.Members(_BODY.decode(body), body)
@@ -195,7 +196,6 @@ def _model(values: Values) -> str:
 
 
 def _chain(endpoint: Endpoint, fields: Fields, values: Values, reader: PromptReader, scope: int) -> tuple[Chain, int]:
-    """The prompt's chain, and how many prompts the request holds."""
     rendered: Fields = {}
     if not _RENDERED_ANYWHERE.isdisjoint(fields):
         rendered = {name: fields[name] for name in _RENDERED[endpoint] if name in fields}
@@ -232,11 +232,11 @@ def _explicit_id(endpoint: Endpoint, fields: Fields, headers: Mapping[str, str])
 
 
 def _opener(endpoint: Endpoint, fields: Fields) -> str | None:
-    """MD5, as the paper has it; nothing secret rests on it. A raw prompt grows with each turn and has no opener."""
     if endpoint is Endpoint.COMPLETIONS:
-        return None
+        return None  # a raw prompt grows with each turn
     name = "input" if endpoint is Endpoint.RESPONSES else "messages"
     text = first_user_text(fields[name], name)
+    # MD5, as in the paper; security does not depend on it.
     return None if text is None else hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -250,22 +250,22 @@ _WANT_ONE_ENGINE = {
     "truncation",
     "truncate_prompt_tokens",
 }
-"""All that `_single_engine` reads. Most bodies have none of these, which is found at once."""
+"""All members that `_single_engine` reads; most bodies have none of them."""
 
 
-def _single_engine(endpoint: Endpoint, fields: Fields, values: Values, several: bool) -> str | None:
-    """`several`: each prompt gets more than one choice."""
+def _single_engine(endpoint: Endpoint, fields: Fields, values: Values, several_choices: bool) -> str | None:
     if _WANT_ONE_ENGINE.isdisjoint(fields):
         return None
     if endpoint is Endpoint.RESPONSES and values.get("truncation") not in (None, "disabled"):
         return "truncation"
     if endpoint not in CHOOSING:
         return None
-    # -1 fits the prompt to what the output's cap leaves, and P's cap is 1: P and D would see two prompts.
+    # -1 truncates the prompt to what max_tokens leaves of the context. P's max_tokens is 1, so P and D would compute
+    # different prompts.
     if "truncate_prompt_tokens" in fields and fields["truncate_prompt_tokens"] == _TO_FIT:
         return "truncation"
     best_of = _count(values, "best_of")
-    if several:
+    if several_choices:
         return "n"
     if best_of > 1:
         return "best_of"
@@ -299,13 +299,12 @@ def _required(fields: Fields, name: str) -> msgspec.Raw:
 
 
 def _integer(values: Values, name: str) -> int | None:
-    """A count; 10.0 is 10, as the workers' own parsers have it."""
     value = values.get(name)
     if value is None:
         return None
     if value < 0 or value != int(value):
         raise RequestError(f"{name}: must be a whole number and not negative", param=name)
-    return int(value)
+    return int(value)  # 10.0 is 10, as in the workers' own parsers
 
 
 def _caps(values: Values) -> list[int]:
@@ -313,15 +312,13 @@ def _caps(values: Values) -> list[int]:
 
 
 def _priority(values: Values) -> int | None:
-    """Lower is earlier, and may be below 0."""
-    value = values.get("priority")
+    value = values.get("priority")  # may be below 0
     if value is not None and (value != int(value) or abs(value) > 2**53):
         raise RequestError("priority: must be a whole number", param="priority")
     return None if value is None else int(value)
 
 
 def _count(values: Values, name: str) -> int:
-    """A number of things, 1 where it is not given."""
     value = _integer(values, name)
     if value == 0:
         raise RequestError(f"{name}: must be at least 1", param=name)

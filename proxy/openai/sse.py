@@ -1,4 +1,4 @@
-"""Server-sent events as bytes: where one ends, what data it carries, and the same event with other data.
+r"""Server-sent events as bytes: splits a stream into events, and reads or replaces an event's data.
 
 An event ends at a blank line; a line ends with \\r\\n, \\n or \\r, also mixed. Nothing is decoded as text, so a split
 inside a UTF-8 sequence does not matter. Format: https://html.spec.whatwg.org/multipage/server-sent-events.html
@@ -10,17 +10,17 @@ import re
 
 LIMIT_BYTES = 4 * 1024 * 1024
 
-# Atomic, as \r\n is one line end: without it the pattern would go back and take \r and \n as two.
+# Atomic groups: without them the pattern would backtrack and take \r\n for two line ends.
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _LONGEST_END = 4  # bytes of \r\n\r\n
 
 
 class Fragment(bytes):
-    """Bytes of an event above the limit: not an event, to be passed on as they are."""
+    """A piece of an event above the limit, to be passed on as it is."""
 
 
 class EventSplitter:
-    """Cuts a stream into whole events with their line ends; the parts joined are the stream, byte for byte.
+    """Splits a stream into whole events with their line ends; joined, they are the stream byte for byte.
 
     At most `limit_bytes` of an unfinished event are held: a longer one comes as `Fragment`s.
     """
@@ -32,34 +32,30 @@ class EventSplitter:
 
     @property
     def in_fragment(self) -> bool:
-        """Whether an event above the limit has begun and not ended."""
         return self._in_fragment
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is held of an event that has begun."""
         return not self._held and not self._in_fragment
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The events, or fragments, that `chunk` completes."""
         if not self._held and chunk.endswith(b"\n\n") and b"\r" not in chunk and not self._in_fragment:
-            return self._whole(chunk)
+            return self._whole(chunk)  # the usual chunk
         return self._mixed(chunk)
 
     def rest(self) -> bytes:
-        """What is held of an event that has not ended; the splitter is empty after it."""
+        """What is held of an unfinished event; the splitter is empty after it."""
         held, self._held = bytes(self._held), bytearray()
         return held
 
     def _whole(self, chunk: bytes) -> list[bytes]:
-        """The common chunk, of whole events only and with plain line ends."""
         if len(chunk) <= self._limit_bytes and chunk.find(b"\n\n") == len(chunk) - 2:
             return [chunk]
         parts: list[bytes] = []
         start = 0
         while start < len(chunk):
             end = chunk.find(b"\n\n", start) + 2
-            if end == 1:  # an odd number of line ends closes the chunk: the last may begin a blank line
+            if end == 1:  # an odd number of line ends: the last may begin a blank line
                 self._held += chunk[start:]
                 break
             parts.append(self._event(chunk[start:end]))
@@ -90,8 +86,7 @@ class EventSplitter:
         return event
 
     def _flush(self) -> list[bytes]:
-        """All that is held but the line ends with which the event may be about to end."""
-        kept = len(self._held.rstrip(b"\r\n"))
+        kept = len(self._held.rstrip(b"\r\n"))  # line ends stay held, as the event may be about to end
         self._in_fragment = True
         if not kept:
             return []
@@ -101,7 +96,6 @@ class EventSplitter:
 
 
 def event_data(event: bytes) -> bytes | None:
-    """The event's data lines joined with \\n; None for a comment or an event without data."""
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
         return event[6:-2]
     lines = [_value(line) for line in event.splitlines() if _is_data(line)]
@@ -109,7 +103,7 @@ def event_data(event: bytes) -> bytes | None:
 
 
 def with_data(event: bytes, data: bytes) -> bytes:
-    """The event with one data line in place of its own; other lines and line ends stay. `data` holds no line end."""
+    """The event with one data line in place of its own. Other lines and line ends stay. `data` holds no line end."""
     lines: list[bytes] = []
     is_written = False
     for line in event.splitlines(keepends=True):

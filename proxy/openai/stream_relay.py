@@ -1,7 +1,7 @@
-"""The answer's way to the client: bytes as they come, whole events, edited only where they must be.
+"""Relays a stream to the client: whole events, as they come, edited only where they must be.
 
-Pure: the caller reads the worker and writes the client. An event is looked into once, for the observer and for the
-edits; what cannot be read goes through untouched.
+Pure: the caller reads from the worker and writes to the client. Each event is decoded at most once for the observer and
+once for the edits; an event that cannot be parsed goes through unchanged.
 """
 
 from __future__ import annotations
@@ -36,18 +36,17 @@ class StreamRelay:
         self._observer = observer
         self._splitter = EventSplitter()
         self._plain = PlainEvents(endpoint)
-        self._may_pass = True  # between two events, and the worker has told of no error
+        self._may_pass = True  # between two events, and no error has come
         self._is_finished = False
 
     def passes(self, chunk: bytes) -> bool:
-        """Whether this is one event that brings text and nothing else, as nearly every chunk is: it goes on as it is.
+        """Whether this is one event that brings text and nothing else, as nearly every chunk is: send it unchanged.
 
-        If so, the observer has seen it, and `feed` must not.
+        If so, the observer has already seen it: do not `feed` it too.
         """
-        return self._may_pass and self._relays_text(chunk)
+        return self._may_pass and self._observes_text(chunk)
 
     def feed(self, chunk: bytes) -> bytes:
-        """What goes to the client now; b"" while an event is not whole."""
         if self.passes(chunk):
             return chunk
         out = b"".join([self._relay(event) for event in self._splitter.feed(chunk)])
@@ -55,7 +54,7 @@ class StreamRelay:
         return out
 
     def finish(self) -> bytes:
-        """What goes to the client at the worker's end of file: an error event unless the answer had ended."""
+        """What goes to the client at the worker's end of file: an error event, unless the answer had ended."""
         if self._is_finished:
             return b""
         self._is_finished = True
@@ -66,9 +65,8 @@ class StreamRelay:
         return tail + broken_off(self._endpoint)
 
     def _tail(self) -> bytes:
-        """The last event where only its blank line is missing; half an event would spoil what follows it."""
         is_cut = self._splitter.in_fragment
-        tail = self._splitter.rest()
+        tail = self._splitter.rest()  # goes on if only its blank line is missing: half an event would corrupt the next
         if is_cut:
             return tail + b"\n\n"
         data = event_data(tail)
@@ -81,8 +79,8 @@ class StreamRelay:
 
     def _relay(self, event: bytes) -> bytes:
         if self._observer.summary.error is not None:
-            return b""  # vLLM ends its errors with [DONE], and a client would take what it has for the whole answer
-        if self._relays_text(event):
+            return b""  # vLLM sends [DONE] after an error: a client would take what it has for the whole answer
+        if self._observes_text(event):
             return event
         if type(event) is Fragment:
             return event
@@ -90,7 +88,8 @@ class StreamRelay:
         if data is None:
             return event
         self._observer.observe(data)
-        if self._observer.summary.error is not None and self._edits.inside and self._edits.inside.is_named(data):
+        redaction = self._edits.redaction
+        if self._observer.summary.error is not None and redaction and redaction.applies_to(data):
             return broken_off(self._endpoint)
         if self._plain.is_learning:
             self._plain.learn(event)
@@ -99,8 +98,7 @@ class StreamRelay:
                 return self._edit(event, data)
         return event
 
-    def _relays_text(self, event: bytes) -> bool:
-        """Observes an event that is text and nothing else."""
+    def _observes_text(self, event: bytes) -> bool:
         text = self._plain.text(event)
         if text is None:
             return False
@@ -115,9 +113,9 @@ class StreamRelay:
 
 
 def broken_off(endpoint: Endpoint, why: str = BROKE_OFF, code: int = _BAD_GATEWAY) -> bytes:
-    """The event that tells a client that its answer is not whole: each endpoint's clients raise on theirs.
+    """The error event that ends an incomplete answer, in the shape on which each endpoint's clients raise.
 
-    No terminator follows, so that nobody takes what came for the whole answer.
+    No terminator follows, so no client takes the answer for complete.
     """
     if endpoint is Endpoint.MESSAGES:
         error = {"type": "error", "error": {"type": "api_error", "message": why}}
@@ -125,7 +123,7 @@ def broken_off(endpoint: Endpoint, why: str = BROKE_OFF, code: int = _BAD_GATEWA
     body = error_body(why, _KIND, code)
     if endpoint is not Endpoint.RESPONSES:
         return b"data: " + body + b"\n\n"
-    # Responses has an event of its own, which OpenAI's client yields; it raises on the `error` member.
+    # Responses has an error event of its own, which OpenAI's client yields; it raises on the `error` member.
     inner = msgspec.json.decode(body, type=_ErrorBody).error
     own = {"type": "error", "message": why, "code": str(code), "param": None, "sequence_number": 0}
     return b"event: error\ndata: " + msgspec.json.encode({**own, "error": inner}) + b"\n\n"

@@ -179,7 +179,7 @@ class Replication:
         yield [PairsTried(*map(list, self._canary.tried))]
         sessions = iter(state.sessions.all())
         while batch := list(islice(sessions, BATCH_SESSIONS)):
-            yield [SessionLearned(session, *state.sessions.ways_to(session)) for session in batch]
+            yield [SessionLearned(session, *state.sessions.lookup_keys(session)) for session in batch]
 
     # -- applying
 

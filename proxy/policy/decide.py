@@ -1,13 +1,18 @@
-"""The paper's Algorithm 1 around what a live fleet allows.
+"""Decides where one turn is computed: the paper's Algorithm 1, within what the live fleet allows.
 
-1. The fleet has no D, or the mode, or a forced route in its place, says REPLICA; but not for a history stored in a D.
-2. The request needs one engine for all of it, or lies stored in one: LOCAL or REPLICA, whatever the table says.
-3. A route that the operator forces on this one turn, the first included: that, whatever mode and table say.
-4. Turn 1: SPLIT, there is nothing to append to.
-5. Later turns: what the mode asks for; in mode `table`, LOCAL where the cell's score is above 0.
-6. LOCAL stands only where the session's D is there and believed to hold the prefix, REPLICA only where there is an R;
-   each obstacle is a named veto, and makes the turn a SPLIT.
-7. SPLIT stands only where a P can hand over to a D; else the turn is computed where it can be.
+The first of these that applies says which route is wanted:
+
+1. REPLICA, if a forced route or the mode says so and there is an R, or if there is no D. Not if a D stores the history.
+2. LOCAL, if one engine has to compute the whole request, or stores its history: whatever the table says.
+3. The route that the operator forces on this turn, the first included: whatever mode and table say.
+4. SPLIT on turn 1: there is nothing to append to.
+5. On later turns what the mode asks for; in mode `table`, LOCAL if the cell's score is above 0.
+
+Then the fleet decides whether that can be done:
+
+6. LOCAL needs the session's D to be there and believed to hold the prefix, REPLICA needs an R. Each obstacle is a named
+   veto, and makes the turn a SPLIT; a turn that needs one engine goes to another D or R instead.
+7. SPLIT needs a P that can hand over to a D; else the turn is computed where it can be.
 """
 
 from __future__ import annotations
@@ -31,23 +36,23 @@ from ..fleet.worker import PairId, Role, WorkerId
 from .decision import Decision, Route, Rules, Turn
 from .placement import held_on, pick_decode, pick_prefill, slow_start_factor
 
-_DECODE, _REPLICA = Role.DECODE, Role.REPLICA  # an enum's members by their names are slow to look up in a loop
+_DECODE, _REPLICA = Role.DECODE, Role.REPLICA  # looking up enum members by name is slow in a loop
 
 _INFLIGHT = attrgetter("inflight")
 
 Excluded = Collection[WorkerId | PairId]
-"""Workers, and pairs of a P and a D."""
+"""Workers, and pairs of a P and a D, that are not to be used."""
 
 
 class _Candidates(msgspec.Struct, frozen=True):
-    """The workers that may take this turn, by role, and the pairs among them that can't hand over now."""
+    """The workers that may take this turn, by role, and which pairs of them cannot hand over now."""
 
     prefills: Sequence[WorkerView]
     decodes: Sequence[WorkerView]
     replicas: Sequence[WorkerView]
     full: Collection[WorkerId]
     excluded: Excluded
-    known: WorkerView | None  # who answered the session last, whether it may take this turn or not
+    known: WorkerView | None  # the worker that answered the session last, whether or not it may take this turn
     now_s: float
     warm_up_s: float
 
@@ -64,7 +69,7 @@ class _Candidates(msgspec.Struct, frozen=True):
 
 
 class _Preference(msgspec.Struct, frozen=True):
-    """What is asked for: by force, by the mode, or by the table."""
+    """The route that is wanted: by force, by the mode, or by the table."""
 
     route: Route
     reason: str
@@ -81,10 +86,10 @@ def decide(
     avoid: Excluded = (),
     blocked: Excluded = (),
 ) -> Decision:
-    """The decision for one turn; fleet: of its model.
+    """The decision for one turn, over the fleet of its model.
 
-    `avoid` failed this very turn; `blocked` are passed over for what they did to others. NoWorkerError if nobody can
-    take the turn, AllBusy if somebody could, were it not for the others that it has.
+    `avoid` failed this very turn; `blocked` failed other turns. NoWorkerError if no worker can take the turn, AllBusy
+    if one could but has as many as it may have.
     """
     candidates = _candidates(turn, fleet, rules, now_s, avoid, blocked)
     preference = _preference(turn, candidates, rules, qps)
@@ -94,9 +99,9 @@ def decide(
 
 
 def has_room(fleet: Fleet, rules: Rules) -> bool:
-    """Whether a turn that arrives now would find a place; True too where no worker could ever take it.
+    """Whether a turn that arrives now finds a worker with room; True also if no worker could ever take it.
 
-    It needs no P: where all are full, or hang, D computes the prompt.
+    It needs no P: if all are full or hang, D computes the prompt.
     """
     if not rules.worker_limit:
         return True
@@ -106,9 +111,8 @@ def has_room(fleet: Fleet, rules: Rules) -> bool:
     return not fleet.decodes and not fleet.replicas
 
 
-def _has_full(fleet: Fleet, rules: Rules) -> bool:
-    """Whether some worker has all it may have: nearly always none has, and then none need be looked at by itself."""
-    limit = rules.worker_limit
+def _any_full(fleet: Fleet, rules: Rules) -> bool:
+    limit = rules.worker_limit  # rarely reached; while it is not, workers need not be checked one by one
     return 0 < limit <= max(map(_INFLIGHT, fleet.views.values()), default=0)
 
 
@@ -118,7 +122,7 @@ def _candidates(
     known = None if turn.decode is None else fleet.views.get(turn.decode.worker)
     prefills, decodes, replicas = fleet.prefills, fleet.decodes, fleet.replicas
     full: Collection[WorkerId] = ()
-    if avoid or blocked or _has_full(fleet, rules):
+    if avoid or blocked or _any_full(fleet, rules):
         prefills, decodes, replicas, full = _narrowed(fleet, rules.worker_limit or math.inf, avoid, blocked)
     if not decodes and not replicas:
         if full:
@@ -132,13 +136,13 @@ def _candidates(
 def _narrowed(
     fleet: Fleet, limit: float, avoid: Excluded, blocked: Excluded
 ) -> tuple[list[WorkerView], list[WorkerView], list[WorkerView], list[WorkerId]]:
-    """P, D and R that may be asked, and those of D and R that only lack room."""
-    # A turn can do without a P, so one that failed others, or has all it may have, is not asked at all.
+    """P, D and R that may be asked, and those D and R that only lack room."""
+    # A turn can do without a P, so a P that failed other turns, or is full, is not asked at all.
     prefills = [v for v in fleet.prefills if v.id not in avoid and v.id not in blocked and v.inflight < limit]
     answering = [view for view in (*fleet.decodes, *fleet.replicas) if view.id not in avoid]
     full = [view.id for view in answering if view.inflight >= limit]
     free = [view for view in answering if view.inflight < limit]
-    # One that failed others is asked only where there is no other.
+    # A D or R that failed other turns is asked only if there is no other.
     free = [view for view in free if view.id not in blocked] or free
     return prefills, [v for v in free if v.role is _DECODE], [v for v in free if v.role is _REPLICA], full
 
@@ -158,7 +162,7 @@ def _preference(turn: Turn, candidates: _Candidates, rules: Rules, qps: float) -
     if turn.number == 1:
         return _Preference(Route.SPLIT, "first_turn")
     match rules.mode:
-        case Mode.TABLE | Mode.REPLICA:  # the latter where there is no replica
+        case Mode.TABLE | Mode.REPLICA:  # mode `replica` without a replica decides by the table
             return _by_table(turn, rules, qps)
         case Mode.ALWAYS_LOCAL:
             return _Preference(Route.LOCAL, "mode_always_local")
@@ -170,8 +174,8 @@ def _preference(turn: Turn, candidates: _Candidates, rules: Rules, qps: float) -
 
 
 def _is_stored_on_decode(turn: Turn, candidates: _Candidates) -> bool:
-    """Whether the history lies in a D alone, which no replica can ask for it."""
     decode = turn.decode
+    # A replica cannot read a response that a D stores.
     return turn.stored_response and decode is not None and any(view.id == decode.worker for view in candidates.decodes)
 
 
@@ -205,7 +209,7 @@ def _carry_out(turn: Turn, preference: _Preference, candidates: _Candidates) -> 
         vetoes = (veto,)
         if turn.stored_response or turn.single_engine is not None:
             return _on_one_engine(turn, preference, candidates, preference.reason, vetoes)
-    # In a fleet of several versions or connectors, a D that some P can hand over to comes before others.
+    # With several versions or connectors in the fleet, a D to which some P can hand over is preferred.
     pairable = [
         view
         for view in candidates.decodes
@@ -223,7 +227,6 @@ def _carry_out(turn: Turn, preference: _Preference, candidates: _Candidates) -> 
 
 
 def _local_veto(turn: Turn, candidates: _Candidates) -> str | None:
-    """Why the turn can't be appended on the session's D, or None."""
     known = candidates.known
     if turn.decode is None or (turn.held_tokens == 0 and not turn.stored_response):
         return "not_resident"
@@ -248,7 +251,7 @@ def _local_veto(turn: Turn, candidates: _Candidates) -> str | None:
 def _on_one_engine(
     turn: Turn, preference: _Preference, candidates: _Candidates, reason: str, vetoes: tuple[str, ...]
 ) -> Decision:
-    """Without a hand-over: the engine that holds the prefix, else a replica, else a D that computes it all."""
+    """Without a handoff: on the D that holds the prefix, else on a replica, else on a D that computes all of it."""
     own = next((view for view in candidates.decodes if held_on(turn.decode, view, max(1, turn.held_tokens))), None)
     if own is None and candidates.replicas:
         return _on_replica(turn, preference, candidates, reason, vetoes)
@@ -266,5 +269,5 @@ def _on_replica(
 
 
 def session_share(session_id: str) -> float:
-    """A session's fixed place in [0, 1), for mode `fraction`; session ids are hex digests."""
+    """A fixed number in [0, 1) for each session, for mode `fraction`; session ids are hex digests."""
     return int(session_id[:8], 16) / 2**32

@@ -1,4 +1,7 @@
-"""What goes into a decision and what comes out of it. Structs, as they cost a tenth of frozen dataclasses to make."""
+"""What goes into a decision, and what comes out of it.
+
+These are msgspec Structs, because they cost a tenth of frozen dataclasses to make.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,18 @@ class Route(StrEnum):
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One request as the policy may know it; token counts are estimates unless a tokenizer is configured."""
+    """What the policy may know of one request. Token counts are estimates unless a tokenizer is configured."""
 
     model: str
     session_id: str
     number: int  # 1-based
     prompt_tokens: int
-    held_tokens: int  # of the prompt: covered by an earlier turn of this session
+    held_tokens: int  # prompt tokens that an earlier turn of this session covers
     output_tokens: int  # expected length of the answer
     decode: Residency | None = None  # the D or R that computed the session's last turn
     prefill: Residency | None = None  # the P that last prefilled for it
     single_engine: str | None = None  # why one engine must do it all, e.g. "n"
-    stored_response: bool = False  # the history lies in the engine that answered last
+    stored_response: bool = False  # the history is stored in the engine that answered last
     forced: Route | None = None  # what the operator asks for on this request, whatever mode and table say
 
     @property
@@ -40,7 +43,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """The operator's part: mode, table with weights applied, and the rate that the table's axis counts."""
+    """The operator's settings: mode, the table with weights applied, limits."""
 
     mode: Mode
     scored: ScoredTable | None = None
@@ -57,8 +60,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     decode: WorkerView
     prefill: WorkerView | None = None
-    wanted: Route  # what was asked for by force, mode or table, before anything stood against it
+    wanted: Route  # the route asked for by force, mode or table, before any veto
     vetoes: tuple[str, ...] = ()
     verdict: Verdict | None = None
     qps: float = 0.0
-    cached_tokens: int = 0  # of the prompt: believed to lie on `decode` already
+    cached_tokens: int = 0  # prompt tokens that `decode` is believed to hold already

@@ -1,4 +1,4 @@
-"""Choosing a worker of each role. P and D are picked independently of each other, but for what can pair."""
+"""Chooses a worker of each role. P and D are chosen independently, except that they must be able to pair."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ..fleet.worker import Role
 from .decision import Turn
 
 KV_FULL = 0.95  # at this share of KV blocks in use, a new session would evict or preempt others
-LEAST_FACTOR = 0.1  # slow start begins here: a worker that has just joined counts as ten times as loaded
+LEAST_FACTOR = 0.1  # where slow start begins: a worker that has just joined counts as ten times as loaded
 
 Rank = tuple[float, ...]
 
 SlowStart = Callable[[WorkerView], float]
-"""The factor of a worker in slow start, in (0, 1]; its load counts divided by this."""
+"""A worker's slow-start factor, in (0, 1]; its load is divided by it."""
 
 
 def slow_start_factor(view: WorkerView, now_s: float, warm_up_s: float) -> float:
-    """Slow start: grows linearly over `warm_up_s`, as a cold engine compiles and its caches are empty."""
+    """Grows linearly over `warm_up_s`: a cold engine still compiles, and its caches are empty."""
     age_s = now_s - view.since_s
     return 1.0 if warm_up_s <= 0 or age_s >= warm_up_s else max(LEAST_FACTOR, age_s / warm_up_s)
 
 
 def pick_decode(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowStart) -> WorkerView | None:
-    """The session's own worker if it still holds the prefix, else the least loaded with room for its KV."""
+    """The session's own worker if it still holds the prefix, else the least loaded one with room for its KV."""
     if turn.decode is not None:
         for view in candidates:
             if view.worker.address == turn.decode.worker and stale_reason(turn.decode, view) is None:
@@ -36,7 +36,7 @@ def pick_decode(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowSt
 
 
 def pick_prefill(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowStart) -> WorkerView | None:
-    """The P that will have computed this prompt soonest: queued prefill tokens plus those it must compute itself."""
+    """The P that will finish this prompt first: queued prefill tokens plus those that it must compute itself."""
 
     def tokens_until_done(view: WorkerView) -> tuple[float, int]:
         tokens = view.queued_prefill_tokens + turn.prompt_tokens - held_on(turn.prefill, view, turn.held_tokens)
@@ -46,7 +46,6 @@ def pick_prefill(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowS
 
 
 def held_on(residency: Residency | None, view: WorkerView, prefix_tokens: int) -> int:
-    """Tokens of a prefix that this worker is believed to hold."""
     if residency is None or residency.worker != view.worker.address or stale_reason(residency, view) is not None:
         return 0
     return min(residency.tokens, prefix_tokens)
@@ -60,7 +59,7 @@ def _load_rank(view: WorkerView, factor: float) -> tuple[bool, float, float]:
 def _first(
     candidates: Sequence[WorkerView], rank_of: Callable[[WorkerView], Rank], session_id: str
 ) -> WorkerView | None:
-    """The worker of the least rank. Only equals are hashed, as that costs more than all the rest."""
+    # Only workers of equal rank are hashed, as that costs more than all the rest.
     if len(candidates) < 2:
         return candidates[0] if candidates else None
     ranks = [rank_of(view) for view in candidates]
@@ -70,12 +69,12 @@ def _first(
 
 
 def _spread(view: WorkerView, session_id: str) -> bytes:
-    """Rendezvous hashing: among equals, sessions spread evenly and the same one always lands the same."""
+    # Rendezvous hashing: sessions spread evenly over equal workers, and each always gets the same one.
     return sha256(f"{view.id} {session_id}".encode()).digest()
 
 
 def ways_to_serve(views: Iterable[WorkerView]) -> dict[str, bool]:
-    """Which routes the fleet could take now: what `/ready` answers."""
+    """Which routes the fleet could take now, as `/ready` reports them."""
     able = [view for view in views if view.state == "up"]
     decodes = [view for view in able if view.role is Role.DECODE]
     prefills = [view for view in able if view.role is Role.PREFILL]

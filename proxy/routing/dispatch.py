@@ -174,18 +174,18 @@ class Dispatcher:
         reply = ReplyKey(request)
         observer = AnswerObserver(request.endpoint, reply)
         hide_usage = not request.wants_usage and request.endpoint in CHOOSING
-        inside = _redaction(view, handoff)
-        edits = Edits(hide_usage, handoff.cached_tokens if handoff else None, inside)
+        redaction = _redaction(view, handoff)
+        edits = Edits(hide_usage, handoff.cached_tokens if handoff else None, redaction)
         if not answer.is_event_stream:
             body = await answer.body()
             observer.observe_body(body)
-            _check_whole(request.endpoint, observer, view, inside)
+            _check_whole(request.endpoint, observer, view, redaction)
             record.first_event_s = self._now() - attempt.started_s
             first, relay = edited_body(body, edits), None
         else:
             relay = StreamRelay(request.endpoint, edits, observer)
             first = await self._until_first_event(answer, relay, observer, request.endpoint)
-            _check_begun(observer, view, inside)
+            _check_begun(observer, view, redaction)
             record.first_event_s = self._now() - attempt.started_s
         return OpenAnswer(answer.content_type, first, observer, reply, relay, handoff)
 
@@ -209,7 +209,7 @@ class Dispatcher:
 
     def _refusal(self, answer: Answer, body: bytes, attempt: Attempt, view: WorkerView) -> LegError:
         """A worker's error as ours; only its status where the text names this worker or its P."""
-        if _redaction(view, attempt.handoff).is_named(body):
+        if _redaction(view, attempt.handoff).applies_to(body):
             body = b""
         # A refused key of the proxy's own is not the client's fault, nor is a worker that read too slowly (408).
         is_own = answer.status == 408 or (self._shows_own_key and answer.status in (401, 403))
@@ -248,22 +248,22 @@ def _has_begun(endpoint: Endpoint, observer: AnswerObserver) -> bool:
     return endpoint in CHOOSING and is_open
 
 
-def _check_begun(observer: AnswerObserver, view: WorkerView, inside: Redaction) -> None:
+def _check_begun(observer: AnswerObserver, view: WorkerView, redaction: Redaction) -> None:
     """LegError for a stream that begins with an error, with something that is no event, or with an abort."""
     summary = observer.summary
     if summary.first_token_seen:
         return
     if summary.error is not None:
-        raise _refused(summary.error, view, inside)
+        raise _refused(summary.error, view, redaction)
     if summary.undecodable or _was_aborted(summary) or (summary.ended and not summary.events):
         raise _malformed(view)
 
 
-def _check_whole(endpoint: Endpoint, observer: AnswerObserver, view: WorkerView, inside: Redaction) -> None:
+def _check_whole(endpoint: Endpoint, observer: AnswerObserver, view: WorkerView, redaction: Redaction) -> None:
     """LegError for a 200 without an answer: not JSON, empty, an error, or aborted by the engine."""
     summary = observer.summary
     if summary.error is not None:
-        raise _refused(summary.error, view, inside)
+        raise _refused(summary.error, view, redaction)
     # A response that is computed in the background has only an id yet.
     is_queued = endpoint is Endpoint.RESPONSES and summary.response_id is not None and summary.finish_reason is None
     is_empty = not summary.first_token_seen and summary.finish_reason is None
@@ -278,8 +278,8 @@ def _was_aborted(summary: AnswerSummary) -> bool:
     return summary.finish_reason == ABORTED or (summary.completion_tokens == 0 and not summary.first_token_seen)
 
 
-def _refused(error: bytes, view: WorkerView, inside: Redaction) -> LegError:
-    told = b"" if inside.is_named(error) else error
+def _refused(error: bytes, view: WorkerView, redaction: Redaction) -> LegError:
+    told = b"" if redaction.applies_to(error) else error
     return refusal(_error_status(error), told, worker=view.id, phase=Phase.FIRST_EVENT)
 
 

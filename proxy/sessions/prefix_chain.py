@@ -1,17 +1,17 @@
-"""Chained keyed hashes: a name for each prefix of a conversation that keeps nothing of its text.
+"""Chained keyed hashes that name each prefix of a conversation and keep nothing of its text.
 
-A chain starts at a seed (tenant, model, endpoint, salt, and all that is rendered before the first message). Each
-*unit*, a message or an item, turns the key so far into the next one, so equal keys mean equal prefixes. The secret
-is the proxy's own: a client cannot construct two prompts with one key, nor test a guess at another's prompt.
+A chain starts at a seed: tenant, model, endpoint, salt, and all that is rendered before the first message. Each
+*unit*, a message or an item, turns the key so far into the next one, so equal keys mean equal prefixes. Only the proxy
+knows the secret: a client can neither construct two prompts with one key, nor test a guess at another's prompt.
 
 Raw prompts of `/v1/completions` have no units. They are cut into blocks whose ends depend on the offset only: 16
-bytes at first, from 4 KiB on 1/128 to 1/256 of the offset, which keeps a 64 MiB prompt under 3,000 hashes. A prefix
-that ends inside a block is known by the block's start, the length of its tail and a check of it (`Mark`).
+bytes at first, and from 4 KiB on 1/128 to 1/256 of the offset, so a 64 MiB prompt takes under 3,000 hashes. A prefix
+that ends inside a block is known by the block's start, and by the length and a hash of its tail (`PrefixEnd`).
 
-UTF-8 never holds the byte 0xFF, which therefore ends every string: framing that needs no length in advance, so that
-a reply can be hashed while it streams. All goes through SHA-256, but of each text of a unit what lies beyond its first
-4 KiB: that goes through a keyed BLAKE3, whose digest stands for it. 0xFE, which UTF-8 never holds either, says that
-a digest follows, so a text reads `T text FF` or `T 4,096 bytes FE digest FF`.
+The byte 0xFF ends every string, as UTF-8 never holds it. So no length has to be known in advance, and a reply can be
+hashed while it streams. SHA-256 hashes everything except what a text holds beyond its first 4 KiB. A keyed BLAKE3
+hashes that, and its digest follows the first 4 KiB, after the byte 0xFE, which UTF-8 never holds either. So a text
+reads `T text FF` or `T 4,096 bytes FE digest FF`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 KEY_BITS = 60
-"""Two of CPython's 30-bit digits: 32 bytes of memory a key, not 48. Two of 2 million keys meet once in 500,000 runs."""
+"""Two of CPython's 30-bit digits: 32 bytes of memory, not 48. Among 2 million keys, two collide in 1 run of 500,000."""
 
 UNIT_OVERHEAD_BYTES = 16
-"""What a chat template puts around a message (role, separators), about four tokens."""
+"""What a chat template adds around a message (role, separators): about four tokens."""
 
 USUAL_KEYS = 1024
 
 HEAD_BYTES = 4096
-"""Of a text in a unit, what SHA-256 reads. The rest is BLAKE3's, whose 2 KB of state only a longer stream holds."""
+"""How much of a unit's text SHA-256 hashes. BLAKE3 hashes the rest, so only longer texts hold its state of 2 KB."""
 
 _BEYOND_CONTEXT = "ppd-router 2026-11-22 proxy.chain: texts beyond their first 4 KiB"
 _MIN_SECRET_BYTES = 16
@@ -49,29 +49,29 @@ END = b"\xff"
 BEYOND = b"\xfe"
 
 
-class Mark(msgspec.Struct, frozen=True):
+class PrefixEnd(msgspec.Struct, frozen=True):
     """Where a prefix ends: the key to look it up by and, inside a block, what follows the block's start."""
 
     key: int
     tail: int = 0  # bytes after the point that `key` names
-    check: int = 0  # 32 bits over those bytes, chained to `key`; 0 where there are none
+    check: int = 0  # a hash of those bytes in 32 bits, chained to `key`; 0 where there are none
 
 
 class Hasher:
-    """All keyed hashing; one for the life of the process, its secret known to nobody else."""
+    """All keyed hashing: one for the life of the process, and nobody else knows its secret."""
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < _MIN_SECRET_BYTES:
             raise ConfigError(f"the hashing secret must have at least {_MIN_SECRET_BYTES} bytes")
-        # SHA-256, as CPUs have instructions for it: half of BLAKE2's time. The secret is a whole block before all else,
-        # hashed once, here; and since a key is but a part of a digest, nobody can go on from one.
+        # SHA-256, because CPUs have instructions for it: half of BLAKE2's time. The secret fills the first block, which
+        # is hashed once, here. A key is only a part of a digest, so nobody can continue a hash from it.
         self._root = hashlib.sha256(hashlib.sha512(secret).digest())
-        # BLAKE3 hashes many blocks of a long text side by side, with AVX-512 a quarter of SHA-256's time: 130 KB take
-        # 25 and not 91 us, 26 KB 7 and not 19. 100 bytes take 0.5 us in both, but its state is 2.0 KB and not 0.2.
-        # Its key comes from the secret by a derivation of its own, so neither hash says anything about the other.
+        # BLAKE3 hashes many blocks of a long text in parallel, with AVX-512 in a quarter of SHA-256's time: 130 KB take
+        # 25 us, not 91; 26 KB take 7 us, not 19. 100 bytes take 0.5 us with both, but its state is 2.0 KB, not 0.2.
+        # Its key is derived from the secret separately, so neither hash says anything about the other.
         self._beyond = blake3(key=blake3(secret, derive_key_context=_BEYOND_CONTEXT).digest())
         self._once: dict[int, tuple[int, int]] = {}
-        self.usual_key = lru_cache(USUAL_KEYS)(self.key)  # the same, for what nearly every request has again
+        self.usual_key = lru_cache(USUAL_KEYS)(self.key)  # cached, for what nearly every request has again
 
     def start(self, domain: bytes, previous: int = 0) -> _Hash:
         """A running hash that continues from a key; `domain` (one byte) keeps different uses apart."""
@@ -80,19 +80,17 @@ class Hasher:
         return state
 
     def beyond(self, data: bytes | memoryview) -> blake3:
-        """A running hash of what a text has beyond its head, as far as it goes by now."""
         return self._beyond.copy().update(data)
 
     def key(self, domain: bytes, *parts: str | bytes, previous: int = 0) -> int:
-        """The key of a tuple of strings, after another key."""
         state = self.start(domain, previous)
         state.update(b"".join([(part if isinstance(part, bytes) else encoded(part)) + END for part in parts]))
         return finished(state)
 
     def once(self, raw: bytes, form: Callable[[bytes], bytes]) -> tuple[int, int]:
-        """The key and the size of what `form` makes of a value, which is worked out once for many that are alike.
+        """The key and the size of `form(raw)`, computed once for equal values; only keys and sizes are kept.
 
-        Tools are the same in each turn, and bringing 30 KB of them into form takes 300 us. Only keys are kept.
+        Tools are the same in each turn, and `form` takes 300 us for 30 KB of them.
         """
         name = self.key(b"F", raw)
         found = self._once.get(name)
@@ -104,7 +102,7 @@ class Hasher:
         return found
 
     def text_unit(self, previous: int, role: str, name: str | None, call_id: str | None, text: bytes) -> int:
-        """The key of a `UnitHash` with one text that is not empty: what nearly all messages are, in one go."""
+        """The key of a `UnitHash` with one text that is not empty, in one step: nearly all messages are that."""
         end = END
         if len(text) > HEAD_BYTES:
             end = _text_end(self.beyond(memoryview(text)[HEAD_BYTES:]))
@@ -116,7 +114,7 @@ class Hasher:
 
 
 def finished(state: _Hash) -> int:
-    """The key that a running hash has now; the hash itself can go on."""
+    """The key that a running hash has now; the hash itself can be continued."""
     return int.from_bytes(state.digest()[:8], "little") >> (64 - KEY_BITS)
 
 
@@ -126,12 +124,11 @@ def encoded(text: str) -> bytes:
 
 
 def _text_end(beyond: blake3 | None) -> bytes:
-    """What follows the head of a text; `beyond`: the hash of what the head does not hold, if there is more."""
     return END if beyond is None else b"".join((BEYOND, beyond.digest(_DIGEST_BYTES), END))
 
 
 class UnitHash:
-    """One unit as it is hashed; it grows at its end only, so a reply can be hashed as it streams."""
+    """One unit as it is hashed. It grows only at its end, so a reply can be hashed as it streams."""
 
     __slots__ = ("_beyond", "_hasher", "_head_end", "_state", "size")
 
@@ -140,23 +137,23 @@ class UnitHash:
         self._state = hasher.start(b"U", previous)
         self._state.update(b"".join((encoded(role), END, encoded(name), END, encoded(call_id), END)))
         self._head_end = 0  # the size at which the head of the open text is full; 0: no text is open
-        self._beyond: blake3 | None = None  # what the open text has beyond its head
+        self._beyond: blake3 | None = None  # hash of what the open text has beyond its head
         self.size = UNIT_OVERHEAD_BYTES
 
     def begin_text(self) -> None:
-        """The next text is a part of its own."""
+        """The next `add_text` begins a text part of its own."""
         if self._head_end:
             self._state.update(_text_end(self._beyond))
             self._head_end = 0
             self._beyond = None
 
     def add_text(self, text: str) -> None:
-        """More of the text part that is open; opens one if need be. Empty text leaves no trace."""
+        """More of the open text part, or the start of one. Empty text changes nothing."""
         if text:
             self.add_utf8(encoded(text))
 
     def add_utf8(self, data: bytes) -> None:
-        """The same with the bytes of a text, which is not empty."""
+        """As `add_text`, with a text's bytes, which must not be empty."""
         self.size = size = self.size + len(data)
         if size <= self._head_end:
             self._state.update(data)
@@ -166,7 +163,7 @@ class UnitHash:
             self._open_or_cross(data)
 
     def add_part(self, kind: bytes, key: int, size: int) -> None:
-        """A part known by its own key: media, a tool call, a tool's result. `kind` is one byte, not T."""
+        """A part with a key of its own: media, a tool call, a tool's result. `kind` is one byte other than T."""
         self.begin_text()
         self._state.update(kind + key.to_bytes(8, "little"))
         self.size += size
@@ -179,7 +176,6 @@ class UnitHash:
         return twin
 
     def key(self) -> int:
-        """The chain's key if the unit ended here."""
         if not self._head_end:
             return finished(self._state)
         state = self._state.copy()
@@ -187,8 +183,7 @@ class UnitHash:
         return finished(state)
 
     def _open_or_cross(self, data: bytes) -> None:
-        """Adds what a text begins with, or what is the first to go beyond its head; `size` counts it already."""
-        before = self.size - len(data)
+        before = self.size - len(data)  # `size` already counts `data`
         if not self._head_end:
             self._state.update(b"T")
             self._head_end = before + HEAD_BYTES
@@ -199,12 +194,12 @@ class UnitHash:
 
 
 class BlockHash:
-    """A raw prompt as it is hashed, block by block; `keys` and `ends` grow by one with each whole block."""
+    """Hashes a raw prompt block by block; `keys` and `ends` grow by one with each whole block."""
 
     __slots__ = ("_boundary", "_hasher", "_offset", "_partial", "ends", "keys")
 
     def __init__(self, hasher: Hasher, key: int, offset: int = 0) -> None:
-        """From the seed, or from the block boundary at `offset` bytes whose key is given."""
+        """Starts at the seed, or at the block boundary at `offset` bytes, whose key is given."""
         self._hasher = hasher
         self._offset = offset
         self.keys = [key]
@@ -224,9 +219,11 @@ class BlockHash:
         self._partial.update(view)
         self._offset += len(view)
 
-    def mark(self) -> Mark:
+    def end(self) -> PrefixEnd:
         tail = self._offset - self.ends[-1]
-        return Mark(self.keys[-1], tail, finished(self._partial) & 0xFFFFFFFF) if tail else Mark(self.keys[-1])
+        return (
+            PrefixEnd(self.keys[-1], tail, finished(self._partial) & 0xFFFFFFFF) if tail else PrefixEnd(self.keys[-1])
+        )
 
     def _open_block(self) -> None:
         self._boundary = self._offset + max(_MIN_BLOCK_BYTES, 1 << max(0, self._offset.bit_length() - 8))
@@ -236,9 +233,9 @@ class BlockHash:
 class Chain(msgspec.Struct, frozen=True):
     """The prefixes of one prompt, shortest first: `keys[i]` names its first `ends[i]` bytes.
 
-    Where the prompt was hashed in blocks `data` is all of it, `tail` is what lies beyond the last whole block, and
-    `is_text` says whether it is text, not token ids; else they are empty. `open_unit` is the last unit where the reply
-    continues it (an assistant's message that the client began).
+    If the prompt was hashed in blocks, `data` is all of it, `tail` is what follows the last whole block, and `is_text`
+    tells text from token ids; otherwise they are empty. `open_unit` is the last unit, if the reply continues it (an
+    assistant's message that the client began).
     """
 
     keys: tuple[int, ...]
@@ -254,25 +251,22 @@ class Chain(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole prompt."""
         return self.ends[-1] + len(self.tail)
 
-    def end(self) -> Mark:
-        """The mark of the prompt as a whole."""
-        return self.resume().mark() if self.tail else Mark(self.keys[-1])
+    def end(self) -> PrefixEnd:
+        return self.resume().end() if self.tail else PrefixEnd(self.keys[-1])
 
     def resume(self) -> BlockHash:
-        """The running hash at the end of a prompt that was hashed in blocks."""
         blocks = BlockHash(self.hasher, self.keys[-1], self.ends[-1])
         blocks.add(self.tail)
         return blocks
 
     def without_prompt(self) -> Chain:
-        """The same without the prompt's bytes: what its keys stand for can no longer be compared by `reach`."""
+        """Without the prompt's bytes, which only `reach` needs."""
         return replace(self, data=b"") if self.data else self
 
     def reach(self, index: int, tail: int, check: int) -> int | None:
-        """Bytes of this prompt that a mark found at `keys[index]` covers; None if the tail is another text."""
+        """Bytes of this prompt that a prefix found at `keys[index]` covers; None if its tail is another text."""
         end = self.ends[index] + tail
         if not tail:
             return end

@@ -1,7 +1,7 @@
 """One session as the table keeps it, and the prefixes by which it is found again.
 
-Numbers are packed into bytes: an idle session has 1 KiB, and a `Residency` or a `KnownPrefix` as an object takes four
-times what it is made of.
+Numbers are packed into bytes: an idle session may take 1 KiB, and a `Residency` or a `KnownPrefix` takes four times as
+much memory as an object.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from msgspec.structs import astuple
 
 from ..fleet.residency import Residency
 from ..fleet.worker import WorkerId
-from .prefix_chain import KEY_BITS, Chain, Hasher, Mark
+from .prefix_chain import KEY_BITS, Chain, Hasher, PrefixEnd
 
 EARLIER_TURNS = 5
-"""Turns before the newest that a session remembers, its first among them: 25 bytes each."""
+"""How many turns before the newest a session remembers, its first among them: 26 bytes each."""
 
 _PREFIX = struct.Struct("<QIIII??")
 _HEAD = struct.Struct("<dQQQQ")  # see `_Head`
 _Head = tuple[float, int, int, int, int]
-"""Mean length of answers, 0 where no turn has ended yet; tokens and stamp of D's residency, then of P's."""
+"""Mean length of answers in tokens, 0 before any turn has ended; tokens and stamp of D's residency, then of P's."""
 
 
 class KnownPrefix(msgspec.Struct, frozen=True, gc=False):
-    """A prefix that a later request may start with: `key`, `tail` and `check` are its mark."""
+    """A prefix that a later request may start with; `key`, `tail` and `check` are its `PrefixEnd`."""
 
     key: int
     tail: int
@@ -34,25 +34,27 @@ class KnownPrefix(msgspec.Struct, frozen=True, gc=False):
     turn: int
     tokens: int  # by the worker's own usage
     is_prompt: bool = False  # a whole prompt, without its reply
-    is_stored: bool = False  # a response kept by the engine: prompts that name it hold nothing of what was before
+    is_stored: bool = False  # a response kept by the engine: a prompt that names it repeats nothing before it
 
     @classmethod
-    def at(cls, mark: Mark, turn: int, tokens: int, *, is_prompt: bool = False, is_stored: bool = False) -> KnownPrefix:
-        return cls(mark.key, mark.tail, mark.check, turn, tokens, is_prompt, is_stored)
+    def at(
+        cls, end: PrefixEnd, turn: int, tokens: int, *, is_prompt: bool = False, is_stored: bool = False
+    ) -> KnownPrefix:
+        return cls(end.key, end.tail, end.check, turn, tokens, is_prompt, is_stored)
 
     @property
-    def mark(self) -> Mark:
-        return Mark(self.key, self.tail, self.check)
+    def end(self) -> PrefixEnd:
+        return PrefixEnd(self.key, self.tail, self.check)
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A request as the session table knows it: the chain of its messages, and the names that its client gave."""
+    """What the session table needs of a request: the chain of its messages, and the names that its client gave."""
 
     chain: Chain
-    label: int | None = None  # key of the session that the client named, or of the opener
-    opener: str | None = None  # MD5 of the first user message, where sessions go by it
+    label: int | None = None  # key of the client's name for the session, or of the opener
+    opener: str | None = None  # MD5 of the first user message, where `session_key` says so
     previous_response_id: str | None = None
-    response_scope: int | None = None  # what the ids of stored responses are unique in; None: none is stored
+    response_scope: int | None = None  # ids of stored responses are unique in it; None: none is stored
 
 
 def response_key(hasher: Hasher, scope: int, response_id: str) -> int:
@@ -61,7 +63,7 @@ def response_key(hasher: Hasher, scope: int, response_id: str) -> int:
 
 
 class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
-    """One history; `label` is the key of its name where the client gave one. It is in no cycle, so no `gc`."""
+    """One history; `label` is the key of the client's name for it, if any. No `gc`: it is in no reference cycle."""
 
     history: int
     label: int | None
@@ -79,11 +81,10 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
 
     @property
     def output_tokens(self) -> float | None:
-        """Mean length of its answers."""
         return _HEAD.unpack_from(self.packed)[0] or None
 
     def learnt(self) -> tuple[float | None, Residency | None, Residency | None]:
-        """Mean length of its answers, and what the decode and the prefill worker were left holding."""
+        """Mean length of its answers, and what the decode and the prefill worker held after its last turn."""
         output_tokens, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp = _HEAD.unpack_from(self.packed)
         decode = prefill = None
         if self.decode is not None:
@@ -103,7 +104,7 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         prefill: Residency | None,
         prefixes: Iterable[KnownPrefix] | None = None,
     ) -> None:
-        """The mean length of answers as it is now, and what else is new: None leaves what was known."""
+        """Sets the mean length of answers; None leaves a residency, or the prefixes, as they were."""
         head: _Head = _HEAD.unpack_from(self.packed)
         _, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp = head
         if decode is not None:
@@ -121,11 +122,11 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         )
 
 
-def kept(prefixes: Iterable[KnownPrefix], turn: int, parent: int | None) -> list[KnownPrefix]:
-    """Of a session's known prefixes those of earlier turns that stay when `turn` is its newest, oldest first.
+def remembered(prefixes: Iterable[KnownPrefix], turn: int, parent: int | None) -> list[KnownPrefix]:
+    """Which prefixes of earlier turns stay when `turn` becomes the newest, oldest first.
 
-    parent: the key that the turn grew from; of the turn before only that one stays. Of stored responses none earlier
-    than that stays, as each has a place in the index.
+    parent: key of the prefix that the turn grew from; of the turn before only that one stays. Stored responses of
+    older turns go, because each takes an entry in the index.
     """
     stay, before = list[KnownPrefix](), list[KnownPrefix]()
     for prefix in prefixes:
@@ -137,10 +138,10 @@ def kept(prefixes: Iterable[KnownPrefix], turn: int, parent: int | None) -> list
     return stay if len(stay) <= EARLIER_TURNS else [stay[0], *stay[1 - EARLIER_TURNS :]]
 
 
-def indexed(prefixes: list[KnownPrefix], turn: int) -> set[int]:
-    """The keys that must lead to the session: the oldest, stored responses, and the newest turn with its reply.
+def index_keys(prefixes: list[KnownPrefix], turn: int) -> set[int]:
+    """The keys by which the index finds the session: the oldest, stored responses, and the newest turn with its reply.
 
-    Whatever begins with a prefix in between begins with the oldest too, so the session is found by that one.
+    Whatever starts with a prefix in between also starts with the oldest, so that one is enough.
     """
     keys = {prefixes[0].key} if prefixes else set[int]()
     for prefix in prefixes:

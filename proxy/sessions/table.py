@@ -1,21 +1,21 @@
-"""Conversations as the proxy knows them: which session a request continues, at which turn, and what is held where.
+"""Which session a request continues, at which turn, and which worker holds how much of it.
 
 The table keeps keys, counts and worker names, never text. A request's parent is the longest of its prefixes that was
-once a whole prompt, or a prompt and its reply:
+once a whole prompt, or a prompt with its reply:
 
-1. The parent is its session's newest turn: NEXT, the session grows by a turn.
-2. The parent is older, or belongs to another named session: BRANCH, a session of its own from there on.
-3. The whole request is the newest prompt of its session: RETRY, the same turn again. A different reply to it starts a
-   session of its own, so that two users with one opener are apart from their second turn on.
-4. No prefix is known: FIRST; or LOST, where the client names a conversation that is known but begins otherwise.
+1. The parent is the newest turn of its session: NEXT, the session grows by a turn.
+2. The parent is an older turn, or belongs to a session of another name: BRANCH, a new session from there on.
+3. The whole request is the newest prompt of its session: RETRY, the same turn again. If it gets another reply, a new
+   session begins there: two users with one opener are two sessions from their second turn on.
+4. No prefix is known: FIRST; or LOST, if the client names a known conversation that begins otherwise.
 
-An id pins its conversation's name, not its content: prefixes alone say what is held. Several histories under one id
-(an agent's helpers, an edit, a key that an application shares among its users) are *histories* of one session, each
-found by its prefix.
+A client's id only names a conversation: what workers hold is decided by prefixes alone. So several *histories* may
+share one id (an agent's helpers, an edit, a key that an application shares among its users). Each is found by its own
+prefixes.
 
-A session remembers its newest turn (the prompt, and the prompt with the reply) and, of the turns before, the last four
-and the first, each by the prefix that its next turn grew from: what an idle session of 1 KiB has room for. An edit
-before those counts as one of the second turn, as all that is still known to be held is the first.
+A session remembers its newest turn (the prompt, and the prompt with its reply), the four turns before it, and its
+first. Each earlier turn is kept as the prefix that the next turn grew from; more does not fit into the 1 KiB of an idle
+session. An edit of a turn that is no longer remembered becomes a branch of the first turn.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from ..errors import ConfigError
 from ..fleet.residency import Residency
 from ..fleet.worker import WorkerId
 from ..runtime.replicated import Replicated
-from .prefix_chain import KEY_BITS, Mark
-from .session import KnownPrefix, Prompt, Session, hexadecimal, indexed, kept, response_key
+from .prefix_chain import KEY_BITS, PrefixEnd
+from .session import KnownPrefix, Prompt, Session, hexadecimal, index_keys, remembered, response_key
 from .token_estimates import decayed_mean
 
 _OUTPUT_DECAY = 0.7  # a session's answers change with its task: the last three or four count
@@ -49,35 +49,35 @@ class MatchKind(StrEnum):
 
 
 class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a request stands in the conversations known, as of `find`."""
+    """What `find` tells of a request: its session and turn, and what is known to be held of its prompt."""
 
     session_id: str  # hexadecimal
     turn: int  # 1-based
     kind: MatchKind
-    held_tokens: int  # of the known prefix, by its own usage; 0 where none is known
+    held_tokens: int  # of the known prefix, as the worker counted them; 0 without one
     new_bytes: int  # of the prompt, beyond that prefix
     decode: Residency | None = None
     prefill: Residency | None = None
     output_tokens: float | None = None  # mean length of this session's answers
-    history: int  # the one history this belongs to; histories under one id share `session_id`
+    history: int  # histories under one id share `session_id`
     parent: int | None = None  # key of the known prefix
 
 
 class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a completed turn taught. None leaves what was known of a residency."""
+    """What a completed turn taught. A residency of None leaves the known one as it is."""
 
     prompt_tokens: int
     completion_tokens: int
-    reply_key: Mark | None = None
+    reply_key: PrefixEnd | None = None
     response_id: str | None = None
     decode: Residency | None = None
     prefill: Residency | None = None
-    reasoned: bool = False  # the reply held reasoning: its tokens are not in the next prompt
+    reasoned: bool = False  # the reply held reasoning, whose tokens are not in the next prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSummary:
-    """A session for an operator's eyes."""
+    """A session as the admin API shows it."""
 
     session_id: str
     turn: int
@@ -87,7 +87,7 @@ class SessionSummary:
     seen_s: float  # on the caller's clock
 
 
-class _Found(msgspec.Struct, frozen=True, gc=False):
+class _PrefixMatch(msgspec.Struct, frozen=True, gc=False):
     session: Session
     prefix: KnownPrefix
     covered: int  # bytes of the request's prompt
@@ -100,16 +100,16 @@ class SessionTable:
     """All sessions; `now_s` must never decrease. `find` changes nothing but a session's time of last use."""
 
     def __init__(self, *, ttl_s: float, capacity: int, serial: int = 0) -> None:
-        """serial: where the numbers of its sessions begin; other processes' begin elsewhere."""
+        """serial: where this process's session numbers begin; other processes' begin elsewhere."""
         if ttl_s <= 0 or capacity < 1:
             raise ConfigError(f"sessions need a ttl_s above 0 and a capacity of at least 1, not {ttl_s} and {capacity}")
         self._ttl_s = ttl_s
         self._capacity = capacity
-        self._sessions: OrderedDict[int, Session] = OrderedDict()  # by history, the longest unused first
+        self._sessions: OrderedDict[int, Session] = OrderedDict()  # by history, least recently used first
         self._named: dict[int, Session] = {}  # the newest history of each label
         self._index: dict[int, Session] = {}  # by prefix key, the newest session that has it
         self._serial = serial
-        self.replicated: Replicated[Session, int | None, set[int]] | None = None  # changed: as `adopt`
+        self.replicated: Replicated[Session, int | None, set[int]] | None = None  # `changed` takes what `adopt` takes
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -117,7 +117,6 @@ class SessionTable:
     # -- the two ends of a turn
 
     def find(self, prompt: Prompt, now_s: float) -> SessionMatch:
-        """The place of a request that has just come."""
         if self.replicated is not None:
             self.replicated.catch_up()
         self._expire(now_s)
@@ -129,7 +128,7 @@ class SessionTable:
         return match
 
     def finish(self, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome, now_s: float) -> None:
-        """Learns from a turn that completed; one that failed or was cancelled is simply not told."""
+        """Only for a turn that completed: one that failed or was cancelled teaches nothing."""
         if self.replicated is not None:
             self.replicated.catch_up()
         known = self._sessions.get(match.history)
@@ -138,9 +137,9 @@ class SessionTable:
             session = known
         else:
             session, known_prefixes = self._add(match, prompt), []
-        before = indexed(known_prefixes, session.turn)
-        prefixes = kept(known_prefixes, match.turn, match.parent) + _new_prefixes(match, prompt, outcome)
-        after = indexed(prefixes, match.turn)
+        before = index_keys(known_prefixes, session.turn)
+        prefixes = remembered(known_prefixes, match.turn, match.parent) + _new_prefixes(match, prompt, outcome)
+        after = index_keys(prefixes, match.turn)
         self._unlink(session, before - after)
         self._index.update(dict.fromkeys(after - before, session))
         session.turn = match.turn
@@ -153,16 +152,16 @@ class SessionTable:
         self._expire(now_s)
 
     def adopt(self, theirs: Session, label: int | None, keys: Iterable[int]) -> None:
-        """A session as another process has left it. Of two that ended a turn of it at once, the later one stands.
+        """Takes over a session from another process. If both ended a turn of it at once, the later one counts.
 
-        label: the name that it is to be found by from now on, if it was given one; keys: those that now lead to it.
+        label: the name by which it is found from now on, if it was given one. keys: those that now lead to it.
         """
         ours = self._sessions.get(theirs.history)
         if ours is not None:
             if ours.seen_s > theirs.seen_s and ours.turn >= theirs.turn:
                 return
-            after = indexed(theirs.prefixes(), theirs.turn)
-            for key in indexed(ours.prefixes(), ours.turn):
+            after = index_keys(theirs.prefixes(), theirs.turn)
+            for key in index_keys(ours.prefixes(), ours.turn):
                 if self._index.get(key) is ours:
                     if key in after:
                         self._index[key] = theirs
@@ -177,32 +176,29 @@ class SessionTable:
         self._sessions.move_to_end(theirs.history)
         self._expire(theirs.seen_s)
 
-    def ways_to(self, session: Session) -> tuple[int | None, list[int]]:
-        """The name and the keys by which it is found now."""
+    def lookup_keys(self, session: Session) -> tuple[int | None, list[int]]:
         label = session.label if session.label is not None and self._named.get(session.label) is session else None
-        keys = indexed(session.prefixes(), session.turn)
+        keys = index_keys(session.prefixes(), session.turn)
         return label, [key for key in keys if self._index.get(key) is session]
 
     def all(self) -> list[Session]:
-        """The longest unused first."""
+        """Least recently used first."""
         return list(self._sessions.values())
 
     # -- for the operator
 
     def drop(self, session_id: str) -> bool:
-        """Forget a session with all its histories; whether there was one."""
         found = [session for session in self._sessions.values() if session.id == session_id]
         for session in found:
             self._forget(session)
         return bool(found)
 
     def summary(self, session_id: str) -> SessionSummary | None:
-        """The session, by its history used last."""
+        """Of the history that was used last."""
         session = next((one for one in reversed(self._sessions.values()) if one.id == session_id), None)
         return None if session is None else _summary(session)
 
     def recent(self, limit: int) -> list[SessionSummary]:
-        """The sessions used last, newest first."""
         newest = reversed(self._sessions.values())
         return [_summary(session) for _, session in zip(range(limit), newest, strict=False)]
 
@@ -221,44 +217,44 @@ class SessionTable:
             return self._unmatched(MatchKind.LOST if lost else MatchKind.FIRST, prompt, named)
         if _may_grow(found, prompt, named):
             return _matched(MatchKind.NEXT, found.session, found.prefix.turn + 1, prompt, found)
-        branch = Session(self._fresh(prompt), prompt.label)
+        branch = Session(self._new_history(prompt), prompt.label)
         branch.learn(*found.session.learnt())
         return _matched(MatchKind.BRANCH, branch, found.prefix.turn + 1, prompt, found)
 
     def _unmatched(self, kind: MatchKind, prompt: Prompt, named: Session | None) -> SessionMatch:
-        """A conversation without a known prefix. Under a known id it counts on, but nothing is believed to be held."""
-        new = Session(self._fresh(prompt), prompt.label)
+        """No prefix is known. Under a known id the turns count on, but nothing is believed to be held."""
+        new = Session(self._new_history(prompt), prompt.label)
         if named is not None:
             new.learn(named.output_tokens, None, None)
         return _matched(kind, new, named.turn + 1 if named else 1, prompt, None)
 
     def _match_by_count(self, prompt: Prompt, session: Session | None, now_s: float) -> SessionMatch:
-        """The paper's rule: the opener is the session, each request in it a turn, all of its history is held."""
+        """The paper's rule: the opener is the session, each request with it a turn, and all of its history is held."""
         if session is None:
             return self._unmatched(MatchKind.FIRST, prompt, None)
         self._touch(session, now_s)
         prefixes = session.prefixes()
         end = prompt.chain.end()
-        is_retry = any(one.is_prompt and one.turn == session.turn and one.mark == end for one in prefixes)
+        is_retry = any(one.is_prompt and one.turn == session.turn and one.end == end for one in prefixes)
         kind, turn = (MatchKind.RETRY, session.turn) if is_retry else (MatchKind.NEXT, session.turn + 1)
         parent = max((one for one in prefixes if one.turn < turn), key=lambda one: one.tokens, default=None)
         if parent is None:
             return _matched(kind, session, turn, prompt, None)
-        # What the new turn adds: beyond the known prefix where there is one, else the last message.
+        # The new turn adds what lies beyond the known prefix; without one, the last message.
         ends = prompt.chain.ends
         known = next(
             (found.covered for found in self._known_prefixes(prompt, session) if found.prefix.turn < turn), None
         )
         covered = known if known is not None else ends[-2] if len(ends) > 1 else 0
-        return _matched(kind, session, turn, prompt, _Found(session, parent, covered))
+        return _matched(kind, session, turn, prompt, _PrefixMatch(session, parent, covered))
 
-    def _known_prefixes(self, prompt: Prompt, named: Session | None) -> Iterator[_Found]:
-        """Known prefixes of the prompt, the longest first; of equal ones the named session's comes first."""
+    def _known_prefixes(self, prompt: Prompt, named: Session | None) -> Iterator[_PrefixMatch]:
+        """The prompt's known prefixes, longest first; of equal ones the named session's comes first."""
         chain, index = prompt.chain, self._index
         positions = dict(zip(chain.keys, range(len(chain.keys)), strict=True))
         known: Collection[int] = index.keys() & positions.keys()
         if len(known) > 1:
-            known = sorted(known, key=positions.__getitem__, reverse=True)  # the session of the longest prefix first
+            known = sorted(known, key=positions.__getitem__, reverse=True)  # the longest prefix's session first
         sessions = [index[key] for key in known]
         if named is not None:
             sessions.insert(0, named)
@@ -268,25 +264,24 @@ class SessionTable:
                 position = positions.get(prefix.key)
                 covered = None if position is None else chain.reach(position, prefix.tail, prefix.check)
                 if covered is not None:
-                    found.append(_Found(session, prefix, covered))
+                    found.append(_PrefixMatch(session, prefix, covered))
         found.sort(key=_COVERED, reverse=True)
         return iter(found)
 
     # -- keeping
 
     def _add(self, match: SessionMatch, prompt: Prompt) -> Session:
-        history = match.history if match.history not in self._sessions else self._fresh(prompt)
+        history = match.history if match.history not in self._sessions else self._new_history(prompt)
         session = Session(history, prompt.label)
-        if match.kind is not MatchKind.FIRST:  # which brings nothing
+        if match.kind is not MatchKind.FIRST:  # which has learnt nothing yet
             session.learn(match.output_tokens, match.decode, match.prefill)
         self._sessions[history] = session
         return session
 
-    def _fresh(self, prompt: Prompt) -> int:
-        """A history that no session has: the label itself for its first, else one that nobody can foretell."""
+    def _new_history(self, prompt: Prompt) -> int:
         if prompt.label is not None and prompt.label not in self._sessions:
             return prompt.label
-        while True:
+        while True:  # else a number that no client can foretell
             self._serial += 1
             history = (prompt.chain.keys[-1] ^ (self._serial * _SPREAD)) & ((1 << KEY_BITS) - 1)
             if history not in self._sessions:
@@ -304,8 +299,7 @@ class SessionTable:
             self._sessions.move_to_end(session.history)
 
     def _expire(self, now_s: float) -> None:
-        """Amortised: each session is looked at once when it goes."""
-        while self._sessions:
+        while self._sessions:  # amortised: each session is dropped once
             oldest = next(iter(self._sessions.values()))
             if len(self._sessions) <= self._capacity and now_s - oldest.seen_s <= self._ttl_s:
                 return
@@ -313,7 +307,7 @@ class SessionTable:
 
     def _forget(self, session: Session) -> None:
         del self._sessions[session.history]
-        self._unlink(session, indexed(session.prefixes(), session.turn))
+        self._unlink(session, index_keys(session.prefixes(), session.turn))
         if session.label is not None and self._named.get(session.label) is session:
             del self._named[session.label]
 
@@ -323,11 +317,11 @@ class SessionTable:
                 del self._index[key]
 
 
-def _may_grow(found: _Found, prompt: Prompt, named: Session | None) -> bool:
-    """Whether the request carries on with the very session that has its parent.
+def _may_grow(found: _PrefixMatch, prompt: Prompt, named: Session | None) -> bool:
+    """Whether the request continues the very session that has its parent.
 
-    It must be that session's newest turn, and the names must agree: a session without a name takes the first one
-    that it is given, unless that name is another session's already.
+    The parent must be that session's newest turn, and the labels must agree: a session without a label takes the first
+    that it is given, unless another session has that label already.
     """
     session, label = found.session, prompt.label
     if found.prefix.turn != session.turn:
@@ -338,7 +332,7 @@ def _may_grow(found: _Found, prompt: Prompt, named: Session | None) -> bool:
 def _still_there(
     session: Session, prefixes: Iterable[KnownPrefix], match: SessionMatch, prompt: Prompt, outcome: TurnOutcome
 ) -> bool:
-    """Whether the session is still where `find` saw it; another turn may have ended there since."""
+    """Whether the session is still as `find` saw it: another turn of it may have ended since."""
     if prompt.opener is not None:
         return match.turn >= session.turn
     if prompt.label is not None and session.label not in (None, prompt.label):
@@ -348,13 +342,12 @@ def _still_there(
         return session.turn == match.turn - 1 and match.parent in [prefix.key for prefix in newest]
     if match.kind is not MatchKind.RETRY or session.turn != match.turn:
         return False
-    replies = [prefix.mark for prefix in newest if not prefix.is_prompt]
+    replies = [prefix.end for prefix in newest if not prefix.is_prompt]
     same_reply = not replies or outcome.reply_key is None or outcome.reply_key in replies
-    return same_reply and any(prefix.is_prompt and prefix.mark == prompt.chain.end() for prefix in newest)
+    return same_reply and any(prefix.is_prompt and prefix.end == prompt.chain.end() for prefix in newest)
 
 
 def _new_prefixes(match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> list[KnownPrefix]:
-    """What the finished turn adds: its prompt, its prompt with the reply, and the id that stands for both."""
     prompt_tokens, both = outcome.prompt_tokens, outcome.prompt_tokens + outcome.completion_tokens
     prefixes = []
     if prompt.chain.size > 0:
@@ -362,12 +355,12 @@ def _new_prefixes(match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> 
     if outcome.reply_key is not None:
         prefixes.append(KnownPrefix.at(outcome.reply_key, match.turn, prompt_tokens if outcome.reasoned else both))
     if outcome.response_id is not None and prompt.response_scope is not None:
-        stored = Mark(response_key(prompt.chain.hasher, prompt.response_scope, outcome.response_id))
+        stored = PrefixEnd(response_key(prompt.chain.hasher, prompt.response_scope, outcome.response_id))
         prefixes.append(KnownPrefix.at(stored, match.turn, both, is_stored=True))
     return prefixes
 
 
-def _matched(kind: MatchKind, session: Session, turn: int, prompt: Prompt, parent: _Found | None) -> SessionMatch:
+def _matched(kind: MatchKind, session: Session, turn: int, prompt: Prompt, parent: _PrefixMatch | None) -> SessionMatch:
     output_tokens, decode, prefill = session.learnt()
     return SessionMatch(
         session_id=session.id if prompt.label is None else hexadecimal(prompt.label),

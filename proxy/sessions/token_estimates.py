@@ -1,4 +1,4 @@
-"""Token counts without a tokenizer: what each model's own `usage` has taught so far."""
+"""Token counts without a tokenizer, estimated from each model's own `usage` so far."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 DEFAULT_BYTES_PER_TOKEN = 4.0
 DEFAULT_OUTPUT_TOKENS = 256
 _PRIOR_TOKENS = 256.0  # the weight of the default: a first prompt of five words must not set the ratio
-_DECAY = 0.99  # per observation: the last hundred prompts count
+_DECAY = 0.99  # per prompt: about the last hundred count
 _OUTPUT_DECAY = 0.95
 
 
@@ -20,14 +20,13 @@ class _Model:
 
 
 class TokenEstimator:
-    """Bytes per token and answer length, per model; the model heard of longest ago gives way to a new one."""
+    """Bytes per token and length of answers, per model; above `capacity` the model unused for longest is forgotten."""
 
     def __init__(self, capacity: int = 256) -> None:
         self._capacity = capacity
         self._models: OrderedDict[str, _Model] = OrderedDict()
 
     def learn(self, model: str, prompt_bytes: int, prompt_tokens: int, completion_tokens: int | None) -> None:
-        """What one finished turn's usage says; counts of zero or less teach nothing."""
         known = self._models.get(model)
         if known is None:
             known = self._models[model] = _Model()
@@ -46,13 +45,12 @@ class TokenEstimator:
         return DEFAULT_BYTES_PER_TOKEN if known is None else known.prompt_bytes / known.prompt_tokens
 
     def estimate(self, model: str, n_bytes: int) -> int:
-        """Tokens in so many bytes of prompt; at least 1 where there is any byte."""
         if n_bytes <= 0:
             return 0
         return max(1, round(n_bytes / self.bytes_per_token(model)))
 
     def expected_output(self, model: str, session_mean: float | None, cap: int | None) -> int:
-        """Tokens that the answer is likely to have: the session's habit, else the model's, never over the cap."""
+        """In tokens: the session's mean, else the model's, never above the cap."""
         known = self._models.get(model)
         mean = session_mean
         if mean is None:
@@ -62,5 +60,4 @@ class TokenEstimator:
 
 
 def decayed_mean(mean: float | None, value: float, decay: float) -> float:
-    """An exponentially weighted mean; the first value is the mean."""
     return value if mean is None else mean * decay + value * (1.0 - decay)

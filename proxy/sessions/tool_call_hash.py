@@ -1,8 +1,8 @@
-"""Tool calls as the chain sees them: id, name and arguments, whoever serialised the arguments last.
+"""Hashes tool calls by id, name and arguments, however the arguments were serialised.
 
 A client that echoes a call often parses its arguments and writes them anew, so whitespace between JSON tokens and the
-way a string escapes a character do not count. The order of members and the form of numbers do: SDKs keep both, and
-telling them apart needs no memory. Arguments that are not JSON are hashed by the same rules.
+way a string escapes a character do not count. The order of members and the form of numbers do: SDKs keep both, and to
+ignore them, whole arguments would have to be held. Arguments that are not JSON are hashed by the same rules.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PAIR_CHARS = 12  # of an escaped surrogate pair
 
 
 class CanonicalJson:
-    """JSON text in pieces, cut anywhere, to one canonical text; holds back at most one escape sequence."""
+    """Turns pieces of a JSON text, cut anywhere, into one canonical text; holds back at most one escape sequence."""
 
     __slots__ = ("_held", "_in_string")
 
@@ -34,7 +34,6 @@ class CanonicalJson:
         return bool(self._held)
 
     def feed(self, text: str) -> str:
-        """The canonical form of what is decided by now."""
         return self._read(self._held + text, last=False)
 
     def rest(self) -> str:
@@ -76,9 +75,9 @@ def _match_end(pattern: re.Pattern[str], data: str, at: int) -> int:
 
 
 def _unescape(text: str, *, last: bool) -> tuple[str, int] | None:
-    """The canonical form of the escape that `text` begins with, and its length; None if more must come first.
+    """The canonical form and the length of the escape that `text` begins with; None if more text must come first.
 
-    What is decided never depends on where the text was cut: an escape is read only when all that bears on it is there.
+    The result never depends on where the text was cut: an escape is read only when all that affects it is there.
     """
     if not last and len(text) < (6 if text[1:2] == "u" else 2):
         return None
@@ -109,13 +108,12 @@ class CallHash:
         self._json = CanonicalJson()
 
     def add(self, arguments: str) -> None:
-        """A piece of the arguments."""
         data = encoded(self._json.feed(arguments))
         self._state.update(data)
         self.size += len(data)
 
     def key(self) -> int:
-        """The key if the call ended here. No arguments at all are the same as an empty object."""
+        """The key if the call ended here. No arguments are the same as an empty object."""
         rest = encoded(self._json.rest()) if self.size or self._json.holds else b"{}"
         state = self._state.copy()
         state.update(b"".join((rest, END, encoded(self.id), END, encoded(self.name), END)))

@@ -24,7 +24,7 @@ from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.openai.sse import EventSplitter, Fragment, event_data, with_data
 from ppd.proxy.openai.stream_relay import StreamRelay, broken_off
-from ppd.proxy.sessions.prefix_chain import Mark
+from ppd.proxy.sessions.prefix_chain import PrefixEnd
 from ppd.proxy.sessions.tool_call_hash import CanonicalJson
 from tests.support.fake_connections import Answered, Pace, Served, answered, served
 from tests.support.requests import parse, parse_bytes
@@ -155,7 +155,7 @@ def events(parts: list[bytes]) -> list[bytes]:
     return [part for part in parts if type(part) is not Fragment]
 
 
-def relayed(endpoint: Endpoint, edits: Edits, parts: list[bytes]) -> tuple[bytes, AnswerSummary, Mark | None]:
+def relayed(endpoint: Endpoint, edits: Edits, parts: list[bytes]) -> tuple[bytes, AnswerSummary, PrefixEnd | None]:
     """What the client gets, what was learned, and the key that the conversation would have."""
     reply = ReplyKey(REQUESTS[endpoint])
     observer = AnswerObserver(endpoint, reply)

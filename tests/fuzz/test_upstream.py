@@ -18,7 +18,7 @@ from ppd.proxy.openai.answer import AnswerObserver, AnswerSummary
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.openai.stream_relay import Edits, StreamRelay
-from ppd.proxy.sessions.prefix_chain import Mark
+from ppd.proxy.sessions.prefix_chain import PrefixEnd
 from tests.support.proxy_thread import Target
 from tests.support.raw_http import Answer, exchange, post
 from tests.support.requests import parse
@@ -105,7 +105,7 @@ def streams(draw: Any, endpoint: Endpoint) -> bytes:
 
 def relayed(
     endpoint: Endpoint, edits: Edits, stream: bytes, cuts: list[int]
-) -> tuple[bytes, AnswerSummary, Mark | None]:
+) -> tuple[bytes, AnswerSummary, PrefixEnd | None]:
     """What the client gets, what was learned, and the key that the conversation would have."""
     reply = ReplyKey(parse(endpoint))
     observer = AnswerObserver(endpoint, reply)

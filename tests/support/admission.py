@@ -53,7 +53,7 @@ class Door:
         await asyncio.sleep(1000.0)  # no timer is left to do harm
         assert (self.admission.inside, self.admission.waiting) == (0, 0)
         assert not self.admission._futures
-        assert not self.admission._handed
+        assert not self.admission._admitted
         assert not self.used.total()
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.residency import Residency
-from ppd.proxy.sessions.prefix_chain import Mark
-from ppd.proxy.sessions.session import KnownPrefix, Session, indexed
+from ppd.proxy.sessions.prefix_chain import PrefixEnd
+from ppd.proxy.sessions.session import KnownPrefix, Session, index_keys
 from tests.support.processes import ProxyGroup, proxy_group
 from tests.support.proxy import ProxyClient
 
@@ -198,8 +198,8 @@ def session(number: int, at_s: float, address: str) -> Session:
     found = Session(key, None)
     found.turn, found.seen_s = 1, at_s
     prefixes = [
-        KnownPrefix.at(Mark(key, number, 1), 1, 100, is_prompt=True),
-        KnownPrefix.at(Mark(key ^ 1, number, 2), 1, 120),
+        KnownPrefix.at(PrefixEnd(key, number, 1), 1, 100, is_prompt=True),
+        KnownPrefix.at(PrefixEnd(key ^ 1, number, 2), 1, 120),
     ]
     found.learn(20.0, Residency(address, "i", 120, 5), None, prefixes)  # type: ignore[arg-type]
     return found
@@ -212,7 +212,7 @@ async def test_a_newcomer_learns_20000_sessions_while_turns_go_on() -> None:
         for number in range(20_000):
             one = session(number + 1, now_s - 100.0 + number * 0.001, address)
             for proxy in group.proxies.values():
-                proxy.proxy.state.sessions.adopt(one, one.label, indexed(one.prefixes(), one.turn))
+                proxy.proxy.state.sessions.adopt(one, one.label, index_keys(one.prefixes(), one.turn))
         chats = [group.chat() for _ in range(4)]
         slowest = 0.0
         ended = asyncio.Event()

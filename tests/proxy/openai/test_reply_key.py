@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ppd.proxy.config import SessionKey
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
-from ppd.proxy.sessions.prefix_chain import Hasher, Mark
+from ppd.proxy.sessions.prefix_chain import Hasher, PrefixEnd
 
 HASHER = Hasher(b"a secret of the proxy")
 USER = {"role": "user", "content": "hi"}
@@ -30,7 +30,7 @@ def chat(*messages: dict[str, Any], **members: Any) -> Request:
     return parse(Endpoint.CHAT, messages=messages, **members)
 
 
-def reply(request: Request, *pieces: str | Call) -> Mark | None:
+def reply(request: Request, *pieces: str | Call) -> PrefixEnd | None:
     """The key after a reply in which each text or call came whole."""
     key = ReplyKey(request)
     for index, piece in enumerate(pieces):
@@ -58,11 +58,11 @@ def output_text(text: str) -> dict[str, Any]:
     return {"type": "message", "id": "msg_9", "status": "completed", "role": "assistant", "content": [part]}
 
 
-def knows(request: Request, mark: Mark | None) -> bool:
-    """Whether the request begins with the prefix at `mark`."""
-    assert mark is not None
-    places = [place for place, key in enumerate(request.prompt.chain.keys) if key == mark.key]
-    return any(request.prompt.chain.reach(place, mark.tail, mark.check) is not None for place in places)
+def knows(request: Request, end: PrefixEnd | None) -> bool:
+    """Whether the request begins with the prefix at `end`."""
+    assert end is not None
+    places = [place for place, key in enumerate(request.prompt.chain.keys) if key == end.key]
+    return any(request.prompt.chain.reach(place, end.tail, end.check) is not None for place in places)
 
 
 A, B = ("c1", "f", '{"x": 1}'), ("c2", "g", '{"y": [2, "z z"]}')
@@ -119,11 +119,11 @@ def test_responses_echo_a_reply_as_items(pieces: list[str | Call], items: list[d
 
 @pytest.mark.parametrize("prompt", ["hi ", "é" * 500, ["hi "]])
 def test_completions_go_on_with_the_text(prompt: Any) -> None:
-    mark = reply(parse(Endpoint.COMPLETIONS, prompt=prompt), "thère", " was")
+    end = reply(parse(Endpoint.COMPLETIONS, prompt=prompt), "thère", " was")
     whole = prompt if isinstance(prompt, str) else prompt[0]
-    assert knows(parse(Endpoint.COMPLETIONS, prompt=whole + "thère was"), mark)
-    assert knows(parse(Endpoint.COMPLETIONS, prompt=whole + "thère was a time"), mark)
-    assert not knows(parse(Endpoint.COMPLETIONS, prompt=whole + "thère is a time"), mark)
+    assert knows(parse(Endpoint.COMPLETIONS, prompt=whole + "thère was"), end)
+    assert knows(parse(Endpoint.COMPLETIONS, prompt=whole + "thère was a time"), end)
+    assert not knows(parse(Endpoint.COMPLETIONS, prompt=whole + "thère is a time"), end)
 
 
 def test_a_reply_that_the_client_began_is_echoed_as_one_message() -> None:

@@ -22,7 +22,7 @@ from ppd.proxy.sessions.prefix_chain import (
     BlockHash,
     Chain,
     Hasher,
-    Mark,
+    PrefixEnd,
     UnitHash,
 )
 from tests.support.requests import HASHER
@@ -249,12 +249,12 @@ def test_a_prompts_chain_begins_with_the_chain_of_each_of_its_prefixes(data: byt
 
 @given(st.binary(max_size=9000), st.binary(min_size=1, max_size=300), st.binary(max_size=300))
 def test_a_mark_is_reached_by_what_continues_it_and_by_nothing_else(data: bytes, more: bytes, other: bytes) -> None:
-    mark = chain_of(data + more).end()
+    end = chain_of(data + more).end()
 
     def reached(prompt: bytes) -> bool:
         chain = chain_of(prompt)
-        places = [i for i, key in enumerate(chain.keys) if key == mark.key]
-        return any(chain.reach(i, mark.tail, mark.check) == len(data + more) for i in places)
+        places = [i for i, key in enumerate(chain.keys) if key == end.key]
+        return any(chain.reach(i, end.tail, end.check) == len(data + more) for i in places)
 
     assert reached(data + more)
     assert reached(data + more + other)
@@ -266,7 +266,7 @@ def test_blocks_do_not_depend_on_how_the_data_came(data: bytes, at: list[int]) -
     blocks = BlockHash(HASHER, 1)
     for piece in cut(data, at):
         blocks.add(piece)
-    assert blocks.mark() == chain_of(data).end()
+    assert blocks.end() == chain_of(data).end()
 
 
 def test_a_large_prompt_takes_few_hashes() -> None:
@@ -277,12 +277,12 @@ def test_a_prompts_end_is_where_its_running_hash_resumes() -> None:
     data = b"x" * 1234
     resumed = chain_of(data).resume()
     resumed.add(b"reply")
-    assert resumed.mark() == chain_of(data + b"reply").end()
+    assert resumed.end() == chain_of(data + b"reply").end()
 
 
 def test_the_mark_of_whole_units_has_no_tail() -> None:
     chain = Chain((5, 6), (20, 40), HASHER)
-    assert (chain.end(), chain.size, chain.reach(0, 0, 0)) == (Mark(6), 40, 20)
+    assert (chain.end(), chain.size, chain.reach(0, 0, 0)) == (PrefixEnd(6), 40, 20)
 
 
 def test_a_value_is_brought_into_form_once_and_known_by_what_it_comes_to() -> None:

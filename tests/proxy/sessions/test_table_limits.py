@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.fleet.worker import WorkerId
-from ppd.proxy.sessions.prefix_chain import Chain, Mark
-from ppd.proxy.sessions.session import Prompt, indexed
+from ppd.proxy.sessions.prefix_chain import Chain, PrefixEnd
+from ppd.proxy.sessions.session import Prompt, index_keys
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
 from tests.support.attempts import D1, P1
 from tests.support.requests import HASHER
@@ -38,7 +38,7 @@ def finish(table: SessionTable, place: SessionMatch, asked: Prompt, history: str
     outcome = TurnOutcome(
         prompt_tokens=10 * len(history),
         completion_tokens=10,
-        reply_key=Mark(key_of(history + reply)) if reply else None,
+        reply_key=PrefixEnd(key_of(history + reply)) if reply else None,
         decode=D1,
         prefill=P1,
     )
@@ -57,7 +57,7 @@ def check(table: SessionTable) -> None:
     live = set(map(id, table._sessions.values()))
     for key, session in table._index.items():
         assert id(session) in live
-        assert key in indexed(session.prefixes(), session.turn)
+        assert key in index_keys(session.prefixes(), session.turn)
     for label, session in table._named.items():
         assert id(session) in live
         assert session.label == label
@@ -82,7 +82,7 @@ def test_a_session_adopted_late_goes_when_its_own_time_is_over() -> None:
     turn(other, "b", now_s=91.0)
     turn(table, "a", now_s=100.0)
     (theirs,) = other.all()
-    table.adopt(theirs, *other.ways_to(theirs))
+    table.adopt(theirs, *other.lookup_keys(theirs))
     turn(table, "axm", now_s=100.5)
     assert table.find(prompt("bxm"), 102.0).kind is MatchKind.FIRST
     check(table)
@@ -244,7 +244,7 @@ def _play(table: SessionTable, number: int, turns: int, workers: list[tuple[Work
         outcome = TurnOutcome(
             prompt_tokens=1000 * number_of_turn,
             completion_tokens=300 + number,
-            reply_key=Mark(keys[-1]),
+            reply_key=PrefixEnd(keys[-1]),
             decode=held,
             prefill=replace(held, worker=workers[(number + 1) % 8][0]),
         )

@@ -183,13 +183,13 @@ def _gauges(state: State) -> Iterator[Metric]:
     yield from fleet_gauges(state.registry.views())
     yield from state.ledger.gauges(state.now())
     yield gauge("ppd_sessions", "Sessions known", len(state.sessions))
-    yield gauge("ppd_inflight_turns", "Requests that have a place in the fleet", state.admission.inside)
+    yield gauge("ppd_inflight_turns", "Requests admitted to the fleet", state.admission.inside)
     yield gauge("ppd_queued_turns", "Requests that wait for a place", state.admission.waiting)
-    limited = CounterMetricFamily("ppd_rate_limited", "Requests beyond their key's allowance", labels=("reason",))
+    limited = CounterMetricFamily("ppd_rate_limited", "Requests over their key's rate limit", labels=("reason",))
     for limit, refused in state.rate_limits.refused.items():
         limited.add_metric((limit,), refused)
     yield limited
-    yield gauge("ppd_breakers_open", "Workers and pairs passed over for their failures", len(open_breakers(state)))
+    yield gauge("ppd_breakers_open", "Workers and pairs whose circuit breaker is open", len(open_breakers(state)))
 
 
 def open_breakers(state: State) -> list[str]:

@@ -92,7 +92,9 @@ _OPTIONS = (
     click.option("--only", multiple=True, metavar="GLOB", help="Cells such as '2P_2D-x1/*/q4'; repeatable."),
     click.option("--seeds", type=click.IntRange(1), help="Runs a cell, at least; default: as the grid says."),
     click.option("--max-seeds", type=click.IntRange(1), help="Runs a cell, at most; default: as the grid says."),
-    click.option("--precision", type=click.FloatRange(0, 1), help="At which a cell gets no more seeds."),
+    click.option(
+        "--precision", type=click.FloatRange(0, 1), help="Relative half width at which a cell gets no more seeds."
+    ),
     click.option("--list", "listing", is_flag=True, help="Show the runs and the time they take; measure nothing."),
     click.option("--resume", is_flag=True, help="Go on with DIR: what is there is kept, failed runs are done again."),
     click.option("--keep-failed", is_flag=True, help="With --resume: failed runs are not done again."),

@@ -129,7 +129,7 @@ class Loop:
             return
         self.schedule.put_back(run)
         self.watcher.put_back(run)
-        self.watcher.note(f"{surveyed.survey.place}: the process that measured {run.id} died; once more")
+        self.watcher.note(f"{surveyed.survey.place}: the process that measured {run.id} died; it is measured once more")
 
     def _keep(self, result: RunResult) -> None:
         self.folder.save(result)

@@ -85,4 +85,4 @@ def _format(rows: Rows) -> Format:
         for kind, telling in kinds:
             if telling <= names:
                 return kind
-    raise FormatError(f"{rows.name}: is none of the formats known: {', '.join(Format)}")
+    raise FormatError(f"{rows.name}: is in none of the known formats: {', '.join(Format)}")

@@ -59,7 +59,7 @@ def authenticate(headers: Mapping[str, str], ring: Ring | None) -> Client:
         raise Unauthorized("an API key is needed: Authorization: Bearer, or X-Api-Key", code="invalid_api_key")
     client = ring.find(key)
     if client is None:
-        raise Unauthorized("the API key is wrong, or no longer in use", code="invalid_api_key")
+        raise Unauthorized("the API key is unknown or was revoked", code="invalid_api_key")
     return client
 
 
@@ -70,8 +70,10 @@ def check_use(client: Client, model: str) -> None:
     """
     if not client.may_use(model):
         if not model:
-            raise RequestError("model: must be named, as this key is for some models only", param="model")
-        raise NotFound(f"model {model!r} is not there, or not for this key", param="model", code="model_not_found")
+            raise RequestError("model: is required, as this key is limited to some models", param="model")
+        raise NotFound(
+            f"model {model!r} does not exist, or this key may not use it", param="model", code="model_not_found"
+        )
 
 
 def check_operator_path(headers: Mapping[str, str], path: str, open_paths: Collection[str], admin_key: str) -> None:
@@ -99,7 +101,7 @@ def leg_headers(headers: Mapping[str, str], worker_api_key: str, *, forwards_key
 def check_admin(headers: Mapping[str, str], admin_key: str) -> None:
     """Unauthorized unless the request carries the admin key; NotFound if the config sets none."""
     if not admin_key:
-        raise NotFound("this is off: it needs an admin_key in the config")
+        raise NotFound("this is off: set admin_key in the config")
     if not _is_same(headers.get("x-admin-key") or client_key(headers), admin_key):
         raise Unauthorized("the admin key is missing or wrong")
 

@@ -20,9 +20,9 @@ YIELD_S = 0.005  # for so long a permit that came free here is left to other pro
 DEPARTURES_S = 30.0  # over which the rate of leaving turns is measured
 
 MESSAGES = {
-    "queue_full": "too many requests wait already",
+    "queue_full": "the queue is full",
     "queue_timeout": "no worker had room for this request in time",
-    "workers_overloaded": "the workers ask to come back later than this request can wait",
+    "workers_overloaded": "the workers are overloaded for longer than this request can wait",
     "draining": "this proxy is shutting down",
 }
 

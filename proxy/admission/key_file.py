@@ -62,9 +62,7 @@ class KeyRing:
         keys = load(self._file)
         holder = keys.find(self._admin_key) if self._admin_key else None
         if holder is not None:
-            raise ConfigError(
-                f"{self._file}: key {holder.name!r}: must be another key than admin_key", param="keys_file"
-            )
+            raise ConfigError(f"{self._file}: key {holder.name!r}: must differ from admin_key", param="keys_file")
         return keys
 
 

@@ -54,7 +54,7 @@ class RateLimits:
             self.refused[longest] += 1
             raise RateLimited(
                 f"key {client.name!r} has used its {_allowance(client, longest)} {longest}; "
-                f"come back in {waits_s[longest]:.3f} s",
+                f"retry in {waits_s[longest]:.3f} s",
                 reason=longest,
                 retry_after_s=waits_s[longest],
             )

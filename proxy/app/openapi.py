@@ -37,17 +37,17 @@ _SCHEMES: Json = {
 
 # Every error status that the proxy itself returns, and its causes.
 STATUSES: dict[int, str] = {
-    400: "The request can't be used: `param` names the member or header at fault; also a body that is no JSON, or is "
-    "nested deeper than json_depth_limit, and a request that is no HTTP.",
+    400: "The request can't be used: `param` names the member or header at fault; also a body that is not JSON or "
+    "nested deeper than json_depth_limit, and a request that is not HTTP.",
     401: "A key is missing or wrong.",
-    403: "The key is right, and does not allow this; X-PPD-Force-Route without the admin key.",
+    403: "The key is valid but does not allow this; X-PPD-Force-Route without the admin key.",
     404: "No such path, model, worker, session or receipt; under /admin also: the admin API is off.",
     405: "This path has other methods.",
     408: "The body did not arrive in time.",
     413: "The body is larger than body_limit_bytes.",
-    429: "The key's rate limit: X-PPD-Refused names which. Or overload, in the worker's own words.",
+    429: "The key's rate limit: X-PPD-Refused names which. Or the worker's own overload error.",
     431: "The request's head is too large, or has too many lines.",
-    502: "The workers asked could not be reached, broke off, or answered nothing of use.",
+    502: "The workers asked could not be reached, closed the connection early, or gave an unusable answer.",
     503: "No worker can serve this now, or the proxy takes no more: X-PPD-Refused says why.",
     504: "The workers asked did not answer in time.",
 }
@@ -91,12 +91,12 @@ def _header(text: str, **schema: Any) -> Json:
 _DECISION = ("X-Request-Id", "X-PPD-Route", "X-PPD-Reason", "X-PPD-Decode", "X-PPD-Prefill", "X-PPD-Evidence")
 _REFUSAL = ("Retry-After", "X-PPD-Refused")
 _HEADERS: Json = {
-    "X-Request-Id": _header("The turn's id, the client's own where it sent a harmless one; its receipt has it."),
+    "X-Request-Id": _header("The turn's id, the client's own if that is valid; the receipt shows it."),
     "X-PPD-Route": _header("Where the turn is computed.", enum=[*Route]),
     "X-PPD-Reason": _header("Why."),
     "X-PPD-Decode": _header("The worker that answers, by name."),
     "X-PPD-Prefill": _header("The worker that computed the prompt, by name."),
-    "X-PPD-Evidence": _header("How near to a measurement the table was asked."),
+    "X-PPD-Evidence": _header("How close the table's measurements are to this turn."),
     "Retry-After": _header("Seconds until it is worth another try.", pattern=r"^[0-9]+$"),
     "X-PPD-Refused": _header("Why the proxy takes no more now."),
 }
@@ -118,8 +118,8 @@ def _parameter(name: str, where: str, text: str, **schema: Any) -> Json:
 
 _TURN_HEADERS: list[Json] = [
     _parameter("X-Session-ID", "header", "Pins the conversation; counts before the body's ids."),
-    _parameter("X-Session-Affinity", "header", "The same, where there is no X-Session-ID."),
-    _parameter("X-Correlation-ID", "header", "The same, where there is neither."),
+    _parameter("X-Session-Affinity", "header", "Used if X-Session-ID is absent."),
+    _parameter("X-Correlation-ID", "header", "Used if both are absent."),
     _parameter("X-Request-Id", "header", "Kept where it matches ^[A-Za-z0-9_.:-]{1,128}$."),
     _parameter("X-PPD-Force-Route", "header", "With X-Admin-Key: this turn's route.", enum=[*Route]),
 ]
@@ -175,7 +175,9 @@ def _turns() -> Json:
                 "parameters": _TURN_HEADERS,
                 "requestBody": {"required": True, "content": _json(ref(endpoint.name.title()))},
                 "responses": {
-                    "200": _ok("The answer, whole or as events, as the worker writes it.", content, _DECISION),
+                    "200": _ok(
+                        "The answer, whole or as server-sent events, as the worker sends it.", content, _DECISION
+                    ),
                     **_answers({}, statuses, "TurnError"),
                     **_worker_errors("TurnError"),
                 },
@@ -199,7 +201,7 @@ def _passed_through() -> Json:
         return {"summary": "Passed to a worker.", "operationId": f"post{path}", "requestBody": body, **shared}
 
     audio = "/v1/audio/{name}"
-    name = _parameter("name", "path", "Names only, with / between them.", pattern="^[A-Za-z0-9_-]+$")
+    name = _parameter("name", "path", "Names separated by /.", pattern="^[A-Za-z0-9_-]+$")
     return {
         **{path: {"post": post(path)} for path in ENDPOINTS},
         audio: {
@@ -226,12 +228,12 @@ def _get(id: str, text: str, schema: str, tag: str, security: list[Json], status
 def _operators() -> Json:
     """The paths for monitoring; the config decides which of them need the admin key."""
     security = [{}, *_OPERATOR]
-    ready = _get("ready", "Which ways to serve exist.", "Ways", "operation", security, (400, 401, 404, 431))
-    ready["responses"]["503"] = _ok("There is none.", _json(ref("Ways")))
+    ready = _get("ready", "Which routes can be served now.", "Ways", "operation", security, (400, 401, 404, 431))
+    ready["responses"]["503"] = _ok("No route can be served.", _json(ref("Ways")))
     metrics = _get("metrics", "Prometheus.", "Ways", "operation", security, (400, 401, 404, 431))
     metrics["responses"]["200"] = _ok("Prometheus' text format.", {"text/plain": {"schema": {"type": "string"}}})
     health = _get("health", "The process is alive.", "Ways", "operation", security, (400, 401, 404, 431))
-    health["responses"]["200"] = {"description": "It is; the body is empty."}
+    health["responses"]["200"] = {"description": "The process is alive; the body is empty."}
     own = _get("openapi", "This document.", "Object", "operation", [{}, *_CLIENT[1:]], (400, 401, 404, 431))
     return {"/health": {"get": health}, "/ready": {"get": ready}, "/metrics": {"get": metrics}, PATH: {"get": own}}
 
@@ -249,7 +251,7 @@ def _admin() -> Json:
     limit = _parameter("limit", "query", "How many of the newest.", type="integer", minimum=1, maximum=1000, default=50)
 
     def named(name: str) -> list[Json]:
-        return [_parameter(name, "path", "As the list has it.", minLength=1)]
+        return [_parameter(name, "path", "As shown in the list.", minLength=1)]
 
     listed = {"parameters": [limit]}
     return {
@@ -259,7 +261,7 @@ def _admin() -> Json:
         },
         "/admin/workers/{worker_id}": {
             "parameters": named("worker_id"),
-            "patch": change("drain_worker", "Holds a worker back, or not.", "Worker", "DrainCall"),
+            "patch": change("drain_worker", "Drains a worker, or ends its draining.", "Worker", "DrainCall"),
             "delete": get("remove_worker", "Removes a static worker.", "Named"),
         },
         "/admin/sessions": {"get": {**get("sessions", "The newest sessions.", "Sessions"), **listed}},
@@ -274,7 +276,7 @@ def _admin() -> Json:
             "get": get("receipt", "One receipt.", "Receipt"),
         },
         "/admin/weights": {
-            "get": get("weights", "What decisions are made by.", "Weights"),
-            "put": change("change_weights", "Changes any of it.", "Weights", "WeightsCall"),
+            "get": get("weights", "The routing settings.", "Weights"),
+            "put": change("change_weights", "Changes routing settings.", "Weights", "WeightsCall"),
         },
     }

@@ -115,7 +115,7 @@ _ERROR = _object({"message": _NAME, "type": _NAME, "param": _STRING, "code": {"t
 _ANSWERS: Json = {
     "Error": _object({"error": _ERROR}),
     "WorkerError": {"description": "The proxy's shape, or whatever the worker calls an error."},
-    "TurnError": _object({"error": {"anyOf": [_ERROR, {"description": "The worker's own words."}]}}),
+    "TurnError": _object({"error": {"anyOf": [_ERROR, {"description": "The worker's own error."}]}}),
     "TurnAnswer": {"type": "object", "description": "In the shape of the API whose path was asked."},
     "Models": _object({"object": {"const": "list"}, "data": _list(_object({"id": _NAME}))}),
     "Ways": _object({name: {"type": "boolean"} for name in ("split", "local", "replica")}),

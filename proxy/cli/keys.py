@@ -25,15 +25,17 @@ def command() -> None:
 
 
 @command.command("new")
-@click.option("--name", required=True, help="Of the key, unique: what receipts and logs show.")
+@click.option("--name", required=True, help="Unique name of the key, shown in receipts and logs.")
 @click.option("--tenant", help="Who shares conversations and a fair share; the name if not given.")
 @click.option("--priority", type=int, default=0, show_default=True, help="Lower is served earlier.")
-@click.option("--weight", type=float, default=1.0, show_default=True, help="Of the tenant's fair share.")
+@click.option("--weight", type=float, default=1.0, show_default=True, help="Weight of the tenant in fair sharing.")
 @click.option("--rpm", "requests_per_minute", type=int, default=0, help="Requests per minute; 0: no limit.")
 @click.option("--tpm", "tokens_per_minute", type=int, default=0, help="Tokens per minute; 0: no limit.")
 @click.option("--model", "models", multiple=True, help="A model that it may use, repeatable; all if none is given.")
 @click.option(
-    "--file", type=click.Path(dir_okay=False, path_type=Path), help="Key file to add it to; made if there is none."
+    "--file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Key file to add it to; created if it does not exist.",
 )
 def new(name: str, tenant: str | None, file: Path | None, **rights: Any) -> None:
     """Make a key.

@@ -81,7 +81,9 @@ def show(names: tuple[str, ...], w_ttft: float, w_tpot: float, scores: bool) -> 
 @click.option("--new", "new_tokens", type=click.IntRange(1), required=True, help="Tokens that the turn adds.")
 @click.option("--cached", "cached_tokens", type=click.IntRange(1), required=True, help="Tokens that D holds.")
 @click.option("--output", "output_tokens", type=click.IntRange(1), required=True, help="Tokens of the answer.")
-@click.option("--qps", type=click.FloatRange(0, min_open=True), required=True, help="Of what the table counts.")
+@click.option(
+    "--qps", type=click.FloatRange(0, min_open=True), required=True, help="Rate, in the unit that the table counts."
+)
 @_weight("ttft")
 @_weight("tpot")
 def look_up(names: tuple[str, ...], w_ttft: float, w_tpot: float, **turn: Any) -> None:

@@ -62,5 +62,5 @@ def _request_id(pair: Pair, leg_id: str) -> str:
 def _address(worker: Worker) -> str:
     address = worker.coordinates.get(ADDRESS)
     if not address:
-        raise NoWorkerError("a worker has not announced where its KV transfer listens")
+        raise NoWorkerError("a worker has not announced its KV transfer address (zmq_address)")
     return address

@@ -125,10 +125,10 @@ def check_distinct(field: str, values: Sequence[Hashable]) -> None:
     seen: set[Hashable] = set()
     for value in values:
         if value in seen:
-            raise FormatError(f"{field}: {value} is there twice")
+            raise FormatError(f"{field}: {value} occurs twice")
         seen.add(value)
 
 
 def check_rising(field: str, values: Sequence[float]) -> None:
     if any(low >= high for low, high in pairwise(values)):
-        raise FormatError(f"{field}: must rise from entry to entry")
+        raise FormatError(f"{field}: must be in increasing order")

@@ -32,8 +32,8 @@ class RequestHead(msgspec.Struct):
 
 def not_supported(version: str) -> RequestError:
     if version in VERSIONS:  # then the method is CONNECT
-        return RequestError("the request is for a tunnel, which nothing here makes")
-    error = RequestError(f"HTTP/{version} is not spoken here")
+        return RequestError("CONNECT is not supported")
+    error = RequestError(f"HTTP/{version} is not supported")
     error.status = 505
     return error
 
@@ -74,7 +74,7 @@ def check_values(headers: Sequence[tuple[bytes, bytes]]) -> None:
         raise RequestError("a header's value holds a control character", param=_first_bad(headers))
     names = [name for name, _ in headers]
     if b"transfer-encoding" in names and b"content-length" in names:
-        raise RequestError("content-length: must not stand beside transfer-encoding", param="content-length")
+        raise RequestError("content-length: is not allowed together with transfer-encoding", param="content-length")
 
 
 def _too_large(message: str) -> RequestError:

@@ -69,16 +69,16 @@ def _head_error(head: RequestHead) -> RequestError | None:
     fields = head.fields
     repeats_host = len(fields) < len(head.headers) and [name for name, _ in head.headers].count(b"host") > 1
     if repeats_host or ("host" not in fields and not head.is_old):
-        return RequestError("host: must be named once", param="host")
+        return RequestError("host: exactly one Host header is required", param="host")
     if fields.get("transfer-encoding", "chunked").lower() != "chunked":
         error = RequestError("transfer-encoding: must be chunked, or absent", param="transfer-encoding")
         error.status = 501
         return error
     if "transfer-encoding" in fields and head.is_old:
-        return RequestError("transfer-encoding: HTTP/1.0 has none", param="transfer-encoding")
+        return RequestError("transfer-encoding: is not allowed in HTTP/1.0", param="transfer-encoding")
     # A client that offers clear-text HTTP/2 is answered over HTTP/1.1; a WebSocket has no such fallback.
     if fields.get(OFFERED.decode(), "").lower() == "websocket":
-        return Forbidden("nothing here speaks WebSocket", param="upgrade")
+        return Forbidden("WebSocket is not supported", param="upgrade")
     return None
 
 

@@ -62,7 +62,7 @@ class WorkerHealth:
         if isinstance(key, tuple):
             self._moved_s[key] = self._now()
         if self.breakers.succeeded(key, self._now()):
-            log.info("%s is asked as before", self._name(key))
+            log.info("%s gets turns as before", self._name(key))
             if not isinstance(key, tuple):
                 self._registry.recovered(key, self._now())
 
@@ -112,7 +112,7 @@ class WorkerHealth:
 
     def _fail(self, key: Key, exc: LegError, asked_s: float, *, at_once: bool = False) -> None:
         if self.breakers.failed(key, self._now(), began_s=asked_s, at_once=at_once):
-            log.warning("%s is passed over for a while: %s at %s", self._name(key), exc.cause, exc.phase)
+            log.warning("%s gets no turns for a while: %s at %s", self._name(key), exc.cause, exc.phase)
 
     def _name(self, key: Key) -> str:
         """For operators: "worker D2 10.0.0.1:8000", or "the pair of ... and ..."."""

@@ -39,14 +39,14 @@ def field(content_type: str, body: bytes, name: str) -> str | None:
     """The text of a plain field; None if the form has no such field; RequestError if the form is ambiguous."""
     kind = _TYPE.fullmatch(content_type)
     if kind is None:
-        raise _refused("Content-Type must be multipart/form-data with a boundary, and no charset but utf-8")
+        raise _refused("Content-Type must be multipart/form-data with a boundary, and no charset other than utf-8")
     found: bytes | None = None
     for head, content in _parts(body, (kind[1] or kind[2]).encode("latin1", "replace")):
         part_name, is_file = _name_and_is_file(head)
         if part_name != name:
             continue
         if found is not None or is_file:
-            raise _refused(f"{name} must be one field, and no file", param=name)
+            raise _refused(f"{name} must occur once, as a field and not as a file", param=name)
         found = content
     try:
         return None if found is None else found.decode()
@@ -62,7 +62,7 @@ def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[bytes, bytes]]:
     while body[start : start + 2] != b"--":
         end = body.find(delimiter, start)
         if end < 0 or body[start : start + 2] != b"\r\n" or body[end - 2 : end] != b"\r\n" or end < start + 4:
-            raise _refused("the boundary must stand on lines of its own, and end the form")
+            raise _refused("each boundary must be on a line of its own, and the last one must end the form")
         middle = body.find(b"\r\n\r\n", start, min(end, start + _HEAD_LIMIT_BYTES))
         if middle < 0 or middle + 4 > end - 2:
             raise _refused("each part needs headers, an empty line and its content")
@@ -77,7 +77,7 @@ def _name_and_is_file(head: bytes) -> tuple[str, bool]:
     for line in head.decode("latin1").split("\r\n"):
         header = _HEADER.fullmatch(line)
         if header is None or header[1].lower() in headers:
-            raise _refused("a part's headers must be one to a line, and each once")
+            raise _refused("each header of a part must be on a line of its own and occur once")
         headers[header[1].lower()] = header[2]
     disposition = _DISPOSITION.fullmatch(headers.get("content-disposition", ""))
     if disposition is None:

@@ -17,7 +17,7 @@ from .sse import EventSplitter, Fragment, event_data, with_data
 
 __all__ = ["Edits", "StreamRelay"]
 
-BROKE_OFF = "the worker's answer broke off before its end"
+BROKE_OFF = "the worker's answer ended before it was complete"
 _KIND = "upstream_error"
 _BAD_GATEWAY = 502
 

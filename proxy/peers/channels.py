@@ -286,13 +286,13 @@ class _Channel:
         try:
             events = _DECODER.decode(body)
         except msgspec.MsgspecError as exc:
-            log.error("process %d of this proxy said what can't be read: %s", self.peer, exc)
+            log.error("process %d of this proxy sent an event that cannot be read: %s", self.peer, exc)
             return
         for event in events:
             try:
                 self._on_event(self.peer, event)
             except Exception:  # the batch's other events still hold
-                log.exception("what process %d of this proxy said could not be taken", self.peer)
+                log.exception("what process %d of this proxy sent could not be applied", self.peer)
 
 
 def _packets(batch: bytes) -> Iterable[bytes]:

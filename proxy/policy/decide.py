@@ -240,7 +240,7 @@ def _local_veto(turn: Turn, candidates: _Candidates) -> str | None:
         return "decode_draining"
     if known.id in candidates.full:
         if turn.stored_response:
-            raise AllBusy("the worker that keeps the response is busy")
+            raise AllBusy("the worker that stores the response is busy")
         return "decode_busy"
     for view in candidates.decodes:
         if view is known:

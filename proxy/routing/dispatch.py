@@ -284,7 +284,7 @@ def _refused(error: bytes, view: WorkerView, redaction: Redaction) -> LegError:
 
 
 def _malformed(view: WorkerView) -> LegError:
-    message = "the worker's answer is none"
+    message = "the worker's 200 holds no answer"
     return LegError(message, worker=view.id, phase=Phase.FIRST_EVENT, cause=Cause.MALFORMED)
 
 

@@ -71,7 +71,7 @@ class HandoffRelease:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("a hand-over could not be wound up", exc_info=task.exception())
+            log.error("an abandoned SPLIT could not be ended", exc_info=task.exception())
 
     async def _end_abandoned(self, task: asyncio.Task[OpenAnswer], attempt: Attempt) -> None:
         try:
@@ -119,7 +119,7 @@ class HandoffRelease:
                 if answer.status == 200:
                     self._ledger.close(attempt.leg_id("p"))
         except LegError as exc:
-            log.info("a handoff waits for the end of its lease: %s", exc)
+            log.info("a handoff stays pinned on P until its lease ends: %s", exc)
         finally:
             self._registry.release(decode.id)
 

@@ -23,7 +23,7 @@ class Trouble(NamedTuple):
 
 GONE = Trouble("the worker is gone", Cause.WORKER_GONE)
 LATE = Trouble("the worker did not answer in time", Cause.TIMEOUT)
-BROKEN = Trouble("the worker broke off", Cause.RESET)
+BROKEN = Trouble("the worker closed the connection before the end of its answer", Cause.RESET)
 NOT_HTTP = Trouble("the worker's answer is not HTTP", Cause.MALFORMED)
 UNREACHABLE = Trouble("the worker could not be reached", Cause.REFUSED)
 

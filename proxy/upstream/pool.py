@@ -158,5 +158,7 @@ async def connecting(call: Call, limit_s: float) -> AsyncIterator[None]:
         raise call.error(*(GONE if call.is_gone else LATE)) from exc
     except (OSError, UnicodeError) as exc:  # UnicodeError: a host name that can't be encoded
         if isinstance(exc, OSError) and exc.errno in _NO_FILES:
-            raise Overloaded("the proxy has no connection left", reason="queue_full", retry_after_s=1.0) from exc
+            raise Overloaded(
+                "the proxy has no file left to open for a connection", reason="queue_full", retry_after_s=1.0
+            ) from exc
         raise call.error(*(GONE if call.is_gone else UNREACHABLE)) from exc

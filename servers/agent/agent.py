@@ -120,7 +120,9 @@ class Announcer:
                 # Waiting for a proxy that refuses this agent's key would keep heartbeats from the others.
                 await socket.send(payload, flags=zmq.DONTWAIT)
             except zmq.Again:
-                log.warning("proxy %s takes no heartbeats: it refuses this agent's key, or none is there", address)
+                log.warning(
+                    "proxy %s takes no heartbeats: no proxy listens there, or it refuses this agent's key", address
+                )
 
     def close(self) -> None:
         self._context.destroy(linger=500)

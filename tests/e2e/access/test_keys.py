@@ -138,7 +138,7 @@ async def test_a_client_is_no_operator_and_an_operator_no_client(start_fleet: An
 
 
 def test_the_admin_key_may_not_be_a_clients(file: Path) -> None:
-    with pytest.raises(ConfigError, match="must be another key than admin_key"):
+    with pytest.raises(ConfigError, match="must differ from admin_key"):
         KeyRing(file, key_of("one"))
 
 

@@ -22,7 +22,7 @@ SAMPLES = Path(__file__).parents[2] / "data" / "traces"
         (("--qps", "0"), "Invalid value for '--qps'"),
         (("--qps", "1", "--shared-prefix", "128"), "shared_prefix: must be below the 128 tokens"),
         (("--qps", "1", "--session-header", "a b"), "session_header: must be a header's name"),
-        (("--trace", "README.md"), "is none of the formats known"),
+        (("--trace", "README.md"), "is in none of the known formats"),
         (("--qps", "1", "--plain", "--endpoint", "completions"), "plain: goes with the chat endpoint only"),
         (("--qps", "1"), "http://127.0.0.1:1 does not list its models"),
     ],

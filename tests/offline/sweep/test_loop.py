@@ -109,7 +109,7 @@ def test_a_run_whose_process_died_gets_another_try(tmp_path: Path) -> None:
     executor = FakeExecutor(answer)
     schedule, notes = swept(begun(tmp_path), executor)
     assert (schedule.finished, schedule.failed, executor.reopened) == (CELLS, 0, 1)
-    assert "1P_1D-x1/small_tiny/q4-s0 died; once more" in notes.lines[0]
+    assert "1P_1D-x1/small_tiny/q4-s0 died; it is measured once more" in notes.lines[0]
 
 
 def test_a_run_that_always_kills_its_process_is_a_failed_one(tmp_path: Path) -> None:

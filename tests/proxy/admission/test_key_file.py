@@ -82,7 +82,7 @@ def test_a_start_needs_a_file_that_can_be_used(tmp_path: Path, text: str | None)
 
 
 def test_the_admin_key_is_no_clients(file: Path) -> None:
-    with pytest.raises(ConfigError, match="key 'two': must be another key than admin_key"):
+    with pytest.raises(ConfigError, match="key 'two': must differ from admin_key"):
         KeyRing(file, admin_key="two")
     ring = KeyRing(file, admin_key="admin")
     file.write_text(entry("admin"))

@@ -38,7 +38,7 @@ def taken(limits: RateLimits, asking: Client, tokens: int, now_s: float) -> int:
     [
         (1, 0, 100, 1, Limit.REQUESTS, 60.0),
         (6, 0, 100, 6, Limit.REQUESTS, 10.0),
-        (600, 0, 100, 600, Limit.REQUESTS, 1.0),  # in fact 0.1 s: nobody is told to come back in less than one
+        (600, 0, 100, 600, Limit.REQUESTS, 1.0),  # in fact 0.1 s: no client is told to retry in less than one
         (0, 60, 10, 6, Limit.TOKENS, 1.0),
         (0, 60, 25, 3, Limit.TOKENS, 16.0),  # 15 in debt, and one to go on with
         (0, 60, 600, 1, Limit.TOKENS, 541.0),
@@ -67,7 +67,7 @@ def test_a_refusal_is_a_429_that_names_the_key_and_its_limit(clock: FakeClock) -
     error = refused(limits, asking, 10, clock())
     assert (error.status, error.message) == (
         429,
-        "key 'acme' has used its 1 requests_per_minute; come back in 60.000 s",
+        "key 'acme' has used its 1 requests_per_minute; retry in 60.000 s",
     )
     body = msgspec.json.decode(error_body(error.message, error.kind, error.code))
     assert body["error"]["type"] == "rate_limit_error"

@@ -137,7 +137,7 @@ def test_fields_that_are_not_needed_may_be_there() -> None:
         (exported(entry(qps=0)), r"> 0.0 - at `\$.entries\[0\].qps`"),
         (exported(entry(pd_ttft_ms=-1)), r">= 0.0 - at `\$.entries\[0\].pd_ttft_ms`"),
         (exported(entry(pd_ttft_ms=None)), r"got `null` - at `\$.entries\[0\].pd_ttft_ms`"),
-        (exported(entry(), entry()), r"cells: .*tiny.* is there twice"),
+        (exported(entry(), entry()), r"cells: .*tiny.* occurs twice"),
         (exported(entry(), weights={"w_ttft": 1}), r"missing required field `w_tpot` - at `\$.weights`"),
         (exported(entry()).replace(b'"entries"', b'"cells"'), r"missing required field `entries`"),
         (exported(entry(), ppd_config=3), r"got `int` - at `\$.ppd_config`"),

@@ -201,7 +201,7 @@ def test_operators_are_told_who_is_passed_over_and_who_is_back(bench: Bench, cap
         bench.clock.advance(OPEN_S)
         bench.health.succeeded(bench.d)
     assert [record.getMessage() for record in caplog.records] == [
-        "worker D1 D:1 is passed over for a while: refused at connect",
-        "the pair of worker P1 P:1 and worker D1 D:1 is passed over for a while: 5xx at headers",
-        "worker D1 D:1 is asked as before",
+        "worker D1 D:1 gets no turns for a while: refused at connect",
+        "the pair of worker P1 P:1 and worker D1 D:1 gets no turns for a while: 5xx at headers",
+        "worker D1 D:1 gets turns as before",
     ]

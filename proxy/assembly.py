@@ -19,10 +19,9 @@ from .errors import ConfigError
 from .fleet.booking import Ledger
 from .fleet.registry import Registry
 from .health.canary import Canary
-from .health.circuit_breaker import Breakers
+from .health.circuit_breaker import Breakers, RetryBudget
 from .health.probe import probing_session
 from .health.prober import Prober
-from .health.retry_budget import RetryBudget
 from .health.worker_health import WorkerHealth
 from .peers.channels import Member
 from .peers.membership import Membership
@@ -35,7 +34,7 @@ from .routing.prompt_fan_out import FanOut
 from .routing.router import Router
 from .routing.service import TurnService
 from .routing.state import State
-from .runtime.drain import Drain
+from .runtime.tasks import Drain
 from .runtime.tls import Tls, worker_tls
 from .sessions.prefix_chain import Hasher
 from .sessions.table import SessionTable

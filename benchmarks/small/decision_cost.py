@@ -36,7 +36,7 @@ from ppd.proxy.routing.dispatch import Dispatcher
 from ppd.proxy.routing.handoff_release import HandoffRelease
 from ppd.proxy.routing.learning import Learner
 from ppd.proxy.routing.router import Router
-from ppd.proxy.runtime.drain import Drain
+from ppd.proxy.runtime.tasks import Drain
 from ppd.proxy.sessions.table import TurnOutcome
 from ppd.proxy.settings import Settings
 from ppd.proxy.telemetry.receipts import Receipt

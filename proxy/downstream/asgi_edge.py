@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from hypercorn.typing import (
     ASGIFramework,
@@ -20,27 +19,16 @@ from hypercorn.typing import (
     Scope,
 )
 
-from ..config import OPERATOR_PATHS, ProxyConfig
-from ..errors import PPDError, RequestError, comes_back, error_body
+from ..config import ProxyConfig
+from ..errors import PPDError, comes_back, error_body
 from ..openai.request import Endpoint
 from ..openai.stream_relay import broken_off
-from ..runtime.drain import Drain, draining
-from .limits import AtWork, ConnectionLimits
-from .request_head import check_target, check_values, head_too_large, size_of, too_many_lines
+from ..runtime.tasks import Drain, draining
+from .limits import CUT_S, ConnectionLimits, OpenRequests
 
 BODY_REST_S = 5.0  # to read the rest of a request's body when its answer is complete
-CUT_S = 1.0  # for clients to take the end of an answer that a drain cuts short
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 EVENT_ENDS = (b"\n\n", b"\r\r", b"\n\r\n")
-
-
-class UnderWay(AtWork, Protocol):
-    """A request whose answer is not complete."""
-
-    is_draining: bool  # the connection closes after this answer
-
-    def cut(self) -> None:
-        """Ends the answer now, as the process is about to end, in a form that the client understands."""
 
 
 class GuardedExchange:
@@ -141,25 +129,12 @@ class GuardedExchange:
 
 
 class Edge:
-    """The app behind its limits; keeps the set of open requests."""
+    """The app behind its limits."""
 
     def __init__(self, app: ASGIFramework, config: ProxyConfig, drain: Drain) -> None:
+        self.requests = OpenRequests(config, drain)
         self._app = app
         self._config = config
-        self._drain = drain
-        self._open: set[UnderWay] = set()
-        self._quiet = asyncio.Event()
-
-    def began(self, request: UnderWay, connection: ConnectionLimits) -> None:
-        request.is_draining = self._drain.is_draining
-        connection.began(request)
-        self._open.add(request)
-
-    def ended(self, request: UnderWay, connection: ConnectionLimits, *, left: bool) -> None:
-        self._open.discard(request)
-        if not self._open:
-            self._quiet.set()
-        connection.ended(request, left=left)
 
     async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
         if scope["type"] != "http":  # WebSocket is not supported
@@ -167,10 +142,10 @@ class Edge:
             return
         connection: ConnectionLimits = scope["state"]["connection"]
         exchange = GuardedExchange(scope, receive, send, self._config.idle_timeout_s)
-        self.began(exchange, connection)
+        self.requests.began(exchange, connection)
         try:
             query = b"?" + scope["query_string"] if scope["query_string"] else b""
-            refusal = self.refusal(scope["path"], scope["raw_path"] + query, tuple(scope["headers"]))
+            refusal = self.requests.refusal(scope["path"], scope["raw_path"] + query, tuple(scope["headers"]))
             if refusal is None:
                 await self._app(scope, exchange.receive, exchange.send)
             else:
@@ -183,7 +158,7 @@ class Edge:
         finally:
             if not exchange.is_complete and (not exchange.is_multiplexed or exchange.is_cut):
                 connection.break_off()
-            self.ended(exchange, connection, left=exchange.is_broken)
+            self.requests.ended(exchange, connection, left=exchange.is_broken)
 
     async def _refuse(self, exchange: GuardedExchange, refusal: PPDError) -> None:
         hearing = asyncio.create_task(exchange.discard_body())
@@ -191,47 +166,3 @@ class Edge:
             await exchange.refuse(refusal)
         finally:
             hearing.cancel()
-
-    async def drained(self, limit_s: float) -> None:
-        """Waits until every answer is complete; cuts those still open after `limit_s`."""
-        for exchange in self._open:
-            exchange.is_draining = True
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._none_open()
-        except TimeoutError:
-            self._drain.is_cut = True
-            for exchange in tuple(self._open):
-                exchange.cut()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(CUT_S):
-                    await self._none_open()
-
-    async def _none_open(self) -> None:
-        while self._open:
-            self._quiet.clear()
-            await self._quiet.wait()
-
-    def refusal(
-        self, path: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], *, read_bytes: int | None = None
-    ) -> PPDError | None:
-        """The error that refuses a request with this head, or None. target: path and query as received.
-
-        read_bytes: read for the head, by a parser that rejects control characters; None: by another parser.
-        """
-        if self._drain.is_draining and path not in OPERATOR_PATHS:
-            return draining()
-        config = self._config
-        if len(headers) > config.header_limit:
-            return too_many_lines(config.header_limit)
-        # The parsers limit only the incomplete part of a head: a head that comes in two reads can exceed their limit.
-        is_measured = read_bytes is not None and read_bytes <= config.head_limit_bytes
-        if not is_measured and size_of(target, headers) > config.head_limit_bytes:
-            return head_too_large(config.head_limit_bytes)
-        try:
-            check_target(target)
-            if read_bytes is None:
-                check_values(headers)
-        except RequestError as exc:
-            return exc
-        return None

@@ -1,16 +1,21 @@
-"""Limits on one client's connection: on its time in each phase, and on requests that it abandons."""
+"""Limits on clients: on each connection's time in every phase, on a request's head, and on all open requests."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from ..errors import RequestError
+from ..config import OPERATOR_PATHS, ProxyConfig
+from ..errors import PPDError, RequestError
+from ..runtime.tasks import Drain, draining
 from . import response
+from .request_head import check_target, check_values, head_too_large, size_of, too_many_lines
 
+CUT_S = 1.0  # for clients to take the end of an answer that a drain cuts short
 CLOSE_S = 5.0  # for a client to take the last bytes when its connection is closed
 LEFT_LIMIT = 500  # a connection is dropped after more abandoned requests than this, ...
 LEFT_SHARE = 0.5  # ... if they are more than this share of its requests (HTTP/2 "rapid reset")
@@ -118,3 +123,77 @@ def _late() -> RequestError:
     error = RequestError("the request's head did not come in time")
     error.status = 408
     return error
+
+
+class UnderWay(AtWork, Protocol):
+    """A request whose answer is not complete."""
+
+    is_draining: bool  # the connection closes after this answer
+
+    def cut(self) -> None:
+        """Ends the answer now, as the process is about to end, in a form that the client understands."""
+
+
+class OpenRequests:
+    """Every request whose answer is not whole, on all connections of one proxy."""
+
+    def __init__(self, config: ProxyConfig, drain: Drain) -> None:
+        self._config = config
+        self._drain = drain
+        self._open: set[UnderWay] = set()
+        self._quiet = asyncio.Event()
+
+    def began(self, request: UnderWay, connection: ConnectionLimits) -> None:
+        request.is_draining = self._drain.is_draining
+        connection.began(request)
+        self._open.add(request)
+
+    def ended(self, request: UnderWay, connection: ConnectionLimits, *, left: bool) -> None:
+        self._open.discard(request)
+        if not self._open:
+            self._quiet.set()
+        connection.ended(request, left=left)
+
+    async def drained(self, limit_s: float) -> None:
+        """Waits until every answer is complete; cuts those still open after `limit_s`."""
+        for exchange in self._open:
+            exchange.is_draining = True
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._none_open()
+        except TimeoutError:
+            self._drain.is_cut = True
+            for exchange in tuple(self._open):
+                exchange.cut()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(CUT_S):
+                    await self._none_open()
+
+    async def _none_open(self) -> None:
+        while self._open:
+            self._quiet.clear()
+            await self._quiet.wait()
+
+    def refusal(
+        self, path: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], *, read_bytes: int | None = None
+    ) -> PPDError | None:
+        """The error that refuses a request with this head, or None. target: path and query as received.
+
+        read_bytes: read for the head, by a parser that rejects control characters; None: by another parser.
+        """
+        if self._drain.is_draining and path not in OPERATOR_PATHS:
+            return draining()
+        config = self._config
+        if len(headers) > config.header_limit:
+            return too_many_lines(config.header_limit)
+        # The parsers limit only the incomplete part of a head: a head that comes in two reads can exceed their limit.
+        is_measured = read_bytes is not None and read_bytes <= config.head_limit_bytes
+        if not is_measured and size_of(target, headers) > config.head_limit_bytes:
+            return head_too_large(config.head_limit_bytes)
+        try:
+            check_target(target)
+            if read_bytes is None:
+                check_values(headers)
+        except RequestError as exc:
+            return exc
+        return None

@@ -66,7 +66,7 @@ async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> 
             await asyncio.wait({accepting})
             listening.close()
             proxy.drain.begin()
-            await edge.drained(config.shutdown_timeout_s)
+            await edge.requests.drained(config.shutdown_timeout_s)
             for task in watching:
                 task.cancel()
             await connections.close()

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ..errors import LegError
 from ..routing.stream import Streaming
-from ..upstream.answer import END_S
+from ..upstream.call import END_S
 
 log = logging.getLogger(__name__)
 

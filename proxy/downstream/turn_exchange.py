@@ -18,11 +18,12 @@ from ..openai.stream_relay import broken_off
 from ..routing.router import TurnReply
 from ..routing.service import Caller, TurnService, error_reply
 from ..routing.stream import StreamedBody, Streaming
-from ..runtime.drain import draining
+from ..runtime.tasks import draining
 from . import response
 from .asgi_edge import EVENT_ENDS, Edge
 from .asgi_exchange import AsgiExchange, RefusedExchange
 from .http1_connection import ClientConnection, Exchange
+from .limits import OpenRequests
 from .request_head import OFFERED, RequestHead
 from .stream_splice import Splice
 
@@ -54,7 +55,7 @@ class Direct:
             connection,
             head,
             endpoint,
-            self._edge,
+            self._edge.requests,
             self._service,
             body_limit_bytes=self._body_limit_bytes,
             idle_s=self.patience_s,
@@ -94,7 +95,7 @@ _WAITING, _READING, _ASKING, _STREAMING, _OVER = _State  # looking an enum's mem
 
 
 class TurnExchange:
-    """One turn: an `Exchange` of its connection, and one of the edge's open requests."""
+    """One turn: an `Exchange` of its connection, and one of its open requests."""
 
     is_multiplexed = False
 
@@ -103,7 +104,7 @@ class TurnExchange:
         connection: ClientConnection,
         head: RequestHead,
         endpoint: Endpoint,
-        edge: Edge,
+        requests: OpenRequests,
         service: TurnService,
         *,
         body_limit_bytes: int,
@@ -114,7 +115,7 @@ class TurnExchange:
         self._head: RequestHead | None = head  # dropped when the request has come: a stream may be open for long
         self._is_old, self._may_keep_alive = head.is_old, head.keeps_alive
         self._endpoint = endpoint
-        self._edge = edge
+        self._requests = requests
         self._service = service
         self._body_limit_bytes = body_limit_bytes
         self._idle_s = idle_s
@@ -136,10 +137,10 @@ class TurnExchange:
 
     def begin(self) -> None:
         self._state = _READING
-        self._edge.began(self, self._connection.limits)
+        self._requests.began(self, self._connection.limits)
         head = self._head
         assert head is not None, "it begins once"
-        refused = self._refused or self._edge.refusal(
+        refused = self._refused or self._requests.refusal(
             self._endpoint, head.target, head.headers, read_bytes=head.read_bytes
         )
         if refused is not None:
@@ -304,7 +305,7 @@ class TurnExchange:
             is_begun = self._state is not _WAITING
             self._state = _OVER
             if is_begun:
-                self._edge.ended(self, self._connection.limits, left=left)
+                self._requests.ended(self, self._connection.limits, left=left)
         self._received = b""
         self._task = self._splice = self._body = None  # breaks reference cycles, so that all is freed at once
 

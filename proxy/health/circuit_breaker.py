@@ -1,7 +1,9 @@
-"""Circuit breakers: what is avoided after failures in a row, for how long, and which leg probes it afterwards.
+"""What failures lead to: circuit breakers, and the budget that limits retries.
 
 A breaker is closed (used), open (avoided until its time is up), or half open: one leg may be a probe. Its success
 closes the breaker, its failure opens it for twice as long. A key is whatever can fail by itself: a worker, or a pair.
+
+The retry budget: when many turns fail, retrying each would double the load on what is left of the fleet.
 """
 
 from __future__ import annotations
@@ -170,3 +172,35 @@ class Breakers(Generic[Key]):
         self._stands_until_s = min(
             (circuit.next_change_s(now_s) for circuit in self._circuits.values()), default=math.inf
         )
+
+
+PARTS = 1000  # of a token, so that shares add up exactly; as in gRPC's retry throttling
+
+
+class RetryBudget:
+    """Each turn deposits `share` of a token, rounded to a thousandth; a retry takes a whole one.
+
+    So retries are at most `share` of all turns, and `burst` more after a quiet time. It follows Finagle's RetryBudget
+    (https://finagle.github.io/blog/2016/02/08/retry-budgets): a share of the traffic bounds retries even where
+    everything fails.
+    """
+
+    def __init__(self, share: float, burst: int) -> None:
+        self._share = round(share * PARTS)
+        self._burst = burst * PARTS
+        self._parts = self._burst
+
+    @property
+    def tokens(self) -> float:
+        return self._parts / PARTS
+
+    def deposit(self) -> None:
+        """Once for each turn that arrives."""
+        self._parts = min(self._burst, self._parts + self._share)
+
+    def take(self) -> bool:
+        """Whether one more retry may be made; if so, takes its token."""
+        if self._parts < PARTS:
+            return False
+        self._parts -= PARTS
+        return True

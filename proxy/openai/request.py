@@ -24,7 +24,7 @@ from ..errors import RequestError
 from ..sessions.prefix_chain import Chain, Hasher
 from ..sessions.session import Prompt, response_key
 from . import body_members
-from .json_depth import DEPTH_LIMIT, check_depth
+from .body_members import DEPTH_LIMIT, check_depth
 from .prompts import PromptReader, first_user_text, read
 
 Fields = body_members.Fields

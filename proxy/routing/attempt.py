@@ -26,8 +26,7 @@ from ..openai.request import Request
 from ..openai.stream_relay import StreamRelay
 from ..policy import Decision, Route, Turn
 from ..telemetry.receipts import LegRecord, Receipt, new_id
-from ..upstream.answer import Answer
-from ..upstream.call import Call
+from ..upstream.call import Answer, Call
 
 _ANSWERING = {Route.LOCAL: Leg.LOCAL, Route.SPLIT: Leg.DECODE, Route.REPLICA: Leg.REPLICA}
 ABORTED = "abort"  # the finish reason of an engine that gave up

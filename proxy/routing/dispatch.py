@@ -26,8 +26,7 @@ from ..openai.request import CHOOSING, Endpoint
 from ..openai.stream_relay import Edits, StreamRelay
 from ..telemetry.metrics import Metrics
 from ..telemetry.receipts import LegRecord
-from ..upstream.answer import Answer
-from ..upstream.call import Call, Timeouts
+from ..upstream.call import Answer, Call, Timeouts
 from ..upstream.client import Upstream
 from .attempt import ABORTED, Attempt, OpenAnswer
 from .handoff_release import HandoffRelease

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..policy import Route
-from ..runtime.drain import Drain, draining
+from ..runtime.tasks import Drain, draining
 from ..sessions.table import SessionMatch, TurnOutcome
 from ..telemetry.receipts import Receipt
 from .attempt import Attempt, OpenAnswer

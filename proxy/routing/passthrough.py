@@ -24,13 +24,11 @@ from ..errors import OVERLOAD, LegError, NoWorkerError, RequestError, refusal
 from ..failures import ROWS, Cause, ClientGets, Leg, Phase
 from ..fleet.view import WorkerView, check_model
 from ..fleet.worker import Role
-from ..openai.body_members import decoded, encoded
+from ..openai.body_members import check_depth, decoded, encoded
 from ..openai.form import field as form_field
 from ..openai.form import is_form
-from ..openai.json_depth import check_depth
 from ..openai.request import MODEL_LIMIT, Fields
-from ..upstream.answer import Answer
-from ..upstream.call import Call, Timeouts
+from ..upstream.call import Answer, Call, Timeouts
 from ..upstream.client import Upstream
 from .state import State
 

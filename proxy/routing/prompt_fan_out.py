@@ -23,7 +23,7 @@ from ..errors import LegError, PPDError, error_body
 from ..openai.prompt_list import AnswerMerge, BrokenAnswer, PromptList, StreamMerge, StreamPart
 from ..openai.request import Request
 from ..telemetry.receipts import Receipt
-from ..upstream.answer import ANSWER_LIMIT_BYTES
+from ..upstream.call import ANSWER_LIMIT_BYTES
 from .attempt import TurnContext
 from .router import TurnReply
 

@@ -10,7 +10,7 @@ from ..admission.gate import Admission
 from ..admission.rate_limits import RateLimits
 from ..fleet.booking import Ledger
 from ..fleet.registry import Registry
-from ..health.retry_budget import RetryBudget
+from ..health.circuit_breaker import RetryBudget
 from ..health.worker_health import WorkerHealth
 from ..sessions.prefix_chain import Hasher
 from ..sessions.table import SessionTable

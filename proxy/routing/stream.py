@@ -14,7 +14,7 @@ from ..errors import LegError
 from ..failures import Cause
 from ..openai.stream_relay import BROKE_OFF
 from ..sessions.table import SessionMatch
-from ..upstream.answer import Answer
+from ..upstream.call import Answer
 from .attempt import ABORTED, Attempt, OpenAnswer
 from .learning import Learner
 from .state import State

@@ -1,4 +1,7 @@
-"""The proxy's background tasks: owned, named, and restarted when they fail."""
+"""The proxy's background tasks, restarted when they fail, and the drain that ends a proxy.
+
+A drain is a switch that a signal sets once. It is read wherever new work is accepted.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
+
+from ..errors import Overloaded
 
 log = logging.getLogger(__name__)
 
@@ -37,3 +42,28 @@ async def _kept_up(name: str, work: Callable[[], Coroutine[Any, Any, None]], res
         else:
             return
         await asyncio.sleep(restart_s)
+
+
+RETRY_AFTER_S = 5.0
+
+
+class Drain:
+    """Once begun, new turns are refused and those under way go on; it never ends."""
+
+    def __init__(self) -> None:
+        self._begun = asyncio.Event()
+        self.is_cut = False  # the time limit is over: the proxy closes connections, their clients do not
+
+    @property
+    def is_draining(self) -> bool:
+        return self._begun.is_set()
+
+    def begin(self) -> None:
+        self._begun.set()
+
+    async def wait(self) -> None:
+        await self._begun.wait()
+
+
+def draining() -> Overloaded:
+    return Overloaded("the proxy is about to stop", reason="draining", retry_after_s=RETRY_AFTER_S)

@@ -1,14 +1,20 @@
-"""One request to a worker: its phase, its time limits, and the errors it can end with."""
+"""One request to a worker and its answer: phase, time limits, and the errors that it can end with.
+
+The answer's head comes first; its body is awaited in chunks, or passed on as it comes.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ..errors import LegError
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker
+from .connection import WorkerConnection
 
 # Module names, as looking an enum's members up by name is slow.
 CONNECT, SENT, HEADERS, STREAM = Phase.CONNECT, Phase.SENT, Phase.HEADERS, Phase.STREAM
@@ -62,3 +68,209 @@ class Call:
 
     def error(self, message: str, cause: Cause) -> LegError:
         return LegError(message, worker=self.worker_id, phase=self.phase, cause=cause)
+
+
+HELD_BYTES = 64 * 1024  # buffered of a body that is not taken; beyond this the worker is not read
+RETRY_AFTER_LIMIT_S = 60.0
+ANSWER_LIMIT_BYTES = 256 * 1024 * 1024
+_READ: dict[bytes, bytes] = {}  # replaces headers that are no longer needed: a stream may be open for long
+END_S = 1.0  # for a worker to end its answer after the last event, so that the connection can be reused
+
+
+class Sink(Protocol):
+    """Takes a body as it comes."""
+
+    def take(self, data: bytes, *, is_last: bool) -> None: ...
+
+    def fail(self, error: LegError) -> None: ...
+
+
+class Answer:
+    """One answer. forget: called when it is over."""
+
+    __slots__ = (
+        "_call",
+        "_connection",
+        "_failure",
+        "_forget",
+        "_headers",
+        "_held_bytes",
+        "_is_paused",
+        "_is_whole",
+        "_loop",
+        "_parts",
+        "_read_any",
+        "_timeouts",
+        "_waiter",
+        "sink",
+        "status",
+    )
+
+    def __init__(
+        self, connection: WorkerConnection, timeouts: Timeouts, call: Call, forget: Callable[[Call], None]
+    ) -> None:
+        self.status = 0
+        self.sink: Sink | None = None
+        self._connection: WorkerConnection | None = connection  # None: given back, or lost
+        self._timeouts = timeouts
+        self._call = call
+        self._forget = forget
+        self._loop = connection.loop
+        self._headers: dict[bytes, bytes] = {}
+        self._parts: list[bytes] = []
+        self._held_bytes = 0
+        self._is_paused = False
+        self._is_whole = False
+        self._read_any = False
+        self._failure: Trouble | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        call.on_failure = self._fail
+
+    # -- its head
+
+    @property
+    def content_type(self) -> str:
+        return self._headers.get(b"content-type", b"application/json").decode("latin-1")
+
+    @property
+    def content_encoding(self) -> str:
+        """Empty unless the worker encoded its answer although the request asked for `identity`."""
+        encoding = self._headers.get(b"content-encoding", b"").decode("latin-1")
+        return "" if encoding == "identity" else encoding
+
+    @property
+    def retry_after_s(self) -> float:
+        """At most a minute; 0 if the worker names no time, or a date."""
+        text = self._headers.get(b"retry-after", b"")
+        return min(RETRY_AFTER_LIMIT_S, float(text)) if text.isdigit() else 0.0
+
+    @property
+    def is_event_stream(self) -> bool:
+        return self._headers.get(b"content-type", b"").startswith(b"text/event-stream")
+
+    # -- its body
+
+    def reached_the_client(self) -> None:
+        """From here on a failure is one in mid-stream. The headers have been read, and are freed."""
+        self._call.phase = STREAM
+        self._headers = _READ
+
+    async def chunk(self, *, is_over: bool = False, by_s: float = math.inf) -> bytes:
+        """The next bytes of the body, b"" at its end.
+
+        is_over: only the end is missing, for which it waits `END_S` at most. by_s: deadline by the loop's clock.
+        """
+        if not self._parts and not self._is_whole:
+            limit_s = self._timeouts.idle_s if self._read_any else self._timeouts.first_s
+            await self.news(min(limit_s, END_S if is_over else math.inf, by_s - self._loop.time()))
+        self._read_any = True
+        return self._taken()
+
+    async def body(self) -> bytes:
+        if self._is_whole and self._held_bytes <= ANSWER_LIMIT_BYTES:  # most fit into one read
+            return self._taken()
+        announced = self._headers.get(b"content-length", b"0")
+        size, parts = 0, list[bytes]()
+        while max(size, int(announced)) <= ANSWER_LIMIT_BYTES:
+            data = await self.chunk()
+            if not data:
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+            size += len(data)
+            parts.append(data)
+        raise self._call.error("the worker's answer is too long", Cause.MALFORMED)
+
+    def hand_on(self, sink: Sink) -> None:
+        """Passes the body to `sink`: first what is buffered here, then each piece as it comes."""
+        self.sink = sink
+        if self._parts or self._is_whole:
+            sink.take(self._taken(), is_last=self._is_whole)
+        if self._failure is not None and not self._is_whole:
+            sink.fail(self._call.error(*self._failure))
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
+
+    def pause(self) -> None:
+        if not self._is_paused and self._connection is not None:
+            self._is_paused = True
+            self._connection.pause()
+
+    def resume(self) -> None:
+        if self._is_paused and self._connection is not None:
+            self._connection.resume()
+        self._is_paused = False
+
+    def give_up_waiting(self) -> None:
+        self._fail(LATE)
+
+    def failure(self, message: str, cause: Cause) -> LegError:
+        return self._call.error(message, cause)
+
+    def close(self) -> None:
+        """Drops the connection unless the body was read to its end."""
+        self._forget(self._call)
+        self._call.on_failure = self.sink = None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+
+    # -- called by the connection
+
+    def head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self.status, self._headers = status, headers
+        self._call.phase = HEADERS
+        self._wake()
+
+    def body_came(self, data: bytes, *, is_last: bool) -> None:
+        if is_last:
+            self._is_whole, self._connection = True, None
+        if self.sink is not None:
+            self.sink.take(data, is_last=is_last)
+            return
+        if data:
+            self._parts.append(data)
+            self._held_bytes += len(data)
+            if self._held_bytes > HELD_BYTES:
+                self.pause()
+        if self._waiter is not None:
+            self._wake()
+
+    def broken(self, *, is_malformed: bool) -> None:
+        self._connection = None
+        # In mid-stream, bytes that are not HTTP count as a broken connection.
+        self._fail(NOT_HTTP if is_malformed and self._call.phase is not STREAM else BROKEN)
+
+    def _fail(self, trouble: Trouble) -> None:
+        if self._failure is not None:
+            return
+        self._failure = trouble
+        if self.sink is not None:
+            self.sink.fail(self._call.error(*trouble))
+        self._wake()
+
+    # -- waiting
+
+    def _taken(self) -> bytes:
+        parts, self._parts, self._held_bytes = self._parts, [], 0
+        if self._is_paused:
+            self.resume()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def news(self, limit_s: float) -> None:
+        """Waits for more of the head or the body; LegError for a failure, or if nothing comes in time."""
+        if self._failure is None:
+            self._waiter = waiter = self._loop.create_future()
+            timer = self._loop.call_later(limit_s, self.give_up_waiting)
+            try:
+                await waiter
+            finally:
+                timer.cancel()
+                self._waiter = None
+        if self._failure is not None and not self._parts:
+            raise self._call.error(*self._failure)
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -15,8 +15,7 @@ from ..errors import LegError
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker, WorkerId
 from ..runtime.tls import Tls
-from .answer import Answer
-from .call import CONNECT, Call, Timeouts
+from .call import CONNECT, Answer, Call, Timeouts
 from .pool import Origin, Pool
 
 POOLS_KEPT = 256

@@ -18,8 +18,8 @@ from ppd.proxy.config import SessionKey
 from ppd.proxy.discovery.heartbeat import decode
 from ppd.proxy.errors import FormatError, RequestError
 from ppd.proxy.openai.answer import AnswerObserver, AnswerSummary
+from ppd.proxy.openai.body_members import check_depth
 from ppd.proxy.openai.edits import Edits, edited_body
-from ppd.proxy.openai.json_depth import check_depth
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.openai.sse import EventSplitter, Fragment, event_data, with_data

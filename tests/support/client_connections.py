@@ -22,7 +22,7 @@ from ppd.proxy.downstream.turn_exchange import Direct
 from ppd.proxy.errors import Unauthorized
 from ppd.proxy.routing.router import TurnReply
 from ppd.proxy.routing.service import TurnService
-from ppd.proxy.runtime.drain import Drain
+from ppd.proxy.runtime.tasks import Drain
 from tests.support.raw_http import read_answers
 
 TURN = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\n"
@@ -242,4 +242,4 @@ H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: A
 
 def under_way(at: Site) -> set[Any]:
     assert at.edge is not None
-    return at.edge._open
+    return at.edge.requests._open

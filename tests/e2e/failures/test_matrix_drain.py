@@ -16,7 +16,7 @@ from benchmarks.network.fault_link import FaultLink, Way
 from ppd.proxy.config import Mode
 from ppd.proxy.failures import ClientGets, HandoffEffect, HealthEffect, Leg, OtherLeg, Phase, ResidencyEffect
 from ppd.proxy.policy import Route
-from ppd.proxy.upstream import answer
+from ppd.proxy.upstream import call
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from tests.e2e.failures.faults import DRAINED, Case, Strike, done, first_bytes, head
 from tests.e2e.failures.fleet import PATH, FaultFleet, Seen, Talk
@@ -261,7 +261,7 @@ async def check_handoff(draining: Draining) -> None:
 @pytest.fixture(autouse=True)
 def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that is over stays at its end for long enough to be caught there on a busy machine."""
-    monkeypatch.setattr(answer, "END_S", 4.0)
+    monkeypatch.setattr(call, "END_S", 4.0)
 
 
 TOGETHER = [tuple(cases) for _, cases in groupby(DRAINED, lambda case: (case.leg, case.phase))]

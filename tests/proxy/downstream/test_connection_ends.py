@@ -137,7 +137,7 @@ async def test_a_drain_cuts_what_is_under_way(moment: str, ends: bytes) -> None:
                 await at.until(lambda: len(under_way(at)) == 1)
                 await asyncio.sleep(0.02)
             assert at.edge is not None
-            await at.edge.drained(0.01)
+            await at.edge.requests.drained(0.01)
             rest = b""
             with contextlib.suppress(ConnectionResetError):
                 rest = await reader.read()

@@ -14,8 +14,7 @@ from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.routing.stream import Streaming
-from ppd.proxy.upstream.answer import Answer
-from ppd.proxy.upstream.call import Call, Timeouts
+from ppd.proxy.upstream.call import Answer, Call, Timeouts
 from ppd.proxy.upstream.client import Upstream
 from ppd.proxy.upstream.connection import WorkerConnection
 from ppd.proxy.upstream.pool import connecting

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.proxy.health.retry_budget import RetryBudget
+from ppd.proxy.health.circuit_breaker import RetryBudget
 
 
 @given(

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ppd.proxy.errors import RequestError
-from ppd.proxy.openai.json_depth import check_depth
+from ppd.proxy.openai.body_members import check_depth
 from tests.support.requests import CHAT, parse_bytes
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
-from ppd.proxy.upstream.answer import ANSWER_LIMIT_BYTES, END_S, Answer
-from ppd.proxy.upstream.call import Call, Timeouts
+from ppd.proxy.upstream.call import ANSWER_LIMIT_BYTES, END_S, Answer, Call, Timeouts
 from ppd.proxy.upstream.client import Upstream
 from ppd.proxy.upstream.pool import connecting
 from tests.support.scripted_workers import HEAD, PATIENT, WHOLE, close, deaf, read, says, server, worker

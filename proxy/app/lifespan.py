@@ -27,7 +27,7 @@ def start(proxy: Proxy) -> Background:
     if proxy.membership.leads:
         background.start("prober", proxy.prober.run)
         background.start("canary", proxy.canary.run)
-    background.start("siblings", proxy.membership.run)
+    background.start("membership", proxy.membership.run)
     if proxy.settings.config.spare_connections:
         background.start("spare connections", partial(_keep_warm, proxy))
     background.start("drain", partial(_close_down, proxy))

@@ -1,7 +1,7 @@
 """The data path's canary: a tiny conversation over each pair of P and D, at a low rate.
 
 A KV transfer can hang while both engines' /health is green: D then waits for KV that never comes. A pair that real
-turns have just used needs no canary. Where the canary fails on D, the control is the same prompt without a hand-over:
+turns have just used needs no canary. Where the canary fails on D, the control is the same prompt without a handoff:
 if D answers that, the pair is broken, and turns avoid it until a canary succeeds.
 """
 

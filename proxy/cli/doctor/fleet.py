@@ -147,7 +147,7 @@ def models_are_shared(facts: Facts) -> Iterator[Finding]:
             Finding(Level.FAIL, check, f"P serves {', '.join(sorted(on_p))}, D {', '.join(sorted(on_d))}", remedy)
         )
     elif prefills and decodes and on_p != on_d:
-        remedy = "Serve it on both, or leave it so if its turns need no hand-over."
+        remedy = "Serve it on both, or leave it if its turns need no handoff."
         troubles += [
             Finding(Level.WARN, check, f"{model} is on {'P' if model in on_p else 'D'} only", remedy)
             for model in sorted(on_p ^ on_d)

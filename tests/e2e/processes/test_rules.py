@@ -97,11 +97,15 @@ async def test_what_runs_on_one_is_seen_by_all_until_it_ends(names: str, mode: M
 
 
 async def broken(group: ProxyGroup, at: int, bad: str = "R1") -> None:
-    """A worker's breaker is open, by what one process saw."""
+    """A worker's breaker is open, by what one process saw, and all know it.
+
+    The others hear of it within `ROUND_S`: if the process is killed before that, nobody else knows.
+    """
     group.engines[bad].faults = Faults([Order(FaultKind.ERROR, times=1000)])
     async with asyncio.timeout(20):
         while not states(group.proxies[at]):
             await opener(group.proxies[at])
+    await group.until(lambda: all(states(one) for one in group.proxies.values()))
 
 
 async def test_a_breaker_that_one_opened_holds_for_all(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import socket
 import subprocess
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -104,10 +103,3 @@ def raise_descriptor_limit() -> int:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind((HOST, 0))
-        port: int = listening.getsockname()[1]
-        return port

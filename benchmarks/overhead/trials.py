@@ -10,10 +10,12 @@ from pathlib import Path
 
 import msgspec
 
+from ppd.offline.backends.ports import free_ports
+
 from .backend import Backend, LoadGenerator, TrialError, ask_once, await_line, finished, running_backend
 from .native import Tools
 from .peers import PeerError, last_lines
-from .processes import Cores, Program, free_port
+from .processes import Cores, Program
 from .records import RowRecord
 from .rows import ROWS, LoadMode, Row
 from .subjects import DIRECT, FleetKind, Subject, SubjectPorts
@@ -87,7 +89,7 @@ def opened(
     command = subject.command(fleet)
     if command is None:
         raise PeerError(subject.why_not)
-    ports = SubjectPorts(free_port(), free_port(), backend.prefill, backend.decode)
+    ports = SubjectPorts(*free_ports(2), backend.prefill, backend.decode)
     try:
         program = Program(command(ports), bench.cores.proxy, bench.folder / f"{subject.name}-{fleet}.log")
     except OSError as exc:

@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+
+from ppd.offline.backends.ports import free_ports
 
 PACKAGES = ("proxy", "servers", "offline", "benchmarks")
 LIMIT_S = 60.0
@@ -201,7 +202,7 @@ def measured(root: Path) -> list[tuple[str, str]]:
 def walks(root: Path, python: str) -> dict[str, Walk]:
     """A streamed chat turn by SPLIT and one by LOCAL, through a real proxy over simulated engines."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        out, ports = Path(folder) / "seen.json", {name: _free_port() for name in ("P", "D", "proxy")}
+        out, ports = Path(folder) / "seen.json", dict(zip(("P", "D", "proxy"), free_ports(3), strict=True))
         for role in ("P", "D"):
             argv = [python, "-m", "ppd.servers.sim", "--role", role, "--port", str(ports[role])]
             stack.enter_context(_running(argv, folder))
@@ -272,13 +273,6 @@ def _until(holds: object) -> None:
         if time.monotonic() > by_s:
             raise TimeoutError(f"nothing within {LIMIT_S:g} s")
         time.sleep(0.05)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @click.command()

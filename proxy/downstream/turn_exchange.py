@@ -91,7 +91,9 @@ class _State(Enum):
     OVER = "over"
 
 
-_WAITING, _READING, _ASKING, _STREAMING, _OVER = _State  # looking an enum's members up by name is slow
+# Looking up an enum's members by name is slow.
+_WAITING, _READING, _ASKING = _State.WAITING, _State.READING, _State.ASKING
+_STREAMING, _OVER = _State.STREAMING, _State.OVER
 
 
 class TurnExchange:

@@ -45,7 +45,7 @@ from ppd.proxy.cli.doctor.values import (
 )
 from ppd.proxy.fleet.worker import Role, Worker
 
-OK, WARN, FAIL, SKIP = Level
+OK, WARN, FAIL, SKIP = Level.OK, Level.WARN, Level.FAIL, Level.SKIP
 Said = list[tuple[Level, str]]  # a level, and words that the message must hold
 
 

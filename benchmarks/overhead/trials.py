@@ -89,7 +89,8 @@ def opened(
     command = subject.command(fleet)
     if command is None:
         raise PeerError(subject.why_not)
-    ports = SubjectPorts(*free_ports(2), backend.prefill, backend.decode)
+    port, metrics = free_ports(2)
+    ports = SubjectPorts(port, metrics, backend.prefill, backend.decode)
     try:
         program = Program(command(ports), bench.cores.proxy, bench.folder / f"{subject.name}-{fleet}.log")
     except OSError as exc:

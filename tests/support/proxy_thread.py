@@ -71,6 +71,7 @@ def run_target(names: str, settings: dict[str, Any], ready: Future[Target], stop
 
     async def main() -> None:
         async with Fleet.of(names, **settings) as fleet:
+            await fleet.until(lambda: set(fleet.states().values()) <= {"up"})  # workers of the config too
             port = int(fleet.base_url.rpartition(":")[2])
             ready.set_result(Target(port, fleet.proxy, asyncio.get_running_loop(), fleet.engines))
             await asyncio.to_thread(stop.wait)

@@ -54,10 +54,6 @@ class Handoff(msgspec.Struct, frozen=True):
     tokens: int  # prompt tokens that the handoff covers; 0 where P does not say
     cached_tokens: int | None  # prompt tokens that P found in its own cache; None where P does not say
 
-    @property  # of P, its engine and its blocks
-    def names(self) -> tuple[str, ...]:
-        return tuple(value for value in map(decoded, self.params.values()) if isinstance(value, str) and value)
-
 
 class NoHandoff(msgspec.Struct, frozen=True):
     """Why P's answer cannot be handed over. D then gets the plain body and computes the prompt itself."""

@@ -8,6 +8,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import Any
+
 import msgspec
 
 from .body_members import decoded, encoded, members
@@ -21,12 +24,14 @@ _INNER = {Endpoint.RESPONSES: "response", Endpoint.MESSAGES: "message"}
 
 
 class Redaction(msgspec.Struct, frozen=True):
-    """Names that no client may learn from a worker's error: the worker's address, and what a handoff says of P."""
+    """What no client may learn from a worker's error."""
 
-    names: tuple[str, ...]
+    address: str  # the worker's
+    params: Collection[Any] = ()  # values of the handoff that it was given, as JSON; strings in them name P
 
     def applies_to(self, error: bytes) -> bool:
-        return any(name.encode() in error for name in self.names)
+        names = [value for value in map(decoded, self.params) if isinstance(value, str) and value]
+        return any(name.encode() in error for name in (self.address, *names))
 
 
 class Edits(msgspec.Struct, frozen=True):

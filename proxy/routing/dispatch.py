@@ -233,7 +233,7 @@ class Dispatcher:
 
 
 def _redaction(view: WorkerView, handoff: Handoff | None) -> Redaction:
-    return Redaction((view.worker.address, *(handoff.names if handoff is not None else ())))
+    return Redaction(view.worker.address, () if handoff is None else handoff.params.values())
 
 
 def _has_begun(endpoint: Endpoint, observer: AnswerObserver) -> bool:

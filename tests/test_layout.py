@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.small.structure import Import, classes, imports, modules, rings
+from benchmarks.small.structure import Import, classes, imports, modules, rings, tree
 
 ROOT = Path(__file__).parents[1]
 ORDER = ("proxy", "servers", "offline", "benchmarks")  # each may import those before it
@@ -65,7 +65,7 @@ def test_packages_import_one_way_and_through_ppd() -> None:
     wrong = []
     for path in sources(*ORDER):
         later = ORDER[ORDER.index(path.relative_to(ROOT).parts[0]) + 1 :]
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module or ""]
@@ -111,8 +111,7 @@ def test_every_folder_of_modules_is_a_room_with_its_sentence() -> None:
     silent = [
         name_of(folder)
         for folder in sorted(folders)
-        if not (folder / "__init__.py").is_file()
-        or not ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+        if not (folder / "__init__.py").is_file() or not ast.get_docstring(tree(folder / "__init__.py"))
     ]
     assert silent == []
 
@@ -133,7 +132,7 @@ def test_files_and_functions_stay_one_noun_long() -> None:
         text = path.read_text()
         if (lines := len(text.splitlines())) > LINES:
             long.append(f"{name_of(path)}: {lines} lines")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or 0) - node.lineno + 1
                 if lines > FUNCTION_LINES:
@@ -156,7 +155,7 @@ def test_the_architecture_page_lists_the_rooms_as_they_are() -> None:
         rows = re.findall(r"^\| `([a-z_]+)(?:/|\.py)` \| (.*) \|$", listed[1], re.MULTILINE)
         known = modules(ROOT, folder)
         sentences = {
-            room: " ".join((ast.get_docstring(ast.parse(known[room].read_text())) or "").split("\n\n")[0].split())
+            room: " ".join((ast.get_docstring(tree(known[room])) or "").split("\n\n")[0].split())
             for room in ROOMS[folder]
             if room != "__main__"
         }

@@ -22,6 +22,7 @@ import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import click
@@ -77,6 +78,11 @@ class Walk:
     rooms: tuple[str, ...]
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def modules(root: Path, package: str) -> dict[str, Path]:
     """Modules by name, the package's own `__init__` as an empty one."""
     found = {}
@@ -91,7 +97,7 @@ def imports(root: Path, package: str) -> Iterator[Import]:
     known = modules(root, package)
     for name, path in known.items():
         folder = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if not isinstance(node, ast.ImportFrom):
                 continue
             if node.level:
@@ -140,7 +146,7 @@ def classes(root: Path, packages: Iterable[str]) -> dict[str, list[Path]]:
     found: defaultdict[str, list[Path]] = defaultdict(list)
     for package in packages:
         for path in modules(root, package).values():
-            for node in ast.parse(path.read_text()).body:
+            for node in tree(path).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     found[node.name].append(path)
     return found
@@ -151,7 +157,7 @@ def documented(root: Path, package: str) -> tuple[int, int]:
     functions = [
         node
         for path in modules(root, package).values()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     return sum(ast.get_docstring(node) is not None for node in functions), len(functions)

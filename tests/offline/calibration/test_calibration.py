@@ -68,6 +68,7 @@ def saved(folder: Path, results: list[RunResult]) -> Path:
     return folder
 
 
+@pytest.mark.e2e  # the whole command: seconds of computing
 def test_a_fit_comes_near_and_predicts_what_it_has_not_seen(tmp_path: Path) -> None:
     folder = saved(tmp_path / "sweep", measured())
     output = tmp_path / "profile.json"

@@ -160,7 +160,6 @@ def make_canary(config: ProxyConfig, state: State, upstream: Upstream) -> Canary
         upstream,
         registry=state.registry,
         health=state.health,
-        breakers=state.health.breakers,
         ledger=state.ledger,
         now=state.now,
         on_result=lambda result: state.metrics.canaries.labels(result).inc(),

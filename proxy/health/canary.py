@@ -27,7 +27,6 @@ from ..policy import Excluded
 from ..runtime.replicated import Replicated
 from ..upstream.call import Call, Timeouts
 from ..upstream.client import Upstream
-from .circuit_breaker import Breakers
 from .worker_health import Key, WorkerHealth
 
 LIMIT_S = 10.0  # for each leg
@@ -63,17 +62,16 @@ class Canary:
         *,
         registry: Registry,
         health: WorkerHealth,
-        breakers: Breakers[Key],
         ledger: Ledger,
         now: Callable[[], float],
         on_result: Callable[[str], None],
     ) -> None:
-        """on_result(result of a trial): for metrics. `breakers` are those of `health`."""
+        """on_result(result of a trial): for metrics."""
         self._interval_s = config.canary_interval_s
         self._upstream = upstream
         self._registry = registry
         self._health = health
-        self._breakers = breakers
+        self._breakers = health.breakers
         self._ledger = ledger
         self._now = now
         self._on_result = on_result

@@ -177,7 +177,7 @@ def churn(minutes: float, name: str, ppd_args: str) -> None:
 @_ppd_args
 @click.option("--out", type=click.Path(path_type=Path), help="default: results/proxy_scaling-DATE.json, .md beside it")
 def scale(processes: int, repetitions: int, seconds: float, ppd_args: str, out: Path | None) -> None:
-    """Measure several processes beside as many proxies of one; print what they bring, and save it."""
+    """Measure one proxy of several processes beside as many separate proxies; print and save the comparison."""
     cores = len(os.sched_getaffinity(0))
     if processes > cores:
         raise click.UsageError(f"--processes: {processes} need a core each, this machine has {cores}")

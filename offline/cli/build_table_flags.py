@@ -108,12 +108,20 @@ _OPTIONS = (
     click.option("--model", default="", help="To launch, or to ask for; default: the only one that is served."),
     click.option("--api", type=click.Choice(APIS), default=APIS[0], show_default=True, help="How prompts are sent."),
     click.option("--tokenizer", type=click.Path(path_type=Path), metavar="DIR", help="Default: the engines' own."),
-    click.option("--request-timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="s an answer."),
+    click.option(
+        "--request-timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds for an answer."
+    ),
     click.option("--admin-key-file", type=click.Path(dir_okay=False, path_type=Path), help="Default: PPD_ADMIN_KEY."),
-    click.option("--gpu", default="", help="The target's GPUs, for the table: it can't know them."),
+    click.option("--gpu", default="", help="The target's GPUs, which no endpoint reports; for the table."),
     click.option("--gpu-count", type=click.IntRange(0), default=0, help="How many the target has."),
     click.option("--note", default="", help="Kept with every run, and in the table."),
-    click.option("--health-limit", type=click.FloatRange(1), default=300.0, show_default=True, help="s to recover in."),
+    click.option(
+        "--health-limit",
+        type=click.FloatRange(1),
+        default=300.0,
+        show_default=True,
+        help="Seconds in which a fleet must recover.",
+    ),
 )
 
 

@@ -58,7 +58,7 @@ def new(name: str, tenant: str | None, file: Path | None, **rights: Any) -> None
 @command.command("list")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def list_keys(file: Path) -> None:
-    """Show the keys of FILE: whose they are, and what they may."""
+    """Show the keys of FILE: their names, tenants and limits."""
     rows = [("name", "tenant", "priority", "weight", "requests/min", "tokens/min", "models")]
     for client in (entry.client for entry in load(file).entries):
         limits = (client.requests_per_minute or "-", client.tokens_per_minute or "-")

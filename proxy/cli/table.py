@@ -33,7 +33,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @click.group("table", cls=CommandGroup)
 def command() -> None:
-    """Decision tables: follow-up turns through P against on D, as measured."""
+    """Decision tables: follow-up turns through P against those on D, as measured."""
 
 
 def _weight(name: str) -> Callable[[F], F]:
@@ -101,7 +101,7 @@ def look_up(names: tuple[str, ...], w_ttft: float, w_tpot: float, **turn: Any) -
 @_weight("ttft")
 @_weight("tpot")
 def score(names: tuple[str, ...], w_ttft: float, w_tpot: float) -> None:
-    """Show what weights change against 1, 1.
+    """Show which decisions change from weights 1, 1.
 
     Prints the share of LOCAL cells under both, and every cell that flips with its scores.
     """

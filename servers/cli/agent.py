@@ -153,7 +153,9 @@ def address_of(url: str) -> str:
 @click.option("--connector", type=click.Choice(list(CONNECTORS)), default="nixl", show_default=True)
 @click.option("--coordinate", "coordinates", multiple=True, help="NAME=VALUE that the connector needs; repeatable")
 @click.option("--interval", type=click.FloatRange(0.1), default=10.0, show_default=True, help="s between heartbeats")
-@click.option("--drain-timeout", type=click.FloatRange(0), default=60.0, show_default=True, help="s for its streams")
+@click.option(
+    "--drain-timeout", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds for its streams to end"
+)
 @click.option("--api-key", envvar="PPD_WORKER_API_KEY", default="", help="of the engine; or PPD_WORKER_API_KEY")
 @click.option("--curve-key", type=click.Path(path_type=Path), help="this agent's secret certificate")
 @click.option("--curve-server-key", type=click.Path(path_type=Path), help="the proxy's public certificate")

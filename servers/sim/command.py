@@ -72,13 +72,13 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
     show_default=True,
 )
 @click.option("--engine-id", default="", show_default="random")
-@click.option("--api-key", default="", help="Asked of clients under /v1.")
+@click.option("--api-key", default="", help="Required of clients under /v1.")
 @click.option("--seed", default=0, show_default=True, help="Engines of one model and seed answer alike.")
 @click.option("--allow-faults", is_flag=True, help="POST /faults makes the engine misbehave; for tests.")
 def command(
     role: str, load_failure_policy: str, costs: EngineProfile, max_num_batched_tokens: int, **options: Any
 ) -> None:
-    """Run a simulated vLLM engine until SIGTERM or SIGINT; what is in flight then ends as aborted."""
+    """Run a simulated vLLM engine until SIGTERM or SIGINT; requests in flight then end as aborted."""
     try:
         config = SimConfig(
             role=Role(role),

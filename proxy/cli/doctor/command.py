@@ -31,7 +31,7 @@ from .values import Facts
 @click.option("--proxy", "proxy_url", default="", help="Check this running proxy, such as http://127.0.0.1:10001.")
 @click.option("--admin-key", envvar="PPD_ADMIN_KEY", default="", help="The proxy's admin key; default: PPD_ADMIN_KEY.")
 @click.option("--client-key", envvar="PPD_CLIENT_KEY", default="", help="A client's API key; default: PPD_CLIENT_KEY.")
-@click.option("--model", default="", help="For the probe conversation; the fleet's first if not given.")
+@click.option("--model", default="", help="For the probe conversation; default: the fleet's first.")
 @click.option("--json", "wants_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_context
 def command(

@@ -16,10 +16,13 @@ from .worker import WorkerId
 class LegBooking:
     """The legs of one attempt: on D or R the one that answers, and for a SPLIT the one on P before it.
 
-    Each call states what has happened by then. `free_prefill` and `release` may come at any time, and twice.
+    Each call states what has happened by then. `free_prefill`, `computed` and `release` may come at any time, and twice.
     """
 
-    __slots__ = ("_decode", "_holds_decode", "_holds_prefill", "_new_tokens", "_prefill", "_prompt_tokens", "_registry")
+    __slots__ = (
+        *("_computes_here", "_decode", "_holds_decode", "_holds_prefill", "_new_tokens", "_prefill", "_prompt_tokens"),
+        "_registry",
+    )
 
     def __init__(
         self, registry: Registry, decode: WorkerId, prefill: WorkerId | None, *, prompt_tokens: int, new_tokens: int
@@ -30,12 +33,13 @@ class LegBooking:
         self._prefill = prefill
         self._prompt_tokens = prompt_tokens
         self._new_tokens = new_tokens
-        self._holds_decode = self._holds_prefill = False
+        self._holds_decode = self._holds_prefill = self._computes_here = False
 
     def reserve(self) -> None:
         """Both workers at the decision, or a burst of turns would all find the same workers idle."""
         if self._prefill is None:
             self._registry.reserve(self._decode, self._new_tokens)
+            self._computes_here = True
         else:
             self._registry.reserve(self._decode, 0)  # what D pulls it does not compute
             self._registry.reserve(self._prefill, self._prompt_tokens)
@@ -57,7 +61,8 @@ class LegBooking:
 
     def computed(self) -> None:
         """The answering worker computes nothing more of the prompt: it has begun to answer, or has failed."""
-        if self._prefill is None:
+        if self._computes_here:
+            self._computes_here = False
             self._registry.prefilled(self._decode, self._new_tokens)
 
     def answering(self) -> None:
@@ -74,6 +79,7 @@ class LegBooking:
 
     def release(self) -> None:
         self.free_prefill()
+        self.computed()
         if self._holds_decode:
             self._holds_decode = False
             self._registry.release(self._decode)

@@ -16,7 +16,7 @@ from .worker import WorkerId
 class LegBooking:
     """The legs of one attempt: on D or R the one that answers, and for a SPLIT the one on P before it.
 
-    Each call states what has happened by then. `free_prefill`, `computed` and `release` may come at any time, and twice.
+    Each call states what has happened. `free_prefill`, `computed` and `release` may come at any time, and twice.
     """
 
     __slots__ = (

@@ -61,6 +61,13 @@ def test_what_ends_early_or_twice_is_given_back_once(registry: Registry) -> None
     assert held(registry) == [(1, 100, 0), (1, 0, 0)]
 
 
+def test_a_local_turn_that_never_answers_leaves_no_tokens_queued(registry: Registry) -> None:
+    booking = LegBooking(registry, D, None, prompt_tokens=100, new_tokens=40)
+    booking.reserve()
+    booking.release()
+    assert held(registry) == [(0, 0, 0), (0, 0, 0)]
+
+
 def samples(ledger: Ledger, now_s: float) -> list[float]:
     return [sample.value for gauge in ledger.gauges(now_s) for sample in gauge.samples]
 

@@ -40,14 +40,15 @@ def test_a_split_holds_p_until_it_has_prefilled_and_d_until_the_end(registry: Re
 
 
 def test_a_local_turn_queues_its_new_tokens_on_d_until_it_answers(registry: Registry) -> None:
-    booking = LegBooking(registry, D, None, prompt_tokens=100, new_tokens=40)
+    other, booking = (LegBooking(registry, D, None, prompt_tokens=100, new_tokens=40) for _ in range(2))
+    other.reserve()
     booking.reserve()
-    assert held(registry) == [(0, 0, 0), (1, 40, 0)]
+    assert held(registry) == [(0, 0, 0), (2, 80, 0)]
     booking.computed()
     booking.answering()
-    assert held(registry) == [(0, 0, 0), (1, 0, 40)]
+    assert held(registry) == [(0, 0, 0), (2, 40, 40)]
     booking.release()
-    assert held(registry) == [(0, 0, 0), (0, 0, 40)]
+    assert held(registry) == [(0, 0, 0), (1, 40, 40)], "what another turn has queued stays"
 
 
 def test_what_ends_early_or_twice_is_given_back_once(registry: Registry) -> None:

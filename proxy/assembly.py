@@ -20,6 +20,7 @@ from .fleet.booking import Ledger
 from .fleet.registry import Registry
 from .health.canary import Canary
 from .health.circuit_breaker import Breakers, RetryBudget
+from .health.load_watch import LoadWatch
 from .health.probe import probing_session
 from .health.prober import Prober
 from .health.worker_health import WorkerHealth
@@ -58,6 +59,7 @@ class Proxy:
     turns: TurnService
     passthrough: Passthrough
     prober: Prober
+    load_watch: LoadWatch
     canary: Canary
     listener: HeartbeatListener
     keys: KeyRing | None  # None: clients need no key
@@ -103,6 +105,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         turns=TurnService(config, state, router, FanOut(router), keys),
         passthrough=passthrough,
         prober=prober,
+        load_watch=LoadWatch(config, state.registry, upstream),
         canary=canary,
         listener=HeartbeatListener(config, state.registry, state.metrics, now),
         keys=keys,
@@ -130,6 +133,7 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> 
             max_inflight=config.max_inflight,
             queue_limit=config.queue_limit,
             queue_timeout_s=config.queue_timeout_s,
+            queue_wait_s=config.queue_wait_s,
             now=now,
             on_refused=lambda reason: metrics.refused.labels(reason).inc(),
             on_waited=metrics.queue_wait.observe,

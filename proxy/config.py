@@ -90,6 +90,7 @@ class ProxyConfig:
     max_worker_inflight: int = 512  # legs on one worker
     queue_limit: int = 2048  # turns that wait
     queue_timeout_s: float = 30.0
+    queue_wait_s: float = 0.5  # under overload no turn waits longer, or half as long as a turn takes if more; 0: off
 
     # workers
     heartbeat_host: str = "127.0.0.1"  # where agents' and engines' ZeroMQ messages arrive
@@ -159,7 +160,8 @@ _POSITIVE = (
     "max_inflight max_worker_inflight queue_timeout_s breaker_failures breaker_open_s"
 ).split()
 _NOT_NEGATIVE = (
-    "w_ttft w_tpot shutdown_timeout_s queue_limit spare_connections retry_share retry_burst warm_up_s canary_interval_s"
+    "w_ttft w_tpot queue_wait_s shutdown_timeout_s queue_limit spare_connections retry_share retry_burst warm_up_s "
+    "canary_interval_s"
 ).split()
 _PORTS = ("port", "heartbeat_port", "curve_port")
 MOST_PROCESSES = 64  # each tells all others what it learns

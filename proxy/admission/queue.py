@@ -78,6 +78,7 @@ class Waiter:
     ticket: Ticket
     number: int
     charged: tuple[Shares, ...] = ()  # where its tenant was charged for it
+    was_inside: bool = False  # its workers failed or were busy: it waits again
 
     def charge(self, *where: Shares) -> None:
         self.charged = where

@@ -27,6 +27,7 @@ def start(proxy: Proxy) -> Background:
     if proxy.membership.leads:
         background.start("prober", proxy.prober.run)
         background.start("canary", proxy.canary.run)
+        background.start("load watch", proxy.load_watch.run)
     background.start("membership", proxy.membership.run)
     if proxy.settings.config.spare_connections:
         background.start("spare connections", partial(_keep_warm, proxy))

@@ -193,7 +193,7 @@ class Passthrough:
     async def _permit(self, model: str, client: Client, bill: _Bill) -> Permit:
         def fits() -> bool:
             able = self._candidates(model)
-            return not able or any(view.inflight < self._worker_limit for view in able)
+            return not able or not all(view.is_full(self._worker_limit) for view in able)
 
         ticket = Ticket(
             tenant=client.tenant,

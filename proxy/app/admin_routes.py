@@ -54,7 +54,7 @@ def admin_routes(proxy: Proxy) -> Blueprint:
         for name in changes:
             if name not in CHANGEABLE:
                 raise RequestError(f"{name}: can't be changed; {', '.join(CHANGEABLE)} can", param=name)
-        wanted = {name: convert(name, value) for name, value in changes.items()}
+        wanted = convert(changes)
         proxy.change(wanted)
         proxy.membership.config_changed(wanted)
         return _json(_weights(proxy.settings.config))

@@ -93,7 +93,11 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         settings.change(**convert(keys))
         router.rules = settings.rules()
 
-    replication = Replication(member, state, canary, prober, Operated(settings, change))
+    def adopt(in_force: Mapping[str, object], in_file: Mapping[str, object]) -> None:
+        settings.adopt(convert(in_force), convert(in_file))
+        router.rules = settings.rules()
+
+    replication = Replication(member, state, canary, prober, Operated(settings, change, adopt))
     return Proxy(
         settings=settings,
         state=state,

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from ..assembly import assemble
-from ..config import build
+from ..config import Draft
 from ..config.reference import json_schema
 from ..downstream.serve import listen, serve
 from ..errors import PPDError
@@ -22,6 +22,7 @@ from ..peers.channels import Member
 from ..peers.supervisor import UNUSABLE, Supervisor
 from ..runtime.process_limits import collect_garbage_less, limit_heap, raise_open_files_limit
 from ..settings import ConfigSource, Settings
+from .config_check import check
 from .config_flags import ConfigCommand
 
 log = logging.getLogger(__name__)
@@ -29,19 +30,28 @@ log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def _run(config_path: Path | None, **flags: object) -> None:
+def _run(config_path: Path | None, check_only: bool, **flags: object) -> None:
     given = {name: value for name, value in flags.items() if value not in (None, ())}
+    source = ConfigSource(config_path, given) if config_path else None
     try:
-        config = build(config_path, given)
-        settings = Settings(config, ConfigSource(config_path, given) if config_path else None)
+        draft = source.read() if source else Draft.read(None, given)
+        settings = Settings(check(draft), source)
     except PPDError as exc:
         raise click.ClickException(str(exc)) from exc
+    if check_only:
+        click.echo(describe(settings))
+        return
+    _start(settings)
+
+
+def _start(settings: Settings) -> None:
+    config = settings.config
     limit_heap()
     raise_open_files_limit()
     _log_from(logging.getLevelNamesMapping()[config.log_level.upper()])
     log.info("%s", describe(settings))
     try:
-        with listen(settings.config) as listening:
+        with listen(config) as listening:
             if config.processes > 1:
                 work = partial(_run_one, settings, listening)
                 raise SystemExit(Supervisor(config.processes, work, listening.close).run())
@@ -52,7 +62,6 @@ def _run(config_path: Path | None, **flags: object) -> None:
 
 
 def _run_one(settings: Settings, listening: socket.socket, member: Member, alive: int) -> int:
-    settings.catch_up()  # the file may have changed since the supervisor read it
     try:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             runner.run(_serve(settings, listening, member, alive))
@@ -138,6 +147,11 @@ command = ConfigCommand(
     help="Run the proxy. Every key of the config file is also a flag, and flags win.",
     params=[
         click.Option(["--config", "config_path"], type=click.Path(path_type=Path), help="TOML file"),
+        click.Option(
+            ["--check", "check_only"],
+            is_flag=True,
+            help="Look for all that is wrong in the config and the files that it names, and exit: 0 if nothing is.",
+        ),
         click.Option(
             ["--schema"],
             is_flag=True,

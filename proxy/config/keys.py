@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from ..errors import ConfigError
+from ..errors import ConfigError, ConfigErrors, PPDError
 from .key import AtLeastOne, Count, Key, NotNegative, Port, Seconds, Share, Text, Texts, key, keys_of, wrong_part
 
 MIB = 1024 * 1024
@@ -130,6 +130,9 @@ class ProxyConfig:
         "static workers, `ROLE=host:port`, optionally followed by `,connector=nixl|p2p_nccl|none`, `,model=NAME`, "
         "`,tls=true`",
         live=True,
+    )
+    allow_empty: bool = key(
+        False, "a changed file may be empty, or name no worker where it named some; otherwise it is not used", live=True
     )
     probe_interval_s: Seconds = key(5.0, "how often workers without an agent are probed for health and load")
     worker_api_key: Text = key(
@@ -270,10 +273,7 @@ def not_allowed(one: Key, value: object) -> ConfigError:
     return refused(one.name, wrong_part(value, one.fits), one.allowed)
 
 
-def all_of(errors: Iterable[ConfigError]) -> ConfigError:
-    """One error that tells all of them; its `param` is the first one's."""
-    first, *rest = errors
-    if not rest:
-        return first
-    lines = "\n".join(f"  {error.message}" for error in (first, *rest))
-    return ConfigError(f"{len(rest) + 1} settings cannot be used:\n{lines}", param=first.param)
+def all_of(errors: Iterable[PPDError]) -> PPDError:
+    """One error that tells all of them, of which there is one at least."""
+    told = [part for error in errors for part in (error.errors if isinstance(error, ConfigErrors) else (error,))]
+    return told[0] if len(told) == 1 else ConfigErrors(told)

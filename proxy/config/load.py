@@ -19,6 +19,7 @@ class Draft:
 
     config: ProxyConfig  # keys with an error have their default
     errors: tuple[ConfigError, ...]
+    is_empty: bool  # the file, or there is none
 
     @classmethod
     def read(cls, path: Path | None, flags: Mapping[str, object]) -> Draft:
@@ -35,15 +36,18 @@ class Draft:
         errors += [constraint.error(values) for constraint in broken]
         while broken := broken_constraints(values):
             values = {name: values[name] for name in values.keys() - {key for one in broken for key in one.keys}}
-        return cls(ProxyConfig(**values), tuple(errors))
+        return cls(ProxyConfig(**values), tuple(errors), not raw)
+
+    def checked(self) -> ProxyConfig:
+        """ConfigError tells all that is wrong."""
+        if self.errors:
+            raise all_of(self.errors)
+        return self.config
 
 
 def build(path: Path | None, flags: Mapping[str, object]) -> ProxyConfig:
     """flags: values, or the text of a command line. ConfigError tells all that is wrong."""
-    draft = Draft.read(path, flags)
-    if draft.errors:
-        raise all_of(draft.errors)
-    return draft.config
+    return Draft.read(path, flags).checked()
 
 
 def convert(raw: Mapping[str, object]) -> dict[str, Any]:

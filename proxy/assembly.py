@@ -92,10 +92,14 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     prober = Prober(config, state.registry, upstream, now, probing_session, tls)
 
     def change(keys: Mapping[str, object]) -> None:
-        settings.change(**{name: convert(name, value) for name, value in keys.items()})
+        settings.change(**convert(keys))
         router.rules = settings.rules()
 
-    replication = Replication(member, state, canary, prober, Operated(settings, change))
+    def adopt(in_force: Mapping[str, object], in_file: Mapping[str, object]) -> None:
+        settings.adopt(convert(in_force), convert(in_file))
+        router.rules = settings.rules()
+
+    replication = Replication(member, state, canary, prober, Operated(settings, change, adopt))
     return Proxy(
         settings=settings,
         state=state,

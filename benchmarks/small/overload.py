@@ -24,7 +24,7 @@ import aiohttp
 import numpy as np
 
 from ppd.proxy.assembly import assemble
-from ppd.proxy.config import ProxyConfig, convert
+from ppd.proxy.config import build
 from ppd.proxy.downstream.serve import listen, serve
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.settings import Settings
@@ -43,7 +43,7 @@ class Load:
     seqs: int
     seconds: float
     times: float
-    settings: Mapping[str, object]
+    settings: Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ async def fleet(load: Load) -> AsyncIterator[str]:
         engine = SimConfig(role=Role.REPLICA, max_num_seqs=load.seqs, time_scale=1.0)
         engines = [await stack.enter_async_context(running_engine(engine)) for _ in range(load.engines)]
         workers = tuple(f"R={engine.address}" for engine in engines)
-        config = ProxyConfig(port=0, heartbeat_port=0, workers=workers, **load.settings)  # type: ignore[arg-type]
+        config = build(None, {"port": 0, "heartbeat_port": 0, "workers": workers, **load.settings})
         proxy, listening, stop = assemble(Settings(config)), listen(config), asyncio.Event()
         serving = asyncio.create_task(serve(proxy, listening, stop))
         try:
@@ -179,8 +179,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the proxy")
     args = parser.parse_args()
-    pairs = (text.partition("=")[::2] for text in args.set)
-    settings = {key: convert(key, float(value) if "." in value else int(value)) for key, value in pairs}
+    settings = dict(text.partition("=")[::2] for text in args.set)
     full, over = asyncio.run(measure(Load(args.engines, args.seqs, args.seconds, args.times, settings), args.seed))
     print("| load | answers/s | first byte s, p50, p99 | whole s, p50, p99 | refused s, p50, p99 | turns |")
     print("|---|---|---|---|---|---|")

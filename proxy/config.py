@@ -124,6 +124,7 @@ class ProxyConfig:
     # legs
     connect_timeout_s: float = 3.0
     prefill_timeout_s: float = 120.0  # a whole prefill leg
+    handoff_max_age_s: float = 20.0  # from asking P until D is sent the handoff; two thirds of P's lease
     first_event_timeout_s: float = 120.0  # from asking D or R to its first event
     answer_timeout_s: float = 1800.0  # a whole answer that is not streamed
     idle_timeout_s: float = 120.0  # between two reads of an answer, and for a client to take what it is sent
@@ -154,9 +155,9 @@ SECRET = frozenset({"admin_key", "worker_api_key"})
 
 _POSITIVE = (
     "body_limit_bytes worker_ttl_s probe_interval_s session_ttl_s session_limit qps_window_s connect_timeout_s "
-    "prefill_timeout_s first_event_timeout_s answer_timeout_s idle_timeout_s keepalive_s attempts receipts_kept "
-    "head_limit_bytes header_limit json_depth_limit head_timeout_s idle_connection_s connections_per_address "
-    "max_inflight max_worker_inflight queue_timeout_s breaker_failures breaker_open_s"
+    "handoff_max_age_s prefill_timeout_s first_event_timeout_s answer_timeout_s idle_timeout_s keepalive_s "
+    "attempts receipts_kept head_limit_bytes header_limit json_depth_limit head_timeout_s idle_connection_s "
+    "connections_per_address max_inflight max_worker_inflight queue_timeout_s breaker_failures breaker_open_s"
 ).split()
 _NOT_NEGATIVE = (
     "w_ttft w_tpot shutdown_timeout_s queue_limit spare_connections retry_share retry_burst warm_up_s canary_interval_s"

@@ -109,7 +109,7 @@ class HandoffRelease:
         self._registry.reserve(decode.id, 0)
         try:
             async with self._upstream.answer(
-                Call(decode.worker, once=True),
+                Call(decode.worker, once=True, expiry=attempt.expiry),
                 leg.path,
                 body=leg.parts,
                 headers={**attempt.headers, **leg.headers},

@@ -24,7 +24,7 @@ from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.routing.attempt import Attempt, OpenAnswer
 from ppd.proxy.routing.handoff_release import GRACE_S
 from ppd.proxy.settings import Settings
-from ppd.proxy.upstream.call import Call
+from ppd.proxy.upstream.call import Call, Expiry
 from tests.support.attempts import decision, running
 from tests.support.requests import parse
 
@@ -250,6 +250,15 @@ async def test_a_handoff_is_released_to_the_least_loaded_d(lab: Lab) -> None:
     assert await released(lab, lab.running(d1)) == 0
     assert [len(lab.asked[name]) for name in ("D1", "D2", "D3")] == [0, 0, 1]
     assert all(view.inflight == (view.id == d2.id) for view in lab.proxy.state.registry.views())
+
+
+async def test_a_handoff_that_is_too_old_is_left_to_its_lease(lab: Lab) -> None:
+    """A D that reads blocks of others keeps them in its cache as those of this prompt."""
+    d1, _ = await lab.decode("D1"), await lab.decode("D2")
+    made = lab.running(d1)
+    made.expiry = Expiry.of(lab.proxy.upstream.uptime() - 20.0, 20.0)
+    assert await released(lab, made) == 1
+    assert lab.asked["D2"] == []
 
 
 @pytest.mark.parametrize(

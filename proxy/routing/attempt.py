@@ -79,6 +79,12 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
         return self.receipt.legs[-1].kind
 
     @property
+    def has_prefill_begun_to_answer(self) -> bool:
+        """P has computed the prompt, and pins its KV; D was not asked yet."""
+        leg = self.receipt.legs[-1]
+        return leg.kind is Leg.PREFILL and leg.status == 200
+
+    @property
     def has_asked_decode(self) -> bool:
         return self.call is not None and self.call.phase is not Phase.CONNECT
 

@@ -16,6 +16,7 @@ from ppd.proxy.config import ProxyConfig
 from ppd.proxy.connectors.leg import Handoff
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Leg, Phase
+from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.openai.answer import AnswerObserver
@@ -180,6 +181,50 @@ async def test_what_p_has_sent_when_the_time_is_up_is_still_read(lab: Lab) -> No
 
     await lab.leave(lab.running(await lab.decode("D1")), opening)
     assert (lab.outstanding(), lab.fates()) == (0, {"taken": 1})
+
+
+async def test_an_answer_of_p_that_has_begun_is_read_to_its_end(lab: Lab) -> None:
+    """With nothing reserved meanwhile."""
+    d = await lab.decode("D1")
+    made, registry = lab.running(d), lab.proxy.state.registry
+    made.booking = LegBooking(registry, d.id, lab.p.id, prompt_tokens=10, new_tokens=1)
+    made.booking.reserve()
+    inflight = list[int]()
+
+    async def opening(made: Attempt) -> OpenAnswer:
+        made.receipt.legs[-1].status = 200
+        await asyncio.sleep(3 * GRACE_S)
+        inflight.extend(view.inflight for view in registry.views())
+        lab.announce(made)
+        raise asyncio.CancelledError
+
+    await lab.leave(made, opening)
+    assert inflight == [0, 0]
+    assert (lab.outstanding(), lab.fates()) == (0, {"taken": 1})
+
+
+@pytest.mark.parametrize("status", [None, 500], ids=["no head", "an error"])
+async def test_what_announces_no_handoff_is_not_waited_for(lab: Lab, status: int | None) -> None:
+    async def opening(made: Attempt) -> OpenAnswer:
+        made.receipt.legs[-1].status = status
+        await asyncio.sleep(3 * GRACE_S)
+        lab.announce(made)
+        raise AssertionError
+
+    await lab.leave(lab.running(await lab.decode("D1")), opening)
+    assert lab.fates() == {"aborted": 1}
+
+
+async def test_an_answer_of_p_that_does_not_end_is_given_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppd.proxy.routing.handoff_release.READ_ON_S", 0.01)
+
+    async def opening(made: Attempt) -> OpenAnswer:
+        made.receipt.legs[-1].status = 200
+        await forever()
+        raise AssertionError
+
+    await lab.leave(lab.running(await lab.decode("D1")), opening)
+    assert (lab.fates(), lab.closed) == ({"aborted": 1}, ["given back"])
 
 
 async def test_a_d_that_was_just_asked_is_ended_and_has_the_kv(lab: Lab) -> None:

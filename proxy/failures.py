@@ -41,6 +41,7 @@ class Cause(StrEnum):
     SERVER = "5xx"
     MALFORMED = "malformed"  # not HTTP, not JSON, empty, or aborted by the engine before its first token
     NO_HANDOFF = "no_handoff"  # P answered, but with nothing that D could use
+    STALE_HANDOFF = "stale_handoff"  # P was asked so long ago that it may have given the KV's blocks to others
     ERROR_EVENT = "error_event"  # an error in a stream whose status was 200
     WORKER_GONE = "worker_gone"  # it left, or was found dead, while the leg ran
     CLIENT_GONE = "client_gone"
@@ -49,6 +50,7 @@ class Cause(StrEnum):
 
 class ClientGets(StrEnum):
     ANOTHER = "another worker, within the retry budget; with none left 502, or 504 after a time-out"
+    AFRESH = "the answer: the same P is asked again, then another; D computes alone after `attempts`, or without budget"
     ANOTHER_OR_QUEUE = "another worker, then the queue, then 503 with Retry-After"
     RELAYED = "the worker's own error, unchanged; only its status if it names a worker"
     TIMED_OUT = "504: another try would take as long"
@@ -163,6 +165,9 @@ def _decode_rows() -> Iterator[FailureRule]:  # before the client's first byte
     broken, wrong = (Cause.RESET, Cause.MALFORMED), (Cause.MALFORMED, Cause.ERROR_EVENT)
     yield _row((_D, _CONNECT, (Cause.REFUSED, Cause.WORKER_GONE)), c.ANOTHER, o.REDONE, h.RELEASED, s.OPENED, r.FALLS)
     yield _row((_D, _CONNECT, (Cause.TIMEOUT,)), c.ANOTHER, o.REDONE, h.RELEASED, s.COUNTED)
+    # A D that pulls late caches other prompts' KV as this one's: nothing may be released to it, nor asked of it again.
+    yield _row((_D, _CONNECT, (Cause.STALE_HANDOFF,)), c.AFRESH, o.REDONE, h.LEFT)
+    yield _row((_D, _SENT, (Cause.STALE_HANDOFF,)), c.ANOTHER, o.REDONE, h.LEFT, s.COUNTED)
     yield _row((_D, _ASKED, (Cause.TIMEOUT,)), c.ANOTHER, o.REDONE, h.LEFT, s.PAIR, whole=c.TIMED_OUT)
     yield _row((_D, _ASKED, broken), c.ANOTHER, o.REDONE, h.LEFT, s.COUNTED)
     yield _row((_D, _HEADERS, (Cause.SERVER,)), c.ANOTHER, o.REDONE, h.LEFT, s.PAIR)

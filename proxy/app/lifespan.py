@@ -13,10 +13,7 @@ from ..runtime.tasks import Background
 log = logging.getLogger(__name__)
 
 UNHEARD_S = 8.0
-"""A worker that got a handoff is probed after this long without a sign of life.
-
-With 5 s to connect before, and three probes of 5 s after, its leg is given up within the handoff's lease of 30 s.
-"""
+"""A worker that got a handoff is probed after this long without a sign of life, or sooner: see `Upstream.unheard`."""
 
 
 def start(proxy: Proxy) -> Background:

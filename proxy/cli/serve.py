@@ -50,6 +50,8 @@ def _start(settings: Settings) -> None:
     raise_open_files_limit()
     _log_from(logging.getLevelNamesMapping()[config.log_level.upper()])
     log.info("%s", describe(settings))
+    if told := prefill_notice(config):
+        log.log(*told)
     try:
         with listen(config) as listening:
             if config.processes > 1:
@@ -99,6 +101,18 @@ def describe(settings: Settings) -> str:
     return (
         f"ppd {version('ppd-router')}: {scheme}://{config.host}:{config.port}; {processes}mode {config.mode}{table}; "
         f"heartbeats {beats}; clients' keys {keys}; admin API {admin}"
+    )
+
+
+def prefill_notice(config: ProxyConfig) -> tuple[int, str] | None:
+    """A line for the log, with its level: P may take longer than its handoff may be old."""
+    if config.prefill_timeout_s <= config.handoff_max_age_s:
+        return None
+    is_asked_for = config.prefill_timeout_s != ProxyConfig().prefill_timeout_s
+    return (
+        logging.WARNING if is_asked_for else logging.INFO,
+        f"prefill_timeout_s = {config.prefill_timeout_s:g} is above handoff_max_age_s = {config.handoff_max_age_s:g}, "
+        "which lies below the lease of P's KV: a prompt that takes P longer is sent to P again, or D computes it alone",
     )
 
 

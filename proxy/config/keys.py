@@ -179,6 +179,7 @@ class ProxyConfig:
 
     connect_timeout_s: Seconds = key(3.0, "to connect to a worker", group="Legs")
     prefill_timeout_s: Seconds = key(120.0, "for a whole prefill leg")
+    handoff_max_age_s: Seconds = key(20.0, "from asking P until D is sent the handoff; two thirds of P's lease")
     first_event_timeout_s: Seconds = key(120.0, "from asking D or R for a stream to its first event")
     answer_timeout_s: Seconds = key(1800.0, "for a whole answer that is not streamed")
     idle_timeout_s: Seconds = key(

@@ -25,7 +25,7 @@ from ..openai.body_members import encoded
 from ..openai.request import Endpoint, Fields
 from ..policy import Excluded
 from ..runtime.replicated import Replicated
-from ..upstream.call import Call, Timeouts
+from ..upstream.call import Call, Expiry, Timeouts
 from ..upstream.client import Upstream
 from .worker_health import Key, WorkerHealth
 
@@ -68,6 +68,7 @@ class Canary:
     ) -> None:
         """on_result(result of a trial): for metrics."""
         self._interval_s = config.canary_interval_s
+        self._handoff_max_age_s = config.handoff_max_age_s
         self._upstream = upstream
         self._registry = registry
         self._health = health
@@ -150,9 +151,10 @@ class Canary:
         health = self._health
         pair, connector = Pair(trial.prefill.worker, trial.decode.worker), CONNECTORS[trial.prefill.worker.connector]
         fields, trial_id = question(trial.model), secrets.token_hex(16)
+        expiry = Expiry.of(self._upstream.uptime(), self._handoff_max_age_s) if connector.needs_handoff else None
         try:
             prefill = connector.prefill_leg(Endpoint.COMPLETIONS, fields, pair, trial_id)
-            found = connector.handoff(await self._ask(trial.prefill, prefill), pair)
+            found = connector.handoff(await self._ask(Call(trial.prefill.worker), prefill), pair)
         except LegError as exc:
             return self._failed(Leg.PREFILL, exc, trial.prefill, asked_s)
         except PPDError:
@@ -165,8 +167,10 @@ class Canary:
         leg_id = prefill.headers[REQUEST_ID] if connector.shares_request_id else secrets.token_hex(16)
         try:
             leg = connector.decode_leg(Endpoint.COMPLETIONS, fields, pair, leg_id, found)
-            await self._ask(trial.decode, leg, once=True)
+            await self._ask(Call(trial.decode.worker, once=True, expiry=expiry), leg)
         except LegError as exc:
+            if exc.cause is Cause.STALE_HANDOFF and exc.phase is Phase.CONNECT:
+                return "stale_handoff"
             return await self._judge(trial, fields, exc, asked_s)
         self._ledger.close(trial_id)
         health.succeeded(trial.pair)
@@ -182,16 +186,17 @@ class Canary:
         if failure.cause is Cause.OVERLOADED:
             return self._failed(Leg.LOCAL, failure, trial.decode, asked_s)
         try:
-            await self._ask(trial.decode, plain_leg(Endpoint.COMPLETIONS, fields, secrets.token_hex(16)))
+            plain = plain_leg(Endpoint.COMPLETIONS, fields, secrets.token_hex(16))
+            await self._ask(Call(trial.decode.worker), plain)
         except LegError as exc:
             return self._failed(Leg.LOCAL, exc, trial.decode, asked_s)
         self._health.close_half_open(trial.decode.id)
         self._breakers.failed(trial.pair, self._now(), began_s=asked_s, at_once=True)
         return "wedged"
 
-    async def _ask(self, view: WorkerView, leg: LegRequest, *, once: bool = False) -> bytes:
-        call = Call(view.worker, once=once)
-        self._registry.reserve(view.id, 0)
+    async def _ask(self, call: Call, leg: LegRequest) -> bytes:
+        worker = call.worker_id
+        self._registry.reserve(worker, 0)
         try:
             async with (
                 asyncio.timeout(self._timeouts.connect_s + LIMIT_S),
@@ -202,13 +207,13 @@ class Canary:
                 body = await answer.body()
                 if answer.status != 200:
                     raise refusal(
-                        answer.status, body, worker=view.id, phase=Phase.HEADERS, retry_after_s=answer.retry_after_s
+                        answer.status, body, worker=worker, phase=Phase.HEADERS, retry_after_s=answer.retry_after_s
                     )
                 return body
         except TimeoutError as exc:
             raise call.error("the canary was not answered in time", Cause.TIMEOUT) from exc
         finally:
-            self._registry.release(view.id)
+            self._registry.release(worker)
 
 
 def possible_trials(views: tuple[WorkerView, ...]) -> list[Trial]:

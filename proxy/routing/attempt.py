@@ -26,7 +26,7 @@ from ..openai.request import Request
 from ..openai.stream_relay import StreamRelay
 from ..policy import Decision, Route, Turn
 from ..telemetry.receipts import LegRecord, Receipt, new_id
-from ..upstream.call import Answer, Call
+from ..upstream.call import Answer, Call, Expiry
 
 _ANSWERING = {Route.LOCAL: Leg.LOCAL, Route.SPLIT: Leg.DECODE, Route.REPLICA: Leg.REPLICA}
 ABORTED = "abort"  # the finish reason of an engine that gave up
@@ -47,6 +47,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     asked_s: float  # when this attempt began
     attempt_id: str = msgspec.field(default_factory=new_id)
     handoff: Handoff | None = None  # what P announced, whether or not D has pulled it
+    expiry: Expiry | None = None  # the handoff's, where P's blocks are a lease
     call: Call | None = None  # the answering leg's
     answer: Answer | None = None
     is_left: bool = False  # its client has gone: no further leg is begun
@@ -76,6 +77,12 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     def failed_leg(self) -> Leg:
         """The leg that was begun last."""
         return self.receipt.legs[-1].kind
+
+    @property
+    def has_prefill_begun_to_answer(self) -> bool:
+        """P has computed the prompt, and pins its KV; D was not asked yet."""
+        leg = self.receipt.legs[-1]
+        return leg.kind is Leg.PREFILL and leg.status == 200
 
     @property
     def has_asked_decode(self) -> bool:
@@ -134,20 +141,38 @@ class FailedAttempts:
     handing_over: int = 0
     answering: int = 0
     overloaded_until_s: float | None = None  # when the first overloaded worker may be asked again
+    computed_by: WorkerId | None = None  # the P whose handoff was too old: the prompt is in its cache
     keys: dict[Key, LegError] = field(default_factory=dict)
 
     def avoid(self, views: Iterable[WorkerView]) -> tuple[Key, ...]:
         """Workers and pairs that the next attempt leaves out."""
-        if self.handing_over < self.limit:
+        if self.handing_over < self.limit and self.computed_by is None:
             return tuple(self.keys)
-        return (*self.keys, *(view.id for view in views if view.role is Role.PREFILL))
+        others = (view.id for view in views if view.role is Role.PREFILL)
+        return (*self.keys, *(each for each in others if self.handing_over >= self.limit or each != self.computed_by))
+
+    def may_do_without(self, row: FailureRule) -> bool:
+        """Whether the next attempt needs no budget: D computes alone what P was to compute once more."""
+        if row.client is not ClientGets.AFRESH:
+            return False
+        self.handing_over = self.limit
+        return True
 
     def may_try_again(self, attempt: Attempt, exc: LegError, row: FailureRule, now_s: float) -> bool:
         """Books the failure. True where its row of the failure table and the limit allow another attempt."""
         leg, decision = attempt.failed_leg, attempt.decision
         self.last = exc
-        if row.client_gets(stream=attempt.request.stream) not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE):
+        gets = row.client_gets(stream=attempt.request.stream)
+        if gets not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE, ClientGets.AFRESH):
             return False
+        computed_by, self.computed_by = self.computed_by, None
+        if gets is ClientGets.AFRESH and decision.prefill is not None:
+            self.handing_over += 1
+            if computed_by is None:
+                self.computed_by = decision.prefill.id
+            else:
+                self.keys[decision.prefill.id] = exc
+            return True
         if row.health is HealthEffect.PAIR and decision.prefill is not None:
             self.keys[decision.prefill.id, decision.decode.id] = exc
         else:

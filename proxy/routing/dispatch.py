@@ -26,7 +26,7 @@ from ..openai.request import CHOOSING, Endpoint
 from ..openai.stream_relay import Edits, StreamRelay
 from ..telemetry.metrics import Metrics
 from ..telemetry.receipts import LegRecord
-from ..upstream.call import Answer, Call, Timeouts
+from ..upstream.call import Answer, Call, Expiry, Timeouts
 from ..upstream.client import Upstream
 from .attempt import ABORTED, Attempt, OpenAnswer
 from .handoff_release import HandoffRelease
@@ -53,6 +53,7 @@ class Dispatcher:
         self._shows_own_key = bool(config.worker_api_key or config.keys_file)
         self._upstream = upstream
         self._handoff_release = handoff_release
+        self._handoff_max_age_s = config.handoff_max_age_s
         self._prefill_timeouts = Timeouts(config.connect_timeout_s, config.prefill_timeout_s, config.idle_timeout_s)
         self._stream_timeouts = Timeouts(config.connect_timeout_s, config.first_event_timeout_s, config.idle_timeout_s)
         # The head of an answer that is not streamed comes when the whole answer is ready.
@@ -107,6 +108,7 @@ class Dispatcher:
         view = attempt.decision.prefill
         assert view is not None, "a SPLIT has a P"
         record = self._start_leg(attempt, Leg.PREFILL, view)
+        asked_s = self._upstream.uptime()
         try:
             body = await self._prefill_body(view, leg, attempt, record)
             found = connector.handoff(body, pair)
@@ -121,6 +123,7 @@ class Dispatcher:
             self._metrics.handoffs_missing.labels(found.reason).inc()
             return None
         if connector.needs_handoff:
+            attempt.expiry = Expiry.of(asked_s, self._handoff_max_age_s)
             self._ledger.open(attempt.leg_id("p"), self._now())
         attempt.booking.prefilled(found.cached_tokens or 0)
         return found
@@ -150,7 +153,7 @@ class Dispatcher:
         """The leg that answers the client: on D, or on R."""
         view = attempt.decision.decode
         record = attempt.leg = self._start_leg(attempt, kind, view)
-        attempt.call = Call(view.worker, once=attempt.handoff is not None)
+        attempt.call = Call(view.worker, once=attempt.handoff is not None, expiry=attempt.expiry)
         timeouts = self._stream_timeouts if attempt.request.stream else self._answer_timeouts
         try:
             answer = attempt.answer = await self._upstream.ask(

@@ -131,7 +131,8 @@ class Router:
                 if not failed.may_try_again(attempt, exc, row, self._now()):
                     raise
                 # An overloaded worker gets no turns for a while, so this retry needs no budget.
-                if row.health is HealthEffect.PASSED_OVER or self._state.retries.take():
+                is_free = row.health is HealthEffect.PASSED_OVER
+                if is_free or self._state.retries.take() or failed.may_do_without(row):
                     self._state.metrics.retries.labels("retried").inc()
                     continue
                 self._state.metrics.retries.labels("no_budget").inc()

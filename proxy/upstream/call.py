@@ -32,6 +32,7 @@ LATE = Trouble("the worker did not answer in time", Cause.TIMEOUT)
 BROKEN = Trouble("the worker closed the connection before the end of its answer", Cause.RESET)
 NOT_HTTP = Trouble("the worker's answer is not HTTP", Cause.MALFORMED)
 UNREACHABLE = Trouble("the worker could not be reached", Cause.REFUSED)
+TOO_OLD = Trouble("the prompt's KV is too old to be handed over", Cause.STALE_HANDOFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,35 @@ class Timeouts:
     idle_s: float
 
 
+_HEARD_SHARE = 1.4  # of a handoff's greatest age: the default of 20 s makes 28 s, and the lease lasts 30 s
+
+
+class Expiry(NamedTuple):
+    """Until when a handoff may be used, by `uptime_s`. Later, P may have given its blocks to other prompts."""
+
+    send_by_s: float  # its last byte must have left this process
+    heard_by_s: float  # D must have shown that it reads what it is sent: a D that stands still reads it later
+
+    @classmethod
+    def of(cls, asked_s: float, max_age_s: float) -> Expiry:
+        """asked_s: when P was asked. Its lease begins when it has computed the prompt, and only P knows when."""
+        return cls(asked_s + max_age_s, asked_s + _HEARD_SHARE * max_age_s)
+
+
 class Call:
-    """once: it must not reach its worker twice, or late, because it carries a handoff."""
+    """once: it must not reach its worker twice, because it carries a handoff; `expiry`: nor late."""
 
-    __slots__ = ("has_arrived", "is_gone", "on_failure", "once", "phase", "sent_s", "worker", "worker_id")
+    __slots__ = (
+        *("expiry", "has_arrived", "is_gone", "on_failure", "once", "patience_s", "phase", "sent_s", "worker"),
+        "worker_id",
+    )
 
-    def __init__(self, worker: Worker, *, once: bool = False) -> None:
+    def __init__(self, worker: Worker, *, once: bool = False, expiry: Expiry | None = None) -> None:
         self.worker = worker
         self.worker_id = worker.id
         self.once = once
+        self.expiry = expiry
+        self.patience_s = math.inf  # from `sent_s` until it is asked whether its worker still lives
         self.phase = CONNECT
         self.is_gone = False
         self.has_arrived = False  # the worker has answered something since this was sent
@@ -63,8 +84,11 @@ class Call:
 
     def give_up(self) -> None:
         self.is_gone = True
+        self.fail(GONE)
+
+    def fail(self, trouble: Trouble) -> None:
         if self.on_failure is not None:
-            self.on_failure(GONE)
+            self.on_failure(trouble)
 
     def error(self, message: str, cause: Cause) -> LegError:
         return LegError(message, worker=self.worker_id, phase=self.phase, cause=cause)

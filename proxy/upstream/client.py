@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 from ..errors import LegError
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker, WorkerId
+from ..runtime.loop_watch import uptime_s
 from ..runtime.tls import Tls
-from .call import CONNECT, Answer, Call, Timeouts
+from .call import CONNECT, TOO_OLD, Answer, Call, Timeouts
+from .connection import WorkerConnection
 from .pool import Origin, Pool
 
 POOLS_KEPT = 256
@@ -28,7 +30,9 @@ _OUR_LINES = 3 + _OURS.count("\n")
 class Upstream:
     """All open requests, and the connections kept for more."""
 
-    def __init__(self, *, keepalive_s: float, tls: Tls | None = None) -> None:
+    def __init__(self, *, keepalive_s: float, tls: Tls | None = None, uptime: Callable[[], float] = uptime_s) -> None:
+        """uptime: the clock of each call's `Expiry`."""
+        self.uptime = uptime
         self._keepalive_s = keepalive_s
         self._tls = tls
         self._pools: dict[Origin, Pool] = {}
@@ -64,12 +68,14 @@ class Upstream:
                 self._calls[call.worker_id].add(call)
                 kept = None if call.is_gone else pool.take()
                 connection = kept or await pool.connect(call, connect_s)
+                self._check_age(call, connection, pool)
                 call.sent(connection.loop.time())
                 answer = Answer(connection, timeouts, call, self.forget)
                 connection.send(answer, head, parts)
                 try:
-                    while not answer.status:
-                        await answer.news(timeouts.first_s)
+                    async with self._heard_in_time(call, connection):
+                        while not answer.status:
+                            await answer.news(timeouts.first_s)
                 except LegError as exc:
                     answer.close()
                     # A worker may close a kept connection just as we write. That does not mean that the worker is
@@ -86,6 +92,33 @@ class Upstream:
             self.forget(call)
             raise
         return answer
+
+    def _check_age(self, call: Call, connection: WorkerConnection, pool: Pool) -> None:
+        if call.expiry is not None and self.uptime() >= call.expiry.send_by_s:
+            pool.free(connection)
+            raise call.error(*TOO_OLD)
+
+    @contextlib.asynccontextmanager
+    async def _heard_in_time(self, call: Call, connection: WorkerConnection) -> AsyncIterator[None]:
+        """Ends a call whose handoff came to its worker too late, or may still come too late."""
+        if call.expiry is None:
+            yield
+            return
+        await asyncio.sleep(0)  # uvloop writes at the end of its round, which another task may have held up
+        left_s = call.expiry.heard_by_s - self.uptime()
+        if left_s <= 0:
+            raise call.error(*TOO_OLD)
+        call.patience_s = left_s / 2
+
+        def look() -> None:
+            if call.phase is Phase.SENT and (connection.has_unsent or not call.has_arrived):
+                call.fail(TOO_OLD)
+
+        timer = connection.loop.call_later(left_s, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     @contextlib.asynccontextmanager
     async def answer(self, call: Call, path: str, **ask: object) -> AsyncIterator[Answer]:
@@ -104,12 +137,18 @@ class Upstream:
             call.give_up()
 
     def unheard(self, limit_s: float) -> list[WorkerId]:
-        """Workers that were sent a `once` call more than `limit_s` ago, and have answered nothing since."""
-        before_s = asyncio.get_running_loop().time() - limit_s
+        """Workers that were sent a `once` call more than `limit_s` ago, and have answered nothing since.
+
+        Sooner where the call's handoff is old already.
+        """
+        now_s = asyncio.get_running_loop().time()
         return [
             worker
             for worker, calls in self._calls.items()
-            if any(c.once and c.phase is Phase.SENT and not c.has_arrived and c.sent_s < before_s for c in calls)
+            if any(
+                c.once and c.phase is Phase.SENT and not c.has_arrived and c.sent_s + min(limit_s, c.patience_s) < now_s
+                for c in calls
+            )
         ]
 
     def heard(self, worker: WorkerId) -> None:

@@ -51,6 +51,11 @@ class WorkerConnection(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether bytes of the request are still in this process."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+
     def send(self, listener: AnswerReceiver, head: bytes, body: Iterable[bytes | memoryview]) -> None:
         assert self._transport is not None and self._listener is None, "a free connection"
         self._listener = listener
@@ -126,7 +131,7 @@ class WorkerConnection(asyncio.Protocol):
         self._is_whole = self._has_head = False
         self._head_bytes = 0
         # Bytes after the answer, or unsent bytes of the request, would corrupt the next exchange.
-        if self._is_odd or not self._can_be_kept or self._transport is None or self._transport.get_write_buffer_size():
+        if self._is_odd or not self._can_be_kept or self._transport is None or self.has_unsent:
             self.abort()
             return
         self._owner.free(self)

@@ -47,6 +47,9 @@ IMPOSSIBLE: tuple[tuple[tuple[Leg, ...], tuple[Phase, ...], tuple[Cause, ...], s
     (ANSWERING, (Phase.FIRST_EVENT, Phase.STREAM, Phase.AFTER), (Cause.NO_HANDOFF,), "only P hands over"),
     (ANSWERING, (Phase.STREAM, Phase.AFTER), STATUSES, "its status was 200"),
     (ANSWERING, (Phase.AFTER,), (Cause.MALFORMED, Cause.ERROR_EVENT), "it was all there"),
+    ((Leg.PREFILL, Leg.LOCAL, Leg.REPLICA), tuple(Phase)[:5], (Cause.STALE_HANDOFF,), "only D is sent a handoff"),
+    ((Leg.LOCAL, Leg.REPLICA), tuple(Phase)[5:], (Cause.STALE_HANDOFF,), "only D is sent a handoff"),
+    ((Leg.DECODE,), (Phase.QUEUE, *tuple(Phase)[3:]), (Cause.STALE_HANDOFF,), "D has the KV, or nobody is asked"),
     ((Leg.PREFILL,), (Phase.STREAM, Phase.AFTER), tuple(set(Cause) - {Cause.REFUSED}), "no client gets P's answer"),
 )
 

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from itertools import product
 
+from ppd.proxy.config import ProxyConfig
 from ppd.proxy.failures import ROWS, Cause, Failure, FailureRule, Leg, Phase
 from ppd.servers.sim.api.reply import openai_error
 from ppd.servers.sim.core.errors import OrderedError
@@ -17,6 +18,7 @@ from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Ord
 from ppd.servers.sim.engine.engine import SimEngine
 from tests.e2e.failures.fleet import FaultFleet, Seen
 
+HANDOFF_MAX_AGE_S = ProxyConfig().handoff_max_age_s
 SOME_EVENTS = 4  # of a stream, so that the client has some of its text
 RETRY_AFTER_S = 7
 
@@ -82,6 +84,7 @@ class Provocation:
     is_freed: whether P is rid of the KV before its lease ends; not so where a stand-in takes the place of a D, or where
     only P knows that it pins anything.
     own: the worker's own error, as JSON, where it answers one.
+    leaps_s: what passes until the proxy's clock for the age of handoffs is read, the first time, the second, ...
     is_death: the worker's process has ended by this, so that it returns as another incarnation.
     """
 
@@ -91,6 +94,7 @@ class Provocation:
     is_freed: bool = True
     variant: str = ""
     own: str = ""
+    leaps_s: tuple[float, ...] = ()
     is_death: bool = False
 
 
@@ -161,6 +165,11 @@ def raw(answer: bytes) -> Arm:
                 await asyncio.sleep(0.01)  # until the proxy knows
 
     return arm
+
+
+@asynccontextmanager
+async def well(_: SimEngine) -> AsyncIterator[None]:
+    yield
 
 
 @asynccontextmanager
@@ -247,6 +256,8 @@ _Where = tuple[tuple[Leg, ...], tuple[bool, ...], Phase]
 
 def _connect() -> Iterator[tuple[_Where, Cause, Provocation]]:
     where = (_EVERY, _BOTH, Phase.CONNECT)
+    # The clock is read as P is asked, before D is sent the handoff, and after.
+    yield (_D, _BOTH, Phase.CONNECT), Cause.STALE_HANDOFF, Provocation(well, leaps_s=(0.0, HANDOFF_MAX_AGE_S))
     yield where, Cause.REFUSED, Provocation(closed, is_death=True)
     yield where, Cause.TIMEOUT, Provocation(deaf)
     yield where, Cause.WORKER_GONE, Provocation(deaf, begun, is_found_dead, is_death=True)
@@ -255,6 +266,7 @@ def _connect() -> Iterator[tuple[_Where, Cause, Provocation]]:
 
 def _sent() -> Iterator[tuple[_Where, Cause, Provocation]]:
     where, hung = (_EVERY, _BOTH, Phase.SENT), ordered(FaultKind.HANG)
+    yield (_D, _BOTH, Phase.SENT), Cause.STALE_HANDOFF, Provocation(hung, leaps_s=(0.0, 0.0, 1.4 * HANDOFF_MAX_AGE_S))
     yield where, Cause.RESET, Provocation(ordered(FaultKind.RESET))
     yield where, Cause.TIMEOUT, Provocation(hung)
     yield (_D, _WHOLE, Phase.SENT), Cause.TIMEOUT, Provocation(wedged, variant="wedged")

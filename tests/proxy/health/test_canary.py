@@ -16,7 +16,7 @@ from ppd.proxy.fleet.worker import Role, Worker, WorkerId
 from ppd.proxy.health.canary import Trial, possible_trials
 from ppd.proxy.health.circuit_breaker import PROBE_LIMIT_S
 from ppd.proxy.settings import Settings
-from ppd.proxy.upstream.call import Call
+from ppd.proxy.upstream.call import Call, Expiry
 from ppd.proxy.upstream.client import Upstream
 
 INTERVAL_S = 30.0
@@ -53,6 +53,9 @@ class FakeUpstream:
         self.script = script
         self.asked: list[tuple[str, bool]] = []
 
+    def uptime(self) -> float:
+        return 50.0
+
     @asynccontextmanager
     async def answer(self, call: Call, path: str, **ask: Any) -> AsyncIterator[FakeAnswer]:
         pulls = b"remote_block_ids" in ask["body"] and b"do_remote_decode" not in ask["body"]
@@ -60,6 +63,8 @@ class FakeUpstream:
         found = self.script(call.worker.id, pulls)
         if isinstance(found, Cause):
             raise call.error("as ordered", found)
+        if pulls:
+            assert call.expiry == Expiry.of(self.uptime(), ProxyConfig().handoff_max_age_s)
         yield FakeAnswer(found)
 
 
@@ -115,6 +120,7 @@ GOOD = script(HANDOFF, PLAIN)
         (script(HANDOFF, 500), "wedged", {PAIR}, 1),
         (script(HANDOFF, Cause.TIMEOUT), "wedged", {PAIR}, 1),
         (script(HANDOFF, 429), "overloaded", set(), 1),
+        (script(HANDOFF, Cause.STALE_HANDOFF), "stale_handoff", set(), 1),
         (script(HANDOFF, 500, 500), "local_failed", {D1}, 1),
         (script(HANDOFF, Cause.TIMEOUT, Cause.TIMEOUT), "local_failed", {D1}, 1),
         (script(HANDOFF, 500, 503), "overloaded", set(), 1),

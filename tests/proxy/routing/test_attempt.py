@@ -38,7 +38,7 @@ def fail(failed: FailedAttempts, failure: Failure, *, stream: bool = True, retry
 @pytest.mark.parametrize("failure", ERRORS, ids="-".join)
 def test_a_turn_is_tried_again_where_its_row_says_so(failure: Failure, stream: bool) -> None:
     gets = ROWS[failure].client_gets(stream=stream)
-    again = gets in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE)
+    again = gets in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE, ClientGets.AFRESH)
     assert fail(FailedAttempts(3), failure, stream=stream) is again
 
 
@@ -72,6 +72,33 @@ def test_failing_ps_use_up_no_try_of_d() -> None:
     assert all(fail(failed, P_RESET) for _ in range(10))
     assert fail(failed, D_REFUSED)
     assert not fail(failed, D_REFUSED)
+
+
+TOO_OLD = (Leg.DECODE, Phase.CONNECT, Cause.STALE_HANDOFF)
+
+
+def test_a_handoff_that_is_too_old_is_made_again_by_the_p_that_has_the_prompt_and_then_by_another() -> None:
+    failed = FailedAttempts(3)
+    left_out = []
+    for _ in range(3):
+        assert fail(failed, TOO_OLD)
+        left_out.append(set(failed.avoid(VIEWS)))
+    assert left_out == [{P2.id}, {P1.id}, {P1.id, P2.id}], "in the end D computes alone"
+
+
+def test_a_p_that_has_the_prompt_and_fails_is_not_the_only_one_any_longer() -> None:
+    failed = FailedAttempts(3)
+    fail(failed, TOO_OLD)
+    fail(failed, P_RESET)
+    assert failed.avoid(VIEWS) == (P1.id,)
+
+
+@pytest.mark.parametrize(("failure", "may"), [(TOO_OLD, True), (D_REFUSED, False), (P_RESET, False)])
+def test_without_budget_a_d_that_was_not_asked_computes_alone(failure: Failure, may: bool) -> None:
+    failed = FailedAttempts(3)
+    fail(failed, failure)
+    assert failed.may_do_without(ROWS[failure]) is may
+    assert ({P1.id, P2.id} <= set(failed.avoid(VIEWS))) is may
 
 
 @pytest.mark.parametrize(("asked_s", "until_s"), [((7.0,), 7.0), ((7.0, 3.0), 3.0), ((0.0,), OVERLOAD_S)])

@@ -1,0 +1,113 @@
+"""A handoff that has become too old on its way reaches no D: by then P may have given its blocks to other prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, FaultPhase, Faults, Order
+from ppd.servers.sim.engine.engine import SimEngine
+from tests.support.fleet import start_engine, static_workers
+from tests.support.serve_program import serving, until
+
+LEASE_S = 0.6
+AGE_S = 0.4
+LONG = "A message of some length, so that there are blocks to move. " * 20
+QUICK: dict[str, Any] = {"mode": "always_split", "handoff_max_age_s": AGE_S}
+
+
+def held_up(seconds: float, times: int = 1, phase: FaultPhase = FaultPhase.REQUEST) -> Faults:
+    """P has computed the prompt, and its answer takes so long."""
+    return Faults([Order(FaultKind.SLOW, leg=FaultLeg.PREFILL, times=times, phase=phase, delay_s=seconds)])
+
+
+def traps(*engines: SimEngine) -> int:
+    return sum(sum(engine.counters.traps.values()) for engine in engines)
+
+
+async def legs_of(fleet: Any, turn: Any) -> list[tuple[str, str | None]]:
+    return [(leg["kind"], leg["error"]) for leg in (await fleet.receipt(turn))["legs"]]
+
+
+P, D, STALE = ("prefill", None), ("decode", None), ("decode", "stale_handoff")
+
+
+@pytest.mark.parametrize("phase", [FaultPhase.REQUEST, FaultPhase.HEAD], ids=["head", "body"])
+async def test_an_answer_of_p_that_is_held_up_beyond_the_lease_makes_no_text_wrong(
+    start_fleet: Any, phase: FaultPhase
+) -> None:
+    async with start_fleet("P1 P2 D1", engine={"lease_s": LEASE_S}, **QUICK) as fleet:
+        right = (await fleet.conversation().say(LONG)).text
+        for name in ("P1", "P2"):
+            fleet.engines[name].faults = held_up(LEASE_S + 0.1, phase=phase)
+        turn = await fleet.conversation().say(LONG)
+        assert (turn.status, turn.text) == (200, right)
+        assert await legs_of(fleet, turn) == [P, STALE, P, D]
+        first, _, second, _ = (await fleet.receipt(turn))["legs"]
+        assert first["worker"] == second["worker"], "it has the prompt in its cache"
+        assert not traps(*fleet.engines.values())
+        sample = 'ppd_leg_failures_total{cause="stale_handoff",leg="decode",phase="connect"}'
+        assert await fleet.metric(sample) == 1
+
+
+@pytest.mark.parametrize(
+    ("budget", "legs"),
+    [(100, [P, STALE] * 3 + [("local", None)]), (0, [P, STALE, ("local", None)])],
+    ids=["with budget", "without"],
+)
+async def test_a_p_that_is_always_too_slow_costs_time_but_no_turn(
+    start_fleet: Any, budget: int, legs: list[tuple[str, str | None]]
+) -> None:
+    retries = {"retry_burst": budget, "retry_share": 0.0}
+    async with start_fleet("P1 P2 D1", **{**QUICK, "handoff_max_age_s": 0.02, **retries}) as fleet:
+        for name in ("P1", "P2"):
+            fleet.engines[name].faults = held_up(0.05, times=99)
+        turn = await fleet.conversation().say(LONG)
+        assert (turn.status, await legs_of(fleet, turn)) == (200, legs)
+        assert not fleet.proxy.state.health.breakers.states(fleet.proxy.state.now()), "it is nobody's fault"
+
+
+async def test_a_handoff_that_is_not_pulled_over_leases_has_no_age(start_fleet: Any) -> None:
+    async with start_fleet("", **{**QUICK, "handoff_max_age_s": 0.001}) as fleet:
+        for name in ("P1", "D1"):
+            await fleet.add(name, options=",connector=none")
+        turn = await fleet.conversation().say(LONG)
+        assert (turn.status, await legs_of(fleet, turn)) == (200, [P, D])
+
+
+async def test_a_proxy_that_was_stopped_makes_no_text_wrong(tmp_path: Path) -> None:
+    """As a debugger, a laptop's lid or a starved machine does, with P's answer in its socket meanwhile."""
+    async with AsyncExitStack() as stack:
+        p, d = [await start_engine(stack, name, lease_s=LEASE_S) for name in ("P1", "D1")]
+        workers = static_workers([("P1", p.address), ("D1", d.address)])
+        flags = ("--mode", "always_split", "--handoff-max-age-s", f"{AGE_S}", "--canary-interval-s", "0")
+        proxy = await stack.enter_async_context(serving(tmp_path, workers, 1, *flags))
+
+        async def ask(number: int) -> str:
+            body = {"model": "sim", "prompt": f"{number} {LONG}", "max_tokens": 24, "temperature": 0}
+            async with proxy.session.post(f"{proxy.base_url}/v1/completions", json=body) as answer:
+                assert answer.status == 200
+                return str((await answer.json())["choices"][0]["text"])
+
+        async def right(number: int) -> str:
+            body = {"model": "sim", "prompt": f"{number} {LONG}", "max_tokens": 24, "temperature": 0}
+            async with proxy.session.post(f"http://{p.address}/v1/completions", json=body) as answer:
+                return str((await answer.json())["choices"][0]["text"])
+
+        p.faults = held_up(0.1, times=4)
+        asking = [asyncio.create_task(ask(number)) for number in range(4)]
+        await until(lambda: len(p.handoffs) == 4)
+        os.kill(proxy.process.pid, signal.SIGSTOP)
+        await asyncio.sleep(LEASE_S + 0.1)
+        os.kill(proxy.process.pid, signal.SIGCONT)
+        texts = await asyncio.gather(*asking)
+        p.faults = Faults()
+        assert texts == [await right(number) for number in range(4)]
+        assert not traps(p, d)
+        assert p.counters.expired_handoffs >= 4, "so long that the blocks were free for others"

@@ -64,6 +64,7 @@ class UseChanged(Event, tag="use"):
     inflight: int
     queued_prefill_tokens: int
     written_tokens: int
+    answers: int = 0
 
 
 class TurnsArrived(Event, tag="arrived"):

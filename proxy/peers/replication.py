@@ -227,7 +227,7 @@ class Replication:
         if event.by == self._member.index:
             registry.inherit(event.worker, event.written_tokens)
         else:
-            use = Use(event.inflight, event.queued_prefill_tokens, event.written_tokens)
+            use = Use(event.inflight, event.queued_prefill_tokens, event.written_tokens, event.answers)
             registry.used_by(event.by, event.worker, use)
 
     def _apply_inside(self, sender: int, event: InflightCount) -> None:
@@ -257,4 +257,4 @@ class Replication:
 
 
 def _use_event(process: int, worker: WorkerId, use: Use) -> UseChanged:
-    return UseChanged(process, worker, use.inflight, use.queued_prefill_tokens, use.written_tokens)
+    return UseChanged(process, worker, use.inflight, use.queued_prefill_tokens, use.written_tokens, use.answers)

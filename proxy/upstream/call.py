@@ -58,6 +58,11 @@ class Call:
         self.sent_s = 0.0  # by the loop's clock
         self.on_failure: Callable[[Trouble], None] | None = None  # set by the code that waits for this call
 
+    @property
+    def may_arrive_late(self) -> bool:
+        """It carries a handoff, was sent, and nothing shows that its worker has read it."""
+        return self.once and self.phase is SENT and not self.has_arrived
+
     def sent(self, now_s: float) -> None:
         self.phase, self.sent_s = SENT, now_s
 

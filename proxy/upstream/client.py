@@ -1,7 +1,7 @@
 """HTTP requests to workers, with a time-out on every step.
 
-Closing an answer before its end closes the connection, which tells vLLM to abort the request. When a worker is found
-dead, `hang_up` ends all requests to it at once, so that they need not wait for their time-outs.
+Closing an answer before its end closes the connection, which tells vLLM to abort the request. When probes find a worker
+dead, `hang_up` ends the requests that it has not begun to answer, so that they need not wait for their time-outs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..errors import LegError
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker, WorkerId
 from ..runtime.tls import Tls
-from .call import CONNECT, Answer, Call, Timeouts
+from .call import CONNECT, STREAM, Answer, Call, Timeouts
 from .pool import Origin, Pool
 
 POOLS_KEPT = 256
@@ -99,9 +99,19 @@ class Upstream:
         """Keeps `count` idle connections to each worker, so that a turn after a pause need not connect."""
         await asyncio.gather(*(self._pool(worker).warm(count, limit_s) for worker in workers))
 
-    def hang_up(self, worker: WorkerId) -> None:
+    def hang_up(self, worker: WorkerId, *, only_handoffs: bool = False) -> None:
+        """Ends requests whose clients have had no byte, or of them `only_handoffs` that may arrive late."""
         for call in tuple(self._calls.get(worker, ())):
-            call.give_up()
+            if call.phase is not STREAM and (call.may_arrive_late or not only_handoffs):
+                call.give_up()
+
+    def count_answers(self) -> list[WorkerId]:
+        """Workers that have sent some of an answer, other than a server's error, since this was last called."""
+        return [WorkerId(address) for (address, _), pool in self._pools.items() if pool.count_answers()]
+
+    def answers(self, worker: WorkerId) -> int:
+        """Changes while the worker answers."""
+        return sum(self._pools[origin].answers for origin in ((worker, False), (worker, True)) if origin in self._pools)
 
     def unheard(self, limit_s: float) -> list[WorkerId]:
         """Workers that were sent a `once` call more than `limit_s` ago, and have answered nothing since."""
@@ -109,7 +119,7 @@ class Upstream:
         return [
             worker
             for worker, calls in self._calls.items()
-            if any(c.once and c.phase is Phase.SENT and not c.has_arrived and c.sent_s < before_s for c in calls)
+            if any(call.may_arrive_late and call.sent_s < before_s for call in calls)
         ]
 
     def heard(self, worker: WorkerId) -> None:
@@ -130,7 +140,8 @@ class Upstream:
 
     def _new_pool(self, origin: Origin) -> Pool:
         if len(self._pools) > POOLS_KEPT:  # some belong to workers that are gone
-            self._pools = {origin: pool for origin, pool in self._pools.items() if pool.is_used}
+            kept = self._pools.items()
+            self._pools = {origin: pool for origin, pool in kept if pool.is_used or origin[0] in self._calls}
         pool = self._pools[origin] = Pool(origin, keepalive_s=self._keepalive_s, tls=self._tls if origin[1] else None)
         return pool
 

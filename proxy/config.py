@@ -95,13 +95,14 @@ class ProxyConfig:
     heartbeat_host: str = "127.0.0.1"  # where agents' and engines' ZeroMQ messages arrive
     heartbeat_port: int = 30001  # 0: no listener
     heartbeat_allow: tuple[str, ...] = ()  # ranges that may register; empty: all, but no pings if curve_port is set
+    heartbeat_open: bool = False  # whoever reaches the port may register, from other machines too
     curve_port: int = 0  # 0: off; else agents register here, encrypted, with a known key
     curve_server_key_file: str = ""  # ZeroMQ certificate of the proxy, secret part
     curve_clients_dir: str = ""  # folder of the agents' public certificates
     worker_ttl_s: float = 30.0  # a silent worker is dropped after this long
     workers: tuple[str, ...] = ()  # static workers: "P=host:port", with ",connector=…,key=value" after it
     probe_interval_s: float = 5.0  # health and load of workers without an agent
-    worker_api_key: str = ""  # sent to workers in place of the client's own Authorization
+    worker_api_key: str = ""  # in place of the client's own Authorization; not to workers that a stranger may announce
     worker_ca_file: str = ""  # authority of workers that speak TLS; empty: the system's
     worker_cert_file: str = ""  # the proxy's own certificate towards them
     worker_key_file: str = ""
@@ -184,6 +185,11 @@ def _check(config: ProxyConfig) -> None:
         raise refused("x", config.x, "a share from 0 to 1")
     if config.log_level not in _LOG_LEVELS:
         raise refused("log_level", config.log_level, ", ".join(_LOG_LEVELS))
+    _check_heartbeats(config)
+    _check_paths_and_certificates(config)
+
+
+def _check_heartbeats(config: ProxyConfig) -> None:
     for text in config.heartbeat_allow:
         try:
             ipaddress.ip_network(text)
@@ -191,7 +197,17 @@ def _check(config: ProxyConfig) -> None:
             raise refused("heartbeat_allow", text, "address ranges such as 10.0.0.0/8") from None
     if config.curve_port and not (config.curve_server_key_file and config.curve_clients_dir):
         raise refused("curve_port", config.curve_port, "0, or both curve_server_key_file and curve_clients_dir set")
-    _check_paths_and_certificates(config)
+    is_guarded = is_loopback(config.heartbeat_host) or config.heartbeat_allow or config.curve_port
+    if config.heartbeat_port and not is_guarded and not config.heartbeat_open:
+        ways = "a loopback address, unless heartbeat_allow, or curve_port, or heartbeat_open = true is set"
+        raise refused("heartbeat_host", config.heartbeat_host, f"{ways}: whoever registers a worker gets prompts")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _check_paths_and_certificates(config: ProxyConfig) -> None:
@@ -245,8 +261,11 @@ def convert(name: str, value: object) -> Any:
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not type(default):
-        raise refused(name, value, {int: "a whole number", float: "a number", str: "a string"}[type(default)])
+        raise refused(name, value, _KINDS[type(default)])
     return value
+
+
+_KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
 def _default(field: Field[Any]) -> Any:

@@ -6,7 +6,7 @@ from ..config import ProxyConfig, refused
 from ..connectors import CONNECTORS
 from ..errors import FormatError
 from ..fleet.worker import Role, Source, Worker
-from .heartbeat import check_address
+from .heartbeat import check_address, check_coordinates
 
 _COORDINATES = sorted({name for connector in CONNECTORS.values() for name in connector.coordinates})
 WORKER_OPTIONS = ", ".join(
@@ -50,7 +50,7 @@ def parse_worker(text: str) -> Worker:
             models=(model,) if model else (),
             connector=connector,
             engine_version=version,
-            coordinates=options,
+            coordinates=check_coordinates(options),
             source=Source.STATIC,
             tls=tls == "true",
         )

@@ -131,7 +131,8 @@ class Prober:
     async def _ask(self, view: WorkerView) -> EngineStatus:
         if self._session is None:
             self._session = self._make_session()
-        return await probe(self._session, view.worker.base_url, api_key=self._key, tls=self._tls.context)
+        key = self._key if view.worker.is_trusted else ""
+        return await probe(self._session, view.worker.base_url, api_key=key, tls=self._tls.context)
 
     async def _probe(self, view: WorkerView) -> None:
         status = await self._ask(view)

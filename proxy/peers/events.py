@@ -110,10 +110,9 @@ class CircuitChanged(Event, tag="circuit"):
     circuit: Circuit | None
 
 
-class PairsTried(Event, tag="tried"):
-    """See `Canary.tried`."""
+class PairsLeft(Event, tag="left"):
+    """See `Canary.left_to_turns`."""
 
-    tried: list[tuple[WorkerId, WorkerId]]
     left_to_turns: list[tuple[WorkerId, WorkerId]]
 
 
@@ -177,7 +176,7 @@ AnyEvent = (
     | WorkersAdded
     | WorkerGone
     | CircuitChanged
-    | PairsTried
+    | PairsLeft
     | LimitCharged
     | LimitOwed
     | ConfigChanged

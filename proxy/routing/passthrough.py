@@ -169,6 +169,8 @@ class Passthrough:
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], client: Client
     ) -> Forwarded:
         """A worker's answer. A worker that fails before the client has a byte is replaced by another."""
+        if not path.isascii() or not path.isprintable() or " " in path:  # it becomes a line of the worker's request
+            raise RequestError("the request's target must be printable ASCII without spaces")
         content_type = headers.get("content-type", "")
         model = model_of(content_type, body)
         check_use(client, model)

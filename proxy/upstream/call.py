@@ -33,6 +33,8 @@ BROKEN = Trouble("the worker closed the connection before the end of its answer"
 NOT_HTTP = Trouble("the worker's answer is not HTTP", Cause.MALFORMED)
 UNREACHABLE = Trouble("the worker could not be reached", Cause.REFUSED)
 
+UNASKABLE = Trouble("the worker cannot be asked: what it announced does not fit into a head", Cause.REFUSED)
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:

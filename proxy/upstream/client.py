@@ -15,7 +15,7 @@ from ..errors import LegError
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker, WorkerId
 from ..runtime.tls import Tls
-from .call import CONNECT, STREAM, Answer, Call, Timeouts
+from .call import CONNECT, STREAM, UNASKABLE, Answer, Call, Timeouts
 from .pool import Origin, Pool
 
 POOLS_KEPT = 256
@@ -28,9 +28,11 @@ _OUR_LINES = 3 + _OURS.count("\n")
 class Upstream:
     """All open requests, and the connections kept for more."""
 
-    def __init__(self, *, keepalive_s: float, tls: Tls | None = None) -> None:
+    def __init__(self, *, keepalive_s: float, tls: Tls | None = None, key: str = "") -> None:
+        """key: sent to each trusted worker as `Authorization`; empty: the requests bring their own."""
         self._keepalive_s = keepalive_s
         self._tls = tls
+        self._authorization = {"authorization": f"Bearer {key}"} if key else {}
         self._pools: dict[Origin, Pool] = {}
         self._calls: defaultdict[WorkerId, set[Call]] = defaultdict(set)
 
@@ -56,7 +58,11 @@ class Upstream:
         worker = call.worker
         pool = self._pool(worker)
         parts = (body,) if isinstance(body, bytes) else body
-        head = _head(method, path, worker.address, headers or {}, sum(map(len, parts)))
+        sent = {**(headers or {}), **self._authorization} if worker.is_trusted else headers or {}
+        try:
+            head = _head(method, path, worker.address, sent, sum(map(len, parts)))
+        except ValueError as exc:  # its coordinates, say
+            raise call.error(*UNASKABLE) from exc
         connect_s = min(timeouts.connect_s, ONCE_CONNECTS_S) if call.once else timeouts.connect_s
         try:
             for number in range(1, _TRIES + 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import cast
 
 import aiohttp
@@ -13,7 +14,7 @@ from aiohttp.test_utils import BaseTestServer, TestServer
 
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.fleet.registry import Registry
-from ppd.proxy.fleet.worker import Role, Source, Worker
+from ppd.proxy.fleet.worker import Announcement, Role, Source, Worker
 from ppd.proxy.health.prober import MISSES, Prober
 from ppd.proxy.runtime.tls import worker_tls
 from ppd.proxy.upstream.client import Upstream
@@ -139,6 +140,15 @@ async def test_behind_a_closed_port_streams_go_on_but_no_turn_is_sent() -> None:
         for _ in range(MISSES):
             await it.round()
         assert (it.upstream.hung_up, it.upstream.kept_but_handoffs) == ([], [it.worker.id])
+
+
+async def test_a_worker_that_a_stranger_may_have_announced_is_probed_without_the_key() -> None:
+    async with bench() as it:
+        it.registry.remove(it.worker.id)
+        pinging = replace(it.worker, source=Source.PING, is_trusted=False)
+        it.registry.apply(Announcement(pinging), 0.0)
+        await it.round()
+        assert set(it.keys) == {""}
 
 
 async def test_who_missed_a_probe_is_looked_at_more_often() -> None:

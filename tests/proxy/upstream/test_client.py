@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -104,6 +105,48 @@ async def test_an_answer_that_keeps_talking_can_have_a_limit_as_a_whole(upstream
                 await answer.chunk(by_s=by_s)
         answer.close()
     assert failure.value.cause is Cause.TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("key", "is_trusted", "given", "seen"),
+    [
+        ("", True, {"authorization": "Bearer client"}, b"authorization: bearer client"),
+        ("own", True, {}, b"authorization: bearer own"),
+        ("own", True, {"authorization": "Bearer client"}, b"authorization: bearer own"),
+        ("own", False, {}, b""),
+    ],
+)
+async def test_the_proxys_key_goes_to_trusted_workers_alone(
+    key: str, is_trusted: bool, given: dict[str, str], seen: bytes
+) -> None:
+    heads = list[bytes]()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).lower())
+        writer.write(WHOLE)
+        await writer.drain()
+        writer.close()
+
+    listening = await asyncio.start_server(take, "127.0.0.1", 0)
+    upstream = Upstream(keepalive_s=4.0, key=key)
+    target = replace(worker(listening.sockets[0].getsockname()[1]), is_trusted=is_trusted)
+    async with upstream.answer(Call(target), "/", headers=given, timeouts=PATIENT) as answer:
+        assert await answer.body() == b"hi"
+    assert [line for line in heads[0].split(b"\r\n") if b"authorization" in line] == ([seen] if seen else [])
+    await upstream.close()
+    listening.close()
+
+
+async def test_what_does_not_fit_into_a_head_is_the_failure_of_its_worker(upstream: Upstream) -> None:
+    call = Call(worker(1))
+    with pytest.raises(LegError) as failure:
+        async with upstream.answer(call, "/", headers={"x-request-id": "a\r\nX: 1"}, timeouts=PATIENT):
+            pass
+    assert (failure.value.phase, failure.value.cause, failure.value.worker) == (
+        Phase.CONNECT,
+        Cause.REFUSED,
+        call.worker_id,
+    )
 
 
 # -- hanging up

@@ -78,7 +78,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     member, config = member or Member(), settings.config
     state = new_state(config, member, now)
     tls = worker_tls(config)
-    upstream = Upstream(keepalive_s=config.keepalive_s, tls=tls)
+    upstream = Upstream(keepalive_s=config.keepalive_s, tls=tls, key=config.worker_api_key)
     handoff_release = HandoffRelease(state, upstream)
     receipt_log = open_log(config.receipt_log) if config.receipt_log else None
     drain = Drain()

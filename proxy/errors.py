@@ -8,6 +8,7 @@ PPDError
     Unauthorized  Forbidden  NotFound  BodyTooLarge
   NoWorkerError            503: no worker can serve this now
     AllBusy                every worker that could has as many turns as it may have
+    AllDown                every worker that could is down
   Refused                  the proxy's own limits: a reason, and when to come back
     RateLimited            429: the limits of this key
     Overloaded             503: the fleet is full, or the proxy drains
@@ -95,6 +96,10 @@ class NoWorkerError(PPDError):
 
 class AllBusy(NoWorkerError):
     """The turn is to wait in the queue."""
+
+
+class AllDown(NoWorkerError):
+    """The turn is to wait in the queue until one is back."""
 
 
 class Refused(PPDError):

@@ -43,7 +43,7 @@ class Cause(StrEnum):
     NO_HANDOFF = "no_handoff"  # P answered, but with nothing that D could use
     STALE_HANDOFF = "stale_handoff"  # P was asked so long ago that it may have given the KV's blocks to others
     ERROR_EVENT = "error_event"  # an error in a stream whose status was 200
-    WORKER_GONE = "worker_gone"  # it left, or was found dead, while the leg ran
+    WORKER_GONE = "worker_gone"  # its probes found it dead before the leg's answer began
     CLIENT_GONE = "client_gone"
     DRAINING = "draining"  # the proxy is being stopped
 
@@ -163,8 +163,9 @@ def _prefill_rows() -> Iterator[FailureRule]:
 def _decode_rows() -> Iterator[FailureRule]:  # before the client's first byte
     c, o, h, s, r = ClientGets, OtherLeg, HandoffEffect, HealthEffect, ResidencyEffect
     broken, wrong = (Cause.RESET, Cause.MALFORMED), (Cause.MALFORMED, Cause.ERROR_EVENT)
-    yield _row((_D, _CONNECT, (Cause.REFUSED, Cause.WORKER_GONE)), c.ANOTHER, o.REDONE, h.RELEASED, s.OPENED, r.FALLS)
-    yield _row((_D, _CONNECT, (Cause.TIMEOUT,)), c.ANOTHER, o.REDONE, h.RELEASED, s.COUNTED)
+    gone = (Cause.REFUSED, Cause.WORKER_GONE)
+    yield _row((_D, _CONNECT, gone), c.ANOTHER_OR_QUEUE, o.REDONE, h.RELEASED, s.OPENED, r.FALLS)
+    yield _row((_D, _CONNECT, (Cause.TIMEOUT,)), c.ANOTHER_OR_QUEUE, o.REDONE, h.RELEASED, s.COUNTED)
     # A D that pulls late caches other prompts' KV as this one's: nothing may be released to it, nor asked of it again.
     yield _row((_D, _CONNECT, (Cause.STALE_HANDOFF,)), c.AFRESH, o.REDONE, h.LEFT)
     yield _row((_D, _SENT, (Cause.STALE_HANDOFF,)), c.ANOTHER, o.REDONE, h.LEFT, s.COUNTED)
@@ -182,27 +183,27 @@ def _decode_rows() -> Iterator[FailureRule]:  # before the client's first byte
 def _single_leg_rows() -> Iterator[FailureRule]:  # before the client's first byte
     c, o, h, s, r = ClientGets, OtherLeg, HandoffEffect, HealthEffect, ResidencyEffect
     broken, wrong = (Cause.RESET, Cause.MALFORMED), (Cause.MALFORMED, Cause.ERROR_EVENT)
-    yield _row((_ALONE, _CONNECT, (Cause.REFUSED,)), c.ANOTHER, o.NONE, h.NONE, s.OPENED, r.FALLS)
-    yield _row((_ALONE, _CONNECT, (Cause.TIMEOUT,)), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
+    gone = (Cause.REFUSED, Cause.WORKER_GONE)
+    yield _row((_ALONE, _CONNECT, gone), c.ANOTHER_OR_QUEUE, o.NONE, h.NONE, s.OPENED, r.FALLS)
+    yield _row((_ALONE, _CONNECT, (Cause.TIMEOUT,)), c.ANOTHER_OR_QUEUE, o.NONE, h.NONE, s.COUNTED)
     yield _row((_ALONE, _ASKED, (Cause.TIMEOUT,)), c.ANOTHER, o.NONE, h.NONE, s.COUNTED, whole=c.TIMED_OUT)
     yield _row((_ALONE, _ASKED, broken), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
     yield _row((_ALONE, _HEADERS, (Cause.SERVER,)), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
     yield _row((_ALONE, _HEADERS + _FIRST, (Cause.OVERLOADED,)), c.ANOTHER_OR_QUEUE, o.NONE, h.NONE, s.PASSED_OVER)
     yield _row((_ALONE, _HEADERS + _FIRST, (Cause.REQUEST,)), c.RELAYED)
     yield _row((_ALONE, _FIRST, wrong), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
-    yield _row((_ALONE, _CONNECT + _ASKED, (Cause.WORKER_GONE,)), c.ANOTHER, o.NONE, h.NONE, s.OPENED, r.FALLS)
+    yield _row((_ALONE, _ASKED, (Cause.WORKER_GONE,)), c.ANOTHER, o.NONE, h.NONE, s.OPENED, r.FALLS)
     yield _row((_ALONE, _UNSEEN, (Cause.CLIENT_GONE,)), c.NOTHING)
 
 
 def _stream_rows(legs: tuple[Leg, ...], o: OtherLeg, h: HandoffEffect) -> Iterator[FailureRule]:
-    # Once the client has received bytes, nothing is tried again.
+    # Once the client has received bytes, nothing is tried again, and no probe ends the stream.
     c, s, r = ClientGets, HealthEffect, ResidencyEffect
     late = (Cause.RESET, Cause.TIMEOUT, Cause.WORKER_GONE, Cause.CLIENT_GONE, Cause.DRAINING)
     yield _row((legs, _UNSEEN + _STREAM, (Cause.DRAINING,)), c.UNTIL_LIMIT, o, h)
     yield _row((legs, _STREAM, (Cause.RESET, Cause.TIMEOUT)), c.BROKEN_OFF, o, h, s.COUNTED)
     yield _row((legs, _STREAM, (Cause.ERROR_EVENT,)), c.PASSED_ON, o, h, s.COUNTED)
     yield _row((legs, _STREAM, (Cause.MALFORMED,)), c.GOES_ON, o, h)
-    yield _row((legs, _STREAM, (Cause.WORKER_GONE,)), c.BROKEN_OFF, o, h, s.OPENED, r.FALLS)
     yield _row((legs, _STREAM, (Cause.CLIENT_GONE,)), c.NOTHING, o, h)
     yield _row((legs, _AFTER, late), c.NOTHING, o, h, s.UNTOUCHED, r.LEARNT)
 # fmt: on

@@ -22,6 +22,7 @@ from .keys import Client
 # The only client headers that workers get. Others could steer an engine (X-data-parallel-rank, X-Vllm-Priority) or
 # another proxy.
 FORWARDED = ("accept", "content-type", "traceparent", "tracestate", "anthropic-version", "x-session-id")
+_LINE_ENDS = frozenset("\r\n\0")
 FORCE_ROUTE = "x-ppd-force-route"
 QUEUE_TIMEOUT = "x-ppd-queue-timeout"
 
@@ -85,16 +86,18 @@ def check_operator_path(headers: Mapping[str, str], path: str, open_paths: Colle
         check_admin(headers, admin_key)
 
 
-def leg_headers(headers: Mapping[str, str], worker_api_key: str, *, forwards_key: bool = True) -> dict[str, str]:
+def leg_headers(headers: Mapping[str, str], *, forwards_key: bool = True) -> dict[str, str]:
+    """forwards_key: whether the client's key is for the workers. RequestError for what would break a leg's head."""
     kept = {name: headers[name] for name in FORWARDED if name in headers}
-    if worker_api_key:
-        kept["authorization"] = f"Bearer {worker_api_key}"
-    elif not forwards_key:
-        pass  # with keys of the proxy's own, the client's key is not forwarded
+    if not forwards_key:
+        pass
     elif "authorization" in headers:
         kept["authorization"] = headers["authorization"]
     elif "x-api-key" in headers:  # Anthropic's clients; vLLM reads the other header only
         kept["authorization"] = f"Bearer {headers['x-api-key']}"
+    for name, value in kept.items():
+        if not _LINE_ENDS.isdisjoint(value):  # else the legs would fail, and the workers get the blame
+            raise RequestError(f"{name}: must hold no line end", param=name)
     return kept
 
 

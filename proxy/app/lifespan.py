@@ -50,7 +50,8 @@ async def close(proxy: Proxy, background: Background) -> None:
 
 
 class FleetWatch:
-    """Once a second: drops silent workers, probes those that leave a handoff unanswered, and logs what changed.
+    """Once a second: notes who answers turns, drops silent workers, probes those that leave a handoff unanswered, and
+    logs what changed.
 
     With several processes only the leader drops workers, and only it logs at INFO.
     """
@@ -62,6 +63,8 @@ class FleetWatch:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(1.0)
+            for worker in self._proxy.upstream.count_answers():
+                self._proxy.state.registry.answered(worker)
             self._drop_silent()
             self._probe_unheard()
             self._note_changes()

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from ..assembly import assemble
-from ..config import Draft
+from ..config import Draft, ProxyConfig
 from ..config.reference import json_schema
 from ..downstream.serve import listen, serve
 from ..errors import PPDError

@@ -17,6 +17,7 @@ from .keys import (
     SessionKey,
     Uncovered,
     all_of,
+    is_loopback,
     refused,
 )
 from .load import Draft, build, convert, secrets_in, with_changes
@@ -37,6 +38,7 @@ __all__ = [
     "all_of",
     "build",
     "convert",
+    "is_loopback",
     "refused",
     "secrets_in",
     "with_changes",

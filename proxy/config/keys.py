@@ -125,6 +125,7 @@ class ProxyConfig:
     heartbeat_allow: Texts = key(
         (), "address ranges that may register; empty: all, but no pings if `curve_port` is set"
     )
+    heartbeat_open: bool = key(False, "whoever reaches the port may register a worker, from other machines too")
     curve_port: Port = key(
         0,
         "encrypted port for agents with known keys; the plain port then takes only engines' pings, from "
@@ -145,7 +146,8 @@ class ProxyConfig:
     probe_interval_s: Seconds = key(5.0, "how often workers without an agent are probed for health and load")
     worker_api_key: Text = key(
         "",
-        "sent to workers; if empty, the client's own Authorization is sent, unless there is a `keys_file`",
+        "sent to workers, but not to those that a stranger may have announced; if empty, the client's own "
+        "Authorization is sent, unless there is a `keys_file`",
         secret=True,
     )
     worker_ca_file: Text = key("", "authority for workers that use TLS; empty: the system's")
@@ -246,12 +248,25 @@ def _are_ranges(texts: Iterable[str]) -> bool:
         return False
 
 
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _both_or_neither(one: str, other: str) -> bool:
     return bool(one) == bool(other)
 
 
 CONSTRAINTS = (
     Constraint(("heartbeat_allow",), "address ranges such as 10.0.0.0/8", _are_ranges),
+    Constraint(
+        ("heartbeat_host", "heartbeat_port", "heartbeat_allow", "curve_port", "heartbeat_open"),
+        "a loopback address, unless heartbeat_allow, or curve_port, or heartbeat_open = true is set: whoever "
+        "registers a worker gets prompts",
+        lambda host, port, allow, curve, is_open: not port or is_loopback(host) or bool(allow or curve or is_open),
+    ),
     Constraint(
         ("curve_port", "curve_server_key_file", "curve_clients_dir"),
         "0, or both curve_server_key_file and curve_clients_dir set",

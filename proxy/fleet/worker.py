@@ -56,6 +56,7 @@ class Worker:
     incarnation: str = ""
     source: Source = Source.STATIC
     tls: bool = False
+    is_trusted: bool = True  # False: who announced it is not known, so the proxy's own key does not go there
 
     @property
     def base_url(self) -> str:

@@ -64,6 +64,7 @@ class UseChanged(Event, tag="use"):
     inflight: int
     queued_prefill_tokens: int
     written_tokens: int
+    answers: int = 0
 
 
 class TurnsArrived(Event, tag="arrived"):
@@ -109,10 +110,9 @@ class CircuitChanged(Event, tag="circuit"):
     circuit: Circuit | None
 
 
-class PairsTried(Event, tag="tried"):
-    """See `Canary.tried`."""
+class PairsLeft(Event, tag="left"):
+    """See `Canary.left_to_turns`."""
 
-    tried: list[tuple[WorkerId, WorkerId]]
     left_to_turns: list[tuple[WorkerId, WorkerId]]
 
 
@@ -183,7 +183,7 @@ AnyEvent = (
     | WorkersAdded
     | WorkerGone
     | CircuitChanged
-    | PairsTried
+    | PairsLeft
     | LimitCharged
     | LimitOwed
     | ConfigChanged

@@ -31,7 +31,7 @@ from .events import (
     InflightCount,
     LimitCharged,
     LimitOwed,
-    PairsTried,
+    PairsLeft,
     SessionDropped,
     SessionLearned,
     TurnsArrived,
@@ -89,7 +89,7 @@ class Replication:
         state.rate_limits.replicated = _Copies(catch_up, self._limit_charged)
         state.admission.replicated = _Copies(catch_up, self._admission_changed)
         state.arrivals.replicated = _Copies(catch_up, self._turn_arrived)
-        self._canary.replicated = _Copies(catch_up, self._pairs_tried)
+        self._canary.replicated = _Copies(catch_up, self._pairs_left)
 
     # -- sending
 
@@ -135,8 +135,8 @@ class Replication:
         self._conversations_arrived += opens
         self._channels.schedule_flush()
 
-    def _pairs_tried(self, tried: Collection[PairId], left_to_turns: Collection[PairId]) -> None:
-        self._channels.queue(PairsTried(list(tried), list(left_to_turns)))
+    def _pairs_left(self, left_to_turns: Collection[PairId]) -> None:
+        self._channels.queue(PairsLeft(list(left_to_turns)))
 
     def pending(self) -> Iterator[Event]:
         """What changes at every turn: sent as it is at a flush, not step by step."""
@@ -177,7 +177,7 @@ class Replication:
         yield [LimitOwed(name, limit, full_s) for name, limit, full_s in state.rate_limits.debts()]
         yield [_use_event(process, worker, use) for process, worker, use in state.registry.others()]
         yield [CircuitChanged(key, circuit) for key, circuit in state.health.breakers.circuits().items()]
-        yield [PairsTried(*map(list, self._canary.tried))]
+        yield [PairsLeft(list(self._canary.left_to_turns))]
         sessions = iter(state.sessions.all())
         while batch := list(islice(sessions, BATCH_SESSIONS)):
             yield [SessionLearned(session, *state.sessions.lookup_keys(session)) for session in batch]
@@ -216,7 +216,7 @@ class Replication:
             WorkersAdded: lambda _, event: self._apply_added(event.workers),
             WorkerGone: lambda _, event: self._lose_worker(event.worker),
             CircuitChanged: lambda _, event: state.health.adopt(event.key, event.circuit),
-            PairsTried: lambda _, event: self._canary.adopt(event.tried, event.left_to_turns),
+            PairsLeft: lambda _, event: self._canary.adopt(event.left_to_turns),
             LimitCharged: lambda _, event: limits.charge(event.name, Limit(event.limit), event.seconds, now()),
             LimitOwed: lambda _, event: limits.owe(event.name, Limit(event.limit), event.full_s),
             SessionDropped: lambda _, event: state.sessions.drop(event.session_id),
@@ -229,7 +229,7 @@ class Replication:
         if event.by == self._member.index:
             registry.inherit(event.worker, event.written_tokens)
         else:
-            use = Use(event.inflight, event.queued_prefill_tokens, event.written_tokens)
+            use = Use(event.inflight, event.queued_prefill_tokens, event.written_tokens, event.answers)
             registry.used_by(event.by, event.worker, use)
 
     def _apply_inside(self, sender: int, event: InflightCount) -> None:
@@ -259,4 +259,4 @@ class Replication:
 
 
 def _use_event(process: int, worker: WorkerId, use: Use) -> UseChanged:
-    return UseChanged(process, worker, use.inflight, use.queued_prefill_tokens, use.written_tokens)
+    return UseChanged(process, worker, use.inflight, use.queued_prefill_tokens, use.written_tokens, use.answers)

@@ -140,7 +140,7 @@ class FailedAttempts:
     last: LegError | None = None
     handing_over: int = 0
     answering: int = 0
-    overloaded_until_s: float | None = None  # when the first overloaded worker may be asked again
+    overloaded_until_s: float | None = None  # when the first overloaded or unreached worker may be asked again
     computed_by: WorkerId | None = None  # the P whose handoff was too old: the prompt is in its cache
     keys: dict[Key, LegError] = field(default_factory=dict)
 
@@ -187,6 +187,10 @@ class FailedAttempts:
         return self.answering < self.limit
 
     def forgive(self) -> None:
-        """Overloaded workers may be asked again."""
+        """Overloaded workers, and those that were not reached, may be asked again."""
         self.overloaded_until_s = None
-        self.keys = {key: exc for key, exc in self.keys.items() if exc.cause is not Cause.OVERLOADED}
+        self.keys = {key: exc for key, exc in self.keys.items() if _stays(exc)}
+
+
+def _stays(exc: LegError) -> bool:
+    return exc.cause is not Cause.OVERLOADED and exc.phase is not Phase.CONNECT

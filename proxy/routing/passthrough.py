@@ -169,13 +169,15 @@ class Passthrough:
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], client: Client
     ) -> Forwarded:
         """A worker's answer. A worker that fails before the client has a byte is replaced by another."""
+        if not path.isascii() or not path.isprintable() or " " in path:  # it becomes a line of the worker's request
+            raise RequestError("the request's target must be printable ASCII without spaces")
         content_type = headers.get("content-type", "")
         model = model_of(content_type, body)
         check_use(client, model)
         if body and not is_form(content_type):
             body = public_body(body, client, self._depth_limit)
             headers = {**headers, "content-type": "application/json"}  # the worker must read it as it was read here
-        if not self._candidates(model):
+        if not self._candidates(model) and not self._down(model):
             if model:
                 check_model(model, self._registry.views())
             raise NoWorkerError(f"no worker can serve model {model!r} now")
@@ -193,7 +195,9 @@ class Passthrough:
     async def _permit(self, model: str, client: Client, bill: _Bill) -> Permit:
         def fits() -> bool:
             able = self._candidates(model)
-            return not able or not all(view.is_full(self._worker_limit) for view in able)
+            if not able:
+                return not self._down(model)
+            return not all(view.is_full(self._worker_limit) for view in able)
 
         ticket = Ticket(
             tenant=client.tenant,
@@ -292,6 +296,10 @@ class Passthrough:
         ]
         blocked = self._state.health.breakers.blocked(self._state.now())
         return sorted(able, key=lambda v: (v.id in blocked, _PREFERENCE[v.role], v.requests, v.name))
+
+    def _down(self, model: str) -> bool:
+        """Whether workers that are down would serve the model: requests wait for them."""
+        return any(view.may_return(model) or (not model and view.state == "down") for view in self._registry.views())
 
     # -- the list of models
 

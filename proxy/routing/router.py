@@ -15,7 +15,7 @@ import msgspec
 from ..admission.gate import Permit
 from ..admission.queue import Ticket, effective_priority
 from ..config import ProxyConfig
-from ..errors import AllBusy, LegError, NoWorkerError, PPDError, Refused
+from ..errors import AllBusy, AllDown, LegError, NoWorkerError, PPDError, Refused
 from ..failures import Cause, FailureRule, HandoffEffect, HealthEffect
 from ..fleet.booking import LegBooking
 from ..openai.request import Request
@@ -31,6 +31,7 @@ from .stream import StreamedBody, Streaming, complete
 log = logging.getLogger(__name__)
 
 BUSY_S = 0.05  # until a turn that found every worker busy looks again
+DOWN_S = 1.0  # the same where every worker is down
 
 
 class TurnReply(msgspec.Struct):
@@ -115,11 +116,9 @@ class Router:
             except AllBusy:
                 await job.permit.wait_again(self._now() + BUSY_S)
                 continue
-            except NoWorkerError:
-                if failed is None or failed.last is None:
-                    raise
-                if not await self._waited(job, failed):
-                    raise failed.last from None
+            except NoWorkerError as exc:
+                if not await self._waited(job, failed, exc):
+                    raise (failed and failed.last) or exc from None
                 continue
             attempt = self._attempt(job, decision, now_s)
             try:
@@ -136,7 +135,7 @@ class Router:
                     self._state.metrics.retries.labels("retried").inc()
                     continue
                 self._state.metrics.retries.labels("no_budget").inc()
-                if not await self._waited(job, failed):
+                if not await self._waited(job, failed, exc):
                     raise
             except BaseException:
                 self._state.health.left(decision)
@@ -145,12 +144,19 @@ class Router:
                 self._state.health.began(decision, moved=opened.handoff is not None)
                 return attempt, opened
 
-    async def _waited(self, job: Job, failed: FailedAttempts) -> bool:
-        """True after a wait in the queue for as long as overloaded workers asked; False where none did."""
-        if failed.overloaded_until_s is None:
+    async def _waited(self, job: Job, failed: FailedAttempts | None, exc: PPDError) -> bool:
+        """True after a wait in the queue: as long as overloaded workers asked, or until one that is down may be back.
+
+        False where neither is why the turn found no worker.
+        """
+        if failed is not None and failed.overloaded_until_s is not None:
+            await job.permit.wait_again(failed.overloaded_until_s)
+        elif isinstance(exc, AllDown) and (failed is None or not failed.keys):
+            await job.permit.wait_again(self._now() + DOWN_S)
+        else:
             return False
-        await job.permit.wait_again(failed.overloaded_until_s)
-        failed.forgive()
+        if failed is not None:
+            failed.forgive()
         return True
 
     def _decide(self, job: Job, failed: FailedAttempts | None, now_s: float) -> Decision:
@@ -211,7 +217,7 @@ class Router:
             arrived_s=now_s,
             deadline_s=now_s + context.patience_s,
             needs=model,
-            fits=lambda: has_room(self._state.registry.fleet(model), self.rules),
+            fits=lambda: has_room(self._state.registry.fleet(model), self.rules, self._passed_over(self._now())),
         )
 
     def _turn(self, request: Request, match: SessionMatch, forced: Route | None) -> Turn:

@@ -81,7 +81,7 @@ class TurnService:
             return error_reply(PPDError("internal error"))
 
     def _context(self, caller: Caller) -> TurnContext:
-        legs = leg_headers(caller.headers, self._config.worker_api_key, forwards_key=self._keys is None)
+        legs = leg_headers(caller.headers, forwards_key=self._keys is None and not self._config.worker_api_key)
         legs["content-type"] = JSON  # it was parsed as JSON, whatever type the client gave
         return TurnContext(caller.client, legs, caller.forced, queue_patience_s(caller.headers))
 

@@ -34,6 +34,8 @@ NOT_HTTP = Trouble("the worker's answer is not HTTP", Cause.MALFORMED)
 UNREACHABLE = Trouble("the worker could not be reached", Cause.REFUSED)
 TOO_OLD = Trouble("the prompt's KV is too old to be handed over", Cause.STALE_HANDOFF)
 
+UNASKABLE = Trouble("the worker cannot be asked: what it announced does not fit into a head", Cause.REFUSED)
+
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
@@ -78,6 +80,11 @@ class Call:
         self.has_arrived = False  # the worker has answered something since this was sent
         self.sent_s = 0.0  # by the loop's clock
         self.on_failure: Callable[[Trouble], None] | None = None  # set by the code that waits for this call
+
+    @property
+    def may_arrive_late(self) -> bool:
+        """It carries a handoff, was sent, and nothing shows that its worker has read it."""
+        return self.once and self.phase is SENT and not self.has_arrived
 
     def sent(self, now_s: float) -> None:
         self.phase, self.sent_s = SENT, now_s

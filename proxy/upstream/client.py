@@ -1,7 +1,7 @@
 """HTTP requests to workers, with a time-out on every step.
 
-Closing an answer before its end closes the connection, which tells vLLM to abort the request. When a worker is found
-dead, `hang_up` ends all requests to it at once, so that they need not wait for their time-outs.
+Closing an answer before its end closes the connection, which tells vLLM to abort the request. When probes find a worker
+dead, `hang_up` ends the requests that it has not begun to answer, so that they need not wait for their time-outs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..failures import Cause, Phase
 from ..fleet.worker import Worker, WorkerId
 from ..runtime.loop_watch import uptime_s
 from ..runtime.tls import Tls
-from .call import CONNECT, TOO_OLD, Answer, Call, Timeouts
+from .call import CONNECT, STREAM, TOO_OLD, UNASKABLE, Answer, Call, Timeouts
 from .connection import WorkerConnection
 from .pool import Origin, Pool
 
@@ -30,11 +30,22 @@ _OUR_LINES = 3 + _OURS.count("\n")
 class Upstream:
     """All open requests, and the connections kept for more."""
 
-    def __init__(self, *, keepalive_s: float, tls: Tls | None = None, uptime: Callable[[], float] = uptime_s) -> None:
-        """uptime: the clock of each call's `Expiry`."""
+    def __init__(
+        self,
+        *,
+        keepalive_s: float,
+        tls: Tls | None = None,
+        key: str = "",
+        uptime: Callable[[], float] = uptime_s,
+    ) -> None:
+        """key: sent to each trusted worker as `Authorization`; empty: the requests bring their own.
+
+        uptime: the clock of each call's `Expiry`.
+        """
         self.uptime = uptime
         self._keepalive_s = keepalive_s
         self._tls = tls
+        self._authorization = {"authorization": f"Bearer {key}"} if key else {}
         self._pools: dict[Origin, Pool] = {}
         self._calls: defaultdict[WorkerId, set[Call]] = defaultdict(set)
 
@@ -60,7 +71,11 @@ class Upstream:
         worker = call.worker
         pool = self._pool(worker)
         parts = (body,) if isinstance(body, bytes) else body
-        head = _head(method, path, worker.address, headers or {}, sum(map(len, parts)))
+        sent = {**(headers or {}), **self._authorization} if worker.is_trusted else headers or {}
+        try:
+            head = _head(method, path, worker.address, sent, sum(map(len, parts)))
+        except ValueError as exc:  # its coordinates, say
+            raise call.error(*UNASKABLE) from exc
         connect_s = min(timeouts.connect_s, ONCE_CONNECTS_S) if call.once else timeouts.connect_s
         try:
             for number in range(1, _TRIES + 1):
@@ -132,9 +147,19 @@ class Upstream:
         """Keeps `count` idle connections to each worker, so that a turn after a pause need not connect."""
         await asyncio.gather(*(self._pool(worker).warm(count, limit_s) for worker in workers))
 
-    def hang_up(self, worker: WorkerId) -> None:
+    def hang_up(self, worker: WorkerId, *, only_handoffs: bool = False) -> None:
+        """Ends requests whose clients have had no byte, or of them `only_handoffs` that may arrive late."""
         for call in tuple(self._calls.get(worker, ())):
-            call.give_up()
+            if call.phase is not STREAM and (call.may_arrive_late or not only_handoffs):
+                call.give_up()
+
+    def count_answers(self) -> list[WorkerId]:
+        """Workers that have sent some of an answer, other than a server's error, since this was last called."""
+        return [WorkerId(address) for (address, _), pool in self._pools.items() if pool.count_answers()]
+
+    def answers(self, worker: WorkerId) -> int:
+        """Changes while the worker answers."""
+        return sum(self._pools[origin].answers for origin in ((worker, False), (worker, True)) if origin in self._pools)
 
     def unheard(self, limit_s: float) -> list[WorkerId]:
         """Workers that were sent a `once` call more than `limit_s` ago, and have answered nothing since.
@@ -145,10 +170,7 @@ class Upstream:
         return [
             worker
             for worker, calls in self._calls.items()
-            if any(
-                c.once and c.phase is Phase.SENT and not c.has_arrived and c.sent_s + min(limit_s, c.patience_s) < now_s
-                for c in calls
-            )
+            if any(c.may_arrive_late and c.sent_s + min(limit_s, c.patience_s) < now_s for c in calls)
         ]
 
     def heard(self, worker: WorkerId) -> None:
@@ -169,7 +191,8 @@ class Upstream:
 
     def _new_pool(self, origin: Origin) -> Pool:
         if len(self._pools) > POOLS_KEPT:  # some belong to workers that are gone
-            self._pools = {origin: pool for origin, pool in self._pools.items() if pool.is_used}
+            kept = self._pools.items()
+            self._pools = {origin: pool for origin, pool in kept if pool.is_used or origin[0] in self._calls}
         pool = self._pools[origin] = Pool(origin, keepalive_s=self._keepalive_s, tls=self._tls if origin[1] else None)
         return pool
 

@@ -12,6 +12,7 @@ from typing import Protocol, cast
 import httptools
 
 HEAD_LIMIT_BYTES = 256 * 1024
+SERVER_ERROR = 500
 _CONTINUE = 200  # lower statuses are informational: the real answer follows
 _BODILESS = (204, 304)
 
@@ -42,6 +43,7 @@ class WorkerConnection(asyncio.Protocol):
         self._is_whole = False
         self._lasts_until_closed = False
         self._can_be_kept = False
+        self._is_good = False  # the answer under way is no error of a server
         self._has_head = False
         self._head_bytes = 0
         self._is_odd = False  # bytes came that belong to no request
@@ -103,6 +105,8 @@ class WorkerConnection(asyncio.Protocol):
         parts, is_whole = self._parts, self._is_whole
         if not parts and not is_whole:
             return
+        if self._is_good:
+            self._owner.has_answered = True
         self._parts = []
         if is_whole:
             self._free()
@@ -154,6 +158,9 @@ class WorkerConnection(asyncio.Protocol):
         if status < _CONTINUE:
             return
         self._status, self._has_head = status, True
+        self._is_good = status < SERVER_ERROR
+        if self._is_good:
+            self._owner.has_answered = True
         is_sized = b"content-length" in headers or b"transfer-encoding" in headers or status in _BODILESS
         self._lasts_until_closed = not is_sized
         if self._listener is not None:
@@ -174,6 +181,8 @@ class WorkerConnection(asyncio.Protocol):
 
 class Owner(Protocol):
     """The pool that a connection belongs to."""
+
+    has_answered: bool  # set when a part of an answer comes
 
     def free(self, connection: WorkerConnection) -> None: ...
 

@@ -45,6 +45,7 @@ IMPOSSIBLE: tuple[tuple[tuple[Leg, ...], tuple[Phase, ...], tuple[Cause, ...], s
     (tuple(Leg), (Phase.FIRST_EVENT,), (*ENDS, Cause.SERVER), "it is here, and nothing is awaited; its status was 200"),
     ((Leg.PREFILL,), (Phase.FIRST_EVENT,), (Cause.DRAINING,), "D is asked at once"),
     (ANSWERING, (Phase.FIRST_EVENT, Phase.STREAM, Phase.AFTER), (Cause.NO_HANDOFF,), "only P hands over"),
+    (ANSWERING, (Phase.STREAM,), (Cause.WORKER_GONE,), "no probe ends a stream that runs"),
     (ANSWERING, (Phase.STREAM, Phase.AFTER), STATUSES, "its status was 200"),
     (ANSWERING, (Phase.AFTER,), (Cause.MALFORMED, Cause.ERROR_EVENT), "it was all there"),
     ((Leg.PREFILL, Leg.LOCAL, Leg.REPLICA), tuple(Phase)[:5], (Cause.STALE_HANDOFF,), "only D is sent a handoff"),
@@ -79,7 +80,7 @@ TROUBLES = {
     Phase.CONNECT: (UNREACHABLE, LATE, GONE),
     Phase.SENT: (BROKEN, LATE, NOT_HTTP, GONE),
     Phase.HEADERS: (BROKEN, LATE, NOT_HTTP, GONE),
-    Phase.STREAM: (BROKEN, LATE, GONE),
+    Phase.STREAM: (BROKEN, LATE),
 }
 
 
@@ -92,6 +93,11 @@ def test_every_broken_connection_has_an_answer(phase: Phase, leg: Leg) -> None:
         call.phase = phase
         failure = call.error(*trouble)
         assert (leg, failure.phase, failure.cause) in ROWS, (leg, failure.phase, failure.cause)
+
+
+def is_sent(leg: Leg, phase: Phase) -> bool:
+    """Whether the worker may know of the turn; a P that does not is done without."""
+    return leg is Leg.PREFILL or phase is not Phase.CONNECT
 
 
 CLAIMS = {
@@ -141,7 +147,7 @@ CLAIMS = {
     "what fails before the client's first byte is tried elsewhere": lambda leg, phase, cause, row: (
         phase in (Phase.QUEUE, Phase.STREAM, Phase.AFTER)
         or cause not in (Cause.REFUSED, Cause.RESET, Cause.MALFORMED, Cause.SERVER, Cause.WORKER_GONE)
-        or row.client is ClientGets.ANOTHER
+        or row.client is (ClientGets.ANOTHER if is_sent(leg, phase) else ClientGets.ANOTHER_OR_QUEUE)
     ),
     "a worker that is gone opens its breaker at once": lambda leg, phase, cause, row: (
         cause not in (Cause.WORKER_GONE, Cause.REFUSED)

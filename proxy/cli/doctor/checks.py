@@ -5,11 +5,10 @@ The types are in `values`. The checks of the fleet and of the probe conversation
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from ...config import Mode
+from ...config import Mode, is_loopback
 from .conversation import follow_ups_hit_the_cache, handoff_works, nothing_is_lost, prefill_computes, turns_are_answered
 from .fleet import (
     connectors_agree,
@@ -85,13 +84,6 @@ def heartbeats_are_guarded(facts: Facts) -> Iterator[Finding]:
     else:
         said = f"anyone who reaches {config.heartbeat_host}:{config.heartbeat_port} can register and get prompts"
         yield Finding(Level.WARN, check, said, "Set heartbeat_allow, or curve_port with its keys.")
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def admin_api_is_on(facts: Facts) -> Iterator[Finding]:

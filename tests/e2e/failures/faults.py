@@ -328,7 +328,6 @@ def _mid_stream() -> Iterator[tuple[_Where, Cause, Provocation]]:
     yield where, Cause.ERROR_EVENT, Provocation(failing, own=json.dumps(openai_error(OrderedError(500))))
     odd = raw(_HEAD % b"text/event-stream" + b"\r\n" + ODD_STREAM.encode())
     yield where, Cause.MALFORMED, Provocation(odd, is_freed=False)
-    yield where, Cause.WORKER_GONE, Provocation(hung, first_bytes, is_found_dead, is_death=True)
     yield where, Cause.CLIENT_GONE, Provocation(hung, first_bytes, leaves)
 
 

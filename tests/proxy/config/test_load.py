@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,9 +68,11 @@ def test_a_whole_number_may_stand_for_a_float(tmp_path: Path) -> None:
         ('workers = ["P=a:1", "D=a:1"]', "workers", "named once"),
         ('workers = ["P=a:1,conector=none"]', "workers", ",connector="),
         ('workers = ["P=a..b:1"]', "workers", "ROLE=host:port"),
+        ('workers = ["P=a:1,zmq_address=b:1 c"]', "workers", "zmq_address=host:port"),
         ("w_ttft = 1" + "0" * 400, "w_ttft", "2^53"),
         ('heartbeat_allow = ["10.0.0.0/99"]', "heartbeat_allow", "10.0.0.0/8"),
         ("curve_port = 30002", "curve_port", "curve_clients_dir"),
+        ('heartbeat_open = "yes"', "heartbeat_open", "true or false"),
         ('log_level = "loud"', "log_level", "debug, info"),
         ("port = ", "config", "TOML"),
     ],
@@ -139,6 +142,30 @@ def test_all_wrong_workers_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         static_workers(build(None, {"workers": ("X=a:1", "P=a:1", "D=a:1", "R=b")}))
     assert [text in str(caught.value) for text in ("'X=a:1'", "'a:1': must be named once", "'R=b'")] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]", "0.0.0.0", "*", "10.0.0.1", "gpu-1.lan"]
+)
+@pytest.mark.parametrize(
+    ("guard", "guards"),
+    [
+        ({}, False),
+        ({"heartbeat_allow": ("10.0.0.0/8",)}, True),
+        ({"curve_port": 1, "curve_server_key_file": "k", "curve_clients_dir": "c"}, True),
+        ({"heartbeat_open": True}, True),
+        ({"heartbeat_port": 0}, True),
+    ],
+)
+def test_a_heartbeat_port_that_strangers_reach_must_be_meant(host: str, guard: dict[str, Any], guards: bool) -> None:
+    if guards or host in ("127.0.0.1", "127.9.9.9", "localhost", "::1", "[::1]"):
+        assert ProxyConfig(heartbeat_host=host, **guard).heartbeat_host == host
+        return
+    with pytest.raises(ConfigError) as caught:
+        ProxyConfig(heartbeat_host=host, **guard)
+    assert caught.value.param == "heartbeat_host"
+    for way in (repr(host), "loopback", "heartbeat_allow", "curve_port", "heartbeat_open = true"):
+        assert way in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

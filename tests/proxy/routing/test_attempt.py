@@ -19,6 +19,7 @@ VIEWS = (P1, P2, D1, D2)
 NO_ERRORS = (Cause.CLIENT_GONE, Cause.DRAINING, Cause.NO_HANDOFF)
 ERRORS = [each for each in ROWS if each[1] is not Phase.QUEUE and each[2] not in NO_ERRORS]
 D_REFUSED = (Leg.DECODE, Phase.CONNECT, Cause.REFUSED)
+D_RESET = (Leg.DECODE, Phase.SENT, Cause.RESET)
 P_RESET = (Leg.PREFILL, Phase.SENT, Cause.RESET)
 D_BUSY = (Leg.DECODE, Phase.HEADERS, Cause.OVERLOADED)
 PAIR_TIMEOUT = (Leg.DECODE, Phase.HEADERS, Cause.TIMEOUT)
@@ -55,7 +56,7 @@ def test_the_next_try_does_without_whom_the_failure_was(failure: Failure) -> Non
 
 def test_answers_have_a_limit() -> None:
     failed = FailedAttempts(3)
-    assert [fail(failed, D_REFUSED) for _ in range(3)] == [True, True, False]
+    assert [fail(failed, D_RESET) for _ in range(3)] == [True, True, False]
 
 
 def test_with_hand_overs_used_up_the_turn_does_without_them() -> None:
@@ -70,8 +71,8 @@ def test_with_hand_overs_used_up_the_turn_does_without_them() -> None:
 def test_failing_ps_use_up_no_try_of_d() -> None:
     failed = FailedAttempts(2)
     assert all(fail(failed, P_RESET) for _ in range(10))
-    assert fail(failed, D_REFUSED)
-    assert not fail(failed, D_REFUSED)
+    assert fail(failed, D_RESET)
+    assert not fail(failed, D_RESET)
 
 
 TOO_OLD = (Leg.DECODE, Phase.CONNECT, Cause.STALE_HANDOFF)
@@ -108,9 +109,15 @@ def test_busy_workers_are_waited_for_until_the_first_may_be_asked(asked_s: tuple
     assert failed.overloaded_until_s == NOW_S + until_s
 
 
-def test_busy_workers_use_up_no_try() -> None:
+@pytest.mark.parametrize("failure", [D_BUSY, D_REFUSED])
+def test_busy_and_unreached_workers_use_up_no_try_and_may_be_asked_again_after_a_wait(failure: Failure) -> None:
     failed = FailedAttempts(2)
-    assert all(fail(failed, D_BUSY) for _ in range(10))
+    assert fail(failed, D_RESET)
+    failed.keys = {"other:1": failed.keys.popitem()[1]}  # type: ignore[dict-item]
+    assert all(fail(failed, failure) for _ in range(10))
+    assert len(failed.avoid(VIEWS)) == 2
+    failed.forgive()
+    assert failed.avoid(VIEWS) == ("other:1",)
 
 
 def test_a_busy_p_is_no_reason_to_wait() -> None:

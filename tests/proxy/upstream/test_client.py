@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -107,6 +108,48 @@ async def test_an_answer_that_keeps_talking_can_have_a_limit_as_a_whole(upstream
     assert failure.value.cause is Cause.TIMEOUT
 
 
+@pytest.mark.parametrize(
+    ("key", "is_trusted", "given", "seen"),
+    [
+        ("", True, {"authorization": "Bearer client"}, b"authorization: bearer client"),
+        ("own", True, {}, b"authorization: bearer own"),
+        ("own", True, {"authorization": "Bearer client"}, b"authorization: bearer own"),
+        ("own", False, {}, b""),
+    ],
+)
+async def test_the_proxys_key_goes_to_trusted_workers_alone(
+    key: str, is_trusted: bool, given: dict[str, str], seen: bytes
+) -> None:
+    heads = list[bytes]()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).lower())
+        writer.write(WHOLE)
+        await writer.drain()
+        writer.close()
+
+    listening = await asyncio.start_server(take, "127.0.0.1", 0)
+    upstream = Upstream(keepalive_s=4.0, key=key)
+    target = replace(worker(listening.sockets[0].getsockname()[1]), is_trusted=is_trusted)
+    async with upstream.answer(Call(target), "/", headers=given, timeouts=PATIENT) as answer:
+        assert await answer.body() == b"hi"
+    assert [line for line in heads[0].split(b"\r\n") if b"authorization" in line] == ([seen] if seen else [])
+    await upstream.close()
+    listening.close()
+
+
+async def test_what_does_not_fit_into_a_head_is_the_failure_of_its_worker(upstream: Upstream) -> None:
+    call = Call(worker(1))
+    with pytest.raises(LegError) as failure:
+        async with upstream.answer(call, "/", headers={"x-request-id": "a\r\nX: 1"}, timeouts=PATIENT):
+            pass
+    assert (failure.value.phase, failure.value.cause, failure.value.worker) == (
+        Phase.CONNECT,
+        Cause.REFUSED,
+        call.worker_id,
+    )
+
+
 # -- hanging up
 
 
@@ -157,11 +200,9 @@ async def between_two_reads(upstream: Upstream, call: Call, hung_up: asyncio.Eve
         (at_connect, Phase.CONNECT),
         (at_head, Phase.SENT),
         (at_body, Phase.HEADERS),
-        (at_stream, Phase.STREAM),
-        (between_two_reads, Phase.STREAM),
     ],
 )
-async def test_hanging_up_ends_every_wait(
+async def test_hanging_up_ends_every_wait_for_an_answer(
     upstream: Upstream, waits: Callable[[Upstream, Call, asyncio.Event], Awaitable[None]], phase: Phase
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -183,6 +224,66 @@ async def test_hanging_up_ends_every_wait(
         assert not bystander.done(), "other workers' legs go on"
         bystander.cancel()
         await asyncio.wait({bystander})
+
+
+@pytest.mark.parametrize("reads", [at_stream, between_two_reads])
+async def test_hanging_up_ends_no_stream_that_runs(
+    upstream: Upstream, reads: Callable[[Upstream, Call, asyncio.Event], Awaitable[None]]
+) -> None:
+    is_hung_up = asyncio.Event()
+
+    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter, __: int) -> None:
+        writer.write(HEAD + CHUNK)
+        await is_hung_up.wait()
+        writer.write(CHUNK + b"0\r\n\r\n")
+
+    async with server(script) as target:
+        reading = asyncio.ensure_future(reads(upstream, call := Call(target), is_hung_up))
+        await until(lambda: call.phase is Phase.STREAM)
+        upstream.hang_up(target.id)
+        is_hung_up.set()
+        async with asyncio.timeout(10):
+            await reading
+
+
+async def test_only_what_may_arrive_late_is_ended_on_a_worker_that_lives(upstream: Upstream) -> None:
+    async with server(says()) as target:
+        plain, handoff = Call(target), Call(target, once=True)
+        waiting = [asyncio.ensure_future(read(upstream, call)) for call in (plain, handoff)]
+        await until(lambda: plain.phase is handoff.phase is Phase.SENT)
+        upstream.hang_up(target.id, only_handoffs=True)
+        async with asyncio.timeout(10):
+            with pytest.raises(LegError):
+                await waiting[1]
+        assert not waiting[0].done()
+        waiting[0].cancel()
+
+
+@pytest.mark.parametrize(("status", "is_life"), [(200, True), (429, True), (500, False), (503, False)])
+async def test_an_answer_is_a_sign_of_life_unless_it_is_a_servers_error(
+    upstream: Upstream, status: int, is_life: bool
+) -> None:
+    async with server(says(WHOLE.replace(b"200", b"%d" % status))) as target:
+        assert (upstream.count_answers(), upstream.answers(target.id)) == ([], 0)
+        for number in (1, 2):
+            await read(upstream, Call(target))
+            assert upstream.count_answers() == [target.id] * is_life
+            assert upstream.count_answers() == []
+            assert upstream.answers(target.id) == number * is_life
+
+
+async def test_a_machine_that_vanishes_is_noticed_by_the_kernel(upstream: Upstream) -> None:
+    """Nothing is sent on a stream that runs: without keepalive its connection would stand for ever."""
+    async with server(says(HEAD)) as target:
+        answer = await upstream.ask(Call(target), "/", timeouts=PATIENT)
+        assert answer._connection is not None and answer._connection._transport is not None
+        made = answer._connection._transport.get_extra_info("socket")
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            idle_s, every_s, probes = (made.getsockopt(socket.IPPROTO_TCP, option) for option in options)
+            assert idle_s + every_s * probes <= 30
+        answer.close()
 
 
 async def test_hanging_up_at_the_very_moment_of_a_time_out_is_no_error() -> None:

@@ -142,12 +142,14 @@ class HeartbeatListener:
 
 def curve_keys(config: ProxyConfig) -> tuple[bytes, bytes]:
     """The proxy's public and secret key; ConfigError where the files of `curve_port` can't be used."""
+    key_file = config.curve_server_key_file
+    unusable = refused("curve_server_key_file", key_file, "a ZeroMQ certificate with its secret key")
     try:
-        public, secret = zmq.auth.load_certificate(config.curve_server_key_file)
+        public, secret = zmq.auth.load_certificate(key_file)
     except (OSError, ValueError):
-        public = secret = None
-    if public is None or secret is None:
-        raise refused("curve_server_key_file", config.curve_server_key_file, "a ZeroMQ certificate with its secret key")
+        raise unusable from None
+    if secret is None:
+        raise unusable
     if not Path(config.curve_clients_dir).is_dir():
         raise refused("curve_clients_dir", config.curve_clients_dir, "a folder")
     return public, secret

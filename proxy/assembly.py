@@ -41,7 +41,7 @@ from .sessions.table import SessionTable
 from .sessions.token_estimates import TokenEstimator
 from .settings import Settings
 from .telemetry.merged_metrics import families
-from .telemetry.metrics import Metrics, fleet_gauges, gauge
+from .telemetry.metrics import Metrics, fleet_gauges, gauge, lost_receipts
 from .telemetry.receipts import ReceiptLog, Receipts
 from .upstream.client import Upstream
 
@@ -87,6 +87,8 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     keys = KeyRing(Path(config.keys_file), config.admin_key) if config.keys_file else None
     passthrough = Passthrough(config, state, upstream)
     state.metrics.watch(lambda: _gauges(state))
+    if receipt_log is not None:
+        state.metrics.watch(lambda: (lost_receipts(receipt_log.lost),))
     prober = Prober(config, state.registry, upstream, now, probing_session, tls)
 
     def change(keys: Mapping[str, object]) -> None:

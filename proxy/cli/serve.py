@@ -21,7 +21,7 @@ from ..downstream.serve import listen, serve
 from ..errors import ConfigErrors, PPDError
 from ..peers.channels import Member
 from ..peers.supervisor import UNUSABLE, Supervisor
-from ..runtime.line_writer import DirectLines, Lines, LineWriter
+from ..runtime.line_writer import DescriptorSink, DirectLines, Lines, LineWriter
 from ..runtime.log_output import LogOutput, MakeLines, start_log
 from ..runtime.process_limits import collect_garbage_less, limit_heap, raise_open_files_limit
 from ..settings import ConfigSource, Settings
@@ -90,7 +90,7 @@ STDERR = 2
 
 
 def _threaded_stderr(lost_line: Callable[[int], bytes], tick: Callable[[], None]) -> Lines:
-    return LineWriter(STDERR, lost_line, tick)
+    return LineWriter(DescriptorSink(STDERR), lost_line, tick)
 
 
 def _direct_stderr(lost_line: Callable[[int], bytes], tick: Callable[[], None]) -> Lines:

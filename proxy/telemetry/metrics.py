@@ -138,6 +138,12 @@ def fleet_gauges(views: Iterable[WorkerView]) -> Iterator[Metric]:
     yield from (workers, inflight, queued)
 
 
+def lost_receipts(count: int) -> Metric:
+    lost = CounterMetricFamily("ppd_receipts_lost", "Receipts that receipt_log did not take, as of a full disk")
+    lost.add_metric((), count)
+    return lost
+
+
 def log_counters(lost: Mapping[str, int], held_back: int) -> Iterator[Metric]:
     """lost: by log."""
     lines = CounterMetricFamily("ppd_log_lines_lost", "Lines that nothing took, as of a full disk", labels=("log",))

@@ -9,10 +9,11 @@ import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from ppd.proxy.runtime.line_writer import DirectLines, LineWriter, WriterLimits
+from ppd.proxy.runtime.line_writer import DescriptorSink, DirectLines, FileSink, LineWriter, WriterLimits
 
 ROOM = 4096
 LINE = b"x" * 99 + b"\n"
@@ -44,7 +45,7 @@ def read_lines(fd: int, until: Callable[[bytes], bool]) -> list[bytes]:
 
 
 def test_lines_come_whole_and_in_order(pipe: tuple[int, int]) -> None:
-    writer = LineWriter(pipe[1], lost_line)
+    writer = LineWriter(DescriptorSink(pipe[1]), lost_line)
     for number in range(1000):
         writer.put(b"line %d\n" % number)
     found = read_lines(pipe[0], lambda line: line == b"line 999")
@@ -55,7 +56,7 @@ def test_lines_come_whole_and_in_order(pipe: tuple[int, int]) -> None:
 def test_where_nothing_reads_nobody_waits_and_the_lost_are_told_when_lines_flow_again(
     pipe: tuple[int, int],
 ) -> None:
-    writer = LineWriter(pipe[1], lost_line, limits=WriterLimits(queue_bytes=100 * len(LINE)))
+    writer = LineWriter(DescriptorSink(pipe[1]), lost_line, limits=WriterLimits(queue_bytes=100 * len(LINE)))
     for _ in range(5000):
         writer.put(LINE)
     writer.flush(0.01)
@@ -70,7 +71,7 @@ def test_where_nothing_reads_nobody_waits_and_the_lost_are_told_when_lines_flow_
 
 def test_a_pipe_that_does_not_block_is_waited_for(pipe: tuple[int, int]) -> None:
     os.set_blocking(pipe[1], False)
-    writer = LineWriter(pipe[1], lost_line)
+    writer = LineWriter(DescriptorSink(pipe[1]), lost_line)
     for number in range(200):
         writer.put(b"%99d\n" % number)
     assert len(read_lines(pipe[0], lambda line: line.endswith(b" 199"))) == 200
@@ -79,35 +80,59 @@ def test_a_pipe_that_does_not_block_is_waited_for(pipe: tuple[int, int]) -> None
 
 def test_a_reader_that_is_gone_costs_lines_and_no_more(pipe: tuple[int, int]) -> None:
     os.close(pipe[0])
-    writer = LineWriter(pipe[1], lost_line)
+    writer = LineWriter(DescriptorSink(pipe[1]), lost_line)
     writer.put(LINE)
     writer.flush(20)
     assert writer.lost == 1
 
 
+class Disk:
+    """Takes so many bytes, fails once, takes so many again, and so on."""
+
+    def __init__(self, *room: int, write: Callable[[int, bytes], int]) -> None:
+        self.room = list(room)
+        self._write = write
+
+    def __call__(self, fd: int, data: bytes) -> int:
+        if not self.room[0]:
+            self.room.pop(0)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        taken = self._write(fd, data[: self.room[0]])
+        self.room[0] -= taken
+        return taken
+
+
 def test_after_a_full_disk_a_line_begins_on_a_line_of_its_own() -> None:
-    """The disk takes a line and a half, then nothing, then all again."""
-    disk, room = bytearray(), [len(LINE) + 50, 0, 10_000]
+    written = bytearray()
 
     def write(fd: int, data: bytes) -> int:
-        if not room[0]:
-            room.pop(0)
-            raise OSError(errno.ENOSPC, "No space left on device")
-        taken = data[: room[0]]
-        disk.extend(taken)
-        room[0] -= len(taken)
-        return len(taken)
+        written.extend(data)
+        return len(data)
 
-    writer = LineWriter(-1, lost_line, limits=WriterLimits(again_s=0.0), write=write)
-    with writer._changed:  # so that one write takes both
-        writer.put(LINE)
-        writer.put(LINE)
-    for line in (LINE, b"well\n"):
-        writer.flush(20)
-        writer.put(line)
-    writer.flush(20)
-    assert disk.splitlines(keepends=True) == [LINE, LINE[:50] + b"\n", b"well\n", lost_line(2)]
-    assert writer.lost == 2
+    sink = DescriptorSink(-1, Disk(len(LINE) + 50, 0, 10_000, write=write))
+    assert [sink(lines) for lines in ([LINE, LINE], [LINE], [b"well\n"])] == [1, 0, 1]
+    assert written.splitlines(keepends=True) == [LINE, LINE[:50] + b"\n", b"well\n"]
+
+
+@pytest.mark.parametrize("room", [(150, 0, 10_000), (200, 10_000), (50, 10_000), (0, 0, 10_000)])
+def test_a_file_on_a_full_disk_holds_no_half_line(tmp_path: Path, room: tuple[int, ...]) -> None:
+    file, errors = tmp_path / "log", list[OSError]()
+    sink = FileSink(file, errors.append, Disk(*room, write=os.write))
+    given = [[b"%99d\n" % (3 * batch + number) for number in range(3)] for batch in range(4)]
+    counts = [sink(lines) for lines in given]
+    kept = [line for lines, count in zip(given, counts, strict=True) for line in lines[:count]]
+    assert file.read_bytes() == b"".join(kept)
+    assert len(errors) == sum(count < 3 for count in counts) > 0
+    assert counts[-1] == 3
+
+
+def test_a_rotated_file_is_left_alone(tmp_path: Path) -> None:
+    file, errors = tmp_path / "log", list[OSError]()
+    sink = FileSink(file, errors.append)
+    assert sink([LINE]) == 1
+    file.rename(tmp_path / "log.1")
+    assert sink([b"new\n"]) == 1
+    assert ((tmp_path / "log.1").read_bytes(), file.read_bytes(), errors) == (LINE, b"new\n", [])
 
 
 def test_what_forks_writes_only_what_can_be_written_at_once(pipe: tuple[int, int]) -> None:
@@ -125,5 +150,5 @@ def test_what_forks_writes_only_what_can_be_written_at_once(pipe: tuple[int, int
 
 def test_a_tick_comes_where_no_line_does(pipe: tuple[int, int]) -> None:
     ticked = threading.Event()
-    LineWriter(pipe[1], lost_line, ticked.set, WriterLimits(tick_s=0.001))
+    LineWriter(DescriptorSink(pipe[1]), lost_line, ticked.set, WriterLimits(tick_s=0.001))
     assert ticked.wait(20)

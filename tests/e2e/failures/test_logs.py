@@ -1,4 +1,4 @@
-"""A stderr that nobody reads: the proxy goes on, and ends, all the same."""
+"""Logs that nobody reads or that a full disk refuses: the proxy goes on, and ends, all the same."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 import pytest
@@ -15,10 +16,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from ppd.offline.backends.ports import free_ports
+from ppd.proxy.config import Mode
 
 PIPE_BYTES = 4096
 TURNS = 400
-BODY = {"model": "sim", "messages": [{"role": "user", "content": "hi"}]}
+BODY: dict[str, Any] = {"model": "sim", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @asynccontextmanager
@@ -78,6 +80,14 @@ async def test_thousands_of_warnings_into_a_pipe_that_nobody_reads_stop_nothing(
                 assert 'ppd_log_lines_lost_total{log="log"}' in await response.text()
         process.terminate()
         assert await asyncio.wait_for(process.wait(), 20) == 0
+
+
+async def test_receipts_that_a_full_disk_refuses_are_counted(start_fleet: Any) -> None:
+    async with start_fleet("R1", mode=Mode.REPLICA, receipt_log="/dev/full") as fleet:
+        assert (await fleet.chat(BODY["messages"])).status == 200
+        async with asyncio.timeout(20):
+            while await fleet.metric("ppd_receipts_lost_total") != 1:
+                await asyncio.sleep(0.01)
 
 
 async def until_ready(session: aiohttp.ClientSession, url: str, process: asyncio.subprocess.Process) -> None:

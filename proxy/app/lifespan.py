@@ -49,6 +49,8 @@ async def close(proxy: Proxy, background: Background) -> None:
     await proxy.prober.close()
     if proxy.receipt_log is not None:
         await proxy.receipt_log.close()
+    if proxy.access_log is not None:
+        await proxy.access_log.close()
 
 
 class FleetWatch:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from ..assembly import assemble
+from ..assembly import Proxy, assemble
 from ..config import Draft, LogFormat, ProxyConfig
 from ..config.reference import json_schema
 from ..downstream.serve import listen, serve
@@ -123,6 +123,10 @@ def describe(settings: Settings) -> str:
     )
 
 
+def _lost_lines(proxy: Proxy, output: LogOutput) -> dict[str, int]:
+    return {"log": output.lines.lost, "access": 0 if proxy.access_log is None else proxy.access_log.lost}
+
+
 async def _serve(
     settings: Settings,
     listening: socket.socket,
@@ -156,7 +160,7 @@ async def _serve(
     if alive is not None:
         loop.add_reader(alive, supervisor_gone)
     proxy = assemble(settings, member=member)
-    proxy.state.metrics.watch(lambda: log_counters({"log": output.lines.lost}, output.limit.held_back))
+    proxy.state.metrics.watch(lambda: log_counters(_lost_lines(proxy, output), output.limit.held_back))
     collect_garbage_less()
     await serve(proxy, listening, stop)
 

@@ -68,6 +68,12 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class AccessFormat(StrEnum):
+    OFF = "off"
+    TEXT = "text"
+    JSON = "json"
+
+
 class LogFormat(StrEnum):
     TEXT = "text"
     JSON = "json"
@@ -208,6 +214,7 @@ class ProxyConfig:
         10_000, "how many receipts are kept in memory, for `/admin/requests/{id}`", group="Records"
     )
     receipt_log: Text = key("", "a file for all receipts, one JSON line per turn; empty: none")
+    access_log: AccessFormat = key(AccessFormat.OFF, "one line for each request, on standard output")
     log_level: LogLevel = key(LogLevel.INFO, "the least severe lines that are logged, on stderr")
     log_format: LogFormat = key(LogFormat.TEXT, "one line of text, or one JSON object")
     log_lines_per_minute: Count = key(

@@ -108,10 +108,12 @@ class LineWriter:
                 self._lose(len(lines) - written)
                 untold = self._untold if written == len(lines) else 0
                 self._untold -= untold
-                self._waiting_bytes -= sum(map(len, lines))
+            note = self._tells_lost(untold) if untold else b""
+            with self._changed:
+                if note:
+                    self._waiting.append(note)
+                self._waiting_bytes += len(note) - sum(map(len, lines))
                 self._changed.notify_all()
-            if untold and (note := self._tells_lost(untold)):
-                self.put(note)
             self._rest(self._limits.again_s if written < len(lines) else self._limits.pause_s)
 
     def _next(self) -> list[bytes]:

@@ -13,7 +13,7 @@ from .admission.arrival_rate import Arrivals
 from .admission.gate import Admission
 from .admission.key_file import KeyRing
 from .admission.rate_limits import RateLimits
-from .config import ProxyConfig, convert
+from .config import AccessFormat, ProxyConfig, convert
 from .discovery.heartbeat_listener import HeartbeatListener
 from .errors import ConfigError
 from .fleet.booking import Ledger
@@ -41,8 +41,9 @@ from .sessions.prefix_chain import Hasher
 from .sessions.table import SessionTable
 from .sessions.token_estimates import TokenEstimator
 from .settings import Settings
+from .telemetry.access_log import AccessLog
 from .telemetry.merged_metrics import families
-from .telemetry.metrics import Metrics, fleet_gauges, gauge
+from .telemetry.metrics import Metrics, fleet_gauges, gauge, lost_receipts
 from .telemetry.receipts import ReceiptLog, Receipts
 from .upstream.client import Upstream
 
@@ -66,6 +67,7 @@ class Proxy:
     tls: Tls  # towards workers
     drain: Drain
     receipt_log: ReceiptLog | None
+    access_log: AccessLog | None
     change: Callable[[Mapping[str, object]], None]  # sets live keys of the config in this process
     membership: Membership
 
@@ -80,7 +82,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     tls = worker_tls(config)
     upstream = Upstream(keepalive_s=config.keepalive_s, tls=tls, key=config.worker_api_key)
     handoff_release = HandoffRelease(state, upstream)
-    receipt_log = open_log(config.receipt_log) if config.receipt_log else None
+    receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
     drain = Drain()
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
     dispatcher = make_dispatcher(config, state, upstream, handoff_release)
@@ -116,6 +118,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         tls=tls,
         drain=drain,
         receipt_log=receipt_log,
+        access_log=open_access_log(config),
         change=change,
         membership=Membership(member, replication, lambda: families(state.metrics.registry)),
     )
@@ -174,7 +177,13 @@ def make_canary(config: ProxyConfig, state: State, upstream: Upstream) -> Canary
     )
 
 
-def open_log(path: str) -> ReceiptLog:
+def open_access_log(config: ProxyConfig) -> AccessLog | None:
+    if config.access_log is AccessFormat.OFF:
+        return None
+    return AccessLog(as_json=config.access_log is AccessFormat.JSON)
+
+
+def open_log(path: str, metrics: Metrics) -> ReceiptLog:
     """ConfigError if the file can't be written: at the start, not when the first receipt is lost."""
     try:
         Path(path).open("ab").close()
@@ -182,7 +191,9 @@ def open_log(path: str) -> ReceiptLog:
         raise ConfigError(
             f"receipt_log = {path!r}: must be a file that can be written ({exc.strerror})", param="receipt_log"
         ) from exc
-    return ReceiptLog(Path(path))
+    log = ReceiptLog(Path(path))
+    metrics.watch(lambda: (lost_receipts(log.lost),))
+    return log
 
 
 def _gauges(state: State) -> Iterator[Metric]:

@@ -50,12 +50,16 @@ class ConfigError(PPDError):
 
 
 class ConfigErrors(ConfigError):
-    """All that cannot be used, one line each; `param` is the first one's."""
+    """All that cannot be used; `param` is the first one's."""
 
     def __init__(self, errors: Iterable[PPDError]) -> None:
         self.errors = tuple(errors)
-        lines = "\n".join(f"  {error.message}" for error in self.errors)
-        super().__init__(f"{len(self.errors)} settings cannot be used:\n{lines}", param=self.errors[0].param)
+        told = "; ".join(error.message for error in self.errors)
+        super().__init__(f"{len(self.errors)} settings cannot be used: {told}", param=self.errors[0].param)
+
+    def in_lines(self) -> str:
+        """For a terminal."""
+        return "\n  ".join((f"{len(self.errors)} settings cannot be used:", *(error.message for error in self.errors)))
 
 
 class FormatError(PPDError):

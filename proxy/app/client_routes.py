@@ -21,6 +21,7 @@ from ..policy.placement import ways_to_serve
 from ..routing.passthrough import AUDIO, ENDPOINTS
 from ..routing.router import TurnReply
 from ..routing.service import JSON, error_reply
+from ..telemetry.access_log import RECORD, AccessRecord
 from ..telemetry.merged_metrics import render
 from .admin_routes import admin_routes
 from .lifespan import close, start
@@ -66,11 +67,18 @@ def create_app(proxy: Proxy) -> Quart:
 def _turn_routes(app: Quart, proxy: Proxy) -> None:
     async def turn() -> Response:
         caller = proxy.turns.caller(Endpoint(request.path), lowered(request.headers))
+        if (record := _record()) is not None:
+            record.receipt = caller.receipt
         body = await whole_body(proxy.settings.config.idle_timeout_s)
         return _response(await proxy.turns.answer(caller, body))
 
     for endpoint in Endpoint:
         app.add_url_rule(endpoint.value, f"turn_{endpoint.name}", turn, methods=["POST"])
+
+
+def _record() -> AccessRecord | None:
+    record: AccessRecord | None = request.scope.get("state", {}).get(RECORD)
+    return record
 
 
 def _response(reply: TurnReply) -> Response:
@@ -92,6 +100,8 @@ def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
     def authenticated() -> tuple[Client, dict[str, str]]:
         headers = lowered(request.headers)
         client = authenticate(headers, proxy.keys)
+        if (record := _record()) is not None:
+            record.client = client.name
         has_own = bool(proxy.settings.config.worker_api_key)
         return client, leg_headers(headers, forwards_key=proxy.keys is None and not has_own)
 
@@ -102,6 +112,8 @@ def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
         body = await whole_body(proxy.settings.config.idle_timeout_s)
         target = request.path + ("?" + request.query_string.decode("latin1") if request.query_string else "")
         answer = await proxy.passthrough.forward(request.method, target, body, headers, client)
+        if (record := _record()) is not None:
+            record.model, record.worker = answer.model, answer.worker
         proxy.state.metrics.passed_through.labels("/v1/audio" if name else request.path, str(answer.status)).inc()
         return Response(answer.chunks, answer.status, answer.headers)
 

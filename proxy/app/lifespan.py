@@ -34,8 +34,6 @@ def start(proxy: Proxy) -> Background:
     background.start("certificates", partial(proxy.tls.watch, proxy.state.metrics.reloaded))
     background.start("expiry", FleetWatch(proxy).run)
     background.start("settings", partial(proxy.settings.watch, partial(_reloaded, proxy)))
-    if proxy.receipt_log is not None:
-        background.start("receipt log", proxy.receipt_log.run)
     _apply(proxy)
     return background
 
@@ -47,6 +45,10 @@ async def close(proxy: Proxy, background: Background) -> None:
     proxy.listener.close()
     await proxy.upstream.close()
     await proxy.prober.close()
+    if proxy.receipt_log is not None:
+        await proxy.receipt_log.close()
+    if proxy.access_log is not None:
+        await proxy.access_log.close()
 
 
 class FleetWatch:

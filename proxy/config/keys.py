@@ -68,6 +68,17 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class AccessFormat(StrEnum):
+    OFF = "off"
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
     """All settings of one proxy; ConfigError names each key that is wrong, its value and what is allowed."""
@@ -214,7 +225,12 @@ class ProxyConfig:
         10_000, "how many receipts are kept in memory, for `/admin/requests/{id}`", group="Records"
     )
     receipt_log: Text = key("", "a file for all receipts, one JSON line per turn; empty: none")
-    log_level: LogLevel = key(LogLevel.INFO, "the least severe lines that are logged")
+    access_log: AccessFormat = key(AccessFormat.OFF, "one line for each request, on standard output")
+    log_level: LogLevel = key(LogLevel.INFO, "the least severe lines that are logged, on stderr")
+    log_format: LogFormat = key(LogFormat.TEXT, "one line of text, or one JSON object")
+    log_lines_per_minute: Count = key(
+        200, "of each kind of line above DEBUG; how many are held back is told; 0: no limit"
+    )
 
     def __post_init__(self) -> None:
         values = {name: getattr(self, name) for name in KEYS}

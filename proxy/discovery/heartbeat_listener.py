@@ -139,10 +139,10 @@ class HeartbeatListener:
 
 def curve_keys(config: ProxyConfig) -> tuple[bytes, bytes]:
     """The proxy's public and secret key; ConfigError where the files of `curve_port` can't be used."""
-    path = config.curve_server_key_file
-    unusable = refused("curve_server_key_file", path, "a ZeroMQ certificate with its secret key")
+    key_file = config.curve_server_key_file
+    unusable = refused("curve_server_key_file", key_file, "a ZeroMQ certificate with its secret key")
     try:
-        public, secret = zmq.auth.load_certificate(path)
+        public, secret = zmq.auth.load_certificate(key_file)
     except (OSError, ValueError):
         raise unusable from None
     if secret is None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from contextlib import aclosing
 from enum import Enum
+from functools import partial
 
 from ..config import ProxyConfig
 from ..errors import BodyTooLarge, Forbidden, PPDError, RequestError
@@ -19,6 +20,7 @@ from ..routing.router import TurnReply
 from ..routing.service import Caller, TurnService, error_reply
 from ..routing.stream import StreamedBody, Streaming
 from ..runtime.tasks import draining
+from ..telemetry.access_log import AccessRecord
 from . import response
 from .asgi_edge import EVENT_ENDS, Edge
 from .asgi_exchange import AsgiExchange, RefusedExchange
@@ -45,9 +47,10 @@ class Direct:
 
     def exchange(self, connection: ClientConnection, head: RequestHead) -> Exchange:
         refused = _head_error(head)
-        if refused is not None:
-            return RefusedExchange(connection, refused)
         path = head.target.partition(b"?")[0]
+        if refused is not None:
+            note = partial(self._edge.requests.refused, head.method.decode("latin-1"), path.decode("latin-1"))
+            return RefusedExchange(connection, refused, note)
         endpoint = _TURNS.get(path) if head.method == b"POST" else None
         if endpoint is None:
             return AsgiExchange(connection, head, self._edge)
@@ -62,7 +65,7 @@ class Direct:
         )
 
     def refusal(self, connection: ClientConnection, error: RequestError) -> Exchange:
-        return RefusedExchange(connection, error)
+        return RefusedExchange(connection, error, partial(self._edge.requests.refused, "", ""))
 
 
 def _head_error(head: RequestHead) -> RequestError | None:
@@ -113,6 +116,7 @@ class TurnExchange:
         idle_s: float,
     ) -> None:
         self.is_draining = False
+        self.record: AccessRecord | None = None
         self._connection = connection
         self._head: RequestHead | None = head  # dropped when the request has come: a stream may be open for long
         self._is_old, self._may_keep_alive = head.is_old, head.keeps_alive
@@ -139,6 +143,7 @@ class TurnExchange:
 
     def begin(self) -> None:
         self._state = _READING
+        self.record = self._requests.opened("POST", self._endpoint)
         self._requests.began(self, self._connection.limits)
         head = self._head
         assert head is not None, "it begins once"
@@ -154,6 +159,8 @@ class TurnExchange:
         except PPDError as exc:
             self.refuse(exc)
             return
+        if self.record is not None:
+            self.record.receipt = self._caller.receipt
         if int(headers.get("content-length", "0")) > self._body_limit_bytes:
             self.refuse(self._too_large())
         elif self._is_whole:
@@ -256,6 +263,8 @@ class TurnExchange:
         self._finish()
 
     def _answer_head(self, reply: TurnReply, size: int | None) -> bytes:
+        if self.record is not None:
+            self.record.status = reply.status
         headers = (("Content-Type", reply.content_type), *reply.headers.items())
         connection = response.connection(self._may_keep_alive and not self.is_draining, is_old=self._is_old)
         return response.head(reply.status, headers, size=size, is_chunked=self._is_chunked, connection=connection)

@@ -111,6 +111,8 @@ class Forwarded:
     status: int
     headers: dict[str, str]
     chunks: AsyncIterator[bytes]
+    model: str
+    worker: str  # its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +275,7 @@ class Passthrough:
         task.add_done_callback(release)
         kept = {"Content-Type": answer.content_type, "Content-Encoding": answer.content_encoding}
         headers = {name: value for name, value in kept.items() if value}
-        return Forwarded(answer.status, headers, self._chunks(view, answer, first, bill))
+        return Forwarded(answer.status, headers, self._chunks(view, answer, first, bill), asked.model, view.name)
 
     async def _chunks(self, view: WorkerView, answer: Answer, first: bytes, bill: _Bill) -> AsyncIterator[bytes]:
         asked_s, data = self._state.now(), first

@@ -37,6 +37,7 @@ class Caller(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]  # names in lower case
     client: Client
     forced: Route | None
+    receipt: Receipt
 
 
 class TurnService:
@@ -54,11 +55,12 @@ class TurnService:
     def caller(self, endpoint: Endpoint, headers: Mapping[str, str]) -> Caller:
         """Raises PPDError where this client may not ask."""
         client = authenticate(headers, self._keys)
-        return Caller(endpoint, headers, client, forced_route(headers, self._config.admin_key))
+        forced = forced_route(headers, self._config.admin_key)
+        return Caller(endpoint, headers, client, forced, _new_receipt(endpoint, headers, client))
 
     async def answer(self, caller: Caller, body: bytes) -> TurnReply:
         """The caller must call `abandon` on a streamed body in the end."""
-        receipt = _new_receipt(caller)
+        receipt = caller.receipt
         try:
             request = in_class(self._parse(caller, body), caller.client)
             check_use(caller.client, request.model)
@@ -106,14 +108,14 @@ def error_reply(exc: PPDError) -> TurnReply:
     )
 
 
-def _new_receipt(caller: Caller) -> Receipt:
+def _new_receipt(endpoint: Endpoint, headers: Mapping[str, str], client: Client) -> Receipt:
     """Keeps the client's request id where it is harmless, so that its logs and ours can be joined."""
-    given = caller.headers.get("x-request-id", "")
+    given = headers.get("x-request-id", "")
     return Receipt(
         id=given if _REQUEST_ID.fullmatch(given) else new_id(),
         at=now_text(),
-        endpoint=caller.endpoint,
-        client=caller.client.name,
+        endpoint=endpoint,
+        client=client.name,
         model="",
         stream=False,
         session="",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -136,6 +136,23 @@ def fleet_gauges(views: Iterable[WorkerView]) -> Iterator[Metric]:
         inflight.add_metric((role,), sum(view.inflight for view in members))
         queued.add_metric((role,), sum(view.queued_prefill_tokens for view in members))
     yield from (workers, inflight, queued)
+
+
+def lost_receipts(count: int) -> Metric:
+    lost = CounterMetricFamily("ppd_receipts_lost", "Receipts that receipt_log did not take, as of a full disk")
+    lost.add_metric((), count)
+    return lost
+
+
+def log_counters(lost: Mapping[str, int], held_back: int) -> Iterator[Metric]:
+    """lost: by log."""
+    lines = CounterMetricFamily("ppd_log_lines_lost", "Lines that nothing took, as of a full disk", labels=("log",))
+    for log, count in lost.items():
+        lines.add_metric((log,), count)
+    yield lines
+    held = CounterMetricFamily("ppd_log_lines_held_back", "Lines beyond log_lines_per_minute of their kind")
+    held.add_metric((), held_back)
+    yield held
 
 
 def gauge(name: str, text: str, value: float) -> Metric:

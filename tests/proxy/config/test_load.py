@@ -10,7 +10,7 @@ import pytest
 
 from ppd.proxy.config import Draft, Mode, ProxyConfig, build, convert, with_changes
 from ppd.proxy.discovery.static_workers import parse_worker, static_workers
-from ppd.proxy.errors import ConfigError
+from ppd.proxy.errors import ConfigError, ConfigErrors
 from ppd.proxy.fleet.worker import Role
 
 
@@ -101,9 +101,8 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError) as caught:
         build(file, {"x": "2", "port": "nine", "curve_port": "30002"})
-    head, *lines = str(caught.value).splitlines()
-    assert head.startswith("8 ")
-    assert [line.split(":")[0].split(" = ")[0].strip() for line in lines] == [
+    assert isinstance(caught.value, ConfigErrors)
+    assert [error.param for error in caught.value.errors] == [
         *("prot", "mode", "worker_api_key", "tls_cert_file"),  # of the file
         *("x", "port", "curve_port", "worker_cert_file"),
     ]

@@ -84,7 +84,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     dispatcher = make_dispatcher(config, state, upstream, handoff_release)
     canary = make_canary(config, state, upstream)
     router = Router(config, settings.rules(), state, dispatcher, learner, passed_over=canary.passed_over)
-    keys = KeyRing(Path(config.keys_file), config.admin_key) if config.keys_file else None
+    keys = make_keys(config)
     passthrough = Passthrough(config, state, upstream)
     state.metrics.watch(lambda: _gauges(state))
     prober = Prober(config, state.registry, upstream, now, probing_session, tls)
@@ -152,6 +152,12 @@ def make_dispatcher(
         metrics=state.metrics,
         now=state.now,
     )
+
+
+def make_keys(config: ProxyConfig) -> KeyRing | None:
+    if not config.keys_file:
+        return None
+    return KeyRing(Path(config.keys_file), config.admin_key, config.share_prefixes)
 
 
 def make_canary(config: ProxyConfig, state: State, upstream: Upstream) -> Canary:

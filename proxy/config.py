@@ -69,6 +69,7 @@ class ProxyConfig:
     processes: int = 1  # that share the port and behave as one proxy; about one for each core it may use
     admin_key: str = ""  # empty: the admin API is off
     keys_file: str = ""  # clients' API keys, hashed; empty: no key is asked for
+    share_prefixes: tuple[str, ...] = ()  # tenants of the keys file whose prompts share KV; others never do
     open_paths: tuple[str, ...] = ("/health", "/ready", "/metrics")  # answered without a key
     tls_cert_file: str = ""  # PEM chain: clients must then speak TLS
     tls_key_file: str = ""
@@ -199,6 +200,8 @@ def _check_paths_and_certificates(config: ProxyConfig) -> None:
     for path in config.open_paths:
         if path not in OPERATOR_PATHS:
             raise refused("open_paths", path, "any of " + ", ".join(OPERATOR_PATHS))
+    if config.share_prefixes and not config.keys_file:
+        raise refused("share_prefixes", list(config.share_prefixes), "set with keys_file, whose tenants it names")
     for name in ("tls", "worker"):
         if bool(getattr(config, f"{name}_cert_file")) != bool(getattr(config, f"{name}_key_file")):
             raise refused(f"{name}_cert_file", getattr(config, f"{name}_cert_file"), f"set with {name}_key_file")

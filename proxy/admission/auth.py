@@ -16,12 +16,14 @@ from typing import Protocol
 from werkzeug.datastructures import Headers
 
 from ..errors import Forbidden, NotFound, RequestError, Unauthorized
+from ..openai.tenant_scope import TenantScope
 from ..policy import Route
 from .keys import Client
 
 # The only client headers that workers get. Others could steer an engine (X-data-parallel-rank, X-Vllm-Priority) or
 # another proxy.
-FORWARDED = ("accept", "content-type", "traceparent", "tracestate", "anthropic-version", "x-session-id")
+SESSION = "x-session-id"
+FORWARDED = ("accept", "content-type", "traceparent", "tracestate", "anthropic-version", SESSION)
 FORCE_ROUTE = "x-ppd-force-route"
 QUEUE_TIMEOUT = "x-ppd-queue-timeout"
 
@@ -85,8 +87,13 @@ def check_operator_path(headers: Mapping[str, str], path: str, open_paths: Colle
         check_admin(headers, admin_key)
 
 
-def leg_headers(headers: Mapping[str, str], worker_api_key: str, *, forwards_key: bool = True) -> dict[str, str]:
+def leg_headers(
+    headers: Mapping[str, str], worker_api_key: str, *, forwards_key: bool = True, scope: TenantScope | None = None
+) -> dict[str, str]:
+    """scope: of the client's tenant; a session's id then reaches workers only as the tenant's own."""
     kept = {name: headers[name] for name in FORWARDED if name in headers}
+    if scope is not None and SESSION in kept:
+        kept[SESSION] = scope.id(kept[SESSION])
     if worker_api_key:
         kept["authorization"] = f"Bearer {worker_api_key}"
     elif not forwards_key:

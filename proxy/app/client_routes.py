@@ -92,7 +92,8 @@ def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
     def authenticated() -> tuple[Client, dict[str, str]]:
         headers = lowered(request.headers)
         client = authenticate(headers, proxy.keys)
-        return client, leg_headers(headers, proxy.settings.config.worker_api_key, forwards_key=proxy.keys is None)
+        key = proxy.settings.config.worker_api_key
+        return client, leg_headers(headers, key, forwards_key=proxy.keys is None, scope=client.scope)
 
     async def forward(name: str = "") -> Response:
         if name and not AUDIO.fullmatch(request.path):

@@ -13,22 +13,25 @@ from ..admission.gate import Permit
 from ..admission.keys import Client
 from ..admission.queue import effective_priority
 from ..connectors.leg import Handoff
-from ..errors import LegError
+from ..errors import LegError, NotFound
 from ..failures import Cause, ClientGets, FailureRule, HealthEffect, Leg, Phase
 from ..fleet.booking import LegBooking
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..health.worker_health import OVERLOAD_S, Key, blamed
 from ..openai.answer import AnswerObserver
-from ..openai.body_members import encoded
+from ..openai.body_members import Edited, encoded
 from ..openai.reply_key import ReplyKey
-from ..openai.request import Request
+from ..openai.request import Endpoint, Request
 from ..openai.stream_relay import StreamRelay
 from ..policy import Decision, Route, Turn
+from ..sessions.session import Prompt, response_key
+from ..sessions.table import SessionTable
 from ..telemetry.receipts import LegRecord, Receipt, new_id
 from ..upstream.call import Answer, Call
 
 _ANSWERING = {Route.LOCAL: Leg.LOCAL, Route.SPLIT: Leg.DECODE, Route.REPLICA: Leg.REPLICA}
+RESPONSE_ID_LIMIT = 128  # characters; longer ones are shown cut in errors
 ABORTED = "abort"  # the finish reason of an engine that gave up
 
 
@@ -108,7 +111,31 @@ def in_class(request: Request, client: Client) -> Request:
     if not client.name or request.priority is None:
         return request
     allowed = effective_priority(client.priority, request.priority)
-    return replace(request, priority=allowed, fields={**request.fields, "priority": encoded(allowed)})
+    fields = Edited.of(request.fields, {"priority": encoded(allowed)})
+    return replace(request, priority=allowed, fields=fields)
+
+
+def in_scope(request: Request, client: Client, sessions: SessionTable) -> Request:
+    """The request as workers may see it: with the tenant's salt and ids. NotFound for another tenant's response."""
+    scope, prompt = client.scope, request.prompt
+    if scope is None:
+        return request
+    previous = prompt.previous_response_id
+    if previous is not None and not scope.owns(previous) and not _is_known(previous, prompt, sessions):
+        raise no_such_response(previous, "previous_response_id")
+    is_response = request.endpoint is Endpoint.RESPONSES
+    return replace(request, fields=scope.fields(request.fields, request.cache_salt, is_response=is_response))
+
+
+def _is_known(response_id: str, prompt: Prompt, sessions: SessionTable) -> bool:
+    """Of a worker that gave it another id than it was asked to, or made with a key that has been withdrawn since."""
+    scope = prompt.response_scope
+    return scope is not None and sessions.holder(response_key(prompt.chain.hasher, scope, response_id)) is not None
+
+
+def no_such_response(response_id: str, param: str = "response_id") -> NotFound:
+    shown = response_id if len(response_id) <= RESPONSE_ID_LIMIT else f"{response_id[:RESPONSE_ID_LIMIT]}..."
+    return NotFound(f"Response with id {shown!r} not found.", param=param)
 
 
 class Job(msgspec.Struct, frozen=True):

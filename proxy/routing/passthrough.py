@@ -28,6 +28,7 @@ from ..openai.body_members import check_depth, decoded, encoded
 from ..openai.form import field as form_field
 from ..openai.form import is_form
 from ..openai.request import MODEL_LIMIT, Fields
+from ..openai.tenant_scope import SALTED
 from ..upstream.call import Answer, Call, Timeouts
 from ..upstream.client import Upstream
 from .state import State
@@ -44,6 +45,9 @@ ENDPOINTS = (
     "/classify",
     "/pooling",
 )
+
+# Those of them that take `cache_salt`, in vLLM 0.32: all that prefill prompts of a client's own.
+SALTED_PATHS = frozenset(ENDPOINTS) - {"/tokenize", "/detokenize"}
 
 # Names only: with dots or escapes a path could turn into another endpoint's on its way.
 AUDIO = re.compile(r"/v1/audio(?:/[A-Za-z0-9_-]+)+")
@@ -80,8 +84,10 @@ def model_of(content_type: str, body: bytes) -> str:
     return model
 
 
-def public_body(body: bytes, client: Client, depth_limit: int) -> bytes:
+def public_body(body: bytes, client: Client, depth_limit: int, path: str = "") -> bytes:
     """A JSON object without the members that end at the proxy, and with a `priority` that the client's key allows.
+
+    With keys it has the tenant's salt too, where the path's engine keeps KV of prompts, and ids that are the tenant's.
 
     The same bytes where that changes nothing. RequestError for a body that is no JSON object: workers accept more than
     JSON (NaN, UTF-16), and could find members there that were not checked here.
@@ -91,8 +97,19 @@ def public_body(body: bytes, client: Client, depth_limit: int) -> bytes:
         fields = msgspec.json.decode(body, type=Fields)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise RequestError("the body must be a JSON object or a multipart form") from None
-    kept = _in_class(public_fields(fields), client)
+    kept = _in_scope(_in_class(public_fields(fields), client), client, path)
     return body if kept == fields else msgspec.json.encode(kept)
+
+
+def _in_scope(fields: Fields, client: Client, path: str) -> Fields:
+    if client.scope is None:
+        return fields
+    if path not in SALTED_PATHS:
+        return client.scope.fields(fields)
+    own = decoded(fields[SALTED]) if SALTED in fields else None
+    if own is not None and not isinstance(own, str):
+        raise RequestError("cache_salt: must be a string", param=SALTED)
+    return client.scope.fields(fields, client.scope.salt(own or ""))
 
 
 def _in_class(fields: Fields, client: Client) -> Fields:
@@ -173,7 +190,7 @@ class Passthrough:
         model = model_of(content_type, body)
         check_use(client, model)
         if body and not is_form(content_type):
-            body = public_body(body, client, self._depth_limit)
+            body = public_body(body, client, self._depth_limit, path.partition("?")[0])
             headers = {**headers, "content-type": "application/json"}  # the worker must read it as it was read here
         if not self._candidates(model):
             if model:

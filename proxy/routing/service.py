@@ -19,7 +19,7 @@ from ..openai.prompt_list import prompt_list
 from ..openai.request import Endpoint, Request, parse_request
 from ..policy import Route
 from ..telemetry.receipts import Receipt, new_id, now_text
-from .attempt import TurnContext, in_class
+from .attempt import TurnContext, in_class, in_scope
 from .prompt_fan_out import FanOut, ListTurn
 from .router import Router, TurnReply, decision_headers
 from .state import State
@@ -67,10 +67,12 @@ class TurnService:
             is_list = request.endpoint is Endpoint.COMPLETIONS  # the only one that takes several prompts
             prompts = prompt_list(request, self._config.body_limit_bytes) if is_list else None
             if prompts is None:
-                return await self._router.answer(request, receipt, context)
+                return await self._router.answer(
+                    in_scope(request, caller.client, self._state.sessions), receipt, context
+                )
             self._state.rate_limits.take(caller.client, 0, self._state.now())
             each = replace(context, is_counted=True)
-            return await self._fan_out.answer(ListTurn(prompts, partial(self._parse, caller), receipt, each))
+            return await self._fan_out.answer(ListTurn(prompts, partial(self._parse_one, caller), receipt, each))
         except PPDError as exc:
             reply = error_reply(exc)
             reply.headers.update(decision_headers(receipt))
@@ -81,11 +83,18 @@ class TurnService:
             return error_reply(PPDError("internal error"))
 
     def _context(self, caller: Caller) -> TurnContext:
-        legs = leg_headers(caller.headers, self._config.worker_api_key, forwards_key=self._keys is None)
+        legs = leg_headers(
+            caller.headers, self._config.worker_api_key, forwards_key=self._keys is None, scope=caller.client.scope
+        )
         legs["content-type"] = JSON  # it was parsed as JSON, whatever type the client gave
         return TurnContext(caller.client, legs, caller.forced, queue_patience_s(caller.headers))
 
+    def _parse_one(self, caller: Caller, body: bytes) -> Request:
+        """Of a list of prompts; the list itself was checked."""
+        return in_scope(self._parse(caller, body), caller.client, self._state.sessions)
+
     def _parse(self, caller: Caller, body: bytes) -> Request:
+        scope = caller.client.scope
         return parse_request(
             caller.endpoint,
             body,
@@ -94,6 +103,7 @@ class TurnService:
             hasher=self._state.hasher,
             session_key=self._config.session_key,
             depth_limit=self._config.json_depth_limit,
+            salted=None if scope is None else scope.salt,
         )
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import random
+import secrets
 import time
 from collections import OrderedDict, deque
 from datetime import UTC, datetime
@@ -155,14 +154,10 @@ class ReceiptLog:
 
 # -- a request's id, and the time at which it came
 
-_RANDOM = random.Random()  # ids must differ but are no secret, so the slower `uuid4` is not needed
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_RANDOM.seed)
-
 
 def new_id() -> str:
-    """128 random bits, as 32 hexadecimal digits."""
-    return f"{_RANDOM.getrandbits(128):032x}"
+    """128 random bits, as 32 hexadecimal digits. Clients see ids, and must not foretell those of others."""
+    return secrets.token_hex(16)
 
 
 def now_text() -> str:

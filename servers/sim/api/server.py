@@ -24,6 +24,7 @@ from .messages import Messages
 from .prompts import chat_prompt
 from .reply import Dialect, Reply, openai_error
 from .requests import JsonBody
+from .response_store import ResponseStore
 from .responses import Responses
 
 VERSION = "0.33.0"  # the vLLM release whose wire format this follows
@@ -39,7 +40,9 @@ def create_app(engine: SimEngine) -> web.Application:
     get, post = app.router.add_get, app.router.add_post
     post("/v1/chat/completions", server.generates(ChatCompletions()))
     post("/v1/completions", server.generates(Completions()))
-    post("/v1/responses", server.generates(Responses()))
+    post("/v1/responses", server.generates(Responses(server.responses)))
+    get("/v1/responses/{id}", server.read_response)
+    post("/v1/responses/{id}/cancel", server.cancel_response)
     post("/v1/messages", server.generates(Messages()))
     post("/v1/embeddings", server.pools(pooling.embeddings))
     post("/pooling", server.pools(pooling.pooling))
@@ -68,6 +71,7 @@ class _Server:
     def __init__(self, engine: SimEngine) -> None:
         self._engine = engine
         self._config = engine.config
+        self.responses = ResponseStore(is_on=engine.config.stores_responses)
 
     @web.middleware
     async def guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -175,15 +179,42 @@ class _Server:
         except SimError:
             self._engine.decline(body.raw("kv_transfer_params"))
             raise
-        given = request.headers.get("X-Request-Id") or body.text("request_id") or self._engine.new_id()
-        reply = Reply(dialect.id_prefix + given, int(time.time()), generation)
+        reply = Reply(self._id(request, body, dialect), int(time.time()), generation)
+        if isinstance(dialect, Responses) and self.responses.runs_in_background(body):
+            self.responses.run(dialect.queued(reply), self._finish(body, dialect, reply))
+            return _json(self.responses.read(reply.id))
         async with self._engine.generate(generation, reply.id, abort_after=fault.abort_after) as deltas:
             if generation.stream:
-                return await self._stream(request, dialect, reply, deltas, fault)
+                streamed = await self._stream(request, dialect, reply, deltas, fault)
+                self._keep(body, dialect, reply)
+                return streamed
             fault.before_whole()
             async for delta in deltas:
                 reply.add(delta)
+        self._keep(body, dialect, reply)
         return await fault.whole(dialect.whole(reply))
+
+    def _id(self, request: web.Request, body: JsonBody, dialect: Dialect) -> str:
+        own = body.text("request_id")
+        if isinstance(dialect, Responses):  # which reads no header, and takes the body's as it is
+            return own or dialect.id_prefix + self._engine.new_id()
+        return dialect.id_prefix + (request.headers.get("X-Request-Id") or own or self._engine.new_id())
+
+    def _keep(self, body: JsonBody, dialect: Dialect, reply: Reply) -> None:
+        if isinstance(dialect, Responses) and reply.choices[0].finish is not None:
+            self.responses.keep(body, dialect.whole(reply) | {"kv_transfer_params": None})
+
+    async def _finish(self, body: JsonBody, dialect: Dialect, reply: Reply) -> None:
+        async with self._engine.generate(reply.generation, reply.id, abort_after=None) as deltas:
+            async for delta in deltas:
+                reply.add(delta)
+        self._keep(body, dialect, reply)
+
+    async def read_response(self, request: web.Request) -> web.StreamResponse:
+        return _json(self.responses.read(request.match_info["id"]))
+
+    async def cancel_response(self, request: web.Request) -> web.StreamResponse:
+        return _json(self.responses.cancel(request.match_info["id"]))
 
     async def _stream(
         self, request: web.Request, dialect: Dialect, reply: Reply, deltas: DeltaStream, fault: InjectedFault

@@ -43,6 +43,7 @@ class SimConfig:
     kv_events_endpoint: str = ""  # empty: none; with * it is bound, else connected
     kv_events_topic: str = ""
     api_key: str = ""  # empty: open
+    stores_responses: bool = False  # as vLLM with VLLM_ENABLE_RESPONSES_API_STORE=1
     allow_faults: bool = False  # POST /faults
     keep_requests: int = 0  # how many of the latest requests `SimEngine.received` keeps
     shutdown_s: float = 2.0  # how long streams have to send their last chunk

@@ -67,9 +67,7 @@ class TurnService:
             is_list = request.endpoint is Endpoint.COMPLETIONS  # the only one that takes several prompts
             prompts = prompt_list(request, self._config.body_limit_bytes) if is_list else None
             if prompts is None:
-                return await self._router.answer(
-                    in_scope(request, caller.client, self._state.sessions), receipt, context
-                )
+                return await self._router.answer(self._in_scope(caller, request), receipt, context)
             self._state.rate_limits.take(caller.client, 0, self._state.now())
             each = replace(context, is_counted=True)
             return await self._fan_out.answer(ListTurn(prompts, partial(self._parse_one, caller), receipt, each))
@@ -90,8 +88,11 @@ class TurnService:
         return TurnContext(caller.client, legs, caller.forced, queue_patience_s(caller.headers))
 
     def _parse_one(self, caller: Caller, body: bytes) -> Request:
-        """Of a list of prompts; the list itself was checked."""
-        return in_scope(self._parse(caller, body), caller.client, self._state.sessions)
+        """One prompt of a list; the list itself was checked."""
+        return self._in_scope(caller, self._parse(caller, body))
+
+    def _in_scope(self, caller: Caller, request: Request) -> Request:
+        return in_scope(request, caller.client, self._state.sessions)
 
     def _parse(self, caller: Caller, body: bytes) -> Request:
         scope = caller.client.scope

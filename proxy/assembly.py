@@ -29,11 +29,13 @@ from .peers.replication import Operated, Replication
 from .routing.dispatch import Dispatcher
 from .routing.handoff_release import HandoffRelease
 from .routing.learning import Learner
+from .routing.model_list import ModelList
 from .routing.passthrough import Passthrough
 from .routing.prompt_fan_out import FanOut
 from .routing.router import Router
 from .routing.service import TurnService
 from .routing.state import State
+from .routing.stored_responses import StoredResponses
 from .runtime.tasks import Drain
 from .runtime.tls import Tls, worker_tls
 from .sessions.prefix_chain import Hasher
@@ -57,6 +59,8 @@ class Proxy:
     handoff_release: HandoffRelease
     turns: TurnService
     passthrough: Passthrough
+    model_list: ModelList
+    stored_responses: StoredResponses
     prober: Prober
     canary: Canary
     listener: HeartbeatListener
@@ -102,6 +106,8 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         handoff_release=handoff_release,
         turns=TurnService(config, state, router, FanOut(router), keys),
         passthrough=passthrough,
+        model_list=ModelList(config, upstream, passthrough.candidates, now),
+        stored_responses=StoredResponses(config, state, upstream),
         prober=prober,
         canary=canary,
         listener=HeartbeatListener(config, state.registry, state.metrics, now),

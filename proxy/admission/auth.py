@@ -40,12 +40,17 @@ def lowered(headers: Headers) -> dict[str, str]:
 
 def client_key(headers: Mapping[str, str]) -> str:
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    return key.strip() if scheme.lower() == "bearer" else bare_key(headers)
+
+
+def bare_key(headers: Mapping[str, str]) -> str:
+    """The key in the header that Anthropic's clients use, or in that of Azure's."""
+    return headers.get("x-api-key") or headers.get("api-key", "")
 
 
 def tenant_of(headers: Mapping[str, str]) -> str:
     """A name for the holder of a key that does not reveal the key; "" for all who send none."""
-    key = headers.get("authorization") or headers.get("x-api-key", "")
+    key = headers.get("authorization") or bare_key(headers)
     return blake2b(key.encode(), digest_size=8).hexdigest() if key else ""
 
 
@@ -58,7 +63,7 @@ def authenticate(headers: Mapping[str, str], ring: Ring | None) -> Client:
         return Client(name="", tenant=tenant_of(headers))
     key = client_key(headers)
     if not key:
-        raise Unauthorized("an API key is needed: Authorization: Bearer, or X-Api-Key", code="invalid_api_key")
+        raise Unauthorized("an API key is needed: Authorization: Bearer, X-Api-Key or Api-Key", code="invalid_api_key")
     client = ring.find(key)
     if client is None:
         raise Unauthorized("the API key is unknown or was revoked", code="invalid_api_key")
@@ -100,8 +105,8 @@ def leg_headers(
         pass  # with keys of the proxy's own, the client's key is not forwarded
     elif "authorization" in headers:
         kept["authorization"] = headers["authorization"]
-    elif "x-api-key" in headers:  # Anthropic's clients; vLLM reads the other header only
-        kept["authorization"] = f"Bearer {headers['x-api-key']}"
+    elif key := bare_key(headers):  # vLLM reads the other header only
+        kept["authorization"] = f"Bearer {key}"
     return kept
 
 

@@ -52,7 +52,7 @@ class AsgiExchange:
         if self._refused is None:
             self._task = asyncio.create_task(self._run())
         else:
-            self._connection.write(response.refusal(self._refused))
+            self._connection.write(response.refusal(self._refused, self._head.target))
             self._connection.finished(keeps_alive=False)
 
     def take(self, data: bytes) -> None:
@@ -72,7 +72,7 @@ class AsgiExchange:
             return
         if not self._has_answered:
             self._has_answered = True
-            self._connection.write(response.refusal(error))
+            self._connection.write(response.refusal(error, self._head.target))
         self.leave()
         self._connection.finished(keeps_alive=False)
 
@@ -170,12 +170,13 @@ class AsgiExchange:
 class RefusedExchange:
     """An `Exchange` that answers an unreadable or forbidden request with an error, and closes the connection."""
 
-    def __init__(self, connection: ClientConnection, error: RequestError) -> None:
+    def __init__(self, connection: ClientConnection, error: RequestError, target: bytes = b"") -> None:
         self._connection = connection
         self._error = error
+        self._target = target
 
     def begin(self) -> None:
-        self._connection.write(response.refusal(self._error))
+        self._connection.write(response.refusal(self._error, self._target))
         self._connection.finished(keeps_alive=False)
 
     def take(self, data: bytes) -> None: ...

@@ -55,6 +55,7 @@ class Registry:
         self._changed: set[WorkerId] = set()  # workers whose views do not show their use yet
         self._fleets: dict[str, Fleet] = {}  # by model, until a view changes
         self._takers: dict[str, Takers] = {}  # by model, until a worker changes
+        self._aliases: dict[str, str] | None = None  # of all workers, until a worker changes
         self._names: OrderedDict[tuple[Role, WorkerId], str] = OrderedDict()
         self._numbers: Counter[Role] = Counter()
         self._joined = 0
@@ -70,6 +71,20 @@ class Registry:
         if self._changed:
             self._catch_up()
         return self._fleets.get(model) or self._new_fleet(model)
+
+    def family(self, model: str) -> str:
+        """The name by which sessions know the model: one for all names under which workers serve the same weights."""
+        if self._aliases is None:
+            self._aliases = {}
+            for view in self._views.values():
+                self._aliases |= view.worker.aliases
+        while (other := self._aliases.get(model, model)) < model:  # workers may know different names
+            model = other
+        return model
+
+    def families(self) -> set[str]:
+        """The names by which sessions know the models that are served."""
+        return {self.family(model) for view in self._views.values() for model in view.worker.models}
 
     def view(self, worker_id: WorkerId) -> WorkerView | None:
         self._catch_up()
@@ -91,7 +106,7 @@ class Registry:
             if known.worker.source is Source.STATIC:
                 worker = known.worker
         if known is not None and not announcement.worker.models:  # the agent could not ask its engine just now
-            worker = replace_worker(worker, models=known.worker.models)
+            worker = replace_worker(worker, models=known.worker.models, aliases=known.worker.aliases)
         self._admit(worker, announcement.worker.incarnation, now_s)
         changes: dict[str, object] = {"draining": announcement.draining}
         if announcement.load is not None:
@@ -116,6 +131,7 @@ class Registry:
         worker = replace_worker(
             view.worker,
             models=found.models or view.worker.models,
+            aliases=found.aliases if found.models else view.worker.aliases,
             engine_version=found.engine_version or view.worker.engine_version,
         )
         heard_s = now_s if view.worker.source is Source.STATIC else view.heard_s
@@ -199,6 +215,7 @@ class Registry:
         self._views.pop(worker_id, None)
         self._fleets.clear()
         self._takers.clear()
+        self._aliases = None
         self._used.pop(worker_id, None)
         self._others.pop(worker_id, None)
 
@@ -256,6 +273,7 @@ class Registry:
         self._views[view.id] = view
         self._fleets.clear()
         self._takers.clear()
+        self._aliases = None
 
     def _admit(self, worker: Worker, incarnation: str, now_s: float) -> None:
         old = self._views.get(worker.id)

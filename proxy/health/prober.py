@@ -122,6 +122,7 @@ class Prober:
         found = replace(
             view.worker,
             models=status.models,
+            aliases=status.aliases,
             engine_version=status.version,
             incarnation=status.metrics.incarnation,
         )

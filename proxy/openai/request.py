@@ -127,6 +127,11 @@ _RENDERED = {
 _RENDERED_ANYWHERE = frozenset(name for names in _RENDERED.values() for name in names)
 
 
+def scope_of(endpoint: Endpoint, hasher: Hasher, tenant: str, model: str) -> int:
+    """The key in which a tenant's conversations with a model begin."""
+    return hasher.usual_key(b"D", tenant, model, endpoint)
+
+
 def parse_request(
     endpoint: Endpoint,
     body: bytes,
@@ -137,15 +142,17 @@ def parse_request(
     session_key: SessionKey,
     depth_limit: int = DEPTH_LIMIT,
     salted: Callable[[str], str] | None = None,
+    family: Callable[[str], str] | None = None,
 ) -> Request:
     """RequestError (400) for an invalid body. Names in `headers` are lower-case, or their case is ignored.
 
-    salted: makes the salt that workers get of the client's own; None: the client's own is it.
+    salted: makes the salt that workers get of the client's own; None: the client's own is it. family: the one name by
+    which sessions know a model that has several.
     """
     check_depth(body, depth_limit)
     try:
         fields = body_members.Members(_BODY.decode(body), body)
-        return _request(endpoint, fields, headers, tenant, hasher, session_key, salted)
+        return _request(endpoint, fields, headers, tenant, hasher, session_key, salted, family)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise RequestError(f"the body is not a JSON object: {exc}") from exc
     except RecursionError:
@@ -160,11 +167,12 @@ def _request(
     hasher: Hasher,
     session_key: SessionKey,
     salted: Callable[[str], str] | None,
+    family: Callable[[str], str] | None,
 ) -> Request:
     kinds = _READ[endpoint]
     values = {name: read(kinds[name], raw, name) for name, raw in fields.items() if name in kinds}
     model = _model(values)
-    scope = hasher.usual_key(b"D", tenant, model, endpoint)
+    scope = scope_of(endpoint, hasher, tenant, model if family is None else family(model))
     salt = values.get("cache_salt") or ""
     if salted is not None:
         salt = salted(salt)

@@ -14,7 +14,7 @@ from ..admission.auth import authenticate, check_use, forced_route, leg_headers,
 from ..admission.key_file import KeyRing
 from ..admission.keys import Client
 from ..config import ProxyConfig
-from ..errors import LegError, PPDError, comes_back, error_body
+from ..errors import PPDError, answer_body, comes_back
 from ..openai.prompt_list import prompt_list
 from ..openai.request import Endpoint, Request, parse_request
 from ..policy import Route
@@ -58,6 +58,11 @@ class TurnService:
 
     async def answer(self, caller: Caller, body: bytes) -> TurnReply:
         """The caller must call `abandon` on a streamed body in the end."""
+        reply = await self._answer(caller, body)
+        reply.headers.update(self._state.rate_limits.headers(caller.client, self._state.now()))
+        return reply
+
+    async def _answer(self, caller: Caller, body: bytes) -> TurnReply:
         receipt = _new_receipt(caller)
         try:
             request = in_class(self._parse(caller, body), caller.client)
@@ -72,13 +77,13 @@ class TurnService:
             each = replace(context, is_counted=True)
             return await self._fan_out.answer(ListTurn(prompts, partial(self._parse_one, caller), receipt, each))
         except PPDError as exc:
-            reply = error_reply(exc)
+            reply = error_reply(exc, caller.endpoint)
             reply.headers.update(decision_headers(receipt))
             return reply
         except Exception as exc:
             # Its text may hold addresses: the client gets none of it.
             log.error("request %s failed", receipt.id, exc_info=exc)
-            return error_reply(PPDError("internal error"))
+            return error_reply(PPDError("internal error"), caller.endpoint)
 
     def _context(self, caller: Caller) -> TurnContext:
         legs = leg_headers(
@@ -105,16 +110,12 @@ class TurnService:
             session_key=self._config.session_key,
             depth_limit=self._config.json_depth_limit,
             salted=None if scope is None else scope.salt,
+            family=self._state.registry.family,
         )
 
 
-def error_reply(exc: PPDError) -> TurnReply:
-    """An error in OpenAI's shape; a worker's own words where they are about the request."""
-    if isinstance(exc, LegError) and exc.is_openai_error:
-        return TurnReply(JSON, {}, exc.body, exc.status)
-    return TurnReply(
-        JSON, comes_back(exc), error_body(exc.message, exc.kind, exc.code or exc.status, exc.param), exc.status
-    )
+def error_reply(exc: PPDError, path: str = "") -> TurnReply:
+    return TurnReply(JSON, comes_back(exc), answer_body(exc, path), exc.status)
 
 
 def _new_receipt(caller: Caller) -> Receipt:

@@ -114,7 +114,7 @@ def read_generation(
     asked = [value for name in limits if (value := body.integer(name, least=1)) is not None]
     return Generation(
         model=model,
-        namespace=Namespace(config.model, model if model != config.model else None, salt),
+        namespace=Namespace(config.model, model if model in config.loras else None, salt),
         prompts=prompts,
         choices=choices,
         sampling=_sampling(body, _limit(config, prompts, asked[0] if asked else None, default_limit), stop),

@@ -19,12 +19,12 @@ from ..engine.deltas import DeltaStream
 from ..engine.engine import Received, SimEngine
 from ..engine.metrics import CONTENT_TYPE
 from . import pooling
-from .completions import ChatCompletions, Completions, read_prompts
+from .completions import BatchChatCompletions, ChatCompletions, Completions, read_prompts
 from .fault_injection import Ended, InjectedFault
 from .messages import Messages
-from .prompts import chat_prompt
+from .prompts import chat_prompt, messages_prompt
 from .reply import Dialect, Reply, openai_error
-from .requests import JsonBody
+from .requests import JsonBody, served_model
 from .response_store import ResponseStore
 from .responses import Responses
 
@@ -40,11 +40,14 @@ def create_app(engine: SimEngine) -> web.Application:
     app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[server.guard, server.answer_errors])
     get, post = app.router.add_get, app.router.add_post
     post("/v1/chat/completions", server.generates(ChatCompletions()))
+    post("/v1/chat/completions/batch", server.generates(BatchChatCompletions()))
     post("/v1/completions", server.generates(Completions()))
     post("/v1/responses", server.generates(Responses(server.responses)))
     get("/v1/responses/{id}", server.read_response)
     post("/v1/responses/{id}/cancel", server.cancel_response)
     post("/v1/messages", server.generates(Messages()))
+    post("/v1/messages/count_tokens", server.count_tokens)
+    post("/v2/embed", server.pools(pooling.embed))
     post("/v1/embeddings", server.pools(pooling.embeddings))
     post("/pooling", server.pools(pooling.pooling))
     post("/classify", server.pools(pooling.classify))
@@ -57,6 +60,7 @@ def create_app(engine: SimEngine) -> web.Application:
     post("/detokenize", server.detokenize)
     get("/v1/models", server.models)
     get("/version", server.version)
+    get("/load", server.load)
     get("/metrics", server.metrics)
     get("/health", server.health)
     get("/ping", server.health)
@@ -133,6 +137,17 @@ class _Server:
         limit = self._config.max_model_len
         return _json({"count": len(tokens), "max_model_len": limit, "tokens": list(tokens), "token_strs": texts})
 
+    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = await _body(request)
+            served_model(body, self._config)
+            return _json({"input_tokens": len(messages_prompt(body))})
+        except SimError as error:
+            return _json(Messages().error(error), status=error.status)
+
+    async def load(self, request: web.Request) -> web.StreamResponse:
+        return _json({"server_load": len(list(self._engine.scheduler.sequences))})
+
     async def detokenize(self, request: web.Request) -> web.StreamResponse:
         return _json({"prompt": decode((await _body(request)).token_ids("tokens"))})
 
@@ -144,9 +159,9 @@ class _Server:
                 "object": "model",
                 "created": int(self._engine.started_at),
                 "owned_by": "vllm",
-                "root": name,
-                "parent": None if name == own else own,
-                "max_model_len": self._config.max_model_len if name == own else None,
+                "root": name if name in self._config.loras else own,
+                "parent": own if name in self._config.loras else None,
+                "max_model_len": None if name in self._config.loras else self._config.max_model_len,
                 "permission": [],
             }
             for name in self._config.names

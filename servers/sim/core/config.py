@@ -26,6 +26,7 @@ class SimConfig:
     host: str = "127.0.0.1"
     port: int = 0  # 0: a free one
     model: str = "sim"
+    aliases: tuple[str, ...] = ()  # further names of the model
     loras: tuple[str, ...] = ()  # further model names, each with answers of its own
     seed: int = 0
     block_size: int = 16  # tokens per KV block
@@ -67,4 +68,4 @@ class SimConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (self.model, *self.loras)
+        return (self.model, *self.aliases, *self.loras)

@@ -18,6 +18,7 @@ Messages are written for the client: they never hold a worker's address, a key, 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -35,6 +36,7 @@ _ANTHROPIC_KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_NO_MODEL = re.compile(r"The model `.{1,256}` does not exist")  # vLLM on Messages, which has no `param`
 OVERLOAD = (429, 503)  # statuses by which a worker says that it is busy, not broken
 
 
@@ -159,7 +161,7 @@ class LegError(PPDError):
 
         What an engine says of itself (5xx) stays inside, as it may name other workers.
         """
-        if self.cause is not Cause.REQUEST:
+        if self.cause not in (Cause.REQUEST, Cause.UNKNOWN_MODEL):
             return False
         try:
             return "error" in msgspec.json.decode(self.body.decode(), type=dict[str, msgspec.Raw])
@@ -173,10 +175,22 @@ def refusal(status: int, body: bytes, *, worker: str, phase: Phase, retry_after_
     if status in OVERLOAD:
         cause, seen = Cause.OVERLOADED, 503
     elif 400 <= status < 500:
-        cause, seen = Cause.REQUEST, status
+        lacks_model = status == 404 and phase is Phase.HEADERS and _lacks_model(body)
+        cause, seen = Cause.UNKNOWN_MODEL if lacks_model else Cause.REQUEST, status
     message = f"the worker answered {status}"
     return LegError(
         message, worker=worker, phase=phase, cause=cause, status=seen, body=body, retry_after_s=retry_after_s
+    )
+
+
+def _lacks_model(body: bytes) -> bool:
+    """Whether a 404 says that the model is not there: in vLLM's shape, or in OpenAI's."""
+    try:
+        error = msgspec.json.decode(body, type=_Words).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return not isinstance(error, str) and (
+        error.param == "model" or error.code == "model_not_found" or _NO_MODEL.match(error.message) is not None
     )
 
 
@@ -203,6 +217,8 @@ def answer_body(exc: PPDError, path: str) -> bytes:
 
 class _Message(msgspec.Struct):
     message: str = ""
+    param: str | None = None
+    code: str | int | None = None
 
 
 class _Words(msgspec.Struct):

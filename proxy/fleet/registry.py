@@ -145,6 +145,15 @@ class Registry:
         if view is not None and view.worker.source is Source.STATIC:
             self._change(worker_id, up=False)
 
+    def lost_model(self, worker_id: WorkerId, model: str) -> None:
+        """The worker says that it has no such model; what it lists next counts again."""
+        view = self._views.get(worker_id)
+        if view is None or model not in view.worker.models:
+            return
+        left = tuple(name for name in view.worker.models if name != model)
+        if left:  # a worker without any name would be given turns of every model
+            self._change(worker_id, worker=replace_worker(view.worker, models=left))
+
     def hold_back(self, worker_id: WorkerId, held_back: bool) -> None:
         """Drains the worker for the operator; the worker's own messages do not end that."""
         self._change(worker_id, held_back=held_back)

@@ -179,12 +179,12 @@ class FailedAttempts:
             self.keys[decision.prefill.id, decision.decode.id] = exc
         else:
             self.keys[blamed(leg, decision)] = exc
-        if leg is Leg.PREFILL or row.health is HealthEffect.PAIR:
+        if leg is Leg.PREFILL or row.health is HealthEffect.PAIR:  # with no P left, D answers alone
             self.handing_over += 1
         elif row.client is ClientGets.ANOTHER_OR_QUEUE:
             until_s = now_s + (exc.retry_after_s or OVERLOAD_S)
             self.overloaded_until_s = min(until_s, self.overloaded_until_s or until_s)
-        else:
+        elif exc.cause is not Cause.UNKNOWN_MODEL:  # which ends with the workers that list the model
             self.answering += 1
         return self.answering < self.limit
 

@@ -47,6 +47,8 @@ AUDIO = re.compile(r"/v1/audio(?:/[A-Za-z0-9_-]+)+")
 
 # An engine's word for "this model has no such endpoint": the request's fault, not the worker's.
 _NOT_IMPLEMENTED = 501
+_NOT_FOUND = 404
+_TRIED_ELSEWHERE = (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE)
 
 # Replicas first; P last, as its queue is the fleet's TTFT.
 _PREFERENCE = {Role.REPLICA: 0, Role.DECODE: 1, Role.PREFILL: 2}
@@ -146,19 +148,20 @@ class Passthrough:
         """Raises the last LegError where no other worker may be tried."""
         failure: LegError | None = None
         self._state.retries.deposit()
-        for view in self.candidates(asked.model)[: self._attempts]:
-            if failure is not None and not self._may_retry(failure):
+        failed = 0
+        for view in self.candidates(asked.model):
+            if failed == self._attempts or (failure is not None and not self._may_retry(failure)):
                 break
             asked_s = self._state.now()
             try:
                 return await self._ask(permit, view, asked, bill)
             except LegError as exc:
                 failure = exc
+                failed += exc.cause is not Cause.UNKNOWN_MODEL
+                if exc.cause is Cause.UNKNOWN_MODEL:
+                    self._registry.lost_model(view.id, asked.model)
                 self._state.health.leg_failed(_leg(view), exc, view.id, asked_s)
-                if ROWS[_leg(view), exc.phase, exc.cause].whole not in (
-                    ClientGets.ANOTHER,
-                    ClientGets.ANOTHER_OR_QUEUE,
-                ):
+                if ROWS[_leg(view), exc.phase, exc.cause].whole not in _TRIED_ELSEWHERE:
                     break
         raise failure or NoWorkerError(f"no worker can serve model {asked.model!r} now")
 
@@ -182,7 +185,7 @@ class Passthrough:
                 timeouts=self._timeouts,
             )
             _check(answer, view)
-            first = await answer.chunk()
+            first = await _known(answer, view) if answer.status == _NOT_FOUND else await answer.chunk()
         except BaseException:
             self._registry.release(view.id)
             if answer is not None:
@@ -244,6 +247,16 @@ def _check(answer: Answer, view: WorkerView) -> None:
         raise refusal(status, b"", worker=view.id, phase=Phase.HEADERS, retry_after_s=after_s)
 
 
+async def _known(answer: Answer, view: WorkerView) -> bytes:
+    """The body of a 404; LegError where it says that the worker no longer has the model."""
+    body = await answer.body()
+    failure = refusal(_NOT_FOUND, body, worker=view.id, phase=Phase.HEADERS)
+    if failure.cause is Cause.UNKNOWN_MODEL:
+        raise failure
+    return body
+
+
 def _cost_nothing(exc: LegError) -> bool:
     """Whether no engine can have computed anything: it was not reached, or it refused."""
-    return exc.phase is Phase.CONNECT or exc.cause in (Cause.REQUEST, Cause.OVERLOADED, Cause.SERVER)
+    refused = (Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.OVERLOADED, Cause.SERVER)
+    return exc.phase is Phase.CONNECT or exc.cause in refused

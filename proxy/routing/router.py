@@ -18,6 +18,7 @@ from ..config import ProxyConfig
 from ..errors import AllBusy, LegError, NoWorkerError, PPDError, Refused
 from ..failures import Cause, FailureRule, HandoffEffect, HealthEffect
 from ..fleet.booking import LegBooking
+from ..fleet.worker import WorkerId
 from ..openai.request import Request
 from ..policy import Decision, Excluded, Route, Rules, Turn, decide, has_room
 from ..sessions.table import SessionMatch
@@ -196,6 +197,8 @@ class Router:
             "request %s: %s on %s %s: %s at %s",
             *(attempt.receipt.id, leg, attempt.receipt.legs[-1].worker, exc.worker, exc.cause, exc.phase),
         )
+        if exc.cause is Cause.UNKNOWN_MODEL:
+            self._state.registry.lost_model(WorkerId(exc.worker), attempt.request.model)
         if row.handoff is HandoffEffect.RELEASED and attempt.handoff is not None:
             self._dispatcher.release(attempt)
         return row

@@ -253,3 +253,31 @@ async def test_an_adapter_is_another_model(start_fleet: Any) -> None:
         chat = fleet.conversation()
         assert (await chat.say("A first message that fills a block or two.")).status == 200
         assert (await chat.say("And?", model="adapter")).route == "SPLIT"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/embeddings"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_adapter_that_one_worker_no_longer_has_is_found_on_another(
+    start_fleet: Any, path: str, stream: bool
+) -> None:
+    engine = {"loras": ("adapter", "other")}
+    async with start_fleet("P1 P2 D1 D2 R1 R2", probe_interval_s=60.0, engine=engine) as fleet:
+        body = {**CHAT, "model": "adapter", "input": "text", "stream": stream}
+        for name in ("P1", "D1", "R1", "R2"):
+            unload(fleet.engines[name], "adapter")
+        for at in range(6):
+            words = [{"role": "user", "content": f"{at}. {SAY[0]['content']}"}]
+            async with fleet.session.post(fleet.base_url + path, json={**body, "messages": words}) as answer:
+                assert answer.status == 200, await answer.text()
+                await answer.read()
+        serving = {view.name for view in fleet.proxy.state.registry.views() if view.takes_turns("adapter")}
+        assert {"D2"} <= serving
+        assert await fleet.metric("ppd_breakers_open") == 0
+        for name in ("P2", "D2"):
+            unload(fleet.engines[name], "adapter")
+        assert (await fleet.post(path, body)).status == 404
+
+
+def unload(engine: Any, adapter: str) -> None:
+    kept = tuple(name for name in engine.config.loras if name != adapter)
+    object.__setattr__(engine.config, "loras", kept)

@@ -130,6 +130,7 @@ class ProxyConfig:
     idle_timeout_s: float = 120.0  # between two reads of an answer, and for a client to take what it is sent
     keepalive_s: float = 4.0  # idle upstream connections are dropped before vLLM's 5 s limit does it
     spare_connections: int = 2  # to each worker at least, ready before a turn needs one; 0: none
+    relay_headers: tuple[str, ...] = ("endpoint-load-metrics*", "x-ratelimit-*", "server-timing")  # of workers' answers
     attempts: int = 3  # tries of one turn before its first byte, the first one included
     retry_share: float = 0.2  # share of all turns that may be retried
     retry_burst: int = 100  # retries beyond that share, after a quiet time

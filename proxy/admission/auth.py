@@ -23,7 +23,8 @@ from .keys import Client
 # The only client headers that workers get. Others could steer an engine (X-data-parallel-rank, X-Vllm-Priority) or
 # another proxy.
 SESSION = "x-session-id"
-FORWARDED = ("accept", "content-type", "traceparent", "tracestate", "anthropic-version", SESSION)
+LOAD_FORMAT = "endpoint-load-metrics-format"  # how vLLM is to tell its load in the answer's headers
+FORWARDED = ("accept", "content-type", "traceparent", "tracestate", "anthropic-version", LOAD_FORMAT, SESSION)
 FORCE_ROUTE = "x-ppd-force-route"
 QUEUE_TIMEOUT = "x-ppd-queue-timeout"
 

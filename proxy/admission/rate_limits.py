@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from ..errors import RateLimited
@@ -112,6 +112,12 @@ class RateLimits:
         if now_s - self._swept_s >= MINUTE_S:
             self._swept_s = now_s
             self._full_s = {key: full_s for key, full_s in self._full_s.items() if full_s > now_s}
+
+
+def with_limits(headers: Mapping[str, str], limits: Mapping[str, str]) -> dict[str, str]:
+    """The headers of an answer, with a key's limits in place of any that a worker has named."""
+    others = {name: value for name, value in headers.items() if not name.lower().startswith("x-ratelimit-")}
+    return others | dict(limits)
 
 
 def _duration(seconds: float) -> str:

@@ -94,6 +94,7 @@ class OpenAnswer(msgspec.Struct):
     reply: ReplyKey  # fed by the observer
     relay: StreamRelay | None  # None: `first` is all of it
     handoff: Handoff | None
+    headers: Mapping[str, str] = {}  # of the worker's that go on to the client
 
 
 class TurnContext(msgspec.Struct, frozen=True):

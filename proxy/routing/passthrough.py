@@ -15,6 +15,7 @@ from ..admission.auth import check_use
 from ..admission.gate import Permit
 from ..admission.keys import Client
 from ..admission.queue import Ticket
+from ..admission.rate_limits import with_limits
 from ..config import ProxyConfig
 from ..errors import OVERLOAD, LegError, NoWorkerError, refusal
 from ..failures import ROWS, Cause, ClientGets, Leg, Phase
@@ -23,6 +24,7 @@ from ..fleet.worker import Role
 from ..openai.form import is_form
 from ..upstream.call import Answer, Call, Timeouts
 from ..upstream.client import Upstream
+from ..upstream.relayed_headers import RelayedHeaders
 from .passed_body import TotalTokens, model_of, public_body
 from .state import State
 
@@ -95,6 +97,7 @@ class Passthrough:
         self._registry = state.registry
         self._upstream = upstream
         self._timeouts = Timeouts(config.connect_timeout_s, config.answer_timeout_s, config.idle_timeout_s)
+        self._relayed = RelayedHeaders(config.relay_headers)
         self._attempts = config.attempts
         self._worker_limit = config.max_worker_inflight
         self._depth_limit = config.json_depth_limit
@@ -191,6 +194,7 @@ class Passthrough:
             if answer is not None:
                 answer.close()
             raise
+        relayed = answer.relayed(self._relayed)
         answer.reached_the_client()
 
         def release(_: object) -> None:
@@ -204,7 +208,8 @@ class Passthrough:
         task.add_done_callback(release)
         kept = {"Content-Type": answer.content_type, "Content-Encoding": answer.content_encoding}
         headers = {name: value for name, value in kept.items() if value}
-        headers |= self._state.rate_limits.headers(bill.client, self._state.now())
+        limits = self._state.rate_limits.headers(bill.client, self._state.now())
+        headers = with_limits(relayed, limits) | headers if limits else relayed | headers
         return Forwarded(answer.status, headers, self._chunks(view, answer, first, bill))
 
     async def _chunks(self, view: WorkerView, answer: Answer, first: bytes, bill: _Bill) -> AsyncIterator[bytes]:

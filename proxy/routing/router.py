@@ -100,10 +100,10 @@ class Router:
         attempt.permit = permit
         if opened.relay is not None:
             stream = Streaming(self._state, self._learner, match, attempt, opened)
-            return TurnReply(opened.content_type, decision_headers(receipt), stream)
+            return TurnReply(opened.content_type, {**opened.headers, **decision_headers(receipt)}, stream)
         complete(self._state, self._learner, match, attempt, opened)
         attempt.close()
-        return TurnReply(opened.content_type, decision_headers(receipt), opened.first)
+        return TurnReply(opened.content_type, {**opened.headers, **decision_headers(receipt)}, opened.first)
 
     async def _first_success(self, job: Job) -> tuple[Attempt, OpenAnswer]:
         """Attempts until one succeeds, each without the workers that failed before."""

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from ..admission.auth import authenticate, check_use, forced_route, leg_headers, queue_patience_s
 from ..admission.key_file import KeyRing
 from ..admission.keys import Client
+from ..admission.rate_limits import with_limits
 from ..config import ProxyConfig
 from ..errors import PPDError, answer_body, comes_back
 from ..openai.prompt_list import prompt_list
@@ -59,7 +60,9 @@ class TurnService:
     async def answer(self, caller: Caller, body: bytes) -> TurnReply:
         """The caller must call `abandon` on a streamed body in the end."""
         reply = await self._answer(caller, body)
-        reply.headers.update(self._state.rate_limits.headers(caller.client, self._state.now()))
+        limits = self._state.rate_limits.headers(caller.client, self._state.now())
+        if limits:
+            reply.headers = with_limits(reply.headers, limits)
         return reply
 
     async def _answer(self, caller: Caller, body: bytes) -> TurnReply:

@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator, Mapping
 
 from ..admission.keys import Client
+from ..admission.rate_limits import with_limits
 from ..config import ProxyConfig
 from ..errors import OVERLOAD, LegError, NotFound, refusal
 from ..failures import Phase
@@ -23,6 +24,7 @@ from ..openai.stream_relay import StreamRelay
 from ..sessions.session import response_key
 from ..upstream.call import Answer, Call, Timeouts
 from ..upstream.client import Upstream
+from ..upstream.relayed_headers import RelayedHeaders
 from .attempt import no_such_response
 from .passthrough import Forwarded
 from .state import State
@@ -37,6 +39,7 @@ class StoredResponses:
     def __init__(self, config: ProxyConfig, state: State, upstream: Upstream) -> None:
         self._state = state
         self._upstream = upstream
+        self._relayed = RelayedHeaders(config.relay_headers)
         self._timeouts = Timeouts(config.connect_timeout_s, config.first_event_timeout_s, config.idle_timeout_s)
 
     async def forward(
@@ -77,8 +80,9 @@ class StoredResponses:
 
     async def _relayed(self, view: WorkerView, answer: Answer, client: Client) -> Forwarded:
         """Whole answers are read here; LegError for one about the worker itself, or that names it."""
-        headers = {"Content-Type": answer.content_type}
-        headers |= self._state.rate_limits.headers(client, self._state.now())
+        limits = self._state.rate_limits.headers(client, self._state.now())
+        headers = with_limits(answer.relayed(self._relayed), limits) if limits else answer.relayed(self._relayed)
+        headers["Content-Type"] = answer.content_type
         status, redaction = answer.status, Redaction(view.worker.address)
         if answer.is_event_stream and status == 200:
             task = asyncio.current_task()

@@ -25,6 +25,7 @@ class LegRecord(msgspec.Struct, kw_only=True):
     """One upstream request; times in seconds from the turn's arrival."""
 
     kind: Leg
+    id: str = ""  # its X-Request-Id, which is in the worker's log
     worker: str  # the registry's name, "D2"
     address: str
     started_s: float

@@ -30,11 +30,13 @@ from .peers.replication import Operated, Replication
 from .routing.dispatch import Dispatcher
 from .routing.handoff_release import HandoffRelease
 from .routing.learning import Learner
+from .routing.model_list import ModelList
 from .routing.passthrough import Passthrough
 from .routing.prompt_fan_out import FanOut
 from .routing.router import Router
 from .routing.service import TurnService
 from .routing.state import State
+from .routing.stored_responses import StoredResponses
 from .runtime.tasks import Drain
 from .runtime.tls import Tls, worker_tls
 from .sessions.prefix_chain import Hasher
@@ -59,6 +61,8 @@ class Proxy:
     handoff_release: HandoffRelease
     turns: TurnService
     passthrough: Passthrough
+    model_list: ModelList
+    stored_responses: StoredResponses
     prober: Prober
     load_watch: LoadWatch
     canary: Canary
@@ -88,7 +92,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     dispatcher = make_dispatcher(config, state, upstream, handoff_release)
     canary = make_canary(config, state, upstream)
     router = Router(config, settings.rules(), state, dispatcher, learner, passed_over=canary.passed_over)
-    keys = KeyRing(Path(config.keys_file), config.admin_key) if config.keys_file else None
+    keys = make_keys(config)
     passthrough = Passthrough(config, state, upstream)
     state.metrics.watch(lambda: _gauges(state))
     prober = Prober(config, state.registry, upstream, now, probing_session, tls)
@@ -110,6 +114,8 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         handoff_release=handoff_release,
         turns=TurnService(config, state, router, FanOut(router), keys),
         passthrough=passthrough,
+        model_list=ModelList(config, upstream, passthrough.candidates, now),
+        stored_responses=StoredResponses(config, state, upstream),
         prober=prober,
         load_watch=LoadWatch(config, state.registry, upstream),
         canary=canary,
@@ -163,6 +169,12 @@ def make_dispatcher(
         metrics=state.metrics,
         now=state.now,
     )
+
+
+def make_keys(config: ProxyConfig) -> KeyRing | None:
+    if not config.keys_file:
+        return None
+    return KeyRing(Path(config.keys_file), config.admin_key, config.share_prefixes)
 
 
 def make_canary(config: ProxyConfig, state: State, upstream: Upstream) -> Canary:

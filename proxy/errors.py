@@ -20,12 +20,25 @@ Messages are written for the client: they never hold a worker's address, a key, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from .failures import Cause, Phase
 
+MESSAGES = "/v1/messages"
+# https://docs.anthropic.com/en/api/errors; clients raise by the status, and show the type.
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_NO_MODEL = re.compile(r"The model `.{1,256}` does not exist")  # vLLM on Messages, which has no `param`
 OVERLOAD = (429, 503)  # statuses by which a worker says that it is busy, not broken
 
 
@@ -116,10 +129,14 @@ class Refused(PPDError):
 
 
 class RateLimited(Refused):
-    """Reasons: requests_per_minute, tokens_per_minute."""
+    """Reasons: requests_per_minute, tokens_per_minute. `headers` say what the key has left."""
 
     status = 429
     kind = "rate_limit_error"
+
+    def __init__(self, message: str, *, reason: str, retry_after_s: float, headers: Mapping[str, str]) -> None:
+        super().__init__(message, reason=reason, retry_after_s=retry_after_s)
+        self.headers = headers
 
 
 class Overloaded(Refused):
@@ -163,7 +180,7 @@ class LegError(PPDError):
 
         What an engine says of itself (5xx) stays inside, as it may name other workers.
         """
-        if self.cause is not Cause.REQUEST:
+        if self.cause not in (Cause.REQUEST, Cause.UNKNOWN_MODEL):
             return False
         try:
             return "error" in msgspec.json.decode(self.body.decode(), type=dict[str, msgspec.Raw])
@@ -177,20 +194,72 @@ def refusal(status: int, body: bytes, *, worker: str, phase: Phase, retry_after_
     if status in OVERLOAD:
         cause, seen = Cause.OVERLOADED, 503
     elif 400 <= status < 500:
-        cause, seen = Cause.REQUEST, status
+        lacks_model = status == 404 and phase is Phase.HEADERS and _lacks_model(body)
+        cause, seen = Cause.UNKNOWN_MODEL if lacks_model else Cause.REQUEST, status
     message = f"the worker answered {status}"
     return LegError(
         message, worker=worker, phase=phase, cause=cause, status=seen, body=body, retry_after_s=retry_after_s
     )
 
 
+def _lacks_model(body: bytes) -> bool:
+    """Whether a 404 says that the model is not there: in vLLM's shape, or in OpenAI's."""
+    try:
+        error = msgspec.json.decode(body, type=_Words).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return not isinstance(error, str) and (
+        error.param == "model" or error.code == "model_not_found" or _NO_MODEL.match(error.message) is not None
+    )
+
+
 def comes_back(exc: PPDError) -> dict[str, str]:
     """The headers that tell a client why it was refused, and in how many seconds to come back."""
     if isinstance(exc, Refused):
-        return {"X-PPD-Refused": exc.reason, "Retry-After": str(math.ceil(exc.retry_after_s))}
+        limits = exc.headers if isinstance(exc, RateLimited) else {}
+        return {"X-PPD-Refused": exc.reason, "Retry-After": str(math.ceil(exc.retry_after_s)), **limits}
     if isinstance(exc, LegError) and exc.cause is Cause.OVERLOADED:
         return {"X-PPD-Refused": "workers_overloaded", "Retry-After": str(max(1, math.ceil(exc.retry_after_s)))}
     return {"X-PPD-Refused": "no_worker", "Retry-After": "1"} if isinstance(exc, NoWorkerError) else {}
+
+
+def answer_body(exc: PPDError, path: str) -> bytes:
+    """The error as a client of this path expects it: on Messages in Anthropic's shape, elsewhere in OpenAI's.
+
+    A worker's own words where they are about the request.
+    """
+    own = exc.body if isinstance(exc, LegError) and exc.is_openai_error else None
+    if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
+        return _anthropic_body(exc, own)
+    return own or error_body(exc.message, exc.kind, exc.code or exc.status, exc.param)
+
+
+class _Message(msgspec.Struct):
+    message: str = ""
+    param: str | None = None
+    code: str | int | None = None
+
+
+class _Words(msgspec.Struct):
+    """A worker's error, in any shape that engines give it."""
+
+    error: _Message | str = ""
+    type: str = ""
+
+
+def _anthropic_body(exc: PPDError, own: bytes | None) -> bytes:
+    """Engines refuse bodies that they cannot read in OpenAI's shape, on Messages too."""
+    message = exc.message
+    if own is not None:
+        try:
+            words = msgspec.json.decode(own, type=_Words)
+        except (msgspec.DecodeError, RecursionError):
+            words = _Words()
+        if words.type == "error":
+            return own
+        message = words.error if isinstance(words.error, str) else words.error.message or message
+    kind = _ANTHROPIC_KINDS.get(exc.status, "invalid_request_error" if exc.status < 500 else "api_error")
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
 
 
 def error_body(message: str, kind: str, code: str | int | None, param: str | None = None) -> bytes:

@@ -37,6 +37,7 @@ class Cause(StrEnum):
     RESET = "reset"  # the connection ended early
     TIMEOUT = "timeout"
     REQUEST = "4xx"  # the request's own fault, whichever worker is asked
+    UNKNOWN_MODEL = "unknown_model"  # 404: the worker has unloaded what it had listed, as an adapter
     OVERLOADED = "overloaded"  # 429 or 503
     SERVER = "5xx"
     MALFORMED = "malformed"  # not HTTP, not JSON, empty, or aborted by the engine before its first token
@@ -49,7 +50,7 @@ class Cause(StrEnum):
 
 
 class ClientGets(StrEnum):
-    ANOTHER = "another worker, within the retry budget; with none left 502, or 504 after a time-out"
+    ANOTHER = "another worker, within the retry budget; with none left 502, after a time-out 504, of no such model 404"
     AFRESH = "the answer: the same P is asked again, then another; D computes alone after `attempts`, or without budget"
     ANOTHER_OR_QUEUE = "another worker, then the queue, then 503 with Retry-After"
     RELAYED = "the worker's own error, unchanged; only its status if it names a worker"
@@ -152,6 +153,7 @@ def _prefill_rows() -> Iterator[FailureRule]:
     yield _row((_P, _HEADERS, (Cause.SERVER,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.COUNTED)
     yield _row((_P, _HEADERS + _FIRST, (Cause.OVERLOADED,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.PASSED_OVER)
     yield _row((_P, _HEADERS + _FIRST, (Cause.REQUEST,)), c.RELAYED, o.NOT_ASKED)
+    yield _row((_P, _HEADERS, (Cause.UNKNOWN_MODEL,)), c.ANOTHER, o.NOT_ASKED)
     yield _row((_P, _FIRST, (Cause.MALFORMED, Cause.ERROR_EVENT)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.COUNTED)
     yield _row((_P, _FIRST, (Cause.NO_HANDOFF,)), c.GOES_ON, o.ASKED)
     yield _row((_P, _CONNECT + _ASKED, (Cause.WORKER_GONE,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.OPENED, r.FALLS)
@@ -175,6 +177,7 @@ def _decode_rows() -> Iterator[FailureRule]:  # before the client's first byte
     # A D that refuses a request tells P that its blocks are free, so no other D may read them.
     yield _row((_D, _HEADERS + _FIRST, (Cause.OVERLOADED,)), c.ANOTHER_OR_QUEUE, o.REDONE, h.LEFT, s.PASSED_OVER)
     yield _row((_D, _HEADERS + _FIRST, (Cause.REQUEST,)), c.RELAYED, o.DONE, h.LEFT)
+    yield _row((_D, _HEADERS, (Cause.UNKNOWN_MODEL,)), c.ANOTHER, o.REDONE, h.LEFT)
     yield _row((_D, _FIRST, wrong), c.ANOTHER, o.REDONE, h.LEFT, s.COUNTED)
     yield _row((_D, _ASKED, (Cause.WORKER_GONE,)), c.ANOTHER, o.REDONE, h.LEFT, s.OPENED, r.FALLS)
     yield _row((_D, _UNSEEN, (Cause.CLIENT_GONE,)), c.NOTHING, o.DONE, h.TAKEN)
@@ -191,6 +194,7 @@ def _single_leg_rows() -> Iterator[FailureRule]:  # before the client's first by
     yield _row((_ALONE, _HEADERS, (Cause.SERVER,)), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
     yield _row((_ALONE, _HEADERS + _FIRST, (Cause.OVERLOADED,)), c.ANOTHER_OR_QUEUE, o.NONE, h.NONE, s.PASSED_OVER)
     yield _row((_ALONE, _HEADERS + _FIRST, (Cause.REQUEST,)), c.RELAYED)
+    yield _row((_ALONE, _HEADERS, (Cause.UNKNOWN_MODEL,)), c.ANOTHER)
     yield _row((_ALONE, _FIRST, wrong), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
     yield _row((_ALONE, _ASKED, (Cause.WORKER_GONE,)), c.ANOTHER, o.NONE, h.NONE, s.OPENED, r.FALLS)
     yield _row((_ALONE, _UNSEEN, (Cause.CLIENT_GONE,)), c.NOTHING)

@@ -90,6 +90,7 @@ class ProxyConfig:
     )
     admin_key: Text = key("", "opens the admin API; empty: it is off", secret=True)
     keys_file: Text = key("", "clients' API keys, hashed; empty: no key is required")
+    share_prefixes: Texts = key((), "tenants of the `keys_file` whose prompts share cached KV; others never do")
     open_paths: Annotated[tuple[OperatorPath, ...], Meta(max_length=3)] = key(
         OPERATOR_PATHS, "answered without a key; those that are left out need the admin key"
     )
@@ -200,6 +201,11 @@ class ProxyConfig:
     )
     keepalive_s: Seconds = key(4.0, "idle connections to workers are closed after this; vLLM closes them after 5 s")
     spare_connections: Count = key(2, "connections to each worker kept open at least; 0: none")
+    relay_headers: Texts = key(
+        ("endpoint-load-metrics*", "x-ratelimit-*", "server-timing"),
+        "headers of workers' answers that go on to clients; `*` ends the beginning of a name. Never those of the "
+        "connection, nor one that names the worker's address",
+    )
     attempts: AtLeastOne = key(
         3,
         "failed answers after which a turn gives up and the client gets the last error; after as many failed "
@@ -287,6 +293,11 @@ CONSTRAINTS = (
         ("curve_port", "curve_server_key_file", "curve_clients_dir"),
         "0, or both curve_server_key_file and curve_clients_dir set",
         lambda port, key, folder: not port or bool(key and folder),
+    ),
+    Constraint(
+        ("share_prefixes", "keys_file"),
+        "set with keys_file, whose tenants it names",
+        lambda some, file: not some or file,
     ),
     Constraint(("tls_cert_file", "tls_key_file"), "set with tls_key_file", _both_or_neither),
     Constraint(("worker_cert_file", "worker_key_file"), "set with worker_key_file", _both_or_neither),

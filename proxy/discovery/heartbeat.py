@@ -36,6 +36,7 @@ class Heartbeat(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     role: str  # P, D or R
     http_address: str
     models: list[str]
+    aliases: dict[str, str] = {}  # names of one model, each with the one that stands for all
     engine: str = "vllm"
     engine_version: str = ""
     connector: str = "nixl"
@@ -82,6 +83,7 @@ def _ours(message: dict[str, Any]) -> Announcement:
         role=_role(beat.role),
         address=check_address(beat.http_address, "http_address"),
         models=tuple(beat.models),
+        aliases=beat.aliases,
         connector=beat.connector,
         coordinates=check_coordinates(beat.coordinates),
         engine=beat.engine,

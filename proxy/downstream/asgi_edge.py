@@ -21,7 +21,7 @@ from hypercorn.typing import (
 )
 
 from ..config import ProxyConfig
-from ..errors import PPDError, comes_back, error_body
+from ..errors import PPDError, answer_body, comes_back
 from ..openai.request import Endpoint
 from ..openai.stream_relay import broken_off
 from ..runtime.tasks import Drain, draining
@@ -126,7 +126,7 @@ class GuardedExchange:
             await self.send({"type": "http.response.body", "body": error, "more_body": False})
 
     async def refuse(self, exc: PPDError) -> None:
-        body = error_body(exc.message, exc.kind, exc.code or exc.status)
+        body = answer_body(exc, self.scope["path"])
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         headers += [(name.lower().encode(), value.encode()) for name, value in comes_back(exc).items()]
         await self.send({"type": "http.response.start", "status": exc.status, "headers": headers, "trailers": False})

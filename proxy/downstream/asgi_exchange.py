@@ -55,7 +55,7 @@ class AsgiExchange:
         if self._refused is None:
             self._task = asyncio.create_task(self._run())
         else:
-            self._connection.write(response.refusal(self._refused))
+            self._connection.write(response.refusal(self._refused, self._head.target))
             self._connection.finished(keeps_alive=False)
 
     def take(self, data: bytes) -> None:
@@ -75,7 +75,7 @@ class AsgiExchange:
             return
         if not self._has_answered:
             self._has_answered = True
-            self._connection.write(response.refusal(error))
+            self._connection.write(response.refusal(error, self._head.target))
             if (record := self._asked.get("state", {}).get(RECORD)) is not None:
                 record.status = error.status
         self.leave()
@@ -176,15 +176,18 @@ class AsgiExchange:
 class RefusedExchange:
     """An `Exchange` that answers an unreadable or forbidden request with an error, and closes the connection."""
 
-    def __init__(self, connection: ClientConnection, error: RequestError, note: Callable[[int], None]) -> None:
+    def __init__(
+        self, connection: ClientConnection, error: RequestError, note: Callable[[int], None], target: bytes = b""
+    ) -> None:
         """note: told the status."""
         self._connection = connection
         self._error = error
         self._note = note
+        self._target = target
 
     def begin(self) -> None:
         self._note(self._error.status)
-        self._connection.write(response.refusal(self._error))
+        self._connection.write(response.refusal(self._error, self._target))
         self._connection.finished(keeps_alive=False)
 
     def take(self, data: bytes) -> None: ...

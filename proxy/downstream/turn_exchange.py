@@ -12,6 +12,7 @@ from contextlib import aclosing
 from enum import Enum
 from functools import partial
 
+from ..app.request_body import check_coding, decoded
 from ..config import ProxyConfig
 from ..errors import BodyTooLarge, Forbidden, PPDError, RequestError
 from ..openai.request import Endpoint
@@ -50,7 +51,7 @@ class Direct:
         path = head.target.partition(b"?")[0]
         if refused is not None:
             note = partial(self._edge.requests.refused, head.method.decode("latin-1"), path.decode("latin-1"))
-            return RefusedExchange(connection, refused, note)
+            return RefusedExchange(connection, refused, note, head.target)
         endpoint = _TURNS.get(path) if head.method == b"POST" else None
         if endpoint is None:
             return AsgiExchange(connection, head, self._edge)
@@ -129,6 +130,7 @@ class TurnExchange:
         self._caller: Caller | None = None
         self._received: bytes | bytearray = b""  # so far, of the request's body
         self._is_whole = False  # the request has come completely
+        self._is_compressed = False
         self._refused: PPDError | None = None  # an error that came before `begin`
         self._task: asyncio.Task[None] | None = None
         self._splice: Splice | None = None
@@ -156,6 +158,7 @@ class TurnExchange:
         headers = head.fields
         try:
             self._caller = self._service.caller(self._endpoint, headers)
+            self._is_compressed = check_coding(headers.get("content-encoding", ""))
         except PPDError as exc:
             self.refuse(exc)
             return
@@ -196,7 +199,7 @@ class TurnExchange:
         assert caller is not None, "it was let in"
         body, self._received = bytes(self._received), b""
         try:
-            reply = await self._service.answer(caller, body)
+            reply = await self._reply_to(caller, body)
             if self._state is _OVER:
                 if not isinstance(reply.body, bytes):
                     reply.body.abandon()
@@ -207,6 +210,14 @@ class TurnExchange:
         except Exception:
             log.exception("an answer could not be written")
             self.fail()
+
+    async def _reply_to(self, caller: Caller, body: bytes) -> TurnReply:
+        if self._is_compressed:
+            try:
+                body = await decoded(body, self._body_limit_bytes)
+            except RequestError as exc:
+                return error_reply(exc, self._endpoint)
+        return await self._service.answer(caller, body)
 
     async def _stream(self, reply: TurnReply, body: StreamedBody) -> None:
         self._body = body
@@ -255,7 +266,7 @@ class TurnExchange:
         elif self._state is _READING:
             # What follows on the connection is the rest of an unread body, or no request at all.
             self.is_draining = self.is_draining or not self._is_whole or self._refused is not None
-            self._reply(error_reply(error))
+            self._reply(error_reply(error, self._endpoint))
 
     def _reply(self, reply: TurnReply) -> None:
         assert isinstance(reply.body, bytes), "the answer is whole"
@@ -279,7 +290,7 @@ class TurnExchange:
         self.is_draining = True
         held = self._held()
         if self._state in (_READING, _ASKING):
-            self._reply(error_reply(draining()))
+            self._reply(error_reply(draining(), self._endpoint))
         elif self._state is _STREAMING and self._is_event_stream and self._tail.endswith(EVENT_ENDS):
             self.send(broken_off(self._endpoint, draining().message, 503), is_last=True)
         else:

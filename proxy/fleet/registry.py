@@ -58,6 +58,7 @@ class Registry:
         self._changed: set[WorkerId] = set()  # workers whose views do not show their use yet
         self._fleets: dict[str, Fleet] = {}  # by model, until a view changes
         self._takers: dict[str, Takers] = {}  # by model, until a worker changes
+        self._aliases: dict[str, str] | None = None  # of all workers, until a worker changes
         self._names: OrderedDict[tuple[Role, WorkerId], str] = OrderedDict()
         self._numbers: Counter[Role] = Counter()
         self._joined = 0
@@ -77,6 +78,20 @@ class Registry:
         if self._changed:
             self._catch_up()
         return self._fleets.get(model) or self._new_fleet(model)
+
+    def family(self, model: str) -> str:
+        """The name by which sessions know the model: one for all names under which workers serve the same weights."""
+        if self._aliases is None:
+            self._aliases = {}
+            for view in self._views.values():
+                self._aliases |= view.worker.aliases
+        while (other := self._aliases.get(model, model)) < model:  # workers may know different names
+            model = other
+        return model
+
+    def families(self) -> set[str]:
+        """The names by which sessions know the models that are served."""
+        return {self.family(model) for view in self._views.values() for model in view.worker.models}
 
     def view(self, worker_id: WorkerId) -> WorkerView | None:
         self._catch_up()
@@ -98,7 +113,7 @@ class Registry:
             if known.worker.source is Source.STATIC:
                 worker = known.worker
         if known is not None and not announcement.worker.models:  # the agent could not ask its engine just now
-            worker = replace_worker(worker, models=known.worker.models)
+            worker = replace_worker(worker, models=known.worker.models, aliases=known.worker.aliases)
         self._admit(worker, announcement.worker.incarnation, now_s)
         self._change(worker.id, draining=announcement.draining, **self._learned(worker.id, announcement.load))
 
@@ -120,6 +135,7 @@ class Registry:
         worker = replace_worker(
             view.worker,
             models=found.models or view.worker.models,
+            aliases=found.aliases if found.models else view.worker.aliases,
             engine_version=found.engine_version or view.worker.engine_version,
         )
         heard_s = now_s if view.worker.source is Source.STATIC else view.heard_s
@@ -148,6 +164,15 @@ class Registry:
         if view is not None and view.unanswered:
             self._change(worker_id, up=True, unanswered=False)
             self.recovered(worker_id, now_s)
+
+    def lost_model(self, worker_id: WorkerId, model: str) -> None:
+        """The worker says that it has no such model; what it lists next counts again."""
+        view = self._views.get(worker_id)
+        if view is None or model not in view.worker.models:
+            return
+        left = tuple(name for name in view.worker.models if name != model)
+        if left:  # a worker without any name would be given turns of every model
+            self._change(worker_id, worker=replace_worker(view.worker, models=left))
 
     def hold_back(self, worker_id: WorkerId, held_back: bool) -> None:
         """Drains the worker for the operator; the worker's own messages do not end that. The operator ends either."""
@@ -232,6 +257,7 @@ class Registry:
         self._fleets.clear()
         self._takers.clear()
         self._closed.discard(worker_id)
+        self._aliases = None
         self._used.pop(worker_id, None)
         self._others.pop(worker_id, None)
 
@@ -289,6 +315,7 @@ class Registry:
         self._views[view.id] = view
         self._fleets.clear()
         self._takers.clear()
+        self._aliases = None
 
     def _admit(self, worker: Worker, incarnation: str, now_s: float) -> None:
         old = self._views.get(worker.id)

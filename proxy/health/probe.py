@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -26,10 +27,13 @@ class EngineStatus:
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     scraped: bool = False  # whether /metrics answered, so that `metrics` holds something
     refused: bool = False  # connection refused: the process is gone, not slow
+    aliases: dict[str, str] = field(default_factory=dict)  # as of a `Worker`
 
 
 class _Card(msgspec.Struct):
     id: str
+    root: str | None = None  # where the weights are; all names of one model have the same
+    parent: str | None = None  # of an adapter: the model that it adapts
 
 
 class _Models(msgspec.Struct):
@@ -77,20 +81,31 @@ async def probe(
     if await ask("/health") is None:
         return EngineStatus(healthy=False, refused=refused)
     models, version, metrics = await asyncio.gather(ask("/v1/models"), ask("/version"), ask("/metrics"))
+    cards = _model_cards(models)
     return EngineStatus(
         healthy=True,
-        models=_model_names(models),
+        models=tuple(card.id for card in cards),
+        aliases=_aliases(cards),
         version=_version(version),
         metrics=parse_metrics((metrics or b"").decode("utf-8", "replace")),
         scraped=metrics is not None,
     )
 
 
-def _model_names(body: bytes | None) -> tuple[str, ...]:
+def _model_cards(body: bytes | None) -> list[_Card]:
     try:
-        return tuple(card.id for card in msgspec.json.decode(body or b"", type=_Models).data)
+        return msgspec.json.decode(body or b"", type=_Models).data
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return ()
+        return []
+
+
+def _aliases(cards: Iterable[_Card]) -> dict[str, str]:
+    """Adapters have none: an engine keeps the KV of each by its name."""
+    roots = dict[str, list[str]]()
+    for card in cards:
+        if card.root is not None and card.parent is None:
+            roots.setdefault(card.root, []).append(card.id)
+    return {name: min(names) for names in roots.values() for name in names if name != min(names)}
 
 
 def _version(body: bytes | None) -> str:

@@ -143,6 +143,7 @@ class Prober:
         found = replace(
             view.worker,
             models=status.models,
+            aliases=status.aliases,
             engine_version=status.version,
             incarnation=status.metrics.incarnation,
         )

@@ -13,22 +13,25 @@ from ..admission.gate import Permit
 from ..admission.keys import Client
 from ..admission.queue import effective_priority
 from ..connectors.leg import Handoff
-from ..errors import LegError
+from ..errors import LegError, NotFound
 from ..failures import Cause, ClientGets, FailureRule, HealthEffect, Leg, Phase
 from ..fleet.booking import LegBooking
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..health.worker_health import OVERLOAD_S, Key, blamed
 from ..openai.answer import AnswerObserver
-from ..openai.body_members import encoded
+from ..openai.body_members import Edited, encoded
 from ..openai.reply_key import ReplyKey
-from ..openai.request import Request
+from ..openai.request import Endpoint, Request
 from ..openai.stream_relay import StreamRelay
 from ..policy import Decision, Route, Turn
+from ..sessions.session import Prompt, response_key
+from ..sessions.table import SessionTable
 from ..telemetry.receipts import LegRecord, Receipt, new_id
 from ..upstream.call import Answer, Call, Expiry
 
 _ANSWERING = {Route.LOCAL: Leg.LOCAL, Route.SPLIT: Leg.DECODE, Route.REPLICA: Leg.REPLICA}
+RESPONSE_ID_LIMIT = 128  # characters; longer ones are shown cut in errors
 ABORTED = "abort"  # the finish reason of an engine that gave up
 
 
@@ -98,6 +101,7 @@ class OpenAnswer(msgspec.Struct):
     reply: ReplyKey  # fed by the observer
     relay: StreamRelay | None  # None: `first` is all of it
     handoff: Handoff | None
+    headers: Mapping[str, str] = {}  # of the worker's that go on to the client
 
 
 class TurnContext(msgspec.Struct, frozen=True):
@@ -115,7 +119,31 @@ def in_class(request: Request, client: Client) -> Request:
     if not client.name or request.priority is None:
         return request
     allowed = effective_priority(client.priority, request.priority)
-    return replace(request, priority=allowed, fields={**request.fields, "priority": encoded(allowed)})
+    fields = Edited.of(request.fields, {"priority": encoded(allowed)})
+    return replace(request, priority=allowed, fields=fields)
+
+
+def in_scope(request: Request, client: Client, sessions: SessionTable) -> Request:
+    """The request as workers may see it: with the tenant's salt and ids. NotFound for another tenant's response."""
+    scope, prompt = client.scope, request.prompt
+    if scope is None:
+        return request
+    previous = prompt.previous_response_id
+    if previous is not None and not scope.owns(previous) and not _is_known(previous, prompt, sessions):
+        raise no_such_response(previous, "previous_response_id")
+    is_response = request.endpoint is Endpoint.RESPONSES
+    return replace(request, fields=scope.fields(request.fields, request.cache_salt, is_response=is_response))
+
+
+def _is_known(response_id: str, prompt: Prompt, sessions: SessionTable) -> bool:
+    """Of a worker that gave it another id than it was asked to, or made with a key that has been withdrawn since."""
+    scope = prompt.response_scope
+    return scope is not None and sessions.holder(response_key(prompt.chain.hasher, scope, response_id)) is not None
+
+
+def no_such_response(response_id: str, param: str = "response_id") -> NotFound:
+    shown = response_id if len(response_id) <= RESPONSE_ID_LIMIT else f"{response_id[:RESPONSE_ID_LIMIT]}..."
+    return NotFound(f"Response with id {shown!r} not found.", param=param)
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -177,12 +205,12 @@ class FailedAttempts:
             self.keys[decision.prefill.id, decision.decode.id] = exc
         else:
             self.keys[blamed(leg, decision)] = exc
-        if leg is Leg.PREFILL or row.health is HealthEffect.PAIR:
+        if leg is Leg.PREFILL or row.health is HealthEffect.PAIR:  # with no P left, D answers alone
             self.handing_over += 1
         elif row.client is ClientGets.ANOTHER_OR_QUEUE:
             until_s = now_s + (exc.retry_after_s or OVERLOAD_S)
             self.overloaded_until_s = min(until_s, self.overloaded_until_s or until_s)
-        else:
+        elif exc.cause is not Cause.UNKNOWN_MODEL:  # which ends with the workers that list the model
             self.answering += 1
         return self.answering < self.limit
 

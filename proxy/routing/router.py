@@ -18,6 +18,7 @@ from ..config import ProxyConfig
 from ..errors import AllBusy, AllDown, LegError, NoWorkerError, PPDError, Refused
 from ..failures import Cause, FailureRule, HandoffEffect, HealthEffect
 from ..fleet.booking import LegBooking
+from ..fleet.worker import WorkerId
 from ..openai.request import Request
 from ..policy import Decision, Excluded, Route, Rules, Turn, decide, has_room
 from ..sessions.table import SessionMatch
@@ -100,10 +101,10 @@ class Router:
         attempt.permit = permit
         if opened.relay is not None:
             stream = Streaming(self._state, self._learner, match, attempt, opened)
-            return TurnReply(opened.content_type, decision_headers(receipt), stream)
+            return TurnReply(opened.content_type, {**opened.headers, **decision_headers(receipt)}, stream)
         complete(self._state, self._learner, match, attempt, opened)
         attempt.close()
-        return TurnReply(opened.content_type, decision_headers(receipt), opened.first)
+        return TurnReply(opened.content_type, {**opened.headers, **decision_headers(receipt)}, opened.first)
 
     async def _first_success(self, job: Job) -> tuple[Attempt, OpenAnswer]:
         """Attempts until one succeeds, each without the workers that failed before."""
@@ -203,6 +204,8 @@ class Router:
             "request %s: %s on %s %s: %s at %s",
             *(attempt.receipt.id, leg, attempt.receipt.legs[-1].worker, exc.worker, exc.cause, exc.phase),
         )
+        if exc.cause is Cause.UNKNOWN_MODEL:
+            self._state.registry.lost_model(WorkerId(exc.worker), attempt.request.model)
         if row.handoff is HandoffEffect.RELEASED and attempt.handoff is not None:
             self._dispatcher.release(attempt)
         return row

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
-import random
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -35,6 +34,7 @@ class LegRecord(msgspec.Struct, kw_only=True):
     """One upstream request; times in seconds from the turn's arrival."""
 
     kind: Leg
+    id: str = ""  # its X-Request-Id, which is in the worker's log
     worker: str  # the registry's name, "D2"
     address: str
     started_s: float
@@ -157,14 +157,10 @@ class ReceiptLog:
 
 # -- a request's id, and the time at which it came
 
-_RANDOM = random.Random()  # ids must differ but are no secret, so the slower `uuid4` is not needed
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_RANDOM.seed)
-
 
 def new_id() -> str:
-    """128 random bits, as 32 hexadecimal digits."""
-    return f"{_RANDOM.getrandbits(128):032x}"
+    """128 random bits, as 32 hexadecimal digits. Clients see ids, and must not foretell those of others."""
+    return secrets.token_hex(16)
 
 
 def now_text() -> str:

@@ -15,6 +15,7 @@ from ..errors import LegError
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker
 from .connection import WorkerConnection
+from .relayed_headers import RelayedHeaders
 
 # Module names, as looking an enum's members up by name is slow.
 CONNECT, SENT, HEADERS, STREAM = Phase.CONNECT, Phase.SENT, Phase.HEADERS, Phase.STREAM
@@ -168,6 +169,10 @@ class Answer:
         """Empty unless the worker encoded its answer although the request asked for `identity`."""
         encoding = self._headers.get(b"content-encoding", b"").decode("latin-1")
         return "" if encoding == "identity" else encoding
+
+    def relayed(self, rules: RelayedHeaders) -> dict[str, str]:
+        """What the client gets of the headers; to be asked before `reached_the_client`."""
+        return rules.of(self._headers, self._call.worker_id)
 
     @property
     def retry_after_s(self) -> float:

@@ -25,7 +25,7 @@ from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.upstream.call import BROKEN, GONE, LATE, NOT_HTTP, UNREACHABLE, Call
 
 EVERY = tuple(product(Leg, Phase, Cause))
-STATUSES = (Cause.REQUEST, Cause.OVERLOADED, Cause.SERVER)
+STATUSES = (Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.OVERLOADED, Cause.SERVER)
 ANSWERING = (Leg.DECODE, Leg.LOCAL, Leg.REPLICA)
 IN_BODY = (Cause.MALFORMED, Cause.ERROR_EVENT, Cause.NO_HANDOFF)
 ENDS = (Cause.RESET, Cause.TIMEOUT, Cause.WORKER_GONE)
@@ -35,14 +35,19 @@ IMPOSSIBLE: tuple[tuple[tuple[Leg, ...], tuple[Phase, ...], tuple[Cause, ...], s
     (
         tuple(Leg),
         (Phase.QUEUE,),
-        (Cause.REFUSED, Cause.RESET, Cause.REQUEST, Cause.SERVER, *IN_BODY),
+        (Cause.REFUSED, Cause.RESET, Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.SERVER, *IN_BODY),
         "nobody was asked",
     ),
     (tuple(Leg), (Phase.CONNECT,), (Cause.RESET, *STATUSES, *IN_BODY), "nothing was asked yet"),
     (tuple(Leg), tuple(Phase)[2:], (Cause.REFUSED,), "there is a connection"),
     (tuple(Leg), (Phase.SENT,), (*STATUSES, Cause.ERROR_EVENT, Cause.NO_HANDOFF), "nothing of the answer is here"),
     (tuple(Leg), (Phase.HEADERS,), (Cause.ERROR_EVENT, Cause.NO_HANDOFF), "nothing of the body was read"),
-    (tuple(Leg), (Phase.FIRST_EVENT,), (*ENDS, Cause.SERVER), "it is here, and nothing is awaited; its status was 200"),
+    (
+        tuple(Leg),
+        (Phase.FIRST_EVENT,),
+        (*ENDS, Cause.UNKNOWN_MODEL, Cause.SERVER),
+        "it is here, and nothing is awaited; its status was 200",
+    ),
     ((Leg.PREFILL,), (Phase.FIRST_EVENT,), (Cause.DRAINING,), "D is asked at once"),
     (ANSWERING, (Phase.FIRST_EVENT, Phase.STREAM, Phase.AFTER), (Cause.NO_HANDOFF,), "only P hands over"),
     (ANSWERING, (Phase.STREAM,), (Cause.WORKER_GONE,), "no probe ends a stream that runs"),
@@ -106,7 +111,8 @@ CLAIMS = {
         or row.client not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE, ClientGets.RELAYED)
     ),
     "what is not the worker's fault is not held against it": lambda leg, phase, cause, row: (
-        cause not in (Cause.REQUEST, Cause.CLIENT_GONE, Cause.DRAINING) or row.health is HealthEffect.UNTOUCHED
+        cause not in (Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.CLIENT_GONE, Cause.DRAINING)
+        or row.health is HealthEffect.UNTOUCHED
     ),
     "a busy worker has not failed": lambda leg, phase, cause, row: (
         cause is not Cause.OVERLOADED or row.health in (HealthEffect.PASSED_OVER, HealthEffect.UNTOUCHED)

@@ -70,6 +70,7 @@ def test_a_whole_number_may_stand_for_a_float(tmp_path: Path) -> None:
         ('workers = ["P=a..b:1"]', "workers", "ROLE=host:port"),
         ('workers = ["P=a:1,zmq_address=b:1 c"]', "workers", "zmq_address=host:port"),
         ("w_ttft = 1" + "0" * 400, "w_ttft", "2^53"),
+        ('share_prefixes = ["acme"]', "share_prefixes", "keys_file"),
         ('heartbeat_allow = ["10.0.0.0/99"]', "heartbeat_allow", "10.0.0.0/8"),
         ("curve_port = 30002", "curve_port", "curve_clients_dir"),
         ('heartbeat_open = "yes"', "heartbeat_open", "true or false"),

@@ -320,3 +320,34 @@ def test_models_that_clients_make_up_do_not_pile_up() -> None:
     for number in range(3 * MODELS_KEPT):
         assert registry.fleet(f"model {number}") == fleet_of(registry, f"model {number}")
     assert max(len(registry._takers), len(registry._fleets)) <= MODELS_KEPT
+
+
+@pytest.mark.parametrize(
+    ("aliases", "family"),
+    [
+        ([{}], "m"),
+        ([{"m": "a"}], "a"),
+        ([{"m": "b"}, {"b": "a"}], "a"),
+        ([{"a": "m", "m": "a"}], "a"),  # a worker's nonsense makes no loop
+    ],
+)
+def test_the_names_of_one_model_are_one_family(aliases: list[dict[str, str]], family: str) -> None:
+    workers = [replace(D, address=f"d:{at}", aliases=known) for at, known in enumerate(aliases)]
+    registry = heard(*map(Announcement, workers))
+    assert registry.family("m") == registry.family(family) == family
+    assert registry.families() == {family}
+    for worker in workers:
+        registry.remove(worker.id)
+    assert registry.family("m") == "m"
+
+
+def test_a_model_that_a_worker_has_lost_is_its_again_once_it_is_listed() -> None:
+    listed = Announcement(replace(D, models=("m", "adapter")))
+    registry = heard(listed)
+    registry.lost_model(D.id, "adapter")
+    registry.lost_model(WorkerId("gone:1"), "adapter")
+    assert only(registry).worker.models == ("m",)
+    registry.lost_model(D.id, "m")
+    assert only(registry).worker.models == ("m",), "without any name it would get every model's turns"
+    registry.apply(listed, 1.0)
+    assert only(registry).worker.models == ("m", "adapter")

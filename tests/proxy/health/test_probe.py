@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -44,6 +45,13 @@ async def test_a_healthy_engine_tells_all(session: aiohttp.ClientSession) -> Non
     )
     assert (status.healthy, status.models, status.version) == (True, ("a", "b"), "0.33.0")
     assert status.metrics.load.running == 4
+
+
+async def test_names_with_one_root_are_one_models_and_adapters_are_not(session: aiohttp.ClientSession) -> None:
+    cards = [("b", "/m", None), ("a", "/m", None), ("lora", "/l", "a"), ("same", "/l", "a"), ("other", None, None)]
+    data = [{"id": name, "root": root, "parent": parent} for name, root, parent in cards]
+    status = await look(session, {"/health": 200, "/v1/models": json.dumps({"data": data})})
+    assert status.aliases == {"b": "a"}
 
 
 @pytest.mark.parametrize("body", ["{", "[]", '{"data": 3}', '{"data": [{}]}', "\x00"])

@@ -43,7 +43,7 @@ def receipt(**members: Any) -> Receipt:
         LegRecord(kind=kind, worker=name, address="10.0.0.5:8100", started_s=0.0)
         for kind, name in ((Leg.PREFILL, "P1"), (Leg.DECODE, "D2"))
     ]
-    known = {
+    known: dict[str, Any] = {
         "endpoint": "e",
         "model": "m",
         "stream": True,

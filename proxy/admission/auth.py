@@ -102,17 +102,17 @@ def leg_headers(
     scope: of the client's tenant; a session's id then reaches workers only as the tenant's own.
     """
     kept = {name: headers[name] for name in FORWARDED if name in headers}
-    for name, value in kept.items():
-        if not _LINE_ENDS.isdisjoint(value):  # else the legs would fail, and the workers get the blame
-            raise RequestError(f"{name}: must hold no line end", param=name)
-    if scope is not None and SESSION in kept:
-        kept[SESSION] = scope.id(kept[SESSION])
     if not forwards_key:
         pass
     elif "authorization" in headers:
         kept["authorization"] = headers["authorization"]
     elif key := bare_key(headers):  # vLLM reads the other header only
         kept["authorization"] = f"Bearer {key}"
+    for name, value in kept.items():
+        if not _LINE_ENDS.isdisjoint(value):  # else the legs would fail, and the workers get the blame
+            raise RequestError(f"{name}: must hold no line end", param=name)
+    if scope is not None and SESSION in kept:
+        kept[SESSION] = scope.id(kept[SESSION])
     return kept
 
 

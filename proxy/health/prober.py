@@ -49,6 +49,7 @@ class Prober:
         self._nudged = asyncio.Event()
         self._probing: dict[WorkerId, asyncio.Task[None]] = {}
         self._misses = Counter[WorkerId]()
+        self.failing: dict[WorkerId, str] = {}  # workers whose last probe failed, and why
 
     async def close(self) -> None:
         if self._session is not None:
@@ -74,6 +75,7 @@ class Prober:
         views = self._registry.views()
         for gone in self._misses.keys() - {view.id for view in views}:
             del self._misses[gone]  # one that comes back starts at 0
+            self.failing.pop(gone, None)
         for view in views:
             if view.worker.source is not Source.AGENT and view.id not in self._probing:
                 task = asyncio.create_task(self._probe(view))
@@ -112,6 +114,7 @@ class Prober:
         status = await self._ask(view)
         if not status.healthy:
             self._misses[view.id] += 1
+            self.failing[view.id] = status.why
             # A single slow answer does not take a worker down: it may be the only one of its role.
             if status.refused or self._misses[view.id] >= MISSES:
                 self._registry.probe_failed(view.id)
@@ -119,6 +122,7 @@ class Prober:
                 self._upstream.hang_up(view.id)
             return
         del self._misses[view.id]
+        self.failing.pop(view.id, None)
         found = replace(
             view.worker,
             models=status.models,

@@ -61,6 +61,7 @@ class FleetWatch:
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
         self._known = self._snapshot()  # workers known at the start are no change
+        self._silent: set[WorkerId] = set()  # dropped since the last look
 
     async def run(self) -> None:
         while True:
@@ -81,6 +82,7 @@ class FleetWatch:
         if proxy.membership.leads:
             for view in proxy.state.registry.expire(proxy.state.now(), proxy.settings.config.worker_ttl_s):
                 proxy.prober.doubt(view)
+                self._silent.add(view.id)
 
     def _probe_unheard(self) -> None:
         for worker in self._proxy.upstream.unheard(UNHEARD_S):
@@ -97,10 +99,19 @@ class FleetWatch:
             if is_other and leads:
                 self._proxy.state.health.forget(worker)  # a new engine does not inherit the failures of the old one
             name, state, _ = after or before or ("", "", "")
-            log.log(
-                logging.INFO if leads else logging.DEBUG, "worker %s %s: %s", name, worker, state if after else "gone"
-            )
+            level = logging.INFO if leads else logging.DEBUG
+            what = self._named(worker, state) if after else self._gone(worker)
+            log.log(level, "worker %s %s: %s", name, worker, what)
         self._known = seen
+        self._silent.clear()
+
+    def _named(self, worker: WorkerId, state: str) -> str:
+        why = self._proxy.prober.failing.get(worker, "")
+        return f"down, as {why}" if state == "down" and why else state
+
+    def _gone(self, worker: WorkerId) -> str:
+        limit_s = self._proxy.settings.config.worker_ttl_s
+        return f"gone, as it was silent for {limit_s:g} s" if worker in self._silent else "gone"
 
 
 async def _keep_warm(proxy: Proxy) -> None:

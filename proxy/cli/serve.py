@@ -22,7 +22,7 @@ from ..errors import ConfigErrors, PPDError
 from ..peers.channels import Member
 from ..peers.supervisor import UNUSABLE, Supervisor
 from ..runtime.line_writer import DescriptorSink, DirectLines, Lines, LineWriter
-from ..runtime.log_output import LogOutput, MakeLines, start_log
+from ..runtime.log_output import LogOutput, MakeLines, fill_standard_streams, start_log
 from ..runtime.process_limits import collect_garbage_less, limit_heap, raise_open_files_limit
 from ..settings import ConfigSource, Settings
 from ..telemetry.metrics import log_counters
@@ -52,6 +52,7 @@ def _start(settings: Settings) -> None:
     config = settings.config
     limit_heap()
     raise_open_files_limit()
+    fill_standard_streams()
     is_alone = config.processes == 1
     output = _start_log(config, _threaded_stderr if is_alone else _direct_stderr)
     log.info("%s", describe(settings))

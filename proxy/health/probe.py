@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import ssl
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ class EngineStatus:
     scraped: bool = False  # whether /metrics answered, so that `metrics` holds something
     refused: bool = False  # connection refused: the process is gone, not slow
     aliases: dict[str, str] = field(default_factory=dict)  # as of a `Worker`
+    why: str = ""  # it is not healthy
+    wants_key: bool = False  # a path answered 401 or 403
 
 
 class _Card(msgspec.Struct):
@@ -63,23 +66,28 @@ async def probe(
 ) -> EngineStatus:
     """Never raises for what an engine does: one that can't be reached is not healthy."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    refused = False
+    refused, wants_key, why = False, False, ""
 
     async def ask(path: str) -> bytes | None:
-        nonlocal refused
+        nonlocal refused, wants_key, why
         try:
             getting = session.get(base_url + path, headers=headers, ssl=tls or True)
             async with asyncio.timeout(timeout_s), getting as response:
                 data = await response.content.read(_TEXT_LIMIT_BYTES)
                 while chunk := await response.content.read(_TEXT_LIMIT_BYTES - len(data)):
                     data += chunk
-                return data if response.status == 200 else None
+                if response.status == 200:
+                    return data
+                why = f"{path} answered {response.status}"
+                wants_key = wants_key or response.status in (401, 403)
+                return None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as exc:  # ValueError: no host name
             refused = isinstance(exc, OSError) and exc.errno == errno.ECONNREFUSED
+            why = reason_of(exc, timeout_s)
             return None
 
     if await ask("/health") is None:
-        return EngineStatus(healthy=False, refused=refused)
+        return EngineStatus(healthy=False, refused=refused, why=why, wants_key=wants_key)
     models, version, metrics = await asyncio.gather(ask("/v1/models"), ask("/version"), ask("/metrics"))
     cards = _model_cards(models)
     return EngineStatus(
@@ -89,7 +97,25 @@ async def probe(
         version=_version(version),
         metrics=parse_metrics((metrics or b"").decode("utf-8", "replace")),
         scraped=metrics is not None,
+        wants_key=wants_key,
     )
+
+
+UNTRUSTED = "its certificate is not trusted"
+
+
+def reason_of(exc: Exception, timeout_s: float) -> str:
+    """The operating system's words where there are any; aiohttp's and asyncio's repeat the address."""
+    if isinstance(exc, TimeoutError):
+        return f"no answer in {timeout_s:g} s"
+    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+        return f"{UNTRUSTED}: {getattr(exc.certificate_error, 'verify_message', '') or 'not valid'}"
+    error = getattr(exc, "os_error", exc)
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS: {error.reason or type(error).__name__}"
+    if isinstance(error, OSError) and (error.errno or 0) > 0:
+        return os.strerror(error.errno)
+    return getattr(error, "strerror", None) or type(exc).__name__
 
 
 def _model_cards(body: bytes | None) -> list[_Card]:

@@ -61,6 +61,7 @@ class Prober:
         self._nudged = asyncio.Event()
         self._probing: dict[WorkerId, asyncio.Task[None]] = {}
         self._missed: dict[WorkerId, _Missed] = {}
+        self.failing: dict[WorkerId, str] = {}  # workers whose last probe failed, and why
 
     async def close(self) -> None:
         if self._session is not None:
@@ -86,6 +87,7 @@ class Prober:
         views = self._registry.views()
         for gone in self._missed.keys() - {view.id for view in views}:
             del self._missed[gone]  # one that comes back starts at 0
+            self.failing.pop(gone, None)
         for worker_id, missed in self._missed.items():
             self._compare(worker_id, missed)
         for view in views:
@@ -137,9 +139,11 @@ class Prober:
     async def _probe(self, view: WorkerView) -> None:
         status = await self._ask(view)
         if not status.healthy:
+            self.failing[view.id] = status.why
             self._miss(view, refused=status.refused)
             return
         self._missed.pop(view.id, None)
+        self.failing.pop(view.id, None)
         found = replace(
             view.worker,
             models=status.models,

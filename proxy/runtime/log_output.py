@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -162,6 +163,15 @@ def as_json(line: Mapping[str, object]) -> str:
         return msgspec.json.encode(line).decode()
     except UnicodeEncodeError:  # half a surrogate pair, as of a file name that is not UTF-8
         return json.dumps(line)
+
+
+def fill_standard_streams() -> None:
+    """Opens /dev/null for those that are closed: else a client's connection would get their number, and log lines."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
 
 
 def start_log(lines: MakeLines, *, level: int, as_json: bool, most_a_minute: int) -> LogOutput:

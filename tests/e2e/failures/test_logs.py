@@ -82,6 +82,32 @@ async def test_thousands_of_warnings_into_a_pipe_that_nobody_reads_stop_nothing(
         assert await asyncio.wait_for(process.wait(), 20) == 0
 
 
+@pytest.mark.parametrize("processes", ["1", "2"])
+async def test_closed_standard_streams_are_no_clients(processes: str) -> None:
+    (port,) = free_ports(1)
+    serve = f"{sys.executable} -m ppd.servers serve --port {port} --heartbeat-port 0 --processes {processes}"
+    process = await asyncio.create_subprocess_exec("sh", "-c", f"exec {serve} --access-log text <&- >&- 2>&-")
+    try:
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                    break
+                except OSError:
+                    await asyncio.sleep(0.05)
+        for _ in range(3):
+            writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        process.terminate()
+        assert await asyncio.wait_for(process.wait(), 20) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
 async def test_receipts_that_a_full_disk_refuses_are_counted(start_fleet: Any) -> None:
     async with start_fleet("R1", mode=Mode.REPLICA, receipt_log="/dev/full") as fleet:
         assert (await fleet.chat(BODY["messages"])).status == 200

@@ -43,16 +43,21 @@ def receipt(**members: Any) -> Receipt:
         LegRecord(kind=kind, worker=name, address="10.0.0.5:8100", started_s=0.0)
         for kind, name in ((Leg.PREFILL, "P1"), (Leg.DECODE, "D2"))
     ]
-    known: dict[str, Any] = {
-        "endpoint": "e",
-        "model": "m",
-        "stream": True,
-        "session": "s",
-        "turn": 1,
-        "kind": "first",
-        "client": "acme",
-    }
-    return Receipt(id="r1", at="", legs=legs, **known, **members)
+    made = Receipt(
+        id="r1",
+        at="",
+        endpoint="e",
+        client="acme",
+        model="m",
+        stream=True,
+        session="s",
+        turn=1,
+        kind="first",
+        legs=legs,
+    )
+    for name, value in members.items():
+        setattr(made, name, value)
+    return made
 
 
 def test_a_turn_is_told_with_who_where_and_how_much() -> None:

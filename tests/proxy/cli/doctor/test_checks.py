@@ -178,6 +178,19 @@ def test_proxy(proxy: ProxyFact, expected: Said) -> None:
     check_said(proxy_answers, Facts(proxy=proxy), expected)
 
 
+@pytest.mark.parametrize(
+    ("proxy", "remedy"),
+    [
+        (replace(PROXY, error="/health answered 401"), "Give a key: --admin-key"),
+        (replace(PROXY, ready_status=401), "Give a key: --admin-key"),
+        (replace(PROXY, error="its certificate is not trusted: self-signed certificate"), "SSL_CERT_FILE"),
+        (replace(PROXY, error="Connection refused"), "ppd serve"),
+    ],
+)
+def test_what_keeps_the_doctor_out_has_its_own_remedy(proxy: ProxyFact, remedy: str) -> None:
+    assert remedy in list(proxy_answers(Facts(proxy=proxy)))[-1].remedy
+
+
 # -- a fleet
 
 
@@ -187,6 +200,13 @@ def test_proxy(proxy: ProxyFact, expected: Said) -> None:
         (fleet(P1, D1), [(OK, "all healthy: P1, D1")]),
         (fleet(P1, worker("D1", reachable=False, healthy=False)), [(FAIL, "D1 at d1:1 is not reachable")]),
         (fleet(P1, worker("D1", healthy=False)), [(FAIL, "D1 at d1:1 is not healthy")]),
+        (fleet(worker("D1", healthy=False, why="/health answered 503")), [(FAIL, "not healthy: /health answered 503")]),
+        (fleet(worker("D1", wants_key=True)), [(FAIL, "D1 at d1:1 wants a key")]),
+        (fleet(worker("D1", state="up", wants_key=True)), [(OK, "D1")]),
+        (
+            fleet(worker("D1", healthy=False, reachable=False, why="its certificate is not trusted: expired")),
+            [(FAIL, "D1 at d1:1 cannot be spoken to: its certificate is not trusted: expired")],
+        ),
         (fleet(worker("D1", state="up")), [(OK, "D1")]),
         (fleet(worker("D1", state="down")), [(FAIL, "not reachable")]),
         (

@@ -34,6 +34,7 @@ from .routing.prompt_fan_out import FanOut
 from .routing.router import Router
 from .routing.service import TurnService
 from .routing.state import State
+from .runtime.loop_watch import LoopWatch
 from .runtime.tasks import Drain
 from .runtime.tls import Tls, worker_tls
 from .sessions.prefix_chain import Hasher
@@ -63,6 +64,7 @@ class Proxy:
     keys: KeyRing | None  # None: clients need no key
     tls: Tls  # towards workers
     drain: Drain
+    loop_watch: LoopWatch
     receipt_log: ReceiptLog | None
     change: Callable[[Mapping[str, object]], None]  # sets live keys of the config in this process
     membership: Membership
@@ -108,6 +110,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         keys=keys,
         tls=tls,
         drain=drain,
+        loop_watch=LoopWatch(member.pulse.beat, state.metrics.loop_lag.observe),
         receipt_log=receipt_log,
         change=change,
         membership=Membership(member, replication, lambda: families(state.metrics.registry)),

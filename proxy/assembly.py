@@ -37,6 +37,7 @@ from .routing.router import Router
 from .routing.service import TurnService
 from .routing.state import State
 from .routing.stored_responses import StoredResponses
+from .runtime.loop_watch import LoopWatch
 from .runtime.tasks import Drain
 from .runtime.tls import Tls, worker_tls
 from .sessions.prefix_chain import Hasher
@@ -70,6 +71,7 @@ class Proxy:
     keys: KeyRing | None  # None: clients need no key
     tls: Tls  # towards workers
     drain: Drain
+    loop_watch: LoopWatch
     receipt_log: ReceiptLog | None
     access_log: AccessLog | None
     change: Callable[[Mapping[str, object]], None]  # sets live keys of the config in this process
@@ -123,6 +125,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         keys=keys,
         tls=tls,
         drain=drain,
+        loop_watch=LoopWatch(member.pulse.beat, state.metrics.loop_lag.observe),
         receipt_log=receipt_log,
         access_log=open_access_log(config),
         change=change,

@@ -34,6 +34,7 @@ from .request_body import whole_body
 log = logging.getLogger(__name__)
 
 UNDER_WAY = ("ppd_inflight_turns", "ppd_queued_turns")
+LAG_LIMIT_S = 5.0  # a process whose loop stood still for this long is not ready, until it has run on for a while
 
 
 def create_app(proxy: Proxy) -> Quart:
@@ -186,7 +187,7 @@ def _operator_routes(app: Quart, proxy: Proxy) -> None:
     @app.get("/health")
     async def health() -> Response:
         check()
-        return Response("", 200)
+        return Response(msgspec.json.encode(_lag(proxy)), 200, content_type=JSON)
 
     @app.route("/ping", methods=["GET", "POST"])
     async def ping() -> Response:
@@ -198,8 +199,9 @@ def _operator_routes(app: Quart, proxy: Proxy) -> None:
     async def ready() -> Response:
         check()
         ways = ways_to_serve(proxy.state.registry.views())
-        is_ready = any(ways.values()) and not proxy.drain.is_draining
-        return Response(msgspec.json.encode(ways), 200 if is_ready else 503, content_type=JSON)
+        lag = _lag(proxy)
+        is_ready = any(ways.values()) and not proxy.drain.is_draining and lag["loop_lag_s"] < LAG_LIMIT_S
+        return Response(msgspec.json.encode({**ways, **lag}), 200 if is_ready else 503, content_type=JSON)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -209,6 +211,10 @@ def _operator_routes(app: Quart, proxy: Proxy) -> None:
     @app.get("/openapi.json")
     async def openapi() -> Response:
         return Response(render_openapi(), content_type=JSON)
+
+
+def _lag(proxy: Proxy) -> dict[str, float]:
+    return {"loop_lag_s": round(proxy.loop_watch.lag_s(), 3)}
 
 
 def _error_handlers(app: Quart) -> None:

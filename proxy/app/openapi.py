@@ -262,15 +262,16 @@ def _operators() -> Json:
     """The paths for monitoring; the config decides which of them need the admin key."""
     security = [{}, *_OPERATOR]
     ready = _get("ready", "Which routes can be served now.", "Ways", "operation", security, (400, 401, 404, 431))
-    ready["responses"]["503"] = _ok("No route can be served.", _json(ref("Ways")))
+    ready["responses"]["503"] = _ok("No route can be served, or the proxy has just stood still.", _json(ref("Ways")))
     metrics = _get("metrics", "Prometheus.", "Ways", "operation", security, (400, 401, 404, 431))
     metrics["responses"]["200"] = _ok("Prometheus' text format.", {"text/plain": {"schema": {"type": "string"}}})
-    health = _get("health", "The process is alive.", "Ways", "operation", security, (400, 401, 404, 431))
-    health["responses"]["200"] = {"description": "The process is alive; the body is empty."}
+    health = _get("health", "The process is alive.", "Alive", "operation", security, (400, 401, 404, 431))
     ping = {
         method: {**health, "operationId": f"ping_{method}", "summary": "As /health, by SageMaker's name."}
         for method in ("get", "post")
     }
+    for operation in ping.values():
+        operation["responses"] = {**health["responses"], "200": {"description": "Alive; the body is empty."}}
     own = _get("openapi", "This document.", "Object", "operation", [{}, *_CLIENT[1:]], (400, 401, 404, 431))
     return {
         "/health": {"get": health},

@@ -41,6 +41,14 @@ async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> 
 
     ConfigError if a port is taken or a certificate can't be used.
     """
+    proxy.loop_watch.start()
+    try:
+        await _serve(proxy, listening, stop)
+    finally:
+        proxy.loop_watch.stop()
+
+
+async def _serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> None:
     config = proxy.settings.config
     tls = client_tls(config)
     if proxy.membership.leads:

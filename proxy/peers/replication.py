@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Generic, ParamSpec
 
 from ..admission.rate_limits import Limit
@@ -43,6 +43,7 @@ from .events import (
 )
 
 BATCH_SESSIONS = 200  # of a snapshot
+FIRST_SESSIONS = 20_000  # of a larger snapshot
 P = ParamSpec("P")
 
 
@@ -178,7 +179,9 @@ class Replication:
         yield [_use_event(process, worker, use) for process, worker, use in state.registry.others()]
         yield [CircuitChanged(key, circuit) for key, circuit in state.health.breakers.circuits().items()]
         yield [PairsLeft(list(self._canary.left_to_turns))]
-        sessions = iter(state.sessions.all())
+        every = state.sessions.all()
+        # The newest first, as the next turns are likely theirs; then all of them, in the order in which they expire.
+        sessions = chain(every[-FIRST_SESSIONS:] if len(every) > FIRST_SESSIONS else (), every)
         while batch := list(islice(sessions, BATCH_SESSIONS)):
             yield [SessionLearned(session, *state.sessions.lookup_keys(session)) for session in batch]
 

@@ -15,6 +15,7 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import Role
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30.0, 60.0)
+LAG_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.15, 0.3, 1.0)
 
 
@@ -89,6 +90,12 @@ class Metrics:
             "ppd_queue_wait_seconds",
             "Waits of those that were admitted late",
             buckets=TTFT_BUCKETS_S,
+            registry=self.registry,
+        )
+        self.loop_lag = Histogram(
+            "ppd_loop_lag_seconds",
+            "How late the event loop runs what is due",
+            buckets=LAG_BUCKETS_S,
             registry=self.registry,
         )
         self.canaries = counter("ppd_canaries", "Tiny conversations over a pair of P and D", "result")

@@ -98,9 +98,28 @@ async def test_one_that_is_silent_is_told_so_and_forgotten(pair: Pair, monkeypat
 
 
 async def test_alone_nobody_is_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SNAPSHOT_S", 0.01)
+    monkeypatch.setattr(module, "REPLY_S", 0.01)
     await pair.ones[0].membership.join()
     assert pair.ones[0].membership.leads
+
+
+async def test_what_another_knows_that_reacted_too_late_is_heard_all_the_same(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All others hung when this one began; one of them goes on later."""
+    await pair.join()
+    monkeypatch.setattr(module, "REPLY_S", 0.01)
+    worker(pair.ones[1].state.registry)
+    pair.ones[1].membership._channels.close()
+    pair.ones[0] = successor = pair.begin(0)
+    await successor.membership.join()
+    assert not successor.state.registry.views()
+    for _ in range(20):
+        pair.ones[1].membership.catch_up()
+        await asyncio.sleep(0)
+        successor.membership.catch_up()
+    assert [view.id for view in successor.state.registry.views()] == [R1]
+    await pair.hush()
 
 
 async def test_who_missed_that_a_worker_went_hears_it_when_it_is_told_everything(pair: Pair) -> None:

@@ -18,6 +18,8 @@ UNHEARD_S = 8.0
 With 5 s to connect before, and three probes of 5 s after, its leg is given up within the handoff's lease of 30 s.
 """
 
+WARMED_WORKERS = 256  # in a larger fleet only workers that are at work get spare connections
+
 
 def start(proxy: Proxy) -> Background:
     """Starts the tasks. The heartbeat sockets are open already, so that a taken port ends `ppd serve` with one line."""
@@ -106,7 +108,10 @@ class FleetWatch:
 async def _keep_warm(proxy: Proxy) -> None:
     config, registry = proxy.settings.config, proxy.state.registry
     while True:
-        workers = [view.worker for view in registry.views() if view.state == "up"]
+        views = [view for view in registry.views() if view.state == "up"]
+        if len(views) > WARMED_WORKERS:
+            views = [view for view in views if view.inflight][:WARMED_WORKERS]
+        workers = [view.worker for view in views]
         await proxy.upstream.warm(workers, config.spare_connections, config.connect_timeout_s)
         await asyncio.sleep(1.0)
 

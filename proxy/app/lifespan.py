@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 UNHEARD_S = 8.0
 """A worker that got a handoff is probed after this long without a sign of life, or sooner: see `Upstream.unheard`."""
 
+WARMED_WORKERS = 256  # in a larger fleet only workers that are at work get spare connections
+
 
 def start(proxy: Proxy) -> Background:
     """Starts the tasks. The heartbeat sockets are open already, so that a taken port ends `ppd serve` with one line."""
@@ -117,7 +119,10 @@ class FleetWatch:
 async def _keep_warm(proxy: Proxy) -> None:
     config, registry = proxy.settings.config, proxy.state.registry
     while True:
-        workers = [view.worker for view in registry.views() if view.state == "up"]
+        views = [view for view in registry.views() if view.state == "up"]
+        if len(views) > WARMED_WORKERS:
+            views = [view for view in views if view.inflight][:WARMED_WORKERS]
+        workers = [view.worker for view in views]
         await proxy.upstream.warm(workers, config.spare_connections, config.connect_timeout_s)
         await asyncio.sleep(1.0)
 

@@ -137,7 +137,9 @@ class ProxyConfig:
     heartbeat_allow: Texts = key(
         (), "address ranges that may register; empty: all, but no pings if `curve_port` is set"
     )
-    heartbeat_open: bool = key(False, "whoever reaches the port may register a worker, from other machines too")
+    heartbeat_open: bool = key(
+        False, "a `heartbeat_host` beyond this machine then needs neither `heartbeat_allow` nor `curve_port`"
+    )
     curve_port: Port = key(
         0,
         "encrypted port for agents with known keys; the plain port then takes only engines' pings, from "

@@ -154,7 +154,8 @@ class Registry:
         """refused: its port is closed, so that no turn could reach it."""
         view = self._views.get(worker_id)
         if view is not None and view.worker.source is Source.STATIC:
-            self._change(worker_id, up=False, unanswered=not refused)
+            was_up = view.up or view.unanswered  # only who has been found healthy may be asked all the same
+            self._change(worker_id, up=False, unanswered=was_up and not refused)
             if refused:
                 self._closed.add(worker_id)
 
@@ -312,10 +313,13 @@ class Registry:
         return fleet
 
     def _put(self, view: WorkerView) -> None:
+        old = self._views.get(view.id)
         self._views[view.id] = view
         self._fleets.clear()
-        self._takers.clear()
-        self._aliases = None
+        if old is None or old.worker.aliases != view.worker.aliases:
+            self._aliases = None
+        if old is None or not view.takes_the_same(old):  # it seldom changes, and with many workers costs milliseconds
+            self._takers.clear()
 
     def _admit(self, worker: Worker, incarnation: str, now_s: float) -> None:
         old = self._views.get(worker.id)

@@ -55,6 +55,12 @@ class WorkerView(msgspec.Struct, frozen=True):
         models = self.worker.models
         return self.up and not self.draining and not self.held_back and (not models or model in models)
 
+    def takes_the_same(self, old: WorkerView) -> bool:
+        """Whether the answers of `takes_turns` and `may_return` are those of an older view of this worker."""
+        if (self.up, self.draining, self.held_back) != (old.up, old.draining, old.held_back):
+            return False
+        return self.worker is old.worker or (self.role, self.worker.models) == (old.role, old.worker.models)
+
     def may_return(self, model: str) -> bool:
         """Whether it is down, and would answer turns of this model if it were up."""
         models = self.worker.models

@@ -72,10 +72,7 @@ class Upstream:
         pool = self._pool(worker)
         parts = (body,) if isinstance(body, bytes) else body
         sent = {**(headers or {}), **self._authorization} if worker.is_trusted else headers or {}
-        try:
-            head = _head(method, path, worker.address, sent, sum(map(len, parts)))
-        except ValueError as exc:  # its coordinates, say
-            raise call.error(*UNASKABLE) from exc
+        head = _head_of(call, method, path, sent, sum(map(len, parts)))
         connect_s = min(timeouts.connect_s, ONCE_CONNECTS_S) if call.once else timeouts.connect_s
         try:
             for number in range(1, _TRIES + 1):
@@ -195,6 +192,13 @@ class Upstream:
             self._pools = {origin: pool for origin, pool in kept if pool.is_used or origin[0] in self._calls}
         pool = self._pools[origin] = Pool(origin, keepalive_s=self._keepalive_s, tls=self._tls if origin[1] else None)
         return pool
+
+
+def _head_of(call: Call, method: str, path: str, headers: Mapping[str, str], size: int) -> bytes:
+    try:
+        return _head(method, path, call.worker.address, headers, size)
+    except ValueError as exc:  # for the worker's coordinates, say
+        raise call.error(*UNASKABLE) from exc
 
 
 def _head(method: str, path: str, host: str, headers: Mapping[str, str], size: int) -> bytes:

@@ -164,6 +164,19 @@ def test_what_ends_the_draining_of_a_static_worker(end: str) -> None:
     assert only(registry).state == "up"
 
 
+def test_only_a_worker_that_was_found_healthy_may_be_asked_against_its_probes() -> None:
+    registry = Registry()
+    registry.add_static(STATIC, 0.0)
+    seen = []
+    for is_healthy, refused in ((False, False), (True, False), (False, False), (False, True), (False, False)):
+        if is_healthy:
+            registry.probed(STATIC.id, STATIC, Load(), 1.0)
+        else:
+            registry.probe_failed(STATIC.id, refused=refused)
+        seen.append(only(registry).unanswered)
+    assert seen == [False, False, True, False, False]
+
+
 def test_a_restart_does_not_end_what_the_operator_holds_back() -> None:
     registry = drained_static()
     registry.hold_back(STATIC.id, True)

@@ -68,7 +68,7 @@ class HeartbeatListener:
     async def run(self, socket: zmq.asyncio.Socket, encrypted: bool) -> None:
         """Reads in slices with pauses between, so that a flood takes only a share of the loop. What it has no time for
         waits in the sender's own connection: ZeroMQ reads all of them in turn, and holds little of each."""
-        waiting = zmq.Socket.shadow(socket)  # to read what is there without an await
+        waiting: zmq.Socket[bytes] = zmq.Socket.shadow(socket)  # to read what is there without an await
         while True:
             await socket.poll()
             began_s = time.perf_counter()
@@ -104,7 +104,10 @@ class HeartbeatListener:
     def _apply(self, announcements: Iterable[Announcement]) -> None:
         now_s = self._now()
         for announcement in announcements:
-            self._registry.apply(announcement, now_s)
+            try:
+                self._registry.apply(announcement, now_s)
+            except Exception as exc:
+                self._drop(type(exc).__name__, announcement.worker.id)
 
     def _drop(self, why: str, sender: str) -> None:
         """Counts each dropped message but logs once a minute, so that a stranger can't fill the log."""

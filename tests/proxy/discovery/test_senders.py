@@ -66,7 +66,7 @@ def test_a_worker_of_the_config_is_spoken_of_from_its_own_address_or_with_a_know
 ) -> None:
     async def run() -> None:
         bench = Bench(clock, address, **OPEN)
-        message = said(address) if says == "load" else said(address, **{says: True})
+        message = said(address, draining=says == "draining", leaving=says == "leaving")
         before = bench.registry.views()
         assert bench.takes(message, sender, key) is taken
         if not taken:

@@ -125,7 +125,16 @@ async def timed(place: Place, session: aiohttp.ClientSession, seconds: float) ->
 @asynccontextmanager
 async def running(folder: Path) -> AsyncIterator[tuple[Place, aiohttp.ClientSession]]:
     place = Place(*free_ports(3))
-    argv = (sys.executable, "-m", "ppd.servers", "serve", "--port", str(place.proxy_port), "--mode", "replica")
+    argv: tuple[str, ...] = (
+        sys.executable,
+        "-m",
+        "ppd.servers",
+        "serve",
+        "--port",
+        str(place.proxy_port),
+        "--mode",
+        "replica",
+    )
     argv += ("--heartbeat-port", str(place.heartbeat_port), "--workers", f"R=127.255.255.254:{place.engine_port}")
     async with AsyncExitStack() as stack:
         config = SimConfig(role=Role.REPLICA, host="0.0.0.0", port=place.engine_port, time_scale=0.01)

@@ -104,7 +104,10 @@ class HeartbeatListener:
     def _apply(self, announcements: Iterable[Announcement]) -> None:
         now_s = self._now()
         for announcement in announcements:
-            self._registry.apply(announcement, now_s)
+            try:
+                self._registry.apply(announcement, now_s)
+            except Exception as exc:
+                self._drop(type(exc).__name__, announcement.worker.id)
 
     def _drop(self, why: str, sender: str) -> None:
         """Counts each dropped message but logs once a minute, so that a stranger can't fill the log."""

@@ -66,8 +66,7 @@ def test_a_worker_of_the_config_is_spoken_of_from_its_own_address_or_with_a_know
 ) -> None:
     async def run() -> None:
         bench = Bench(clock, address, **OPEN)
-        changes: dict[str, Any] = {} if says == "load" else {says: True}
-        message = said(address, **changes)
+        message = said(address, draining=says == "draining", leaving=says == "leaving")
         before = bench.registry.views()
         assert bench.takes(message, sender, key) is taken
         if not taken:

@@ -157,6 +157,21 @@ async def test_a_count_that_others_tell_never_starts_over() -> None:
     assert written(registry) == 6000
 
 
+async def test_the_leader_hears_of_answers_that_others_get(pair: Pair) -> None:
+    """It alone probes, and what a worker does for any process's turns outranks its probes."""
+    await pair.join()
+    one, two = pair.ones
+    worker(one.state.registry)
+    one.membership._channels.flush()
+    two.membership.catch_up()
+    for answers in (1, 2):
+        two.state.registry.answered(R1)
+        two.membership._channels.flush()
+        one.membership.catch_up()
+        assert one.state.registry.answers(R1) == answers
+    await pair.hush()
+
+
 async def test_what_is_done_on_workers_that_are_gone_for_good_is_forgotten() -> None:
     registry = Registry()
     for number in range(50):

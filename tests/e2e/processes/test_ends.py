@@ -93,7 +93,9 @@ async def test_without_the_supervisor_streams_end_whole_and_then_all_is_over(eng
         await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
 
 
-async def test_a_successor_begins_with_the_config_file_as_it_is_now(engine: SimEngine, tmp_path: Path) -> None:
+async def test_a_successor_has_the_settings_in_force_whatever_the_file_says_by_then(
+    engine: SimEngine, tmp_path: Path
+) -> None:
     async with started(engine, tmp_path, "w_ttft = 1.0\n") as program:
         (tmp_path / "ppd.toml").write_text("w_ttft = 7.5\n")
         os.utime(tmp_path / "ppd.toml", ns=(1, 1))
@@ -104,8 +106,9 @@ async def test_a_successor_begins_with_the_config_file_as_it_is_now(engine: SimE
         async with asyncio.timeout(30):
             while await weights() != {7.5}:
                 await asyncio.sleep(0.05)
-        for victim in program.children():
+        for victim, text in zip(program.children(), ("w_ttft = 7.5\n", ""), strict=True):
+            (tmp_path / "ppd.toml").write_text(text)
             os.kill(victim, signal.SIGKILL)
             await until(partial(replaced, program, victim))
-            await asyncio.sleep(2.5)  # it serves, and has looked at the file
+            await asyncio.sleep(3.5)  # it serves, and has looked at the file, which the other may have refused
         assert await weights() == {7.5}

@@ -109,11 +109,11 @@ class FleetWatch:
 
     def _named(self, worker: WorkerId, state: str) -> str:
         why = self._proxy.prober.failing.get(worker, "")
-        return f"down, as {why}" if state == "down" and why else state
+        return f"down ({why})" if state == "down" and why else state
 
     def _gone(self, worker: WorkerId) -> str:
         limit_s = self._proxy.settings.config.worker_ttl_s
-        return f"gone, as it was silent for {limit_s:g} s" if worker in self._silent else "gone"
+        return f"gone (silent for {limit_s:g} s)" if worker in self._silent else "gone"
 
 
 async def _keep_warm(proxy: Proxy) -> None:

@@ -113,7 +113,7 @@ def reason_of(exc: Exception, timeout_s: float) -> str:
     error = getattr(exc, "os_error", exc)
     if isinstance(error, ssl.SSLError):
         return f"no TLS: {error.reason or type(error).__name__}"
-    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:  # below: of names, not the system's
         return os.strerror(error.errno)
     return getattr(error, "strerror", None) or type(exc).__name__
 

@@ -33,9 +33,9 @@ async def test_a_worker_that_goes_down_or_away_is_told_with_its_reason(caplog: p
     assert sorted(told().split("; ")) == ["worker D1 b:1: up", "worker R1 a:1: up"]
     proxy.prober.failing[static.id] = "/health answered 503"
     registry.probe_failed(static.id)
-    assert told() == "worker R1 a:1: down, as /health answered 503"
+    assert told() == "worker R1 a:1: down (/health answered 503)"
     clock[0] += 31.0
-    assert told() == "worker D1 b:1: gone, as it was silent for 30 s"
+    assert told() == "worker D1 b:1: gone (silent for 30 s)"
     registry.remove(static.id)
     assert told() == "worker R1 a:1: gone"
     for task in tuple(proxy.prober._probing.values()):

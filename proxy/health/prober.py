@@ -98,8 +98,9 @@ class Prober:
 
     async def _hang_up_if_dead(self, view: WorkerView) -> None:
         for _ in range(MISSES):
+            asked_s = asyncio.get_running_loop().time()
             if (await self._ask(view)).healthy:
-                self._upstream.heard(view.id)
+                self._upstream.heard(view.id, asked_s)
                 return
         self._upstream.hang_up(view.id)
 

@@ -27,7 +27,7 @@ class FakeUpstream:
     def hang_up(self, worker: str) -> None:
         self.hung_up.append(worker)
 
-    def heard(self, worker: str) -> None:
+    def heard(self, worker: str, asked_s: float) -> None:
         self.alive.append(worker)
 
 

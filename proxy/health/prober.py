@@ -122,9 +122,10 @@ class Prober:
     async def _hang_up_if_dead(self, view: WorkerView) -> None:
         answers, refused = self._upstream.answers(view.id), False
         for _ in range(MISSES):
+            asked_s = asyncio.get_running_loop().time()
             status = await self._ask(view)
             if status.healthy:
-                self._upstream.heard(view.id)
+                self._upstream.heard(view.id, asked_s)
                 return
             refused = status.refused
         is_alive = refused or self._upstream.answers(view.id) != answers

@@ -123,7 +123,7 @@ class Upstream:
         call.patience_s = left_s / 2
 
         def look() -> None:
-            if call.phase is Phase.SENT and (connection.has_unsent or not call.has_arrived):
+            if call.phase is Phase.SENT and (connection.has_undelivered or not call.has_arrived):
                 call.fail(TOO_OLD)
 
         timer = connection.loop.call_later(left_s, look)
@@ -170,10 +170,10 @@ class Upstream:
             if any(c.may_arrive_late and c.sent_s + min(limit_s, c.patience_s) < now_s for c in calls)
         ]
 
-    def heard(self, worker: WorkerId) -> None:
-        """The worker has just answered something, so what was sent to it before has arrived."""
+    def heard(self, worker: WorkerId, asked_s: float) -> None:
+        """The worker has answered what it was asked at `asked_s`, so it lives, and what was sent before has arrived."""
         for call in self._calls.get(worker, ()):
-            call.has_arrived = call.has_arrived or call.phase is Phase.SENT
+            call.has_arrived = call.has_arrived or (call.phase is Phase.SENT and call.sent_s <= asked_s)
 
     def forget(self, call: Call) -> None:
         calls = self._calls.get(call.worker_id)

@@ -6,6 +6,10 @@ What is parsed goes straight to the answer that waits for it, without a task or 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import sys
+import termios
 from collections.abc import Iterable
 from typing import Protocol, cast
 
@@ -57,6 +61,16 @@ class WorkerConnection(asyncio.Protocol):
     def has_unsent(self) -> bool:
         """Whether bytes of the request are still in this process."""
         return self._transport is not None and self._transport.get_write_buffer_size() > 0
+
+    @property
+    def has_undelivered(self) -> bool:
+        """Whether the worker's machine has not acknowledged all bytes of the request."""
+        if self._transport is None or self.has_unsent:
+            return self._transport is not None
+        with contextlib.suppress(OSError):  # it has just been closed
+            unacked = fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+            return int.from_bytes(unacked, sys.byteorder) > 0
+        return False
 
     def send(self, listener: AnswerReceiver, head: bytes, body: Iterable[bytes | memoryview]) -> None:
         assert self._transport is not None and self._listener is None, "a free connection"

@@ -33,7 +33,7 @@ class FakeUpstream:
     def answers(self, worker: str) -> int:
         return self.answered
 
-    def heard(self, worker: str) -> None:
+    def heard(self, worker: str, asked_s: float) -> None:
         self.alive.append(worker)
 
 

@@ -325,7 +325,9 @@ async def test_a_worker_is_doubted_that_was_sent_what_must_not_arrive_late(
         await until(lambda: call.phase is (Phase.HEADERS if answers else Phase.SENT))
         assert upstream.unheard(-1.0) == [target.id] * is_doubted
         assert upstream.unheard(60.0) == [], "not at once"
-        upstream.heard(target.id)
+        upstream.heard(target.id, call.sent_s - 0.001)
+        assert upstream.unheard(-1.0) == [target.id] * is_doubted, "the probe was asked before"
+        upstream.heard(target.id, call.sent_s)
         assert upstream.unheard(-1.0) == [], "it has answered a probe since, so it has read what came before"
         asking.cancel()
 
@@ -393,7 +395,7 @@ async def test_a_worker_that_answers_probes_has_the_handoff_and_may_take_its_tim
         asking = asyncio.create_task(read(upstream, call := Call(target, once=True, expiry=SOON)))
         await until(lambda: upstream.unheard(UNHEARD_S) == [target.id])  # before it is too late
         assert call.phase is Phase.SENT
-        upstream.heard(target.id)
+        upstream.heard(target.id, call.sent_s)
         assert await asking == b"hi"
 
 
@@ -404,7 +406,7 @@ async def test_a_handoff_is_dropped_that_does_not_fit_into_its_workers_socket(up
         call, body = Call(target, once=True, expiry=SOON), bytes(32 * 1024 * 1024)
         asking = asyncio.create_task(upstream.ask(call, "/", body=body, timeouts=PATIENT))
         await until(lambda: call.phase is Phase.SENT)
-        upstream.heard(target.id)  # a probe says nothing of bytes that are still here
+        upstream.heard(target.id, call.sent_s)  # a probe says nothing of bytes that are still here
         with pytest.raises(LegError) as failure:
             await asking
         assert failure.value.cause is Cause.STALE_HANDOFF

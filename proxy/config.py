@@ -132,6 +132,7 @@ class ProxyConfig:
     attempts: int = 3  # tries of one turn before its first byte, the first one included
     retry_share: float = 0.2  # share of all turns that may be retried
     retry_burst: int = 100  # retries beyond that share, after a quiet time
+    poison_s: float = 60.0  # a prompt at which two workers ended the connection is refused for this long; 0: never
 
     # workers' health
     breaker_failures: int = 3  # in a row, until the circuit breaker of a worker or a pair opens
@@ -159,7 +160,8 @@ _POSITIVE = (
     "max_inflight max_worker_inflight queue_timeout_s breaker_failures breaker_open_s"
 ).split()
 _NOT_NEGATIVE = (
-    "w_ttft w_tpot shutdown_timeout_s queue_limit spare_connections retry_share retry_burst warm_up_s canary_interval_s"
+    "w_ttft w_tpot shutdown_timeout_s queue_limit spare_connections retry_share retry_burst poison_s "
+    "warm_up_s canary_interval_s"
 ).split()
 _PORTS = ("port", "heartbeat_port", "curve_port")
 MOST_PROCESSES = 64  # each tells all others what it learns

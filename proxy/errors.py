@@ -9,7 +9,8 @@ PPDError
     AllBusy                every worker that could has as many turns as it may have
   Refused                  the proxy's own limits: a reason, and when to come back
     RateLimited            429: the limits of this key
-    Overloaded             503: the fleet is full, or the proxy drains
+    Overloaded             503: the fleet is full, or the proxy drains; 429 where all workers say 429
+    PoisonedPrompt         503: workers ended the connection when they were asked this prompt
   LegError                 an upstream request failed: in which phase, from which cause (see `failures`)
 
 Messages are written for the client: they never hold a worker's address, a key, or text of a prompt.
@@ -23,7 +24,9 @@ import msgspec
 
 from .failures import Cause, Phase
 
-OVERLOAD = (429, 503)  # statuses by which a worker says that it is busy, not broken
+TOO_MANY = 429
+OVERLOAD = (TOO_MANY, 503)  # statuses by which a worker says that it is busy, not broken
+WORKERS_LOST = "workers_lost"  # the code of a turn that has ended the connections of several workers
 
 
 class PPDError(Exception):
@@ -109,6 +112,13 @@ class Overloaded(Refused):
     kind = "overloaded_error"
 
 
+class PoisonedPrompt(Refused):
+    """Reason: poisoned_prompt."""
+
+    status = 503
+    kind = "service_unavailable_error"
+
+
 class LegError(PPDError):
     """An upstream request that brought no answer: in which phase, and why. docs/failures.md says what follows.
 
@@ -155,7 +165,7 @@ def refusal(status: int, body: bytes, *, worker: str, phase: Phase, retry_after_
     cause = Cause.SERVER if phase is Phase.HEADERS else Cause.ERROR_EVENT
     seen: int | None = None
     if status in OVERLOAD:
-        cause, seen = Cause.OVERLOADED, 503
+        cause, seen = Cause.OVERLOADED, status
     elif 400 <= status < 500:
         cause, seen = Cause.REQUEST, status
     message = f"the worker answered {status}"
@@ -165,11 +175,15 @@ def refusal(status: int, body: bytes, *, worker: str, phase: Phase, retry_after_
 
 
 def comes_back(exc: PPDError) -> dict[str, str]:
-    """The headers that tell a client why it was refused, and in how many seconds to come back."""
+    """The headers that tell a client why it was refused, and in how many seconds to come back.
+
+    OpenAI's and Anthropic's libraries repeat what fails with a 5xx, unless `x-should-retry` says otherwise.
+    """
+    if exc.code == WORKERS_LOST:
+        return {"X-PPD-Refused": WORKERS_LOST, "x-should-retry": "false"}
     if isinstance(exc, Refused):
-        return {"X-PPD-Refused": exc.reason, "Retry-After": str(math.ceil(exc.retry_after_s))}
-    if isinstance(exc, LegError) and exc.cause is Cause.OVERLOADED:
-        return {"X-PPD-Refused": "workers_overloaded", "Retry-After": str(max(1, math.ceil(exc.retry_after_s)))}
+        headers = {"X-PPD-Refused": exc.reason, "Retry-After": str(math.ceil(exc.retry_after_s))}
+        return headers | ({"x-should-retry": "false"} if isinstance(exc, PoisonedPrompt) else {})
     return {"X-PPD-Refused": "no_worker", "Retry-After": "1"} if isinstance(exc, NoWorkerError) else {}
 
 

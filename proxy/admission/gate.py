@@ -43,14 +43,17 @@ class Permit:
             self._inside = False
             self._admission.left()
 
-    async def wait_again(self, not_before_s: float) -> None:
+    async def wait_again(self, not_before_s: float, *, is_moved: bool = False) -> None:
         """Back into the queue, with the old arrival and deadline: the workers accept no more now.
+
+        is_moved: the turn's worker has died. Then the limit of the queue does not hold for it, as all turns of that
+        worker come at once, and `queue_timeout_s` counts from its first return: until then it did not wait.
 
         The permit is given up meanwhile, and not regained if this raises Overloaded (as `Admission.enter` does).
         """
         assert self._inside, "only a turn that is inside can go back"
         self._inside = False
-        await self._admission.return_to_queue(self._waiter, not_before_s)
+        await self._admission.return_to_queue(self._waiter, not_before_s, is_moved=is_moved)
         self._inside = True
 
 
@@ -152,20 +155,22 @@ class Admission:
         else:
             self.admit_waiting()
 
-    async def return_to_queue(self, waiter: Waiter, not_before_s: float) -> None:
+    async def return_to_queue(self, waiter: Waiter, not_before_s: float, *, is_moved: bool) -> None:
+        if is_moved and waiter.moved_s is None:
+            waiter.moved_s = self._now()
         self.inside -= 1
         waiter.refund()
         self.admit_waiting()
         if self._draining:
             raise self._refusal("draining", waiter.ticket)
-        deadline_s = self._deadline_s(waiter.ticket)
+        deadline_s = self._deadline_s(waiter)
         if self._now() < deadline_s <= not_before_s:  # no worker accepts it before its deadline
             raise self._refusal("workers_overloaded", waiter.ticket, not_before_s - self._now())
         await self._wait(waiter, not_before_s)
 
     async def _wait(self, waiter: Waiter, not_before_s: float = 0.0) -> None:
         loop, started_s = asyncio.get_running_loop(), self._now()
-        left_s = self._deadline_s(waiter.ticket) - started_s
+        left_s = self._deadline_s(waiter) - started_s
         if left_s <= 0:
             raise self._refusal("queue_timeout", waiter.ticket)
         timers = [loop.call_later(left_s, self._turn_away, waiter, "queue_timeout")]
@@ -177,7 +182,7 @@ class Admission:
         self._changed()
         try:
             self.admit_waiting()
-            if len(self._line) > self._queue_limit:
+            if len(self._line) > self._queue_limit and waiter.moved_s is None:
                 self._turn_away(self._line.last(waiter), "queue_full")
             refusal = await future
         except asyncio.CancelledError:
@@ -219,8 +224,9 @@ class Admission:
         self._arrivals += 1
         return Waiter(ticket, self._arrivals)
 
-    def _deadline_s(self, ticket: Ticket) -> float:
-        return min(ticket.deadline_s, ticket.arrived_s + self._queue_timeout_s)
+    def _deadline_s(self, waiter: Waiter) -> float:
+        since_s = waiter.ticket.arrived_s if waiter.moved_s is None else waiter.moved_s
+        return min(waiter.ticket.deadline_s, since_s + self._queue_timeout_s)
 
     def _has_room(self, ticket: Ticket) -> bool:
         return ticket.needs not in self._admitted and ticket.fits()

@@ -10,6 +10,7 @@ import msgspec
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
 from ..health.circuit_breaker import Circuit
+from ..sessions.prefix_chain import PrefixEnd
 from ..sessions.session import Session
 
 
@@ -109,6 +110,13 @@ class CircuitChanged(Event, tag="circuit"):
     circuit: Circuit | None
 
 
+class PromptSuspected(Event, tag="suspected"):
+    """By worker, when it ended a connection of this prompt; empty: the prompt was answered."""
+
+    prompt: PrefixEnd
+    losses: dict[str, float]
+
+
 class PairsTried(Event, tag="tried"):
     """See `Canary.tried`."""
 
@@ -176,6 +184,7 @@ AnyEvent = (
     | WorkersAdded
     | WorkerGone
     | CircuitChanged
+    | PromptSuspected
     | PairsTried
     | LimitCharged
     | LimitOwed

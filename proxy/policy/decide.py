@@ -98,17 +98,22 @@ def decide(
     return replace(decision, verdict=preference.verdict, qps=qps, cached_tokens=held)
 
 
-def has_room(fleet: Fleet, rules: Rules) -> bool:
+def has_room(fleet: Fleet, rules: Rules, blocked: Excluded = ()) -> bool:
     """Whether a turn that arrives now finds a worker with room; True also if no worker could ever take it.
 
-    It needs no P: if all are full or hang, D computes the prompt.
+    It needs no P: if all are full or hang, D computes the prompt. The room of a `blocked` worker counts only if all
+    are blocked.
     """
     if not rules.worker_limit:
         return True
-    for view in chain(fleet.decodes, fleet.replicas):  # nearly always the first one has
-        if view.inflight < rules.worker_limit:
+    is_any_free = is_any_usable = False
+    for view in chain(fleet.decodes, fleet.replicas):  # nearly always the first one has room
+        is_free, is_usable = view.inflight < rules.worker_limit, view.id not in blocked
+        if is_free and is_usable:
             return True
-    return not fleet.decodes and not fleet.replicas
+        is_any_free |= is_free
+        is_any_usable |= is_usable
+    return (is_any_free and not is_any_usable) or (not fleet.decodes and not fleet.replicas)
 
 
 def _any_full(fleet: Fleet, rules: Rules) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -13,12 +14,13 @@ from ..admission.gate import Permit
 from ..admission.keys import Client
 from ..admission.queue import effective_priority
 from ..connectors.leg import Handoff
-from ..errors import LegError
+from ..errors import TOO_MANY, WORKERS_LOST, LegError, Overloaded, PPDError
 from ..failures import Cause, ClientGets, FailureRule, HealthEffect, Leg, Phase
 from ..fleet.booking import LegBooking
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
-from ..health.worker_health import OVERLOAD_S, Key, blamed
+from ..health.circuit_breaker import RetryBudget
+from ..health.worker_health import Key, blamed
 from ..openai.answer import AnswerObserver
 from ..openai.body_members import encoded
 from ..openai.reply_key import ReplyKey
@@ -122,9 +124,12 @@ class Job(msgspec.Struct, frozen=True):
     permit: Permit
 
 
+MOST_ASKED = 2  # requests of one turn to one worker
+
+
 @dataclass(slots=True)
 class FailedAttempts:
-    """What has failed in one turn so far.
+    """What has failed in one turn so far: what may follow, without whom, and at what price.
 
     Failed handoffs and failed answers are limited separately: after too many handoffs the turn is computed without one.
     """
@@ -133,35 +138,78 @@ class FailedAttempts:
     last: LegError | None = None
     handing_over: int = 0
     answering: int = 0
-    overloaded_until_s: float | None = None  # when the first overloaded worker may be asked again
-    keys: dict[Key, LegError] = field(default_factory=dict)
+    owes_retry: bool = False  # the next attempt is paid from the retry budget
+    is_moved: bool = False  # by the death of a worker
+    keys: dict[Key, LegError] = field(default_factory=dict)  # not to be asked again
+    refusals: list[LegError] = field(default_factory=list)  # of workers that were overloaded
 
-    def avoid(self, views: Iterable[WorkerView]) -> tuple[Key, ...]:
-        """Workers and pairs that the next attempt leaves out."""
-        if self.handing_over < self.limit:
-            return tuple(self.keys)
-        return (*self.keys, *(view.id for view in views if view.role is Role.PREFILL))
+    def avoid(self, views: Iterable[WorkerView], legs: Iterable[LegRecord], busy: Iterable[Key]) -> tuple[Key, ...]:
+        """Workers and pairs that the next attempt leaves out. legs: this turn's; busy: who has said so, to any turn."""
+        asked = Counter(WorkerId(leg.address) for leg in legs)
+        spent = (worker for worker, times in asked.items() if times >= MOST_ASKED)
+        avoided = dict.fromkeys((*self.keys, *spent, *busy))
+        if self.handing_over >= self.limit:
+            avoided |= dict.fromkeys(view.id for view in views if view.role is Role.PREFILL)
+        return tuple(avoided)
 
-    def may_try_again(self, attempt: Attempt, exc: LegError, row: FailureRule, now_s: float) -> bool:
+    def may_try_again(self, attempt: Attempt, exc: LegError, row: FailureRule) -> bool:
         """Books the failure. True where its row of the failure table and the limit allow another attempt."""
         leg, decision = attempt.failed_leg, attempt.decision
-        self.last = exc
-        if row.client_gets(stream=attempt.request.stream) not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE):
-            return False
+        key: Key = blamed(leg, decision)
         if row.health is HealthEffect.PAIR and decision.prefill is not None:
-            self.keys[decision.prefill.id, decision.decode.id] = exc
+            key = (decision.prefill.id, decision.decode.id)
+        return self.book(leg, key, exc, row, row.client_gets(stream=attempt.request.stream))
+
+    def book(self, leg: Leg, key: Key, exc: LegError, row: FailureRule, client: ClientGets) -> bool:
+        self.last = exc
+        if client not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE):
+            return False
+        self.owes_retry = row.health is not HealthEffect.OPENED  # the breaker has paid for the death of a worker
+        self.is_moved |= row.health is HealthEffect.OPENED
+        if exc.cause is Cause.OVERLOADED:
+            self.refusals.append(exc)
         else:
-            self.keys[blamed(leg, decision)] = exc
-        if leg is Leg.PREFILL or row.health is HealthEffect.PAIR:
+            self.keys[key] = exc
+        if exc.phase is Phase.CONNECT and row.health is HealthEffect.OPENED:
+            return True  # nothing was sent, which is no attempt
+        if leg is Leg.PREFILL or isinstance(key, tuple):
             self.handing_over += 1
-        elif row.client is ClientGets.ANOTHER_OR_QUEUE:
-            until_s = now_s + (exc.retry_after_s or OVERLOAD_S)
-            self.overloaded_until_s = min(until_s, self.overloaded_until_s or until_s)
-        else:
+        elif exc.cause is not Cause.OVERLOADED:
             self.answering += 1
         return self.answering < self.limit
 
-    def forgive(self) -> None:
-        """Overloaded workers may be asked again."""
-        self.overloaded_until_s = None
-        self.keys = {key: exc for key, exc in self.keys.items() if exc.cause is not Cause.OVERLOADED}
+    def pay(self, retries: RetryBudget) -> str:
+        """Before the next attempt: how it is paid, `no_budget` where it cannot be."""
+        if not self.owes_retry:
+            return "moved"
+        self.owes_retry = False
+        return "retried" if retries.take() else "no_budget"
+
+    def error(self, busy_s: float = 0.0) -> PPDError:
+        """What the client gets. busy_s: for how long the last of the overloaded workers is to be left alone."""
+        assert self.last is not None, "something has failed"
+        if self.last.cause is not Cause.OVERLOADED:
+            return self.last
+        longest_s = max(busy_s, *(exc.retry_after_s for exc in self.refusals))
+        error = Overloaded("the workers are overloaded", reason="workers_overloaded", retry_after_s=longest_s)
+        if not self.keys and all(exc.status == TOO_MANY for exc in self.refusals):
+            error.status = TOO_MANY
+        return error
+
+
+def is_loss(exc: LegError) -> bool:
+    """Whether the worker ended the connection of a request that it may have worked on, before its first byte."""
+    return exc.phase in (Phase.SENT, Phase.HEADERS) and exc.cause in (Cause.RESET, Cause.WORKER_GONE)
+
+
+def workers_lost(exc: LegError) -> LegError:
+    """For a turn that has ended the connections of two workers: it may be what ends them."""
+    lost = LegError(
+        "workers ended the connection when they were sent this request, so no other is",
+        worker=exc.worker,
+        phase=exc.phase,
+        cause=exc.cause,
+        status=502,
+    )
+    lost.code = WORKERS_LOST
+    return lost

@@ -20,16 +20,19 @@ from ..admission.keys import Client
 from ..admission.queue import Ticket, effective_priority
 from ..config import ProxyConfig
 from ..connectors.leg import public_fields
-from ..errors import OVERLOAD, LegError, NoWorkerError, RequestError, refusal
-from ..failures import ROWS, Cause, ClientGets, Leg, Phase
+from ..errors import OVERLOAD, LegError, NoWorkerError, Refused, RequestError, refusal
+from ..failures import ROWS, Cause, Leg, Phase
 from ..fleet.view import WorkerView, check_model
 from ..fleet.worker import Role
+from ..health.poisoned_prompts import life_of
 from ..openai.body_members import check_depth, decoded, encoded
 from ..openai.form import field as form_field
 from ..openai.form import is_form
 from ..openai.request import MODEL_LIMIT, Fields
+from ..sessions.prefix_chain import PrefixEnd
 from ..upstream.call import Answer, Call, Timeouts
 from ..upstream.client import Upstream
+from .attempt import FailedAttempts, is_loss, workers_lost
 from .state import State
 
 ENDPOINTS = (
@@ -186,7 +189,7 @@ class Passthrough:
         except BaseException as exc:
             permit.release()
             # A request that an engine may have computed is charged, whoever ended it.
-            if isinstance(exc, NoWorkerError) or (isinstance(exc, LegError) and _cost_nothing(exc)):
+            if isinstance(exc, NoWorkerError | Refused) or (isinstance(exc, LegError) and _cost_nothing(exc)):
                 bill.settle(0)
             raise
 
@@ -212,29 +215,41 @@ class Passthrough:
 
     async def _first_success(self, permit: Permit, asked: _Asked, bill: _Bill) -> Forwarded:
         """Raises the last LegError where no other worker may be tried."""
-        failure: LegError | None = None
-        self._state.retries.deposit()
-        for view in self._candidates(asked.model)[: self._attempts]:
-            if failure is not None and not self._may_retry(failure):
-                break
-            asked_s = self._state.now()
-            try:
-                return await self._ask(permit, view, asked, bill)
-            except LegError as exc:
-                failure = exc
-                self._state.health.leg_failed(_leg(view), exc, view.id, asked_s)
-                if ROWS[_leg(view), exc.phase, exc.cause].whole not in (
-                    ClientGets.ANOTHER,
-                    ClientGets.ANOTHER_OR_QUEUE,
-                ):
+        state, failed = self._state, FailedAttempts(self._attempts)
+        state.retries.deposit()
+        for view in self._candidates(asked.model):
+            if state.poisoned:
+                state.poisoned.check(self._prompt(asked), state.now())
+            if failed.last is not None:
+                if view.id in state.health.breakers.busy(state.now()):
+                    continue
+                result = failed.pay(state.retries)
+                state.metrics.retries.labels(result).inc()
+                if result == "no_budget":
                     break
-        raise failure or NoWorkerError(f"no worker can serve model {asked.model!r} now")
+            asked_s = state.now()
+            try:
+                forwarded = await self._ask(permit, view, asked, bill)
+            except LegError as exc:
+                found = await self._upstream.examined(exc, view.worker)
+                state.health.leg_failed(_leg(view), found, view.id, asked_s)
+                row = ROWS[_leg(view), found.phase, found.cause]
+                may = failed.book(_leg(view), view.id, found, row, row.whole)
+                if is_loss(found) and state.poisoned.lost(self._prompt(asked), life_of(view), state.now()):
+                    raise workers_lost(found) from exc
+                if not may:
+                    break
+            else:
+                if state.poisoned:
+                    state.poisoned.answered(self._prompt(asked))
+                return forwarded
+        if failed.last is not None:
+            raise failed.error()
+        raise NoWorkerError(f"no worker can serve model {asked.model!r} now")
 
-    def _may_retry(self, failure: LegError) -> bool:
-        # An overloaded worker gets no requests for a while, so this retry needs no budget.
-        may = failure.cause is Cause.OVERLOADED or self._state.retries.take()
-        self._state.metrics.retries.labels("retried" if may else "no_budget").inc()
-        return may
+    def _prompt(self, asked: _Asked) -> PrefixEnd:
+        """What names the request among those that end workers."""
+        return PrefixEnd(self._state.hasher.key(b"Q", asked.path, asked.body))
 
     async def _ask(self, permit: Permit, view: WorkerView, asked: _Asked, bill: _Bill) -> Forwarded:
         """The answer from its first bytes on; LegError for one that the client must not see."""
@@ -377,4 +392,4 @@ def _check(answer: Answer, view: WorkerView) -> None:
 
 def _cost_nothing(exc: LegError) -> bool:
     """Whether no engine can have computed anything: it was not reached, or it refused."""
-    return exc.phase is Phase.CONNECT or exc.cause in (Cause.REQUEST, Cause.OVERLOADED, Cause.SERVER)
+    return exc.phase is Phase.CONNECT or exc.cause in (Cause.REQUEST, Cause.SERVER)

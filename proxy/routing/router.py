@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from ..admission.gate import Permit
 from ..admission.queue import Ticket, effective_priority
 from ..config import ProxyConfig
-from ..errors import AllBusy, LegError, NoWorkerError, PPDError, Refused
-from ..failures import Cause, FailureRule, HandoffEffect, HealthEffect
+from ..errors import TOO_MANY, AllBusy, LegError, NoWorkerError, Overloaded, PPDError, Refused
+from ..failures import Cause, FailureRule, HandoffEffect
 from ..fleet.booking import LegBooking
+from ..fleet.worker import Worker
+from ..health.poisoned_prompts import life_of
+from ..health.worker_health import blamed_view
 from ..openai.request import Request
 from ..policy import Decision, Excluded, Route, Rules, Turn, decide, has_room
 from ..sessions.table import SessionMatch
 from ..telemetry.receipts import CellRecord, Receipt
-from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext
+from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext, is_loss, workers_lost
 from .dispatch import Dispatcher
 from .learning import Learner
 from .state import State
@@ -52,14 +55,19 @@ class Router:
         learner: Learner,
         *,
         passed_over: Callable[[float], Excluded],
+        examined: Callable[[LegError, Worker], Awaitable[LegError]],
     ) -> None:
-        """passed_over(now_s): workers and pairs that get no turn while there are others."""
+        """passed_over(now_s): workers and pairs that get no turn while there are others.
+
+        examined(a leg's failure, its worker): the failure, once it is known whether the worker is dead.
+        """
         self.rules = rules
         self._attempts = config.attempts
         self._state = state
         self._dispatcher = dispatcher
         self._learner = learner
         self._passed_over = passed_over
+        self._examined = examined
         self._now = state.now
 
     async def answer(self, request: Request, receipt: Receipt, context: TurnContext) -> TurnReply:
@@ -68,6 +76,7 @@ class Router:
         match = self._state.sessions.find(request.prompt, started_s)
         turn = self._turn(request, match, context.forced)
         _note_turn(receipt, match, turn)
+        self._check_poison(request)
         tokens = turn.prompt_tokens + turn.output_tokens
         if context.is_counted:
             self._state.rate_limits.settle(context.client, 0, tokens, started_s)
@@ -109,48 +118,85 @@ class Router:
         failed: FailedAttempts | None = None
         self._state.retries.deposit()
         while True:
+            self._check_poison(job.request)
             now_s = self._now()
             try:
                 decision = self._decide(job, failed, now_s)
             except AllBusy:
-                await job.permit.wait_again(self._now() + BUSY_S)
+                await job.permit.wait_again(self._now() + BUSY_S, is_moved=failed is not None and failed.is_moved)
                 continue
             except NoWorkerError:
-                if failed is None or failed.last is None:
+                if failed is None:
                     raise
-                if not await self._waited(job, failed):
-                    raise failed.last from None
+                await self._until_less_busy(job, failed)
                 continue
+            if failed is not None:
+                self._pay(failed)
             attempt = self._attempt(job, decision, now_s)
             try:
                 self._state.health.asked(decision)
-                opened = await self._dispatcher.open(attempt)
+                opened = await self._opened(attempt)
             except LegError as exc:
                 row = self._give_up(attempt, exc)
                 failed = failed or FailedAttempts(self._attempts)
-                if not failed.may_try_again(attempt, exc, row, self._now()):
-                    raise
-                # An overloaded worker gets no turns for a while, so this retry needs no budget.
-                if row.health is HealthEffect.PASSED_OVER or self._state.retries.take():
-                    self._state.metrics.retries.labels("retried").inc()
-                    continue
-                self._state.metrics.retries.labels("no_budget").inc()
-                if not await self._waited(job, failed):
-                    raise
+                may = failed.may_try_again(attempt, exc, row)
+                if is_loss(exc) and self._is_poisoned(job.request, attempt):
+                    raise workers_lost(exc) from exc
+                if not may:
+                    raise failed.error() from None
             except BaseException:
                 self._state.health.left(decision)
                 raise
             else:
                 self._state.health.began(decision, moved=opened.handoff is not None)
+                if poisoned := self._state.poisoned:
+                    poisoned.answered(job.request.prompt.chain.end())
                 return attempt, opened
 
-    async def _waited(self, job: Job, failed: FailedAttempts) -> bool:
-        """True after a wait in the queue for as long as overloaded workers asked; False where none did."""
-        if failed.overloaded_until_s is None:
-            return False
-        await job.permit.wait_again(failed.overloaded_until_s)
-        failed.forgive()
-        return True
+    async def _opened(self, attempt: Attempt) -> OpenAnswer:
+        try:
+            return await self._dispatcher.open(attempt)
+        except LegError as exc:
+            view = blamed_view(attempt.failed_leg, attempt.decision)
+            found = await self._examined(exc, view.worker)
+            if found is exc:
+                raise
+            attempt.receipt.legs[-1].fail(found)
+            raise found from exc
+
+    def _check_poison(self, request: Request) -> None:
+        """Raises PoisonedPrompt for a prompt that has ended workers."""
+        if poisoned := self._state.poisoned:
+            poisoned.check(request.prompt.chain.end(), self._now())
+
+    def _is_poisoned(self, request: Request, attempt: Attempt) -> bool:
+        """Notes that a worker ended this prompt's connection; whether it is not to be asked of another."""
+        life = life_of(blamed_view(attempt.failed_leg, attempt.decision))
+        return self._state.poisoned.lost(request.prompt.chain.end(), life, self._now())
+
+    def _pay(self, failed: FailedAttempts) -> None:
+        """Raises what failed last where the retry budget is used up."""
+        result = failed.pay(self._state.retries)
+        self._state.metrics.retries.labels(result).inc()
+        if result == "no_budget":
+            raise failed.error()
+
+    async def _until_less_busy(self, job: Job, failed: FailedAttempts) -> None:
+        """Waits in the queue until an overloaded worker may be asked again; raises where none will be, or too late."""
+        now_s = self._now()
+        fleet, busy = self._state.registry.fleet(job.turn.model), self._state.health.breakers.busy(now_s)
+        spent = set(failed.avoid((), job.receipt.legs, ()))
+        answering = [view.id for view in (*fleet.decodes, *fleet.replicas) if view.id in busy]
+        error = failed.error(max((busy[worker] - now_s for worker in answering), default=0.0))
+        again_s = min((busy[worker] for worker in answering if worker not in spent), default=None)
+        if again_s is None:
+            raise error
+        try:
+            await job.permit.wait_again(again_s, is_moved=failed.is_moved)
+        except Overloaded as exc:
+            if error.status == TOO_MANY and exc.reason != "draining":
+                raise error from exc
+            raise
 
     def _decide(self, job: Job, failed: FailedAttempts | None, now_s: float) -> Decision:
         rules, turn = self.rules, job.turn
@@ -158,13 +204,14 @@ class Router:
         arrivals = self._state.arrivals
         qps = (arrivals.turns if counts_turns else arrivals.conversations).rate_rps(now_s)
         fleet = self._state.registry.fleet(turn.model)
-        avoid = () if failed is None else failed.avoid(fleet.views.values())
+        avoid: Excluded = ()
+        if failed is not None:
+            avoid = failed.avoid(fleet.views.values(), job.receipt.legs, self._state.health.breakers.busy(now_s))
         blocked = self._passed_over(now_s)
-        decision = decide(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
-        _note_decision(job.receipt, turn, decision, rules)
-        return decision
+        return decide(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
 
     def _attempt(self, job: Job, decision: Decision, now_s: float) -> Attempt:
+        _note_decision(job.receipt, job.turn, decision, self.rules)
         prefill = decision.prefill
         booking = LegBooking(
             self._state.registry,
@@ -210,7 +257,7 @@ class Router:
             arrived_s=now_s,
             deadline_s=now_s + context.patience_s,
             needs=model,
-            fits=lambda: has_room(self._state.registry.fleet(model), self.rules),
+            fits=lambda: has_room(self._state.registry.fleet(model), self.rules, self._passed_over(self._now())),
         )
 
     def _turn(self, request: Request, match: SessionMatch, forced: Route | None) -> Turn:
@@ -233,7 +280,7 @@ class Router:
 
 def _error_name(exc: PPDError) -> str:
     if isinstance(exc, LegError):
-        return f"{exc.phase}: {exc.cause}"
+        return exc.code or f"{exc.phase}: {exc.cause}"
     return exc.reason if isinstance(exc, Refused) else type(exc).__name__
 
 

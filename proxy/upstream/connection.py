@@ -51,6 +51,11 @@ class WorkerConnection(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def has_heard(self) -> bool:
+        """Whether a byte of an answer has come since the connection was last free."""
+        return self._head_bytes > 0
+
     def send(self, listener: AnswerReceiver, head: bytes, body: Iterable[bytes | memoryview]) -> None:
         assert self._transport is not None and self._listener is None, "a free connection"
         self._listener = listener

@@ -12,7 +12,7 @@ from ppd.proxy.failures import ROWS, Cause, Failure, HealthEffect, Leg, Phase
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
-from ppd.proxy.health.circuit_breaker import Breakers
+from ppd.proxy.health.circuit_breaker import Breakers, RetryBudget
 from ppd.proxy.health.worker_health import OVERLOAD_S, Key, WorkerHealth, blamed, keys_of
 from ppd.proxy.policy import Decision, Route
 from tests.support.clock import FakeClock
@@ -37,7 +37,7 @@ class Bench:
             self.registry.add_static(worker, clock())
             self.registry.probed(worker.id, worker, None, clock())
         self.breakers: Breakers[Key] = Breakers(FAILURES, OPEN_S)
-        self.health = WorkerHealth(self.breakers, self.registry, clock)
+        self.health = WorkerHealth(self.breakers, self.registry, RetryBudget(0.0, 10), clock)
         self.p, self.d = (view.id for view in self.registry.views())
         self.pair = (self.p, self.d)
 

@@ -20,6 +20,7 @@ from .fleet.booking import Ledger
 from .fleet.registry import Registry
 from .health.canary import Canary
 from .health.circuit_breaker import Breakers, RetryBudget
+from .health.load_watch import LoadWatch
 from .health.poisoned_prompts import PoisonedPrompts
 from .health.probe import probing_session
 from .health.prober import Prober
@@ -59,6 +60,7 @@ class Proxy:
     turns: TurnService
     passthrough: Passthrough
     prober: Prober
+    load_watch: LoadWatch
     canary: Canary
     listener: HeartbeatListener
     keys: KeyRing | None  # None: clients need no key
@@ -84,20 +86,22 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
     dispatcher = make_dispatcher(config, state, upstream, handoff_release)
     canary = make_canary(config, state, upstream)
-    rules = settings.rules()
     router = Router(
-        config, rules, state, dispatcher, learner, passed_over=canary.passed_over, examined=upstream.examined
+        config, settings.rules(), state, dispatcher, learner, passed_over=canary.passed_over, examine=upstream.examine
     )
     keys = KeyRing(Path(config.keys_file), config.admin_key) if config.keys_file else None
-    passthrough = Passthrough(config, state, upstream)
     state.metrics.watch(lambda: _gauges(state))
     prober = Prober(config, state.registry, upstream, now, probing_session, tls)
 
     def change(keys: Mapping[str, object]) -> None:
-        settings.change(**{name: convert(name, value) for name, value in keys.items()})
+        settings.change(**convert(keys))
         router.rules = settings.rules()
 
-    replication = Replication(member, state, canary, prober, Operated(settings, change))
+    def adopt(in_force: Mapping[str, object], in_file: Mapping[str, object]) -> None:
+        settings.adopt(convert(in_force), convert(in_file))
+        router.rules = settings.rules()
+
+    replication = Replication(member, state, canary, prober, Operated(settings, change, adopt))
     return Proxy(
         settings=settings,
         state=state,
@@ -105,8 +109,9 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         router=router,
         handoff_release=handoff_release,
         turns=TurnService(config, state, router, FanOut(router), keys),
-        passthrough=passthrough,
+        passthrough=Passthrough(config, state, upstream),
         prober=prober,
+        load_watch=LoadWatch(config, state.registry, upstream),
         canary=canary,
         listener=HeartbeatListener(config, state.registry, state.metrics, now),
         keys=keys,
@@ -135,6 +140,7 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> 
             max_inflight=config.max_inflight,
             queue_limit=config.queue_limit,
             queue_timeout_s=config.queue_timeout_s,
+            queue_wait_s=config.queue_wait_s,
             now=now,
             on_refused=lambda reason: metrics.refused.labels(reason).inc(),
             on_waited=metrics.queue_wait.observe,

@@ -2,6 +2,7 @@
 
 PPDError
   ConfigError              a setting that cannot be used: its key, its value and what is allowed
+    ConfigErrors           several of them
   FormatError              a table, a heartbeat or another document that cannot be parsed; names the field
   RequestError             the client's own mistake, 4xx
     Unauthorized  Forbidden  NotFound  BodyTooLarge
@@ -19,6 +20,7 @@ Messages are written for the client: they never hold a worker's address, a key, 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 
@@ -47,6 +49,15 @@ class ConfigError(PPDError):
 
     status = 400  # if it comes through the admin API
     kind = "invalid_request_error"
+
+
+class ConfigErrors(ConfigError):
+    """All that cannot be used, one line each; `param` is the first one's."""
+
+    def __init__(self, errors: Iterable[PPDError]) -> None:
+        self.errors = tuple(errors)
+        lines = "\n".join(f"  {error.message}" for error in self.errors)
+        super().__init__(f"{len(self.errors)} settings cannot be used:\n{lines}", param=self.errors[0].param)
 
 
 class FormatError(PPDError):
@@ -106,7 +117,7 @@ class RateLimited(Refused):
 
 
 class Overloaded(Refused):
-    """Reasons: queue_full, queue_timeout, workers_overloaded, draining."""
+    """Reasons: queue_full, queue_timeout, overload, workers_overloaded, draining."""
 
     status = 503
     kind = "overloaded_error"

@@ -5,27 +5,34 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from .config import LIVE, Mode, ProxyConfig, build, with_changes
+from .config import LIVE, Draft, Mode, ProxyConfig, with_changes
 from .decision_table.score import Weights
 from .decision_table.table import DecisionTable, find
 from .discovery.static_workers import static_workers
-from .errors import PPDError
+from .errors import ConfigError, PPDError
 from .fleet.worker import WorkerId
 from .policy import Rules
-from .runtime.watched_files import WATCH_EVERY_S, stamp
+from .runtime.watched_files import WATCH_EVERY_S, WatchedFiles
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigSource:
-    """Where the config came from, to reread it. Flags win over the file."""
+    """Where the config comes from, to reread it; made before it is first read. Flags win over the file."""
 
     path: Path
     flags: Mapping[str, object]
+    watched: WatchedFiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "watched", WatchedFiles(self.path))
+
+    def read(self) -> Draft:
+        return Draft.read(self.path, self.flags)
 
 
 class Settings:
@@ -38,7 +45,6 @@ class Settings:
         self._source = source
         self._in_file = config  # as last read: only keys that change in the file override the admin API's
         self._rules = _rules(config)
-        self._seen = stamp(source.path) if source else None
 
     def rules(self) -> Rules:
         return self._rules
@@ -47,38 +53,62 @@ class Settings:
         """Sets live keys; ConfigError, with nothing changed, if a value is not allowed."""
         self._take(replace(self.config, **live))  # type: ignore[arg-type]
 
+    def live(self) -> tuple[dict[str, object], dict[str, object]]:
+        """The live keys as they are in force, and as the file said them last."""
+        in_force, in_file = ({name: getattr(config, name) for name in LIVE} for config in (self.config, self._in_file))
+        return in_force, in_file
+
+    def adopt(self, in_force: Mapping[str, object], in_file: Mapping[str, object]) -> None:
+        """Takes what `live` says in another process, which may have read the file before or after this one."""
+        self.change(**in_force)
+        self._in_file = replace(self._in_file, **in_file)  # type: ignore[arg-type]
+        if self._source is not None:
+            self._source.watched.look_again()
+
     async def watch(self, reloaded: Callable[[bool], None], every_s: float = WATCH_EVERY_S) -> None:
         """Rereads the file when it changes, until cancelled. reloaded: told whether the file could be used."""
         if self._source is None:
             return
         while True:
             await asyncio.sleep(every_s)
-            if self._is_new():
-                reloaded(self.reload())
+            if (taken := self.look()) is not None:
+                reloaded(taken)
 
-    def catch_up(self) -> None:
-        if self._source is not None and self._is_new():
-            self.reload()
-
-    def _is_new(self) -> bool:
+    def look(self) -> bool | None:
+        """Rereads the file if it has changed and is no longer being written; None if not."""
         assert self._source is not None, "only a file is watched"
-        before, self._seen = self._seen, stamp(self._source.path)
-        return self._seen is not None and self._seen != before
+        return self.reload() if self._source.watched.are_new() else None
 
     def reload(self) -> bool:
         """Applies the file's live keys. If it can't be used: logs, changes nothing and returns False."""
         assert self._source is not None, "only a file is watched"
         try:
-            wanted = build(self._source.path, self._source.flags)
+            draft = self._source.read()
+            wanted = draft.checked()
+            self._refuse_emptied(wanted, draft.is_empty)
             config, waiting = with_changes(self.config, self._in_file, wanted)
+            if config.table != self.config.table:
+                check_table(config.table)
             self._take(config)
             self._in_file = wanted
         except PPDError as exc:
-            log.error("the changed config is not used: %s", exc)
+            log.error("the changed config is not used: %s", exc.message.replace("\n  ", " | "))
             return False
         if waiting:
             log.warning("these keys take effect at the next start: %s", ", ".join(waiting))
         return True
+
+    def _refuse_emptied(self, wanted: ProxyConfig, is_empty: bool) -> None:
+        """An editor, a full disk or a template without its values may leave half a file that is good TOML."""
+        if wanted.allow_empty or wanted == self._in_file:
+            return
+        if is_empty:
+            raise ConfigError("the file holds no key; start with --allow-empty if that is meant", param="config")
+        if self._in_file.workers and not wanted.workers:
+            raise ConfigError(
+                f"workers: none is left of {len(self._in_file.workers)}; set allow_empty = true if that is meant",
+                param="workers",
+            )
 
     def _take(self, config: ProxyConfig) -> None:
         workers, rules = static_workers(config), _rules(config)
@@ -86,6 +116,11 @@ class Settings:
         if changed:
             log.info("changed: %s", ", ".join(f"{name} = {getattr(config, name)!r}" for name in changed))
         self.config, self.static_workers, self._rules = config, workers, rules
+
+
+def check_table(name: str) -> None:
+    """PPDError if no table of this name can be loaded."""
+    DecisionTable.load(find(name))
 
 
 def _rules(config: ProxyConfig) -> Rules:

@@ -4,10 +4,11 @@
     python -m benchmarks.soak --records DIR/soak.jsonl.gz --out DIR
 
 The proxy and seven simulated engines run as processes of their own. Clients chat, edit, branch, retry, read slowly and
-leave; engines are killed, drained, removed, given another role, and told to refuse, hang, cut or answer garbage. Each
-answer is compared with that of one engine without faults. The exit status is 1 if a text was wrong, a gauge did not
-return to zero, the proxy's log has a traceback, its memory grows, or requests failed that no fault at the time
-explains. The records are written first, then the report from them; `--records` writes only the report.
+leave; engines are killed, drained, removed, given another role, and told to refuse, hang, cut or answer garbage; the
+proxy is paused, its config file and its clock are tampered with, and a prompt kills engines. Each answer is compared
+with that of one engine without faults. The exit status is 1 if a text was wrong, a gauge did not return to zero, the
+proxy's log has a traceback, its memory grows, or requests failed that no fault at the time explains. The records are
+written first, then the report from them; `--records` writes only the report.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ async def soak(head: SoakHead, folder: Path, oracle: Oracle) -> Records:
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     async with (
         aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(force_close=True)) as operator,
-        running_fleet(folder, operator) as fleet,
+        running_fleet(folder, operator, head.processes) as fleet,
     ):
-        descriptors_before = descriptors(fleet.proxy_pid)
+        descriptors_before = sum(map(descriptors, fleet.proxy_pids))
         begun_s = time.monotonic()
 
         def clock() -> float:
@@ -73,7 +74,7 @@ async def soak(head: SoakHead, folder: Path, oracle: Oracle) -> Records:
             leaked=leaked,
             quiet_after_s=quiet_after_s,
             descriptors_before=descriptors_before,
-            descriptors_after=descriptors(fleet.proxy_pid),
+            descriptors_after=sum(map(descriptors, fleet.proxy_pids)),
             log_defects=log_defects(fleet.proxy_log),
             engine_counts=await monitor.engine_counts(),
         )
@@ -87,6 +88,7 @@ def head_of(args: argparse.Namespace) -> SoakHead:
         seconds=seconds,
         warm_up_s=min(_WARM_UP_S, seconds * _WARM_UP_SHARE),
         clients=args.clients,
+        processes=args.processes,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -113,6 +115,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--minutes", type=float, default=30.0, help="how long clients ask; default: 30")
     top.add_argument("--seed", type=int, default=0, help="of the conversations and the faults; default: 0")
     top.add_argument("--clients", type=int, default=12, help="conversations at a time; default: 12")
+    top.add_argument("--processes", type=int, default=1, help="of the proxy; default: 1")
     top.add_argument("--records", type=Path, help="records of an earlier run: report them again")
     top.add_argument("--out", dest="output", type=Path, required=True, help="folder for records, report and logs")
     return top

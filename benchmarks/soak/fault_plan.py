@@ -10,6 +10,8 @@ from .records import FINE, ClientOutcome, Disturbance, FleetFault, RequestRecord
 
 WORKERS: Final = ("P1", "P2", "D1", "D2", "D3", "R1")
 SPARE: Final = "D4"  # joins and leaves
+PROXY: Final = "proxy"
+ENGINES: Final = "engines"  # whichever gets the poisoned prompt
 
 # What a client may notice of each fault. All others are hidden by another worker or a retry before the first byte.
 COSTS: Final[dict[FleetFault, frozenset[ClientOutcome]]] = {
@@ -22,6 +24,9 @@ COSTS: Final[dict[FleetFault, frozenset[ClientOutcome]]] = {
     FleetFault.WEDGE: frozenset({ClientOutcome.TIMED_OUT}),
     # asyncio forgets a connection that it accepts while its server closes.
     FleetFault.DEAF: frozenset({ClientOutcome.TIMED_OUT}),
+    FleetFault.POISON: frozenset({ClientOutcome.BROKEN}),
+    # Time goes on meanwhile: limits for reading and answering are over when the proxy goes on.
+    FleetFault.PAUSE: frozenset({ClientOutcome.BROKEN, ClientOutcome.TIMED_OUT}),
 }
 AFTER_S: Final = 1.0  # how long after its end a fault may still show
 
@@ -30,6 +35,7 @@ _ROLES = {FleetFault.FLIP: "PD", FleetFault.HANDOFF: "P", FleetFault.LOAD: "D", 
 _MANY = 10_000  # more requests than can come during one fault
 _CALM_S = (2.0, 4.0)
 _LASTS_S = (2.5, 5.0)
+_PAUSE_S = (1.0, 12.0)  # P keeps a handoff for 8 s
 _SETTLES_S = 2.0  # until the proxy knows that a worker is back
 _TWO_AT_ONCE = 0.5
 
@@ -40,7 +46,7 @@ def plan(seed: int, seconds: float) -> list[Disturbance]:
     kinds = _shuffled(draw)
     planned: list[Disturbance] = []
     at_s = draw.uniform(*_CALM_S)
-    while at_s + _LASTS_S[1] + _SETTLES_S < seconds:
+    while at_s + _PAUSE_S[1] + _SETTLES_S < seconds:
         together: list[Disturbance] = []
         for _ in range(2 if draw.random() < _TWO_AT_ONCE else 1):
             together.append(_disturbance(draw, next(kinds), at_s, {one.worker for one in together}))
@@ -87,13 +93,15 @@ def faults(one: Disturbance) -> dict[str, Any]:
 
 
 def _disturbance(draw: Random, kind: FleetFault, at_s: float, taken: Collection[str]) -> Disturbance:
-    able = [SPARE] if kind is FleetFault.JOIN else [name for name in WORKERS if name[0] in _ROLES.get(kind, "PDR")]
+    one_only = {FleetFault.JOIN: SPARE, FleetFault.POISON: ENGINES}
+    one_only |= dict.fromkeys((FleetFault.PAUSE, FleetFault.CONFIG, FleetFault.CLOCK), PROXY)
+    able = [one_only[kind]] if kind in one_only else [name for name in WORKERS if name[0] in _ROLES.get(kind, "PDR")]
     events = draw.randint(0, 12)
     return Disturbance(
         kind=kind,
-        worker=draw.choice([name for name in able if name not in taken]),
+        worker=draw.choice([name for name in able if name not in taken] or able),
         at_s=at_s,
-        lasts_s=draw.uniform(*_LASTS_S),
+        lasts_s=draw.uniform(*(_PAUSE_S if kind is FleetFault.PAUSE else _LASTS_S)),
         detail={FleetFault.REFUSE: draw.choice((429, 500, 503)), FleetFault.CUT: events, FleetFault.EVENT: events}.get(
             kind, 0
         ),
@@ -101,7 +109,11 @@ def _disturbance(draw: Random, kind: FleetFault, at_s: float, taken: Collection[
 
 
 def _shuffled(draw: Random) -> Iterator[FleetFault]:
+    last: FleetFault | None = None
     while True:
         deck = list(FleetFault)
         draw.shuffle(deck)
+        if deck[0] is last:  # some have only one target, and two may come at once
+            deck.reverse()
         yield from deck
+        last = deck[-1]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Iterable
+from random import Random
 
 import aiohttp
 import msgspec
 
 from .fault_plan import faults
-from .fleet import SoakFleet
+from .fleet import FleetDamaged, SoakFleet
 from .records import Disturbance, FleetFault
+
+MOST_POISONED = 2  # engines that one prompt may kill, however often it is asked
 
 
 class FaultRunner:
@@ -19,6 +23,7 @@ class FaultRunner:
     def __init__(self, fleet: SoakFleet, clock: Callable[[], float]) -> None:
         self._fleet = fleet
         self._clock = clock
+        self._draw = Random("faults")
         self.done: list[Disturbance] = []
 
     async def run(self, planned: Iterable[Disturbance]) -> None:
@@ -36,6 +41,8 @@ class FaultRunner:
             await self._fleet.all_up()
         except TimeoutError:
             problem = "the fleet was not whole again in time"
+        except FleetDamaged as exc:
+            problem = str(exc)
         except aiohttp.ClientError as exc:
             problem = f"the admin API failed: {type(exc).__name__}"
         lasted_s = self._clock() - begun_s
@@ -60,6 +67,14 @@ class FaultRunner:
             case FleetFault.JOIN:
                 await fleet.start_engine(name)
                 await fleet.register(name)
+            case FleetFault.PAUSE:
+                fleet.signal_proxy(signal.SIGSTOP)
+            case FleetFault.POISON:
+                await fleet.ask_poisoned(one.lasts_s)
+            case FleetFault.CONFIG:
+                fleet.spoil_config()
+            case FleetFault.CLOCK:
+                fleet.set_clock(self._draw.choice((-3600.0, 3600.0)))
             case _:
                 await fleet.order_faults(name, faults(one))
 
@@ -82,6 +97,14 @@ class FaultRunner:
                 await fleet.remove(name)
                 await fleet.idle(name)
                 await fleet.stop_engine(name)
+            case FleetFault.PAUSE:
+                fleet.signal_proxy(signal.SIGCONT)
+            case FleetFault.POISON:
+                await fleet.revive_engines(at_most=MOST_POISONED)
+            case FleetFault.CONFIG:
+                fleet.change_config(self._draw.choice(("table", "always_local", "always_split")))
+            case FleetFault.CLOCK:
+                fleet.set_clock(0.0)
             case FleetFault.DEAF:
                 return  # ends by itself; until then the engine accepts no order
             case _:

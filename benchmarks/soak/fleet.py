@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterable
@@ -22,14 +23,18 @@ from .fault_plan import SPARE, WORKERS
 
 HOST = "127.0.0.1"
 ADMIN_KEY = "operator"
-LEASE_S = 30.0  # vLLM's default; the proxy gives up a handoff after it too
+LEASE_S = 8.0  # the proxy may be paused for longer
+POISON = "the prompt of death"
 _STARTS_S = 60.0
 _PORTS = (18_000, 30_000)
 _NOT_HELD = ("0A", "06", "03")  # listening, TIME_WAIT, SYN_RECV
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{([^}]*)\})? (\S+)")
 
 # Small enough that conversations evict each other's KV; a long one still fits.
-ENGINE_FLAGS = ("--num-blocks", "2048", "--max-model-len", "16384", "--time-scale", "0.15", "--lease-s", f"{LEASE_S:g}")
+ENGINE_FLAGS = (
+    *("--num-blocks", "2048", "--max-model-len", "16384", "--time-scale", "0.15"),
+    *("--lease-s", f"{LEASE_S:g}", "--fatal-text", POISON),
+)
 # Tables that are full within a minute, so that filling them is not taken for a leak, and time-outs of seconds.
 SESSION_LIMIT = 300
 PROXY_FLAGS = {
@@ -60,10 +65,14 @@ class EngineAddress:
         return f"{HOST}:{self.port}"
 
 
+class FleetDamaged(Exception):
+    """A fault did more harm than it may."""
+
+
 class SoakFleet:
     """Owns the processes. Engines are registered with the proxy through its admin API."""
 
-    def __init__(self, folder: Path, session: aiohttp.ClientSession) -> None:
+    def __init__(self, folder: Path, session: aiohttp.ClientSession, processes: int = 1) -> None:
         ports = iter(free_ports(2 * len(WORKERS) + 3))
         self.addresses = {name: EngineAddress(name, next(ports), next(ports)) for name in (*WORKERS, SPARE)}
         self._port = next(ports)
@@ -73,8 +82,13 @@ class SoakFleet:
         self._lives = 0
         self.proxy_log = folder / "proxy.log"
         self._pid_file = folder / "proxy.pid"
+        self._config_file, self._clock_file = folder / "ppd.toml", folder / "clock"
+        self.change_config("table")
+        self.set_clock(0.0)
         flags = [item for name, value in PROXY_FLAGS.items() for item in (f"--{name}", str(value))]
-        argv = [*_ppd("serve"), "--port", str(self._port), "--heartbeat-port", "0", *flags]
+        argv = [sys.executable, "-m", "benchmarks.soak.stepped_clock", str(self._clock_file), "serve"]
+        argv += ["--port", str(self._port), "--heartbeat-port", "0", "--processes", str(processes), *flags]
+        argv += ["--config", str(self._config_file)]
         argv += ["--receipt-log", str(folder / "receipts.jsonl")]
         with_pid = ("sh", "-c", 'echo $$ > "$0" && exec "$@"', str(self._pid_file), *argv)
         env = {"PPD_ADMIN_KEY": ADMIN_KEY, "PYTHONWARNINGS": "default"}
@@ -90,8 +104,11 @@ class SoakFleet:
         return connections(self._port)
 
     @property
-    def proxy_pid(self) -> int:
-        return int(self._pid_file.read_text())
+    def proxy_pids(self) -> list[int]:
+        """The proxy's process, or its supervisor and its processes."""
+        first = int(self._pid_file.read_text())
+        children = Path(f"/proc/{first}/task/{first}/children").read_text()
+        return [first, *map(int, children.split())]
 
     @property
     def running(self) -> list[EngineAddress]:
@@ -137,6 +154,41 @@ class SoakFleet:
 
     async def drain(self, name: str, *, draining: bool) -> None:
         await self.admin("PATCH", f"/workers/{self.addresses[name].address}", {"draining": draining})
+
+    def signal_proxy(self, number: signal.Signals) -> None:
+        for pid in self.proxy_pids:
+            os.kill(pid, number)
+
+    def spoil_config(self) -> None:
+        """As an editor or a full disk leaves it: half of it is there, or nothing."""
+        text = self._config_file.read_text()
+        self._config_file.write_text(text[: len(text) // 2])
+
+    def change_config(self, mode: str) -> None:
+        self._config_file.write_text("")
+        self._config_file.write_text(f'mode = "{mode}"\nw_ttft = 1.0\nw_tpot = 1.0\n')
+
+    def set_clock(self, off_s: float) -> None:
+        self._clock_file.write_text(f"{off_s:g}")
+
+    async def ask_poisoned(self, for_s: float) -> None:
+        """A prompt that kills engines, asked again at once whenever it fails, as client libraries do."""
+        body = {"model": "sim", "messages": [{"role": "user", "content": POISON}], "max_tokens": 8}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(for_s):
+                while True:
+                    async with self._session.post(f"{self.url}/v1/chat/completions", json=body) as answer:
+                        await answer.read()
+                    await asyncio.sleep(0.2)
+
+    async def revive_engines(self, *, at_most: int) -> None:
+        """Starts the engines that have ended by themselves; FleetDamaged if there are more than `at_most`."""
+        dead = [name for name, engine in self._engines.items() if engine.returncode not in (None, 0)]
+        for name in dead:
+            await self._engines[name].stop()
+            await self.start_engine(name)
+        if len(dead) > at_most:
+            raise FleetDamaged(f"one prompt killed {', '.join(dead)}")
 
     async def order_faults(self, name: str, faults: dict[str, Any]) -> None:
         url = f"http://{self.addresses[name].address}/faults"
@@ -192,10 +244,10 @@ def samples(text: str, wanted: re.Pattern[str]) -> dict[str, float]:
 
 
 @asynccontextmanager
-async def running_fleet(folder: Path, session: aiohttp.ClientSession) -> AsyncIterator[SoakFleet]:
+async def running_fleet(folder: Path, session: aiohttp.ClientSession, processes: int) -> AsyncIterator[SoakFleet]:
     """EngineFailed if a process does not start."""
     async with AsyncExitStack() as stack:
-        fleet = SoakFleet(folder, session)
+        fleet = SoakFleet(folder, session, processes)
         stack.push_async_callback(fleet.stop)
         await fleet.start()
         yield fleet

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import aiohttp
 
-from .fleet import ENGINE_GAUGES, LEASE_S, SoakFleet, descriptors, rss_kib
+from ppd.proxy.fleet.booking import LEASE_S
+
+from .fleet import ENGINE_GAUGES, SoakFleet, descriptors, rss_kib
 from .records import ProcessSample
 
 # The proxy's gauges of work in progress, found by the words in their names.
@@ -39,13 +41,17 @@ class Monitor:
             await asyncio.sleep(1.0)
 
     async def _sample(self) -> None:
-        pid = self._fleet.proxy_pid
         try:
             sessions = int((await self._fleet.proxy_metrics(["ppd_sessions$"])).get("ppd_sessions", 0))
         except (aiohttp.ClientError, TimeoutError):
             sessions = -1
         self.samples.append(
-            ProcessSample(at_s=self._clock(), rss_kib=rss_kib(pid), descriptors=descriptors(pid), sessions=sessions)
+            ProcessSample(
+                at_s=self._clock(),
+                rss_kib=sum(map(rss_kib, self._fleet.proxy_pids)),
+                descriptors=sum(map(descriptors, self._fleet.proxy_pids)),
+                sessions=sessions,
+            )
         )
 
     async def _count_engines(self) -> None:

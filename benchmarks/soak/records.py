@@ -57,6 +57,10 @@ class FleetFault(StrEnum):
     LOAD = "load"  # a D cannot load KV
     WEDGE = "wedge"  # it neither sends nor receives KV, but reports good health
     DEAF = "deaf"  # refuses connections
+    PAUSE = "pause"  # the proxy stands still, for longer than P keeps a handoff
+    POISON = "poison"  # a prompt kills each engine that reads it, and its client asks again and again
+    CONFIG = "config"  # the proxy's config file is half written, then empty, then changed
+    CLOCK = "clock"  # the proxy's wall clock is an hour off
 
 
 class SoakHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +70,7 @@ class SoakHead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seconds: float
     warm_up_s: float
     clients: int
+    processes: int = 1  # of the proxy
     machine: str
     started: str  # ISO 8601, UTC
 
@@ -97,7 +102,7 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True, tag="disturbance"):
 
 
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True, tag="sample"):
-    """Of the proxy's process."""
+    """Of the proxy's processes together."""
 
     at_s: float
     rss_kib: int

@@ -35,11 +35,15 @@ def failures(records: Records) -> list[FailureGroup]:
     for request in records.requests:
         if request.outcome in FINE:
             continue
-        during = sorted({f"{one.kind} {one.worker[0]}" for one in felt(request, records.disturbances)})
+        during = sorted({f"{one.kind} {_kind(one.worker)}" for one in felt(request, records.disturbances)})
         explained = request.outcome in costs(request, records.disturbances)
         detail = "" if request.outcome is ClientOutcome.WRONG else request.detail
         found[" and ".join(during) or "nothing", request.outcome, request.status, detail, explained] += 1
     return [FailureGroup(*key, count) for key, count in found.most_common()]
+
+
+def _kind(worker: str) -> str:
+    return worker.rstrip("0123456789")
 
 
 def growth(records: Records) -> Slope | None:

@@ -8,11 +8,13 @@ while it is being admitted gives its permit back.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Hashable
 
 from ..errors import Overloaded
 from ..runtime.replicated import Replicated
 from .arrival_rate import RateMeter
+from .overload import Overload
 from .queue import Ticket, Waiter, WaitingLine
 
 RETRY_AFTER_S = (1.0, 60.0)  # the least and the most that a client is asked to wait
@@ -22,6 +24,7 @@ DEPARTURES_S = 30.0  # over which the rate of leaving turns is measured
 MESSAGES = {
     "queue_full": "the queue is full",
     "queue_timeout": "no worker had room for this request in time",
+    "overload": "for some time now more requests have come than the workers can answer",
     "workers_overloaded": "the workers are overloaded for longer than this request can wait",
     "draining": "this proxy is shutting down",
 }
@@ -69,6 +72,7 @@ class Admission:
         max_inflight: int,
         queue_limit: int,
         queue_timeout_s: float,
+        queue_wait_s: float,
         now: Callable[[], float],
         on_refused: Callable[[str], None],
         on_waited: Callable[[float], None],
@@ -86,6 +90,7 @@ class Admission:
         self._on_refused = on_refused
         self._on_waited = on_waited
         self._departures = RateMeter(DEPARTURES_S, now())
+        self._overload = Overload(queue_wait_s, now())
         self._line = WaitingLine()
         self._futures: dict[Waiter, asyncio.Future[Overloaded | None]] = {}
         # By needs, turns that were admitted and have not run since: their load does not show in the fleet yet.
@@ -112,7 +117,7 @@ class Admission:
         return Permit(self, self._arrived(ticket))
 
     async def enter(self, ticket: Ticket) -> Permit:
-        """A permit, at once or after a wait; Overloaded: queue_full, queue_timeout or draining.
+        """A permit, at once or after a wait; Overloaded: queue_full, queue_timeout, overload or draining.
 
         The caller takes its room on a worker before its next await: only then the next turn with equal needs is
         admitted.
@@ -150,6 +155,7 @@ class Admission:
         self.inside -= 1
         self._changed()
         self._departures.count(self._now())
+        self._overload.departed(self._now())
         if self._line and self.waiting_elsewhere:  # else our own turns would take every permit that comes free here
             self._yielding = self._yielding or asyncio.get_running_loop().call_later(YIELD_S, self._end_yield)
         else:
@@ -160,6 +166,7 @@ class Admission:
             waiter.moved_s = self._now()
         self.inside -= 1
         waiter.refund()
+        waiter.was_inside = True
         self.admit_waiting()
         if self._draining:
             raise self._refusal("draining", waiter.ticket)
@@ -182,8 +189,8 @@ class Admission:
         self._changed()
         try:
             self.admit_waiting()
-            if len(self._line) > self._queue_limit and waiter.moved_s is None:
-                self._turn_away(self._line.last(waiter), "queue_full")
+            self._overload.queue_is(self.waiting, started_s)
+            self._shed(waiter)
             refusal = await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.result() is None:
@@ -194,6 +201,7 @@ class Admission:
             for timer in timers:
                 timer.cancel()
             self._line.remove(waiter)
+            self._overload.queue_is(self.waiting, self._now())
             del self._futures[waiter]
             if self._admitted.get(waiter.ticket.needs) is waiter:
                 del self._admitted[waiter.ticket.needs]
@@ -202,6 +210,19 @@ class Admission:
             raise refusal
         self._catch_up()
         self._on_waited(self._now() - started_s)
+
+    def _shed(self, newest: Waiter) -> None:
+        """Turns away those that are one too many and, under overload, those that wait or would wait too long."""
+        now_s = self._now()
+        limit_s = self._overload.wait_limit_s(self.inside, now_s)
+        if limit_s < math.inf:
+            oldest_s, most = now_s - limit_s, max(1.0, limit_s * self._overload.rate_rps(now_s))
+            for waiter in [one for one in self._line if one.ticket.arrived_s < oldest_s and not one.was_inside]:
+                self._turn_away(waiter, "overload")
+            while len(self._line) > most and not (last := self._line.last(newest)).was_inside:
+                self._turn_away(last, "overload")
+        if len(self._line) > self._queue_limit and newest.moved_s is None:
+            self._turn_away(self._line.last(newest), "queue_full")
 
     def _end_yield(self) -> None:
         self._yielding = None
@@ -222,6 +243,7 @@ class Admission:
 
     def _arrived(self, ticket: Ticket) -> Waiter:
         self._arrivals += 1
+        self._overload.arrived(self._now())
         return Waiter(ticket, self._arrivals)
 
     def _deadline_s(self, waiter: Waiter) -> float:

@@ -60,6 +60,8 @@ class KeyRing:
 
     def _load(self) -> Keys:
         keys = load(self._file)
+        if keys.is_blank:  # as an editor or a full disk may leave it; a key is revoked by a file that is meant
+            raise ConfigError(f"{self._file}: holds no key; write `key = []` if that is meant", param="keys_file")
         holder = keys.find(self._admin_key) if self._admin_key else None
         if holder is not None:
             raise ConfigError(f"{self._file}: key {holder.name!r}: must differ from admin_key", param="keys_file")

@@ -12,6 +12,8 @@ A key file is TOML, one table a key; all but `hash` and `name` may be left out:
     tokens_per_minute = 100000
     models = ["llama"]             # empty: all
 
+A file without any key says so: `key = []`.
+
 A plain hash is enough, because a key is 256 random bits: a slow, salted hash protects only what can be guessed, and
 every request would pay for it. So a key is made by `new_key`, never invented. Errors repeat nothing of the file but
 checked names and numbers, because somebody may have put a key there.
@@ -69,6 +71,7 @@ class Keys:
     """All keys of one file."""
 
     entries: tuple[KeyEntry, ...] = ()
+    is_blank: bool = False  # the file says nothing, not even that there is no key: `key = []`
 
     def find(self, key: str) -> Client | None:
         """The client with this key.
@@ -109,12 +112,13 @@ def _toml(value: object) -> str:
 
 def decode(data: bytes, file: str) -> Keys:
     """ConfigError names the file, the key and what is allowed."""
-    entries = [_entry(table, number, file) for number, table in enumerate(_tables(data, file), start=1)]
+    tables = _tables(data, file)
+    entries = [_entry(table, number, file) for number, table in enumerate(tables or (), start=1)]
     _check_together(entries, file)
-    return Keys(tuple(entries))
+    return Keys(tuple(entries), is_blank=tables is None)
 
 
-def _tables(data: bytes, file: str) -> Sequence[object]:
+def _tables(data: bytes, file: str) -> Sequence[object] | None:
     if plain := _KEY.search(data):
         line = data.count(b"\n", 0, plain.start()) + 1
         raise _refused(f"{file}: line {line} holds a key in plain text: only hashes may be here; make another key")
@@ -123,8 +127,8 @@ def _tables(data: bytes, file: str) -> Sequence[object]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exc:
         position = _TOML_POSITION.search(str(exc))
         raise _refused(f"{file}: must be TOML in UTF-8 {position.group() if position else ''}".rstrip()) from None
-    tables = raw.pop("key", [])
-    if raw or not isinstance(tables, list):
+    tables = raw.pop("key", None)
+    if raw or not isinstance(tables, list | None):
         raise _refused(f"{file}: must hold [[key]] tables and nothing else")
     return tables
 

@@ -14,6 +14,7 @@ from ..errors import NotFound, RequestError
 from ..fleet.view import WorkerView
 from ..fleet.worker import Source
 from ..sessions.table import SessionSummary
+from ..settings import check_table
 from .peer_commands import Add, Remove, SetDraining, find_receipt, find_worker, newest_receipts, send_command
 from .request_body import whole_body
 
@@ -54,7 +55,9 @@ def admin_routes(proxy: Proxy) -> Blueprint:
         for name in changes:
             if name not in CHANGEABLE:
                 raise RequestError(f"{name}: can't be changed; {', '.join(CHANGEABLE)} can", param=name)
-        wanted = {name: convert(name, value) for name, value in changes.items()}
+        wanted = convert(changes)
+        if "table" in wanted:
+            check_table(wanted["table"])
         proxy.change(wanted)
         proxy.membership.config_changed(wanted)
         return _json(_weights(proxy.settings.config))

@@ -27,13 +27,14 @@ def start(proxy: Proxy) -> Background:
     if proxy.membership.leads:
         background.start("prober", proxy.prober.run)
         background.start("canary", proxy.canary.run)
+        background.start("load watch", proxy.load_watch.run)
     background.start("membership", proxy.membership.run)
     if proxy.settings.config.spare_connections:
         background.start("spare connections", partial(_keep_warm, proxy))
     background.start("drain", partial(_close_down, proxy))
     if proxy.keys is not None:
-        background.start("keys", partial(proxy.keys.watch, partial(_count_reload, proxy)))
-    background.start("certificates", proxy.tls.watch)
+        background.start("keys", partial(proxy.keys.watch, proxy.state.metrics.reloaded))
+    background.start("certificates", partial(proxy.tls.watch, proxy.state.metrics.reloaded))
     background.start("expiry", FleetWatch(proxy).run)
     background.start("settings", partial(proxy.settings.watch, partial(_reloaded, proxy)))
     if proxy.receipt_log is not None:
@@ -113,12 +114,8 @@ async def _close_down(proxy: Proxy) -> None:
     proxy.state.admission.close_down()
 
 
-def _count_reload(proxy: Proxy, taken: bool) -> None:
-    proxy.state.metrics.config_reloads.labels("taken" if taken else "refused").inc()
-
-
 def _reloaded(proxy: Proxy, taken: bool) -> None:
-    _count_reload(proxy, taken)
+    proxy.state.metrics.reloaded(taken)
     if taken:
         _apply(proxy)
 

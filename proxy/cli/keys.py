@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,9 @@ def list_keys(file: Path) -> None:
     Console().print(columns(rows, right=(2, 3, 4, 5)), soft_wrap=True)
 
 
+NO_KEYS = re.compile(rb"^[ \t]*key[ \t]*=[ \t]*\[[ \t]*\][ \t]*\n?", re.MULTILINE)
+
+
 def append(file: Path, entry: bytes) -> None:
     """Adds an entry at the end of the file; if that fails, the file stays as it was.
 
@@ -83,7 +87,7 @@ def append(file: Path, entry: bytes) -> None:
         raise ConfigError(f"{file}: cannot be written: {exc.strerror}") from exc
     try:
         with os.fdopen(descriptor, "wb") as out:
-            before = target.read_bytes() if target.exists() else b""
+            before = NO_KEYS.sub(b"", target.read_bytes() if target.exists() else b"")
             gap = b"" if not before else b"\n" if before.endswith(b"\n") else b"\n\n"
             after = before + gap + entry
             decode(after, str(file))

@@ -3,58 +3,55 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 import socket
-from dataclasses import fields
-from enum import StrEnum
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ..assembly import assemble
-from ..config import SECRET, ProxyConfig, build
+from ..config import Draft
+from ..config.reference import json_schema
 from ..downstream.serve import listen, serve
 from ..errors import PPDError
 from ..peers.channels import Member
 from ..peers.supervisor import UNUSABLE, Supervisor
 from ..runtime.process_limits import collect_garbage_less, limit_heap, raise_open_files_limit
 from ..settings import ConfigSource, Settings
+from .config_check import check
+from .config_flags import ConfigCommand
 
 log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def _option(name: str, default: Any) -> click.Option:
-    """A flag for a key of the config. Its help shows the default, but never a secret."""
-    kind: Any = {bool: bool, int: int, float: float}.get(type(default), str)
-    if isinstance(default, StrEnum):
-        kind = click.Choice([str(value) for value in type(default)])
-    shown = "" if name in SECRET or default in ("", ()) else f"default {default}"
-    many = isinstance(default, tuple)
-    envvar = f"PPD_{name.upper()}" if name in SECRET else None  # all users can see a command line
-    return click.Option(
-        [f"--{name.replace('_', '-')}", name], type=kind, multiple=many, default=None, help=shown, envvar=envvar
-    )
-
-
-def _run(config_path: Path | None, **flags: object) -> None:
-    given = {name: value for name, value in flags.items() if value is not None and value != ()}
+def _run(config_path: Path | None, check_only: bool, **flags: object) -> None:
+    given = {name: value for name, value in flags.items() if value not in (None, ())}
+    source = ConfigSource(config_path, given) if config_path else None
     try:
-        config = build(config_path, given)
-        settings = Settings(config, ConfigSource(config_path, given) if config_path else None)
+        draft = source.read() if source else Draft.read(None, given)
+        settings = Settings(check(draft), source)
     except PPDError as exc:
         raise click.ClickException(str(exc)) from exc
+    if check_only:
+        click.echo(describe(settings))
+        return
+    _start(settings)
+
+
+def _start(settings: Settings) -> None:
+    config = settings.config
     limit_heap()
     raise_open_files_limit()
     _log_from(logging.getLevelNamesMapping()[config.log_level.upper()])
     log.info("%s", describe(settings))
     try:
-        with listen(settings.config) as listening:
+        with listen(config) as listening:
             if config.processes > 1:
                 work = partial(_run_one, settings, listening)
                 raise SystemExit(Supervisor(config.processes, work, listening.close).run())
@@ -65,7 +62,6 @@ def _run(config_path: Path | None, **flags: object) -> None:
 
 
 def _run_one(settings: Settings, listening: socket.socket, member: Member, alive: int) -> int:
-    settings.catch_up()  # the file may have changed since the supervisor read it
     try:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
             runner.run(_serve(settings, listening, member, alive))
@@ -139,12 +135,30 @@ async def _serve(
     await serve(proxy, listening, stop)
 
 
-command = click.Command(
+def _show_schema(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(json.dumps(json_schema(), indent=2))
+        ctx.exit()
+
+
+command = ConfigCommand(
     "serve",
     callback=_run,
     help="Run the proxy. Every key of the config file is also a flag, and flags win.",
     params=[
         click.Option(["--config", "config_path"], type=click.Path(path_type=Path), help="TOML file"),
-        *(_option(field.name, field.default) for field in fields(ProxyConfig)),
+        click.Option(
+            ["--check", "check_only"],
+            is_flag=True,
+            help="Look for all that is wrong in the config and the files that it names, and exit: 0 if nothing is.",
+        ),
+        click.Option(
+            ["--schema"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_show_schema,
+            help="Print a JSON Schema of the config file, for editors, and exit.",
+        ),
     ],
 )

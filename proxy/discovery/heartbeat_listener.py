@@ -19,7 +19,7 @@ import zmq.asyncio
 import zmq.auth
 from zmq.auth.asyncio import AsyncioAuthenticator
 
-from ..config import ProxyConfig
+from ..config import ProxyConfig, refused
 from ..errors import ConfigError, FormatError
 from ..fleet.registry import Registry
 from ..fleet.worker import Announcement, Source, WorkerId
@@ -133,21 +133,26 @@ class HeartbeatListener:
         return socket
 
     def _require_keys(self, socket: zmq.asyncio.Socket) -> None:
-        try:
-            public, secret = zmq.auth.load_certificate(self._config.curve_server_key_file)
-        except (OSError, ValueError) as exc:
-            raise ConfigError(
-                f"curve_server_key_file = {self._config.curve_server_key_file!r}: must be a ZeroMQ certificate",
-                param="curve_server_key_file",
-            ) from exc
-        if not Path(self._config.curve_clients_dir).is_dir():
-            raise ConfigError(
-                f"curve_clients_dir = {self._config.curve_clients_dir!r}: must be a folder", param="curve_clients_dir"
-            )
+        public, secret = curve_keys(self._config)
         self._authenticator = AsyncioAuthenticator(self._context)
         self._authenticator.start()
         self._authenticator.configure_curve(domain="*", location=self._config.curve_clients_dir)
         socket.curve_publickey, socket.curve_secretkey, socket.curve_server = public, secret, True
+
+
+def curve_keys(config: ProxyConfig) -> tuple[bytes, bytes]:
+    """The proxy's public and secret key; ConfigError where the files of `curve_port` can't be used."""
+    path = config.curve_server_key_file
+    unusable = refused("curve_server_key_file", path, "a ZeroMQ certificate with its secret key")
+    try:
+        public, secret = zmq.auth.load_certificate(path)
+    except (OSError, ValueError):
+        raise unusable from None
+    if secret is None:
+        raise unusable
+    if not Path(config.curve_clients_dir).is_dir():
+        raise refused("curve_clients_dir", config.curve_clients_dir, "a folder")
+    return public, secret
 
 
 class Owners:

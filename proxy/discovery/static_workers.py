@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from ..config import ProxyConfig, refused
+from collections import Counter
+
+from ..config import ProxyConfig, all_of, refused
 from ..connectors import CONNECTORS
-from ..errors import FormatError
+from ..errors import ConfigError, FormatError
 from ..fleet.worker import Role, Source, Worker
 from .heartbeat import check_address
 
@@ -21,13 +23,19 @@ WORKER_OPTIONS = ", ".join(
 
 
 def static_workers(config: ProxyConfig) -> tuple[Worker, ...]:
-    """The config's workers; ConfigError for one that is misspelt, or named twice."""
-    workers = tuple(map(parse_worker, config.workers))
-    addresses = [worker.address for worker in workers]
-    for address in addresses:
-        if addresses.count(address) > 1:
-            raise refused("workers", address, "named once")
-    return workers
+    """The config's workers; ConfigError tells each that is misspelt, or named twice."""
+    workers: list[Worker] = []
+    errors: list[ConfigError] = []
+    for text in config.workers:
+        try:
+            workers.append(parse_worker(text))
+        except ConfigError as exc:
+            errors.append(exc)
+    times = Counter(worker.address for worker in workers)
+    errors += [refused("workers", address, "named once") for address, named in times.items() if named > 1]
+    if errors:
+        raise all_of(errors)
+    return tuple(workers)
 
 
 def parse_worker(text: str) -> Worker:

@@ -59,7 +59,7 @@ async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> 
         async with asyncio.TaskGroup() as tasks:
             watching = [tasks.create_task(connections.watch())]
             if tls is not None:
-                watching.append(tasks.create_task(tls.watch()))
+                watching.append(tasks.create_task(tls.watch(proxy.state.metrics.reloaded)))
             accepting = tasks.create_task(connections.accept(listening))
             await stop.wait()
             accepting.cancel()

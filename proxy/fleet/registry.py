@@ -15,6 +15,7 @@ from enum import Enum, auto
 from msgspec.structs import replace
 
 from ..runtime.replicated import Replicated
+from .places import learned
 from .residency import Residency
 from .view import Fleet, Takers, WorkerView, taking_turns
 from .worker import Announcement, Load, Role, Source, Worker, WorkerId
@@ -93,10 +94,7 @@ class Registry:
         if known is not None and not announcement.worker.models:  # the agent could not ask its engine just now
             worker = replace_worker(worker, models=known.worker.models)
         self._admit(worker, announcement.worker.incarnation, now_s)
-        changes: dict[str, object] = {"draining": announcement.draining}
-        if announcement.load is not None:
-            changes["load"] = announcement.load
-        self._change(worker.id, **changes)
+        self._change(worker.id, draining=announcement.draining, **self._learned(worker.id, announcement.load))
 
     def add_static(self, worker: Worker, now_s: float) -> None:
         """Adds a worker, which is used once a probe has found it healthy."""
@@ -120,9 +118,12 @@ class Registry:
         )
         heard_s = now_s if view.worker.source is Source.STATIC else view.heard_s
         self._admit(worker, found.incarnation, heard_s)
-        self._change(worker_id, load=load or view.load, up=True)
+        self._change(worker_id, up=True, **self._learned(worker_id, load))
         if not view.up:
             self.recovered(worker_id, now_s)
+
+    def loaded(self, worker_id: WorkerId, load: Load) -> None:
+        self._change(worker_id, **self._learned(worker_id, load))
 
     def probe_failed(self, worker_id: WorkerId) -> None:
         view = self._views.get(worker_id)
@@ -333,6 +334,15 @@ class Registry:
             self._views[worker_id] = replace(
                 view, inflight=inflight, queued_prefill_tokens=queued, written_tokens=written
             )
+
+    def _learned(self, worker_id: WorkerId, load: Load | None) -> dict[str, object]:
+        """What changes as the engine reports its load: its places follow from it."""
+        view = self.view(worker_id)
+        if view is None or load is None:
+            return {}
+        if view.role is Role.PREFILL:  # what it queues is prompts to compute, which wait nowhere better
+            return {"load": load}
+        return {"load": load, "places": learned(view.places, view.inflight, view.load, load)}
 
     def _change(self, worker_id: WorkerId, **changes: object) -> None:
         view = self._views.get(worker_id)

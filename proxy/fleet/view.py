@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from ..errors import NotFound
+from .places import UNKNOWN
 from .worker import Load, Role, Worker, WorkerId
 
 
@@ -19,6 +20,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     load: Load = Load()
     inflight: int = 0  # legs of this proxy that run there now
     queued_prefill_tokens: int = 0  # prompt tokens that this proxy's legs still have to compute there
+    places: int = UNKNOWN  # legs that it should have at once, as far as its load tells; a P has no such limit
     written_tokens: int = 0  # grows by the tokens of KV that this proxy has written there; never starts over
     heard_s: float = 0.0
     up: bool = True  # False: a static worker whose probe fails
@@ -43,6 +45,10 @@ class WorkerView(msgspec.Struct, frozen=True):
     def requests(self) -> int:
         """Requests on the engine: the larger of its own count and ours, as other proxies may use it too."""
         return max(self.inflight, self.load.running + self.load.waiting)
+
+    def is_full(self, limit: float) -> bool:
+        """Whether it has as many legs as it should have, or as `limit` allows."""
+        return self.inflight >= limit or (self.places != UNKNOWN and self.inflight >= self.places)
 
     def takes_turns(self, model: str) -> bool:
         models = self.worker.models

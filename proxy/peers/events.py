@@ -146,6 +146,13 @@ class ConfigChanged(Event, tag="config"):
     keys: dict[str, object]
 
 
+class ConfigRead(Event, tag="config-read"):
+    """The live keys of the config as they are in force, and as its file said them last."""
+
+    in_force: dict[str, object]
+    in_file: dict[str, object]
+
+
 class MetricsCounted(Event, tag="counted"):
     """The metrics of process `by`, as `merged_metrics.encoded` writes them."""
 
@@ -189,6 +196,7 @@ AnyEvent = (
     | LimitCharged
     | LimitOwed
     | ConfigChanged
+    | ConfigRead
     | MetricsCounted
     | PeerQuestion
     | PeerAnswer

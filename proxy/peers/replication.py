@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Any, Generic, ParamSpec
 
 from ..admission.rate_limits import Limit
-from ..config import LIVE
 from ..fleet.registry import Use, WorkerChange
 from ..fleet.view import WorkerView
 from ..fleet.worker import PairId, WorkerId
@@ -29,6 +28,7 @@ from .channels import Channels, Member
 from .events import (
     CircuitChanged,
     ConfigChanged,
+    ConfigRead,
     Event,
     InflightCount,
     LimitCharged,
@@ -55,6 +55,7 @@ class Operated:
 
     settings: Settings
     change: Callable[[Mapping[str, object]], None]  # sets live keys of the config in this process
+    adopt: Callable[[Mapping[str, object], Mapping[str, object]], None]  # see `Settings.adopt`
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,7 @@ class Replication:
             *map(WorkerSeen, views),
             WorkersAdded(list(settings.added)),
         ]
-        yield [ConfigChanged({name: getattr(settings.config, name) for name in sorted(LIVE - {"workers"})})]
+        yield [ConfigRead(*settings.live())]
         yield [LimitOwed(name, limit, full_s) for name, limit, full_s in state.rate_limits.debts()]
         yield [_use_event(process, worker, use) for process, worker, use in state.registry.others()]
         yield [CircuitChanged(key, circuit) for key, circuit in state.health.breakers.circuits().items()]
@@ -231,6 +232,7 @@ class Replication:
             LimitOwed: lambda _, event: limits.owe(event.name, Limit(event.limit), event.full_s),
             SessionDropped: lambda _, event: state.sessions.drop(event.session_id),
             ConfigChanged: lambda _, event: self._operated.change(event.keys),
+            ConfigRead: lambda _, event: self._operated.adopt(event.in_force, event.in_file),
         }
 
     def _apply_use(self, event: UseChanged) -> None:

@@ -30,6 +30,7 @@ from ..connectors import can_pair
 from ..decision_table.score import Verdict
 from ..decision_table.table import TableQuery
 from ..errors import AllBusy, NoWorkerError
+from ..fleet.places import LEAST
 from ..fleet.residency import stale_reason
 from ..fleet.view import Fleet, WorkerView, check_model
 from ..fleet.worker import PairId, Role, WorkerId
@@ -98,27 +99,23 @@ def decide(
     return replace(decision, verdict=preference.verdict, qps=qps, cached_tokens=held)
 
 
-def has_room(fleet: Fleet, rules: Rules, blocked: Excluded = ()) -> bool:
+def has_room(fleet: Fleet, rules: Rules) -> bool:
     """Whether a turn that arrives now finds a worker with room; True also if no worker could ever take it.
 
-    It needs no P: if all are full or hang, D computes the prompt. The room of a `blocked` worker counts only if all
-    are blocked.
+    It needs no P: if all are full or hang, D computes the prompt.
     """
-    if not rules.worker_limit:
-        return True
-    is_any_free = is_any_usable = False
-    for view in chain(fleet.decodes, fleet.replicas):  # nearly always the first one has room
-        is_free, is_usable = view.inflight < rules.worker_limit, view.id not in blocked
-        if is_free and is_usable:
+    limit = rules.worker_limit or math.inf
+    for view in chain(fleet.decodes, fleet.replicas):  # nearly always the first one has
+        if not view.is_full(limit):
             return True
-        is_any_free |= is_free
-        is_any_usable |= is_usable
-    return (is_any_free and not is_any_usable) or (not fleet.decodes and not fleet.replicas)
+    return not fleet.decodes and not fleet.replicas
 
 
 def _any_full(fleet: Fleet, rules: Rules) -> bool:
-    limit = rules.worker_limit  # rarely reached; while it is not, workers need not be checked one by one
-    return 0 < limit <= max(map(_INFLIGHT, fleet.views.values()), default=0)
+    # Rarely so; and while the busiest has fewer legs than any worker may have, none need be looked at.
+    most = max(map(_INFLIGHT, fleet.views.values()), default=0)
+    limit = rules.worker_limit or math.inf
+    return most >= min(limit, LEAST) and any(view.is_full(limit) for view in fleet.views.values())
 
 
 def _candidates(
@@ -128,7 +125,9 @@ def _candidates(
     prefills, decodes, replicas = fleet.prefills, fleet.decodes, fleet.replicas
     full: Collection[WorkerId] = ()
     if avoid or blocked or _any_full(fleet, rules):
-        prefills, decodes, replicas, full = _narrowed(fleet, rules.worker_limit or math.inf, avoid, blocked)
+        prefills, decodes, replicas, full = _narrowed(
+            fleet, rules.worker_limit or math.inf, avoid, blocked, _own(turn, known)
+        )
     if not decodes and not replicas:
         if full:
             raise AllBusy(f"every worker that serves model {turn.model!r} is busy")
@@ -139,17 +138,26 @@ def _candidates(
 
 
 def _narrowed(
-    fleet: Fleet, limit: float, avoid: Excluded, blocked: Excluded
+    fleet: Fleet, limit: float, avoid: Excluded, blocked: Excluded, own: WorkerView | None
 ) -> tuple[list[WorkerView], list[WorkerView], list[WorkerView], list[WorkerId]]:
-    """P, D and R that may be asked, and those D and R that only lack room."""
+    """P, D and R that may be asked, and those D and R that only lack room.
+
+    `own` may exceed its learnt places: to wait inside its engine costs less than to compute the prefix elsewhere.
+    """
     # A turn can do without a P, so a P that failed other turns, or is full, is not asked at all.
     prefills = [v for v in fleet.prefills if v.id not in avoid and v.id not in blocked and v.inflight < limit]
     answering = [view for view in (*fleet.decodes, *fleet.replicas) if view.id not in avoid]
-    full = [view.id for view in answering if view.inflight >= limit]
-    free = [view for view in answering if view.inflight < limit]
+    free = [v for v in answering if not v.is_full(limit) or (v is own and v.inflight < limit)]
+    full = [view.id for view in answering if view not in free]
     # A D or R that failed other turns is asked only if there is no other.
     free = [view for view in free if view.id not in blocked] or free
     return prefills, [v for v in free if v.role is _DECODE], [v for v in free if v.role is _REPLICA], full
+
+
+def _own(turn: Turn, known: WorkerView | None) -> WorkerView | None:
+    """The worker that holds the session's prefix, or stores its history."""
+    is_own = known is not None and (turn.stored_response or held_on(turn.decode, known, turn.held_tokens))
+    return known if is_own else None
 
 
 def _preference(turn: Turn, candidates: _Candidates, rules: Rules, qps: float) -> _Preference:

@@ -196,7 +196,7 @@ class Passthrough:
     async def _permit(self, model: str, client: Client, bill: _Bill) -> Permit:
         def fits() -> bool:
             able = self._candidates(model)
-            return not able or any(view.inflight < self._worker_limit for view in able)
+            return not able or not all(view.is_full(self._worker_limit) for view in able)
 
         ticket = Ticket(
             tenant=client.tenant,
@@ -231,7 +231,7 @@ class Passthrough:
             try:
                 forwarded = await self._ask(permit, view, asked, bill)
             except LegError as exc:
-                found = await self._upstream.examined(exc, view.worker)
+                found = await self._upstream.examine(exc, view.worker)
                 state.health.leg_failed(_leg(view), found, view.id, asked_s)
                 row = ROWS[_leg(view), found.phase, found.cause]
                 may = failed.book(_leg(view), view.id, found, row, row.whole)

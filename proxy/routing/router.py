@@ -55,11 +55,11 @@ class Router:
         learner: Learner,
         *,
         passed_over: Callable[[float], Excluded],
-        examined: Callable[[LegError, Worker], Awaitable[LegError]],
+        examine: Callable[[LegError, Worker], Awaitable[LegError]],
     ) -> None:
         """passed_over(now_s): workers and pairs that get no turn while there are others.
 
-        examined(a leg's failure, its worker): the failure, once it is known whether the worker is dead.
+        examine(a leg's failure, its worker): the failure, once it is known whether the worker is dead.
         """
         self.rules = rules
         self._attempts = config.attempts
@@ -67,7 +67,7 @@ class Router:
         self._dispatcher = dispatcher
         self._learner = learner
         self._passed_over = passed_over
-        self._examined = examined
+        self._examine = examine
         self._now = state.now
 
     async def answer(self, request: Request, receipt: Receipt, context: TurnContext) -> TurnReply:
@@ -158,7 +158,7 @@ class Router:
             return await self._dispatcher.open(attempt)
         except LegError as exc:
             view = blamed_view(attempt.failed_leg, attempt.decision)
-            found = await self._examined(exc, view.worker)
+            found = await self._examine(exc, view.worker)
             if found is exc:
                 raise
             attempt.receipt.legs[-1].fail(found)
@@ -257,7 +257,7 @@ class Router:
             arrived_s=now_s,
             deadline_s=now_s + context.patience_s,
             needs=model,
-            fits=lambda: has_room(self._state.registry.fleet(model), self.rules, self._passed_over(self._now())),
+            fits=lambda: has_room(self._state.registry.fleet(model), self.rules),
         )
 
     def _turn(self, request: Request, match: SessionMatch, forced: Route | None) -> Turn:

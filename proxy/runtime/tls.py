@@ -32,11 +32,12 @@ class Tls:
         self._watched = WatchedFiles(*(Path(file) for file in files if file))
         self.context = make()
 
-    async def watch(self, every_s: float = WATCH_EVERY_S) -> None:
-        """Replaces the context when files change, until cancelled."""
+    async def watch(self, reloaded: Callable[[bool], None], every_s: float = WATCH_EVERY_S) -> None:
+        """Replaces the context when files change, until cancelled. reloaded: told whether they could be used."""
         while True:
             await asyncio.sleep(every_s)
-            self.look()
+            if (taken := self.look()) is not None:
+                reloaded(taken)
 
     def look(self) -> bool | None:
         """Whether changed files could be used; None where none has changed, or one may still be being written."""

@@ -12,7 +12,8 @@ class WatchedFiles:
 
     def __init__(self, *files: Path) -> None:
         self._files = files
-        self._taken = self._seen = self._stamps()
+        self._seen = self._stamps()
+        self._taken: list[Stamp | None] | None = self._seen
 
     def are_new(self) -> bool:
         """Whether any file has changed since all were read, but none since the last call; if so they count as read.
@@ -25,6 +26,10 @@ class WatchedFiles:
             return False
         self._taken = stamps
         return True
+
+    def look_again(self) -> None:
+        """Counts the files as changed."""
+        self._taken = None
 
     def _stamps(self) -> list[Stamp | None]:
         return [stamp(file) for file in self._files]

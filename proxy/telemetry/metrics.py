@@ -102,7 +102,10 @@ class Metrics:
         self.handoffs_missing = counter("ppd_handoffs_missing", "Prefill answers without a usable handoff", "reason")
         self.heartbeats = counter("ppd_heartbeats", "Messages on the heartbeat ports", "result")
         self.passed_through = counter("ppd_passthrough_requests", "Requests outside of sessions", "endpoint", "status")
-        self.config_reloads = counter("ppd_config_reloads", "Reads of a changed config or key file", "result")
+        self.config_reloads = counter("ppd_config_reloads", "Reads of a changed config, key or TLS file", "result")
+
+    def reloaded(self, taken: bool) -> None:
+        self.config_reloads.labels("taken" if taken else "refused").inc()
 
     def watch(self, collect: Callable[[], Iterable[Metric]]) -> None:
         """Adds gauges that are computed at each scrape."""

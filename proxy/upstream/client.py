@@ -123,7 +123,7 @@ class Upstream:
             raise
         return answer
 
-    async def examined(self, exc: LegError, worker: Worker) -> LegError:
+    async def examine(self, exc: LegError, worker: Worker) -> LegError:
         """The failure of a leg on this worker; `worker gone` for a reset where the worker now refuses connections."""
         if exc.cause is not Cause.RESET or exc.phase is Phase.STREAM or not await self._is_dead(worker):
             return exc

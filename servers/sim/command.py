@@ -74,6 +74,7 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
 @click.option("--engine-id", default="", show_default="random")
 @click.option("--api-key", default="", help="Required of clients under /v1.")
 @click.option("--seed", default=0, show_default=True, help="Engines of one model and seed answer alike.")
+@click.option("--fatal-text", default="", help="A request that holds it kills the engine; for tests.")
 @click.option("--allow-faults", is_flag=True, help="POST /faults makes the engine misbehave; for tests.")
 def command(
     role: str, load_failure_policy: str, costs: EngineProfile, max_num_batched_tokens: int, **options: Any

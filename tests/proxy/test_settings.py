@@ -9,13 +9,14 @@ import pytest
 
 from ppd.proxy.config import Lookup, Mode, build
 from ppd.proxy.errors import ConfigError, PPDError
-from ppd.proxy.settings import ConfigSource, Settings
+from ppd.proxy.settings import ConfigSource, Settings, check_table
 
 
-def settings(tmp_path: Path, text: str) -> tuple[Settings, Path]:
+def settings(tmp_path: Path, text: str, **flags: object) -> tuple[Settings, Path]:
     file = tmp_path / "ppd.toml"
     file.write_text(text)
-    return Settings(build(file, {}), ConfigSource(file, {})), file
+    source = ConfigSource(file, flags)
+    return Settings(source.read().checked(), source), file
 
 
 def test_new_weights_in_the_file_make_new_rules(tmp_path: Path) -> None:
@@ -71,6 +72,100 @@ def test_only_mode_table_needs_a_table(tmp_path: Path) -> None:
     with pytest.raises(PPDError, match="none"):
         held.change(mode=Mode.TABLE)
     assert held.config.mode is Mode.ALWAYS_SPLIT
+
+
+WORKERS = 'workers = ["P=a:1", "D=b:1"]\nw_tpot = 2\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "\n# nothing\n",
+        "w_tpot = 3\n",  # its workers are gone
+        "workers = []\n",
+        "w_tpot = 3\nworkers = [",
+    ],
+)
+def test_half_a_file_changes_nothing(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    held, file = settings(tmp_path, WORKERS)
+    before = held.config
+    file.write_text(text)
+    assert [held.look(), held.look(), held.look()] == [None, False, None]
+    assert held.config is before
+    assert len(held.static_workers) == 2
+    assert len([record for record in caplog.records if "is not used" in record.message]) == 1
+    file.write_text(WORKERS.replace("2", "5"))
+    assert [held.look(), held.look()] == [None, True]
+    assert held.config.w_tpot == 5.0
+
+
+@pytest.mark.parametrize("text", ["allow_empty = true\n", "allow_empty = true\nworkers = []\n"])
+def test_a_file_may_say_that_its_workers_are_gone_for_good(tmp_path: Path, text: str) -> None:
+    held, file = settings(tmp_path, WORKERS)
+    file.write_text(text)
+    assert held.reload()
+    assert held.static_workers == ()
+
+
+def test_with_allow_empty_even_an_empty_file_counts(tmp_path: Path) -> None:
+    held, file = settings(tmp_path, WORKERS, allow_empty=True)
+    file.write_text("")
+    assert held.reload()
+    assert (held.static_workers, held.config.w_tpot) == ((), 1.0)
+
+
+def test_workers_of_a_flag_are_no_files_to_lose(tmp_path: Path) -> None:
+    held, file = settings(tmp_path, "w_tpot = 2\n", workers=("R=a:1",))
+    file.write_text("w_tpot = 3\n")
+    assert held.reload()
+    assert len(held.static_workers) == 1
+
+
+def test_a_file_is_read_when_it_is_still(tmp_path: Path) -> None:
+    held, file = settings(tmp_path, "w_tpot = 1\n")
+    for value in (20, 300, 4000):  # sizes differ, as the clock of files has coarse ticks
+        file.write_text(f"w_tpot = {value}\n")
+        assert held.look() is None
+    assert held.look() is True
+    assert held.config.w_tpot == 4000.0
+
+
+def test_a_change_between_the_first_read_and_the_first_look_is_not_missed(tmp_path: Path) -> None:
+    file = tmp_path / "ppd.toml"
+    file.write_text("w_tpot = 1\n")
+    source = ConfigSource(file, {})
+    config = source.read().checked()
+    file.write_text("w_tpot = 20\n")
+    held = Settings(config, source)
+    assert [held.look(), held.look()] == [None, True]
+
+
+@pytest.mark.parametrize("mode", ["table", "always_split"])
+def test_a_table_that_cannot_be_loaded_is_refused_in_every_mode(tmp_path: Path, mode: str) -> None:
+    held, file = settings(tmp_path, f'mode = "{mode}"\n')
+    file.write_text(f'mode = "{mode}"\ntable = "none"\n')
+    assert not held.reload()
+    with pytest.raises(PPDError, match="none"):
+        check_table("none")
+
+
+def test_a_successor_takes_over_what_is_in_force_and_what_the_file_said(tmp_path: Path) -> None:
+    """Its own first read is of a file that the others have refused."""
+    (file := tmp_path / "ppd.toml").write_text(WORKERS)
+    one, other = (Settings(build(file, {}), ConfigSource(file, {})) for _ in range(2))
+    file.write_text(WORKERS.replace("2", "3"))
+    assert one.reload()
+    one.change(w_ttft=7.0)
+    file.write_text("")
+    assert not one.reload()
+    other.adopt(*one.live())
+    assert (other.config, other.static_workers) == (one.config, one.static_workers)
+    assert [other.look(), other.look()] == [None, False]
+    file.write_text(WORKERS + "w_ttft = 1\n")
+    assert [held.reload() for held in (one, other)] == [True, True]
+    assert other.config == one.config
+    assert (one.config.w_ttft, one.config.w_tpot) == (7.0, 2.0), "the file said 1.0 before, too"
 
 
 async def test_a_watched_file_is_read_again_when_it_changes(tmp_path: Path) -> None:

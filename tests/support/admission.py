@@ -20,13 +20,16 @@ async def settle() -> None:
 class Door:
     """An admission in front of workers with so many slots for each need, and what its clients saw."""
 
-    def __init__(self, *, inside: int = 1, queue: int = 10, timeout_s: float = 30.0, **slots: int) -> None:
+    def __init__(
+        self, *, inside: int = 1, queue: int = 10, timeout_s: float = 30.0, wait_s: float = 0.0, **slots: int
+    ) -> None:
         self.refused: list[str] = []
         self.waited_s: list[float] = []
         self.admission = Admission(
             max_inflight=inside,
             queue_limit=queue,
             queue_timeout_s=timeout_s,
+            queue_wait_s=wait_s,
             now=asyncio.get_running_loop().time,
             on_refused=self.refused.append,
             on_waited=self.waited_s.append,

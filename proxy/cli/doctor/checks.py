@@ -55,10 +55,10 @@ def table_can_be_used(facts: Facts) -> Iterator[Finding]:
     config, check = facts.config, "table"
     if config is None:
         return
-    if config.mode != Mode.TABLE:
-        yield Finding(Level.SKIP, check, f"not used in mode {config.mode}")
-    elif config.table_error:
+    if config.table_error:
         yield Finding(Level.FAIL, check, config.table_error, "`ppd table list` shows the tables that ship.")
+    elif config.mode != Mode.TABLE:
+        yield Finding(Level.SKIP, check, f"not used in mode {config.mode}")
     elif not config.table_cells:
         remedy = "Measure the failed cells again; until then `uncovered` decides every follow-up turn."
         yield Finding(Level.WARN, check, f"{config.table} holds no evidence", remedy)

@@ -16,13 +16,13 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import zmq.auth
 
-from ...config import Mode, ProxyConfig, build
+from ...config import ProxyConfig, build
 from ...decision_table.score import Weights
 from ...decision_table.table import DecisionTable, find
+from ...discovery.heartbeat_listener import curve_keys
 from ...discovery.static_workers import static_workers
-from ...errors import PPDError
+from ...errors import ConfigError, PPDError
 from ...fleet.worker import Role, Worker
 from ...health.probe import EngineStatus, probe
 from ..table_view import CellCounts
@@ -155,8 +155,6 @@ def _bind_error(host: str, port: int) -> str:
 
 def _table(config: ProxyConfig) -> tuple[int, str]:
     """Number of cells with evidence, and why the table can't be loaded."""
-    if config.mode is not Mode.TABLE:
-        return 0, ""
     try:
         table = DecisionTable.load(find(config.table))
     except (PPDError, OSError) as exc:
@@ -168,13 +166,9 @@ def _curve_error(config: ProxyConfig) -> str:
     if not config.curve_port:
         return ""
     try:
-        _, secret = zmq.auth.load_certificate(config.curve_server_key_file)
-    except (OSError, ValueError):
-        return f"curve_server_key_file = {config.curve_server_key_file!r} is no ZeroMQ certificate"
-    if secret is None:
-        return f"curve_server_key_file = {config.curve_server_key_file!r} holds no secret key"
-    if not Path(config.curve_clients_dir).is_dir():
-        return f"curve_clients_dir = {config.curve_clients_dir!r} is no folder"
+        curve_keys(config)
+    except ConfigError as exc:
+        return exc.message
     return ""
 
 

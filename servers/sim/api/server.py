@@ -12,7 +12,7 @@ from aiohttp import web
 
 from ..core.config import SimConfig
 from ..core.errors import BadRequest, SimError
-from ..core.fault_orders import FaultPhase, Faults, leg_of
+from ..core.fault_orders import FaultKind, FaultPhase, Faults, Order, leg_of
 from ..core.tokens import decode
 from ..engine.deltas import DeltaStream
 from ..engine.engine import Received, SimEngine
@@ -29,6 +29,8 @@ from .responses import Responses
 VERSION = "0.33.0"  # the vLLM release whose wire format this follows
 _MAX_BODY_BYTES = 256 * 1024**2
 _GUARDED = ("/v1", "/v2", "/inference", "/cohere")  # the only paths that vLLM's API key protects
+
+_FATAL = Order(FaultKind.KILL)
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -91,7 +93,8 @@ class _Server:
         async def handle(request: web.Request) -> web.StreamResponse:
             raw = await request.read()
             self._engine.received.append(Received(request.path, request.headers, raw))
-            fault = InjectedFault(self._engine.faults.take(leg_of(raw)), request, self._engine)
+            order = _FATAL if self._is_fatal(raw) else self._engine.faults.take(leg_of(raw))
+            fault = InjectedFault(order, request, self._engine)
             try:
                 return await fault.instead() or await self._generate(request, raw, dialect, fault)
             except SimError as error:
@@ -100,6 +103,9 @@ class _Server:
                 return web.Response()  # to a connection that is gone
 
         return handle
+
+    def _is_fatal(self, body: bytes) -> bool:
+        return bool(self._config.fatal_text) and self._config.fatal_text.encode() in body
 
     def pools(self, answer: Callable[[JsonBody, SimConfig], dict[str, Any]]) -> _Handler:
         async def handle(request: web.Request) -> web.StreamResponse:

@@ -44,6 +44,7 @@ class SimConfig:
     kv_events_topic: str = ""
     api_key: str = ""  # empty: open
     allow_faults: bool = False  # POST /faults
+    fatal_text: str = ""  # a request that holds it ends the engine, as by SIGKILL; empty: none does
     keep_requests: int = 0  # how many of the latest requests `SimEngine.received` keeps
     shutdown_s: float = 2.0  # how long streams have to send their last chunk
 

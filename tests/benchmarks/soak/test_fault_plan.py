@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from benchmarks.soak.fault_plan import SPARE, WORKERS, costs, faults, felt, plan
+from benchmarks.soak.fault_plan import ENGINES, PROXY, SPARE, WORKERS, costs, faults, felt, plan
 from benchmarks.soak.fleet import samples
 from benchmarks.soak.monitor import short
 from benchmarks.soak.oracle import running_oracle
@@ -23,6 +23,10 @@ FLEET = (
     FleetFault.REMOVE,
     FleetFault.FLIP,
     FleetFault.JOIN,
+    FleetFault.PAUSE,
+    FleetFault.POISON,
+    FleetFault.CONFIG,
+    FleetFault.CLOCK,
 )  # done to processes and the proxy
 
 
@@ -97,8 +101,9 @@ def test_three_minutes_hold_every_kind_and_leave_someone_to_serve(seed: int) -> 
     assert {one.kind for one in planned} == set(FleetFault)
     for at_s in {one.at_s for one in planned}:
         together = [one.worker for one in planned if one.at_s == at_s]
-        assert 1 <= len(set(together)) == len(together) <= 2
-    assert {one.worker for one in planned} <= {*WORKERS, SPARE}
+        engines = [worker for worker in together if worker != PROXY]
+        assert 1 <= len(together) <= 2 and len(set(engines)) == len(engines)
+    assert {one.worker for one in planned} <= {*WORKERS, SPARE, PROXY, ENGINES}
     assert all((one.kind is FleetFault.JOIN) == (one.worker == SPARE) for one in planned)
     roles = {(one.kind, one.worker[0]) for one in planned}
     assert not roles & {

@@ -47,7 +47,8 @@ async def test_weights_set_at_one_are_in_force_at_all_and_for_those_that_come() 
 
 
 @pytest.mark.parametrize(
-    "body", [{"port": 1}, {"w_ttft": -1}, {"mode": "no such"}, {"mode": "table", "table": "no such"}]
+    "body",
+    [{"port": 1}, {"w_ttft": -1}, {"mode": "no such"}, {"mode": "table", "table": "no such"}, {"table": "no such"}],
 )
 async def test_weights_that_are_refused_change_nothing_anywhere(body: dict[str, Any]) -> None:
     async with proxy_group("R1", 2, **REPLICA) as group:

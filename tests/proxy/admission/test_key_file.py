@@ -51,9 +51,19 @@ def test_what_the_file_adds_removes_and_changes_counts_from_the_next_reload(
 
 def test_a_file_may_withdraw_all_keys(file: Path) -> None:
     ring = KeyRing(file)
-    file.write_text("")
+    file.write_text("key = []")
     assert ring.reload()
     assert held(ring, "one", "two") == []
+
+
+@pytest.mark.parametrize("text", ["", "\n", "# all keys are gone\n"])
+def test_an_emptied_file_withdraws_none(file: Path, text: str) -> None:
+    ring = KeyRing(file)
+    file.write_text(text)
+    assert not ring.reload()
+    assert held(ring, "one", "two") == ["one", "two"]
+    with pytest.raises(ConfigError, match=r"write `key = \[\]`"):
+        KeyRing(file)
 
 
 @pytest.mark.parametrize("text", ["[[key]]\n", "nonsense", None])

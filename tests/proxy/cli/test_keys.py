@@ -136,6 +136,13 @@ def test_a_broken_file_is_left_as_it_is(file: Path) -> None:
     assert file.read_text() == "[[key]]\n"
 
 
+def test_a_file_that_says_that_it_holds_no_key_takes_one(file: Path) -> None:
+    file.write_text("# ours\nkey = []\n")
+    key_of(run("new", "--name", "one", "--file", file))
+    assert [entry.client.name for entry in load(file).entries] == ["one"]
+    assert file.read_text().startswith("# ours\n")
+
+
 def test_only_one_adds_a_key_at_a_time(file: Path) -> None:
     part = file.with_name("keys.toml.part")
     part.write_bytes(b"another's")

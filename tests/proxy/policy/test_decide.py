@@ -242,6 +242,17 @@ def test_a_full_worker_takes_no_more_and_says_so() -> None:
     assert run(FIRST, (replace(P1, inflight=3), D1), limited).reason == "no_prefill_worker"
 
 
+def test_a_worker_without_places_gets_no_turn_but_those_whose_prefix_it_holds() -> None:
+    crowded = replace(D2, inflight=8, places=8)
+    assert run(FIRST, (P1, crowded, replace(D1, inflight=20))).decode.name == "D1"
+    assert run(NEXT, (P1, D1, crowded)).decode is crowded
+    assert run(replace(NEXT, decode=held(D2, incarnation="j")), (P1, D1, crowded)).decode is D1  # its cache is gone
+    decision = run(NEXT, (P1, D1, replace(crowded, inflight=9)), replace(rules(), worker_limit=9))
+    assert (decision.decode, decision.reason) == (D1, "decode_busy")
+    with pytest.raises(AllBusy):
+        run(FIRST, (P1, crowded))
+
+
 @pytest.mark.parametrize(
     ("fleet", "fits"),
     [
@@ -258,6 +269,7 @@ def test_a_full_worker_takes_no_more_and_says_so() -> None:
 def test_there_is_room_where_some_worker_of_each_kind_has_it(fleet: tuple[WorkerView, ...], fits: bool) -> None:
     assert has_room(fleet_of(fleet), replace(rules(), worker_limit=3)) is fits
     assert has_room(fleet_of(fleet), rules())
+    assert not has_room(fleet_of((replace(D1, inflight=2, places=2),)), rules())
 
 
 def test_a_new_workers_share_grows() -> None:

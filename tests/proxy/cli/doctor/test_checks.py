@@ -123,7 +123,8 @@ def test_ports(ports: list[tuple[str, int, str]], expected: Said) -> None:
         ({"table": "t", "table_cells": 150}, [(OK, "t, 150 cells")]),
         ({"table": "t", "table_cells": 0}, [(WARN, "t holds no evidence")]),
         ({"table_error": "no table 't'"}, [(FAIL, "no table 't'")]),
-        ({"mode": "always_local", "table_error": "no table 't'"}, [(SKIP, "always_local")]),
+        ({"mode": "always_local", "table_error": "no table 't'"}, [(FAIL, "no table 't'")]),
+        ({"mode": "always_local", "table": "t"}, [(SKIP, "always_local")]),
     ],
 )
 def test_table(changes: dict[str, Any], expected: Said) -> None:

@@ -92,10 +92,10 @@ async def test_a_port_in_use_is_found(tmp_path: Path) -> None:
     [
         ("", "", True),
         ('table = "nowhere"', "table = 'nowhere'", False),
-        ('table = "nowhere"\nmode = "always_split"', "", False),
+        ('table = "nowhere"\nmode = "always_split"', "table = 'nowhere'", False),
     ],
 )
-async def test_the_table_is_loaded_where_it_is_used(tmp_path: Path, text: str, error: str, has_cells: bool) -> None:
+async def test_the_table_is_loaded_in_every_mode(tmp_path: Path, text: str, error: str, has_cells: bool) -> None:
     config = await valid(tmp_path, text)
     assert config.table_error.startswith(error) and bool(config.table_error) == bool(error)
     assert bool(config.table_cells) is has_cells
@@ -109,9 +109,9 @@ async def test_keys_of_agents_are_looked_for(tmp_path: Path) -> None:
         text = f'curve_port = 1\ncurve_server_key_file = "{tmp_path / key_file}"\ncurve_clients_dir = "{clients}"'
         return (await valid(tmp_path, text)).curve_error
 
-    assert "no ZeroMQ certificate" in await error("absent")
-    assert "holds no secret key" in await error("proxy.key")
-    assert "is no folder" in await error("proxy.key_secret")
+    assert "must be a ZeroMQ certificate" in await error("absent")
+    assert "with its secret key" in await error("proxy.key")
+    assert "must be a folder" in await error("proxy.key_secret")
     clients.mkdir()
     assert await error("proxy.key_secret") == ""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ppd.proxy.config import Mode, ProxyConfig, build, convert, read_file, with_changes
+from ppd.proxy.config import Draft, Mode, ProxyConfig, build, convert, with_changes
 from ppd.proxy.discovery.static_workers import parse_worker, static_workers
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
@@ -41,12 +41,24 @@ def test_a_whole_number_may_stand_for_a_float(tmp_path: Path) -> None:
         ("port = true", "port", "whole number"),
         ('mode = "both"', "mode", "table, always_local, always_split, fraction, replica"),
         ('lookup = "both"', "lookup", "nearest, interpolated"),
-        ("x = 1.5", "x", "share from 0 to 1"),
+        ("x = 1.5", "x", "a number from 0 to 1"),
         ("w_ttft = -1", "w_ttft", "at least 0"),
         ("w_tpot = nan", "w_tpot", "at least 0"),
         ("w_tpot = inf", "w_tpot", "at least 0"),
         ("worker_ttl_s = 0", "worker_ttl_s", "above 0"),
-        ("attempts = 0", "attempts", "above 0"),
+        ("attempts = 0", "attempts", "at least 1"),
+        ("attempts = 1e3", "attempts", "whole number"),
+        ('attempts = "3"', "attempts", "whole number"),
+        ("x = true", "x", "a number from 0 to 1"),
+        ("processes = 65", "processes", "from 1 to 64"),
+        ("queue_timeout_s = 1e300", "queue_timeout_s", "2^53"),
+        ('host = "a\\nb"', "host", "control character"),
+        ('host = "' + "a" * 5000 + '"', "host", "at most 4096 characters"),
+        ("workers = [" + '"P=a:1",' * 10_001 + "]", "workers", "at most 10000"),
+        ('open_paths = ["/admin"]', "open_paths", "any of /health"),
+        ('tls_cert_file = "a.pem"', "tls_cert_file", "set with tls_key_file"),
+        ('worker_key_file = "a.pem"', "worker_cert_file", "set with worker_key_file"),
+        ('tls_client_ca_file = "a.pem"', "tls_client_ca_file", "set with tls_cert_file"),
         ('workers = "P=a:1"', "workers", "list of strings"),
         ('workers = ["X=a:1"]', "workers", "ROLE=host:port"),
         ('workers = ["P=a"]', "workers", "ROLE=host:port"),
@@ -68,28 +80,87 @@ def test_a_wrong_setting_is_named_with_what_is_allowed(tmp_path: Path, text: str
     assert caught.value.param == key
     assert key in str(caught.value)
     assert shown in str(caught.value)
+    assert len(str(caught.value)) < 2000
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    """In the file and in flags; a rule between keys only where each of them has a value that it may have."""
+    file = write(
+        tmp_path,
+        """
+        prot = 1
+        mode = "both"
+        worker_api_key = 12345
+        tls_cert_file = 5
+        tls_key_file = "key.pem"
+        worker_cert_file = "cert.pem"
+        """,
+    )
+    with pytest.raises(ConfigError) as caught:
+        build(file, {"x": "2", "port": "nine", "curve_port": "30002"})
+    head, *lines = str(caught.value).splitlines()
+    assert head.startswith("8 ")
+    assert [line.split(":")[0].split(" = ")[0].strip() for line in lines] == [
+        *("prot", "mode", "worker_api_key", "tls_cert_file"),  # of the file
+        *("x", "port", "curve_port", "worker_cert_file"),
+    ]
+    assert "did you mean port?" in str(caught.value)
+    assert "12345" not in str(caught.value)
+
+
+def test_a_draft_has_the_default_where_a_value_is_refused(tmp_path: Path) -> None:
+    draft = Draft.read(write(tmp_path, 'port = 70000\nw_ttft = 2\ntls_key_file = "a"\n'), {})
+    assert (draft.config.port, draft.config.w_ttft, draft.config.tls_key_file) == (10001, 2.0, "")
+    assert [error.param for error in draft.errors] == ["port", "tls_cert_file"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [("7", "port", 7), ("7", "w_ttft", 7.0), ("replica", "mode", Mode.REPLICA), ("7", "host", "7")],
+)
+def test_a_flag_is_the_text_of_its_value(text: str, name: str, value: object) -> None:
+    assert getattr(build(None, {name: text}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "items", "shown"),
+    [
+        ("heartbeat_allow", ["10.0.0.0/8", "10.0.0.0/99"], "heartbeat_allow = '10.0.0.0/99'"),
+        ("open_paths", ["/health", "/admin"], "open_paths = '/admin'"),
+        ("workers", ["P=a:1"] * 100 + [5], "workers = 5"),
+    ],
+)
+def test_of_a_list_the_wrong_item_is_shown(name: str, items: list[object], shown: str) -> None:
+    with pytest.raises(ConfigError, match=shown):
+        build(None, {name: items})
+
+
+def test_all_wrong_workers_are_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        static_workers(build(None, {"workers": ("X=a:1", "P=a:1", "D=a:1", "R=b")}))
+    assert [text in str(caught.value) for text in ("'X=a:1'", "'a:1': must be named once", "'R=b'")] == [True] * 3
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml"):
-        read_file(tmp_path / "none.toml")
+        build(tmp_path / "none.toml", {})
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "ppd.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="TOML"):
-        read_file(tmp_path / "ppd.toml")
+        build(tmp_path / "ppd.toml", {})
 
 
 def test_an_error_never_shows_a_key() -> None:
     with pytest.raises(ConfigError) as caught:
-        convert("admin_key", 12345)
+        convert({"admin_key": 12345})
     assert "12345" not in str(caught.value)
 
 
 def test_every_setting_can_come_from_a_file_in_its_own_type() -> None:
-    for field in fields(ProxyConfig):
-        assert convert(field.name, field.default) == field.default
+    defaults = {field.name: field.default for field in fields(ProxyConfig)}
+    assert convert(defaults) == defaults
 
 
 def test_a_static_worker_may_name_connector_model_and_coordinates() -> None:

@@ -1,0 +1,61 @@
+"""What would keep a proxy from starting with a config, all at once: keys, workers, the table, keys of clients, files.
+
+No port is opened, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..admission.key_file import KeyRing
+from ..config import Draft, ProxyConfig, all_of, refused
+from ..discovery.heartbeat_listener import curve_keys
+from ..discovery.static_workers import static_workers
+from ..errors import PPDError
+from ..runtime.tls import client_tls, worker_tls
+from ..settings import check_table
+
+
+def check(draft: Draft) -> ProxyConfig:
+    """PPDError that tells all that is wrong."""
+    errors = [*draft.errors, *problems(draft.config)]
+    if errors:
+        raise all_of(errors)
+    return draft.config
+
+
+def problems(config: ProxyConfig) -> Iterator[PPDError]:
+    """The table is loaded in every mode, as the admin API may choose the one that needs it."""
+    for part in (static_workers, _table, _client_keys, client_tls, worker_tls, _curve_keys, _receipt_log):
+        yield from _raised(part, config)
+
+
+def _raised(part: Callable[[ProxyConfig], object], config: ProxyConfig) -> Iterator[PPDError]:
+    try:
+        part(config)
+    except PPDError as exc:
+        yield exc
+
+
+def _table(config: ProxyConfig) -> None:
+    check_table(config.table)
+
+
+def _client_keys(config: ProxyConfig) -> None:
+    if config.keys_file:
+        KeyRing(Path(config.keys_file), config.admin_key)
+
+
+def _curve_keys(config: ProxyConfig) -> None:
+    if config.curve_port:
+        curve_keys(config)
+
+
+def _receipt_log(config: ProxyConfig) -> None:
+    if not config.receipt_log:
+        return
+    file = Path(config.receipt_log)
+    if not os.access(file if file.exists() else file.parent, os.W_OK) or file.is_dir():
+        raise refused("receipt_log", config.receipt_log, "a file that can be written")

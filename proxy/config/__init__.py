@@ -1,0 +1,43 @@
+"""The proxy's settings: one frozen dataclass, checked once, built from a TOML file and flags.
+
+To add a key, add a field to `ProxyConfig` in `keys.py`: its type, default, and what it is for. Its checks, its flag and
+help, its row in the README (`python -m ppd.proxy.config.reference README.md`) and its part of the JSON Schema follow.
+"""
+
+from .keys import (
+    KEYS,
+    LIVE,
+    OPERATOR_PATHS,
+    SECRET,
+    DataPlane,
+    LogLevel,
+    Lookup,
+    Mode,
+    ProxyConfig,
+    SessionKey,
+    Uncovered,
+    all_of,
+    refused,
+)
+from .load import Draft, build, convert, secrets_in, with_changes
+
+__all__ = [
+    "KEYS",
+    "LIVE",
+    "OPERATOR_PATHS",
+    "SECRET",
+    "DataPlane",
+    "Draft",
+    "LogLevel",
+    "Lookup",
+    "Mode",
+    "ProxyConfig",
+    "SessionKey",
+    "Uncovered",
+    "all_of",
+    "build",
+    "convert",
+    "refused",
+    "secrets_in",
+    "with_changes",
+]

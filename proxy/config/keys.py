@@ -1,0 +1,292 @@
+"""Every key of the config, each one field: its type and bounds, what it is for, and its default.
+
+A key belongs to the group that is named last before it. Seconds and bytes throughout.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from ..errors import ConfigError, ConfigErrors, PPDError
+from .key import AtLeastOne, Count, Key, NotNegative, Port, Seconds, Share, Text, Texts, key, keys_of, wrong_part
+
+MIB = 1024 * 1024
+MOST_PROCESSES = 64  # each tells all others what it learns
+
+OperatorPath = Literal["/health", "/ready", "/metrics"]
+OPERATOR_PATHS: tuple[OperatorPath, ...] = ("/health", "/ready", "/metrics")
+
+
+class Mode(StrEnum):
+    """How follow-up turns are routed; turn 1 is SPLIT in every mode but `replica`."""
+
+    TABLE = "table"  # by the decision table
+    ALWAYS_LOCAL = "always_local"  # x = 1
+    ALWAYS_SPLIT = "always_split"  # x = 0
+    FRACTION = "fraction"  # the share `x` of sessions
+    REPLICA = "replica"  # every turn on a replica
+
+
+class SessionKey(StrEnum):
+    """What makes two requests one session."""
+
+    PREFIX = "prefix"  # the messages themselves, and explicit ids
+    FIRST_USER_MESSAGE = "first_user_message"  # the paper's rule: MD5 of the first user message
+
+
+class Uncovered(StrEnum):
+    """What a follow-up turn does where the table has no evidence."""
+
+    LOCAL = "local"
+    SPLIT = "split"
+
+
+class Lookup(StrEnum):
+    """How a turn finds its verdict in a table."""
+
+    NEAREST = "nearest"  # the nearest cell's: the paper's way
+    INTERPOLATED = "interpolated"  # between cells, linear in logarithms
+
+
+class DataPlane(StrEnum):
+    """Which server speaks plain HTTP/1.1 to clients; TLS and HTTP/2 always go to the stock one."""
+
+    DIRECT = "direct"  # the proxy's own
+    ASGI = "asgi"  # the stock server: Hypercorn and Quart
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxyConfig:
+    """All settings of one proxy; ConfigError names each key that is wrong, its value and what is allowed."""
+
+    host: Text = key("127.0.0.1", "where clients connect", group="Where it listens")
+    port: Port = key(10001, "where clients connect; 0: any free port")
+    processes: Annotated[int, Meta(ge=1, le=MOST_PROCESSES)] = key(
+        1, "processes that share the port and behave as one proxy (docs/processes.md); about one per core"
+    )
+    admin_key: Text = key("", "opens the admin API; empty: it is off", secret=True)
+    keys_file: Text = key("", "clients' API keys, hashed; empty: no key is required")
+    open_paths: Annotated[tuple[OperatorPath, ...], Meta(max_length=3)] = key(
+        OPERATOR_PATHS, "answered without a key; those that are left out need the admin key"
+    )
+    tls_cert_file: Text = key("", "PEM chain; if set, clients must use TLS")
+    tls_key_file: Text = key("", "private key of that certificate")
+    tls_client_ca_file: Text = key("", "if set, clients must show a certificate of this authority")
+    data_plane: DataPlane = key(
+        DataPlane.DIRECT,
+        "who serves plain HTTP/1.1: `direct`, the proxy itself, or `asgi`, Hypercorn (docs/data-path.md)",
+    )
+    shutdown_timeout_s: NotNegative = key(30.0, "time for answers to finish after SIGTERM")
+
+    body_limit_bytes: AtLeastOne = key(64 * MIB, "larger request bodies get 413", group="What one client may ask of it")
+    head_limit_bytes: AtLeastOne = key(64 * 1024, "request heads with more bytes get 431")
+    header_limit: AtLeastOne = key(100, "request heads with more lines get 431")
+    json_depth_limit: AtLeastOne = key(64, "bodies nested deeper get 400")
+    head_timeout_s: Seconds = key(
+        10.0, "for a connection's first byte, and for the rest of a request's head after its first byte"
+    )
+    idle_connection_s: Seconds = key(75.0, "how long a connection stays open between two requests")
+    connections_per_address: AtLeastOne = key(
+        4096,
+        "more connections from one client address are refused; each process also refuses those beyond a third of its "
+        "open-file limit (`ulimit -Hn`, less 128)",
+    )
+
+    max_inflight: AtLeastOne = key(4096, "turns that run at once; the others queue", group="Admission")
+    max_worker_inflight: AtLeastOne = key(
+        512,
+        "legs on one worker at once; a D or R that reports its load gets fewer: as many as it can run, and a few more",
+    )
+    queue_limit: Count = key(2048, "how many turns wait at most")
+    queue_timeout_s: Seconds = key(30.0, "how long a turn waits at most")
+    queue_wait_s: NotNegative = key(
+        0.5,
+        "under overload (the queue has stood for 1.5 s, and more turns keep coming than leave) turns wait no longer "
+        "than this, or than half the time that a turn takes, if that is longer; the others get 503; 0: no such limit",
+    )
+
+    heartbeat_host: Text = key(
+        "127.0.0.1", "where agents and engines announce themselves, over ZeroMQ", group="Workers"
+    )
+    heartbeat_port: Port = key(30001, "port of those messages; 0: no listener")
+    heartbeat_allow: Texts = key(
+        (), "address ranges that may register; empty: all, but no pings if `curve_port` is set"
+    )
+    curve_port: Port = key(
+        0,
+        "encrypted port for agents with known keys; the plain port then takes only engines' pings, from "
+        "`heartbeat_allow`; 0: off",
+    )
+    curve_server_key_file: Text = key("", "ZeroMQ certificate of the proxy, with its secret key")
+    curve_clients_dir: Text = key("", "folder of the agents' public certificates")
+    worker_ttl_s: Seconds = key(30.0, "a worker without a heartbeat for this long is dropped")
+    workers: Texts = key(
+        (),
+        "static workers, `ROLE=host:port`, optionally followed by `,connector=nixl|p2p_nccl|none`, `,model=NAME`, "
+        "`,tls=true`",
+        live=True,
+    )
+    allow_empty: bool = key(
+        False, "a changed file may be empty, or name no worker where it named some; otherwise it is not used", live=True
+    )
+    probe_interval_s: Seconds = key(5.0, "how often workers without an agent are probed for health and load")
+    worker_api_key: Text = key(
+        "",
+        "sent to workers; if empty, the client's own Authorization is sent, unless there is a `keys_file`",
+        secret=True,
+    )
+    worker_ca_file: Text = key("", "authority for workers that use TLS; empty: the system's")
+    worker_cert_file: Text = key("", "the certificate that the proxy shows to workers")
+    worker_key_file: Text = key("", "private key of that certificate")
+
+    session_key: SessionKey = key(
+        SessionKey.PREFIX,
+        "what makes two requests one session: their messages, or the first user message, which is the paper's rule",
+        group="Sessions",
+    )
+    session_ttl_s: Seconds = key(3600.0, "idle sessions are forgotten after this time")
+    session_limit: AtLeastOne = key(200_000, "how many sessions are remembered; beyond that, the oldest are forgotten")
+
+    mode: Mode = key(
+        Mode.TABLE,
+        "how follow-up turns are routed: by the `table`, `always_local` (x = 1), `always_split` (x = 0), the "
+        "`fraction` x of sessions LOCAL, or every turn on a `replica`",
+        live=True,
+        group="Decisions",
+    )
+    x: Share = key(0.5, "share of sessions kept LOCAL in mode `fraction`", live=True)
+    table: Text = key("h100-llama-3.1-8b-2P_2D", "name of a shipped table, or a path", live=True)
+    w_ttft: NotNegative = key(1.0, "weight of a turn's TTFT", live=True)
+    w_tpot: NotNegative = key(1.0, "weight of a turn's TPOT", live=True)
+    lookup: Lookup = key(
+        Lookup.NEAREST, "the nearest cell of the table, or between its cells (tables/README.md)", live=True
+    )
+    uncovered: Uncovered = key(Uncovered.LOCAL, "route where the table has no evidence", live=True)
+    qps_window_s: Seconds = key(30.0, "window over which the arrival rate is measured")
+
+    connect_timeout_s: Seconds = key(3.0, "to connect to a worker", group="Legs")
+    prefill_timeout_s: Seconds = key(120.0, "for a whole prefill leg")
+    first_event_timeout_s: Seconds = key(120.0, "from asking D or R for a stream to its first event")
+    answer_timeout_s: Seconds = key(1800.0, "for a whole answer that is not streamed")
+    idle_timeout_s: Seconds = key(
+        120.0, "between two reads of an answer or of a request's body, and for a client to read what it is sent"
+    )
+    keepalive_s: Seconds = key(4.0, "idle connections to workers are closed after this; vLLM closes them after 5 s")
+    spare_connections: Count = key(2, "connections to each worker kept open at least; 0: none")
+    attempts: AtLeastOne = key(
+        3,
+        "failed answers after which a turn gives up and the client gets the last error; after as many failed "
+        "prefills, the turn is computed without P; refused connections do not count",
+    )
+    retry_share: NotNegative = key(0.2, "retry budget: share of all turns that may be retried")
+    retry_burst: Count = key(100, "retries beyond that share, after a quiet time")
+    poison_s: NotNegative = key(
+        60.0,
+        "how long a prompt is refused at which two workers have ended the connection; shared by the prompts that they "
+        "took with them; 0: not at all",
+    )
+
+    breaker_failures: AtLeastOne = key(
+        3,
+        "failures in a row that open the circuit breaker of a worker, or of a pair of P and D",
+        group="Workers' health",
+    )
+    breaker_open_s: Seconds = key(
+        5.0, "how long a circuit breaker stays open at first (doubles each time in a row, up to two minutes)"
+    )
+    warm_up_s: NotNegative = key(10.0, "slow start: time over which a new or returning worker's share of traffic grows")
+    canary_interval_s: NotNegative = key(
+        30.0, "time between canaries (tiny conversations) over a pair of P and D that no turn uses; 0: none"
+    )
+
+    receipts_kept: AtLeastOne = key(
+        10_000, "how many receipts are kept in memory, for `/admin/requests/{id}`", group="Records"
+    )
+    receipt_log: Text = key("", "a file for all receipts, one JSON line per turn; empty: none")
+    log_level: LogLevel = key(LogLevel.INFO, "the least severe lines that are logged")
+
+    def __post_init__(self) -> None:
+        values = {name: getattr(self, name) for name in KEYS}
+        errors = [not_allowed(one, values[one.name]) for one in KEYS.values() if not one.fits(values[one.name])]
+        if errors := errors or [constraint.error(values) for constraint in broken_constraints(values)]:
+            raise all_of(errors)
+
+
+KEYS = {one.name: one for one in keys_of(ProxyConfig)}
+LIVE = frozenset(name for name, one in KEYS.items() if one.is_live)
+SECRET = frozenset(name for name, one in KEYS.items() if one.is_secret)
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What the values of some keys must be together, or what no type says. `keys[0]` is the one that an error names."""
+
+    keys: tuple[str, ...]
+    allowed: str
+    holds: Callable[..., bool]  # of the keys' values, in order
+
+    def error(self, values: Mapping[str, object]) -> ConfigError:
+        value = _value(values, self.keys[0])
+        return refused(self.keys[0], wrong_part(value, self.holds) if len(self.keys) == 1 else value, self.allowed)
+
+
+def _are_ranges(texts: Iterable[str]) -> bool:
+    try:
+        return all(map(ipaddress.ip_network, texts))
+    except ValueError:
+        return False
+
+
+def _both_or_neither(one: str, other: str) -> bool:
+    return bool(one) == bool(other)
+
+
+CONSTRAINTS = (
+    Constraint(("heartbeat_allow",), "address ranges such as 10.0.0.0/8", _are_ranges),
+    Constraint(
+        ("curve_port", "curve_server_key_file", "curve_clients_dir"),
+        "0, or both curve_server_key_file and curve_clients_dir set",
+        lambda port, key, folder: not port or bool(key and folder),
+    ),
+    Constraint(("tls_cert_file", "tls_key_file"), "set with tls_key_file", _both_or_neither),
+    Constraint(("worker_cert_file", "worker_key_file"), "set with worker_key_file", _both_or_neither),
+    Constraint(
+        ("tls_client_ca_file", "tls_cert_file"), "set with tls_cert_file", lambda ca, cert: bool(cert) or not ca
+    ),
+)
+
+
+def broken_constraints(values: Mapping[str, object]) -> list[Constraint]:
+    """values: of the right types; keys that are absent have their defaults."""
+    return [one for one in CONSTRAINTS if not one.holds(*(_value(values, name) for name in one.keys))]
+
+
+def _value(values: Mapping[str, object], name: str) -> object:
+    return values.get(name, KEYS[name].default)
+
+
+def refused(name: str, value: object, allowed: str) -> ConfigError:
+    return ConfigError(f"{name} = {KEYS[name].shown(value)}: must be {allowed}", param=name)
+
+
+def not_allowed(one: Key, value: object) -> ConfigError:
+    return refused(one.name, wrong_part(value, one.fits), one.allowed)
+
+
+def all_of(errors: Iterable[PPDError]) -> PPDError:
+    """One error that tells all of them, of which there is one at least."""
+    told = [part for error in errors for part in (error.errors if isinstance(error, ConfigErrors) else (error,))]
+    return told[0] if len(told) == 1 else ConfigErrors(told)

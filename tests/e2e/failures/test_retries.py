@@ -14,7 +14,7 @@ from aiohttp import ClientSession, TCPConnector, web
 from ppd.proxy.config import Mode
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from tests.e2e.failures.fleet import FaultFleet, Seen
-from tests.support.scripted_workers import odd_worker
+from tests.support.scripted_workers import MortalWorker, odd_worker
 
 REPLICA: dict[str, Any] = {"mode": Mode.REPLICA}
 PATIENT: dict[str, Any] = dict.fromkeys(
@@ -42,9 +42,14 @@ DEATHS = {
 }
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("death", DEATHS)
-@pytest.mark.parametrize(("names", "victims"), [("R1 R2 R3 R4", "R"), ("P1 P2 P3 D1", "P"), ("P1 D1 D2 D3", "D")])
+@pytest.mark.parametrize(
+    ("names", "victims", "death", "stream"),
+    [
+        *(("R1 R2 R3", "R", death, stream) for death in DEATHS for stream in (True, False)),
+        ("P1 P2 P3 D1", "P", "killed", True),
+        ("P1 D1 D2 D3", "D", "killed", True),
+    ],
+)
 async def test_a_prompt_that_ends_two_workers_is_not_given_to_a_third(
     names: str, victims: str, death: str, stream: bool
 ) -> None:
@@ -67,8 +72,8 @@ async def test_a_prompt_that_ends_two_workers_is_not_given_to_a_third(
         assert await field.metric('ppd_refused_total{reason="poisoned_prompt"}') == 1
         assert asked == {name: len(field.engines[name].received) for name in asked}
 
-        for name, times in asked.items():
-            if not times:
+        for name in asked:
+            if not field.engines[name].is_dead:
                 field.engines[name].faults = Faults()
         assert (await field.ask(body("an ordinary prompt"))).is_complete, "although two workers are dead"
 
@@ -229,18 +234,29 @@ async def test_a_client_gets_429_where_all_workers_say_so(
 # -- the death of a worker
 
 
+@asynccontextmanager
+async def dying(field: FaultFleet, *counts: int) -> AsyncIterator[Callable[[], list[asyncio.Task[Seen]]]]:
+    """Turns that wait on workers which then die all at once; counts: turns on each. Yields what kills them."""
+    async with AsyncExitStack() as stack:
+        field.session = await stack.enter_async_context(ClientSession(connector=TCPConnector(limit=0)))
+        workers = [await stack.enter_async_context(MortalWorker().joined(field)) for _ in counts]
+        asking = [asyncio.create_task(field.ask(body(f"{n}"))) for n in range(sum(counts))]
+        await field.until(lambda: sum(worker.asked for worker in workers) == sum(counts))
+
+        def kill() -> list[asyncio.Task[Seen]]:
+            for worker in workers:
+                worker.die()
+            return asking
+
+        yield kill
+
+
 async def test_what_one_death_broke_is_one_event() -> None:
     """300 turns wait on R1 when it dies; the retry budget has nothing for them."""
     settings = {**REPLICA, **PATIENT, "retry_burst": 1, "retry_share": 0.0}
-    async with FaultFleet.of("R1", **settings) as field:
-        dying = field.engines["R1"]
-        dying.faults = Faults(hang=1000)
-        field.session = await field.stack.enter_async_context(ClientSession(connector=TCPConnector(limit=0)))
-        asking = [asyncio.create_task(field.ask(body(f"{n}"))) for n in range(300)]
-        await field.until(lambda: len(dying.received) == 300)
+    async with FaultFleet.of("", **settings) as field, dying(field, 300) as kill:
         await field.add("R2")
-        dying.kill()
-        seen = await asyncio.gather(*asking)
+        seen = await asyncio.gather(*kill())
         assert Counter(one.status for one in seen) == {200: 300}
         assert all(one.is_complete for one in seen)
         assert await field.metric('ppd_retries_total{result="moved"}') == 300
@@ -250,18 +266,11 @@ async def test_what_one_death_broke_is_one_event() -> None:
 
 
 async def test_the_turns_of_dead_workers_come_at_the_pace_of_those_that_are_left() -> None:
-    """Through the queue, however short it is; waiting counts from the death, as the turns were at work before."""
+    """Through the queue, however short it is."""
     settings = {**REPLICA, **PATIENT, "max_worker_inflight": 20, "queue_limit": 0, "retry_burst": 0}
-    async with FaultFleet.of("R1 R2 R3", **settings) as field:
-        dying = [field.engines[name] for name in ("R1", "R2", "R3")]
-        for engine in dying:
-            engine.faults = Faults(hang=1000)
-        asking = [asyncio.create_task(field.ask(body(f"{n}"))) for n in range(60)]
-        await field.until(lambda: [len(engine.received) for engine in dying] == [20, 20, 20])
+    async with FaultFleet.of("", **settings) as field, dying(field, 20, 20, 20) as kill:
         left = await field.add("R4")
-        for engine in dying:
-            engine.kill()
-        most = 0
+        asking, most = kill(), 0
         while not all(task.done() for task in asking):
             most = max(most, len(left.scheduler.sequences))
             await asyncio.sleep(0.001)

@@ -42,14 +42,14 @@ class Cause(StrEnum):
     MALFORMED = "malformed"  # not HTTP, not JSON, empty, or aborted by the engine before its first token
     NO_HANDOFF = "no_handoff"  # P answered, but with nothing that D could use
     ERROR_EVENT = "error_event"  # an error in a stream whose status was 200
-    WORKER_GONE = "worker_gone"  # it left, or was found dead, while the leg ran
+    WORKER_GONE = "worker_gone"  # it left, or was found dead, while the leg ran: by probes, or as its port was closed
     CLIENT_GONE = "client_gone"
     DRAINING = "draining"  # the proxy is being stopped
 
 
 class ClientGets(StrEnum):
-    ANOTHER = "another worker, within the retry budget; with none left 502, or 504 after a time-out"
-    ANOTHER_OR_QUEUE = "another worker, then the queue, then 503 with Retry-After"
+    ANOTHER = "another worker, by the rules below; with none left 502, or 504 after a time-out"
+    ANOTHER_OR_QUEUE = "another worker, then the queue, then 503, or 429 if all say so, with Retry-After"
     RELAYED = "the worker's own error, unchanged; only its status if it names a worker"
     TIMED_OUT = "504: another try would take as long"
     REFUSED = "503 with Retry-After and the reason"

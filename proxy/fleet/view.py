@@ -24,6 +24,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     written_tokens: int = 0  # grows by the tokens of KV that this proxy has written there; never starts over
     heard_s: float = 0.0
     up: bool = True  # False: a static worker whose probe fails
+    unanswered: bool = False  # down by probes that came to nothing at an open port: perhaps it still answers turns
     draining: bool = False  # as the worker announced
     held_back: bool = False  # by the operator
     configured: Worker | None = None  # as the config or the admin API named it, before anything was probed
@@ -54,32 +55,41 @@ class WorkerView(msgspec.Struct, frozen=True):
         models = self.worker.models
         return self.up and not self.draining and not self.held_back and (not models or model in models)
 
+    def may_return(self, model: str) -> bool:
+        """Whether it is down, and would answer turns of this model if it were up."""
+        models = self.worker.models
+        is_wanted = not self.up and not self.draining and not self.held_back and self.role is not Role.PREFILL
+        return is_wanted and (not models or model in models)
 
-Takers = tuple[Sequence[WorkerId], Sequence[WorkerId], Sequence[WorkerId]]
-"""The P, D and R that take one model's turns."""
+
+Takers = tuple[Sequence[WorkerId], Sequence[WorkerId], Sequence[WorkerId], Sequence[WorkerId]]
+"""The P, D and R that take one model's turns, and those D and R that would if they were up."""
 
 
 class Fleet(msgspec.Struct, frozen=True):
-    """All workers at one moment, and by role those that take turns of one model, in the same order."""
+    """All workers at one moment, by role those that take turns of one model, in the same order, and those down."""
 
     views: Mapping[WorkerId, WorkerView]
     prefills: Sequence[WorkerView]
     decodes: Sequence[WorkerView]
     replicas: Sequence[WorkerView]
+    down: Sequence[WorkerView]  # D and R
 
     @classmethod
     def of(cls, views: Mapping[WorkerId, WorkerView], takers: Takers) -> Fleet:
-        prefills, decodes, replicas = takers
         view_of = views.__getitem__
-        return cls(views, list(map(view_of, prefills)), list(map(view_of, decodes)), list(map(view_of, replicas)))
+        prefills, decodes, replicas, down = (list(map(view_of, ids)) for ids in takers)
+        return cls(views, prefills, decodes, replicas, down)
 
 
 def taking_turns(views: Iterable[WorkerView], model: str) -> Takers:
-    by_role = {role: list[WorkerId]() for role in Role}
+    by_role, down = {role: list[WorkerId]() for role in Role}, list[WorkerId]()
     for view in views:
         if view.takes_turns(model):
             by_role[view.role].append(view.id)
-    return by_role[Role.PREFILL], by_role[Role.DECODE], by_role[Role.REPLICA]
+        elif view.may_return(model):
+            down.append(view.id)
+    return by_role[Role.PREFILL], by_role[Role.DECODE], by_role[Role.REPLICA], down
 
 
 def check_model(model: str, views: Iterable[WorkerView]) -> None:

@@ -21,6 +21,7 @@ from .fleet.registry import Registry
 from .health.canary import Canary
 from .health.circuit_breaker import Breakers, RetryBudget
 from .health.load_watch import LoadWatch
+from .health.poisoned_prompts import PoisonedPrompts
 from .health.probe import probing_session
 from .health.prober import Prober
 from .health.worker_health import WorkerHealth
@@ -86,14 +87,18 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     member, config = member or Member(), settings.config
     state = new_state(config, member, now)
     tls = worker_tls(config)
-    upstream = Upstream(keepalive_s=config.keepalive_s, tls=tls, key=config.worker_api_key)
+    upstream = Upstream(
+        keepalive_s=config.keepalive_s, tls=tls, key=config.worker_api_key, may_resend=lambda: may_resend(state)
+    )
     handoff_release = HandoffRelease(state, upstream)
     receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
     drain = Drain()
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
     dispatcher = make_dispatcher(config, state, upstream, handoff_release)
     canary = make_canary(config, state, upstream)
-    router = Router(config, settings.rules(), state, dispatcher, learner, passed_over=canary.passed_over)
+    router = Router(
+        config, settings.rules(), state, dispatcher, learner, passed_over=canary.passed_over, examine=upstream.examine
+    )
     keys = make_keys(config)
     passthrough = Passthrough(config, state, upstream)
     state.metrics.watch(lambda: _gauges(state))
@@ -134,7 +139,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
 
 
 def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> State:
-    registry, metrics = Registry(), Metrics()
+    registry, metrics, retries = Registry(), Metrics(), RetryBudget(config.retry_share, config.retry_burst)
     return State(
         registry=registry,
         sessions=SessionTable(ttl_s=config.session_ttl_s, capacity=config.session_limit, serial=member.serial),
@@ -142,8 +147,9 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> 
         ledger=Ledger(),
         receipts=Receipts(config.receipts_kept),
         metrics=metrics,
-        health=WorkerHealth(Breakers(config.breaker_failures, config.breaker_open_s), registry, now),
-        retries=RetryBudget(config.retry_share, config.retry_burst),
+        health=WorkerHealth(Breakers(config.breaker_failures, config.breaker_open_s), registry, retries, now),
+        retries=retries,
+        poisoned=PoisonedPrompts(config.poison_s, lambda reason: metrics.refused.labels(reason).inc()),
         arrivals=Arrivals(config.qps_window_s, now()),
         admission=Admission(
             max_inflight=config.max_inflight,
@@ -158,6 +164,13 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> 
         hasher=Hasher(member.secret),
         now=now,
     )
+
+
+def may_resend(state: State) -> bool:
+    """Whether the retry budget allows a request to be sent again to the worker that closed its connection."""
+    may = state.retries.take()
+    state.metrics.retries.labels("resent" if may else "no_budget").inc()
+    return may
 
 
 def make_dispatcher(

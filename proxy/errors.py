@@ -11,7 +11,8 @@ PPDError
     AllDown                every worker that could is down
   Refused                  the proxy's own limits: a reason, and when to come back
     RateLimited            429: the limits of this key
-    Overloaded             503: the fleet is full, or the proxy drains
+    Overloaded             503: the fleet is full, or the proxy drains; 429 where all workers say 429
+    PoisonedPrompt         503: workers ended the connection when they were asked this prompt
   LegError                 an upstream request failed: in which phase, from which cause (see `failures`)
 
 Messages are written for the client: they never hold a worker's address, a key, or text of a prompt.
@@ -39,7 +40,9 @@ _ANTHROPIC_KINDS = {
     504: "timeout_error",
 }
 _NO_MODEL = re.compile(r"The model `.{1,256}` does not exist")  # vLLM on Messages, which has no `param`
-OVERLOAD = (429, 503)  # statuses by which a worker says that it is busy, not broken
+TOO_MANY = 429
+OVERLOAD = (TOO_MANY, 503)  # statuses by which a worker says that it is busy, not broken
+WORKERS_LOST = "workers_lost"  # the code of a turn that has ended the connections of several workers
 
 
 class PPDError(Exception):
@@ -146,6 +149,13 @@ class Overloaded(Refused):
     kind = "overloaded_error"
 
 
+class PoisonedPrompt(Refused):
+    """Reason: poisoned_prompt."""
+
+    status = 503
+    kind = "service_unavailable_error"
+
+
 class LegError(PPDError):
     """An upstream request that brought no answer: in which phase, and why. docs/failures.md says what follows.
 
@@ -192,7 +202,7 @@ def refusal(status: int, body: bytes, *, worker: str, phase: Phase, retry_after_
     cause = Cause.SERVER if phase is Phase.HEADERS else Cause.ERROR_EVENT
     seen: int | None = None
     if status in OVERLOAD:
-        cause, seen = Cause.OVERLOADED, 503
+        cause, seen = Cause.OVERLOADED, status
     elif 400 <= status < 500:
         lacks_model = status == 404 and phase is Phase.HEADERS and _lacks_model(body)
         cause, seen = Cause.UNKNOWN_MODEL if lacks_model else Cause.REQUEST, status
@@ -214,12 +224,16 @@ def _lacks_model(body: bytes) -> bool:
 
 
 def comes_back(exc: PPDError) -> dict[str, str]:
-    """The headers that tell a client why it was refused, and in how many seconds to come back."""
+    """The headers that tell a client why it was refused, and in how many seconds to come back.
+
+    OpenAI's and Anthropic's libraries repeat what fails with a 5xx, unless `x-should-retry` says otherwise.
+    """
+    if exc.code == WORKERS_LOST:
+        return {"X-PPD-Refused": WORKERS_LOST, "x-should-retry": "false"}
     if isinstance(exc, Refused):
         limits = exc.headers if isinstance(exc, RateLimited) else {}
-        return {"X-PPD-Refused": exc.reason, "Retry-After": str(math.ceil(exc.retry_after_s)), **limits}
-    if isinstance(exc, LegError) and exc.cause is Cause.OVERLOADED:
-        return {"X-PPD-Refused": "workers_overloaded", "Retry-After": str(max(1, math.ceil(exc.retry_after_s)))}
+        headers = {"X-PPD-Refused": exc.reason, "Retry-After": str(math.ceil(exc.retry_after_s)), **limits}
+        return headers | ({"x-should-retry": "false"} if isinstance(exc, PoisonedPrompt) else {})
     return {"X-PPD-Refused": "no_worker", "Retry-After": "1"} if isinstance(exc, NoWorkerError) else {}
 
 

@@ -44,15 +44,16 @@ class Cause(StrEnum):
     NO_HANDOFF = "no_handoff"  # P answered, but with nothing that D could use
     STALE_HANDOFF = "stale_handoff"  # P was asked so long ago that it may have given the KV's blocks to others
     ERROR_EVENT = "error_event"  # an error in a stream whose status was 200
-    WORKER_GONE = "worker_gone"  # its probes found it dead before the leg's answer began
+    # By probes, or as its port was closed, before the leg's answer began.
+    WORKER_GONE = "worker_gone"
     CLIENT_GONE = "client_gone"
     DRAINING = "draining"  # the proxy is being stopped
 
 
 class ClientGets(StrEnum):
-    ANOTHER = "another worker, within the retry budget; with none left 502, after a time-out 504, of no such model 404"
+    ANOTHER = "another worker, by the rules below; with none left 502, after a time-out 504, of no such model 404"
     AFRESH = "the answer: the same P is asked again, then another; D computes alone after `attempts`, or without budget"
-    ANOTHER_OR_QUEUE = "another worker, then the queue, then 503 with Retry-After"
+    ANOTHER_OR_QUEUE = "another worker, then the queue, then 503, or 429 if all say so, with Retry-After"
     RELAYED = "the worker's own error, unchanged; only its status if it names a worker"
     TIMED_OUT = "504: another try would take as long"
     REFUSED = "503 with Retry-After and the reason"

@@ -207,6 +207,7 @@ def bench() -> TurnBench:
         dispatcher,
         Learner(state, Drain(), None),
         passed_over=canary.passed_over,
+        examine=proxy.upstream.examine,
     )
     return TurnBench(proxy, router, watch)
 

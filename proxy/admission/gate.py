@@ -46,14 +46,17 @@ class Permit:
             self._inside = False
             self._admission.left()
 
-    async def wait_again(self, not_before_s: float) -> None:
+    async def wait_again(self, not_before_s: float, *, is_moved: bool = False) -> None:
         """Back into the queue, with the old arrival and deadline: the workers accept no more now.
+
+        is_moved: the turn's worker has died. Then the limit of the queue does not hold for it, as all turns of that
+        worker come at once, and `queue_timeout_s` counts from its first return: until then it did not wait.
 
         The permit is given up meanwhile, and not regained if this raises Overloaded (as `Admission.enter` does).
         """
         assert self._inside, "only a turn that is inside can go back"
         self._inside = False
-        await self._admission.return_to_queue(self._waiter, not_before_s)
+        await self._admission.return_to_queue(self._waiter, not_before_s, is_moved=is_moved)
         self._inside = True
 
 
@@ -158,21 +161,23 @@ class Admission:
         else:
             self.admit_waiting()
 
-    async def return_to_queue(self, waiter: Waiter, not_before_s: float) -> None:
+    async def return_to_queue(self, waiter: Waiter, not_before_s: float, *, is_moved: bool) -> None:
+        if is_moved and waiter.moved_s is None:
+            waiter.moved_s = self._now()
         self.inside -= 1
         waiter.refund()
         waiter.was_inside = True
         self.admit_waiting()
         if self._draining:
             raise self._refusal("draining", waiter.ticket)
-        deadline_s = self._deadline_s(waiter.ticket)
+        deadline_s = self._deadline_s(waiter)
         if self._now() < deadline_s <= not_before_s:  # no worker accepts it before its deadline
             raise self._refusal("workers_overloaded", waiter.ticket, not_before_s - self._now())
         await self._wait(waiter, not_before_s)
 
     async def _wait(self, waiter: Waiter, not_before_s: float = 0.0) -> None:
         loop, started_s = asyncio.get_running_loop(), self._now()
-        left_s = self._deadline_s(waiter.ticket) - started_s
+        left_s = self._deadline_s(waiter) - started_s
         if left_s <= 0:
             raise self._refusal("queue_timeout", waiter.ticket)
         timers = [loop.call_later(left_s, self._turn_away, waiter, "queue_timeout")]
@@ -216,7 +221,7 @@ class Admission:
                 self._turn_away(waiter, "overload")
             while len(self._line) > most and not (last := self._line.last(newest)).was_inside:
                 self._turn_away(last, "overload")
-        if len(self._line) > self._queue_limit:
+        if len(self._line) > self._queue_limit and newest.moved_s is None:
             self._turn_away(self._line.last(newest), "queue_full")
 
     def _end_yield(self) -> None:
@@ -241,8 +246,9 @@ class Admission:
         self._overload.arrived(self._now())
         return Waiter(ticket, self._arrivals)
 
-    def _deadline_s(self, ticket: Ticket) -> float:
-        return min(ticket.deadline_s, ticket.arrived_s + self._queue_timeout_s)
+    def _deadline_s(self, waiter: Waiter) -> float:
+        since_s = waiter.ticket.arrived_s if waiter.moved_s is None else waiter.moved_s
+        return min(waiter.ticket.deadline_s, since_s + self._queue_timeout_s)
 
     def _has_room(self, ticket: Ticket) -> bool:
         return ticket.needs not in self._admitted and ticket.fits()

@@ -77,6 +77,7 @@ class Waiter:
 
     ticket: Ticket
     number: int
+    moved_s: float | None = None  # when the worker died that it was on
     charged: tuple[Shares, ...] = ()  # where its tenant was charged for it
     was_inside: bool = False  # its workers failed or were busy: it waits again
 

@@ -52,7 +52,7 @@ STATUSES: dict[int, str] = {
     408: "The body did not arrive in time.",
     413: "The body is larger than body_limit_bytes.",
     415: "The body's Content-Encoding is neither gzip nor identity.",
-    429: "The key's rate limit: X-PPD-Refused names which. Or the worker's own overload error.",
+    429: "The key's rate limit: X-PPD-Refused names which. Or all workers that were asked said 429.",
     431: "The request's head is too large, or has too many lines.",
     502: "The workers asked could not be reached, closed the connection early, or gave an unusable answer.",
     503: "No worker can serve this now, or the proxy takes no more: X-PPD-Refused says why.",

@@ -211,10 +211,15 @@ class ProxyConfig:
     attempts: AtLeastOne = key(
         3,
         "failed answers after which a turn gives up and the client gets the last error; after as many failed "
-        "prefills, the turn is computed without P",
+        "prefills, the turn is computed without P; refused connections do not count",
     )
     retry_share: NotNegative = key(0.2, "retry budget: share of all turns that may be retried")
     retry_burst: Count = key(100, "retries beyond that share, after a quiet time")
+    poison_s: NotNegative = key(
+        60.0,
+        "how long a prompt is refused at which two workers have ended the connection; shared by the prompts that they "
+        "took with them; 0: not at all",
+    )
 
     breaker_failures: AtLeastOne = key(
         3,

@@ -76,6 +76,14 @@ class Breakers(Generic[Key]):
             self._look_again(now_s)
         return self._blocked
 
+    def busy(self, now_s: float) -> Mapping[Key, float]:
+        """The overloaded, and until when each is to be left alone."""
+        return {
+            key: circuit.overloaded_until_s
+            for key, circuit in self._circuits.items()
+            if now_s < circuit.overloaded_until_s
+        }
+
     def states(self, now_s: float) -> Mapping[Key, str]:
         """`open` or `half_open`; keys that are closed are left out."""
         if not self._circuits:  # which is nearly always

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from ..errors import LegError
 from ..failures import ROWS, FailureRule, HealthEffect, Leg
 from ..fleet.registry import Registry
+from ..fleet.view import WorkerView
 from ..fleet.worker import PairId, WorkerId
 from ..policy import Decision
-from .circuit_breaker import Breakers, Circuit
+from .circuit_breaker import Breakers, Circuit, RetryBudget
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,10 @@ Key = WorkerId | PairId
 class WorkerHealth:
     """Records how legs went; `breakers` says what to avoid."""
 
-    def __init__(self, breakers: Breakers[Key], registry: Registry, now: Callable[[], float]) -> None:
+    def __init__(
+        self, breakers: Breakers[Key], registry: Registry, retries: RetryBudget, now: Callable[[], float]
+    ) -> None:
+        self._retries = retries
         self.breakers = breakers
         self._registry = registry
         self._now = now
@@ -104,15 +108,19 @@ class WorkerHealth:
     def _count(self, effect: HealthEffect, exc: LegError, worker: WorkerId, asked_s: float) -> None:
         match effect:
             case HealthEffect.OPENED:
-                self._fail(worker, exc, asked_s, at_once=True)
+                if self._fail(worker, exc, asked_s, at_once=True):
+                    self._retries.take()  # the price of its death, however many turns go to other workers
             case HealthEffect.COUNTED:
                 self._fail(worker, exc, asked_s)
             case HealthEffect.PASSED_OVER:
                 self.breakers.overloaded(worker, self._now() + (exc.retry_after_s or OVERLOAD_S))
 
-    def _fail(self, key: Key, exc: LegError, asked_s: float, *, at_once: bool = False) -> None:
-        if self.breakers.failed(key, self._now(), began_s=asked_s, at_once=at_once):
+    def _fail(self, key: Key, exc: LegError, asked_s: float, *, at_once: bool = False) -> bool:
+        """Whether this opened the breaker."""
+        is_opened = self.breakers.failed(key, self._now(), began_s=asked_s, at_once=at_once)
+        if is_opened:
             log.warning("%s gets no turns for a while: %s at %s", self._name(key), exc.cause, exc.phase)
+        return is_opened
 
     def _name(self, key: Key) -> str:
         """For operators: "worker D2 10.0.0.1:8000", or "the pair of ... and ..."."""
@@ -129,4 +137,8 @@ def keys_of(decision: Decision) -> tuple[Key, ...]:
 
 
 def blamed(leg: Leg, decision: Decision) -> WorkerId:
-    return decision.prefill.id if leg is Leg.PREFILL and decision.prefill is not None else decision.decode.id
+    return blamed_view(leg, decision).id
+
+
+def blamed_view(leg: Leg, decision: Decision) -> WorkerView:
+    return decision.prefill if leg is Leg.PREFILL and decision.prefill is not None else decision.decode

@@ -10,6 +10,7 @@ import msgspec
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
 from ..health.circuit_breaker import Circuit
+from ..sessions.prefix_chain import PrefixEnd
 from ..sessions.session import Session
 
 
@@ -110,6 +111,13 @@ class CircuitChanged(Event, tag="circuit"):
     circuit: Circuit | None
 
 
+class PromptSuspected(Event, tag="suspected"):
+    """By worker, when it ended a connection of this prompt; empty: the prompt was answered."""
+
+    prompt: PrefixEnd
+    losses: dict[str, float]
+
+
 class PairsLeft(Event, tag="left"):
     """See `Canary.left_to_turns`."""
 
@@ -183,6 +191,7 @@ AnyEvent = (
     | WorkersAdded
     | WorkerGone
     | CircuitChanged
+    | PromptSuspected
     | PairsLeft
     | LimitCharged
     | LimitOwed

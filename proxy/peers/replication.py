@@ -17,9 +17,11 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import PairId, WorkerId
 from ..health.canary import Canary
 from ..health.circuit_breaker import Circuit
+from ..health.poisoned_prompts import WORKERS
 from ..health.prober import Prober
 from ..health.worker_health import Key
 from ..routing.state import State
+from ..sessions.prefix_chain import PrefixEnd
 from ..sessions.session import Session
 from ..settings import Settings
 from .channels import Channels, Member
@@ -32,6 +34,7 @@ from .events import (
     LimitCharged,
     LimitOwed,
     PairsLeft,
+    PromptSuspected,
     SessionDropped,
     SessionLearned,
     TurnsArrived,
@@ -90,6 +93,7 @@ class Replication:
         state.rate_limits.replicated = _Copies(catch_up, self._limit_charged)
         state.admission.replicated = _Copies(catch_up, self._admission_changed)
         state.arrivals.replicated = _Copies(catch_up, self._turn_arrived)
+        state.poisoned.replicated = _Copies(catch_up, self._prompt_suspected)
         self._canary.replicated = _Copies(catch_up, self._pairs_left)
 
     # -- sending
@@ -120,6 +124,11 @@ class Replication:
         self._channels.queue(CircuitChanged(key, circuit))
         if circuit is not None and circuit.probe_s is not None:
             self._channels.flush()  # or another process would probe too
+
+    def _prompt_suspected(self, prompt: PrefixEnd, losses: Mapping[str, float]) -> None:
+        self._channels.queue(PromptSuspected(prompt, dict(losses)))
+        if len(losses) >= WORKERS:
+            self._channels.flush()  # its client may repeat it at once, to any process
 
     def _limit_charged(self, name: str, limit: Limit, seconds: float) -> None:
         self._channels.queue(LimitCharged(name, limit, seconds))
@@ -179,6 +188,7 @@ class Replication:
         yield [_use_event(process, worker, use) for process, worker, use in state.registry.others()]
         yield [CircuitChanged(key, circuit) for key, circuit in state.health.breakers.circuits().items()]
         yield [PairsLeft(list(self._canary.left_to_turns))]
+        yield [PromptSuspected(prompt, dict(losses)) for prompt, losses in state.poisoned.suspects()]
         every = state.sessions.all()
         # The newest first, as the next turns are likely theirs; then all of them, in the order in which they expire.
         sessions = chain(every[-FIRST_SESSIONS:] if len(every) > FIRST_SESSIONS else (), every)
@@ -219,6 +229,7 @@ class Replication:
             WorkersAdded: lambda _, event: self._apply_added(event.workers),
             WorkerGone: lambda _, event: self._lose_worker(event.worker),
             CircuitChanged: lambda _, event: state.health.adopt(event.key, event.circuit),
+            PromptSuspected: lambda _, event: state.poisoned.adopt(event.prompt, event.losses),
             PairsLeft: lambda _, event: self._canary.adopt(event.left_to_turns),
             LimitCharged: lambda _, event: limits.charge(event.name, Limit(event.limit), event.seconds, now()),
             LimitOwed: lambda _, event: limits.owe(event.name, Limit(event.limit), event.full_s),

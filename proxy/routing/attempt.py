@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -13,12 +14,13 @@ from ..admission.gate import Permit
 from ..admission.keys import Client
 from ..admission.queue import effective_priority
 from ..connectors.leg import Handoff
-from ..errors import LegError, NotFound
+from ..errors import TOO_MANY, WORKERS_LOST, LegError, NotFound, Overloaded, PPDError
 from ..failures import Cause, ClientGets, FailureRule, HealthEffect, Leg, Phase
 from ..fleet.booking import LegBooking
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
-from ..health.worker_health import OVERLOAD_S, Key, blamed
+from ..health.circuit_breaker import RetryBudget
+from ..health.worker_health import Key, blamed
 from ..openai.answer import AnswerObserver
 from ..openai.body_members import Edited, encoded
 from ..openai.reply_key import ReplyKey
@@ -157,9 +159,12 @@ class Job(msgspec.Struct, frozen=True):
     permit: Permit
 
 
+MOST_ASKED = 2  # requests of one turn to one worker
+
+
 @dataclass(slots=True)
 class FailedAttempts:
-    """What has failed in one turn so far.
+    """What has failed in one turn so far: what may follow, without whom, and at what price.
 
     Failed handoffs and failed answers are limited separately: after too many handoffs the turn is computed without one.
     """
@@ -168,57 +173,107 @@ class FailedAttempts:
     last: LegError | None = None
     handing_over: int = 0
     answering: int = 0
-    overloaded_until_s: float | None = None  # when the first overloaded or unreached worker may be asked again
+    owes_retry: bool = False  # the next attempt is paid from the retry budget
+    is_moved: bool = False  # by the death of a worker
+    is_afresh: bool = False  # it needs no budget if D computes alone what P was to compute once more
     computed_by: WorkerId | None = None  # the P whose handoff was too old: the prompt is in its cache
-    keys: dict[Key, LegError] = field(default_factory=dict)
+    keys: dict[Key, LegError] = field(default_factory=dict)  # not to be asked again
+    refusals: list[LegError] = field(default_factory=list)  # of workers that were overloaded
 
-    def avoid(self, views: Iterable[WorkerView]) -> tuple[Key, ...]:
-        """Workers and pairs that the next attempt leaves out."""
-        if self.handing_over < self.limit and self.computed_by is None:
-            return tuple(self.keys)
-        others = (view.id for view in views if view.role is Role.PREFILL)
-        return (*self.keys, *(each for each in others if self.handing_over >= self.limit or each != self.computed_by))
+    def avoid(self, views: Iterable[WorkerView], legs: Iterable[LegRecord], busy: Iterable[Key]) -> tuple[Key, ...]:
+        """Workers and pairs that the next attempt leaves out. legs: this turn's; busy: who has said so, to any turn."""
+        asked = Counter(WorkerId(leg.address) for leg in legs if leg.phase is not Phase.CONNECT)
+        spent = (worker for worker, times in asked.items() if times >= MOST_ASKED)
+        avoided = dict.fromkeys((*self.keys, *spent, *busy))
+        if self.handing_over >= self.limit or self.computed_by is not None:
+            others = (view.id for view in views if view.role is Role.PREFILL)
+            avoided |= dict.fromkeys(
+                each for each in others if self.handing_over >= self.limit or each != self.computed_by
+            )
+        return tuple(avoided)
 
-    def may_do_without(self, row: FailureRule) -> bool:
-        """Whether the next attempt needs no budget: D computes alone what P was to compute once more."""
-        if row.client is not ClientGets.AFRESH:
-            return False
-        self.handing_over = self.limit
-        return True
+    def may_do_without(self) -> bool:
+        """Whether the next attempt needs no budget, as D then computes alone."""
+        if self.is_afresh:
+            self.handing_over, self.owes_retry = self.limit, False
+        return self.is_afresh
 
-    def may_try_again(self, attempt: Attempt, exc: LegError, row: FailureRule, now_s: float) -> bool:
+    def may_try_again(self, attempt: Attempt, exc: LegError, row: FailureRule) -> bool:
         """Books the failure. True where its row of the failure table and the limit allow another attempt."""
         leg, decision = attempt.failed_leg, attempt.decision
-        self.last = exc
         gets = row.client_gets(stream=attempt.request.stream)
-        if gets not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE, ClientGets.AFRESH):
-            return False
         computed_by, self.computed_by = self.computed_by, None
-        if gets is ClientGets.AFRESH and decision.prefill is not None:
+        self.is_afresh = gets is ClientGets.AFRESH and decision.prefill is not None
+        if self.is_afresh and decision.prefill is not None:
+            self.last, self.owes_retry = exc, True
             self.handing_over += 1
             if computed_by is None:
                 self.computed_by = decision.prefill.id
             else:
                 self.keys[decision.prefill.id] = exc
             return True
+        key: Key = blamed(leg, decision)
         if row.health is HealthEffect.PAIR and decision.prefill is not None:
-            self.keys[decision.prefill.id, decision.decode.id] = exc
+            key = (decision.prefill.id, decision.decode.id)
+        return self.book(leg, key, exc, row, gets)
+
+    def book(self, leg: Leg, key: Key, exc: LegError, row: FailureRule, client: ClientGets) -> bool:
+        self.last = exc
+        if client not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE):
+            return False
+        self.owes_retry = row.health is not HealthEffect.OPENED  # the breaker has paid for the death of a worker
+        self.is_moved |= row.health is HealthEffect.OPENED
+        if exc.cause is Cause.OVERLOADED:
+            self.refusals.append(exc)
         else:
-            self.keys[blamed(leg, decision)] = exc
-        if leg is Leg.PREFILL or row.health is HealthEffect.PAIR:  # with no P left, D answers alone
+            self.keys[key] = exc
+        if exc.phase is Phase.CONNECT and row.health is HealthEffect.OPENED:
+            return True  # nothing was sent, which is no attempt
+        if leg is Leg.PREFILL or isinstance(key, tuple):
             self.handing_over += 1
-        elif row.client is ClientGets.ANOTHER_OR_QUEUE:
-            until_s = now_s + (exc.retry_after_s or OVERLOAD_S)
-            self.overloaded_until_s = min(until_s, self.overloaded_until_s or until_s)
-        elif exc.cause is not Cause.UNKNOWN_MODEL:  # which ends with the workers that list the model
+        elif exc.cause not in (Cause.OVERLOADED, Cause.UNKNOWN_MODEL):  # which ends with those that list the model
             self.answering += 1
         return self.answering < self.limit
 
-    def forgive(self) -> None:
-        """Overloaded workers, and those that were not reached, may be asked again."""
-        self.overloaded_until_s = None
-        self.keys = {key: exc for key, exc in self.keys.items() if _stays(exc)}
+    def forgive_unreached(self) -> bool:
+        """Workers that were not reached may be asked again; whether there are any."""
+        unreached = [key for key, exc in self.keys.items() if exc.phase is Phase.CONNECT]
+        for key in unreached:
+            del self.keys[key]
+        return bool(unreached)
+
+    def pay(self, retries: RetryBudget) -> str:
+        """Before the next attempt: how it is paid, `no_budget` where it cannot be."""
+        if not self.owes_retry:
+            return "moved"
+        self.owes_retry = False
+        return "retried" if retries.take() else "no_budget"
+
+    def error(self, busy_s: float = 0.0) -> PPDError:
+        """What the client gets. busy_s: for how long the last of the overloaded workers is to be left alone."""
+        assert self.last is not None, "something has failed"
+        if self.last.cause is not Cause.OVERLOADED:
+            return self.last
+        longest_s = max(busy_s, *(exc.retry_after_s for exc in self.refusals))
+        error = Overloaded("the workers are overloaded", reason="workers_overloaded", retry_after_s=longest_s)
+        if not self.keys and all(exc.status == TOO_MANY for exc in self.refusals):
+            error.status = TOO_MANY
+        return error
 
 
-def _stays(exc: LegError) -> bool:
-    return exc.cause is not Cause.OVERLOADED and exc.phase is not Phase.CONNECT
+def is_loss(exc: LegError) -> bool:
+    """Whether the worker ended the connection of a request that it may have worked on, before its first byte."""
+    return exc.phase in (Phase.SENT, Phase.HEADERS) and exc.cause in (Cause.RESET, Cause.WORKER_GONE)
+
+
+def workers_lost(exc: LegError) -> LegError:
+    """For a turn that has ended the connections of two workers: it may be what ends them."""
+    lost = LegError(
+        "workers ended the connection when they were sent this request, so no other is",
+        worker=exc.worker,
+        phase=exc.phase,
+        cause=exc.cause,
+        status=502,
+    )
+    lost.code = WORKERS_LOST
+    return lost

@@ -17,14 +17,17 @@ from ..admission.keys import Client
 from ..admission.queue import Ticket
 from ..admission.rate_limits import with_limits
 from ..config import ProxyConfig
-from ..errors import OVERLOAD, LegError, NoWorkerError, RequestError, refusal
-from ..failures import ROWS, Cause, ClientGets, Leg, Phase
+from ..errors import OVERLOAD, LegError, NoWorkerError, Refused, RequestError, refusal
+from ..failures import ROWS, Cause, Leg, Phase
 from ..fleet.view import WorkerView, check_model
 from ..fleet.worker import Role
+from ..health.poisoned_prompts import life_of
 from ..openai.form import is_form
+from ..sessions.prefix_chain import PrefixEnd
 from ..upstream.call import Answer, Call, Timeouts
 from ..upstream.client import Upstream
 from ..upstream.relayed_headers import RelayedHeaders
+from .attempt import FailedAttempts, is_loss, workers_lost
 from .passed_body import TotalTokens, model_of, public_body
 from .state import State
 
@@ -50,7 +53,6 @@ AUDIO = re.compile(r"/v1/audio(?:/[A-Za-z0-9_-]+)+")
 # An engine's word for "this model has no such endpoint": the request's fault, not the worker's.
 _NOT_IMPLEMENTED = 501
 _NOT_FOUND = 404
-_TRIED_ELSEWHERE = (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE)
 
 # Replicas first; P last, as its queue is the fleet's TTFT.
 _PREFERENCE = {Role.REPLICA: 0, Role.DECODE: 1, Role.PREFILL: 2}
@@ -127,7 +129,7 @@ class Passthrough:
         except BaseException as exc:
             permit.release()
             # A request that an engine may have computed is charged, whoever ended it.
-            if isinstance(exc, NoWorkerError) or (isinstance(exc, LegError) and _cost_nothing(exc)):
+            if isinstance(exc, NoWorkerError | Refused) or (isinstance(exc, LegError) and _cost_nothing(exc)):
                 bill.settle(0)
             raise
 
@@ -155,30 +157,43 @@ class Passthrough:
 
     async def _first_success(self, permit: Permit, asked: _Asked, bill: _Bill) -> Forwarded:
         """Raises the last LegError where no other worker may be tried."""
-        failure: LegError | None = None
-        self._state.retries.deposit()
-        failed = 0
+        state, failed = self._state, FailedAttempts(self._attempts)
+        state.retries.deposit()
         for view in self.candidates(asked.model):
-            if failed == self._attempts or (failure is not None and not self._may_retry(failure)):
-                break
-            asked_s = self._state.now()
-            try:
-                return await self._ask(permit, view, asked, bill)
-            except LegError as exc:
-                failure = exc
-                failed += exc.cause is not Cause.UNKNOWN_MODEL
-                if exc.cause is Cause.UNKNOWN_MODEL:
-                    self._registry.lost_model(view.id, asked.model)
-                self._state.health.leg_failed(_leg(view), exc, view.id, asked_s)
-                if ROWS[_leg(view), exc.phase, exc.cause].whole not in _TRIED_ELSEWHERE:
+            if state.poisoned:
+                state.poisoned.check(self._prompt(asked), state.now())
+            if failed.last is not None:
+                if view.id in state.health.breakers.busy(state.now()):
+                    continue
+                result = failed.pay(state.retries)
+                state.metrics.retries.labels(result).inc()
+                if result == "no_budget":
                     break
-        raise failure or NoWorkerError(f"no worker can serve model {asked.model!r} now")
+            asked_s = state.now()
+            try:
+                forwarded = await self._ask(permit, view, asked, bill)
+            except LegError as exc:
+                found = await self._upstream.examine(exc, view.worker)
+                state.health.leg_failed(_leg(view), found, view.id, asked_s)
+                if found.cause is Cause.UNKNOWN_MODEL:
+                    self._registry.lost_model(view.id, asked.model)
+                row = ROWS[_leg(view), found.phase, found.cause]
+                may = failed.book(_leg(view), view.id, found, row, row.whole)
+                if is_loss(found) and state.poisoned.lost(self._prompt(asked), life_of(view), state.now()):
+                    raise workers_lost(found) from exc
+                if not may:
+                    break
+            else:
+                if state.poisoned:
+                    state.poisoned.answered(self._prompt(asked))
+                return forwarded
+        if failed.last is not None:
+            raise failed.error()
+        raise NoWorkerError(f"no worker can serve model {asked.model!r} now")
 
-    def _may_retry(self, failure: LegError) -> bool:
-        # An overloaded worker gets no requests for a while, so this retry needs no budget.
-        may = failure.cause is Cause.OVERLOADED or self._state.retries.take()
-        self._state.metrics.retries.labels("retried" if may else "no_budget").inc()
-        return may
+    def _prompt(self, asked: _Asked) -> PrefixEnd:
+        """What names the request among those that end workers."""
+        return PrefixEnd(self._state.hasher.key(b"Q", asked.path, asked.body))
 
     async def _ask(self, permit: Permit, view: WorkerView, asked: _Asked, bill: _Bill) -> Forwarded:
         """The answer from its first bytes on; LegError for one that the client must not see."""
@@ -273,5 +288,4 @@ async def _known(answer: Answer, view: WorkerView) -> bytes:
 
 def _cost_nothing(exc: LegError) -> bool:
     """Whether no engine can have computed anything: it was not reached, or it refused."""
-    refused = (Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.OVERLOADED, Cause.SERVER)
-    return exc.phase is Phase.CONNECT or exc.cause in refused
+    return exc.phase is Phase.CONNECT or exc.cause in (Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.SERVER)

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from ..admission.gate import Permit
 from ..admission.queue import Ticket, effective_priority
 from ..config import ProxyConfig
-from ..errors import AllBusy, AllDown, LegError, NoWorkerError, PPDError, Refused
-from ..failures import Cause, FailureRule, HandoffEffect, HealthEffect
+from ..errors import TOO_MANY, AllBusy, AllDown, LegError, NoWorkerError, Overloaded, PPDError, Refused
+from ..failures import Cause, FailureRule, HandoffEffect
 from ..fleet.booking import LegBooking
-from ..fleet.worker import WorkerId
+from ..fleet.worker import Worker, WorkerId
+from ..health.poisoned_prompts import life_of
+from ..health.worker_health import blamed_view
 from ..openai.request import Request
 from ..policy import Decision, Excluded, Route, Rules, Turn, decide, has_room
 from ..sessions.table import SessionMatch
 from ..telemetry.receipts import CellRecord, Receipt
-from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext
+from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext, is_loss, workers_lost
 from .dispatch import Dispatcher
 from .learning import Learner
 from .state import State
@@ -54,14 +56,19 @@ class Router:
         learner: Learner,
         *,
         passed_over: Callable[[float], Excluded],
+        examine: Callable[[LegError, Worker], Awaitable[LegError]],
     ) -> None:
-        """passed_over(now_s): workers and pairs that get no turn while there are others."""
+        """passed_over(now_s): workers and pairs that get no turn while there are others.
+
+        examine(a leg's failure, its worker): the failure, once it is known whether the worker is dead.
+        """
         self.rules = rules
         self._attempts = config.attempts
         self._state = state
         self._dispatcher = dispatcher
         self._learner = learner
         self._passed_over = passed_over
+        self._examine = examine
         self._now = state.now
 
     async def answer(self, request: Request, receipt: Receipt, context: TurnContext) -> TurnReply:
@@ -70,6 +77,7 @@ class Router:
         match = self._state.sessions.find(request.prompt, started_s)
         turn = self._turn(request, match, context.forced)
         _note_turn(receipt, match, turn)
+        self._check_poison(request)
         tokens = turn.prompt_tokens + turn.output_tokens
         if context.is_counted:
             self._state.rate_limits.settle(context.client, 0, tokens, started_s)
@@ -111,54 +119,96 @@ class Router:
         failed: FailedAttempts | None = None
         self._state.retries.deposit()
         while True:
+            self._check_poison(job.request)
             now_s = self._now()
             try:
                 decision = self._decide(job, failed, now_s)
             except AllBusy:
-                await job.permit.wait_again(self._now() + BUSY_S)
+                await job.permit.wait_again(self._now() + BUSY_S, is_moved=failed is not None and failed.is_moved)
                 continue
             except NoWorkerError as exc:
-                if not await self._waited(job, failed, exc):
-                    raise (failed and failed.last) or exc from None
+                await self._until_one_may_be_asked(job, failed, exc)
+                continue
+            if failed is not None and not self._may_pay(failed):
                 continue
             attempt = self._attempt(job, decision, now_s)
             try:
                 self._state.health.asked(decision)
-                opened = await self._dispatcher.open(attempt)
+                opened = await self._opened(attempt)
             except LegError as exc:
                 row = self._give_up(attempt, exc)
                 failed = failed or FailedAttempts(self._attempts)
-                if not failed.may_try_again(attempt, exc, row, self._now()):
-                    raise
-                # An overloaded worker gets no turns for a while, so this retry needs no budget.
-                is_free = row.health is HealthEffect.PASSED_OVER
-                if is_free or self._state.retries.take() or failed.may_do_without(row):
-                    self._state.metrics.retries.labels("retried").inc()
-                    continue
-                self._state.metrics.retries.labels("no_budget").inc()
-                if not await self._waited(job, failed, exc):
-                    raise
+                may = failed.may_try_again(attempt, exc, row)
+                if is_loss(exc) and self._is_poisoned(job.request, attempt):
+                    raise workers_lost(exc) from exc
+                if not may:
+                    raise failed.error() from None
             except BaseException:
                 self._state.health.left(decision)
                 raise
             else:
                 self._state.health.began(decision, moved=opened.handoff is not None)
+                if poisoned := self._state.poisoned:
+                    poisoned.answered(job.request.prompt.chain.end())
                 return attempt, opened
 
-    async def _waited(self, job: Job, failed: FailedAttempts | None, exc: PPDError) -> bool:
-        """True after a wait in the queue: as long as overloaded workers asked, or until one that is down may be back.
+    async def _opened(self, attempt: Attempt) -> OpenAnswer:
+        try:
+            return await self._dispatcher.open(attempt)
+        except LegError as exc:
+            view = blamed_view(attempt.failed_leg, attempt.decision)
+            found = await self._examine(exc, view.worker)
+            if found is exc:
+                raise
+            attempt.receipt.legs[-1].fail(found)
+            raise found from exc
 
-        False where neither is why the turn found no worker.
+    def _check_poison(self, request: Request) -> None:
+        """Raises PoisonedPrompt for a prompt that has ended workers."""
+        if poisoned := self._state.poisoned:
+            poisoned.check(request.prompt.chain.end(), self._now())
+
+    def _is_poisoned(self, request: Request, attempt: Attempt) -> bool:
+        """Notes that a worker ended this prompt's connection; whether it is not to be asked of another."""
+        life = life_of(blamed_view(attempt.failed_leg, attempt.decision))
+        return self._state.poisoned.lost(request.prompt.chain.end(), life, self._now())
+
+    def _may_pay(self, failed: FailedAttempts) -> bool:
+        """False where the turn must be decided anew, without P; raises what failed last if the budget is used up."""
+        result = failed.pay(self._state.retries)
+        self._state.metrics.retries.labels(result).inc()
+        if result == "no_budget" and not failed.may_do_without():
+            raise failed.error()
+        return result != "no_budget"
+
+    async def _until_one_may_be_asked(self, job: Job, failed: FailedAttempts | None, exc: NoWorkerError) -> None:
+        """Waits in the queue until a worker that was busy, or not reached, may be asked again; or one that is down.
+
+        Raises where there is none, or none in time.
         """
-        if failed is not None and failed.overloaded_until_s is not None:
-            await job.permit.wait_again(failed.overloaded_until_s)
-        elif isinstance(exc, AllDown) and (failed is None or not failed.keys):
-            await job.permit.wait_again(self._now() + DOWN_S)
-        else:
-            return False
-        if failed is not None:
-            failed.forgive()
-        return True
+        now_s, times_s = self._now(), list[float]()
+        if isinstance(exc, AllDown) and (failed is None or not failed.keys):
+            times_s.append(now_s + DOWN_S)
+        if failed is None:
+            if not times_s:
+                raise exc
+            await job.permit.wait_again(times_s[0])
+            return
+        fleet, busy = self._state.registry.fleet(job.turn.model), self._state.health.breakers.busy(now_s)
+        spent = set(failed.avoid((), job.receipt.legs, ()))
+        answering = [view.id for view in (*fleet.decodes, *fleet.replicas) if view.id in busy]
+        error = failed.error(max((busy[worker] - now_s for worker in answering), default=0.0))
+        times_s += [busy[worker] for worker in answering if worker not in spent]
+        if failed.forgive_unreached():
+            times_s.append(now_s + DOWN_S)
+        if not times_s:
+            raise error from None
+        try:
+            await job.permit.wait_again(min(times_s), is_moved=failed.is_moved)
+        except Overloaded as late:
+            if error.status == TOO_MANY and late.reason != "draining":
+                raise error from late
+            raise
 
     def _decide(self, job: Job, failed: FailedAttempts | None, now_s: float) -> Decision:
         rules, turn = self.rules, job.turn
@@ -166,13 +216,14 @@ class Router:
         arrivals = self._state.arrivals
         qps = (arrivals.turns if counts_turns else arrivals.conversations).rate_rps(now_s)
         fleet = self._state.registry.fleet(turn.model)
-        avoid = () if failed is None else failed.avoid(fleet.views.values())
+        avoid: Excluded = ()
+        if failed is not None:
+            avoid = failed.avoid(fleet.views.values(), job.receipt.legs, self._state.health.breakers.busy(now_s))
         blocked = self._passed_over(now_s)
-        decision = decide(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
-        _note_decision(job.receipt, turn, decision, rules)
-        return decision
+        return decide(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
 
     def _attempt(self, job: Job, decision: Decision, now_s: float) -> Attempt:
+        _note_decision(job.receipt, job.turn, decision, self.rules)
         prefill = decision.prefill
         booking = LegBooking(
             self._state.registry,
@@ -243,7 +294,7 @@ class Router:
 
 def _error_name(exc: PPDError) -> str:
     if isinstance(exc, LegError):
-        return f"{exc.phase}: {exc.cause}"
+        return exc.code or f"{exc.phase}: {exc.cause}"
     return exc.reason if isinstance(exc, Refused) else type(exc).__name__
 
 

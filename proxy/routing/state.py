@@ -11,6 +11,7 @@ from ..admission.rate_limits import RateLimits
 from ..fleet.booking import Ledger
 from ..fleet.registry import Registry
 from ..health.circuit_breaker import RetryBudget
+from ..health.poisoned_prompts import PoisonedPrompts
 from ..health.worker_health import WorkerHealth
 from ..sessions.prefix_chain import Hasher
 from ..sessions.table import SessionTable
@@ -31,6 +32,7 @@ class State:
     metrics: Metrics
     health: WorkerHealth
     retries: RetryBudget
+    poisoned: PoisonedPrompts
     arrivals: Arrivals
     admission: Admission
     rate_limits: RateLimits

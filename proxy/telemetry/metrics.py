@@ -83,7 +83,7 @@ class Metrics:
         self.turns = counts("ppd_turns", "Turns by route and reason", "route", "reason")
         self.outcomes = counts("ppd_turn_outcomes", "How turns ended", "route", "outcome")
         self.failures = counter("ppd_leg_failures", "Legs that failed, at what, and why", "leg", "phase", "cause")
-        self.retries = counter("ppd_retries", "Turns to be tried again, by what became of that", "result")
+        self.retries = counter("ppd_retries", "Requests to be tried again, by how that was paid", "result")
         self.abandoned = counter("ppd_handovers_abandoned", "Hand-overs whose client left", "fate")
         self.refused = counter("ppd_refused", "Requests refused for the proxy's own limits", "reason")
         self.queue_wait = Histogram(

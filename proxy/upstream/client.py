@@ -2,6 +2,9 @@
 
 Closing an answer before its end closes the connection, which tells vLLM to abort the request. When probes find a worker
 dead, `hang_up` ends the requests that it has not begun to answer, so that they need not wait for their time-outs.
+
+A worker may close a kept connection just as a request is written to it. Such a request is sent again, over a new
+connection, only where the worker cannot have worked on it: see `_is_stale`.
 """
 
 from __future__ import annotations
@@ -11,17 +14,21 @@ import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
-from ..errors import LegError
+from ..errors import LegError, Overloaded
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker, WorkerId
 from ..runtime.loop_watch import uptime_s
 from ..runtime.tls import Tls
-from .call import CONNECT, STREAM, TOO_OLD, UNASKABLE, Answer, Call, Timeouts
+from .call import CONNECT, GONE, STREAM, TOO_OLD, UNASKABLE, Answer, Call, Timeouts
 from .connection import WorkerConnection
 from .pool import Origin, Pool
 
 POOLS_KEPT = 256
-_TRIES = 2  # over a kept connection, which the worker may just have closed, then over a new one
+# A worker that had closed a kept connection resets it one round trip after the write: this is a long one. An engine may
+# have worked on what is reset later.
+STALE_S = 0.1
+CLOSING_S = 0.05  # a process that dies may close its connections before its port
+EXAMINED_S = 0.5  # for a connection that only asks whether the port is open
 ONCE_CONNECTS_S = 5.0  # limit for a `once` call: the lease of its handoff runs meanwhile
 _OURS = "Accept: */*\r\nAccept-Encoding: identity\r\nUser-Agent: ppd\r\n"  # bodies are relayed unchanged
 _OUR_LINES = 3 + _OURS.count("\n")
@@ -36,20 +43,26 @@ class Upstream:
         keepalive_s: float,
         tls: Tls | None = None,
         key: str = "",
+        may_resend: Callable[[], bool] = lambda: True,
         uptime: Callable[[], float] = uptime_s,
     ) -> None:
         """key: sent to each trusted worker as `Authorization`; empty: the requests bring their own.
 
+        may_resend: asked before a request is sent again; it may take that out of a budget.
         uptime: the clock of each call's `Expiry`.
         """
         self.uptime = uptime
         self._keepalive_s = keepalive_s
         self._tls = tls
         self._authorization = {"authorization": f"Bearer {key}"} if key else {}
+        self._may_resend = may_resend
         self._pools: dict[Origin, Pool] = {}
         self._calls: defaultdict[WorkerId, set[Call]] = defaultdict(set)
+        self._examining: dict[WorkerId, asyncio.Task[bool]] = {}
 
     async def close(self) -> None:
+        for task in self._examining.values():
+            task.cancel()
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
@@ -74,40 +87,61 @@ class Upstream:
         sent = {**(headers or {}), **self._authorization} if worker.is_trusted else headers or {}
         head = _head_of(call, method, path, sent, sum(map(len, parts)))
         connect_s = min(timeouts.connect_s, ONCE_CONNECTS_S) if call.once else timeouts.connect_s
+        call.phase = CONNECT
+        self._calls[call.worker_id].add(call)
         try:
-            for number in range(1, _TRIES + 1):
-                call.phase = CONNECT
-                self._calls[call.worker_id].add(call)
-                kept = None if call.is_gone else pool.take()
-                connection = kept or await pool.connect(call, connect_s)
-                self._check_age(call, connection, pool)
-                call.sent(connection.loop.time())
-                answer = Answer(connection, timeouts, call, self.forget)
-                connection.send(answer, head, parts)
-                try:
-                    async with self._heard_in_time(call, connection):
-                        while not answer.status:
-                            await answer.news(timeouts.first_s)
-                except LegError as exc:
-                    answer.close()
-                    # A worker may close a kept connection just as we write. That does not mean that the worker is
-                    # bad, but it may have read the request: so a `once` call is not repeated.
-                    is_stale = exc.cause is Cause.RESET and kept is not None and not answer.status
-                    if call.once or not is_stale or number == _TRIES:
-                        raise
-                except BaseException:
-                    answer.close()
+            kept = None if call.is_gone else pool.take()
+            if kept is None:
+                return await self._exchange(await pool.connect(call, connect_s), call, timeouts, head, parts)
+            try:
+                return await self._exchange(kept, call, timeouts, head, parts)
+            except LegError as exc:
+                if not _is_stale(exc, call, kept):
                     raise
-                else:
-                    break
+                stale = exc
+            fresh = await self._fresh(pool, call, connect_s, stale)
+            return await self._exchange(fresh, call, timeouts, head, parts)
         except BaseException:
             self.forget(call)
             raise
+
+    async def _fresh(self, pool: Pool, call: Call, connect_s: float, stale: LegError) -> WorkerConnection:
+        """The connection to send a request over again; raises `stale` where it may not be, or the worker has gone."""
+        call.phase = CONNECT
+        self._calls[call.worker_id].add(call)
+        try:
+            connection = await pool.connect(call, connect_s)
+        except LegError as exc:
+            raise (stale if exc.cause is Cause.REFUSED else exc) from None
+        if not self._may_resend():
+            pool.free(connection)
+            raise stale
+        return connection
+
+    async def _exchange(
+        self,
+        connection: WorkerConnection,
+        call: Call,
+        timeouts: Timeouts,
+        head: bytes,
+        parts: tuple[bytes | memoryview, ...],
+    ) -> Answer:
+        self._check_age(call, connection)
+        call.sent(connection.loop.time())
+        answer = Answer(connection, timeouts, call, self.forget)
+        connection.send(answer, head, parts)
+        try:
+            async with self._heard_in_time(call, connection):
+                while not answer.status:
+                    await answer.news(timeouts.first_s)
+        except BaseException:
+            answer.close()
+            raise
         return answer
 
-    def _check_age(self, call: Call, connection: WorkerConnection, pool: Pool) -> None:
+    def _check_age(self, call: Call, connection: WorkerConnection) -> None:
         if call.expiry is not None and self.uptime() >= call.expiry.send_by_s:
-            pool.free(connection)
+            self._pool(call.worker).free(connection)
             raise call.error(*TOO_OLD)
 
     @contextlib.asynccontextmanager
@@ -131,6 +165,33 @@ class Upstream:
             yield
         finally:
             timer.cancel()
+
+    async def examine(self, exc: LegError, worker: Worker) -> LegError:
+        """The failure of a leg on this worker; `worker gone` for a reset where the worker now refuses connections."""
+        if exc.cause is not Cause.RESET or exc.phase is Phase.STREAM or not await self._is_dead(worker):
+            return exc
+        message, cause = GONE
+        return LegError(message, worker=exc.worker, phase=exc.phase, cause=cause)
+
+    async def _is_dead(self, worker: Worker) -> bool:
+        """All whose connections break at once share one look."""
+        look = self._examining.get(worker.id)
+        if look is None:
+            look = self._examining[worker.id] = asyncio.create_task(self._refuses(worker))
+            look.add_done_callback(lambda _: self._examining.pop(worker.id, None))
+        return await asyncio.shield(look)
+
+    async def _refuses(self, worker: Worker) -> bool:
+        pool = self._pool(worker)
+        for pause_s in (0.0, CLOSING_S):
+            await asyncio.sleep(pause_s)
+            try:
+                (await pool.connect(Call(worker), EXAMINED_S)).abort()
+            except LegError as exc:
+                return exc.cause is Cause.REFUSED
+            except Overloaded:  # no file is left to look with
+                return False
+        return False
 
     @contextlib.asynccontextmanager
     async def answer(self, call: Call, path: str, **ask: object) -> AsyncIterator[Answer]:
@@ -199,6 +260,16 @@ def _head_of(call: Call, method: str, path: str, headers: Mapping[str, str], siz
         return _head(method, path, call.worker.address, headers, size)
     except ValueError as exc:  # for the worker's coordinates, say
         raise call.error(*UNASKABLE) from exc
+
+
+def _is_stale(exc: LegError, call: Call, kept: WorkerConnection) -> bool:
+    """Whether the worker had closed this kept connection before it read the request.
+
+    Reset without a byte of an answer, and at once; a `once` call is not sent again even then.
+    """
+    if call.once or exc.cause is not Cause.RESET or exc.phase is not Phase.SENT or kept.has_heard:
+        return False
+    return kept.loop.time() - call.sent_s <= STALE_S
 
 
 def _head(method: str, path: str, host: str, headers: Mapping[str, str], size: int) -> bytes:

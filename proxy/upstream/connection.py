@@ -72,6 +72,11 @@ class WorkerConnection(asyncio.Protocol):
             return int.from_bytes(unacked, sys.byteorder) > 0
         return False
 
+    @property
+    def has_heard(self) -> bool:
+        """Whether a byte of an answer has come since the connection was last free."""
+        return self._head_bytes > 0
+
     def send(self, listener: AnswerReceiver, head: bytes, body: Iterable[bytes | memoryview]) -> None:
         assert self._transport is not None and self._listener is None, "a free connection"
         self._listener = listener

@@ -69,6 +69,7 @@ class Client:
         self.needs = needs
         self.orders: asyncio.Queue[float | None] = asyncio.Queue()
         self.is_inside = False
+        self.is_moved = False
         self.refusal: Overloaded | None = None
         self.ticket = Ticket(
             tenant=fields.pop("tenant", name[0]),
@@ -84,7 +85,8 @@ class Client:
             permit = await self.door.admission.enter(self.ticket)
             try:
                 while (pause_s := await self._at_work()) is not None:
-                    await permit.wait_again(asyncio.get_running_loop().time() + pause_s)
+                    not_before_s = asyncio.get_running_loop().time() + pause_s
+                    await permit.wait_again(not_before_s, is_moved=self.is_moved)
             finally:
                 permit.release()
                 permit.release()
@@ -106,7 +108,8 @@ class Client:
     def leave(self) -> None:
         self.orders.put_nowait(None)
 
-    def wait_again(self, pause_s: float) -> None:
+    def wait_again(self, pause_s: float, *, is_moved: bool = False) -> None:
+        self.is_moved = is_moved
         self.orders.put_nowait(pause_s)
 
 

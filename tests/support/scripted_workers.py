@@ -35,6 +35,45 @@ async def odd_worker(fleet: Any, handler: Handler, role: str = "D") -> AsyncIter
         yield
 
 
+class MortalWorker:
+    """Healthy, silent to whatever it is asked, and then dead: its port and its connections close."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._writers: list[asyncio.StreamWriter] = []
+        self._listening: asyncio.Server | None = None
+
+    @asynccontextmanager
+    async def joined(self, fleet: Any, role: str = "R") -> AsyncIterator[MortalWorker]:
+        self._listening = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        address = f"127.0.0.1:{self._listening.sockets[0].getsockname()[1]}"
+        try:
+            await fleet.admin("POST", "/workers", {"worker": f"{role}={address}"})
+            await fleet.until(lambda: any(v.id == address and v.up for v in fleet.proxy.state.registry.views()))
+            yield self
+        finally:
+            self.die()
+
+    def die(self) -> None:
+        if self._listening is not None:
+            self._listening.close()
+        while self._writers:
+            self._writers.pop().transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                if head.startswith(b"POST"):
+                    self.asked += 1
+                    continue
+                models = b'{"data": [{"id": "sim"}]}' if b"/v1/models" in head else b""
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(models), models))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+
+
 PATIENT = Timeouts(connect_s=20.0, first_s=20.0, idle_s=20.0)
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -361,13 +361,12 @@ PROVOCATIONS = _provocations()
 
 
 def _kills() -> Iterator[tuple[Case, Provocation]]:
-    """As `kill -9` at some phase. A turn that loses a connection which was kept tries a fresh one, and is refused."""
+    """As `kill -9` at some phase. Before the first byte the proxy looks at once whether the port is still open."""
     for leg, stream in product(_EVERY, _BOTH):
         at_once = Provocation(ordered(FaultKind.KILL))
-        # What is asked once only, as it brings a handoff, has no other try.
-        where = (Phase.SENT, Cause.RESET) if leg is Leg.DECODE else (Phase.CONNECT, Cause.REFUSED)
-        yield Case(leg, *where, stream), at_once
-        yield Case(leg, Phase.HEADERS, Cause.RESET, stream), Provocation(ordered(FaultKind.KILL, FaultPhase.HEAD))
+        yield Case(leg, Phase.SENT, Cause.WORKER_GONE, stream), at_once
+        later = Provocation(ordered(FaultKind.KILL, FaultPhase.HEAD))
+        yield Case(leg, Phase.HEADERS, Cause.WORKER_GONE, stream), later
     for leg in _ANSWERING:
         late = ordered(FaultKind.KILL, FaultPhase.EVENTS, SOME_EVENTS)
         yield Case(leg, Phase.STREAM, Cause.RESET, stream=True), Provocation(late)

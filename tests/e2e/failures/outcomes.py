@@ -157,7 +157,7 @@ def another_or_queue(out: Outcome) -> None:
     if not is_last_hope(out):
         another(out)
         return
-    failed(out, 503)
+    failed(out, 429 if out.provocation.variant == "429" else 503)
     assert int(out.seen.headers["Retry-After"]) >= 1
 
 

@@ -306,6 +306,19 @@ async def test_a_turn_that_goes_back_into_the_queue_frees_its_place_for_all() ->
         await asyncio.gather(parked, return_exceptions=True)
 
 
+async def test_a_prompt_that_ended_workers_of_one_process_is_refused_by_all(caplog: pytest.LogCaptureFixture) -> None:
+    async with proxy_group("R1 R2 R3", 2, breaker_open_s=60.0, **REPLICA) as group:
+        await noticed(group, caplog, 2)
+        for engine in group.engines.values():
+            engine.faults = Faults([Order(FaultKind.KILL)])
+        deadly = [{"role": "user", "content": "the prompt that kills"}]
+        turns = [await one.chat(deadly) for one in (*group.proxies.values(), *group.proxies.values())]
+        assert [turn.body["error"]["code"] for turn in turns] == ["workers_lost"] + ["poisoned_prompt"] * 3
+        assert sum(engine.is_dead for engine in group.engines.values()) == 2
+        newcomer = await group.start(1)
+        assert (await newcomer.chat(deadly)).body["error"]["code"] == "poisoned_prompt"
+
+
 async def test_the_arrival_rate_is_that_of_all() -> None:
     async with proxy_group("P1 D1", 2, mode=Mode.TABLE) as group:
         for _ in range(12):

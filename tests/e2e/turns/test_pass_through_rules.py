@@ -83,7 +83,7 @@ def open_breakers(fleet: Any) -> dict[Any, str]:
 
 @pytest.mark.parametrize(
     ("status", "seen", "retry_after"),
-    [(500, 502, None), (502, 502, None), (503, 503, "7"), (429, 503, "7"), (501, 501, None), (CUT, 502, None)],
+    [(500, 502, None), (502, 502, None), (503, 503, "7"), (429, 429, "7"), (501, 501, None), (CUT, 502, None)],
 )
 async def test_what_a_worker_says_of_itself_stays_inside(
     start_fleet: Any, status: int, seen: int, retry_after: str | None
@@ -94,7 +94,7 @@ async def test_what_a_worker_says_of_itself_stays_inside(
         assert set(turn.body) == {"error"}
         assert SECRET not in json.dumps(turn.body)
         assert turn.headers.get("Retry-After") == retry_after
-        assert (turn.headers.get("X-PPD-Refused") == "workers_overloaded") is (seen == 503)
+        assert (turn.headers.get("X-PPD-Refused") == "workers_overloaded") is (seen in (429, 503))
         await fleet.until(fleet.idle)
         assert fleet.proxy.state.admission.inside == 0
 
@@ -137,8 +137,8 @@ async def test_failures_with_answers_that_took_an_engine_between_them_open_nothi
         assert open_breakers(fleet) == {}
 
 
-async def test_an_overloaded_worker_is_left_alone_and_needs_no_budget(start_fleet: Any) -> None:
-    settings = {"retry_burst": 0, "retry_share": 0.0}
+async def test_an_overloaded_worker_is_left_alone_at_the_price_of_one_retry(start_fleet: Any) -> None:
+    settings = {"retry_burst": 1, "retry_share": 0.0}
     async with (
         start_fleet("", **settings) as fleet,
         odd(fleet, status=503, headers={"Retry-After": "60"}) as busy,

@@ -317,6 +317,21 @@ async def test_waiting_again_keeps_the_deadline() -> None:
 
 
 @scenario
+async def test_one_that_a_dead_worker_left_waits_from_then_on_whatever_the_queue() -> None:
+    door, started_s = Door(queue=0, timeout_s=30.0), asyncio.get_running_loop().time()
+    client = door.client("a0")
+    await asyncio.sleep(40.0)
+    client.wait_again(1.0, is_moved=True)
+    await asyncio.sleep(2.0)
+    assert (client.is_inside, door.refused) == (True, [])
+    client.wait_again(1.0, is_moved=True)
+    door.slots["m"] = 0
+    await client.task
+    assert asyncio.get_running_loop().time() == pytest.approx(started_s + 70.0), "not from its second return"
+    await door.close()
+
+
+@scenario
 async def test_a_full_queue_takes_one_back_in_its_old_place() -> None:
     door = Door(inside=1, queue=1)
     first, _ = door.client("a0"), door.client("a1")

@@ -12,7 +12,7 @@ from ppd.proxy.failures import ROWS, Cause, Failure, HealthEffect, Leg, Phase
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
-from ppd.proxy.health.circuit_breaker import Breakers
+from ppd.proxy.health.circuit_breaker import Breakers, RetryBudget
 from ppd.proxy.health.worker_health import OVERLOAD_S, Key, WorkerHealth, blamed, keys_of
 from ppd.proxy.policy import Decision, Route
 from tests.support.clock import FakeClock
@@ -37,7 +37,8 @@ class Bench:
             self.registry.add_static(worker, clock())
             self.registry.probed(worker.id, worker, None, clock())
         self.breakers: Breakers[Key] = Breakers(FAILURES, OPEN_S)
-        self.health = WorkerHealth(self.breakers, self.registry, clock)
+        self.retries = RetryBudget(0.0, 10)
+        self.health = WorkerHealth(self.breakers, self.registry, self.retries, clock)
         self.p, self.d = (view.id for view in self.registry.views())
         self.pair = (self.p, self.d)
 
@@ -105,6 +106,14 @@ def test_a_busy_worker_is_passed_over_for_as_long_as_it_asks(
     assert bench.blocked() == {bench.d}
     bench.clock.advance(0.01)
     assert bench.blocked() == set()
+
+
+def test_the_death_of_a_worker_has_one_price_however_many_turns_it_broke(bench: Bench) -> None:
+    for _ in range(300):
+        bench.fail((Leg.LOCAL, Phase.SENT, Cause.WORKER_GONE))
+    assert bench.retries.tokens == 9
+    bench.fail((Leg.PREFILL, Phase.SENT, Cause.RESET))
+    assert bench.retries.tokens == 9, "a turn pays for itself"
 
 
 def test_a_leg_from_before_an_opening_says_nothing_new(bench: Bench) -> None:

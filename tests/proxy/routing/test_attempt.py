@@ -5,34 +5,44 @@ from __future__ import annotations
 import pytest
 
 from ppd.proxy.admission.keys import Client
-from ppd.proxy.errors import LegError
+from ppd.proxy.errors import LegError, Overloaded
 from ppd.proxy.failures import ROWS, Cause, ClientGets, Failure, HealthEffect, Leg, Phase
+from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role
-from ppd.proxy.health.worker_health import OVERLOAD_S
-from ppd.proxy.routing.attempt import FailedAttempts, in_class
+from ppd.proxy.health.circuit_breaker import RetryBudget
+from ppd.proxy.routing.attempt import FailedAttempts, in_class, is_loss
+from ppd.proxy.telemetry.receipts import LegRecord
 from tests.support.attempts import decision, running, view
 from tests.support.requests import parse
 
-NOW_S = 100.0
 P1, P2, D1, D2 = view(Role.PREFILL, 1), view(Role.PREFILL, 2), view(Role.DECODE, 1), view(Role.DECODE, 2)
 VIEWS = (P1, P2, D1, D2)
 NO_ERRORS = (Cause.CLIENT_GONE, Cause.DRAINING, Cause.NO_HANDOFF)
 ERRORS = [each for each in ROWS if each[1] is not Phase.QUEUE and each[2] not in NO_ERRORS]
 D_REFUSED = (Leg.DECODE, Phase.CONNECT, Cause.REFUSED)
 D_RESET = (Leg.DECODE, Phase.SENT, Cause.RESET)
+D_DEAD = (Leg.DECODE, Phase.SENT, Cause.WORKER_GONE)
+P_REFUSED = (Leg.PREFILL, Phase.CONNECT, Cause.REFUSED)
 P_RESET = (Leg.PREFILL, Phase.SENT, Cause.RESET)
+P_BUSY = (Leg.PREFILL, Phase.HEADERS, Cause.OVERLOADED)
 D_BUSY = (Leg.DECODE, Phase.HEADERS, Cause.OVERLOADED)
 PAIR_TIMEOUT = (Leg.DECODE, Phase.HEADERS, Cause.TIMEOUT)
 
 
-def fail(failed: FailedAttempts, failure: Failure, *, stream: bool = True, retry_after_s: float = 0.0) -> bool:
+def fail(
+    failed: FailedAttempts, failure: Failure, *, stream: bool = True, status: int = 503, retry_after_s: float = 0.0
+) -> bool:
     leg, phase, cause = failure
     begun = (Leg.PREFILL, Leg.DECODE) if leg is Leg.DECODE else (leg,)
     attempt = running(decision(leg), *begun, stream=stream)
-    exc = LegError("", worker="", phase=phase, cause=cause, retry_after_s=retry_after_s)
-    may = failed.may_try_again(attempt, exc, ROWS[failure], NOW_S)
+    exc = LegError("", worker="", phase=phase, cause=cause, status=status, retry_after_s=retry_after_s)
+    may = failed.may_try_again(attempt, exc, ROWS[failure])
     assert failed.last is exc
     return may
+
+
+def asked(*views: WorkerView) -> list[LegRecord]:
+    return [LegRecord(kind=Leg.LOCAL, worker=each.name, address=each.id, started_s=0.0) for each in views]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -43,7 +53,10 @@ def test_a_turn_is_tried_again_where_its_row_says_so(failure: Failure, stream: b
     assert fail(FailedAttempts(3), failure, stream=stream) is again
 
 
-@pytest.mark.parametrize("failure", [each for each in ERRORS if ROWS[each].client is ClientGets.ANOTHER], ids="-".join)
+BROKEN = [each for each in ERRORS if ROWS[each].client is ClientGets.ANOTHER and each[2] is not Cause.OVERLOADED]
+
+
+@pytest.mark.parametrize("failure", BROKEN, ids="-".join)
 def test_the_next_try_does_without_whom_the_failure_was(failure: Failure) -> None:
     failed = FailedAttempts(3)
     fail(failed, failure)
@@ -51,7 +64,7 @@ def test_the_next_try_does_without_whom_the_failure_was(failure: Failure) -> Non
     assert made.prefill is None or made.prefill.id == P1.id
     own = P1.id if failure[0] is Leg.PREFILL else made.decode.id
     expected = (P1.id, D1.id) if ROWS[failure].health is HealthEffect.PAIR else own
-    assert failed.avoid(VIEWS) == (expected,)
+    assert failed.avoid(VIEWS, (), ()) == (expected,)
 
 
 def test_answers_have_a_limit() -> None:
@@ -59,13 +72,21 @@ def test_answers_have_a_limit() -> None:
     assert [fail(failed, D_RESET) for _ in range(3)] == [True, True, False]
 
 
+@pytest.mark.parametrize("refused", [D_REFUSED, P_REFUSED])
+def test_a_refused_connection_uses_up_no_try(refused: Failure) -> None:
+    failed = FailedAttempts(1)
+    assert all(fail(failed, refused) for _ in range(10))
+    assert P2.id not in failed.avoid(VIEWS, (), ()), "nor one with a handoff"
+    assert not fail(failed, D_RESET)
+
+
 def test_with_hand_overs_used_up_the_turn_does_without_them() -> None:
     failed = FailedAttempts(2)
     assert fail(failed, P_RESET)
-    assert P2.id not in failed.avoid(VIEWS)
+    assert P2.id not in failed.avoid(VIEWS, (), ())
     assert fail(failed, PAIR_TIMEOUT)
-    assert {P1.id, P2.id} < set(failed.avoid(VIEWS))
-    assert D2.id not in failed.avoid(VIEWS)
+    assert {P1.id, P2.id} < set(failed.avoid(VIEWS, (), ()))
+    assert D2.id not in failed.avoid(VIEWS, (), ())
 
 
 def test_failing_ps_use_up_no_try_of_d() -> None:
@@ -83,7 +104,7 @@ def test_a_handoff_that_is_too_old_is_made_again_by_the_p_that_has_the_prompt_an
     left_out = []
     for _ in range(3):
         assert fail(failed, TOO_OLD)
-        left_out.append(set(failed.avoid(VIEWS)))
+        left_out.append(set(failed.avoid(VIEWS, (), ())))
     assert left_out == [{P2.id}, {P1.id}, {P1.id, P2.id}], "in the end D computes alone"
 
 
@@ -91,49 +112,94 @@ def test_a_p_that_has_the_prompt_and_fails_is_not_the_only_one_any_longer() -> N
     failed = FailedAttempts(3)
     fail(failed, TOO_OLD)
     fail(failed, P_RESET)
-    assert failed.avoid(VIEWS) == (P1.id,)
+    assert failed.avoid(VIEWS, (), ()) == (P1.id,)
 
 
 @pytest.mark.parametrize(("failure", "may"), [(TOO_OLD, True), (D_REFUSED, False), (P_RESET, False)])
 def test_without_budget_a_d_that_was_not_asked_computes_alone(failure: Failure, may: bool) -> None:
     failed = FailedAttempts(3)
     fail(failed, failure)
-    assert failed.may_do_without(ROWS[failure]) is may
-    assert ({P1.id, P2.id} <= set(failed.avoid(VIEWS))) is may
+    assert failed.may_do_without() is may
+    assert ({P1.id, P2.id} <= set(failed.avoid(VIEWS, (), ()))) is may
 
 
-@pytest.mark.parametrize(("asked_s", "until_s"), [((7.0,), 7.0), ((7.0, 3.0), 3.0), ((0.0,), OVERLOAD_S)])
-def test_busy_workers_are_waited_for_until_the_first_may_be_asked(asked_s: tuple[float, ...], until_s: float) -> None:
+def test_a_d_that_was_not_reached_may_be_asked_again_after_a_wait_and_was_not_asked() -> None:
     failed = FailedAttempts(2)
-    assert all(fail(failed, D_BUSY, retry_after_s=seconds) for seconds in asked_s)
-    assert failed.overloaded_until_s == NOW_S + until_s
+    fail(failed, P_RESET)
+    assert not failed.forgive_unreached()
+    fail(failed, D_REFUSED)
+    assert set(failed.avoid(VIEWS, (), ())) == {P1.id, D1.id}
+    assert failed.forgive_unreached()
+    unreached = asked(D1, D1, D1)
+    for leg in unreached:
+        leg.phase = Phase.CONNECT
+    assert failed.avoid(VIEWS, unreached, ()) == (P1.id,)
 
 
-@pytest.mark.parametrize("failure", [D_BUSY, D_REFUSED])
-def test_busy_and_unreached_workers_use_up_no_try_and_may_be_asked_again_after_a_wait(failure: Failure) -> None:
-    failed = FailedAttempts(2)
-    assert fail(failed, D_RESET)
-    failed.keys = {"other:1": failed.keys.popitem()[1]}  # type: ignore[dict-item]
-    assert all(fail(failed, failure) for _ in range(10))
-    assert len(failed.avoid(VIEWS)) == 2
-    failed.forgive()
-    assert failed.avoid(VIEWS) == ("other:1",)
-
-
-def test_a_busy_p_is_no_reason_to_wait() -> None:
-    failed = FailedAttempts(3)
-    assert fail(failed, (Leg.PREFILL, Phase.HEADERS, Cause.OVERLOADED), retry_after_s=60.0)
-    assert failed.overloaded_until_s is None
-
-
-def test_after_a_wait_busy_workers_are_asked_again_and_broken_ones_are_not() -> None:
+def test_a_worker_is_left_out_while_it_is_busy_and_after_it_was_asked_twice() -> None:
     failed = FailedAttempts(3)
     fail(failed, P_RESET)
     fail(failed, D_BUSY)
-    assert set(failed.avoid(VIEWS)) == {P1.id, D1.id}
-    failed.forgive()
-    assert failed.avoid(VIEWS) == (P1.id,)
-    assert failed.overloaded_until_s is None
+    assert set(failed.avoid(VIEWS, asked(P1, D1), [D1.id])) == {P1.id, D1.id}
+    assert failed.avoid(VIEWS, asked(P1, D1), []) == (P1.id,), "its Retry-After is over"
+    assert set(failed.avoid(VIEWS, asked(P1, D1, D2, D1), [])) == {P1.id, D1.id}
+
+
+@pytest.mark.parametrize(
+    ("failures", "paid"),
+    [
+        ([D_RESET], "retried"),
+        ([D_BUSY], "retried"),
+        ([P_BUSY], "retried"),
+        ([D_REFUSED], "moved"),
+        ([D_DEAD], "moved"),
+        ([P_REFUSED, D_RESET], "retried"),
+    ],
+)
+def test_what_follows_the_death_of_a_worker_is_free(failures: list[Failure], paid: str) -> None:
+    failed, budget = FailedAttempts(3), RetryBudget(0.0, 1)
+    for failure in failures:
+        fail(failed, failure)
+    assert failed.pay(budget) == paid
+    assert budget.tokens == (0 if paid == "retried" else 1)
+    fail(failed, D_RESET)
+    assert failed.pay(RetryBudget(0.0, 0)) == "no_budget"
+
+
+@pytest.mark.parametrize(
+    ("failures", "status", "retry_after_s"),
+    [
+        ([(D_BUSY, 429, 3.0), (D_BUSY, 429, 7.0), (D_BUSY, 429, 5.0)], 429, 7.0),
+        ([(D_BUSY, 429, 3.0), (D_BUSY, 503, 1.0)], 503, 4.0),
+        ([(D_BUSY, 503, 0.0)], 503, 4.0),
+        ([(D_RESET, 502, 0.0), (D_BUSY, 429, 9.0)], 503, 9.0),
+    ],
+)
+def test_what_the_client_hears_of_busy_workers(
+    failures: list[tuple[Failure, int, float]], status: int, retry_after_s: float
+) -> None:
+    """429 only where every worker said so, and the longest Retry-After; another turn was told 4 s."""
+    failed = FailedAttempts(3)
+    for failure, said, after_s in failures:
+        fail(failed, failure, status=said, retry_after_s=after_s)
+    error = failed.error(4.0)
+    assert isinstance(error, Overloaded)
+    assert (error.reason, error.status, error.retry_after_s) == ("workers_overloaded", status, retry_after_s)
+
+
+def test_another_failure_reaches_the_client_as_it_is() -> None:
+    failed = FailedAttempts(3)
+    fail(failed, D_BUSY, status=429)
+    fail(failed, D_RESET, status=502)
+    assert failed.error(4.0) is failed.last
+
+
+@pytest.mark.parametrize("failure", ERRORS, ids="-".join)
+def test_a_connection_that_ends_after_the_request_is_a_loss(failure: Failure) -> None:
+    """Not one that was refused, nor a worker that is only slow."""
+    _, phase, cause = failure
+    ends = cause in (Cause.RESET, Cause.WORKER_GONE) and phase in (Phase.SENT, Phase.HEADERS)
+    assert is_loss(LegError("", worker="", phase=phase, cause=cause)) is ends
 
 
 @pytest.mark.parametrize(

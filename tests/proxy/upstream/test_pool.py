@@ -11,7 +11,7 @@ import pytest
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
 from ppd.proxy.upstream.call import Call, Timeouts
-from ppd.proxy.upstream.client import Upstream
+from ppd.proxy.upstream.client import STALE_S, Upstream
 from tests.support.scripted_workers import WHOLE, Script, deaf, read, says, server
 
 # -- kept connections
@@ -33,6 +33,72 @@ async def test_a_kept_connection_that_just_closed_is_no_failure(upstream: Upstre
     async with server(closes_the_second()) as target:
         assert await read(upstream, Call(target)) == b"hi"
         assert await read(upstream, Call(target)) == b"hi"
+
+
+@pytest.mark.parametrize(
+    ("works_s", "part", "may_resend", "asked"),
+    [(0.0, b"", True, 3), (0.0, b"", False, 2), (2 * STALE_S, b"", True, 2), (0.0, b"HTTP/1.1 2", True, 2)],
+    ids=["stale", "without budget", "worked on", "begun"],
+)
+async def test_what_a_worker_may_have_worked_on_is_not_sent_again(
+    works_s: float, part: bytes, may_resend: bool, asked: int
+) -> None:
+    """A kept connection that breaks: at once, or after a while, or within the answer."""
+    seen, budget = 0, list[bool]()
+
+    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        nonlocal seen
+        seen = number
+        if number != 2:
+            writer.write(WHOLE)
+            return
+        await asyncio.sleep(works_s)
+        writer.write(part)
+        await writer.drain()
+        writer.close()
+
+    def take() -> bool:
+        budget.append(may_resend)
+        return may_resend
+
+    upstream = Upstream(keepalive_s=4.0, may_resend=take)
+    async with server(script) as target:
+        await read(upstream, Call(target))
+        if asked == 3:
+            assert await read(upstream, Call(target)) == b"hi"
+        else:
+            with pytest.raises(LegError) as failure:
+                await read(upstream, Call(target))
+            assert (failure.value.phase, failure.value.cause) == (Phase.SENT, Cause.RESET)
+        assert seen == asked
+        assert budget == ([may_resend] if not works_s and not part else [])
+        await upstream.close()
+
+
+async def test_a_worker_that_broke_off_and_is_gone_was_asked_once(upstream: Upstream) -> None:
+    """The failure is that of the request, not that of the connection which would have been the second."""
+    async with AsyncExitStack() as stack:
+
+        async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+            if number == 1:
+                writer.write(WHOLE)
+            else:
+                await stack.aclose()
+                writer.close()
+
+        target = await stack.enter_async_context(server(script))
+        await read(upstream, Call(target))
+        with pytest.raises(LegError) as failure:
+            await read(upstream, Call(target))
+        assert (failure.value.phase, failure.value.cause) == (Phase.SENT, Cause.RESET)
+        found = await upstream.examine(failure.value, target)
+        assert (found.phase, found.cause) == (Phase.SENT, Cause.WORKER_GONE)
+
+
+async def test_a_worker_that_takes_connections_is_not_gone(upstream: Upstream) -> None:
+    async with server(says(WHOLE)) as target:
+        reset = LegError("", worker=target.id, phase=Phase.SENT, cause=Cause.RESET)
+        assert await upstream.examine(reset, target) is reset
 
 
 async def test_a_request_that_must_arrive_once_is_not_sent_again(upstream: Upstream) -> None:

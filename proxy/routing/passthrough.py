@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache, partial
 
 import msgspec
 
@@ -215,11 +216,11 @@ class Passthrough:
 
     async def _first_success(self, permit: Permit, asked: _Asked, bill: _Bill) -> Forwarded:
         """Raises the last LegError where no other worker may be tried."""
-        state, failed = self._state, FailedAttempts(self._attempts)
+        state, failed, prompt = self._state, FailedAttempts(self._attempts), cache(partial(self._prompt, asked))
         state.retries.deposit()
         for view in self._candidates(asked.model):
             if state.poisoned:
-                state.poisoned.check(self._prompt(asked), state.now())
+                state.poisoned.check(prompt(), state.now())
             if failed.last is not None:
                 if view.id in state.health.breakers.busy(state.now()):
                     continue
@@ -235,13 +236,13 @@ class Passthrough:
                 state.health.leg_failed(_leg(view), found, view.id, asked_s)
                 row = ROWS[_leg(view), found.phase, found.cause]
                 may = failed.book(_leg(view), view.id, found, row, row.whole)
-                if is_loss(found) and state.poisoned.lost(self._prompt(asked), life_of(view), state.now()):
+                if is_loss(found) and state.poisoned.lost(prompt(), life_of(view), state.now()):
                     raise workers_lost(found) from exc
                 if not may:
                     break
             else:
                 if state.poisoned:
-                    state.poisoned.answered(self._prompt(asked))
+                    state.poisoned.answered(prompt())
                 return forwarded
         if failed.last is not None:
             raise failed.error()
@@ -249,7 +250,8 @@ class Passthrough:
 
     def _prompt(self, asked: _Asked) -> PrefixEnd:
         """What names the request among those that end workers."""
-        return PrefixEnd(self._state.hasher.key(b"Q", asked.path, asked.body))
+        hasher = self._state.hasher
+        return PrefixEnd(hasher.key(b"Q", asked.path, hasher.beyond(asked.body).digest()))
 
     async def _ask(self, permit: Permit, view: WorkerView, asked: _Asked, bill: _Bill) -> Forwarded:
         """The answer from its first bytes on; LegError for one that the client must not see."""

@@ -174,7 +174,7 @@ class FailedAttempts:
     handing_over: int = 0
     answering: int = 0
     owes_retry: bool = False  # the next attempt is paid from the retry budget
-    is_moved: bool = False  # by the death of a worker
+    is_moved: bool = False  # by the death of a worker that had been sent the turn
     is_afresh: bool = False  # it needs no budget if D computes alone what P was to compute once more
     computed_by: WorkerId | None = None  # the P whose handoff was too old: the prompt is in its cache
     keys: dict[Key, LegError] = field(default_factory=dict)  # not to be asked again
@@ -222,13 +222,14 @@ class FailedAttempts:
         if client not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE):
             return False
         self.owes_retry = row.health is not HealthEffect.OPENED  # the breaker has paid for the death of a worker
-        self.is_moved |= row.health is HealthEffect.OPENED
         if exc.cause is Cause.OVERLOADED:
             self.refusals.append(exc)
         else:
             self.keys[key] = exc
-        if exc.phase is Phase.CONNECT and row.health is HealthEffect.OPENED:
-            return True  # nothing was sent, which is no attempt
+        if row.health is HealthEffect.OPENED:
+            if exc.phase is Phase.CONNECT:
+                return True  # nothing was sent, which is no attempt
+            self.is_moved = True
         if leg is Leg.PREFILL or isinstance(key, tuple):
             self.handing_over += 1
         elif exc.cause not in (Cause.OVERLOADED, Cause.UNKNOWN_MODEL):  # which ends with those that list the model

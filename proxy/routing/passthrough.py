@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 
 from ..admission.auth import check_use
 from ..admission.gate import Permit
@@ -157,11 +158,11 @@ class Passthrough:
 
     async def _first_success(self, permit: Permit, asked: _Asked, bill: _Bill) -> Forwarded:
         """Raises the last LegError where no other worker may be tried."""
-        state, failed = self._state, FailedAttempts(self._attempts)
+        state, failed, prompt = self._state, FailedAttempts(self._attempts), cache(partial(self._prompt, asked))
         state.retries.deposit()
         for view in self.candidates(asked.model):
             if state.poisoned:
-                state.poisoned.check(self._prompt(asked), state.now())
+                state.poisoned.check(prompt(), state.now())
             if failed.last is not None:
                 if view.id in state.health.breakers.busy(state.now()):
                     continue
@@ -179,13 +180,13 @@ class Passthrough:
                     self._registry.lost_model(view.id, asked.model)
                 row = ROWS[_leg(view), found.phase, found.cause]
                 may = failed.book(_leg(view), view.id, found, row, row.whole)
-                if is_loss(found) and state.poisoned.lost(self._prompt(asked), life_of(view), state.now()):
+                if is_loss(found) and state.poisoned.lost(prompt(), life_of(view), state.now()):
                     raise workers_lost(found) from exc
                 if not may:
                     break
             else:
                 if state.poisoned:
-                    state.poisoned.answered(self._prompt(asked))
+                    state.poisoned.answered(prompt())
                 return forwarded
         if failed.last is not None:
             raise failed.error()
@@ -193,7 +194,8 @@ class Passthrough:
 
     def _prompt(self, asked: _Asked) -> PrefixEnd:
         """What names the request among those that end workers."""
-        return PrefixEnd(self._state.hasher.key(b"Q", asked.path, asked.body))
+        hasher = self._state.hasher
+        return PrefixEnd(hasher.key(b"Q", asked.path, hasher.beyond(asked.body).digest()))
 
     async def _ask(self, permit: Permit, view: WorkerView, asked: _Asked, bill: _Bill) -> Forwarded:
         """The answer from its first bytes on; LegError for one that the client must not see."""

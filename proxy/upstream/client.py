@@ -61,8 +61,10 @@ class Upstream:
         self._examining: dict[WorkerId, asyncio.Task[bool]] = {}
 
     async def close(self) -> None:
-        for task in self._examining.values():
-            task.cancel()
+        looks = tuple(self._examining.values())
+        for look in looks:
+            look.cancel()
+        await asyncio.gather(*looks, return_exceptions=True)
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()

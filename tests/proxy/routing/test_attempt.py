@@ -160,6 +160,7 @@ def test_what_follows_the_death_of_a_worker_is_free(failures: list[Failure], pai
     failed, budget = FailedAttempts(3), RetryBudget(0.0, 1)
     for failure in failures:
         fail(failed, failure)
+    assert failed.is_moved is (D_DEAD in failures), "one that was not sent to it is as new"
     assert failed.pay(budget) == paid
     assert budget.tokens == (0 if paid == "retried" else 1)
     fail(failed, D_RESET)

@@ -108,7 +108,7 @@ class AsgiExchange:
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": self._head.version,
             "method": self._head.method.decode("ascii"),
-            "scheme": "http",
+            "scheme": "https" if self._connection.limits.is_tls else "http",
             "path": unquote(path.decode("latin-1")),
             "raw_path": path,
             "query_string": query,

@@ -1,4 +1,4 @@
-"""Clients' connections: accepted, counted and limited here, then served by one of the two data planes."""
+"""Clients' connections: accepted, counted and limited here, then served as HTTP/1.1 or HTTP/2."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from . import response
 from .http1_connection import ClientConnection
 from .hypercorn import HypercornReader, HypercornServer
 from .limits import CLOSE_S, ConnectionLimits, Patience
-from .turn_exchange import Direct
+from .turn_exchange import Http1Server
 
 log = logging.getLogger(__name__)
 
@@ -31,18 +31,18 @@ SOME_AT_ONCE = 4  # the same if other processes accept from this socket: all sho
 
 
 class Connections:
-    """Every connection of one listening socket. direct: serves plain HTTP/1.1; None: Hypercorn serves everything."""
+    """Every connection of one listening socket."""
 
     def __init__(
         self,
+        http1: Http1Server,
         hypercorn: HypercornServer,
-        direct: Direct | None,
         config: ProxyConfig,
         tls: Tls | None,
         now: Callable[[], float],
     ) -> None:
+        self._http1 = http1
         self._hypercorn = hypercorn
-        self._direct = direct
         self._tls = tls
         self._now = now
         self._patience = Patience(config.head_timeout_s, config.idle_connection_s)
@@ -106,10 +106,10 @@ class Connections:
         yield GaugeMetricFamily("ppd_connections", "Clients' connections that are open", self._count)
         yield CounterMetricFamily("ppd_connections_refused", "Connections above a limit on their number", self._refused)
 
-    # -- called by direct connections
+    # -- called by the connections
 
     def opened(self, transport: asyncio.Transport) -> ConnectionLimits:
-        limits = ConnectionLimits(transport, self._patience, self._now)
+        limits = ConnectionLimits(transport, self._patience, self._now, is_tls=self._tls is not None)
         self._open.add(limits)
         return limits
 
@@ -124,7 +124,7 @@ class Connections:
         limits.transport.set_protocol(protocol)
         protocol.connection_made(limits.transport)
         reader.feed_data(data)
-        self._start(self._speak_hypercorn(limits, protocol, reader, address))
+        self._start(self._serve_http2(limits, protocol, reader, address))
 
     # -- accepting
 
@@ -136,7 +136,7 @@ class Connections:
             return
         self._count += 1
         self._by_address[key] += 1
-        self._start(self._serve_hypercorn(accepted, key) if self._direct is None else self._serve(accepted, key))
+        self._start(self._serve(accepted, key))
 
     def _refusal(self, key: str) -> str:
         """Why this address gets no more connections; empty if it does.
@@ -161,36 +161,20 @@ class Connections:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, accepted: socket.socket, address: str) -> None:
-        direct = self._direct
-        assert direct is not None, "this is its data plane"
-        loop = asyncio.get_running_loop()
         try:
-            await loop.connect_accepted_socket(lambda: ClientConnection(direct, self, address), accepted)
-        except OSError as exc:
-            log.debug("a connection was gone at once: %s", exc)
-            accepted.close()
-            self._gone(address)
-
-    async def _serve_hypercorn(self, accepted: socket.socket, address: str) -> None:
-        loop = asyncio.get_running_loop()
-        reader = HypercornReader()
-        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-        try:
-            transport, _ = await loop.connect_accepted_socket(
-                lambda: protocol,
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: ClientConnection(self._http1, self, address),
                 accepted,
                 ssl=self._tls.context if self._tls else None,
                 ssl_handshake_timeout=self._patience.head_s if self._tls else None,
                 ssl_shutdown_timeout=CLOSE_S if self._tls else None,
             )
-        except OSError as exc:  # a handshake that failed
-            log.debug("a TLS handshake failed: %s", exc)
+        except OSError as exc:  # the client has gone, or its handshake failed
+            log.debug("a connection could not be set up: %s", exc)
             accepted.close()
             self._gone(address)
-            return
-        await self._speak_hypercorn(self.opened(transport), protocol, reader, address)
 
-    async def _speak_hypercorn(
+    async def _serve_http2(
         self, limits: ConnectionLimits, protocol: asyncio.StreamReaderProtocol, reader: HypercornReader, address: str
     ) -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -17,6 +18,7 @@ from .request_head import check_target, check_values, head_too_large, size_of, t
 
 CUT_S = 1.0  # for clients to take the end of an answer that a drain cuts short
 CLOSE_S = 5.0  # for a client to take the last bytes when its connection is closed
+LINGER_S = 1.0  # without a byte from a client over TLS that may not have read its last answer
 LEFT_LIMIT = 500  # a connection is dropped after more abandoned requests than this, ...
 LEFT_SHARE = 0.5  # ... if they are more than this share of its requests (HTTP/2 "rapid reset")
 
@@ -46,8 +48,11 @@ class AtWork(Protocol):
 class ConnectionLimits:
     """The phase of one client's connection and its deadline. now: a monotonic clock in seconds."""
 
-    def __init__(self, transport: asyncio.Transport, patience: Patience, now: Callable[[], float]) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, patience: Patience, now: Callable[[], float], *, is_tls: bool = False
+    ) -> None:
         self.transport = transport
+        self.is_tls = is_tls
         self.phase = ConnectionPhase.WAITING
         self.is_stalled = False  # the client does not take its answer, which has a time-out of its own
         self._patience = patience
@@ -58,10 +63,11 @@ class ConnectionLimits:
         self._left = 0
         self._is_multiplexed = False
         self._is_ending = False
+        self._latest_s = math.inf  # for the deadline of a connection that lingers
 
     def heard(self) -> None:
         """Bytes came. On HTTP/2 they need not belong to a request, so only the idle time counts there."""
-        if self.phase is ConnectionPhase.WAITING and not self._is_multiplexed:
+        if self.phase is ConnectionPhase.WAITING and not self._is_multiplexed and not self._is_ending:
             self.phase = ConnectionPhase.HEAD
             self._deadline_s = self._now() + self._patience.head_s
 
@@ -79,7 +85,8 @@ class ConnectionLimits:
             self.abort()
         elif not self._at_work:
             self.phase = ConnectionPhase.WAITING
-            self._deadline_s = self._now() + self._patience.idle_s
+            if not self._is_ending:
+                self._deadline_s = self._now() + self._patience.idle_s
 
     def lost(self) -> None:
         """The client has left. Hypercorn reports that too, but not while it holds back a pipelined request."""
@@ -103,12 +110,27 @@ class ConnectionLimits:
         self._deadline_s = self._now() + limit_s
         self.transport.close()
 
-    def close_gently(self) -> None:
-        """Half-closes, for a client that may still send: unread input causes a reset, which can overtake the answer."""
+    def close_gently(self, *, is_read: bool) -> None:
+        """Closes after the last answer. Unread input would cause a reset, which can overtake that answer.
+
+        So the connection is half-closed and read on until the client closes too. TLS has no half-close: there the
+        connection stays open for a while, unless all that the client sent `is_read`.
+        """
         self._is_ending = True
+        if self.is_tls and is_read:
+            self.close(CLOSE_S)
+            return
         self.phase = ConnectionPhase.WAITING
-        self._deadline_s = self._now() + CLOSE_S
-        self.transport.write_eof()
+        self._deadline_s = self._latest_s = self._now() + CLOSE_S
+        if self.is_tls:
+            self.lingers()
+        else:
+            self.transport.write_eof()
+
+    def lingers(self) -> None:
+        """The client still sends, or was just answered."""
+        if self.is_tls:
+            self._deadline_s = min(self._latest_s, self._now() + LINGER_S)
 
     def break_off(self) -> None:
         """Drops the connection, so that the client sees that its answer is incomplete, unless it is closing already."""

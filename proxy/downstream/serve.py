@@ -13,7 +13,7 @@ from ..runtime.tls import client_tls
 from .asgi_edge import Edge
 from .connections import Connections
 from .hypercorn import HypercornServer
-from .turn_exchange import Direct
+from .turn_exchange import Http1Server
 
 BACKLOG = 4096  # a burst of clients must not be refused by the kernel
 
@@ -47,9 +47,8 @@ async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> 
         proxy.listener.open()
     app = create_app(proxy)
     edge = Edge(app, config, proxy.drain)
-    is_direct = config.data_plane is DataPlane.DIRECT and tls is None
-    direct = Direct(edge, proxy.turns, config) if is_direct else None
-    connections = Connections(HypercornServer(edge, config), direct, config, tls, proxy.state.now)
+    http1 = Http1Server(edge, proxy.turns if config.data_plane is DataPlane.DIRECT else None, config)
+    connections = Connections(http1, HypercornServer(edge, config), config, tls, proxy.state.now)
     if proxy.membership.peers:
         connections.share_bursts()
     proxy.state.metrics.watch(connections.gauges)

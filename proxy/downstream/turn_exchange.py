@@ -1,4 +1,4 @@
-"""HTTP/1.1 on the direct data plane: `Direct` makes each request's exchange, and `TurnExchange` serves one turn.
+"""HTTP/1.1: `Http1Server` makes each request's exchange, and `TurnExchange` serves one turn on the direct data plane.
 
 A turn runs without ASGI: its head is checked and its body read here, the turn service answers it, and the answer is
 written as it comes.
@@ -33,10 +33,13 @@ EVENT_STREAM = "text/event-stream"
 _TURNS = {endpoint.value.encode(): endpoint for endpoint in Endpoint}
 
 
-class Direct:
-    """Makes the exchange for each request: a `TurnExchange` for a turn, an `AsgiExchange` for anything else."""
+class Http1Server:
+    """Makes the exchange for each request: a `TurnExchange` for a turn, an `AsgiExchange` for anything else.
 
-    def __init__(self, edge: Edge, service: TurnService, config: ProxyConfig) -> None:
+    service: answers turns; None: the application answers them too.
+    """
+
+    def __init__(self, edge: Edge, service: TurnService | None, config: ProxyConfig) -> None:
         self.patience_s = config.idle_timeout_s
         self.head_limit_bytes = config.head_limit_bytes
         self._body_limit_bytes = config.body_limit_bytes
@@ -49,7 +52,7 @@ class Direct:
             return RefusedExchange(connection, refused)
         path = head.target.partition(b"?")[0]
         endpoint = _TURNS.get(path) if head.method == b"POST" else None
-        if endpoint is None:
+        if endpoint is None or self._service is None:
             return AsgiExchange(connection, head, self._edge)
         return TurnExchange(
             connection,

@@ -16,7 +16,7 @@ from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.asgi_edge import Edge
 from ppd.proxy.downstream.http1_connection import ClientConnection
 from ppd.proxy.downstream.limits import ConnectionLimits, Patience
-from ppd.proxy.downstream.turn_exchange import Direct
+from ppd.proxy.downstream.turn_exchange import Http1Server
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.settings import Settings
 
@@ -89,7 +89,7 @@ class Host:
 
 async def direct(proxy: Proxy, body: bytes, told: Callable[[bytes], None]) -> None:
     config = proxy.settings.config
-    server = Direct(Edge(cast(Any, create_app(proxy)), config, proxy.drain), proxy.turns, config)
+    server = Http1Server(Edge(cast(Any, create_app(proxy)), config, proxy.drain), proxy.turns, config)
     client = ClientConnection(server, Host(), "a")
     client.connection_made(cast(Any, Transport(told)))
     client.data_received(

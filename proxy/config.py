@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields, replace
@@ -53,10 +54,10 @@ class Lookup(StrEnum):
 
 
 class DataPlane(StrEnum):
-    """Which server speaks plain HTTP/1.1 to clients; TLS and HTTP/2 always go to the stock one."""
+    """What serves turns over HTTP/1.1; over HTTP/2 it is always the ASGI application."""
 
-    DIRECT = "direct"  # the proxy's own
-    ASGI = "asgi"  # the stock server: Hypercorn and Quart
+    DIRECT = "direct"  # the connection itself
+    ASGI = "asgi"  # the ASGI application, in Quart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,7 @@ class ProxyConfig:
     admin_key: str = ""  # empty: the admin API is off
     keys_file: str = ""  # clients' API keys, hashed; empty: no key is asked for
     open_paths: tuple[str, ...] = ("/health", "/ready", "/metrics")  # answered without a key
+    cors_allow_origins: tuple[str, ...] = ()  # origins whose web pages may use the clients' API, or "*" for all
     tls_cert_file: str = ""  # PEM chain: clients must then speak TLS
     tls_key_file: str = ""
     tls_client_ca_file: str = ""  # clients must then show a certificate of this authority
@@ -148,6 +150,7 @@ class ProxyConfig:
         _check(self)
 
 
+ANY_ORIGIN = "*"
 OPERATOR_PATHS = ("/health", "/ready", "/metrics")
 LIVE = frozenset({"mode", "x", "table", "w_ttft", "w_tpot", "lookup", "uncovered", "workers"})
 SECRET = frozenset({"admin_key", "worker_api_key"})
@@ -162,6 +165,9 @@ _NOT_NEGATIVE = (
     "w_ttft w_tpot shutdown_timeout_s queue_limit spare_connections retry_share retry_burst warm_up_s canary_interval_s"
 ).split()
 _PORTS = ("port", "heartbeat_port", "curve_port")
+_ORIGIN = re.compile(
+    r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?"
+)
 MOST_PROCESSES = 64  # each tells all others what it learns
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -199,6 +205,10 @@ def _check_paths_and_certificates(config: ProxyConfig) -> None:
     for path in config.open_paths:
         if path not in OPERATOR_PATHS:
             raise refused("open_paths", path, "any of " + ", ".join(OPERATOR_PATHS))
+    for origin in config.cors_allow_origins:
+        if (origin != ANY_ORIGIN or len(config.cors_allow_origins) > 1) and not _ORIGIN.fullmatch(origin):
+            allowed = 'origins as browsers send them, as https://chat.example or http://localhost:3000, or "*" alone'
+            raise refused("cors_allow_origins", origin, allowed)
     for name in ("tls", "worker"):
         if bool(getattr(config, f"{name}_cert_file")) != bool(getattr(config, f"{name}_key_file")):
             raise refused(f"{name}_cert_file", getattr(config, f"{name}_cert_file"), f"set with {name}_key_file")

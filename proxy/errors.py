@@ -4,7 +4,7 @@ PPDError
   ConfigError              a setting that cannot be used: its key, its value and what is allowed
   FormatError              a table, a heartbeat or another document that cannot be parsed; names the field
   RequestError             the client's own mistake, 4xx
-    Unauthorized  Forbidden  NotFound  BodyTooLarge
+    Unauthorized  Forbidden  NotFound  BodyTooLarge  UnsupportedMediaType
   NoWorkerError            503: no worker can serve this now
     AllBusy                every worker that could has as many turns as it may have
   Refused                  the proxy's own limits: a reason, and when to come back
@@ -75,6 +75,10 @@ class NotFound(RequestError):
 
 class BodyTooLarge(RequestError):
     status = 413
+
+
+class UnsupportedMediaType(RequestError):
+    status = 415
 
 
 class NoWorkerError(PPDError):

@@ -14,6 +14,7 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from ..admission.auth import authenticate, check_operator_path, leg_headers, lowered
 from ..admission.keys import Client
+from ..admission.web_pages import Origins, check_is_json
 from ..assembly import Proxy
 from ..errors import BodyTooLarge, NotFound, PPDError, RequestError
 from ..openai.request import Endpoint
@@ -89,6 +90,8 @@ def _body(reply: TurnReply) -> bytes | AsyncGenerator[bytes, None]:
 
 
 def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
+    origins = Origins(proxy.settings.config.cors_allow_origins)
+
     def authenticated() -> tuple[Client, dict[str, str]]:
         headers = lowered(request.headers)
         client = authenticate(headers, proxy.keys)
@@ -98,6 +101,10 @@ def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
         if name and not AUDIO.fullmatch(request.path):
             raise NotFound(f"no such path: {request.path}")
         client, headers = authenticated()
+        if name and request.method == "POST":
+            origins.check_form(lowered(request.headers))
+        elif request.method == "POST":
+            check_is_json(headers)
         body = await whole_body(proxy.settings.config.idle_timeout_s)
         target = request.path + ("?" + request.query_string.decode("latin1") if request.query_string else "")
         answer = await proxy.passthrough.forward(request.method, target, body, headers, client)

@@ -45,6 +45,7 @@ STATUSES: dict[int, str] = {
     405: "This path has other methods.",
     408: "The body did not arrive in time.",
     413: "The body is larger than body_limit_bytes.",
+    415: "The body's Content-Type is not JSON.",
     429: "The key's rate limit: X-PPD-Refused names which. Or the worker's own overload error.",
     431: "The request's head is too large, or has too many lines.",
     502: "The workers asked could not be reached, closed the connection early, or gave an unusable answer.",
@@ -188,16 +189,17 @@ def _turns() -> Json:
 
 
 def _passed_through() -> Json:
-    statuses = (*_WITH_BODY, 429, 502, 504)
+    statuses = (*_WITH_BODY, 415, 429, 502, 504)
     responses = {
         "2XX": _ok("The worker's answer, unchanged.", {"*/*": {}}),
         **_answers({}, statuses, "WorkerError"),
         **_worker_errors("WorkerError"),
     }
-    body = {"required": True, "content": _json(ref("PassedThrough")) | {"*/*": {}}}
+    body = {"required": True, "content": _json(ref("PassedThrough"))}
+    form = {"required": True, "content": _json(ref("PassedThrough")) | {"multipart/form-data": {}}}
     shared = {"tags": ["pass-through"], "security": _CLIENT, "responses": responses}
 
-    def post(path: str) -> Json:
+    def post(path: str, body: Json = body) -> Json:
         return {"summary": "Passed to a worker.", "operationId": f"post{path}", "requestBody": body, **shared}
 
     audio = "/v1/audio/{name}"
@@ -207,7 +209,7 @@ def _passed_through() -> Json:
         audio: {
             "parameters": [name],
             "get": {"summary": "Passed to a worker.", "operationId": f"get{audio}", **shared},
-            "post": post(audio),
+            "post": post(audio, form),
         },
         "/v1/models": {
             "get": _get("models", "The fleet's models, each once.", "Models", "pass-through", _CLIENT, _HEAD_ONLY)

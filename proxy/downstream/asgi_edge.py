@@ -16,9 +16,11 @@ from hypercorn.typing import (
     ASGIReceiveEvent,
     ASGISendCallable,
     ASGISendEvent,
+    HTTPScope,
     Scope,
 )
 
+from ..admission.web_pages import Headers, Origins
 from ..config import ProxyConfig
 from ..errors import PPDError, comes_back, error_body
 from ..openai.request import Endpoint
@@ -32,10 +34,16 @@ EVENT_ENDS = (b"\n\n", b"\r\r", b"\n\r\n")
 
 
 class GuardedExchange:
-    """One request between the HTTP server and the app. limit_s: for the client to take each write."""
+    """One request between the HTTP server and the app.
 
-    def __init__(self, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable, limit_s: float) -> None:
+    limit_s: for the client to take each write. more: headers of whatever answer.
+    """
+
+    def __init__(
+        self, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable, limit_s: float, more: Headers = ()
+    ) -> None:
         self.scope = scope
+        self._more = _encoded(more)
         self.is_multiplexed: bool = scope["http_version"] >= "2"
         self.is_draining = False
         self.is_cut = False
@@ -79,8 +87,11 @@ class GuardedExchange:
             self._is_event_stream = any(
                 name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
             )
+            if self._more:
+                headers += self._more
             if self.is_draining and not self.is_multiplexed:
-                event["headers"] = [*headers, (b"connection", b"close")]
+                headers.append((b"connection", b"close"))
+            event["headers"] = headers
         elif event["type"] == "http.response.body":
             self._tail = event["body"][-3:] or self._tail
             self._is_ending = not event.get("more_body", False)
@@ -122,10 +133,18 @@ class GuardedExchange:
 
     async def refuse(self, exc: PPDError) -> None:
         body = error_body(exc.message, exc.kind, exc.code or exc.status)
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        headers += [(name.lower().encode(), value.encode()) for name, value in comes_back(exc).items()]
-        await self.send({"type": "http.response.start", "status": exc.status, "headers": headers, "trailers": False})
+        await self.answer(exc.status, (("Content-Type", "application/json"), *comes_back(exc).items()), body)
+
+    async def answer(self, status: int, headers: Headers, body: bytes = b"") -> None:
+        encoded = _encoded(headers)
+        if body:
+            encoded.append((b"content-length", b"%d" % len(body)))
+        await self.send({"type": "http.response.start", "status": status, "headers": encoded, "trailers": False})
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode(), value.encode()) for name, value in headers]
 
 
 class Edge:
@@ -133,6 +152,7 @@ class Edge:
 
     def __init__(self, app: ASGIFramework, config: ProxyConfig, drain: Drain) -> None:
         self.requests = OpenRequests(config, drain)
+        self.origins = Origins(config.cors_allow_origins)
         self._app = app
         self._config = config
 
@@ -141,12 +161,15 @@ class Edge:
             await send({"type": "websocket.close", "code": 1000, "reason": None})
             return
         connection: ConnectionLimits = scope["state"]["connection"]
-        exchange = GuardedExchange(scope, receive, send, self._config.idle_timeout_s)
+        more, preflight = self._for_web_pages(scope)
+        exchange = GuardedExchange(scope, receive, send, self._config.idle_timeout_s, more)
         self.requests.began(exchange, connection)
         try:
             query = b"?" + scope["query_string"] if scope["query_string"] else b""
             refusal = self.requests.refusal(scope["path"], scope["raw_path"] + query, tuple(scope["headers"]))
-            if refusal is None:
+            if refusal is None and preflight is not None:
+                await exchange.answer(204, preflight)
+            elif refusal is None:
                 await self._app(scope, exchange.receive, exchange.send)
             else:
                 exchange.is_draining = True  # the bytes that follow may not be a request
@@ -159,6 +182,14 @@ class Edge:
             if not exchange.is_complete and (not exchange.is_multiplexed or exchange.is_cut):
                 connection.break_off()
             self.requests.ended(exchange, connection, left=exchange.is_broken)
+
+    def _for_web_pages(self, scope: HTTPScope) -> tuple[Headers, Headers | None]:
+        """The headers of whatever answer, and those of a preflight's, which has no others."""
+        if self.origins.is_off:
+            return (), None
+        fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(list(scope["headers"]))}
+        preflight = self.origins.preflight(fields, scope["path"]) if scope["method"] == "OPTIONS" else None
+        return (self.origins.headers(fields.get("origin"), scope["path"]) if preflight is None else ()), preflight
 
     async def _refuse(self, exchange: GuardedExchange, refusal: PPDError) -> None:
         hearing = asyncio.create_task(exchange.discard_body())

@@ -9,6 +9,7 @@ from urllib.parse import unquote
 
 from hypercorn.typing import ASGIFramework
 
+from ..admission.web_pages import Headers
 from ..errors import RequestError
 from . import response
 from .http1_connection import ClientConnection
@@ -23,8 +24,10 @@ _LATE = 408
 class AsgiExchange:
     """An `Exchange` that runs the ASGI application: https://asgi.readthedocs.io."""
 
-    def __init__(self, connection: ClientConnection, head: RequestHead, app: ASGIFramework) -> None:
+    def __init__(self, connection: ClientConnection, head: RequestHead, app: ASGIFramework, more: Headers = ()) -> None:
+        """more: headers of an answer that does not come from the application."""
         self._connection = connection
+        self._more = more
         self._head = head
         self._app = app
         self._task: asyncio.Task[None] | None = None
@@ -52,7 +55,7 @@ class AsgiExchange:
         if self._refused is None:
             self._task = asyncio.create_task(self._run())
         else:
-            self._connection.write(response.refusal(self._refused))
+            self._connection.write(response.refusal(self._refused, self._more))
             self._connection.finished(keeps_alive=False)
 
     def take(self, data: bytes) -> None:
@@ -72,7 +75,7 @@ class AsgiExchange:
             return
         if not self._has_answered:
             self._has_answered = True
-            self._connection.write(response.refusal(error))
+            self._connection.write(response.refusal(error, self._more))
         self.leave()
         self._connection.finished(keeps_alive=False)
 
@@ -170,12 +173,13 @@ class AsgiExchange:
 class RefusedExchange:
     """An `Exchange` that answers an unreadable or forbidden request with an error, and closes the connection."""
 
-    def __init__(self, connection: ClientConnection, error: RequestError) -> None:
+    def __init__(self, connection: ClientConnection, error: RequestError, more: Headers = ()) -> None:
         self._connection = connection
         self._error = error
+        self._more = more
 
     def begin(self) -> None:
-        self._connection.write(response.refusal(self._error))
+        self._connection.write(response.refusal(self._error, self._more))
         self._connection.finished(keeps_alive=False)
 
     def take(self, data: bytes) -> None: ...

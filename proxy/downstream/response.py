@@ -32,10 +32,13 @@ def head(
     return text.encode("latin-1", "replace")
 
 
-def refusal(error: PPDError) -> bytes:
-    """A complete response that closes the connection, for a request that is not read any further."""
+def refusal(error: PPDError, more: Iterable[tuple[str, str]] = ()) -> bytes:
+    """A complete response that closes the connection, for a request that is not read any further.
+
+    more: headers of it.
+    """
     body = error_body(error.message, error.kind, error.code or error.status, error.param)
-    headers = (("Content-Type", "application/json"), *comes_back(error).items())
+    headers = (("Content-Type", "application/json"), *comes_back(error).items(), *more)
     return head(error.status, headers, size=len(body), connection=connection(False, is_old=False)) + body
 
 

@@ -10,7 +10,9 @@ import asyncio
 import logging
 from contextlib import aclosing
 from enum import Enum
+from urllib.parse import unquote
 
+from ..admission.web_pages import Headers
 from ..config import ProxyConfig
 from ..errors import BodyTooLarge, Forbidden, PPDError, RequestError
 from ..openai.request import Endpoint
@@ -47,13 +49,15 @@ class Http1Server:
         self._service = service
 
     def exchange(self, connection: ClientConnection, head: RequestHead) -> Exchange:
+        path = head.target.partition(b"?")[0]
+        origins = self._edge.origins
+        more = () if origins.is_off else origins.headers(head.fields.get("origin"), unquote(path.decode("latin-1")))
         refused = _head_error(head)
         if refused is not None:
-            return RefusedExchange(connection, refused)
-        path = head.target.partition(b"?")[0]
+            return RefusedExchange(connection, refused, more)
         endpoint = _TURNS.get(path) if head.method == b"POST" else None
         if endpoint is None or self._service is None:
-            return AsgiExchange(connection, head, self._edge)
+            return AsgiExchange(connection, head, self._edge, more)
         return TurnExchange(
             connection,
             head,
@@ -62,6 +66,7 @@ class Http1Server:
             self._service,
             body_limit_bytes=self._body_limit_bytes,
             idle_s=self.patience_s,
+            more=more,
         )
 
     def refusal(self, connection: ClientConnection, error: RequestError) -> Exchange:
@@ -114,8 +119,11 @@ class TurnExchange:
         *,
         body_limit_bytes: int,
         idle_s: float,
+        more: Headers,
     ) -> None:
+        """more: headers of whatever answer."""
         self.is_draining = False
+        self._more = more
         self._connection = connection
         self._head: RequestHead | None = head  # dropped when the request has come: a stream may be open for long
         self._is_old, self._may_keep_alive = head.is_old, head.keeps_alive
@@ -259,7 +267,7 @@ class TurnExchange:
         self._finish()
 
     def _answer_head(self, reply: TurnReply, size: int | None) -> bytes:
-        headers = (("Content-Type", reply.content_type), *reply.headers.items())
+        headers = (("Content-Type", reply.content_type), *reply.headers.items(), *self._more)
         connection = response.connection(self._may_keep_alive and not self.is_draining, is_old=self._is_old)
         return response.head(reply.status, headers, size=size, is_chunked=self._is_chunked, connection=connection)
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from ..admission.auth import authenticate, check_use, forced_route, leg_headers, queue_patience_s
 from ..admission.key_file import KeyRing
 from ..admission.keys import Client
+from ..admission.web_pages import check_is_json
 from ..config import ProxyConfig
 from ..errors import LegError, PPDError, comes_back, error_body
 from ..openai.prompt_list import prompt_list
@@ -54,6 +55,7 @@ class TurnService:
     def caller(self, endpoint: Endpoint, headers: Mapping[str, str]) -> Caller:
         """Raises PPDError where this client may not ask."""
         client = authenticate(headers, self._keys)
+        check_is_json(headers)
         return Caller(endpoint, headers, client, forced_route(headers, self._config.admin_key))
 
     async def answer(self, caller: Caller, body: bytes) -> TurnReply:
@@ -82,7 +84,7 @@ class TurnService:
 
     def _context(self, caller: Caller) -> TurnContext:
         legs = leg_headers(caller.headers, self._config.worker_api_key, forwards_key=self._keys is None)
-        legs["content-type"] = JSON  # it was parsed as JSON, whatever type the client gave
+        legs["content-type"] = JSON  # it was parsed as such, whichever of JSON's types the client gave
         return TurnContext(caller.client, legs, caller.forced, queue_patience_s(caller.headers))
 
     def _parse(self, caller: Caller, body: bytes) -> Request:

@@ -46,7 +46,9 @@ def way(
     authority = Authority(tmp_path_factory.mktemp("authority"))
     own, trusting = authority.issue("proxy"), ssl.create_default_context(cafile=authority.ca)
     files = {"tls_cert_file": own.cert, "tls_key_file": own.key}
-    return Way(start_target("D1", data_plane=DataPlane(plane), body_limit_bytes=100_000, tls=trusting, **files), trusting)
+    return Way(
+        start_target("D1", data_plane=DataPlane(plane), body_limit_bytes=100_000, tls=trusting, **files), trusting
+    )
 
 
 def chat(framing: bytes, body: bytes, *, target: bytes = b"/v1/chat/completions", version: bytes = b"1.1") -> bytes:

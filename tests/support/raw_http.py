@@ -106,7 +106,9 @@ def read_answers(data: bytes) -> list[Answer]:
 
 
 def post(path: str, body: bytes, headers: bytes = b"", method: bytes = b"POST") -> bytes:
-    """A request whose connection ends with its answer; `headers`: whole lines."""
+    """A request whose connection ends with its answer; `headers`: whole lines. Its body is JSON unless they say."""
+    if b"content-type:" not in headers.lower():
+        headers = b"Content-Type: application/json\r\n" + headers
     head = b"%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n" % (
         method,
         path.encode(),

@@ -28,6 +28,7 @@ from tests.support.credentials import Authority
 from tests.support.http2_client import http2
 from tests.support.proxy import running_proxy
 
+JSON = b"Content-Type: application/json\r\n"
 HEAD = b"GET /health HTTP/1.1\r\nHost: proxy\r\n"
 UPGRADE = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n\r\n"
 
@@ -199,7 +200,7 @@ async def test_an_idle_connection_is_closed_and_its_task_ends() -> None:
 
 
 async def test_a_body_must_come_in_time() -> None:
-    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: proxy\r\nContent-Length: 1000\r\n\r\n"
+    head = b"POST /v1/embeddings HTTP/1.1\r\nHost: proxy\r\n" + JSON + b"Content-Length: 1000\r\n\r\n"
     async with running_proxy(idle_timeout_s=0.5) as (_, url, _session):
         got = await sent(port_of(url), head, *[b"{"] * 40, pause_s=0.1)
         assert got.startswith(b"HTTP/1.1 408")
@@ -293,7 +294,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 async def test_who_expects_100_gets_it_before_the_body_goes() -> None:
     async with running_proxy() as (_, url, _session):
         async with connected(port_of(url)) as (reader, writer), asyncio.timeout(20):
-            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\nContent-Length: 2\r\n"
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\n" + JSON + b"Content-Length: 2\r\n"
             writer.write(head + b"Expect: 100-continue\r\n\r\n")
             assert (await reader.readline()).startswith(b"HTTP/1.1 100")
             writer.write(b"[]")
@@ -303,7 +304,9 @@ async def test_who_expects_100_gets_it_before_the_body_goes() -> None:
 async def test_a_client_that_leaves_is_noticed_also_with_a_request_held_back(start_fleet: Any) -> None:
     body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5000, "ignore_eos": True}
     data = json.dumps({**body, "stream": True}).encode()
-    chat = b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\nContent-Length: %d\r\n\r\n" % len(data) + data
+    chat = (
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\n" + JSON + b"Content-Length: %d\r\n\r\n" % len(data) + data
+    )
     # So slow that no write to the client tells that it is gone.
     async with start_fleet("R1", engine={"time_scale": 400.0}) as fleet:
         async with connected(port_of(fleet.base_url)) as (_, writer):

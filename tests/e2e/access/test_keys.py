@@ -193,7 +193,7 @@ async def test_an_uploads_model_is_its_field_and_nothing_in_its_file(
 async def test_a_body_read_as_json_is_json_to_the_worker_too(start_fleet: Any, tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys.toml", client("some", models=("sim",)))
     async with start_fleet("R1", keys_file=keys) as fleet:
-        headers = {**bearer("some"), "Content-Type": "application/x-www-form-urlencoded"}
+        headers = {**bearer("some"), "Content-Type": "a/b+json"}
         data = b'{"model": "sim", "input": "&model=other&"}'
         async with fleet.session.post(f"{fleet.base_url}/v1/embeddings", data=data, headers=headers) as response:
             assert response.status == 200

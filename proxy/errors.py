@@ -5,6 +5,7 @@ PPDError
   FormatError              a table, a heartbeat or another document that cannot be parsed; names the field
   RequestError             the client's own mistake, 4xx
     Unauthorized  Forbidden  NotFound  BodyTooLarge  UnsupportedMediaType
+  LoopDetected             508: the request has passed too many proxies
   NoWorkerError            503: no worker can serve this now
     AllBusy                every worker that could has as many turns as it may have
   Refused                  the proxy's own limits: a reason, and when to come back
@@ -24,6 +25,7 @@ import msgspec
 from .failures import Cause, Phase
 
 OVERLOAD = (429, 503)  # statuses by which a worker says that it is busy, not broken
+LOOP = 508  # a worker that is a proxy says so: whichever worker is asked, the request goes round
 
 
 class PPDError(Exception):
@@ -79,6 +81,11 @@ class BodyTooLarge(RequestError):
 
 class UnsupportedMediaType(RequestError):
     status = 415
+
+
+class LoopDetected(PPDError):
+    status = LOOP
+    kind = "invalid_request_error"
 
 
 class NoWorkerError(PPDError):
@@ -160,7 +167,7 @@ def refusal(status: int, body: bytes, *, worker: str, phase: Phase, retry_after_
     seen: int | None = None
     if status in OVERLOAD:
         cause, seen = Cause.OVERLOADED, 503
-    elif 400 <= status < 500:
+    elif 400 <= status < 500 or status == LOOP:
         cause, seen = Cause.REQUEST, status
     message = f"the worker answered {status}"
     return LegError(

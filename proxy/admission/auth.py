@@ -15,7 +15,7 @@ from typing import Protocol
 
 from werkzeug.datastructures import Headers
 
-from ..errors import Forbidden, NotFound, RequestError, Unauthorized
+from ..errors import Forbidden, LoopDetected, NotFound, RequestError, Unauthorized
 from ..policy import Route
 from .keys import Client
 
@@ -24,6 +24,8 @@ from .keys import Client
 FORWARDED = ("accept", "content-type", "traceparent", "tracestate", "anthropic-version", "x-session-id")
 FORCE_ROUTE = "x-ppd-force-route"
 QUEUE_TIMEOUT = "x-ppd-queue-timeout"
+HOPS = "x-ppd-hops"
+HOP_LIMIT = 2  # proxies that a request may have passed before this one
 
 
 class Ring(Protocol):
@@ -86,7 +88,9 @@ def check_operator_path(headers: Mapping[str, str], path: str, open_paths: Colle
 
 
 def leg_headers(headers: Mapping[str, str], worker_api_key: str, *, forwards_key: bool = True) -> dict[str, str]:
+    """LoopDetected if the request has passed too many proxies: a worker may be a proxy, or this very one."""
     kept = {name: headers[name] for name in FORWARDED if name in headers}
+    kept[HOPS] = str(_hops(headers) + 1)
     if worker_api_key:
         kept["authorization"] = f"Bearer {worker_api_key}"
     elif not forwards_key:
@@ -96,6 +100,16 @@ def leg_headers(headers: Mapping[str, str], worker_api_key: str, *, forwards_key
     elif "x-api-key" in headers:  # Anthropic's clients; vLLM reads the other header only
         kept["authorization"] = f"Bearer {headers['x-api-key']}"
     return kept
+
+
+def _hops(headers: Mapping[str, str]) -> int:
+    """How many proxies sent this request on. A client that says so itself harms no other."""
+    text = headers.get(HOPS, "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise RequestError("X-PPD-Hops: must be a whole number", param="X-PPD-Hops")
+    if int(text) > HOP_LIMIT:
+        raise LoopDetected(f"the request has passed {text} proxies: a worker of a proxy is a proxy", code="loop")
+    return int(text)
 
 
 def check_admin(headers: Mapping[str, str], admin_key: str) -> None:

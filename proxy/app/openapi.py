@@ -51,6 +51,7 @@ STATUSES: dict[int, str] = {
     502: "The workers asked could not be reached, closed the connection early, or gave an unusable answer.",
     503: "No worker can serve this now, or the proxy takes no more: X-PPD-Refused says why.",
     504: "The workers asked did not answer in time.",
+    508: "The request goes round: a worker is a proxy, perhaps this one.",
 }
 _REFUSALS = (429, 503)
 
@@ -189,7 +190,7 @@ def _turns() -> Json:
 
 
 def _passed_through() -> Json:
-    statuses = (*_WITH_BODY, 415, 429, 502, 504)
+    statuses = (*_WITH_BODY, 415, 429, 502, 504, 508)
     responses = {
         "2XX": _ok("The worker's answer, unchanged.", {"*/*": {}}),
         **_answers({}, statuses, "WorkerError"),

@@ -20,7 +20,7 @@ from ..admission.keys import Client
 from ..admission.queue import Ticket, effective_priority
 from ..config import ProxyConfig
 from ..connectors.leg import public_fields
-from ..errors import OVERLOAD, LegError, NoWorkerError, RequestError, refusal
+from ..errors import LOOP, OVERLOAD, LegError, NoWorkerError, RequestError, refusal
 from ..failures import ROWS, Cause, ClientGets, Leg, Phase
 from ..fleet.view import WorkerView, check_model
 from ..fleet.worker import Role
@@ -370,7 +370,7 @@ def _check(answer: Answer, view: WorkerView) -> None:
         failure = answer.failure("the worker has no such endpoint for this model", Cause.REQUEST)
         failure.status = status
         raise failure
-    if status in OVERLOAD or status >= 500:
+    if status != LOOP and (status in OVERLOAD or status >= 500):
         after_s = answer.retry_after_s
         raise refusal(status, b"", worker=view.id, phase=Phase.HEADERS, retry_after_s=after_s)
 

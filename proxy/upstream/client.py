@@ -21,6 +21,7 @@ from .pool import Origin, Pool
 POOLS_KEPT = 256
 _TRIES = 2  # over a kept connection, which the worker may just have closed, then over a new one
 ONCE_CONNECTS_S = 5.0  # limit for a `once` call: the lease of its handoff runs meanwhile
+_HOPS = "x-ppd-hops"  # counts the proxies that a request has passed
 _OURS = "Accept: */*\r\nAccept-Encoding: identity\r\nUser-Agent: ppd\r\n"  # bodies are relayed unchanged
 _OUR_LINES = 3 + _OURS.count("\n")
 
@@ -137,6 +138,8 @@ class Upstream:
 
 def _head(method: str, path: str, host: str, headers: Mapping[str, str], size: int) -> bytes:
     head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {size}\r\n{_OURS}"
+    if _HOPS not in headers:  # a request of the proxy's own: canaries
+        headers = {**headers, _HOPS: "1"}
     for name, value in headers.items():
         head += f"{name}: {value}\r\n"
     # A line end in a value would let the client add a header, or a whole request.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import Any
 
 from hypercorn.typing import (
@@ -28,6 +29,7 @@ from ..openai.stream_relay import broken_off
 from ..runtime.tasks import Drain, draining
 from .limits import CUT_S, ConnectionLimits, OpenRequests
 
+_WRONG_KEY = 401
 BODY_REST_S = 5.0  # to read the rest of a request's body when its answer is complete
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 EVENT_ENDS = (b"\n\n", b"\r\r", b"\n\r\n")
@@ -52,6 +54,7 @@ class GuardedExchange:
         self._send = send
         self._limit_s = limit_s
         self._waiting: asyncio.Timeout | None = None
+        self._withheld: asyncio.Event | None = None  # set when the client leaves
         self._is_left = False
         self._is_ending = False  # in the last write: a disconnect that Hypercorn reports now is normal
         self._body_read = asyncio.Event()  # set when the whole request body was read
@@ -108,8 +111,17 @@ class GuardedExchange:
         while not self._body_read.is_set():
             await self.receive()
 
+    async def withhold(self, delay_s: float) -> None:
+        """Waits until the answer may go out, or the client leaves."""
+        self._withheld = asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._withheld.wait()
+
     def leave(self) -> None:
         self._is_left = True
+        if self._withheld is not None:
+            self._withheld.set()
         self._body_read.set()
         if self._waiting is not None:
             with contextlib.suppress(RuntimeError):  # `receive` is just leaving it
@@ -170,7 +182,7 @@ class Edge:
             if refusal is None and preflight is not None:
                 await exchange.answer(204, preflight)
             elif refusal is None:
-                await self._app(scope, exchange.receive, exchange.send)
+                await self._app(scope, exchange.receive, partial(self._send, exchange, connection.address))
             else:
                 exchange.is_draining = True  # the bytes that follow may not be a request
                 await self._refuse(exchange, refusal)
@@ -182,6 +194,15 @@ class Edge:
             if not exchange.is_complete and (not exchange.is_multiplexed or exchange.is_cut):
                 connection.break_off()
             self.requests.ended(exchange, connection, left=exchange.is_broken)
+
+    async def _send(self, exchange: GuardedExchange, address: str, event: ASGISendEvent) -> None:
+        is_wrong_key = event["type"] == "http.response.start" and event["status"] == _WRONG_KEY
+        if is_wrong_key and (delay_s := self.requests.wrong_keys.withhold(address)):
+            try:
+                await exchange.withhold(delay_s)
+            finally:
+                self.requests.wrong_keys.release()
+        await exchange.send(event)
 
     def _for_web_pages(self, scope: HTTPScope) -> tuple[Headers, Headers | None]:
         """The headers of whatever answer, and those of a preflight's, which has no others."""

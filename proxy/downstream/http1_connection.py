@@ -42,11 +42,11 @@ class Exchange(Protocol):
 class Host(Protocol):
     """Counts connections, and takes over those that speak HTTP/2."""
 
-    def opened(self, transport: asyncio.Transport) -> ConnectionLimits: ...
+    def opened(self, transport: asyncio.Transport, address: str) -> ConnectionLimits: ...
 
-    def closed(self, limits: ConnectionLimits, address: str) -> None: ...
+    def closed(self, limits: ConnectionLimits) -> None: ...
 
-    def speak_http2(self, limits: ConnectionLimits, address: str, data: bytes) -> None: ...
+    def speak_http2(self, limits: ConnectionLimits, data: bytes) -> None: ...
 
 
 class Server(Protocol):
@@ -66,6 +66,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, server: Server, host: Host, address: str) -> None:
         self.limits: ConnectionLimits
+        self.is_made = False  # from here on, `host` is told when it is closed
         self.loop = asyncio.get_running_loop()
         self._server = server
         self._host = host
@@ -120,7 +121,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self.limits = self._host.opened(self._transport)
+        self.is_made = True
+        self.limits = self._host.opened(self._transport, self._address)
 
     def data_received(self, data: bytes) -> None:
         if self._ignores_input:
@@ -133,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
                 return
             self._has_read = True
             if data.startswith(_HTTP2):
-                self._host.speak_http2(self.limits, self._address, data)
+                self._host.speak_http2(self.limits, data)
                 return
         self._parse(data)
 
@@ -151,7 +153,7 @@ class ClientConnection(asyncio.Protocol):
             if current is not None:
                 current.leave()
         finally:
-            self._host.closed(self.limits, self._address)
+            self._host.closed(self.limits)
 
     def pause_writing(self) -> None:
         self._is_stalled = self.limits.is_stalled = True

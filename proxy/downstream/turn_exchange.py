@@ -95,13 +95,15 @@ class _State(Enum):
     WAITING = "waiting"  # the answers before this one are not written yet
     READING = "reading"  # the request's body is being read
     ASKING = "asking"  # a task awaits the turn service
+    WITHHOLDING = "withholding"  # the key was wrong: the answer waits
     STREAMING = "streaming"  # the answer goes out in pieces
     OVER = "over"
 
 
 # Looking up an enum's members by name is slow.
 _WAITING, _READING, _ASKING = _State.WAITING, _State.READING, _State.ASKING
-_STREAMING, _OVER = _State.STREAMING, _State.OVER
+_WITHHOLDING, _STREAMING, _OVER = _State.WITHHOLDING, _State.STREAMING, _State.OVER
+_WRONG_KEY = 401
 
 
 class TurnExchange:
@@ -140,6 +142,7 @@ class TurnExchange:
         self._task: asyncio.Task[None] | None = None
         self._splice: Splice | None = None
         self._body: StreamedBody | None = None
+        self._withheld: asyncio.TimerHandle | None = None
         self._room: asyncio.Event | None = None  # set when the client takes data again; None while it does
         self._is_chunked = not head.is_old
         self._is_event_stream = False
@@ -173,7 +176,7 @@ class TurnExchange:
             self._connection.write(response.CONTINUE)
 
     def take(self, data: bytes) -> None:
-        if self._state is _OVER or self._refused is not None:
+        if self._state is _OVER or self._state is _WITHHOLDING or self._refused is not None:
             return
         if not self._received:
             self._received = data  # most bodies come in one piece, and need no copy
@@ -262,6 +265,15 @@ class TurnExchange:
             self._reply(error_reply(error))
 
     def _reply(self, reply: TurnReply) -> None:
+        """Writes a whole answer; one that says that the key is wrong may have to wait."""
+        wrong_keys = self._requests.wrong_keys
+        if reply.status == _WRONG_KEY and (delay_s := wrong_keys.withhold(self._connection.limits.address)):
+            self._state = _WITHHOLDING
+            self._withheld = self._connection.loop.call_later(delay_s, self._write_reply, reply)
+        else:
+            self._write_reply(reply)
+
+    def _write_reply(self, reply: TurnReply) -> None:
         assert isinstance(reply.body, bytes), "the answer is whole"
         self._connection.write(self._answer_head(reply, len(reply.body)) + reply.body)
         self._finish()
@@ -280,7 +292,7 @@ class TurnExchange:
         """An answer that has not begun becomes an error; a stream ends with an error event if it can take one."""
         self.is_draining = True
         held = self._held()
-        if self._state in (_READING, _ASKING):
+        if self._state in (_READING, _ASKING, _WITHHOLDING):
             self._reply(error_reply(draining()))
         elif self._state is _STREAMING and self._is_event_stream and self._tail.endswith(EVENT_ENDS):
             self.send(broken_off(self._endpoint, draining().message, 503), is_last=True)
@@ -319,6 +331,10 @@ class TurnExchange:
             self._state = _OVER
             if is_begun:
                 self._requests.ended(self, self._connection.limits, left=left)
+        if self._withheld is not None:
+            self._withheld.cancel()
+            self._withheld = None
+            self._requests.wrong_keys.release()
         self._received = b""
         self._task = self._splice = self._body = None  # breaks reference cycles, so that all is freed at once
 

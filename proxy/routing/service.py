@@ -70,7 +70,7 @@ class TurnService:
             prompts = prompt_list(request, self._config.body_limit_bytes) if is_list else None
             if prompts is None:
                 return await self._router.answer(request, receipt, context)
-            self._state.rate_limits.take(caller.client, 0, self._state.now())
+            self._state.rate_limits.take(caller.client, 0, self._state.now(), requests=len(prompts.prompts))
             each = replace(context, is_counted=True)
             return await self._fan_out.answer(ListTurn(prompts, partial(self._parse, caller), receipt, each))
         except PPDError as exc:

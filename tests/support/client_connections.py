@@ -110,15 +110,15 @@ class Site:
 
     # -- as the host of connections
 
-    def opened(self, transport: asyncio.Transport) -> ConnectionLimits:
-        made = ConnectionLimits(transport, self.patience, self.now)
+    def opened(self, transport: asyncio.Transport, address: str) -> ConnectionLimits:
+        made = ConnectionLimits(transport, self.patience, self.now, address=address)
         self.open.add(made)
         return made
 
-    def closed(self, limits: ConnectionLimits, address: str) -> None:
+    def closed(self, limits: ConnectionLimits) -> None:
         self.open.discard(limits)
 
-    def speak_http2(self, limits: ConnectionLimits, address: str, data: bytes) -> None:
+    def speak_http2(self, limits: ConnectionLimits, data: bytes) -> None:
         limits.transport.write(b"HTTP/2 " + data)
 
     async def until(self, holds: Callable[[], bool]) -> None:

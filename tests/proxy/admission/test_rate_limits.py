@@ -216,3 +216,12 @@ def test_keys_that_are_quiet_are_forgotten(clock: FakeClock) -> None:
     limits.take(client("late", rpm=60), 10, clock())
     assert len(limits) == 2  # the debt, and the one that has just come
     refused(limits, client("deep", tpm=60), 1, clock())
+
+
+def test_a_list_of_prompts_counts_as_its_prompts_and_may_leave_a_debt(clock: FakeClock) -> None:
+    limits, asking = RateLimits(), client(rpm=6)
+    limits.take(asking, 0, clock(), requests=5)
+    limits.take(asking, 0, clock(), requests=7)  # 6 in debt
+    assert refused(limits, asking, 0, clock()).retry_after_s == pytest.approx(70.0)
+    clock.advance(70.0)
+    limits.take(asking, 0, clock())

@@ -77,6 +77,7 @@ class ProxyConfig:
     tls_client_ca_file: str = ""  # clients must then show a certificate of this authority
     data_plane: DataPlane = DataPlane.DIRECT
     shutdown_timeout_s: float = 30.0  # streams get this long to end after SIGTERM
+    drain_delay_s: float = 0.0  # after SIGTERM, with /ready at 503, before the port closes and streams get that time
 
     # what one client may ask of it
     body_limit_bytes: int = 64 * MIB
@@ -162,7 +163,8 @@ _POSITIVE = (
     "max_inflight max_worker_inflight queue_timeout_s breaker_failures breaker_open_s"
 ).split()
 _NOT_NEGATIVE = (
-    "w_ttft w_tpot shutdown_timeout_s queue_limit spare_connections retry_share retry_burst warm_up_s canary_interval_s"
+    "w_ttft w_tpot shutdown_timeout_s drain_delay_s queue_limit spare_connections retry_share retry_burst warm_up_s "
+    "canary_interval_s"
 ).split()
 _PORTS = ("port", "heartbeat_port", "curve_port")
 _ORIGIN = re.compile(

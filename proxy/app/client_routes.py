@@ -136,7 +136,7 @@ def _operator_routes(app: Quart, proxy: Proxy) -> None:
     async def ready() -> Response:
         check()
         ways = ways_to_serve(proxy.state.registry.views())
-        is_ready = any(ways.values()) and not proxy.drain.is_draining
+        is_ready = any(ways.values()) and not proxy.drain.is_announced
         return Response(msgspec.json.encode(ways), 200 if is_ready else 503, content_type=JSON)
 
     @app.get("/metrics")

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 LAST_S = 1.0  # at the end of the process, for clients to take what is already written
 ACCEPT_AGAIN_S = 0.5  # pause in accepting when no file descriptor is left
+# A frame of 8 bytes, type 7, on stream 0: no error, and no stream is refused yet.
+GOAWAY = b"\x00\x00\x08\x07\x00" + bytes(4) + b"\x7f\xff\xff\xff" + bytes(4)
 TURN_AWAY_S = 1.0  # for a client without a place to take its refusal
 TURNED_AWAY_AT_ONCE = 256  # further ones are closed without a word
 AT_ONCE = 64  # connections accepted in a row before open ones are served again
@@ -54,6 +56,7 @@ class Connections:
         self._limit_of_all = share_of_clients(open_files_limit())
         self._open: set[ConnectionLimits] = set()
         self._idle = IdleConnections()
+        self._http2: set[ConnectionLimits] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._by_address: Counter[str] = Counter()
         self._count = 0
@@ -108,6 +111,12 @@ class Connections:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def go_away(self) -> None:
+        """Tells clients of HTTP/2 to begin no further stream here; those under way go on (RFC 9113, 6.8)."""
+        for limits in self._http2:
+            if limits.has_served:  # so our settings, which come first, are sent
+                limits.transport.write(GOAWAY)
 
     def gauges(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("ppd_connections", "Clients' connections that are open", self._count)
@@ -225,9 +234,11 @@ class Connections:
     async def _serve_http2(
         self, limits: ConnectionLimits, protocol: asyncio.StreamReaderProtocol, reader: HypercornReader
     ) -> None:
+        self._http2.add(limits)
         try:
             await self._hypercorn.serve(limits, protocol, reader)
         finally:
+            self._http2.discard(limits)
             self.closed(limits)
 
 

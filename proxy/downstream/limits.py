@@ -51,7 +51,8 @@ class AtWork(Protocol):
 
 
 class IdleConnection(Protocol):
-    address: str
+    @property
+    def address(self) -> str: ...
 
     def evict(self) -> bool:
         """Closes it for another's sake; False if that must not be, as its client still takes an answer."""
@@ -131,6 +132,10 @@ class ConnectionLimits:
         self._is_multiplexed = request.is_multiplexed
         self._at_work.add(request)
         self._requests += 1
+
+    @property
+    def has_served(self) -> bool:
+        return self._requests > 0
 
     def ended(self, request: AtWork, *, left: bool) -> None:
         """left: the client went before the answer was complete."""

@@ -37,8 +37,8 @@ def listen(config: ProxyConfig) -> socket.socket:
 
 
 async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> None:
-    """Serves until `stop` is set, then drains: open answers get `shutdown_timeout_s` to end. Closes `listening`.
-
+    """Serves until `stop` is set, and `drain_delay_s` longer. Then it closes `listening` and drains: open answers get
+    `shutdown_timeout_s` to end.
     ConfigError if a port is taken or a certificate can't be used.
     """
     config = proxy.settings.config
@@ -61,10 +61,13 @@ async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> 
                 watching.append(tasks.create_task(tls.watch()))
             accepting = tasks.create_task(connections.accept(listening))
             await stop.wait()
+            proxy.drain.announce()
+            await asyncio.sleep(config.drain_delay_s)
             accepting.cancel()
             await asyncio.wait({accepting})
             listening.close()
             proxy.drain.begin()
+            connections.go_away()
             await edge.requests.drained(config.shutdown_timeout_s)
             for task in watching:
                 task.cancel()

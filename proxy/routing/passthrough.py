@@ -250,7 +250,8 @@ class Passthrough:
                 timeouts=self._timeouts,
             )
             _check(answer, view)
-            first = await answer.chunk()
+            by_s = math.inf if answer.is_event_stream else answer.whole_by_s
+            first = await answer.chunk(by_s=by_s)
         except BaseException:
             self._registry.release(view.id)
             if answer is not None:
@@ -269,15 +270,17 @@ class Passthrough:
         task.add_done_callback(release)
         kept = {"Content-Type": answer.content_type, "Content-Encoding": answer.content_encoding}
         headers = {name: value for name, value in kept.items() if value}
-        return Forwarded(answer.status, headers, self._chunks(view, answer, first, bill))
+        return Forwarded(answer.status, headers, self._chunks(view, answer, first, by_s, bill))
 
-    async def _chunks(self, view: WorkerView, answer: Answer, first: bytes, bill: _Bill) -> AsyncIterator[bytes]:
+    async def _chunks(
+        self, view: WorkerView, answer: Answer, first: bytes, by_s: float, bill: _Bill
+    ) -> AsyncIterator[bytes]:
         asked_s, data = self._state.now(), first
         while data:
             bill.used.observe(data)
             yield data
             try:
-                data = await answer.chunk()
+                data = await answer.chunk(by_s=by_s)
             except LegError as exc:
                 self._state.health.leg_failed(_leg(view), exc, view.id, asked_s)
                 raise

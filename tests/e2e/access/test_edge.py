@@ -24,7 +24,7 @@ from ppd.proxy.downstream.serve import listen
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine
-from tests.support.credentials import Authority
+from tests.support.credentials import Authority, trusting
 from tests.support.http2_client import http2
 from tests.support.proxy import running_proxy
 from tests.support.raw_http import read_answers
@@ -72,10 +72,6 @@ async def sent(port: int, *parts: bytes, pause_s: float = 0.0, tls: ssl.SSLConte
         return await asyncio.wait_for(answering, 20)
 
 
-def trusting(authority: Authority) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=authority.ca)
-
-
 @asynccontextmanager
 async def own_process(log_file: Path, *flags: str, open_files: int = 1024) -> AsyncIterator[int]:
     """The port of `ppd serve` as a process of its own, which may raise its limit of 64 open files to `open_files`."""
@@ -97,17 +93,6 @@ async def own_process(log_file: Path, *flags: str, open_files: int = 1024) -> As
         if process.returncode is None:
             process.terminate()
         await process.wait()
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
-def tls_files(authority: Authority) -> dict[str, str]:
-    own = authority.issue("proxy")
-    return {"tls_cert_file": own.cert, "tls_key_file": own.key}
 
 
 # -- TLS
@@ -350,66 +335,6 @@ async def test_a_client_that_leaves_is_noticed_also_with_a_request_held_back(sta
             await fleet.until(lambda: not fleet.idle())
         async with asyncio.timeout(2):
             await fleet.until(fleet.idle)
-
-
-# -- HTTP/2
-
-
-async def test_http2_serves_more_requests_than_hypercorns_own_limit(
-    authority: Authority, tls_files: dict[str, str]
-) -> None:
-    async with running_proxy(tls=trusting(authority), **tls_files) as (_, url, _session):
-        async with http2(port_of(url), trusting(authority)) as client, asyncio.timeout(60):
-            for _ in range(22):
-                streams = [client.open("GET", "/health") for _ in range(50)]
-                assert [(await client.ended(stream)).status for stream in streams] == [200] * 50
-
-
-async def test_a_large_head_on_http2_is_refused(authority: Authority, tls_files: dict[str, str]) -> None:
-    async with running_proxy(tls=trusting(authority), head_limit_bytes=4000, header_limit=10, **tls_files) as (
-        _,
-        url,
-        _s,
-    ):
-        async with http2(port_of(url), trusting(authority)) as client, asyncio.timeout(20):
-            large = client.open("GET", "/health", ("x", "y" * 5000))
-            many = client.open("GET", "/health", *[("x", "y")] * 20)
-            fine = client.open("GET", "/health")
-            statuses = [(await client.ended(stream)).status for stream in (large, many, fine)]
-            assert statuses == [431, 431, 200]
-
-
-@pytest.mark.parametrize(("path", "headers", "status"), [("/nowhere", 0, 404), ("/health", 20, 431)])
-async def test_an_early_answer_on_http2_breaks_no_other_stream(
-    authority: Authority, tls_files: dict[str, str], path: str, headers: int, status: int
-) -> None:
-    async with running_proxy(tls=trusting(authority), header_limit=10, **tls_files) as (_, url, _session):
-        async with http2(port_of(url), trusting(authority)) as client, asyncio.timeout(20):
-            uploading = client.open("POST", path, *[("x", "y")] * headers, is_whole=False)
-            while not client.streams[uploading].status:
-                await client.read()
-            client.upload(uploading, b"x" * 1000)
-            assert (await client.ended(client.open("GET", "/health"))).status == 200
-            client.upload(uploading, b"x" * 1000, is_last=True)
-            assert (await client.ended(uploading)).status == status
-            assert not client.is_closed
-
-
-async def test_rapid_resets_end_their_own_connection_only(authority: Authority, tls_files: dict[str, str]) -> None:
-    async with running_proxy(tls=trusting(authority), **tls_files) as (_, url, _session):
-        async with (
-            http2(port_of(url), trusting(authority)) as attacker,
-            http2(port_of(url), trusting(authority)) as client,
-            asyncio.timeout(60),
-        ):
-            for _ in range(12):  # a burst of more than 1000 would be too many for Hypercorn itself
-                for _ in range(100):
-                    attacker.reset(attacker.open("POST", "/v1/embeddings", ("content-length", "5")))
-                await attacker.ended(attacker.open("GET", "/health"))
-                if attacker.is_closed:
-                    break
-            assert attacker.is_closed
-            assert (await client.ended(client.open("GET", "/health"))).status == 200
 
 
 async def test_answers_do_not_wait_for_the_clients_acknowledgement() -> None:

@@ -106,6 +106,20 @@ async def test_an_answer_that_keeps_talking_can_have_a_limit_as_a_whole(upstream
     assert failure.value.cause is Cause.TIMEOUT
 
 
+async def test_a_whole_answer_that_comes_in_drops_has_one_time_limit(upstream: Upstream) -> None:
+    async def trickles(_: asyncio.StreamReader, writer: asyncio.StreamWriter, __: int) -> None:
+        writer.write(HEAD)
+        while not writer.is_closing():
+            writer.write(CHUNK)
+            await writer.drain()
+            await asyncio.sleep(0.005)
+
+    async with server(trickles) as target, asyncio.timeout(10):
+        with pytest.raises(LegError) as failure:
+            await read(upstream, Call(target), Timeouts(connect_s=20.0, first_s=0.1, idle_s=20.0))
+    assert (failure.value.phase, failure.value.cause) == (Phase.HEADERS, Cause.TIMEOUT)
+
+
 # -- hanging up
 
 

@@ -115,7 +115,8 @@ class Connections:
     def go_away(self) -> None:
         """Tells clients of HTTP/2 to begin no further stream here; those under way go on (RFC 9113, 6.8)."""
         for limits in self._http2:
-            if limits.has_served:  # so our settings, which come first, are sent
+            # One that has served a request was sent our settings, which must come first.
+            if limits.has_served and not limits.transport.is_closing():
                 limits.transport.write(GOAWAY)
 
     def gauges(self) -> Iterator[Metric]:

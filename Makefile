@@ -11,7 +11,8 @@ BESIDE := $(PYTEST) --numprocesses $(JOBS) --dist loadfile
 unexport PYTHONDONTWRITEBYTECODE
 
 # What clients are promised, whichever data plane speaks to them: tested on both.
-CONFORMANCE := $(patsubst %,tests/e2e/%.py,access/test_edge access/test_keys access/test_queue failures/test_cancel_matrix \
+CONFORMANCE := $(patsubst %,tests/e2e/%.py,access/test_edge access/test_keys access/test_queue \
+	access/test_web_pages failures/test_cancel_matrix \
 	failures/test_dead_workers failures/test_drain failures/test_failures failures/test_fault_matrix \
 	turns/test_conversations turns/test_hostile turns/test_pass_through_rules turns/test_prompt_lists)
 

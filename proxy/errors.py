@@ -5,7 +5,8 @@ PPDError
     ConfigErrors           several of them
   FormatError              a table, a heartbeat or another document that cannot be parsed; names the field
   RequestError             the client's own mistake, 4xx
-    Unauthorized  Forbidden  NotFound  BodyTooLarge
+    Unauthorized  Forbidden  NotFound  BodyTooLarge  UnsupportedMediaType
+  LoopDetected             508: the request has passed too many proxies
   NoWorkerError            503: no worker can serve this now
     AllBusy                every worker that could has as many turns as it may have
     AllDown                every worker that could is down
@@ -43,6 +44,7 @@ _NO_MODEL = re.compile(r"The model `.{1,256}` does not exist")  # vLLM on Messag
 TOO_MANY = 429
 OVERLOAD = (TOO_MANY, 503)  # statuses by which a worker says that it is busy, not broken
 WORKERS_LOST = "workers_lost"  # the code of a turn that has ended the connections of several workers
+LOOP = 508  # a worker that is a proxy says so: whichever worker is asked, the request goes round
 
 
 class PPDError(Exception):
@@ -107,6 +109,15 @@ class NotFound(RequestError):
 
 class BodyTooLarge(RequestError):
     status = 413
+
+
+class UnsupportedMediaType(RequestError):
+    status = 415
+
+
+class LoopDetected(PPDError):
+    status = LOOP
+    kind = "invalid_request_error"
 
 
 class NoWorkerError(PPDError):
@@ -203,7 +214,7 @@ def refusal(status: int, body: bytes, *, worker: str, phase: Phase, retry_after_
     seen: int | None = None
     if status in OVERLOAD:
         cause, seen = Cause.OVERLOADED, status
-    elif 400 <= status < 500:
+    elif 400 <= status < 500 or status == LOOP:
         lacks_model = status == 404 and phase is Phase.HEADERS and _lacks_model(body)
         cause, seen = Cause.UNKNOWN_MODEL if lacks_model else Cause.REQUEST, status
     message = f"the worker answered {status}"

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from werkzeug.datastructures import Headers
 
-from ..errors import Forbidden, NotFound, RequestError, Unauthorized
+from ..errors import Forbidden, LoopDetected, NotFound, RequestError, Unauthorized
 from ..openai.tenant_scope import TenantScope
 from ..policy import Route
 from .keys import Client
@@ -28,6 +28,8 @@ FORWARDED = ("accept", "content-type", "traceparent", "tracestate", "anthropic-v
 _LINE_ENDS = frozenset("\r\n\0")
 FORCE_ROUTE = "x-ppd-force-route"
 QUEUE_TIMEOUT = "x-ppd-queue-timeout"
+HOPS = "x-ppd-hops"
+HOP_LIMIT = 2  # proxies that a request may have passed before this one
 
 
 class Ring(Protocol):
@@ -99,9 +101,11 @@ def leg_headers(
 ) -> dict[str, str]:
     """forwards_key: whether the client's key is for the workers. RequestError for what would break a leg's head.
 
+    LoopDetected if the request has passed too many proxies: a worker may be a proxy, or this very one.
     scope: of the client's tenant; a session's id then reaches workers only as the tenant's own.
     """
     kept = {name: headers[name] for name in FORWARDED if name in headers}
+    kept[HOPS] = str(_hops(headers) + 1)
     if not forwards_key:
         pass
     elif "authorization" in headers:
@@ -114,6 +118,16 @@ def leg_headers(
     if scope is not None and SESSION in kept:
         kept[SESSION] = scope.id(kept[SESSION])
     return kept
+
+
+def _hops(headers: Mapping[str, str]) -> int:
+    """How many proxies sent this request on. A client that says so itself harms no other."""
+    text = headers.get(HOPS, "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise RequestError("X-PPD-Hops: must be a whole number", param="X-PPD-Hops")
+    if int(text) > HOP_LIMIT:
+        raise LoopDetected(f"the request has passed {text} proxies: a worker of a proxy is a proxy", code="loop")
+    return int(text)
 
 
 def check_admin(headers: Mapping[str, str], admin_key: str) -> None:

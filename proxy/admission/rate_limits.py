@@ -1,7 +1,8 @@
 """Requests and tokens a minute for each key, as token buckets that hold one minute's allowance and always refill.
 
 A bucket is kept as the time at which it will be full, so an idle one need not be kept at all. A request is taken while
-both buckets hold at least one unit, and takes all of its tokens even if that leaves a debt. So a request of any size,
+both buckets hold at least one unit, and takes all of its tokens even if that leaves a debt; so does a list of prompts,
+which is as many requests. So a request of any size,
 even above a whole minute's allowance, is served once the debt is paid, and smaller ones of the same key cannot keep it
 out for ever. Over any time t a key uses at most its allowance for t + 60 s, plus the size of its last request. The
 Retry-After is exact: only the key's own requests can make it longer.
@@ -41,8 +42,11 @@ class RateLimits:
     def __len__(self) -> int:
         return len(self._full_s)
 
-    def take(self, client: Client, estimated_tokens: int, now_s: float) -> None:
-        """Counts one request of so many tokens; RateLimited, with nothing counted, if the key must wait."""
+    def take(self, client: Client, estimated_tokens: int, now_s: float, *, requests: int = 1) -> None:
+        """Counts a request of so many tokens; RateLimited, with nothing counted, if the key must wait.
+
+        requests: as how many it counts, being a list.
+        """
         if not client.requests_per_minute and not client.tokens_per_minute:
             return
         if self.replicated is not None:
@@ -59,7 +63,7 @@ class RateLimits:
                 retry_after_s=waits_s[longest],
                 headers=self.headers(client, now_s),
             )
-        self._charge(client, Limit.REQUESTS, 1, now_s)
+        self._charge(client, Limit.REQUESTS, requests, now_s)
         self._charge(client, Limit.TOKENS, estimated_tokens, now_s)
 
     def settle(self, client: Client, estimated_tokens: int, actual_tokens: int, now_s: float) -> None:

@@ -15,6 +15,7 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 
 from ..admission.auth import authenticate, check_operator_path, leg_headers, lowered
 from ..admission.keys import Client
+from ..admission.web_pages import Origins, check_is_json
 from ..assembly import Proxy
 from ..connectors.prefill import engine_version
 from ..errors import BodyTooLarge, NotFound, NoWorkerError, PPDError, RequestError
@@ -116,11 +117,16 @@ def _authenticated(proxy: Proxy) -> tuple[Client, dict[str, str]]:
 
 def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
     config = proxy.settings.config
+    origins = Origins(config.cors_allow_origins)
 
     async def forward(name: str = "") -> Response:
         if name and not AUDIO.fullmatch(request.path):
             raise NotFound(f"no such path: {request.path}")
         client, headers = _authenticated(proxy)
+        if name and request.method == "POST":
+            origins.check_form(lowered(request.headers))
+        elif request.method == "POST":
+            check_is_json(headers)
         body = await whole_body(config.idle_timeout_s)
         answer = await proxy.passthrough.forward(request.method, _target(), body, headers, client)
         if (record := _record()) is not None:
@@ -200,7 +206,7 @@ def _operator_routes(app: Quart, proxy: Proxy) -> None:
         check()
         ways = ways_to_serve(proxy.state.registry.views())
         lag = _lag(proxy)
-        is_ready = any(ways.values()) and not proxy.drain.is_draining and lag["loop_lag_s"] < LAG_LIMIT_S
+        is_ready = any(ways.values()) and not proxy.drain.is_announced and lag["loop_lag_s"] < LAG_LIMIT_S
         return Response(msgspec.json.encode({**ways, **lag}), 200 if is_ready else 503, content_type=JSON)
 
     @app.get("/metrics")

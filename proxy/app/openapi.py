@@ -51,12 +51,13 @@ STATUSES: dict[int, str] = {
     405: "This path has other methods.",
     408: "The body did not arrive in time.",
     413: "The body is larger than body_limit_bytes.",
-    415: "The body's Content-Encoding is neither gzip nor identity.",
+    415: "The body's Content-Type is not JSON, or its Content-Encoding is neither gzip nor identity.",
     429: "The key's rate limit: X-PPD-Refused names which. Or all workers that were asked said 429.",
     431: "The request's head is too large, or has too many lines.",
     502: "The workers asked could not be reached, closed the connection early, or gave an unusable answer.",
     503: "No worker can serve this now, or the proxy takes no more: X-PPD-Refused says why.",
     504: "The workers asked did not answer in time.",
+    508: "The request goes round: a worker is a proxy, perhaps this one.",
 }
 _REFUSALS = (429, 503)
 
@@ -209,16 +210,17 @@ def _turns() -> Json:
 
 
 def _passed_through() -> Json:
-    statuses = (*_WITH_BODY, 429, 502, 504)
+    statuses = (*_WITH_BODY, 415, 429, 502, 504, 508)
     responses = {
         "2XX": _ok("The worker's answer, unchanged.", {"*/*": {}}),
         **_answers({}, statuses, "WorkerError"),
         **_worker_errors("WorkerError"),
     }
-    body = {"required": True, "content": _json(ref("PassedThrough")) | {"*/*": {}}}
+    body = {"required": True, "content": _json(ref("PassedThrough"))}
+    form = {"required": True, "content": _json(ref("PassedThrough")) | {"multipart/form-data": {}}}
     shared = {"tags": ["pass-through"], "security": _CLIENT, "responses": responses}
 
-    def post(path: str) -> Json:
+    def post(path: str, body: Json = body) -> Json:
         return {"summary": "Passed to a worker.", "operationId": f"post{path}", "requestBody": body, **shared}
 
     audio = "/v1/audio/{name}"
@@ -228,7 +230,7 @@ def _passed_through() -> Json:
         audio: {
             "parameters": [name],
             "get": {"summary": "Passed to a worker.", "operationId": f"get{audio}", **shared},
-            "post": post(audio),
+            "post": post(audio, form),
         },
         **_stored(shared),
         "/version": {"get": _get("version", "The oldest engine's version.", "Version", "engines", _CLIENT, _HEAD_ONLY)},

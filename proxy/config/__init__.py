@@ -5,6 +5,7 @@ help, its row in the README (`python -m ppd.proxy.config.reference README.md`) a
 """
 
 from .keys import (
+    ANY_ORIGIN,
     KEYS,
     LIVE,
     OPERATOR_PATHS,
@@ -25,6 +26,7 @@ from .keys import (
 from .load import Draft, build, convert, secrets_in, with_changes
 
 __all__ = [
+    "ANY_ORIGIN",
     "KEYS",
     "LIVE",
     "OPERATOR_PATHS",

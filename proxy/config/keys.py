@@ -6,7 +6,8 @@ A key belongs to the group that is named last before it. Seconds and bytes throu
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -55,10 +56,10 @@ class Lookup(StrEnum):
 
 
 class DataPlane(StrEnum):
-    """Which server speaks plain HTTP/1.1 to clients; TLS and HTTP/2 always go to the stock one."""
+    """What serves turns over HTTP/1.1; over HTTP/2 it is always the ASGI application."""
 
-    DIRECT = "direct"  # the proxy's own
-    ASGI = "asgi"  # the stock server: Hypercorn and Quart
+    DIRECT = "direct"  # the connection itself
+    ASGI = "asgi"  # the ASGI application, in Quart
 
 
 class LogLevel(StrEnum):
@@ -94,14 +95,25 @@ class ProxyConfig:
     open_paths: Annotated[tuple[OperatorPath, ...], Meta(max_length=3)] = key(
         OPERATOR_PATHS, "answered without a key; those that are left out need the admin key"
     )
+    cors_allow_origins: Texts = key(
+        (),
+        "exact origins, such as `https://chat.example`, whose web pages may use the clients' API from users' browsers, "
+        "or `*` for all; never the admin API, `/health`, `/ready` and `/metrics`",
+    )
     tls_cert_file: Text = key("", "PEM chain; if set, clients must use TLS")
     tls_key_file: Text = key("", "private key of that certificate")
     tls_client_ca_file: Text = key("", "if set, clients must show a certificate of this authority")
     data_plane: DataPlane = key(
         DataPlane.DIRECT,
-        "who serves plain HTTP/1.1: `direct`, the proxy itself, or `asgi`, Hypercorn (docs/data-path.md)",
+        "what serves turns over HTTP/1.1: `direct`, the connection itself, or `asgi`, the ASGI application "
+        "(docs/data-path.md)",
     )
     shutdown_timeout_s: NotNegative = key(30.0, "time for answers to finish after SIGTERM")
+    drain_delay_s: NotNegative = key(
+        0.0,
+        "for this long after SIGTERM `/ready` says 503 while turns are still taken, so that load balancers notice "
+        "first; then the port closes and `shutdown_timeout_s` begins",
+    )
 
     body_limit_bytes: AtLeastOne = key(64 * MIB, "larger request bodies get 413", group="What one client may ask of it")
     head_limit_bytes: AtLeastOne = key(64 * 1024, "request heads with more bytes get 431")
@@ -270,6 +282,16 @@ class Constraint:
         return refused(self.keys[0], wrong_part(value, self.holds) if len(self.keys) == 1 else value, self.allowed)
 
 
+ANY_ORIGIN = "*"
+_ORIGIN = re.compile(
+    r"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?"
+)
+
+
+def _are_origins(texts: Sequence[str]) -> bool:
+    return tuple(texts) == (ANY_ORIGIN,) or all(map(_ORIGIN.fullmatch, texts))
+
+
 def _are_ranges(texts: Iterable[str]) -> bool:
     try:
         return all(map(ipaddress.ip_network, texts))
@@ -289,6 +311,11 @@ def _both_or_neither(one: str, other: str) -> bool:
 
 
 CONSTRAINTS = (
+    Constraint(
+        ("cors_allow_origins",),
+        'origins as browsers send them, as https://chat.example or http://localhost:3000, or "*" alone',
+        _are_origins,
+    ),
     Constraint(("heartbeat_allow",), "address ranges such as 10.0.0.0/8", _are_ranges),
     Constraint(
         ("heartbeat_host", "heartbeat_port", "heartbeat_allow", "curve_port", "heartbeat_open"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from functools import partial
 from typing import Any
 
 from hypercorn.typing import (
@@ -17,9 +18,11 @@ from hypercorn.typing import (
     ASGISendCallable,
     ASGISendEvent,
     ConnectionState,
+    HTTPScope,
     Scope,
 )
 
+from ..admission.web_pages import Headers, Origins
 from ..config import ProxyConfig
 from ..errors import PPDError, answer_body, comes_back
 from ..openai.request import Endpoint
@@ -28,16 +31,23 @@ from ..runtime.tasks import Drain, draining
 from ..telemetry.access_log import RECORD, AccessLog, AccessRecord
 from .limits import CUT_S, ConnectionLimits, OpenRequests
 
+_WRONG_KEY = 401
 BODY_REST_S = 5.0  # to read the rest of a request's body when its answer is complete
 _ENDPOINTS = {endpoint.value: endpoint for endpoint in Endpoint}
 EVENT_ENDS = (b"\n\n", b"\r\r", b"\n\r\n")
 
 
 class GuardedExchange:
-    """One request between the HTTP server and the app. limit_s: for the client to take each write."""
+    """One request between the HTTP server and the app.
 
-    def __init__(self, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable, limit_s: float) -> None:
+    limit_s: for the client to take each write. more: headers of whatever answer.
+    """
+
+    def __init__(
+        self, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable, limit_s: float, more: Headers = ()
+    ) -> None:
         self.scope = scope
+        self._more = _encoded(more)
         self.is_multiplexed: bool = scope["http_version"] >= "2"
         self.is_draining = False
         self.record: AccessRecord | None = None
@@ -47,6 +57,7 @@ class GuardedExchange:
         self._send = send
         self._limit_s = limit_s
         self._waiting: asyncio.Timeout | None = None
+        self._withheld: asyncio.Event | None = None  # set when the client leaves
         self._is_left = False
         self._is_ending = False  # in the last write: a disconnect that Hypercorn reports now is normal
         self._body_read = asyncio.Event()  # set when the whole request body was read
@@ -84,8 +95,11 @@ class GuardedExchange:
             self._is_event_stream = any(
                 name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
             )
+            if self._more:
+                headers += self._more
             if self.is_draining and not self.is_multiplexed:
-                event["headers"] = [*headers, (b"connection", b"close")]
+                headers.append((b"connection", b"close"))
+            event["headers"] = headers
         elif event["type"] == "http.response.body":
             self._tail = event["body"][-3:] or self._tail
             self._is_ending = not event.get("more_body", False)
@@ -102,8 +116,17 @@ class GuardedExchange:
         while not self._body_read.is_set():
             await self.receive()
 
+    async def withhold(self, delay_s: float) -> None:
+        """Waits until the answer may go out, or the client leaves."""
+        self._withheld = asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._withheld.wait()
+
     def leave(self) -> None:
         self._is_left = True
+        if self._withheld is not None:
+            self._withheld.set()
         self._body_read.set()
         if self._waiting is not None:
             with contextlib.suppress(RuntimeError):  # `receive` is just leaving it
@@ -127,10 +150,18 @@ class GuardedExchange:
 
     async def refuse(self, exc: PPDError) -> None:
         body = answer_body(exc, self.scope["path"])
-        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-        headers += [(name.lower().encode(), value.encode()) for name, value in comes_back(exc).items()]
-        await self.send({"type": "http.response.start", "status": exc.status, "headers": headers, "trailers": False})
+        await self.answer(exc.status, (("Content-Type", "application/json"), *comes_back(exc).items()), body)
+
+    async def answer(self, status: int, headers: Headers, body: bytes = b"") -> None:
+        encoded = _encoded(headers)
+        if body:
+            encoded.append((b"content-length", b"%d" % len(body)))
+        await self.send({"type": "http.response.start", "status": status, "headers": encoded, "trailers": False})
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode(), value.encode()) for name, value in headers]
 
 
 class Edge:
@@ -138,6 +169,7 @@ class Edge:
 
     def __init__(self, app: ASGIFramework, config: ProxyConfig, drain: Drain, access: AccessLog | None = None) -> None:
         self.requests = OpenRequests(config, drain, access)
+        self.origins = Origins(config.cors_allow_origins)
         self._app = app
         self._config = config
 
@@ -146,7 +178,8 @@ class Edge:
             await send({"type": "websocket.close", "code": 1000, "reason": None})
             return
         connection: ConnectionLimits = scope["state"]["connection"]
-        exchange = GuardedExchange(scope, receive, send, self._config.idle_timeout_s)
+        more, preflight = self._for_web_pages(scope)
+        exchange = GuardedExchange(scope, receive, send, self._config.idle_timeout_s, more)
         exchange.record = self.requests.opened(scope["method"], scope["path"])
         scope["state"] = ConnectionState(
             {**scope["state"], RECORD: exchange.record}
@@ -155,8 +188,10 @@ class Edge:
         try:
             query = b"?" + scope["query_string"] if scope["query_string"] else b""
             refusal = self.requests.refusal(scope["path"], scope["raw_path"] + query, tuple(scope["headers"]))
-            if refusal is None:
-                await self._app(scope, exchange.receive, exchange.send)
+            if refusal is None and preflight is not None:
+                await exchange.answer(204, preflight)
+            elif refusal is None:
+                await self._app(scope, exchange.receive, partial(self._send, exchange, connection.address))
             else:
                 exchange.is_draining = True  # the bytes that follow may not be a request
                 await self._refuse(exchange, refusal)
@@ -168,6 +203,23 @@ class Edge:
             if not exchange.is_complete and (not exchange.is_multiplexed or exchange.is_cut):
                 connection.break_off()
             self.requests.ended(exchange, connection, left=exchange.is_broken)
+
+    async def _send(self, exchange: GuardedExchange, address: str, event: ASGISendEvent) -> None:
+        is_wrong_key = event["type"] == "http.response.start" and event["status"] == _WRONG_KEY
+        if is_wrong_key and (delay_s := self.requests.wrong_keys.withhold(address)):
+            try:
+                await exchange.withhold(delay_s)
+            finally:
+                self.requests.wrong_keys.release()
+        await exchange.send(event)
+
+    def _for_web_pages(self, scope: HTTPScope) -> tuple[Headers, Headers | None]:
+        """The headers of whatever answer, and those of a preflight's, which has no others."""
+        if self.origins.is_off:
+            return (), None
+        fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(list(scope["headers"]))}
+        preflight = self.origins.preflight(fields, scope["path"]) if scope["method"] == "OPTIONS" else None
+        return (self.origins.headers(fields.get("origin"), scope["path"]) if preflight is None else ()), preflight
 
     async def _refuse(self, exchange: GuardedExchange, refusal: PPDError) -> None:
         hearing = asyncio.create_task(exchange.discard_body())

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 
 from hypercorn.typing import ASGIFramework
 
+from ..admission.web_pages import Headers
 from ..errors import RequestError
 from ..telemetry.access_log import RECORD
 from . import response
@@ -25,8 +26,10 @@ _LATE = 408
 class AsgiExchange:
     """An `Exchange` that runs the ASGI application: https://asgi.readthedocs.io."""
 
-    def __init__(self, connection: ClientConnection, head: RequestHead, app: ASGIFramework) -> None:
+    def __init__(self, connection: ClientConnection, head: RequestHead, app: ASGIFramework, more: Headers = ()) -> None:
+        """more: headers of an answer that does not come from the application."""
         self._connection = connection
+        self._more = more
         self._head = head
         self._app = app
         self._task: asyncio.Task[None] | None = None
@@ -55,7 +58,7 @@ class AsgiExchange:
         if self._refused is None:
             self._task = asyncio.create_task(self._run())
         else:
-            self._connection.write(response.refusal(self._refused, self._head.target))
+            self._connection.write(response.refusal(self._refused, self._head.target, self._more))
             self._connection.finished(keeps_alive=False)
 
     def take(self, data: bytes) -> None:
@@ -75,7 +78,7 @@ class AsgiExchange:
             return
         if not self._has_answered:
             self._has_answered = True
-            self._connection.write(response.refusal(error, self._head.target))
+            self._connection.write(response.refusal(error, self._head.target, self._more))
             if (record := self._asked.get("state", {}).get(RECORD)) is not None:
                 record.status = error.status
         self.leave()
@@ -114,7 +117,7 @@ class AsgiExchange:
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": self._head.version,
             "method": self._head.method.decode("ascii"),
-            "scheme": "http",
+            "scheme": "https" if self._connection.limits.is_tls else "http",
             "path": unquote(path.decode("latin-1")),
             "raw_path": path,
             "query_string": query,
@@ -177,17 +180,23 @@ class RefusedExchange:
     """An `Exchange` that answers an unreadable or forbidden request with an error, and closes the connection."""
 
     def __init__(
-        self, connection: ClientConnection, error: RequestError, note: Callable[[int], None], target: bytes = b""
+        self,
+        connection: ClientConnection,
+        error: RequestError,
+        note: Callable[[int], None],
+        target: bytes = b"",
+        more: Headers = (),
     ) -> None:
         """note: told the status."""
         self._connection = connection
         self._error = error
         self._note = note
         self._target = target
+        self._more = more
 
     def begin(self) -> None:
         self._note(self._error.status)
-        self._connection.write(response.refusal(self._error, self._target))
+        self._connection.write(response.refusal(self._error, self._target, self._more))
         self._connection.finished(keeps_alive=False)
 
     def take(self, data: bytes) -> None: ...

@@ -1,14 +1,16 @@
-"""Clients' connections: accepted, counted and limited here, then served by one of the two data planes."""
+"""Clients' connections: accepted, counted and limited here, then served as HTTP/1.1 or HTTP/2."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 import logging
 import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
@@ -19,40 +21,48 @@ from ..runtime.tls import Tls
 from . import response
 from .http1_connection import ClientConnection
 from .hypercorn import HypercornReader, HypercornServer
-from .limits import CLOSE_S, ConnectionLimits, Patience
-from .turn_exchange import Direct
+from .limits import CLOSE_S, ConnectionLimits, IdleConnections, Patience
+from .turn_exchange import Http1Server
 
 log = logging.getLogger(__name__)
 
 LAST_S = 1.0  # at the end of the process, for clients to take what is already written
 ACCEPT_AGAIN_S = 0.5  # pause in accepting when no file descriptor is left
+# A frame of 8 bytes, type 7, on stream 0: no error, and no stream is refused yet.
+GOAWAY = b"\x00\x00\x08\x07\x00" + bytes(4) + b"\x7f\xff\xff\xff" + bytes(4)
+TURN_AWAY_S = 1.0  # for a client without a place to take its refusal
+TURNED_AWAY_AT_ONCE = 256  # further ones are closed without a word
 AT_ONCE = 64  # connections accepted in a row before open ones are served again
 SOME_AT_ONCE = 4  # the same if other processes accept from this socket: all should share a burst
 
 
 class Connections:
-    """Every connection of one listening socket. direct: serves plain HTTP/1.1; None: Hypercorn serves everything."""
+    """Every connection of one listening socket."""
 
     def __init__(
         self,
+        http1: Http1Server,
         hypercorn: HypercornServer,
-        direct: Direct | None,
         config: ProxyConfig,
         tls: Tls | None,
         now: Callable[[], float],
     ) -> None:
+        self._http1 = http1
         self._hypercorn = hypercorn
-        self._direct = direct
         self._tls = tls
         self._now = now
         self._patience = Patience(config.head_timeout_s, config.idle_connection_s)
         self._limit = config.connections_per_address
         self._limit_of_all = share_of_clients(open_files_limit())
         self._open: set[ConnectionLimits] = set()
+        self._idle = IdleConnections()
+        self._http2: set[ConnectionLimits] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._by_address: Counter[str] = Counter()
         self._count = 0
         self._refused = 0
+        self._evicted = 0
+        self._turning_away = 0
         self._at_once = AT_ONCE
 
     def share_bursts(self) -> None:
@@ -102,29 +112,42 @@ class Connections:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def go_away(self) -> None:
+        """Tells clients of HTTP/2 to begin no further stream here; those under way go on (RFC 9113, 6.8)."""
+        for limits in self._http2:
+            # One that has served a request was sent our settings, which must come first.
+            if limits.has_served and not limits.transport.is_closing():
+                limits.transport.write(GOAWAY)
+
     def gauges(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("ppd_connections", "Clients' connections that are open", self._count)
         yield CounterMetricFamily("ppd_connections_refused", "Connections above a limit on their number", self._refused)
+        yield CounterMetricFamily(
+            "ppd_connections_evicted", "Idle connections closed for new ones at that limit", self._evicted
+        )
 
-    # -- called by direct connections
+    # -- called by the connections
 
-    def opened(self, transport: asyncio.Transport) -> ConnectionLimits:
-        limits = ConnectionLimits(transport, self._patience, self._now)
+    def opened(self, transport: asyncio.Transport, address: str) -> ConnectionLimits:
+        limits = ConnectionLimits(
+            transport, self._patience, self._now, address=address, is_tls=self._tls is not None, idle=self._idle
+        )
         self._open.add(limits)
         return limits
 
-    def closed(self, limits: ConnectionLimits, address: str) -> None:
+    def closed(self, limits: ConnectionLimits) -> None:
         self._open.discard(limits)
-        self._gone(address)
+        self._idle.discard(limits)
+        self._gone(limits.address)
 
-    def speak_http2(self, limits: ConnectionLimits, address: str, data: bytes) -> None:
+    def speak_http2(self, limits: ConnectionLimits, data: bytes) -> None:
         """Hands a connection that begins with HTTP/2's preface to Hypercorn."""
         reader = HypercornReader()
         protocol = asyncio.StreamReaderProtocol(reader, loop=asyncio.get_running_loop())
         limits.transport.set_protocol(protocol)
         protocol.connection_made(limits.transport)
         reader.feed_data(data)
-        self._start(self._speak_hypercorn(limits, protocol, reader, address))
+        self._start(self._serve_http2(limits, protocol, reader))
 
     # -- accepting
 
@@ -132,22 +155,43 @@ class Connections:
         refusal = self._refusal(key)
         if refusal:
             self._refused += 1
-            _turn_away(accepted, "" if self._tls else refusal)
+            if self._turning_away < min(TURNED_AWAY_AT_ONCE, self._limit_of_all // 8):
+                self._start(self._turn_away(accepted, refusal))
+            else:
+                accepted.close()
             return
         self._count += 1
         self._by_address[key] += 1
-        self._start(self._serve_hypercorn(accepted, key) if self._direct is None else self._serve(accepted, key))
+        connection = ClientConnection(self._http1, self, key)
+        arriving = _Arriving(key, self._start(self._connect(lambda: connection, accepted)))
+        self._idle.add(arriving)
+        arriving.task.add_done_callback(partial(self._arrived, accepted, arriving, connection))
+
+    def _arrived(
+        self, accepted: socket.socket, arriving: _Arriving, connection: ClientConnection, task: asyncio.Task[None]
+    ) -> None:
+        self._idle.discard(arriving)
+        if not connection.is_made:  # its client has gone, its handshake failed, or it was evicted
+            why = "evicted" if task.cancelled() else task.exception()
+            log.debug("a connection could not be set up: %s", why)
+            accepted.close()
+            self._gone(arriving.address)
 
     def _refusal(self, key: str) -> str:
-        """Why this address gets no more connections; empty if it does.
+        """Why this address gets no more connections; empty if it does, perhaps in place of one that is idle.
 
         Idle clients must not use up the file descriptors that turns need for connections to workers.
         """
-        if self._by_address[key] >= self._limit:
+        if self._by_address[key] >= self._limit and not self._evict(key):
             return f"more than {self._limit} connections from one address"
-        if self._count >= self._limit_of_all:
+        if self._count >= self._limit_of_all and not self._evict(None):
             return f"more than {self._limit_of_all} connections"
         return ""
+
+    def _evict(self, address: str | None) -> bool:
+        is_evicted = self._idle.evict(address)
+        self._evicted += is_evicted
+        return is_evicted
 
     def _gone(self, key: str) -> None:
         self._count -= 1
@@ -155,48 +199,48 @@ class Connections:
         if not self._by_address[key]:
             del self._by_address[key]
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _serve(self, accepted: socket.socket, address: str) -> None:
-        direct = self._direct
-        assert direct is not None, "this is its data plane"
-        loop = asyncio.get_running_loop()
+    async def _turn_away(self, accepted: socket.socket, why: str) -> None:
+        """Sends the refusal, and reads on for a moment, so that no reset overtakes it."""
+        self._turning_away += 1
+        client = _TurnedAway(why)
         try:
-            await loop.connect_accepted_socket(lambda: ClientConnection(direct, self, address), accepted)
-        except OSError as exc:
-            log.debug("a connection was gone at once: %s", exc)
-            accepted.close()
-            self._gone(address)
+            async with asyncio.timeout(TURN_AWAY_S):
+                await self._connect(lambda: client, accepted)
+                await client.is_gone.wait()
+        except OSError:  # TimeoutError is one
+            pass
+        finally:
+            self._turning_away -= 1
+            if client.transport is None:
+                accepted.close()
+            else:
+                client.transport.abort()
 
-    async def _serve_hypercorn(self, accepted: socket.socket, address: str) -> None:
-        loop = asyncio.get_running_loop()
-        reader = HypercornReader()
-        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-        try:
-            transport, _ = await loop.connect_accepted_socket(
-                lambda: protocol,
-                accepted,
-                ssl=self._tls.context if self._tls else None,
-                ssl_handshake_timeout=self._patience.head_s if self._tls else None,
-                ssl_shutdown_timeout=CLOSE_S if self._tls else None,
-            )
-        except OSError as exc:  # a handshake that failed
-            log.debug("a TLS handshake failed: %s", exc)
-            accepted.close()
-            self._gone(address)
-            return
-        await self._speak_hypercorn(self.opened(transport), protocol, reader, address)
+    async def _connect(self, make: Callable[[], asyncio.Protocol], accepted: socket.socket) -> None:
+        """With TLS the handshake comes first; OSError if that fails, or the client has gone."""
+        await asyncio.get_running_loop().connect_accepted_socket(
+            make,
+            accepted,
+            ssl=self._tls.context if self._tls else None,
+            ssl_handshake_timeout=self._patience.head_s if self._tls else None,
+            ssl_shutdown_timeout=CLOSE_S if self._tls else None,
+        )
 
-    async def _speak_hypercorn(
-        self, limits: ConnectionLimits, protocol: asyncio.StreamReaderProtocol, reader: HypercornReader, address: str
+    async def _serve_http2(
+        self, limits: ConnectionLimits, protocol: asyncio.StreamReaderProtocol, reader: HypercornReader
     ) -> None:
+        self._http2.add(limits)
         try:
             await self._hypercorn.serve(limits, protocol, reader)
         finally:
-            self.closed(limits, address)
+            self._http2.discard(limits)
+            self.closed(limits)
 
 
 def _address_key(host: str) -> str:
@@ -207,9 +251,30 @@ def _address_key(host: str) -> str:
     return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))
 
 
-def _turn_away(accepted: socket.socket, why: str) -> None:
-    """Closes the socket. why: sent first, if the client takes it at once; empty for TLS clients, who can't read it."""
-    with accepted:
-        if why:
-            with contextlib.suppress(OSError):
-                accepted.send(response.refusal(Overloaded(why, reason="connections", retry_after_s=1.0)))
+@dataclass(frozen=True, eq=False, slots=True)
+class _Arriving:
+    """A connection that is being set up; with TLS that is its handshake."""
+
+    address: str
+    task: asyncio.Task[None]
+
+    def evict(self) -> bool:
+        return self.task.cancel()
+
+
+class _TurnedAway(asyncio.Protocol):
+    """A client that gets no place: told why, then read without heed until it closes."""
+
+    def __init__(self, why: str) -> None:
+        self.is_gone = asyncio.Event()
+        self.transport: asyncio.Transport | None = None
+        self._why = why
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = made = cast("asyncio.Transport", transport)
+        made.write(response.refusal(Overloaded(self._why, reason="connections", retry_after_s=1.0)))
+        if made.can_write_eof():
+            made.write_eof()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_gone.set()

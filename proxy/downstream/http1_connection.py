@@ -13,11 +13,11 @@ import httptools
 
 from ..errors import RequestError
 from .limits import ConnectionLimits
-from .request_head import OLD, VERSIONS, RequestHead, head_too_large, not_supported, without_offer
+from .request_head import OLD, VERSIONS, RequestHead, head_too_large, not_supported, origin_form, without_offer
 
 SLICE_BYTES = 16 * 1024
 HELD_BYTES = 64 * 1024
-_HTTP2 = b"PRI * HTTP/2"
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # RFC 9113, 3.4
 
 
 class Exchange(Protocol):
@@ -42,11 +42,11 @@ class Exchange(Protocol):
 class Host(Protocol):
     """Counts connections, and takes over those that speak HTTP/2."""
 
-    def opened(self, transport: asyncio.Transport) -> ConnectionLimits: ...
+    def opened(self, transport: asyncio.Transport, address: str) -> ConnectionLimits: ...
 
-    def closed(self, limits: ConnectionLimits, address: str) -> None: ...
+    def closed(self, limits: ConnectionLimits) -> None: ...
 
-    def speak_http2(self, limits: ConnectionLimits, address: str, data: bytes) -> None: ...
+    def speak_http2(self, limits: ConnectionLimits, data: bytes) -> None: ...
 
 
 class Server(Protocol):
@@ -66,6 +66,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, server: Server, host: Host, address: str) -> None:
         self.limits: ConnectionLimits
+        self.is_made = False  # from here on, `host` is told when it is closed
         self.loop = asyncio.get_running_loop()
         self._server = server
         self._host = host
@@ -120,10 +121,12 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self.limits = self._host.opened(self._transport)
+        self.is_made = True
+        self.limits = self._host.opened(self._transport, self._address)
 
     def data_received(self, data: bytes) -> None:
         if self._ignores_input:
+            self.limits.lingers()
             return
         if not self._has_read:
             data, self._held = self._held + data, b""
@@ -132,7 +135,7 @@ class ClientConnection(asyncio.Protocol):
                 return
             self._has_read = True
             if data.startswith(_HTTP2):
-                self._host.speak_http2(self.limits, self._address, data)
+                self._host.speak_http2(self.limits, data)
                 return
         self._parse(data)
 
@@ -150,7 +153,7 @@ class ClientConnection(asyncio.Protocol):
             if current is not None:
                 current.leave()
         finally:
-            self._host.closed(self.limits, self._address)
+            self._host.closed(self.limits)
 
     def pause_writing(self) -> None:
         self._is_stalled = self.limits.is_stalled = True
@@ -256,14 +259,14 @@ class ClientConnection(asyncio.Protocol):
         self._parse(held)
 
     def _end(self) -> None:
-        """Half-closes: a full close with unread input sends a reset, which can cut the last answer short."""
+        is_read = self._incoming is None and not self._ignores_input and not self._held
         self._ignores_input = self._is_ended = True
         self._ahead.clear()
         self._held = b""
         self._stop_body_timer()
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
-            self.limits.close_gently()
+            self.limits.close_gently(is_read=is_read)
 
     # -- how long a client may take
 
@@ -329,11 +332,14 @@ class ClientConnection(asyncio.Protocol):
         if parser.should_upgrade():
             self._offer = without_offer(parser.get_method(), self._target, version, self._headers)
             return
+        target, headers = self._target, self._headers
+        if not target.startswith(b"/"):
+            target, headers = origin_form(target, headers)
         head = RequestHead(
             parser.get_method(),
-            self._target,
-            self._headers,
-            {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self._headers)},
+            target,
+            headers,
+            {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(headers)},
             version,
             version == OLD,
             parser.should_keep_alive(),

@@ -1,4 +1,4 @@
-"""Connections that Hypercorn serves: TLS, HTTP/2, and all of them where `data_plane` is `asgi`.
+"""HTTP/2, which Hypercorn speaks. It gets a connection that has begun with HTTP/2's preface.
 
 Hypercorn's own accept loop counts no connections, and has a single time-out for heads and idle connections. So it is
 handed accepted connections through `TCPServer`, the only internal part of it that is used.

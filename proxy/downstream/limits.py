@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import Protocol
 
+from ..admission.wrong_keys import WrongKeys
 from ..config import OPERATOR_PATHS, ProxyConfig
 from ..errors import PPDError, RequestError
 from ..runtime.tasks import Drain, draining
@@ -18,6 +23,8 @@ from .request_head import check_target, check_values, head_too_large, size_of, t
 
 CUT_S = 1.0  # for clients to take the end of an answer that a drain cuts short
 CLOSE_S = 5.0  # for a client to take the last bytes when its connection is closed
+LINGER_S = 1.0  # without a byte from a client over TLS that may not have read its last answer
+EVICTION_TRIES = 8  # connections looked at for one to close
 LEFT_LIMIT = 500  # a connection is dropped after more abandoned requests than this, ...
 LEFT_SHARE = 0.5  # ... if they are more than this share of its requests (HTTP/2 "rapid reset")
 
@@ -44,11 +51,63 @@ class AtWork(Protocol):
     def leave(self) -> None: ...  # the client is gone
 
 
+class IdleConnection(Protocol):
+    @property
+    def address(self) -> str: ...
+
+    def evict(self) -> bool:
+        """Closes it for another's sake; False if that must not be, as its client still takes an answer."""
+
+
+class IdleConnections:
+    """Those without a request, of each address and of all, longest idle first. Each step takes constant time."""
+
+    def __init__(self) -> None:
+        self._all: OrderedDict[IdleConnection, None] = OrderedDict()
+        self._by_address: dict[str, OrderedDict[IdleConnection, None]] = {}
+
+    def add(self, connection: IdleConnection) -> None:
+        self._all[connection] = None
+        self._by_address.setdefault(connection.address, OrderedDict())[connection] = None
+
+    def discard(self, connection: IdleConnection) -> None:
+        if self._all.pop(connection, self) is self:
+            return
+        own = self._by_address[connection.address]
+        del own[connection]
+        if not own:
+            del self._by_address[connection.address]
+
+    def evict(self, address: str | None = None) -> bool:
+        """Closes the longest idle one, of this address if one is given; False if there is none that may be closed."""
+        idle = self._all if address is None else self._by_address.get(address, OrderedDict())
+        for connection in tuple(islice(idle, EVICTION_TRIES)):
+            self.discard(connection)
+            if connection.evict():
+                return True
+            self.add(connection)
+        return False
+
+
 class ConnectionLimits:
     """The phase of one client's connection and its deadline. now: a monotonic clock in seconds."""
 
-    def __init__(self, transport: asyncio.Transport, patience: Patience, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        patience: Patience,
+        now: Callable[[], float],
+        *,
+        address: str = "",
+        is_tls: bool = False,
+        idle: IdleConnections | None = None,
+    ) -> None:
+        """idle: holds this connection while it has no request."""
         self.transport = transport
+        self.address = address
+        self.is_tls = is_tls
+        self._idle = idle or IdleConnections()
+        self._idle.add(self)
         self.phase = ConnectionPhase.WAITING
         self.is_stalled = False  # the client does not take its answer, which has a time-out of its own
         self._patience = patience
@@ -59,18 +118,25 @@ class ConnectionLimits:
         self._left = 0
         self._is_multiplexed = False
         self._is_ending = False
+        self._latest_s = math.inf  # for the deadline of a connection that lingers
 
     def heard(self) -> None:
         """Bytes came. On HTTP/2 they need not belong to a request, so only the idle time counts there."""
-        if self.phase is ConnectionPhase.WAITING and not self._is_multiplexed:
+        if self.phase is ConnectionPhase.WAITING and not self._is_multiplexed and not self._is_ending:
             self.phase = ConnectionPhase.HEAD
+            self._idle.discard(self)
             self._deadline_s = self._now() + self._patience.head_s
 
     def began(self, request: AtWork) -> None:
         self.phase = ConnectionPhase.BUSY
+        self._idle.discard(self)
         self._is_multiplexed = request.is_multiplexed
         self._at_work.add(request)
         self._requests += 1
+
+    @property
+    def has_served(self) -> bool:
+        return self._requests > 0
 
     def ended(self, request: AtWork, *, left: bool) -> None:
         """left: the client went before the answer was complete."""
@@ -80,7 +146,20 @@ class ConnectionLimits:
             self.abort()
         elif not self._at_work:
             self.phase = ConnectionPhase.WAITING
-            self._deadline_s = self._now() + self._patience.idle_s
+            if not self._is_ending:
+                self._deadline_s = self._now() + self._patience.idle_s
+                if not self.transport.is_closing():
+                    self._idle.add(self)
+
+    def evict(self) -> bool:
+        if self.is_stalled or self.transport.get_write_buffer_size():
+            return False
+        self._is_ending = True
+        if self.is_tls:
+            self.abort()  # else it would wait for the client's goodbye, and keep its place
+        else:
+            self.close(CLOSE_S)
+        return True
 
     def lost(self) -> None:
         """The client has left. Hypercorn reports that too, but not while it holds back a pipelined request."""
@@ -100,16 +179,33 @@ class ConnectionLimits:
         self.close(CLOSE_S)
 
     def close(self, limit_s: float) -> None:
+        self._idle.discard(self)
         self.phase = ConnectionPhase.WAITING
         self._deadline_s = self._now() + limit_s
         self.transport.close()
 
-    def close_gently(self) -> None:
-        """Half-closes, for a client that may still send: unread input causes a reset, which can overtake the answer."""
+    def close_gently(self, *, is_read: bool) -> None:
+        """Closes after the last answer. Unread input would cause a reset, which can overtake that answer.
+
+        So the connection is half-closed and read on until the client closes too. TLS has no half-close: there the
+        connection stays open for a while, unless all that the client sent `is_read`.
+        """
         self._is_ending = True
+        self._idle.discard(self)
+        if self.is_tls and is_read:
+            self.close(CLOSE_S)
+            return
         self.phase = ConnectionPhase.WAITING
-        self._deadline_s = self._now() + CLOSE_S
-        self.transport.write_eof()
+        self._deadline_s = self._latest_s = self._now() + CLOSE_S
+        if self.is_tls:
+            self.lingers()
+        else:
+            self.transport.write_eof()
+
+    def lingers(self) -> None:
+        """The client still sends, or was just answered."""
+        if self.is_tls:
+            self._deadline_s = min(self._latest_s, self._now() + LINGER_S)
 
     def break_off(self) -> None:
         """Drops the connection, so that the client sees that its answer is incomplete, unless it is closing already."""
@@ -143,6 +239,7 @@ class OpenRequests:
         self._config = config
         self._drain = drain
         self._access = access
+        self.wrong_keys = WrongKeys(time.monotonic)
         self._open: set[UnderWay] = set()
         self._quiet = asyncio.Event()
 

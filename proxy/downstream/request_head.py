@@ -14,6 +14,7 @@ VERSIONS = (OLD, "1.1")
 OFFERED = b"xpgrade"  # an Upgrade header is renamed to this
 
 _TARGET = re.compile(rb"/[\x21-\x7e]*")
+_ORIGIN = re.compile(rb"https?://((?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?)(?=[/?]|$)", re.I)
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
@@ -47,6 +48,20 @@ def without_offer(method: bytes, target: bytes, version: str, headers: Iterable[
     lines = [b"%b %b HTTP/%b" % (method, target, version.encode())]
     lines += [b"%b: %b" % (OFFERED if name == b"upgrade" else name, value) for name, value in headers]
     return b"\r\n".join((*lines, b"", b""))
+
+
+def origin_form(target: bytes, headers: list[tuple[bytes, bytes]]) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+    """Path and query of a target that is a whole URL, and the headers with its host (RFC 9112, 3.2.2).
+
+    A target that is no URL of HTTP is returned as it is; so are the headers if Host is not there exactly once.
+    """
+    url = _ORIGIN.match(target)
+    if url is None:
+        return target, headers
+    rest = target[url.end() :]
+    if [name for name, _ in headers].count(b"host") == 1:
+        headers = [(name, url[1] if name == b"host" else value) for name, value in headers]
+    return (rest if rest.startswith(b"/") else b"/" + rest), headers
 
 
 def size_of(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:

@@ -32,13 +32,13 @@ def head(
     return text.encode("latin-1", "replace")
 
 
-def refusal(error: PPDError, target: bytes = b"") -> bytes:
+def refusal(error: PPDError, target: bytes = b"", more: Iterable[tuple[str, str]] = ()) -> bytes:
     """A complete response that closes the connection, for a request that is not read any further.
 
-    target: the request's path and query, as far as they are known.
+    target: the request's path and query, as far as they are known. more: headers of it.
     """
     body = answer_body(error, target.partition(b"?")[0].decode("latin-1"))
-    headers = (("Content-Type", "application/json"), *comes_back(error).items())
+    headers = (("Content-Type", "application/json"), *comes_back(error).items(), *more)
     return head(error.status, headers, size=len(body), connection=connection(False, is_old=False)) + body
 
 

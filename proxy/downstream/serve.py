@@ -13,7 +13,7 @@ from ..runtime.tls import client_tls
 from .asgi_edge import Edge
 from .connections import Connections
 from .hypercorn import HypercornServer
-from .turn_exchange import Direct
+from .turn_exchange import Http1Server
 
 BACKLOG = 4096  # a burst of clients must not be refused by the kernel
 
@@ -37,8 +37,8 @@ def listen(config: ProxyConfig) -> socket.socket:
 
 
 async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> None:
-    """Serves until `stop` is set, then drains: open answers get `shutdown_timeout_s` to end. Closes `listening`.
-
+    """Serves until `stop` is set, and `drain_delay_s` longer. Then it closes `listening` and drains: open answers get
+    `shutdown_timeout_s` to end.
     ConfigError if a port is taken or a certificate can't be used.
     """
     proxy.loop_watch.start()
@@ -55,9 +55,8 @@ async def _serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) ->
         proxy.listener.open()
     app = create_app(proxy)
     edge = Edge(app, config, proxy.drain, proxy.access_log)
-    is_direct = config.data_plane is DataPlane.DIRECT and tls is None
-    direct = Direct(edge, proxy.turns, config) if is_direct else None
-    connections = Connections(HypercornServer(edge, config), direct, config, tls, proxy.state.now)
+    http1 = Http1Server(edge, proxy.turns if config.data_plane is DataPlane.DIRECT else None, config)
+    connections = Connections(http1, HypercornServer(edge, config), config, tls, proxy.state.now)
     if proxy.membership.peers:
         connections.share_bursts()
     proxy.state.metrics.watch(connections.gauges)
@@ -70,10 +69,13 @@ async def _serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) ->
                 watching.append(tasks.create_task(tls.watch(proxy.state.metrics.reloaded)))
             accepting = tasks.create_task(connections.accept(listening))
             await stop.wait()
+            proxy.drain.announce()
+            await asyncio.sleep(config.drain_delay_s)
             accepting.cancel()
             await asyncio.wait({accepting})
             listening.close()
             proxy.drain.begin()
+            connections.go_away()
             await edge.requests.drained(config.shutdown_timeout_s)
             for task in watching:
                 task.cancel()

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on the direct data plane: `Direct` makes each request's exchange, and `TurnExchange` serves one turn.
+"""HTTP/1.1: `Http1Server` makes each request's exchange, and `TurnExchange` serves one turn on the direct data plane.
 
 A turn runs without ASGI: its head is checked and its body read here, the turn service answers it, and the answer is
 written as it comes.
@@ -11,7 +11,9 @@ import logging
 from contextlib import aclosing
 from enum import Enum
 from functools import partial
+from urllib.parse import unquote
 
+from ..admission.web_pages import Headers
 from ..app.request_body import check_coding, decoded
 from ..config import ProxyConfig
 from ..errors import BodyTooLarge, Forbidden, PPDError, RequestError
@@ -36,10 +38,13 @@ EVENT_STREAM = "text/event-stream"
 _TURNS = {endpoint.value.encode(): endpoint for endpoint in Endpoint}
 
 
-class Direct:
-    """Makes the exchange for each request: a `TurnExchange` for a turn, an `AsgiExchange` for anything else."""
+class Http1Server:
+    """Makes the exchange for each request: a `TurnExchange` for a turn, an `AsgiExchange` for anything else.
 
-    def __init__(self, edge: Edge, service: TurnService, config: ProxyConfig) -> None:
+    service: answers turns; None: the application answers them too.
+    """
+
+    def __init__(self, edge: Edge, service: TurnService | None, config: ProxyConfig) -> None:
         self.patience_s = config.idle_timeout_s
         self.head_limit_bytes = config.head_limit_bytes
         self._body_limit_bytes = config.body_limit_bytes
@@ -47,14 +52,16 @@ class Direct:
         self._service = service
 
     def exchange(self, connection: ClientConnection, head: RequestHead) -> Exchange:
-        refused = _head_error(head)
         path = head.target.partition(b"?")[0]
+        origins = self._edge.origins
+        more = () if origins.is_off else origins.headers(head.fields.get("origin"), unquote(path.decode("latin-1")))
+        refused = _head_error(head)
         if refused is not None:
             note = partial(self._edge.requests.refused, head.method.decode("latin-1"), path.decode("latin-1"))
-            return RefusedExchange(connection, refused, note, head.target)
+            return RefusedExchange(connection, refused, note, head.target, more)
         endpoint = _TURNS.get(path) if head.method == b"POST" else None
-        if endpoint is None:
-            return AsgiExchange(connection, head, self._edge)
+        if endpoint is None or self._service is None:
+            return AsgiExchange(connection, head, self._edge, more)
         return TurnExchange(
             connection,
             head,
@@ -63,6 +70,7 @@ class Direct:
             self._service,
             body_limit_bytes=self._body_limit_bytes,
             idle_s=self.patience_s,
+            more=more,
         )
 
     def refusal(self, connection: ClientConnection, error: RequestError) -> Exchange:
@@ -91,13 +99,15 @@ class _State(Enum):
     WAITING = "waiting"  # the answers before this one are not written yet
     READING = "reading"  # the request's body is being read
     ASKING = "asking"  # a task awaits the turn service
+    WITHHOLDING = "withholding"  # the key was wrong: the answer waits
     STREAMING = "streaming"  # the answer goes out in pieces
     OVER = "over"
 
 
 # Looking up an enum's members by name is slow.
 _WAITING, _READING, _ASKING = _State.WAITING, _State.READING, _State.ASKING
-_STREAMING, _OVER = _State.STREAMING, _State.OVER
+_WITHHOLDING, _STREAMING, _OVER = _State.WITHHOLDING, _State.STREAMING, _State.OVER
+_WRONG_KEY = 401
 
 
 class TurnExchange:
@@ -115,9 +125,12 @@ class TurnExchange:
         *,
         body_limit_bytes: int,
         idle_s: float,
+        more: Headers,
     ) -> None:
+        """more: headers of whatever answer."""
         self.is_draining = False
         self.record: AccessRecord | None = None
+        self._more = more
         self._connection = connection
         self._head: RequestHead | None = head  # dropped when the request has come: a stream may be open for long
         self._is_old, self._may_keep_alive = head.is_old, head.keeps_alive
@@ -135,6 +148,7 @@ class TurnExchange:
         self._task: asyncio.Task[None] | None = None
         self._splice: Splice | None = None
         self._body: StreamedBody | None = None
+        self._withheld: asyncio.TimerHandle | None = None
         self._room: asyncio.Event | None = None  # set when the client takes data again; None while it does
         self._is_chunked = not head.is_old
         self._is_event_stream = False
@@ -172,7 +186,7 @@ class TurnExchange:
             self._connection.write(response.CONTINUE)
 
     def take(self, data: bytes) -> None:
-        if self._state is _OVER or self._refused is not None:
+        if self._state is _OVER or self._state is _WITHHOLDING or self._refused is not None:
             return
         if not self._received:
             self._received = data  # most bodies come in one piece, and need no copy
@@ -269,6 +283,15 @@ class TurnExchange:
             self._reply(error_reply(error, self._endpoint))
 
     def _reply(self, reply: TurnReply) -> None:
+        """Writes a whole answer; one that says that the key is wrong may have to wait."""
+        wrong_keys = self._requests.wrong_keys
+        if reply.status == _WRONG_KEY and (delay_s := wrong_keys.withhold(self._connection.limits.address)):
+            self._state = _WITHHOLDING
+            self._withheld = self._connection.loop.call_later(delay_s, self._write_reply, reply)
+        else:
+            self._write_reply(reply)
+
+    def _write_reply(self, reply: TurnReply) -> None:
         assert isinstance(reply.body, bytes), "the answer is whole"
         self._connection.write(self._answer_head(reply, len(reply.body)) + reply.body)
         self._finish()
@@ -276,7 +299,7 @@ class TurnExchange:
     def _answer_head(self, reply: TurnReply, size: int | None) -> bytes:
         if self.record is not None:
             self.record.status = reply.status
-        headers = (("Content-Type", reply.content_type), *reply.headers.items())
+        headers = (("Content-Type", reply.content_type), *reply.headers.items(), *self._more)
         connection = response.connection(self._may_keep_alive and not self.is_draining, is_old=self._is_old)
         return response.head(reply.status, headers, size=size, is_chunked=self._is_chunked, connection=connection)
 
@@ -289,7 +312,7 @@ class TurnExchange:
         """An answer that has not begun becomes an error; a stream ends with an error event if it can take one."""
         self.is_draining = True
         held = self._held()
-        if self._state in (_READING, _ASKING):
+        if self._state in (_READING, _ASKING, _WITHHOLDING):
             self._reply(error_reply(draining(), self._endpoint))
         elif self._state is _STREAMING and self._is_event_stream and self._tail.endswith(EVENT_ENDS):
             self.send(broken_off(self._endpoint, draining().message, 503), is_last=True)
@@ -328,6 +351,10 @@ class TurnExchange:
             self._state = _OVER
             if is_begun:
                 self._requests.ended(self, self._connection.limits, left=left)
+        if self._withheld is not None:
+            self._withheld.cancel()
+            self._withheld = None
+            self._requests.wrong_keys.release()
         self._received = b""
         self._task = self._splice = self._body = None  # breaks reference cycles, so that all is freed at once
 

@@ -65,7 +65,7 @@ async def probe(
     timeout_s: float = TIMEOUT_S,
 ) -> EngineStatus:
     """Never raises for what an engine does: one that can't be reached is not healthy."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    headers = {"X-PPD-Hops": "1"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
     refused, wants_key, why = False, False, ""
 
     async def ask(path: str) -> bytes | None:

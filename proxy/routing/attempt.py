@@ -113,7 +113,7 @@ class TurnContext(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]
     forced: Route | None = None
     patience_s: float = math.inf  # in the queue; the proxy's own limit may be shorter
-    is_counted: bool = False  # part of a list that has been counted as one request: only its tokens count
+    is_counted: bool = False  # one of a list whose prompts have been counted: only its tokens count
 
 
 def in_class(request: Request, client: Client) -> Request:

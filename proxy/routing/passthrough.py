@@ -7,6 +7,7 @@ goes to the least loaded worker of the fleet.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from ..admission.keys import Client
 from ..admission.queue import Ticket
 from ..admission.rate_limits import with_limits
 from ..config import ProxyConfig
-from ..errors import OVERLOAD, LegError, NoWorkerError, Refused, RequestError, refusal
+from ..errors import LOOP, OVERLOAD, LegError, NoWorkerError, Refused, RequestError, refusal
 from ..failures import ROWS, Cause, Leg, Phase
 from ..fleet.view import WorkerView, check_model
 from ..fleet.worker import Role
@@ -211,7 +212,11 @@ class Passthrough:
                 timeouts=self._timeouts,
             )
             _check(answer, view)
-            first = await _known(answer, view) if answer.status == _NOT_FOUND else await answer.chunk()
+            by_s = math.inf if answer.is_event_stream else answer.whole_by_s
+            if answer.status == _NOT_FOUND:
+                first = await _known(answer, view)
+            else:
+                first = await answer.chunk(by_s=by_s)
         except BaseException:
             self._registry.release(view.id)
             if answer is not None:
@@ -233,15 +238,17 @@ class Passthrough:
         headers = {name: value for name, value in kept.items() if value}
         limits = self._state.rate_limits.headers(bill.client, self._state.now())
         headers = with_limits(relayed, limits) | headers if limits else relayed | headers
-        return Forwarded(answer.status, headers, self._chunks(view, answer, first, bill), asked.model, view.name)
+        return Forwarded(answer.status, headers, self._chunks(view, answer, first, by_s, bill), asked.model, view.name)
 
-    async def _chunks(self, view: WorkerView, answer: Answer, first: bytes, bill: _Bill) -> AsyncIterator[bytes]:
+    async def _chunks(
+        self, view: WorkerView, answer: Answer, first: bytes, by_s: float, bill: _Bill
+    ) -> AsyncIterator[bytes]:
         asked_s, data = self._state.now(), first
         while data:
             bill.used.observe(data)
             yield data
             try:
-                data = await answer.chunk()
+                data = await answer.chunk(by_s=by_s)
             except LegError as exc:
                 self._state.health.leg_failed(_leg(view), exc, view.id, asked_s)
                 raise
@@ -274,7 +281,7 @@ def _check(answer: Answer, view: WorkerView) -> None:
         failure = answer.failure("the worker has no such endpoint for this model", Cause.REQUEST)
         failure.status = status
         raise failure
-    if status in OVERLOAD or status >= 500:
+    if status != LOOP and (status in OVERLOAD or status >= 500):
         after_s = answer.retry_after_s
         raise refusal(status, b"", worker=view.id, phase=Phase.HEADERS, retry_after_s=after_s)
 

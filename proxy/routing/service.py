@@ -14,6 +14,7 @@ from ..admission.auth import authenticate, check_use, forced_route, leg_headers,
 from ..admission.key_file import KeyRing
 from ..admission.keys import Client
 from ..admission.rate_limits import with_limits
+from ..admission.web_pages import check_is_json
 from ..config import ProxyConfig
 from ..errors import PPDError, answer_body, comes_back
 from ..openai.prompt_list import prompt_list
@@ -56,6 +57,7 @@ class TurnService:
     def caller(self, endpoint: Endpoint, headers: Mapping[str, str]) -> Caller:
         """Raises PPDError where this client may not ask."""
         client = authenticate(headers, self._keys)
+        check_is_json(headers)
         forced = forced_route(headers, self._config.admin_key)
         return Caller(endpoint, headers, client, forced, _new_receipt(endpoint, headers, client))
 
@@ -78,7 +80,7 @@ class TurnService:
             prompts = prompt_list(request, self._config.body_limit_bytes) if is_list else None
             if prompts is None:
                 return await self._router.answer(self._in_scope(caller, request), receipt, context)
-            self._state.rate_limits.take(caller.client, 0, self._state.now())
+            self._state.rate_limits.take(caller.client, 0, self._state.now(), requests=len(prompts.prompts))
             each = replace(context, is_counted=True)
             return await self._fan_out.answer(ListTurn(prompts, partial(self._parse_one, caller), receipt, each))
         except PPDError as exc:
@@ -93,7 +95,7 @@ class TurnService:
     def _context(self, caller: Caller) -> TurnContext:
         forwards_key = self._keys is None and not self._config.worker_api_key
         legs = leg_headers(caller.headers, forwards_key=forwards_key, scope=caller.client.scope)
-        legs["content-type"] = JSON  # it was parsed as JSON, whatever type the client gave
+        legs["content-type"] = JSON  # it was parsed as such, whichever of JSON's types the client gave
         return TurnContext(caller.client, legs, caller.forced, queue_patience_s(caller.headers))
 
     def _parse_one(self, caller: Caller, body: bytes) -> Request:

@@ -51,6 +51,7 @@ class Drain:
     """Once begun, new turns are refused and those under way go on; it never ends."""
 
     def __init__(self) -> None:
+        self.is_announced = False  # to load balancers; turns may still be taken
         self._begun = asyncio.Event()
         self.is_cut = False  # the time limit is over: the proxy closes connections, their clients do not
 
@@ -58,7 +59,11 @@ class Drain:
     def is_draining(self) -> bool:
         return self._begun.is_set()
 
+    def announce(self) -> None:
+        self.is_announced = True
+
     def begin(self) -> None:
+        self.announce()
         self._begun.set()
 
     async def wait(self) -> None:

@@ -40,7 +40,10 @@ UNASKABLE = Trouble("the worker cannot be asked: what it announced does not fit 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds: to connect, to the first byte of the answer's body, and between two reads after that."""
+    """Seconds: to connect, to the first byte of the answer's body, and between two reads after that.
+
+    An answer that is awaited as a whole has `first_s` for all of it.
+    """
 
     connect_s: float
     first_s: float
@@ -186,6 +189,11 @@ class Answer:
 
     # -- its body
 
+    @property
+    def whole_by_s(self) -> float:
+        """When an answer that is no stream must be here, by the loop's clock."""
+        return self._call.sent_s + self._timeouts.first_s
+
     def reached_the_client(self) -> None:
         """From here on a failure is one in mid-stream. The headers have been read, and are freed."""
         self._call.phase = STREAM
@@ -203,12 +211,13 @@ class Answer:
         return self._taken()
 
     async def body(self) -> bytes:
+        """All of it; a worker that sends it in drops has no longer than one that is silent."""
         if self._is_whole and self._held_bytes <= ANSWER_LIMIT_BYTES:  # most fit into one read
             return self._taken()
         announced = self._headers.get(b"content-length", b"0")
-        size, parts = 0, list[bytes]()
+        size, parts, by_s = 0, list[bytes](), self.whole_by_s
         while max(size, int(announced)) <= ANSWER_LIMIT_BYTES:
-            data = await self.chunk()
+            data = await self.chunk(by_s=by_s)
             if not data:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
             size += len(data)

@@ -28,6 +28,7 @@ def target(start_target: Callable[..., Target]) -> Target:
 
 # -- framing
 
+JSON = b"Content-Type: application/json\r\n"
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 
@@ -69,7 +70,7 @@ def test_a_request_whose_length_is_in_doubt_is_refused_and_its_connection_ends(t
 @pytest.mark.parametrize(
     ("request_", "statuses"),
     [
-        (b"POST %s HTTP/1.1\r\nHost: x\r\n%s\r\n%s" % (CHAT.encode(), LENGTH, BODY) + SMUGGLED, [200, 404]),
+        (b"POST %s HTTP/1.1\r\nHost: x\r\n%s\r\n%s" % (CHAT.encode(), JSON + LENGTH, BODY) + SMUGGLED, [200, 404]),
         (b"GET /health HTTP/1.1\r\nHost: x\r\n" + CHUNKED + b"\r\n0\r\n\r\n" + SMUGGLED, [200, 404]),
         (b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 3, [200] * 3),
     ],
@@ -181,8 +182,8 @@ EDITS = st.lists(
         [
             post(CHAT, BODY, b"X-Session-ID: a\r\n"),
             post("/v1/embeddings", b'{"model":"sim","input":"x"}'),
-            b"POST %s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n"
-            % (CHAT.encode(), len(BODY), BODY),
+            b"POST %s HTTP/1.1\r\nHost: x\r\n%sTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n"
+            % (CHAT.encode(), JSON, len(BODY), BODY),
         ]
     ),
 )
@@ -202,7 +203,13 @@ def test_no_damaged_request_makes_the_proxy_fail(
 
 # -- HTTP/2, which Hypercorn speaks to whoever asks
 
-H2_HEAD = [(":method", "POST"), (":path", CHAT), (":scheme", "http"), (":authority", "x")]
+H2_HEAD = [
+    (":method", "POST"),
+    (":path", CHAT),
+    (":scheme", "http"),
+    (":authority", "x"),
+    ("content-type", "application/json"),
+]
 
 
 def h2_status(port: int, head: list[tuple[str, str]], body: bytes) -> str | None:

@@ -16,7 +16,16 @@ from tests.support.proxy_thread import Target
 from tests.support.raw_http import Answer, exchange_all, post
 
 # Names that a leg may carry; all but the last row are the proxy's own doing.
-OWN = {"host", "accept-encoding", "x-request-id", "user-agent", "content-length", "content-type", "accept"}
+OWN = {
+    "host",
+    "accept-encoding",
+    "x-request-id",
+    "user-agent",
+    "content-length",
+    "content-type",
+    "accept",
+    "x-ppd-hops",
+}
 CLIENTS = {"authorization", "traceparent", "tracestate", "anthropic-version", "x-session-id"}
 LEG_ID = re.compile(r"[0-9a-f]{32}-[a-z0-9-]{1,8}")
 STEERING = ("kv_transfer_params", "ec_transfer_params", "request_id", "conversation_id")

@@ -18,7 +18,7 @@ from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.asgi_edge import Edge
 from ppd.proxy.downstream.http1_connection import ClientConnection
 from ppd.proxy.downstream.limits import ConnectionLimits, Patience
-from ppd.proxy.downstream.turn_exchange import Direct
+from ppd.proxy.downstream.turn_exchange import Http1Server
 from ppd.proxy.errors import Unauthorized
 from ppd.proxy.routing.router import TurnReply
 from ppd.proxy.routing.service import TurnService
@@ -110,15 +110,15 @@ class Site:
 
     # -- as the host of connections
 
-    def opened(self, transport: asyncio.Transport) -> ConnectionLimits:
-        made = ConnectionLimits(transport, self.patience, self.now)
+    def opened(self, transport: asyncio.Transport, address: str) -> ConnectionLimits:
+        made = ConnectionLimits(transport, self.patience, self.now, address=address)
         self.open.add(made)
         return made
 
-    def closed(self, limits: ConnectionLimits, address: str) -> None:
+    def closed(self, limits: ConnectionLimits) -> None:
         self.open.discard(limits)
 
-    def speak_http2(self, limits: ConnectionLimits, address: str, data: bytes) -> None:
+    def speak_http2(self, limits: ConnectionLimits, data: bytes) -> None:
         limits.transport.write(b"HTTP/2 " + data)
 
     async def until(self, holds: Callable[[], bool]) -> None:
@@ -156,8 +156,8 @@ async def site(*, patience: Patience | None = None, waits: bool = False, **setti
     loop.set_exception_handler(lambda _, context: made.failures.append(context))
     handler = _Keeps(made.failures)
     logging.getLogger("ppd.proxy.downstream").addHandler(handler)
-    direct = Direct(edge, cast(TurnService, made), config)
-    server = await loop.create_server(lambda: ClientConnection(direct, made, "a"), "127.0.0.1", 0)
+    http1 = Http1Server(edge, cast(TurnService, made), config)
+    server = await loop.create_server(lambda: ClientConnection(http1, made, "a"), "127.0.0.1", 0)
     watching = asyncio.create_task(_watch(made))
     try:
         made.port = server.sockets[0].getsockname()[1]

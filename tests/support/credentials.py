@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,3 +58,7 @@ class Authority:
         command = ["openssl", "req", *new_key, *subject, *options]
         subprocess.run(command, check=True, capture_output=True)
         return made
+
+
+def trusting(authority: Authority) -> ssl.SSLContext:
+    return ssl.create_default_context(cafile=authority.ca)

@@ -163,13 +163,13 @@ class FakeServer:
         made.refused = error
         return made
 
-    def opened(self, transport: asyncio.Transport) -> ConnectionLimits:
+    def opened(self, transport: asyncio.Transport, address: str) -> ConnectionLimits:
         return ConnectionLimits(transport, Patience(3600.0, 3600.0), lambda: 0.0)
 
-    def closed(self, limits: ConnectionLimits, address: str) -> None:
+    def closed(self, limits: ConnectionLimits) -> None:
         self.closed_count += 1
 
-    def speak_http2(self, limits: ConnectionLimits, address: str, data: bytes) -> None:
+    def speak_http2(self, limits: ConnectionLimits, data: bytes) -> None:
         self.http2 = data
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import selectors
 import socket
+import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,13 +39,15 @@ class Heard:
         return read_answers(self.data)
 
 
-def exchange(port: int, payload: bytes, *, quiet_s: float = QUIET_S) -> Heard:
-    return exchange_all(port, [payload], quiet_s=quiet_s)[0]
+def exchange(port: int, payload: bytes, *, quiet_s: float = QUIET_S, tls: ssl.SSLContext | None = None) -> Heard:
+    return exchange_all(port, [payload], quiet_s=quiet_s, tls=tls)[0]
 
 
-def exchange_all(port: int, payloads: Sequence[bytes], *, quiet_s: float = QUIET_S) -> list[Heard]:
+def exchange_all(
+    port: int, payloads: Sequence[bytes], *, quiet_s: float = QUIET_S, tls: ssl.SSLContext | None = None
+) -> list[Heard]:
     """Each payload on a connection of its own, all at once; read until every one is closed or all are quiet."""
-    connections = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in payloads]
+    connections = [_connected(port, tls) for _ in payloads]
     heard: dict[socket.socket, bytearray] = {connection: bytearray() for connection in connections}
     with selectors.DefaultSelector() as selector:
         for connection, payload in zip(connections, payloads, strict=True):
@@ -62,6 +65,11 @@ def exchange_all(port: int, payloads: Sequence[bytes], *, quiet_s: float = QUIET
     for connection in connections:
         connection.close()
     return [Heard(bytes(heard[connection]), connection not in still_open) for connection in connections]
+
+
+def _connected(port: int, tls: ssl.SSLContext | None) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=10)
+    return tls.wrap_socket(connection, server_hostname="127.0.0.1") if tls else connection
 
 
 def _read(connection: Any) -> bytes:
@@ -98,7 +106,9 @@ def read_answers(data: bytes) -> list[Answer]:
 
 
 def post(path: str, body: bytes, headers: bytes = b"", method: bytes = b"POST") -> bytes:
-    """A request whose connection ends with its answer; `headers`: whole lines."""
+    """A request whose connection ends with its answer; `headers`: whole lines. Its body is JSON unless they say."""
+    if b"content-type:" not in headers.lower():
+        headers = b"Content-Type: application/json\r\n" + headers
     head = b"%s %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n" % (
         method,
         path.encode(),

@@ -14,6 +14,7 @@ import pytest
 
 from ppd.proxy.admission.key_file import KeyRing
 from ppd.proxy.admission.keys import encode, hash_of
+from ppd.proxy.admission.wrong_keys import FREE
 from ppd.proxy.config import Mode
 from ppd.proxy.errors import ConfigError
 from ppd.servers.sim.core.fault_orders import Faults
@@ -198,7 +199,7 @@ async def test_an_uploads_model_is_its_field_and_nothing_in_its_file(
 async def test_a_body_read_as_json_is_json_to_the_worker_too(start_fleet: Any, tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys.toml", client("some", models=("sim",)))
     async with start_fleet("R1", keys_file=keys) as fleet:
-        headers = {**bearer("some"), "Content-Type": "application/x-www-form-urlencoded"}
+        headers = {**bearer("some"), "Content-Type": "a/b+json"}
         data = b'{"model": "sim", "input": "&model=other&"}'
         async with fleet.session.post(f"{fleet.base_url}/v1/embeddings", data=data, headers=headers) as response:
             assert response.status == 200
@@ -340,3 +341,39 @@ async def test_neither_keys_nor_prompts_get_into_logs_receipts_metrics_or_errors
     for text in seen:
         for secret in (prompt, wrong, key_of("one"), "inner-key", ADMIN_KEY):
             assert secret not in text
+
+
+async def test_a_list_of_prompts_counts_as_its_prompts(start_fleet: Any, tmp_path: Path) -> None:
+    keys = write_keys(tmp_path / "keys.toml", client("few", requests_per_minute=3))
+    async with start_fleet("R1", mode=Mode.REPLICA, keys_file=keys) as fleet:
+        body = {"model": "sim", "prompt": ["a", "b", "c"], "max_tokens": 2}
+        turns = [await fleet.post("/v1/completions", body, bearer("few")) for _ in range(2)]
+        assert [turn.status for turn in turns] == [200, 429]
+        assert turns[1].headers["X-PPD-Refused"] == "requests_per_minute"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/embeddings", "/admin/workers"])
+async def test_wrong_keys_cost_time_and_right_ones_from_the_same_address_none(
+    start_fleet: Any, tmp_path: Path, path: str
+) -> None:
+    keys = write_keys(tmp_path / "keys.toml", client("some"))
+    async with start_fleet("R1", mode=Mode.REPLICA, keys_file=keys) as fleet:
+        body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "input": "x", "max_tokens": 2}
+        asking = [asyncio.create_task(fleet.post(path, body, {"Authorization": f"Bearer {n}"})) for n in range(12)]
+        answered = 0
+        while answered < FREE:
+            await asyncio.sleep(0.005)
+            answered = sum(task.done() for task in asking)
+        loop = asyncio.get_running_loop()
+        began_s, count = loop.time(), 0
+        while loop.time() < began_s + 0.3:
+            turn = await fleet.post("/v1/chat/completions", body, bearer("some"))
+            assert turn.status == 200
+            count += 1
+        assert count > 3 and not all(task.done() for task in asking)
+        done, waiting = await asyncio.wait(asking, timeout=1.0)
+        assert {task.result().status for task in done} == {401} and waiting
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await fleet.until(fleet.idle)

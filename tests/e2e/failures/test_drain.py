@@ -231,7 +231,8 @@ async def stalled(proxy: Process) -> AsyncIterator[None]:
     data = json.dumps({**CHAT, "stream": True}).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port, limit=1024)
     try:
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\n")
+        writer.write(b"Content-Length: %d\r\n\r\n" % len(data) + data)
         assert b"200" in await reader.readline()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         yield

@@ -182,7 +182,8 @@ async def test_a_client_gone_before_its_body_is_whole_costs_nothing(start_fleet:
     async with start_fleet("D1") as fleet:
         port = int(fleet.base_url.rpartition(":")[2])
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        writer.write(b"Content-Length: 1000\r\n\r\n{")
         await writer.drain()
         writer.close()
         async with aiohttp.ClientSession() as session, session.get(f"{fleet.base_url}/health") as response:

@@ -75,12 +75,13 @@ async def test_compressed_answers_are_not_asked_for(start_fleet: Any) -> None:
             assert [r.headers["Accept-Encoding"] for r in engine.received] == ["identity"]
 
 
-async def test_a_turn_is_json_to_the_worker_whatever_the_client_called_it(start_fleet: Any) -> None:
+async def test_a_turn_is_json_to_the_worker_whichever_json_the_client_called_it(start_fleet: Any) -> None:
     async with start_fleet("D1") as fleet:
         async with fleet.session.post(
-            f"{fleet.base_url}/v1/chat/completions", data=json.dumps(HELLO), headers={"Content-Type": "text/plain"}
+            f"{fleet.base_url}/v1/chat/completions", data=json.dumps(HELLO), headers={"Content-Type": "a/b+json"}
         ) as response:
             assert response.status == 200
+        assert [r.headers["Content-Type"] for r in fleet.engines["D1"].received] == ["application/json"]
 
 
 async def test_anthropics_key_header_reaches_a_keyed_worker(start_fleet: Any) -> None:
@@ -203,7 +204,8 @@ async def test_a_client_that_stops_reading_is_let_go(start_fleet: Any) -> None:
         body = json.dumps({**HELLO, "stream": True}).encode()
         port = int(fleet.base_url.rpartition(":")[2])
         _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
-        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head += b"Content-Length: %d\r\n\r\n" % len(body)
         writer.write(head + body)
         await writer.drain()
         views = fleet.proxy.state.registry.views

@@ -187,7 +187,9 @@ async def test_what_is_nested_too_deep_reaches_no_worker(start_fleet: Any) -> No
     async with start_fleet("", json_depth_limit=20) as fleet, odd(fleet) as worker:
         for depth, status in ((19, 200), (20, 400)):
             deep = b'{"model":"sim","input":' + b"[" * depth + b"]" * depth + b"}"
-            async with fleet.session.post(f"{fleet.base_url}/v1/embeddings", data=deep) as response:
+            async with fleet.session.post(
+                f"{fleet.base_url}/v1/embeddings", data=deep, headers={"Content-Type": "application/json"}
+            ) as response:
                 assert response.status == status
         assert len(worker.asked) == 1
 

@@ -71,7 +71,9 @@ async def test_models_lists_each_model_once(start_fleet: Any) -> None:
 async def test_errors_have_openais_shape(
     start_fleet: Any, path: str, data: bytes, status: int, param: str | None
 ) -> None:
-    async with start_fleet("D1") as fleet, fleet.session.post(fleet.base_url + path, data=data) as response:
+    async with start_fleet("D1") as fleet:
+        headers = {"Content-Type": "application/json"}
+        response = await fleet.session.post(fleet.base_url + path, data=data, headers=headers)
         assert response.status == status
         error = (await response.json())["error"]
         assert set(error) == {"message", "type", "param", "code"}

@@ -14,7 +14,7 @@ from ppd.proxy.admission.auth import (
     tenant_of,
 )
 from ppd.proxy.admission.keys import Client, Keys, decode, encode, hash_of
-from ppd.proxy.errors import Forbidden, NotFound, RequestError, Unauthorized
+from ppd.proxy.errors import Forbidden, LoopDetected, NotFound, PPDError, RequestError, Unauthorized
 from ppd.proxy.policy import Route
 
 ACME = Client(name="acme-1", tenant="acme", priority=2, models=("llama",))
@@ -138,7 +138,7 @@ def test_the_admin_key_is_no_clients_key(headers: dict[str, str]) -> None:
     ],
 )
 def test_a_key_of_the_proxys_own_ends_at_the_proxy(headers: dict[str, str], expected: dict[str, str]) -> None:
-    assert leg_headers(headers, forwards_key=False) == expected
+    assert leg_headers(headers, forwards_key=False) == {"x-ppd-hops": "1", **expected}
 
 
 @pytest.mark.parametrize("name", ["authorization", "x-api-key", "traceparent", "x-session-id"])
@@ -170,7 +170,30 @@ def test_tenants_are_told_apart_by_key_and_the_key_is_not_in_the_name() -> None:
     ],
 )
 def test_a_leg_carries_what_a_worker_may_see(headers: dict[str, str], expected: dict[str, str]) -> None:
-    assert leg_headers(headers) == expected
+    assert leg_headers(headers) == {"x-ppd-hops": "1", **expected}
+
+
+@pytest.mark.parametrize(
+    ("hops", "sent", "error"),
+    [
+        ("0", "1", None),
+        ("1", "2", None),
+        ("2", "3", None),
+        ("3", "", LoopDetected),
+        ("99", "", LoopDetected),
+        ("-1", "", RequestError),
+        ("", "", RequestError),
+        ("1.0", "", RequestError),
+        ("\u0663", "", RequestError),
+        ("1" * 400, "", RequestError),
+    ],
+)
+def test_each_proxy_on_the_way_counts_itself(hops: str, sent: str, error: type[PPDError] | None) -> None:
+    if error is None:
+        assert leg_headers({"x-ppd-hops": hops})["x-ppd-hops"] == sent
+        return
+    with pytest.raises(error, match=r"proxies|X-PPD-Hops"):
+        leg_headers({"x-ppd-hops": hops})
 
 
 @pytest.mark.parametrize(

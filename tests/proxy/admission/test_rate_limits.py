@@ -248,3 +248,12 @@ def test_a_key_in_debt_has_nothing_left_and_one_without_limits_is_told_nothing()
     shown = limits.headers(client, 0.0)
     assert (shown["X-RateLimit-Remaining-Tokens"], shown["X-RateLimit-Reset-Tokens"]) == ("0", "10m0s")
     assert limits.headers(Client(name="b", tenant="b"), 0.0) == {}
+
+
+def test_a_list_of_prompts_counts_as_its_prompts_and_may_leave_a_debt(clock: FakeClock) -> None:
+    limits, asking = RateLimits(), client(rpm=6)
+    limits.take(asking, 0, clock(), requests=5)
+    limits.take(asking, 0, clock(), requests=7)  # 6 in debt
+    assert refused(limits, asking, 0, clock()).retry_after_s == pytest.approx(70.0)
+    clock.advance(70.0)
+    limits.take(asking, 0, clock())

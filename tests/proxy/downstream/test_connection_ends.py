@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from ppd.proxy.admission.wrong_keys import FREE
 from tests.support.client_connections import (
     CHUNKED,
     EVENT,
@@ -144,6 +145,27 @@ async def test_a_drain_cuts_what_is_under_way(moment: str, ends: bytes) -> None:
         assert ends in rest and not rest.endswith(b"[DONE]\n\n")
         assert stream.is_abandoned == (moment in ("streaming", "within an event"))
         await at.until(lambda: not at.open and not under_way(at))
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+@on_both_loops
+async def test_an_answer_that_is_withheld_holds_nothing_up(leaves: bool) -> None:
+    """Neither a client that does not wait for it, nor the drain."""
+    bad = turn(b"{", b"Authorization: bad\r\n")
+    async with site() as at:
+        assert at.edge is not None
+        wrong_keys = at.edge.requests.wrong_keys
+        for _ in range(FREE + 9):
+            wrong_keys.withhold("a")
+        wrong_keys.withheld = 0
+        async with connected(at) as (reader, writer):
+            writer.write(bad)
+            await at.until(lambda: wrong_keys.withheld == 1)
+            writer.write(b"x" * 1000)
+            if not leaves:
+                await at.edge.requests.drained(0.01)
+                assert b"HTTP/1.1 503" in await reader.read()
+        await at.until(lambda: not at.open and not under_way(at) and wrong_keys.withheld == 0)
 
 
 OLD = TURN.replace(b"1.1", b"1.0")

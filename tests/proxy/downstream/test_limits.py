@@ -8,7 +8,7 @@ import pytest
 from hypercorn.asyncio.tcp_server import TCPServer
 
 from ppd.proxy.downstream.connections import _address_key
-from ppd.proxy.downstream.limits import LEFT_LIMIT, ConnectionLimits, Patience
+from ppd.proxy.downstream.limits import LEFT_LIMIT, ConnectionLimits, IdleConnections, Patience
 from tests.support.clock import FakeClock
 
 PATIENCE = Patience(head_s=10.0, idle_s=75.0)
@@ -27,6 +27,9 @@ class FakeTransport:
 
     def abort(self) -> None:
         self.said = "aborted"
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
     def is_closing(self) -> bool:
         return self.said != "open"
@@ -140,3 +143,72 @@ def test_an_address_is_what_one_host_can_have(host: str, key: str) -> None:
 def test_hypercorn_still_takes_a_connection_as_it_did() -> None:
     """The inner part of Hypercorn that is used: a new version that changes it must fail here, not in production."""
     assert list(inspect.signature(TCPServer).parameters) == "app loop config context state reader writer".split()
+
+
+# -- places
+
+
+class Place:
+    def __init__(self, name: str, address: str = "a", *, may_close: bool = True) -> None:
+        self.name, self.address, self.may_close = name, address, may_close
+
+    def evict(self) -> bool:
+        return self.may_close
+
+
+def test_the_longest_idle_connection_makes_room() -> None:
+    closed: list[str] = []
+
+    class Noted(Place):
+        def evict(self) -> bool:
+            closed.append(self.name)
+            return super().evict()
+
+    idle = IdleConnections()
+    first, taking, other, last = Noted("first", "b"), Noted("taking", may_close=False), Noted("other"), Noted("last")
+    for one in (first, taking, other, last):
+        idle.add(one)
+    assert idle.evict("a") and closed == ["taking", "other"]
+    assert idle.evict() and closed[2:] == ["first"]
+    idle.discard(last)
+    idle.discard(last)
+    assert not idle.evict() and not idle.evict("b") and not idle.evict("nobody")
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_idle"),
+    [
+        ([], True),
+        (["bytes"], False),
+        (["bytes", "begins"], False),
+        (["bytes", "begins", "ends"], True),
+        (["bytes", "begins", "ends", "bytes"], False),
+        (["begins", "begins h2", "ends"], False),
+        (["begins", "begins h2", "ends", "ends h2"], True),
+        (["bytes", "begins", "closes", "ends"], False),
+        (["overdue"], False),
+    ],
+)
+def test_a_connection_without_a_request_is_idle(clock: FakeClock, steps: list[str], is_idle: bool) -> None:
+    idle, transport = IdleConnections(), FakeTransport()
+    tested = ConnectionLimits(transport, PATIENCE, clock, address="a", idle=idle)  # type: ignore[arg-type]
+    plain, multiplexed = FakeRequest(), FakeRequest(is_multiplexed=True)
+    for step in steps:
+        match step:
+            case "bytes":
+                tested.heard()
+            case "begins":
+                tested.began(plain)
+            case "begins h2":
+                tested.began(multiplexed)
+            case "ends":
+                tested.ended(plain, left=False)
+            case "ends h2":
+                tested.ended(multiplexed, left=False)
+            case "closes":
+                tested.close(1.0)
+            case "overdue":
+                clock.advance(1000)
+                tested.close_if_overdue()
+    assert idle.evict("a") == is_idle
+    assert not idle.evict()

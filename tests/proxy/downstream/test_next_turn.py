@@ -16,7 +16,7 @@ from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.asgi_edge import Edge
 from ppd.proxy.downstream.http1_connection import ClientConnection
 from ppd.proxy.downstream.limits import ConnectionLimits, Patience
-from ppd.proxy.downstream.turn_exchange import Direct
+from ppd.proxy.downstream.turn_exchange import Http1Server
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.settings import Settings
 
@@ -79,22 +79,21 @@ class Transport:
 
 
 class Host:
-    def opened(self, transport: asyncio.Transport) -> ConnectionLimits:
+    def opened(self, transport: asyncio.Transport, address: str) -> ConnectionLimits:
         return ConnectionLimits(transport, Patience(60.0, 60.0), lambda: 0.0)
 
-    def closed(self, limits: ConnectionLimits, address: str) -> None: ...
+    def closed(self, limits: ConnectionLimits) -> None: ...
 
-    def speak_http2(self, limits: ConnectionLimits, address: str, data: bytes) -> None: ...
+    def speak_http2(self, limits: ConnectionLimits, data: bytes) -> None: ...
 
 
 async def direct(proxy: Proxy, body: bytes, told: Callable[[bytes], None]) -> None:
     config = proxy.settings.config
-    server = Direct(Edge(cast(Any, create_app(proxy)), config, proxy.drain), proxy.turns, config)
+    server = Http1Server(Edge(cast(Any, create_app(proxy)), config, proxy.drain), proxy.turns, config)
     client = ClientConnection(server, Host(), "a")
     client.connection_made(cast(Any, Transport(told)))
-    client.data_received(
-        b"POST %b HTTP/1.1\r\nHost: p\r\nContent-Length: %d\r\n\r\n" % (PATH.encode(), len(body)) + body
-    )
+    head = b"POST %b HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    client.data_received(head % (PATH.encode(), len(body)) + body)
 
 
 async def asgi(proxy: Proxy, body: bytes, told: Callable[[bytes], None]) -> None:
@@ -109,7 +108,8 @@ async def asgi(proxy: Proxy, body: bytes, told: Callable[[bytes], None]) -> None
         told(sent.get("body", b""))
 
     scope: dict[str, Any] = {"type": "http", "http_version": "1.1", "method": "POST", "scheme": "http", "asgi": {}}
-    scope |= {"path": PATH, "raw_path": PATH.encode(), "query_string": b"", "root_path": "", "headers": []}
+    scope |= {"path": PATH, "raw_path": PATH.encode(), "query_string": b"", "root_path": ""}
+    scope |= {"headers": [(b"content-type", b"application/json")]}
     scope |= {"client": None, "server": None, "state": {}, "extensions": {}}
     await create_app(proxy)(cast(Any, scope), cast(Any, receive), cast(Any, send))
 

@@ -150,6 +150,20 @@ async def test_what_does_not_fit_into_a_head_is_the_failure_of_its_worker(upstre
     )
 
 
+async def test_a_whole_answer_that_comes_in_drops_has_one_time_limit(upstream: Upstream) -> None:
+    async def trickles(_: asyncio.StreamReader, writer: asyncio.StreamWriter, __: int) -> None:
+        writer.write(HEAD)
+        while not writer.is_closing():
+            writer.write(CHUNK)
+            await writer.drain()
+            await asyncio.sleep(0.005)
+
+    async with server(trickles) as target, asyncio.timeout(10):
+        with pytest.raises(LegError) as failure:
+            await read(upstream, Call(target), Timeouts(connect_s=20.0, first_s=0.1, idle_s=20.0))
+    assert (failure.value.phase, failure.value.cause) == (Phase.HEADERS, Cause.TIMEOUT)
+
+
 # -- hanging up
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice, takewhile
 from typing import Any, Generic, ParamSpec
 
 from ..admission.rate_limits import Limit
@@ -46,7 +46,7 @@ from .events import (
 )
 
 BATCH_SESSIONS = 200  # of a snapshot
-FIRST_SESSIONS = 20_000  # of a larger snapshot
+FIRST_SESSIONS = 5_000  # of a larger snapshot
 P = ParamSpec("P")
 
 
@@ -189,11 +189,19 @@ class Replication:
         yield [CircuitChanged(key, circuit) for key, circuit in state.health.breakers.circuits().items()]
         yield [PairsLeft(list(self._canary.left_to_turns))]
         yield [PromptSuspected(prompt, dict(losses)) for prompt, losses in state.poisoned.suspects()]
-        every = state.sessions.all()
-        # The newest first, as the next turns are likely theirs; then all of them, in the order in which they expire.
-        sessions = chain(every[-FIRST_SESSIONS:] if len(every) > FIRST_SESSIONS else (), every)
+        sessions = self._sessions_to_send()
         while batch := list(islice(sessions, BATCH_SESSIONS)):
             yield [SessionLearned(session, *state.sessions.lookup_keys(session)) for session in batch]
+
+    def _sessions_to_send(self) -> Iterator[Session]:
+        """The newest first, as the next turns are likely theirs; then all, in the order in which they expire."""
+        every = self._state.sessions.all()
+        if len(every) > FIRST_SESSIONS:
+            yield from every[-FIRST_SESSIONS:]
+        yield from every
+        sent_s = every[-1].seen_s if every else 0.0
+        used = takewhile(lambda session: session.seen_s > sent_s, reversed(self._state.sessions.all()))
+        yield from reversed(list(used))  # meanwhile: the older ones that were sent after them stand behind them
 
     # -- applying
 

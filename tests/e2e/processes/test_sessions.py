@@ -234,6 +234,7 @@ async def test_a_newcomer_learns_20000_sessions_while_turns_go_on() -> None:
         ended.set()
         await asyncio.gather(*talking)
         print("slowest turn", slowest)
+        await group.until(lambda: newcomer.proxy.membership._has_state)  # of old sessions it is told while it serves
         newcomer.proxy.membership.catch_up()
         tables = [one.proxy.state.sessions for one in group.proxies.values()]
         assert len({len(table) for table in tables}) == 1

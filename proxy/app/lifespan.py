@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from functools import partial
 
 from ..assembly import Proxy
-from ..fleet.worker import Source, WorkerId
+from ..fleet.view import WorkerView
+from ..fleet.worker import Source, Worker, WorkerId
 from ..runtime.tasks import Background
 
 log = logging.getLogger(__name__)
@@ -119,12 +121,16 @@ class FleetWatch:
 async def _keep_warm(proxy: Proxy) -> None:
     config, registry = proxy.settings.config, proxy.state.registry
     while True:
-        views = [view for view in registry.views() if view.state == "up"]
-        if len(views) > WARMED_WORKERS:
-            views = [view for view in views if view.inflight][:WARMED_WORKERS]
-        workers = [view.worker for view in views]
-        await proxy.upstream.warm(workers, config.spare_connections, config.connect_timeout_s)
+        await proxy.upstream.warm(to_warm(registry.views()), config.spare_connections, config.connect_timeout_s)
         await asyncio.sleep(1.0)
+
+
+def to_warm(views: Iterable[WorkerView]) -> list[Worker]:
+    """The workers that get spare connections."""
+    up = [view for view in views if view.state == "up"]
+    if len(up) > WARMED_WORKERS:
+        up = [view for view in up if view.inflight][:WARMED_WORKERS]
+    return [view.worker for view in up]
 
 
 async def _close_down(proxy: Proxy) -> None:

@@ -14,7 +14,7 @@ from tests.support.proxy import Turn
 
 SECRET = "A prompt that only its own tenant knows, and that is long enough to fill blocks. " * 8
 STORES = {"stores_responses": True}
-BODIES = {
+BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": SECRET}]},
     "/v1/completions": {"prompt": SECRET},
     "/v1/responses": {"input": SECRET},

@@ -52,7 +52,7 @@ class Dispatcher:
         self._metrics = metrics
         self._now = now
         self._shows_own_key = bool(config.worker_api_key or config.keys_file)
-        self._relayed = RelayedHeaders(config.relay_headers)
+        self._header_rules = RelayedHeaders(config.relay_headers)
         self._upstream = upstream
         self._handoff_release = handoff_release
         self._handoff_max_age_s = config.handoff_max_age_s
@@ -191,7 +191,7 @@ class Dispatcher:
             first = await self._until_first_event(answer, relay, observer, request.endpoint)
             _check_begun(observer, view, redaction)
             record.first_event_s = self._now() - attempt.started_s
-        headers = answer.relayed(self._relayed)
+        headers = answer.relayed(self._header_rules)
         return OpenAnswer(answer.content_type, first, observer, reply, relay, handoff, headers)
 
     async def _until_first_event(

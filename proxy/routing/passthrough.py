@@ -103,7 +103,7 @@ class Passthrough:
         self._registry = state.registry
         self._upstream = upstream
         self._timeouts = Timeouts(config.connect_timeout_s, config.answer_timeout_s, config.idle_timeout_s)
-        self._relayed = RelayedHeaders(config.relay_headers)
+        self._header_rules = RelayedHeaders(config.relay_headers)
         self._attempts = config.attempts
         self._worker_limit = config.max_worker_inflight
         self._depth_limit = config.json_depth_limit
@@ -222,7 +222,7 @@ class Passthrough:
             if answer is not None:
                 answer.close()
             raise
-        relayed = answer.relayed(self._relayed)
+        relayed = answer.relayed(self._header_rules)
         answer.reached_the_client()
 
         def release(_: object) -> None:

@@ -39,7 +39,7 @@ class StoredResponses:
     def __init__(self, config: ProxyConfig, state: State, upstream: Upstream) -> None:
         self._state = state
         self._upstream = upstream
-        self._shown = RelayedHeaders(config.relay_headers)
+        self._header_rules = RelayedHeaders(config.relay_headers)
         self._timeouts = Timeouts(config.connect_timeout_s, config.first_event_timeout_s, config.idle_timeout_s)
 
     async def forward(
@@ -81,7 +81,7 @@ class StoredResponses:
     async def _relayed(self, view: WorkerView, answer: Answer, client: Client) -> Forwarded:
         """Whole answers are read here; LegError for one about the worker itself, or that names it."""
         limits = self._state.rate_limits.headers(client, self._state.now())
-        headers = answer.relayed(self._shown)
+        headers = answer.relayed(self._header_rules)
         headers = with_limits(headers, limits) if limits else headers
         headers["Content-Type"] = answer.content_type
         status, redaction = answer.status, Redaction(view.worker.address)

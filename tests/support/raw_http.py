@@ -14,6 +14,7 @@ from typing import Any
 
 import h11
 
+ERRORS = ({"message", "type", "param", "code"}, {"message", "type"})  # the members of OpenAI's, and of Anthropic's
 QUIET_S = 0.25  # a server that has said nothing for so long waits for more
 
 
@@ -118,7 +119,7 @@ def post(path: str, body: bytes, headers: bytes = b"", method: bytes = b"POST") 
 
 
 def error_of(body: bytes) -> dict[str, Any]:
-    """The error in a body of OpenAI's shape."""
+    """The error in a body of OpenAI's shape, or of Anthropic's."""
     error = json.loads(body)["error"]
-    assert isinstance(error, dict) and set(error) == {"message", "type", "param", "code"}, error
+    assert isinstance(error, dict) and set(error) in ERRORS, error
     return error

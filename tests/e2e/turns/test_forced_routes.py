@@ -52,8 +52,8 @@ async def test_without_the_admin_key_nothing_is_asked(start_fleet: Any, path: st
         body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "input": "hi", "max_tokens": 4}
         turn = await fleet.post(path, body, {"X-PPD-Force-Route": "SPLIT", **headers})
         assert turn.status == 403
-        assert set(turn.body["error"]) == {"message", "type", "param", "code"}
-        assert turn.body["error"]["param"] == "X-PPD-Force-Route"
+        assert "X-PPD-Force-Route" in turn.body["error"]["message"]
+        assert turn.body["error"].get("param") == (None if path == "/v1/messages" else "X-PPD-Force-Route")
         assert ADMIN_KEY not in json.dumps(turn.body)
         assert not any(engine.received for engine in fleet.engines.values())
         assert len(fleet.proxy.state.sessions) == 0

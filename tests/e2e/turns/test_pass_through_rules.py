@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from ppd.proxy.routing import passthrough
+from ppd.proxy.routing import model_list
 from tests.support.credentials import bearer, client, write_keys
 from tests.support.proxy import Turn
 
@@ -180,7 +180,9 @@ async def test_a_worker_sees_neither_private_members_nor_a_priority_above_the_ke
     async with start_fleet("", keys_file=keys) as fleet, odd(fleet) as worker:
         private = {"kv_transfer_params": {"remote_host": "evil"}, "request_id": "a", "priority": -1000}
         assert (await fleet.post("/v1/embeddings", {**EMBED, **private}, bearer("batch"))).status == 200
-        assert json.loads(worker.asked[0]) == {**EMBED, "priority": 10}
+        seen = json.loads(worker.asked[0])
+        assert seen.pop("cache_salt")
+        assert seen == {**EMBED, "priority": 10}
 
 
 async def test_what_is_nested_too_deep_reaches_no_worker(start_fleet: Any) -> None:
@@ -202,7 +204,7 @@ async def test_what_is_nested_too_deep_reaches_no_worker(start_fleet: Any) -> No
 async def test_one_worker_that_cannot_name_its_models_hides_no_others(
     start_fleet: Any, monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(passthrough, "CARDS_LIMIT_S", 0.2)
+    monkeypatch.setattr(model_list, "CARDS_LIMIT_S", 0.2)
     async with start_fleet("R1", probe_interval_s=60.0) as fleet:
         async with odd(fleet, found_models=[{"id": "odd"}], **answers), asyncio.timeout(10):
             async with fleet.session.get(f"{fleet.base_url}/v1/models") as response:
@@ -210,7 +212,7 @@ async def test_one_worker_that_cannot_name_its_models_hides_no_others(
 
 
 async def test_where_none_can_name_them_it_is_a_503(start_fleet: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passthrough, "CARDS_LIMIT_S", 0.2)
+    monkeypatch.setattr(model_list, "CARDS_LIMIT_S", 0.2)
     async with start_fleet("", probe_interval_s=60.0) as fleet, odd(fleet, models_wait_s=30.0) as worker:
         before = worker.models_asked
         async with asyncio.timeout(10):
@@ -223,18 +225,18 @@ async def test_where_none_can_name_them_it_is_a_503(start_fleet: Any, monkeypatc
 async def test_the_models_are_asked_for_once_a_second_for_each_authorization(
     start_fleet: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passthrough, "CARDS_KEPT_S", 60.0)
+    monkeypatch.setattr(model_list, "CARDS_KEPT_S", 60.0)
     async with start_fleet("", probe_interval_s=60.0) as fleet, odd(fleet) as worker:
         before, url = worker.models_asked, f"{fleet.base_url}/v1/models"
         for key in ("a", "b"):
             headers = {"Authorization": f"Bearer {key}"}
             assert {await _status(fleet, url, headers) for _ in range(3)} == {200}
         assert worker.models_asked == before + 2
-        fleet.proxy.passthrough._listings.clear()
+        fleet.proxy.model_list._listings.clear()
         await asyncio.gather(*(_status(fleet, url) for _ in range(20)))
         assert worker.models_asked == before + 3
-        monkeypatch.setattr(passthrough, "CARDS_KEPT_S", 0.0)
-        fleet.proxy.passthrough._listings.clear()
+        monkeypatch.setattr(model_list, "CARDS_KEPT_S", 0.0)
+        fleet.proxy.model_list._listings.clear()
         assert [await _status(fleet, url) for _ in range(2)] == [200, 200]
         assert worker.models_asked == before + 5
 

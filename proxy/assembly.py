@@ -13,7 +13,7 @@ from .admission.arrival_rate import Arrivals
 from .admission.gate import Admission
 from .admission.key_file import KeyRing
 from .admission.rate_limits import RateLimits
-from .config import ProxyConfig, convert
+from .config import AccessFormat, ProxyConfig, convert
 from .discovery.heartbeat_listener import HeartbeatListener
 from .errors import ConfigError
 from .fleet.booking import Ledger
@@ -31,19 +31,23 @@ from .peers.replication import Operated, Replication
 from .routing.dispatch import Dispatcher
 from .routing.handoff_release import HandoffRelease
 from .routing.learning import Learner
+from .routing.model_list import ModelList
 from .routing.passthrough import Passthrough
 from .routing.prompt_fan_out import FanOut
 from .routing.router import Router
 from .routing.service import TurnService
 from .routing.state import State
+from .routing.stored_responses import StoredResponses
+from .runtime.loop_watch import LoopWatch
 from .runtime.tasks import Drain
 from .runtime.tls import Tls, worker_tls
 from .sessions.prefix_chain import Hasher
 from .sessions.table import SessionTable
 from .sessions.token_estimates import TokenEstimator
 from .settings import Settings
+from .telemetry.access_log import AccessLog
 from .telemetry.merged_metrics import families
-from .telemetry.metrics import Metrics, fleet_gauges, gauge
+from .telemetry.metrics import Metrics, fleet_gauges, gauge, lost_receipts
 from .telemetry.receipts import ReceiptLog, Receipts
 from .upstream.client import Upstream
 
@@ -59,6 +63,8 @@ class Proxy:
     handoff_release: HandoffRelease
     turns: TurnService
     passthrough: Passthrough
+    model_list: ModelList
+    stored_responses: StoredResponses
     prober: Prober
     load_watch: LoadWatch
     canary: Canary
@@ -66,7 +72,9 @@ class Proxy:
     keys: KeyRing | None  # None: clients need no key
     tls: Tls  # towards workers
     drain: Drain
+    loop_watch: LoopWatch
     receipt_log: ReceiptLog | None
+    access_log: AccessLog | None
     change: Callable[[Mapping[str, object]], None]  # sets live keys of the config in this process
     membership: Membership
 
@@ -79,9 +87,11 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     member, config = member or Member(), settings.config
     state = new_state(config, member, now)
     tls = worker_tls(config)
-    upstream = Upstream(keepalive_s=config.keepalive_s, tls=tls, may_resend=lambda: may_resend(state))
+    upstream = Upstream(
+        keepalive_s=config.keepalive_s, tls=tls, key=config.worker_api_key, may_resend=lambda: may_resend(state)
+    )
     handoff_release = HandoffRelease(state, upstream)
-    receipt_log = open_log(config.receipt_log) if config.receipt_log else None
+    receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
     drain = Drain()
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
     dispatcher = make_dispatcher(config, state, upstream, handoff_release)
@@ -89,7 +99,8 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     router = Router(
         config, settings.rules(), state, dispatcher, learner, passed_over=canary.passed_over, examine=upstream.examine
     )
-    keys = KeyRing(Path(config.keys_file), config.admin_key) if config.keys_file else None
+    keys = make_keys(config)
+    passthrough = Passthrough(config, state, upstream)
     state.metrics.watch(lambda: _gauges(state))
     prober = Prober(config, state.registry, upstream, now, probing_session, tls)
 
@@ -109,7 +120,9 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         router=router,
         handoff_release=handoff_release,
         turns=TurnService(config, state, router, FanOut(router), keys),
-        passthrough=Passthrough(config, state, upstream),
+        passthrough=passthrough,
+        model_list=ModelList(config, upstream, passthrough.candidates, now),
+        stored_responses=StoredResponses(config, state, upstream),
         prober=prober,
         load_watch=LoadWatch(config, state.registry, upstream),
         canary=canary,
@@ -117,7 +130,9 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         keys=keys,
         tls=tls,
         drain=drain,
+        loop_watch=LoopWatch(member.pulse.beat, state.metrics.loop_lag.observe),
         receipt_log=receipt_log,
+        access_log=open_access_log(config),
         change=change,
         membership=Membership(member, replication, lambda: families(state.metrics.registry)),
     )
@@ -172,6 +187,12 @@ def make_dispatcher(
     )
 
 
+def make_keys(config: ProxyConfig) -> KeyRing | None:
+    if not config.keys_file:
+        return None
+    return KeyRing(Path(config.keys_file), config.admin_key, config.share_prefixes)
+
+
 def make_canary(config: ProxyConfig, state: State, upstream: Upstream) -> Canary:
     return Canary(
         config,
@@ -184,7 +205,13 @@ def make_canary(config: ProxyConfig, state: State, upstream: Upstream) -> Canary
     )
 
 
-def open_log(path: str) -> ReceiptLog:
+def open_access_log(config: ProxyConfig) -> AccessLog | None:
+    if config.access_log is AccessFormat.OFF:
+        return None
+    return AccessLog(as_json=config.access_log is AccessFormat.JSON)
+
+
+def open_log(path: str, metrics: Metrics) -> ReceiptLog:
     """ConfigError if the file can't be written: at the start, not when the first receipt is lost."""
     try:
         Path(path).open("ab").close()
@@ -192,7 +219,9 @@ def open_log(path: str) -> ReceiptLog:
         raise ConfigError(
             f"receipt_log = {path!r}: must be a file that can be written ({exc.strerror})", param="receipt_log"
         ) from exc
-    return ReceiptLog(Path(path))
+    log = ReceiptLog(Path(path))
+    metrics.watch(lambda: (lost_receipts(log.lost),))
+    return log
 
 
 def _gauges(state: State) -> Iterator[Metric]:

@@ -8,6 +8,7 @@ PPDError
     Unauthorized  Forbidden  NotFound  BodyTooLarge
   NoWorkerError            503: no worker can serve this now
     AllBusy                every worker that could has as many turns as it may have
+    AllDown                every worker that could is down
   Refused                  the proxy's own limits: a reason, and when to come back
     RateLimited            429: the limits of this key
     Overloaded             503: the fleet is full, or the proxy drains; 429 where all workers say 429
@@ -20,12 +21,25 @@ Messages are written for the client: they never hold a worker's address, a key, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
 from .failures import Cause, Phase
 
+MESSAGES = "/v1/messages"
+# https://docs.anthropic.com/en/api/errors; clients raise by the status, and show the type.
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+_NO_MODEL = re.compile(r"The model `.{1,256}` does not exist")  # vLLM on Messages, which has no `param`
 TOO_MANY = 429
 OVERLOAD = (TOO_MANY, 503)  # statuses by which a worker says that it is busy, not broken
 WORKERS_LOST = "workers_lost"  # the code of a turn that has ended the connections of several workers
@@ -52,12 +66,16 @@ class ConfigError(PPDError):
 
 
 class ConfigErrors(ConfigError):
-    """All that cannot be used, one line each; `param` is the first one's."""
+    """All that cannot be used; `param` is the first one's."""
 
     def __init__(self, errors: Iterable[PPDError]) -> None:
         self.errors = tuple(errors)
-        lines = "\n".join(f"  {error.message}" for error in self.errors)
-        super().__init__(f"{len(self.errors)} settings cannot be used:\n{lines}", param=self.errors[0].param)
+        told = "; ".join(error.message for error in self.errors)
+        super().__init__(f"{len(self.errors)} settings cannot be used: {told}", param=self.errors[0].param)
+
+    def in_lines(self) -> str:
+        """For a terminal."""
+        return "\n  ".join((f"{len(self.errors)} settings cannot be used:", *(error.message for error in self.errors)))
 
 
 class FormatError(PPDError):
@@ -100,6 +118,10 @@ class AllBusy(NoWorkerError):
     """The turn is to wait in the queue."""
 
 
+class AllDown(NoWorkerError):
+    """The turn is to wait in the queue until one is back."""
+
+
 class Refused(PPDError):
     """A turn that the proxy does not take now. `reason` is from a bounded set; `retry_after_s` is at least 1."""
 
@@ -110,10 +132,14 @@ class Refused(PPDError):
 
 
 class RateLimited(Refused):
-    """Reasons: requests_per_minute, tokens_per_minute."""
+    """Reasons: requests_per_minute, tokens_per_minute. `headers` say what the key has left."""
 
     status = 429
     kind = "rate_limit_error"
+
+    def __init__(self, message: str, *, reason: str, retry_after_s: float, headers: Mapping[str, str]) -> None:
+        super().__init__(message, reason=reason, retry_after_s=retry_after_s)
+        self.headers = headers
 
 
 class Overloaded(Refused):
@@ -164,7 +190,7 @@ class LegError(PPDError):
 
         What an engine says of itself (5xx) stays inside, as it may name other workers.
         """
-        if self.cause is not Cause.REQUEST:
+        if self.cause not in (Cause.REQUEST, Cause.UNKNOWN_MODEL):
             return False
         try:
             return "error" in msgspec.json.decode(self.body.decode(), type=dict[str, msgspec.Raw])
@@ -178,10 +204,22 @@ def refusal(status: int, body: bytes, *, worker: str, phase: Phase, retry_after_
     if status in OVERLOAD:
         cause, seen = Cause.OVERLOADED, status
     elif 400 <= status < 500:
-        cause, seen = Cause.REQUEST, status
+        lacks_model = status == 404 and phase is Phase.HEADERS and _lacks_model(body)
+        cause, seen = Cause.UNKNOWN_MODEL if lacks_model else Cause.REQUEST, status
     message = f"the worker answered {status}"
     return LegError(
         message, worker=worker, phase=phase, cause=cause, status=seen, body=body, retry_after_s=retry_after_s
+    )
+
+
+def _lacks_model(body: bytes) -> bool:
+    """Whether a 404 says that the model is not there: in vLLM's shape, or in OpenAI's."""
+    try:
+        error = msgspec.json.decode(body, type=_Words).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return not isinstance(error, str) and (
+        error.param == "model" or error.code == "model_not_found" or _NO_MODEL.match(error.message) is not None
     )
 
 
@@ -193,9 +231,49 @@ def comes_back(exc: PPDError) -> dict[str, str]:
     if exc.code == WORKERS_LOST:
         return {"X-PPD-Refused": WORKERS_LOST, "x-should-retry": "false"}
     if isinstance(exc, Refused):
-        headers = {"X-PPD-Refused": exc.reason, "Retry-After": str(math.ceil(exc.retry_after_s))}
+        limits = exc.headers if isinstance(exc, RateLimited) else {}
+        headers = {"X-PPD-Refused": exc.reason, "Retry-After": str(math.ceil(exc.retry_after_s)), **limits}
         return headers | ({"x-should-retry": "false"} if isinstance(exc, PoisonedPrompt) else {})
     return {"X-PPD-Refused": "no_worker", "Retry-After": "1"} if isinstance(exc, NoWorkerError) else {}
+
+
+def answer_body(exc: PPDError, path: str) -> bytes:
+    """The error as a client of this path expects it: on Messages in Anthropic's shape, elsewhere in OpenAI's.
+
+    A worker's own words where they are about the request.
+    """
+    own = exc.body if isinstance(exc, LegError) and exc.is_openai_error else None
+    if path == MESSAGES or path.startswith(f"{MESSAGES}/"):
+        return _anthropic_body(exc, own)
+    return own or error_body(exc.message, exc.kind, exc.code or exc.status, exc.param)
+
+
+class _Message(msgspec.Struct):
+    message: str = ""
+    param: str | None = None
+    code: str | int | None = None
+
+
+class _Words(msgspec.Struct):
+    """A worker's error, in any shape that engines give it."""
+
+    error: _Message | str = ""
+    type: str = ""
+
+
+def _anthropic_body(exc: PPDError, own: bytes | None) -> bytes:
+    """Engines refuse bodies that they cannot read in OpenAI's shape, on Messages too."""
+    message = exc.message
+    if own is not None:
+        try:
+            words = msgspec.json.decode(own, type=_Words)
+        except (msgspec.DecodeError, RecursionError):
+            words = _Words()
+        if words.type == "error":
+            return own
+        message = words.error if isinstance(words.error, str) else words.error.message or message
+    kind = _ANTHROPIC_KINDS.get(exc.status, "invalid_request_error" if exc.status < 500 else "api_error")
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
 
 
 def error_body(message: str, kind: str, code: str | int | None, param: str | None = None) -> bytes:

@@ -37,18 +37,22 @@ class Cause(StrEnum):
     RESET = "reset"  # the connection ended early
     TIMEOUT = "timeout"
     REQUEST = "4xx"  # the request's own fault, whichever worker is asked
+    UNKNOWN_MODEL = "unknown_model"  # 404: the worker has unloaded what it had listed, as an adapter
     OVERLOADED = "overloaded"  # 429 or 503
     SERVER = "5xx"
     MALFORMED = "malformed"  # not HTTP, not JSON, empty, or aborted by the engine before its first token
     NO_HANDOFF = "no_handoff"  # P answered, but with nothing that D could use
+    STALE_HANDOFF = "stale_handoff"  # P was asked so long ago that it may have given the KV's blocks to others
     ERROR_EVENT = "error_event"  # an error in a stream whose status was 200
-    WORKER_GONE = "worker_gone"  # it left, or was found dead, while the leg ran: by probes, or as its port was closed
+    # By probes, or as its port was closed, before the leg's answer began.
+    WORKER_GONE = "worker_gone"
     CLIENT_GONE = "client_gone"
     DRAINING = "draining"  # the proxy is being stopped
 
 
 class ClientGets(StrEnum):
-    ANOTHER = "another worker, by the rules below; with none left 502, or 504 after a time-out"
+    ANOTHER = "another worker, by the rules below; with none left 502, after a time-out 504, of no such model 404"
+    AFRESH = "the answer: the same P is asked again, then another; D computes alone after `attempts`, or without budget"
     ANOTHER_OR_QUEUE = "another worker, then the queue, then 503, or 429 if all say so, with Retry-After"
     RELAYED = "the worker's own error, unchanged; only its status if it names a worker"
     TIMED_OUT = "504: another try would take as long"
@@ -150,6 +154,7 @@ def _prefill_rows() -> Iterator[FailureRule]:
     yield _row((_P, _HEADERS, (Cause.SERVER,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.COUNTED)
     yield _row((_P, _HEADERS + _FIRST, (Cause.OVERLOADED,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.PASSED_OVER)
     yield _row((_P, _HEADERS + _FIRST, (Cause.REQUEST,)), c.RELAYED, o.NOT_ASKED)
+    yield _row((_P, _HEADERS, (Cause.UNKNOWN_MODEL,)), c.ANOTHER, o.NOT_ASKED)
     yield _row((_P, _FIRST, (Cause.MALFORMED, Cause.ERROR_EVENT)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.COUNTED)
     yield _row((_P, _FIRST, (Cause.NO_HANDOFF,)), c.GOES_ON, o.ASKED)
     yield _row((_P, _CONNECT + _ASKED, (Cause.WORKER_GONE,)), c.ANOTHER, o.NOT_ASKED, h.NONE, s.OPENED, r.FALLS)
@@ -161,14 +166,19 @@ def _prefill_rows() -> Iterator[FailureRule]:
 def _decode_rows() -> Iterator[FailureRule]:  # before the client's first byte
     c, o, h, s, r = ClientGets, OtherLeg, HandoffEffect, HealthEffect, ResidencyEffect
     broken, wrong = (Cause.RESET, Cause.MALFORMED), (Cause.MALFORMED, Cause.ERROR_EVENT)
-    yield _row((_D, _CONNECT, (Cause.REFUSED, Cause.WORKER_GONE)), c.ANOTHER, o.REDONE, h.RELEASED, s.OPENED, r.FALLS)
-    yield _row((_D, _CONNECT, (Cause.TIMEOUT,)), c.ANOTHER, o.REDONE, h.RELEASED, s.COUNTED)
+    gone = (Cause.REFUSED, Cause.WORKER_GONE)
+    yield _row((_D, _CONNECT, gone), c.ANOTHER_OR_QUEUE, o.REDONE, h.RELEASED, s.OPENED, r.FALLS)
+    yield _row((_D, _CONNECT, (Cause.TIMEOUT,)), c.ANOTHER_OR_QUEUE, o.REDONE, h.RELEASED, s.COUNTED)
+    # A D that pulls late caches other prompts' KV as this one's: nothing may be released to it, nor asked of it again.
+    yield _row((_D, _CONNECT, (Cause.STALE_HANDOFF,)), c.AFRESH, o.REDONE, h.LEFT)
+    yield _row((_D, _SENT, (Cause.STALE_HANDOFF,)), c.ANOTHER, o.REDONE, h.LEFT, s.COUNTED)
     yield _row((_D, _ASKED, (Cause.TIMEOUT,)), c.ANOTHER, o.REDONE, h.LEFT, s.PAIR, whole=c.TIMED_OUT)
     yield _row((_D, _ASKED, broken), c.ANOTHER, o.REDONE, h.LEFT, s.COUNTED)
     yield _row((_D, _HEADERS, (Cause.SERVER,)), c.ANOTHER, o.REDONE, h.LEFT, s.PAIR)
     # A D that refuses a request tells P that its blocks are free, so no other D may read them.
     yield _row((_D, _HEADERS + _FIRST, (Cause.OVERLOADED,)), c.ANOTHER_OR_QUEUE, o.REDONE, h.LEFT, s.PASSED_OVER)
     yield _row((_D, _HEADERS + _FIRST, (Cause.REQUEST,)), c.RELAYED, o.DONE, h.LEFT)
+    yield _row((_D, _HEADERS, (Cause.UNKNOWN_MODEL,)), c.ANOTHER, o.REDONE, h.LEFT)
     yield _row((_D, _FIRST, wrong), c.ANOTHER, o.REDONE, h.LEFT, s.COUNTED)
     yield _row((_D, _ASKED, (Cause.WORKER_GONE,)), c.ANOTHER, o.REDONE, h.LEFT, s.OPENED, r.FALLS)
     yield _row((_D, _UNSEEN, (Cause.CLIENT_GONE,)), c.NOTHING, o.DONE, h.TAKEN)
@@ -177,27 +187,28 @@ def _decode_rows() -> Iterator[FailureRule]:  # before the client's first byte
 def _single_leg_rows() -> Iterator[FailureRule]:  # before the client's first byte
     c, o, h, s, r = ClientGets, OtherLeg, HandoffEffect, HealthEffect, ResidencyEffect
     broken, wrong = (Cause.RESET, Cause.MALFORMED), (Cause.MALFORMED, Cause.ERROR_EVENT)
-    yield _row((_ALONE, _CONNECT, (Cause.REFUSED,)), c.ANOTHER, o.NONE, h.NONE, s.OPENED, r.FALLS)
-    yield _row((_ALONE, _CONNECT, (Cause.TIMEOUT,)), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
+    gone = (Cause.REFUSED, Cause.WORKER_GONE)
+    yield _row((_ALONE, _CONNECT, gone), c.ANOTHER_OR_QUEUE, o.NONE, h.NONE, s.OPENED, r.FALLS)
+    yield _row((_ALONE, _CONNECT, (Cause.TIMEOUT,)), c.ANOTHER_OR_QUEUE, o.NONE, h.NONE, s.COUNTED)
     yield _row((_ALONE, _ASKED, (Cause.TIMEOUT,)), c.ANOTHER, o.NONE, h.NONE, s.COUNTED, whole=c.TIMED_OUT)
     yield _row((_ALONE, _ASKED, broken), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
     yield _row((_ALONE, _HEADERS, (Cause.SERVER,)), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
     yield _row((_ALONE, _HEADERS + _FIRST, (Cause.OVERLOADED,)), c.ANOTHER_OR_QUEUE, o.NONE, h.NONE, s.PASSED_OVER)
     yield _row((_ALONE, _HEADERS + _FIRST, (Cause.REQUEST,)), c.RELAYED)
+    yield _row((_ALONE, _HEADERS, (Cause.UNKNOWN_MODEL,)), c.ANOTHER)
     yield _row((_ALONE, _FIRST, wrong), c.ANOTHER, o.NONE, h.NONE, s.COUNTED)
-    yield _row((_ALONE, _CONNECT + _ASKED, (Cause.WORKER_GONE,)), c.ANOTHER, o.NONE, h.NONE, s.OPENED, r.FALLS)
+    yield _row((_ALONE, _ASKED, (Cause.WORKER_GONE,)), c.ANOTHER, o.NONE, h.NONE, s.OPENED, r.FALLS)
     yield _row((_ALONE, _UNSEEN, (Cause.CLIENT_GONE,)), c.NOTHING)
 
 
 def _stream_rows(legs: tuple[Leg, ...], o: OtherLeg, h: HandoffEffect) -> Iterator[FailureRule]:
-    # Once the client has received bytes, nothing is tried again.
+    # Once the client has received bytes, nothing is tried again, and no probe ends the stream.
     c, s, r = ClientGets, HealthEffect, ResidencyEffect
     late = (Cause.RESET, Cause.TIMEOUT, Cause.WORKER_GONE, Cause.CLIENT_GONE, Cause.DRAINING)
     yield _row((legs, _UNSEEN + _STREAM, (Cause.DRAINING,)), c.UNTIL_LIMIT, o, h)
     yield _row((legs, _STREAM, (Cause.RESET, Cause.TIMEOUT)), c.BROKEN_OFF, o, h, s.COUNTED)
     yield _row((legs, _STREAM, (Cause.ERROR_EVENT,)), c.PASSED_ON, o, h, s.COUNTED)
     yield _row((legs, _STREAM, (Cause.MALFORMED,)), c.GOES_ON, o, h)
-    yield _row((legs, _STREAM, (Cause.WORKER_GONE,)), c.BROKEN_OFF, o, h, s.OPENED, r.FALLS)
     yield _row((legs, _STREAM, (Cause.CLIENT_GONE,)), c.NOTHING, o, h)
     yield _row((legs, _AFTER, late), c.NOTHING, o, h, s.UNTOUCHED, r.LEARNT)
 # fmt: on

@@ -92,7 +92,7 @@ class Settings:
             self._take(config)
             self._in_file = wanted
         except PPDError as exc:
-            log.error("the changed config is not used: %s", exc.message.replace("\n  ", " | "))
+            log.error("the changed config is not used: %s", exc)
             return False
         if waiting:
             log.warning("these keys take effect at the next start: %s", ", ".join(waiting))

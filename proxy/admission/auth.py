@@ -16,12 +16,16 @@ from typing import Protocol
 from werkzeug.datastructures import Headers
 
 from ..errors import Forbidden, NotFound, RequestError, Unauthorized
+from ..openai.tenant_scope import TenantScope
 from ..policy import Route
 from .keys import Client
 
 # The only client headers that workers get. Others could steer an engine (X-data-parallel-rank, X-Vllm-Priority) or
 # another proxy.
-FORWARDED = ("accept", "content-type", "traceparent", "tracestate", "anthropic-version", "x-session-id")
+SESSION = "x-session-id"
+LOAD_FORMAT = "endpoint-load-metrics-format"  # how vLLM is to tell its load in the answer's headers
+FORWARDED = ("accept", "content-type", "traceparent", "tracestate", "anthropic-version", LOAD_FORMAT, SESSION)
+_LINE_ENDS = frozenset("\r\n\0")
 FORCE_ROUTE = "x-ppd-force-route"
 QUEUE_TIMEOUT = "x-ppd-queue-timeout"
 
@@ -38,12 +42,17 @@ def lowered(headers: Headers) -> dict[str, str]:
 
 def client_key(headers: Mapping[str, str]) -> str:
     scheme, _, key = headers.get("authorization", "").partition(" ")
-    return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    return key.strip() if scheme.lower() == "bearer" else bare_key(headers)
+
+
+def bare_key(headers: Mapping[str, str]) -> str:
+    """The key in the header that Anthropic's clients use, or in that of Azure's."""
+    return headers.get("x-api-key") or headers.get("api-key", "")
 
 
 def tenant_of(headers: Mapping[str, str]) -> str:
     """A name for the holder of a key that does not reveal the key; "" for all who send none."""
-    key = headers.get("authorization") or headers.get("x-api-key", "")
+    key = headers.get("authorization") or bare_key(headers)
     return blake2b(key.encode(), digest_size=8).hexdigest() if key else ""
 
 
@@ -56,7 +65,7 @@ def authenticate(headers: Mapping[str, str], ring: Ring | None) -> Client:
         return Client(name="", tenant=tenant_of(headers))
     key = client_key(headers)
     if not key:
-        raise Unauthorized("an API key is needed: Authorization: Bearer, or X-Api-Key", code="invalid_api_key")
+        raise Unauthorized("an API key is needed: Authorization: Bearer, X-Api-Key or Api-Key", code="invalid_api_key")
     client = ring.find(key)
     if client is None:
         raise Unauthorized("the API key is unknown or was revoked", code="invalid_api_key")
@@ -85,16 +94,25 @@ def check_operator_path(headers: Mapping[str, str], path: str, open_paths: Colle
         check_admin(headers, admin_key)
 
 
-def leg_headers(headers: Mapping[str, str], worker_api_key: str, *, forwards_key: bool = True) -> dict[str, str]:
+def leg_headers(
+    headers: Mapping[str, str], *, forwards_key: bool = True, scope: TenantScope | None = None
+) -> dict[str, str]:
+    """forwards_key: whether the client's key is for the workers. RequestError for what would break a leg's head.
+
+    scope: of the client's tenant; a session's id then reaches workers only as the tenant's own.
+    """
     kept = {name: headers[name] for name in FORWARDED if name in headers}
-    if worker_api_key:
-        kept["authorization"] = f"Bearer {worker_api_key}"
-    elif not forwards_key:
-        pass  # with keys of the proxy's own, the client's key is not forwarded
+    if not forwards_key:
+        pass
     elif "authorization" in headers:
         kept["authorization"] = headers["authorization"]
-    elif "x-api-key" in headers:  # Anthropic's clients; vLLM reads the other header only
-        kept["authorization"] = f"Bearer {headers['x-api-key']}"
+    elif key := bare_key(headers):  # vLLM reads the other header only
+        kept["authorization"] = f"Bearer {key}"
+    for name, value in kept.items():
+        if not _LINE_ENDS.isdisjoint(value):  # else the legs would fail, and the workers get the blame
+            raise RequestError(f"{name}: must hold no line end", param=name)
+    if scope is not None and SESSION in kept:
+        kept[SESSION] = scope.id(kept[SESSION])
     return kept
 
 

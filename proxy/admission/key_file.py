@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ..errors import ConfigError
 from ..runtime.watched_files import WATCH_EVERY_S, WatchedFiles
-from .keys import Client, Keys, decode
+from .keys import Client, Keys, decode, scoped
 
 log = logging.getLogger(__name__)
 
@@ -17,9 +17,13 @@ log = logging.getLogger(__name__)
 class KeyRing:
     """A file is used as a whole or not at all. A removed key opens nothing from then on; running turns finish."""
 
-    def __init__(self, file: Path, admin_key: str = "") -> None:
-        """ConfigError if the file cannot be used, or a client's key in it is the admin key."""
+    def __init__(self, file: Path, admin_key: str = "", share_prefixes: Collection[str] = ()) -> None:
+        """ConfigError if the file cannot be used, or a client's key in it is the admin key.
+
+        share_prefixes: tenants that share cached prompts.
+        """
         self._file = file
+        self._share_prefixes = share_prefixes
         self._admin_key = admin_key
         self._watched = WatchedFiles(file)
         self._keys = self._load()
@@ -62,6 +66,7 @@ class KeyRing:
         keys = load(self._file)
         if keys.is_blank:  # as an editor or a full disk may leave it; a key is revoked by a file that is meant
             raise ConfigError(f"{self._file}: holds no key; write `key = []` if that is meant", param="keys_file")
+        keys = scoped(keys, self._share_prefixes)
         holder = keys.find(self._admin_key) if self._admin_key else None
         if holder is not None:
             raise ConfigError(f"{self._file}: key {holder.name!r}: must differ from admin_key", param="keys_file")

@@ -11,6 +11,11 @@ A key file is TOML, one table a key; all but `hash` and `name` may be left out:
     requests_per_minute = 60       # 0: no limit
     tokens_per_minute = 100000
     models = ["llama"]             # empty: all
+    cache_group = "assistants"     # keys of one group share cached prompts; default: the tenant's keys do
+
+What keeps a tenant's prompts and stored responses apart on the workers is made from the hash of its first key in the
+file (`openai/tenant_scope.py`). It outlives restarts and is the same in all processes; if that key is removed, the
+tenant's cached prompts count as new once.
 
 A file without any key says so: `key = []`.
 
@@ -25,13 +30,15 @@ import hmac
 import json
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
 import msgspec
+from msgspec.structs import replace
 
 from ..errors import ConfigError
+from ..openai.tenant_scope import TenantScope
 
 KEY_BYTES = 32
 _KEY_START = "ppd_"
@@ -41,6 +48,7 @@ _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _MEMBER = re.compile(r"[a-z_]{1,32}")
 _TOML_POSITION = re.compile(r"\(at [^()]*\)$")
 _LARGEST_LIMIT = 10**12  # a minute
+_SCOPE_CONTEXT = "ppd-router 2026-11-22 admission.keys: scope of"  # a change makes all cached prompts count as new
 
 
 class Client(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +61,8 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     models: tuple[str, ...] = ()
+    cache_group: str = ""
+    scope: TenantScope | None = None  # None: nothing keeps it apart, as no keys are in force
 
     def may_use(self, model: str) -> bool:
         return not self.models or model in self.models
@@ -99,7 +109,7 @@ def hash_of(key: str) -> str:
 def encode(client: Client, key_hash: str) -> str:
     plain = Client(name=client.name, tenant=client.name)
     members: dict[str, object] = {"name": client.name, "hash": key_hash}
-    for member in ("tenant", "priority", "weight", "requests_per_minute", "tokens_per_minute", "models"):
+    for member in ("tenant", "priority", "weight", "requests_per_minute", "tokens_per_minute", "models", "cache_group"):
         if getattr(client, member) != getattr(plain, member):
             members[member] = getattr(client, member)
     return "[[key]]\n" + "".join(f"{member} = {_toml(value)}\n" for member, value in members.items())
@@ -116,6 +126,30 @@ def decode(data: bytes, file: str) -> Keys:
     entries = [_entry(table, number, file) for number, table in enumerate(tables or (), start=1)]
     _check_together(entries, file)
     return Keys(tuple(entries), is_blank=tables is None)
+
+
+def scoped(keys: Keys, share_prefixes: Collection[str] = ()) -> Keys:
+    """The keys with their clients' scopes, whose secrets are made from the first key of each tenant or group.
+
+    share_prefixes: tenants that share cached prompts.
+    """
+    return Keys(tuple(_scoped(keys.entries, share_prefixes)))
+
+
+def _scoped(entries: Sequence[KeyEntry], sharing: Collection[str]) -> Iterator[KeyEntry]:
+    first: dict[tuple[str, str], bytes] = {}
+    for entry in entries:
+        client = entry.client
+        tenant = ("tenant", client.tenant)
+        group = ("group", client.cache_group) if client.cache_group else tenant
+        if group is tenant and client.tenant in sharing:
+            group = ("shared", "")
+        secrets = [first.setdefault(name, _secret(entry.digest, *name)) for name in (group, tenant)]
+        yield KeyEntry(entry.digest, replace(client, scope=TenantScope(*secrets)))
+
+
+def _secret(digest: bytes, kind: str, name: str) -> bytes:
+    return hmac.digest(digest, f"{_SCOPE_CONTEXT} {kind} {name}".encode(), "sha256")
 
 
 def _tables(data: bytes, file: str) -> Sequence[object] | None:
@@ -155,6 +189,7 @@ def _entry(table: object, number: int, file: str) -> KeyEntry:
         requests_per_minute=table.get("requests_per_minute", 0),
         tokens_per_minute=table.get("tokens_per_minute", 0),
         models=tuple(table.get("models", ())),
+        cache_group=table.get("cache_group", ""),
     )
     return KeyEntry(bytes.fromhex(table["hash"].removeprefix("sha256:")), client)
 
@@ -212,6 +247,7 @@ _MEMBERS: dict[str, tuple[Callable[[object], bool], str]] = {
         lambda value: isinstance(value, list) and all(map(_is_model, value)),
         "a list of models' names, of 1 to 256 printable characters each",
     ),
+    "cache_group": (_is_name, _NAMES),
 }
 
 

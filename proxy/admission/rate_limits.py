@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from ..errors import RateLimited
@@ -57,6 +57,7 @@ class RateLimits:
                 f"retry in {waits_s[longest]:.3f} s",
                 reason=longest,
                 retry_after_s=waits_s[longest],
+                headers=self.headers(client, now_s),
             )
         self._charge(client, Limit.REQUESTS, 1, now_s)
         self._charge(client, Limit.TOKENS, estimated_tokens, now_s)
@@ -86,6 +87,20 @@ class RateLimits:
         key = (name, limit)
         self._full_s[key] = max(now_s, self._full_s.get(key, now_s)) + seconds
 
+    def headers(self, client: Client, now_s: float) -> dict[str, str]:
+        """What the key has left, as OpenAI's API says it; of limits that the key does not have, nothing."""
+        shown = dict[str, str]()
+        for limit in Limit:
+            allowance = _allowance(client, limit)
+            if allowance:
+                full_in_s = max(0.0, self._full_s.get((client.name, limit), now_s) - now_s)
+                left = max(0, math.floor(allowance * (1 - full_in_s / MINUTE_S) + _ROUNDING_S))
+                name = "Requests" if limit is Limit.REQUESTS else "Tokens"
+                shown[f"X-RateLimit-Limit-{name}"] = str(allowance)
+                shown[f"X-RateLimit-Remaining-{name}"] = str(left)
+                shown[f"X-RateLimit-Reset-{name}"] = _duration(full_in_s)
+        return shown
+
     def debts(self) -> Iterable[tuple[str, Limit, float]]:
         return [(name, limit, full_s) for (name, limit), full_s in self._full_s.items()]
 
@@ -97,6 +112,21 @@ class RateLimits:
         if now_s - self._swept_s >= MINUTE_S:
             self._swept_s = now_s
             self._full_s = {key: full_s for key, full_s in self._full_s.items() if full_s > now_s}
+
+
+def with_limits(headers: Mapping[str, str], limits: Mapping[str, str]) -> dict[str, str]:
+    """The headers of an answer, with a key's limits in place of any that a worker has named."""
+    others = {name: value for name, value in headers.items() if not name.lower().startswith("x-ratelimit-")}
+    return others | dict(limits)
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes times: 17ms, 1.234s, 6m0s; never less than it is."""
+    milliseconds = math.ceil(seconds * 1000)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"
 
 
 def _allowance(client: Client, limit: Limit) -> int:

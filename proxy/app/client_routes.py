@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncGenerator
 from functools import partial
 
@@ -15,12 +16,14 @@ from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
 from ..admission.auth import authenticate, check_operator_path, leg_headers, lowered
 from ..admission.keys import Client
 from ..assembly import Proxy
-from ..errors import BodyTooLarge, NotFound, PPDError, RequestError
+from ..connectors.prefill import engine_version
+from ..errors import BodyTooLarge, NotFound, NoWorkerError, PPDError, RequestError
 from ..openai.request import Endpoint
 from ..policy.placement import ways_to_serve
 from ..routing.passthrough import AUDIO, ENDPOINTS
 from ..routing.router import TurnReply
 from ..routing.service import JSON, error_reply
+from ..telemetry.access_log import RECORD, AccessRecord
 from ..telemetry.merged_metrics import render
 from .admin_routes import admin_routes
 from .lifespan import close, start
@@ -29,6 +32,9 @@ from .peer_commands import answer_receipt, answer_receipts, run_command
 from .request_body import whole_body
 
 log = logging.getLogger(__name__)
+
+UNDER_WAY = ("ppd_inflight_turns", "ppd_queued_turns")
+LAG_LIMIT_S = 5.0  # a process whose loop stood still for this long is not ready, until it has run on for a while
 
 
 def create_app(proxy: Proxy) -> Quart:
@@ -50,6 +56,7 @@ def create_app(proxy: Proxy) -> Quart:
 
     _turn_routes(app, proxy)
     _passthrough_routes(app, proxy)
+    _engine_routes(app, proxy)
     _operator_routes(app, proxy)
     app.register_blueprint(admin_routes(proxy))
     _error_handlers(app)
@@ -64,13 +71,22 @@ def create_app(proxy: Proxy) -> Quart:
 
 
 def _turn_routes(app: Quart, proxy: Proxy) -> None:
+    config = proxy.settings.config
+
     async def turn() -> Response:
         caller = proxy.turns.caller(Endpoint(request.path), lowered(request.headers))
-        body = await whole_body(proxy.settings.config.idle_timeout_s)
+        if (record := _record()) is not None:
+            record.receipt = caller.receipt
+        body = await whole_body(config.idle_timeout_s)
         return _response(await proxy.turns.answer(caller, body))
 
     for endpoint in Endpoint:
         app.add_url_rule(endpoint.value, f"turn_{endpoint.name}", turn, methods=["POST"])
+
+
+def _record() -> AccessRecord | None:
+    record: AccessRecord | None = request.scope.get("state", {}).get(RECORD)
+    return record
 
 
 def _response(reply: TurnReply) -> Response:
@@ -88,49 +104,104 @@ def _body(reply: TurnReply) -> bytes | AsyncGenerator[bytes, None]:
     return body.chunks()
 
 
+def _authenticated(proxy: Proxy) -> tuple[Client, dict[str, str]]:
+    """The client, and the headers that a worker gets of its request."""
+    headers = lowered(request.headers)
+    client = authenticate(headers, proxy.keys)
+    if (record := _record()) is not None:
+        record.client = client.name
+    has_own = bool(proxy.settings.config.worker_api_key)
+    return client, leg_headers(headers, forwards_key=proxy.keys is None and not has_own, scope=client.scope)
+
+
 def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
-    def authenticated() -> tuple[Client, dict[str, str]]:
-        headers = lowered(request.headers)
-        client = authenticate(headers, proxy.keys)
-        return client, leg_headers(headers, proxy.settings.config.worker_api_key, forwards_key=proxy.keys is None)
+    config = proxy.settings.config
 
     async def forward(name: str = "") -> Response:
         if name and not AUDIO.fullmatch(request.path):
             raise NotFound(f"no such path: {request.path}")
-        client, headers = authenticated()
-        body = await whole_body(proxy.settings.config.idle_timeout_s)
-        target = request.path + ("?" + request.query_string.decode("latin1") if request.query_string else "")
-        answer = await proxy.passthrough.forward(request.method, target, body, headers, client)
+        client, headers = _authenticated(proxy)
+        body = await whole_body(config.idle_timeout_s)
+        answer = await proxy.passthrough.forward(request.method, _target(), body, headers, client)
+        if (record := _record()) is not None:
+            record.model, record.worker = answer.model, answer.worker
         proxy.state.metrics.passed_through.labels("/v1/audio" if name else request.path, str(answer.status)).inc()
         return Response(answer.chunks, answer.status, answer.headers)
 
+    async def stored(response_id: str) -> Response:
+        client, headers = _authenticated(proxy)
+        await whole_body(config.idle_timeout_s)  # which says nothing
+        answer = await proxy.stored_responses.forward(request.method, _target(), response_id, headers, client)
+        name = "/v1/responses/{response_id}" + ("/cancel" if request.method == "POST" else "")
+        proxy.state.metrics.passed_through.labels(name, str(answer.status)).inc()
+        return Response(answer.chunks, answer.status, answer.headers)
+
+    app.add_url_rule("/v1/responses/<response_id>", "stored_response", stored, methods=["GET"])
+    app.add_url_rule("/v1/responses/<response_id>/cancel", "cancel_response", stored, methods=["POST"])
     for endpoint in ENDPOINTS:
         app.add_url_rule(endpoint, f"forward_{endpoint}", forward, methods=["POST"])
     app.add_url_rule("/v1/audio/<path:name>", "forward_audio", forward, methods=["GET", "POST"])
 
+
+def _engine_routes(app: Quart, proxy: Proxy) -> None:
+    """What engines say of themselves, said of the fleet."""
+
     @app.get("/v1/models")
     async def models() -> Response:
-        client, headers = authenticated()
-        return Response(await proxy.passthrough.models(headers, client), content_type=JSON)
+        client, headers = _authenticated(proxy)
+        return Response(await proxy.model_list.models(headers, client), content_type=JSON)
+
+    @app.get("/version")
+    async def version() -> Response:
+        """The oldest engine's, as that is what every worker can do."""
+        _authenticated(proxy)
+        versions = [view.worker.engine_version for view in proxy.state.registry.views()]
+        oldest = min(filter(None, versions), key=_version_order, default=None)
+        if oldest is None:
+            raise NoWorkerError("no worker has told its version yet")
+        return Response(msgspec.json.encode({"version": oldest}), content_type=JSON)
+
+    @app.get("/load")
+    async def load() -> Response:
+        """Requests that are served or wait, in all processes; as in vLLM, without those that only ask for news."""
+        _authenticated(proxy)
+        counted = {family.name: family for family in await proxy.membership.total()}
+        load = sum(sample.value for name in UNDER_WAY for sample in counted[name].samples)
+        return Response(msgspec.json.encode({"server_load": int(load)}), content_type=JSON)
+
+
+def _version_order(version: str) -> tuple[int, int]:
+    return engine_version(version) or (sys.maxsize, 0)
+
+
+def _target() -> str:
+    return request.path + ("?" + request.query_string.decode("latin1") if request.query_string else "")
 
 
 def _operator_routes(app: Quart, proxy: Proxy) -> None:
     config = proxy.settings.config
 
-    def check() -> None:
-        check_operator_path(lowered(request.headers), request.path, config.open_paths, config.admin_key)
+    def check(path: str = "") -> None:
+        check_operator_path(lowered(request.headers), path or request.path, config.open_paths, config.admin_key)
 
     @app.get("/health")
     async def health() -> Response:
         check()
+        return Response(msgspec.json.encode(_lag(proxy)), 200, content_type=JSON)
+
+    @app.route("/ping", methods=["GET", "POST"])
+    async def ping() -> Response:
+        """SageMaker's name of the same."""
+        check("/health")
         return Response("", 200)
 
     @app.get("/ready")
     async def ready() -> Response:
         check()
         ways = ways_to_serve(proxy.state.registry.views())
-        is_ready = any(ways.values()) and not proxy.drain.is_draining
-        return Response(msgspec.json.encode(ways), 200 if is_ready else 503, content_type=JSON)
+        lag = _lag(proxy)
+        is_ready = any(ways.values()) and not proxy.drain.is_draining and lag["loop_lag_s"] < LAG_LIMIT_S
+        return Response(msgspec.json.encode({**ways, **lag}), 200 if is_ready else 503, content_type=JSON)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -140,6 +211,10 @@ def _operator_routes(app: Quart, proxy: Proxy) -> None:
     @app.get("/openapi.json")
     async def openapi() -> Response:
         return Response(render_openapi(), content_type=JSON)
+
+
+def _lag(proxy: Proxy) -> dict[str, float]:
+    return {"loop_lag_s": round(proxy.loop_watch.lag_s(), 3)}
 
 
 def _error_handlers(app: Quart) -> None:
@@ -167,4 +242,4 @@ def _error_handlers(app: Quart) -> None:
 
 
 def _refused(exc: PPDError) -> Response:
-    return _response(error_reply(exc))
+    return _response(error_reply(exc, request.path))

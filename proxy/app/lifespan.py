@@ -13,10 +13,9 @@ from ..runtime.tasks import Background
 log = logging.getLogger(__name__)
 
 UNHEARD_S = 8.0
-"""A worker that got a handoff is probed after this long without a sign of life.
+"""A worker that got a handoff is probed after this long without a sign of life, or sooner: see `Upstream.unheard`."""
 
-With 5 s to connect before, and three probes of 5 s after, its leg is given up within the handoff's lease of 30 s.
-"""
+WARMED_WORKERS = 256  # in a larger fleet only workers that are at work get spare connections
 
 
 def start(proxy: Proxy) -> Background:
@@ -37,8 +36,6 @@ def start(proxy: Proxy) -> Background:
     background.start("certificates", partial(proxy.tls.watch, proxy.state.metrics.reloaded))
     background.start("expiry", FleetWatch(proxy).run)
     background.start("settings", partial(proxy.settings.watch, partial(_reloaded, proxy)))
-    if proxy.receipt_log is not None:
-        background.start("receipt log", proxy.receipt_log.run)
     _apply(proxy)
     return background
 
@@ -50,10 +47,15 @@ async def close(proxy: Proxy, background: Background) -> None:
     proxy.listener.close()
     await proxy.upstream.close()
     await proxy.prober.close()
+    if proxy.receipt_log is not None:
+        await proxy.receipt_log.close()
+    if proxy.access_log is not None:
+        await proxy.access_log.close()
 
 
 class FleetWatch:
-    """Once a second: drops silent workers, probes those that leave a handoff unanswered, and logs what changed.
+    """Once a second: notes who answers turns, drops silent workers, probes those that leave a handoff unanswered, and
+    logs what changed.
 
     With several processes only the leader drops workers, and only it logs at INFO.
     """
@@ -61,10 +63,13 @@ class FleetWatch:
     def __init__(self, proxy: Proxy) -> None:
         self._proxy = proxy
         self._known = self._snapshot()  # workers known at the start are no change
+        self._silent: set[WorkerId] = set()  # dropped since the last look
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(1.0)
+            for worker in self._proxy.upstream.count_answers():
+                self._proxy.state.registry.answered(worker)
             self._drop_silent()
             self._probe_unheard()
             self._note_changes()
@@ -79,6 +84,7 @@ class FleetWatch:
         if proxy.membership.leads:
             for view in proxy.state.registry.expire(proxy.state.now(), proxy.settings.config.worker_ttl_s):
                 proxy.prober.doubt(view)
+                self._silent.add(view.id)
 
     def _probe_unheard(self) -> None:
         for worker in self._proxy.upstream.unheard(UNHEARD_S):
@@ -95,16 +101,28 @@ class FleetWatch:
             if is_other and leads:
                 self._proxy.state.health.forget(worker)  # a new engine does not inherit the failures of the old one
             name, state, _ = after or before or ("", "", "")
-            log.log(
-                logging.INFO if leads else logging.DEBUG, "worker %s %s: %s", name, worker, state if after else "gone"
-            )
+            level = logging.INFO if leads else logging.DEBUG
+            what = self._named(worker, state) if after else self._gone(worker)
+            log.log(level, "worker %s %s: %s", name, worker, what)
         self._known = seen
+        self._silent.clear()
+
+    def _named(self, worker: WorkerId, state: str) -> str:
+        why = self._proxy.prober.failing.get(worker, "")
+        return f"down ({why})" if state == "down" and why else state
+
+    def _gone(self, worker: WorkerId) -> str:
+        limit_s = self._proxy.settings.config.worker_ttl_s
+        return f"gone (silent for {limit_s:g} s)" if worker in self._silent else "gone"
 
 
 async def _keep_warm(proxy: Proxy) -> None:
     config, registry = proxy.settings.config, proxy.state.registry
     while True:
-        workers = [view.worker for view in registry.views() if view.state == "up"]
+        views = [view for view in registry.views() if view.state == "up"]
+        if len(views) > WARMED_WORKERS:
+            views = [view for view in views if view.inflight][:WARMED_WORKERS]
+        workers = [view.worker for view in views]
         await proxy.upstream.warm(workers, config.spare_connections, config.connect_timeout_s)
         await asyncio.sleep(1.0)
 

@@ -21,7 +21,7 @@ PATH = "/openapi.json"
 VERSION = "1"  # of the HTTP surface, not of the package
 
 # The config decides which keys are needed: {} says that none may be.
-_CLIENT: list[Json] = [{}, {"bearer": []}, {"apiKey": []}]
+_CLIENT: list[Json] = [{}, {"bearer": []}, {"apiKey": []}, {"azureKey": []}]
 _OPERATOR: list[Json] = [{"adminKey": []}, {"bearer": []}]
 
 _SCHEMES: Json = {
@@ -31,6 +31,12 @@ _SCHEMES: Json = {
         "in": "header",
         "name": "X-Api-Key",
         "description": "The same, as Anthropic sends it.",
+    },
+    "azureKey": {
+        "type": "apiKey",
+        "in": "header",
+        "name": "Api-Key",
+        "description": "The same, as Azure's clients do.",
     },
     "adminKey": {"type": "apiKey", "in": "header", "name": "X-Admin-Key"},
 }
@@ -45,6 +51,7 @@ STATUSES: dict[int, str] = {
     405: "This path has other methods.",
     408: "The body did not arrive in time.",
     413: "The body is larger than body_limit_bytes.",
+    415: "The body's Content-Encoding is neither gzip nor identity.",
     429: "The key's rate limit: X-PPD-Refused names which. Or all workers that were asked said 429.",
     431: "The request's head is too large, or has too many lines.",
     502: "The workers asked could not be reached, closed the connection early, or gave an unusable answer.",
@@ -55,7 +62,7 @@ _REFUSALS = (429, 503)
 
 # Statuses of paths that ask no worker, without and with a body.
 _HEAD_ONLY = (400, 401, 403, 404, 431, 503)
-_WITH_BODY = (400, 401, 403, 404, 408, 413, 431, 503)
+_WITH_BODY = (400, 401, 403, 404, 408, 413, 415, 431, 503)
 
 
 def document() -> Json:
@@ -65,7 +72,7 @@ def document() -> Json:
             "title": "PPD",
             "version": VERSION,
             "description": "A session-aware, OpenAI-compatible proxy for disaggregated vLLM fleets. Every error of "
-            "the proxy's own has OpenAI's shape.",
+            "the proxy's own has OpenAI's shape, under /v1/messages Anthropic's.",
         },
         "paths": {**_turns(), **_passed_through(), **_operators(), **_admin()},
         "components": {
@@ -90,6 +97,7 @@ def _header(text: str, **schema: Any) -> Json:
 
 _DECISION = ("X-Request-Id", "X-PPD-Route", "X-PPD-Reason", "X-PPD-Decode", "X-PPD-Prefill", "X-PPD-Evidence")
 _REFUSAL = ("Retry-After", "X-PPD-Refused")
+_LIMITS = tuple(f"X-RateLimit-{what}-{of}" for what in ("Limit", "Remaining", "Reset") for of in ("Requests", "Tokens"))
 _HEADERS: Json = {
     "X-Request-Id": _header("The turn's id, the client's own if that is valid; the receipt shows it."),
     "X-PPD-Route": _header("Where the turn is computed.", enum=[*Route]),
@@ -99,6 +107,7 @@ _HEADERS: Json = {
     "X-PPD-Evidence": _header("How close the table's measurements are to this turn."),
     "Retry-After": _header("Seconds until it is worth another try.", pattern=r"^[0-9]+$"),
     "X-PPD-Refused": _header("Why the proxy takes no more now."),
+    **{name: _header("Of the key's allowance a minute, where it has one.") for name in _LIMITS},
 }
 
 
@@ -144,7 +153,13 @@ def _worker_errors(error: str) -> Json:
 def _errors() -> Json:
     """Errors by schema of the body and status, such as `Error404`; a worker's own error by the schema alone."""
     found: Json = {}
-    for schema, headers in (("Error", ()), ("TurnError", _DECISION), ("WorkerError", ())):
+    schemas = (
+        ("Error", ()),
+        ("TurnError", _DECISION + _LIMITS),
+        ("MessagesError", _DECISION + _LIMITS),
+        ("WorkerError", ()),
+    )
+    for schema, headers in schemas:
         found[schema] = _ok("The worker's own error, unchanged.", _json(ref(schema)), headers)
         for status, text in STATUSES.items():
             refusal = _REFUSAL if status in _REFUSALS else ()
@@ -162,6 +177,10 @@ def _ok(text: str, content: Json, headers: tuple[str, ...] = ()) -> Json:
 # -- paths
 
 
+def _turn_error(endpoint: Endpoint) -> str:
+    return "MessagesError" if endpoint is Endpoint.MESSAGES else "TurnError"
+
+
 def _turns() -> Json:
     content = _json(ref("TurnAnswer")) | {"text/event-stream": {"schema": {"type": "string"}}}
     statuses = tuple(status for status in STATUSES if status != 405)
@@ -176,10 +195,12 @@ def _turns() -> Json:
                 "requestBody": {"required": True, "content": _json(ref(endpoint.name.title()))},
                 "responses": {
                     "200": _ok(
-                        "The answer, whole or as server-sent events, as the worker sends it.", content, _DECISION
+                        "The answer, whole or as server-sent events, as the worker sends it.",
+                        content,
+                        _DECISION + _LIMITS,
                     ),
-                    **_answers({}, statuses, "TurnError"),
-                    **_worker_errors("TurnError"),
+                    **_answers({}, statuses, _turn_error(endpoint)),
+                    **_worker_errors(_turn_error(endpoint)),
                 },
             }
         }
@@ -209,10 +230,22 @@ def _passed_through() -> Json:
             "get": {"summary": "Passed to a worker.", "operationId": f"get{audio}", **shared},
             "post": post(audio),
         },
+        **_stored(shared),
+        "/version": {"get": _get("version", "The oldest engine's version.", "Version", "engines", _CLIENT, _HEAD_ONLY)},
+        "/load": {"get": _get("load", "Requests that are served or wait.", "Load", "engines", _CLIENT, _HEAD_ONLY)},
         "/v1/models": {
             "get": _get("models", "The fleet's models, each once.", "Models", "pass-through", _CLIENT, _HEAD_ONLY)
         },
     }
+
+
+def _stored(shared: Json) -> Json:
+    """Stored responses, read and cancelled on the worker that has them."""
+    path = "/v1/responses/{response_id}"
+    named = [_parameter("response_id", "path", "As the response says.", minLength=1)]
+    get = {"summary": "A stored response.", "operationId": f"get{path}", **shared}
+    cancel = {"summary": "Cancels a response in the background.", "operationId": f"post{path}/cancel", **shared}
+    return {path: {"parameters": named, "get": get}, f"{path}/cancel": {"parameters": named, "post": cancel}}
 
 
 def _get(id: str, text: str, schema: str, tag: str, security: list[Json], statuses: tuple[int, ...]) -> Json:
@@ -229,13 +262,24 @@ def _operators() -> Json:
     """The paths for monitoring; the config decides which of them need the admin key."""
     security = [{}, *_OPERATOR]
     ready = _get("ready", "Which routes can be served now.", "Ways", "operation", security, (400, 401, 404, 431))
-    ready["responses"]["503"] = _ok("No route can be served.", _json(ref("Ways")))
+    ready["responses"]["503"] = _ok("No route can be served, or the proxy has just stood still.", _json(ref("Ways")))
     metrics = _get("metrics", "Prometheus.", "Ways", "operation", security, (400, 401, 404, 431))
     metrics["responses"]["200"] = _ok("Prometheus' text format.", {"text/plain": {"schema": {"type": "string"}}})
-    health = _get("health", "The process is alive.", "Ways", "operation", security, (400, 401, 404, 431))
-    health["responses"]["200"] = {"description": "The process is alive; the body is empty."}
+    health = _get("health", "The process is alive.", "Alive", "operation", security, (400, 401, 404, 431))
+    ping = {
+        method: {**health, "operationId": f"ping_{method}", "summary": "As /health, by SageMaker's name."}
+        for method in ("get", "post")
+    }
+    for operation in ping.values():
+        operation["responses"] = {**health["responses"], "200": {"description": "Alive; the body is empty."}}
     own = _get("openapi", "This document.", "Object", "operation", [{}, *_CLIENT[1:]], (400, 401, 404, 431))
-    return {"/health": {"get": health}, "/ready": {"get": ready}, "/metrics": {"get": metrics}, PATH: {"get": own}}
+    return {
+        "/health": {"get": health},
+        "/ready": {"get": ready},
+        "/metrics": {"get": metrics},
+        "/ping": ping,
+        PATH: {"get": own},
+    }
 
 
 def _admin() -> Json:

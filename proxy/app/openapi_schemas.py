@@ -12,6 +12,7 @@ from ..sessions.table import MatchKind
 Json = dict[str, Any]
 
 _NAME = {"type": "string"}
+_LAG: Json = {"type": "number", "minimum": 0, "description": "Seconds by which the event loop was late of late."}
 _COUNT = {"type": "integer", "minimum": 0}
 _NUMBER = {"type": "number"}
 _STRING = {"type": ["string", "null"]}
@@ -116,9 +117,13 @@ _ANSWERS: Json = {
     "Error": _object({"error": _ERROR}),
     "WorkerError": {"description": "The proxy's shape, or whatever the worker calls an error."},
     "TurnError": _object({"error": {"anyOf": [_ERROR, {"description": "The worker's own error."}]}}),
+    "MessagesError": _object({"error": _OPEN}, {"type": {"const": "error"}}),
+    "Version": _object({"version": _NAME}),
+    "Load": _object({"server_load": _COUNT}),
     "TurnAnswer": {"type": "object", "description": "In the shape of the API whose path was asked."},
     "Models": _object({"object": {"const": "list"}, "data": _list(_object({"id": _NAME}))}),
-    "Ways": _object({name: {"type": "boolean"} for name in ("split", "local", "replica")}),
+    "Ways": _object({**{name: {"type": "boolean"} for name in ("split", "local", "replica")}, "loop_lag_s": _LAG}),
+    "Alive": _object({"loop_lag_s": _LAG}),
     "Object": {"type": "object"},
 }
 

@@ -7,21 +7,25 @@ import json
 import logging
 import signal
 import socket
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import click
 
-from ..assembly import assemble
-from ..config import Draft
+from ..assembly import Proxy, assemble
+from ..config import Draft, LogFormat, ProxyConfig
 from ..config.reference import json_schema
 from ..downstream.serve import listen, serve
-from ..errors import PPDError
+from ..errors import ConfigErrors, PPDError
 from ..peers.channels import Member
 from ..peers.supervisor import UNUSABLE, Supervisor
+from ..runtime.line_writer import DescriptorSink, DirectLines, Lines, LineWriter
+from ..runtime.log_output import LogOutput, MakeLines, fill_standard_streams, start_log
 from ..runtime.process_limits import collect_garbage_less, limit_heap, raise_open_files_limit
 from ..settings import ConfigSource, Settings
+from ..telemetry.metrics import log_counters
 from .config_check import check
 from .config_flags import ConfigCommand
 
@@ -37,7 +41,7 @@ def _run(config_path: Path | None, check_only: bool, **flags: object) -> None:
         draft = source.read() if source else Draft.read(None, given)
         settings = Settings(check(draft), source)
     except PPDError as exc:
-        raise click.ClickException(str(exc)) from exc
+        raise click.ClickException(exc.in_lines() if isinstance(exc, ConfigErrors) else exc.message) from exc
     if check_only:
         click.echo(describe(settings))
         return
@@ -48,23 +52,28 @@ def _start(settings: Settings) -> None:
     config = settings.config
     limit_heap()
     raise_open_files_limit()
-    _log_from(logging.getLevelNamesMapping()[config.log_level.upper()])
+    fill_standard_streams()
+    is_alone = config.processes == 1
+    output = _start_log(config, _threaded_stderr if is_alone else _direct_stderr)
     log.info("%s", describe(settings))
+    if told := prefill_notice(config):
+        log.log(*told)
     try:
         with listen(config) as listening:
-            if config.processes > 1:
+            if not is_alone:
                 work = partial(_run_one, settings, listening)
                 raise SystemExit(Supervisor(config.processes, work, listening.close).run())
             with asyncio.Runner(loop_factory=_new_loop) as runner:
-                runner.run(_serve(settings, listening))
+                runner.run(_serve(settings, listening, output))
     except PPDError as exc:
         raise click.ClickException(str(exc)) from exc
 
 
 def _run_one(settings: Settings, listening: socket.socket, member: Member, alive: int) -> int:
+    output = _start_log(settings.config, _threaded_stderr)
     try:
         with asyncio.Runner(loop_factory=_new_loop) as runner:
-            runner.run(_serve(settings, listening, member, alive))
+            runner.run(_serve(settings, listening, output, member, alive))
     except PPDError as exc:
         log.error("%s", exc)
         return UNUSABLE
@@ -80,10 +89,25 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-def _log_from(level: int) -> None:
-    """DEBUG is for our own loggers only: libraries would log their data, such as hpack every header, keys included."""
-    logging.basicConfig(level=max(level, logging.INFO), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("ppd").setLevel(level)
+STDERR = 2
+
+
+def _threaded_stderr(lost_line: Callable[[int], bytes], tick: Callable[[], None]) -> Lines:
+    return LineWriter(DescriptorSink(STDERR), lost_line, tick)
+
+
+def _direct_stderr(lost_line: Callable[[int], bytes], tick: Callable[[], None]) -> Lines:
+    """For the supervisor, which forks and so has no thread."""
+    return DirectLines(STDERR, lost_line)
+
+
+def _start_log(config: ProxyConfig, lines: MakeLines) -> LogOutput:
+    return start_log(
+        lines,
+        level=logging.getLevelNamesMapping()[config.log_level.upper()],
+        as_json=config.log_format is LogFormat.JSON,
+        most_a_minute=config.log_lines_per_minute,
+    )
 
 
 def describe(settings: Settings) -> str:
@@ -102,8 +126,28 @@ def describe(settings: Settings) -> str:
     )
 
 
+def prefill_notice(config: ProxyConfig) -> tuple[int, str] | None:
+    """A line for the log, with its level: P may take longer than its handoff may be old."""
+    if config.prefill_timeout_s <= config.handoff_max_age_s:
+        return None
+    is_asked_for = config.prefill_timeout_s != ProxyConfig().prefill_timeout_s
+    return (
+        logging.WARNING if is_asked_for else logging.INFO,
+        f"prefill_timeout_s = {config.prefill_timeout_s:g} is above handoff_max_age_s = {config.handoff_max_age_s:g}, "
+        "which lies below the lease of P's KV: a prompt that takes P longer is sent to P again, or D computes it alone",
+    )
+
+
+def _lost_lines(proxy: Proxy, output: LogOutput) -> dict[str, int]:
+    return {"log": output.lines.lost, "access": 0 if proxy.access_log is None else proxy.access_log.lost}
+
+
 async def _serve(
-    settings: Settings, listening: socket.socket, member: Member | None = None, alive: int | None = None
+    settings: Settings,
+    listening: socket.socket,
+    output: LogOutput,
+    member: Member | None = None,
+    alive: int | None = None,
 ) -> None:
     """Serves until SIGTERM or SIGINT, which drains; a second one ends the process at once, by the default handler.
 
@@ -131,6 +175,7 @@ async def _serve(
     if alive is not None:
         loop.add_reader(alive, supervisor_gone)
     proxy = assemble(settings, member=member)
+    proxy.state.metrics.watch(lambda: log_counters(_lost_lines(proxy, output), output.limit.held_back))
     collect_garbage_less()
     await serve(proxy, listening, stop)
 

@@ -68,6 +68,17 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class AccessFormat(StrEnum):
+    OFF = "off"
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyConfig:
     """All settings of one proxy; ConfigError names each key that is wrong, its value and what is allowed."""
@@ -79,6 +90,7 @@ class ProxyConfig:
     )
     admin_key: Text = key("", "opens the admin API; empty: it is off", secret=True)
     keys_file: Text = key("", "clients' API keys, hashed; empty: no key is required")
+    share_prefixes: Texts = key((), "tenants of the `keys_file` whose prompts share cached KV; others never do")
     open_paths: Annotated[tuple[OperatorPath, ...], Meta(max_length=3)] = key(
         OPERATOR_PATHS, "answered without a key; those that are left out need the admin key"
     )
@@ -125,6 +137,9 @@ class ProxyConfig:
     heartbeat_allow: Texts = key(
         (), "address ranges that may register; empty: all, but no pings if `curve_port` is set"
     )
+    heartbeat_open: bool = key(
+        False, "a `heartbeat_host` beyond this machine then needs neither `heartbeat_allow` nor `curve_port`"
+    )
     curve_port: Port = key(
         0,
         "encrypted port for agents with known keys; the plain port then takes only engines' pings, from "
@@ -145,7 +160,8 @@ class ProxyConfig:
     probe_interval_s: Seconds = key(5.0, "how often workers without an agent are probed for health and load")
     worker_api_key: Text = key(
         "",
-        "sent to workers; if empty, the client's own Authorization is sent, unless there is a `keys_file`",
+        "sent to workers, but not to those that a stranger may have announced; if empty, the client's own "
+        "Authorization is sent, unless there is a `keys_file`",
         secret=True,
     )
     worker_ca_file: Text = key("", "authority for workers that use TLS; empty: the system's")
@@ -179,6 +195,7 @@ class ProxyConfig:
 
     connect_timeout_s: Seconds = key(3.0, "to connect to a worker", group="Legs")
     prefill_timeout_s: Seconds = key(120.0, "for a whole prefill leg")
+    handoff_max_age_s: Seconds = key(20.0, "from asking P until D is sent the handoff; two thirds of P's lease")
     first_event_timeout_s: Seconds = key(120.0, "from asking D or R for a stream to its first event")
     answer_timeout_s: Seconds = key(1800.0, "for a whole answer that is not streamed")
     idle_timeout_s: Seconds = key(
@@ -186,6 +203,11 @@ class ProxyConfig:
     )
     keepalive_s: Seconds = key(4.0, "idle connections to workers are closed after this; vLLM closes them after 5 s")
     spare_connections: Count = key(2, "connections to each worker kept open at least; 0: none")
+    relay_headers: Texts = key(
+        ("endpoint-load-metrics*", "x-ratelimit-*", "server-timing"),
+        "headers of workers' answers that go on to clients; `*` ends the beginning of a name. Never those of the "
+        "connection, nor one that names the worker's address",
+    )
     attempts: AtLeastOne = key(
         3,
         "failed answers after which a turn gives up and the client gets the last error; after as many failed "
@@ -216,7 +238,12 @@ class ProxyConfig:
         10_000, "how many receipts are kept in memory, for `/admin/requests/{id}`", group="Records"
     )
     receipt_log: Text = key("", "a file for all receipts, one JSON line per turn; empty: none")
-    log_level: LogLevel = key(LogLevel.INFO, "the least severe lines that are logged")
+    access_log: AccessFormat = key(AccessFormat.OFF, "one line for each request, on standard output")
+    log_level: LogLevel = key(LogLevel.INFO, "the least severe lines that are logged, on stderr")
+    log_format: LogFormat = key(LogFormat.TEXT, "one line of text, or one JSON object")
+    log_lines_per_minute: Count = key(
+        200, "of each kind of line above DEBUG; how many are held back is told; 0: no limit"
+    )
 
     def __post_init__(self) -> None:
         values = {name: getattr(self, name) for name in KEYS}
@@ -250,6 +277,13 @@ def _are_ranges(texts: Iterable[str]) -> bool:
         return False
 
 
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _both_or_neither(one: str, other: str) -> bool:
     return bool(one) == bool(other)
 
@@ -257,9 +291,20 @@ def _both_or_neither(one: str, other: str) -> bool:
 CONSTRAINTS = (
     Constraint(("heartbeat_allow",), "address ranges such as 10.0.0.0/8", _are_ranges),
     Constraint(
+        ("heartbeat_host", "heartbeat_port", "heartbeat_allow", "curve_port", "heartbeat_open"),
+        "a loopback address, unless heartbeat_allow, or curve_port, or heartbeat_open = true is set: whoever "
+        "registers a worker gets prompts",
+        lambda host, port, allow, curve, is_open: not port or is_loopback(host) or bool(allow or curve or is_open),
+    ),
+    Constraint(
         ("curve_port", "curve_server_key_file", "curve_clients_dir"),
         "0, or both curve_server_key_file and curve_clients_dir set",
         lambda port, key, folder: not port or bool(key and folder),
+    ),
+    Constraint(
+        ("share_prefixes", "keys_file"),
+        "set with keys_file, whose tenants it names",
+        lambda some, file: not some or file,
     ),
     Constraint(("tls_cert_file", "tls_key_file"), "set with tls_key_file", _both_or_neither),
     Constraint(("worker_cert_file", "worker_key_file"), "set with worker_key_file", _both_or_neither),

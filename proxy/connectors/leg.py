@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from ..fleet.worker import Worker
-from ..openai.body_members import Part, decoded, encoded, members, spliced
+from ..openai.body_members import Edited, Part, decoded, encoded, members, spliced
 from ..openai.request import CHOOSING, Endpoint, Fields
 
 REQUEST_ID = "X-Request-Id"
@@ -16,7 +16,7 @@ REQUEST_ID = "X-Request-Id"
 # * The transfer members hold peers' addresses and block ids. From a client they can hang a request, read another
 #   tenant's KV, open connections to any host, or kill the engine: only connectors write them.
 # * `request_id` would name the request inside the engine. vLLM prefers the header, but /v1/responses reads no header,
-#   and P2pNccl takes its peers' addresses from that name.
+#   and P2pNccl takes its peers' addresses from that name. The proxy sets its own where a tenant's responses are stored.
 # * `conversation_id` is this proxy's own.
 PRIVATE = ("kv_transfer_params", "ec_transfer_params", "request_id", "conversation_id")
 
@@ -68,6 +68,8 @@ def public_fields(fields: Fields) -> Fields:
     xargs = members(kept[_XARGS]) if _XARGS in kept else None
     if xargs is not None and any(name in xargs for name in _HIDDEN):
         kept[_XARGS] = encoded({name: value for name, value in xargs.items() if name not in _HIDDEN})
+    if isinstance(fields, Edited):
+        kept |= fields.own
     return kept
 
 

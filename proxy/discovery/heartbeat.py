@@ -18,9 +18,14 @@ import msgspec
 from ..connectors.p2p_nccl import P2pNccl
 from ..errors import FormatError
 from ..fleet.worker import Announcement, Load, Role, Source, Worker
+from ..openai.request import MODEL_LIMIT
 
 VERSION = 1
+COORDINATES_LIMIT = 32
+MODELS_LIMIT = 1024
 _NAME = r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63}){0,20}"
+_COORDINATE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_TOKEN = re.compile(r"[\x21-\x7e]{0,256}")  # ends up in heads and bodies of legs
 _ADDRESS = re.compile(rf"(?:{_NAME}|\[[0-9A-Fa-f:.]{{2,45}}\]):([0-9]{{1,5}})")
 
 
@@ -31,6 +36,7 @@ class Heartbeat(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     role: str  # P, D or R
     http_address: str
     models: list[str]
+    aliases: dict[str, str] = {}  # names of one model, each with the one that stands for all
     engine: str = "vllm"
     engine_version: str = ""
     connector: str = "nixl"
@@ -70,12 +76,16 @@ def _ours(message: dict[str, Any]) -> Announcement:
         raise FormatError(f"heartbeat: {exc}") from exc
     if not 0.0 <= beat.kv_usage <= 1.0 or min(beat.running, beat.waiting, beat.kv_capacity_tokens) < 0:
         raise FormatError("heartbeat: running, waiting, kv_capacity_tokens or kv_usage out of range")
+    _check_models(beat.models)
+    for name in ("engine", "engine_version", "connector", "incarnation"):
+        _check_token(getattr(beat, name), name)
     worker = Worker(
         role=_role(beat.role),
         address=check_address(beat.http_address, "http_address"),
         models=tuple(beat.models),
+        aliases=beat.aliases,
         connector=beat.connector,
-        coordinates=beat.coordinates,
+        coordinates=check_coordinates(beat.coordinates),
         engine=beat.engine,
         engine_version=beat.engine_version,
         incarnation=beat.incarnation,
@@ -103,7 +113,7 @@ def _ping(message: dict[str, Any]) -> Announcement:
         role=_role(message["type"]),
         address=check_address(message["http_address"], "http_address"),
         connector=connector,
-        coordinates=coordinates,
+        coordinates=check_coordinates(coordinates),
         source=Source.PING,
     )
     return Announcement(worker)
@@ -114,6 +124,25 @@ def _role(text: str) -> Role:
         return Role(text)
     except ValueError:
         raise FormatError("heartbeat: role must be P, D or R") from None
+
+
+def _check_models(models: list[str]) -> None:
+    if len(models) > MODELS_LIMIT or not all(0 < len(name) <= MODEL_LIMIT and name.isprintable() for name in models):
+        raise FormatError(f"models: must be at most {MODELS_LIMIT} names of at most {MODEL_LIMIT} printable characters")
+
+
+def check_coordinates(coordinates: dict[str, str]) -> dict[str, str]:
+    """The same; FormatError for what does not fit into a head."""
+    if len(coordinates) > COORDINATES_LIMIT or not all(map(_COORDINATE.fullmatch, coordinates)):
+        raise FormatError(f"coordinates: must be at most {COORDINATES_LIMIT} names of letters, digits, dot, - and _")
+    for name, value in coordinates.items():
+        _check_token(value, name)
+    return coordinates
+
+
+def _check_token(text: str, name: str) -> None:
+    if _TOKEN.fullmatch(text) is None:
+        raise FormatError(f"{name}: must be at most 256 printable ASCII characters without spaces")
 
 
 def check_address(text: str, name: str) -> str:

@@ -3,15 +3,15 @@
 The plain port takes vLLM's pings, which cannot encrypt, and the project's heartbeats; `heartbeat_allow` limits who may
 register, by the sender's address and by the address it claims. With `curve_port` set, agents register there with keys.
 The plain port then refuses heartbeats, and takes pings only with `heartbeat_allow` set, or a stranger could do without
-a key. A worker belongs to the first key that announced it: no other known key can drain it, change its role or remove
-it. A message that can't be read changes nothing.
+a key. A message that can't be read changes nothing.
 """
 
 from __future__ import annotations
 
-import ipaddress
+import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import zmq
@@ -25,11 +25,16 @@ from ..fleet.registry import Registry
 from ..fleet.worker import Announcement, Source, WorkerId
 from ..telemetry.metrics import Metrics
 from .heartbeat import decode
+from .senders import Senders
 
 log = logging.getLogger(__name__)
 
 MESSAGE_LIMIT_BYTES = 64 * 1024
+FRAMES = 2  # the sender's ZeroMQ identity, and its message
 COMPLAIN_EVERY_S = 60.0
+HELD_MESSAGES = 64  # of one connection, until they are read
+SLICE_S = 0.002  # of reading at once
+PAUSE_SHARE = 4.0  # the pause after it is so many times as long: a flood gets a fifth of the loop
 
 
 class HeartbeatListener:
@@ -40,8 +45,7 @@ class HeartbeatListener:
         self._registry = registry
         self._metrics = metrics
         self._now = now
-        self._owners = Owners(config.worker_ttl_s, now)
-        self._allowed = [ipaddress.ip_network(text) for text in config.heartbeat_allow]
+        self._senders = Senders(config, registry, now)
         self._context = zmq.asyncio.Context()
         self._authenticator: AsyncioAuthenticator | None = None
         self._complained_s = -COMPLAIN_EVERY_S
@@ -58,57 +62,52 @@ class HeartbeatListener:
     def close(self) -> None:
         if self._authenticator is not None:
             self._authenticator.stop()
+        self._senders.close()
         self._context.destroy(linger=0)
 
     async def run(self, socket: zmq.asyncio.Socket, encrypted: bool) -> None:
+        """Reads in slices with pauses between, so that a flood takes only a share of the loop. What it has no time for
+        waits in the sender's own connection: ZeroMQ reads all of them in turn, and holds little of each."""
+        waiting: zmq.Socket[bytes] = zmq.Socket.shadow(socket)  # to read what is there without an await
         while True:
-            frames = await socket.recv_multipart(copy=False)
+            await socket.poll()
+            began_s = time.perf_counter()
+            self._apply(self._read(waiting, encrypted, began_s + SLICE_S))
+            await asyncio.sleep(PAUSE_SHARE * (time.perf_counter() - began_s))
+
+    def _read(self, socket: zmq.Socket[bytes], encrypted: bool, until_s: float) -> Iterable[Announcement]:
+        """What is announced by the messages that are there. Of those about one worker the last one holds."""
+        announced: dict[WorkerId, Announcement] = {}
+        while time.perf_counter() < until_s:
+            try:
+                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
             sender = str(frames[-1].get("Peer-Address"))
             try:
                 # The sender's public key, which the authenticator has found among the known ones.
                 key = str(frames[-1].get("User-Id")) if encrypted else None
-                self._take(bytes(frames[-1].buffer), sender, key, len(frames))
+                if len(frames) != FRAMES:
+                    raise FormatError("heartbeat: must be one frame")
+                found = self._senders.checked(decode(bytes(frames[-1].buffer)), sender, key)
+            except FormatError as exc:
+                self._drop(str(exc), sender)
             except Exception as exc:  # whatever a stranger sends, the listener goes on
                 self._drop(type(exc).__name__, sender)
+            else:
+                self._metrics.heartbeats.labels("taken").inc()
+                # A ping must not hide what an agent has just said.
+                if found.worker.source is not Source.PING or found.worker.id not in announced:
+                    announced[found.worker.id] = found
+        return announced.values()
 
-    def _take(self, payload: bytes, sender: str, key: str | None, frames: int) -> None:
-        try:
-            if frames != 2:
-                raise FormatError("heartbeat: must be one frame")
-            announcement = decode(payload)
-            self._check(announcement, sender, key)
-        except FormatError as exc:
-            self._drop(str(exc), sender)
-            return
-        self._metrics.heartbeats.labels("taken").inc()
-        self._registry.apply(announcement, self._now())
-
-    def _check(self, announcement: Announcement, sender: str, key: str | None) -> None:
-        """`key`: the sender's, on the encrypted port."""
-        if self._config.curve_port and key is None:
-            if announcement.worker.source is Source.AGENT:
-                raise FormatError("heartbeat: agents must use curve_port")
-            if not self._allowed:
-                raise FormatError("ping: with curve_port, engines' pings are taken only with heartbeat_allow set")
-        if self._allowed:
-            self._check_addresses(announcement, sender)
-        if key is not None:
-            if not self._owners.may_speak(announcement.worker.id, key):
-                raise FormatError("heartbeat: another key announced this worker")
-            if announcement.leaving:
-                self._owners.release(announcement.worker.id)
-
-    def _check_addresses(self, announcement: Announcement, sender: str) -> None:
-        for what, host in (
-            ("sender", sender),
-            ("http_address", announcement.worker.address.rpartition(":")[0].strip("[]")),
-        ):
+    def _apply(self, announcements: Iterable[Announcement]) -> None:
+        now_s = self._now()
+        for announcement in announcements:
             try:
-                address = ipaddress.ip_address(host)
-            except ValueError:
-                raise FormatError(f"{what}: must be an IP address while heartbeat_allow is set") from None
-            if not any(address in network for network in self._allowed):
-                raise FormatError(f"{what}: not in heartbeat_allow")
+                self._registry.apply(announcement, now_s)
+            except Exception as exc:
+                self._drop(type(exc).__name__, announcement.worker.id)
 
     def _drop(self, why: str, sender: str) -> None:
         """Counts each dropped message but logs once a minute, so that a stranger can't fill the log."""
@@ -122,6 +121,7 @@ class HeartbeatListener:
         socket = self._context.socket(zmq.ROUTER)
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_LIMIT_BYTES)
+        socket.setsockopt(zmq.RCVHWM, HELD_MESSAGES)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a restarted engine comes back under its old identity
         if curve:
             self._require_keys(socket)
@@ -142,10 +142,10 @@ class HeartbeatListener:
 
 def curve_keys(config: ProxyConfig) -> tuple[bytes, bytes]:
     """The proxy's public and secret key; ConfigError where the files of `curve_port` can't be used."""
-    path = config.curve_server_key_file
-    unusable = refused("curve_server_key_file", path, "a ZeroMQ certificate with its secret key")
+    key_file = config.curve_server_key_file
+    unusable = refused("curve_server_key_file", key_file, "a ZeroMQ certificate with its secret key")
     try:
-        public, secret = zmq.auth.load_certificate(path)
+        public, secret = zmq.auth.load_certificate(key_file)
     except (OSError, ValueError):
         raise unusable from None
     if secret is None:
@@ -153,29 +153,3 @@ def curve_keys(config: ProxyConfig) -> tuple[bytes, bytes]:
     if not Path(config.curve_clients_dir).is_dir():
         raise refused("curve_clients_dir", config.curve_clients_dir, "a folder")
     return public, secret
-
-
-class Owners:
-    """Which key owns each worker; a key that is silent for `ttl_s` loses it. `now`: monotonic seconds."""
-
-    def __init__(self, ttl_s: float, now: Callable[[], float]) -> None:
-        self._ttl_s = ttl_s
-        self._now = now
-        self._owners: dict[WorkerId, tuple[str, float]] = {}
-
-    def may_speak(self, worker_id: WorkerId, key: str) -> bool:
-        """Whether this key may announce the worker; if so it owns it from now on."""
-        now_s = self._now()
-        for known, (_, heard_s) in tuple(self._owners.items()):
-            if now_s - heard_s <= self._ttl_s:
-                break  # the rest were heard later
-            del self._owners[known]
-        if self._owners.get(worker_id, (key, now_s))[0] != key:
-            return False
-        self._owners.pop(worker_id, None)
-        self._owners[worker_id] = (key, now_s)
-        return True
-
-    def release(self, worker_id: WorkerId) -> None:
-        """The owner gives the worker up: the next key to announce it owns it."""
-        self._owners.pop(worker_id, None)

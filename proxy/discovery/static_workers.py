@@ -8,7 +8,7 @@ from ..config import ProxyConfig, all_of, refused
 from ..connectors import CONNECTORS
 from ..errors import ConfigError, FormatError
 from ..fleet.worker import Role, Source, Worker
-from .heartbeat import check_address
+from .heartbeat import check_address, check_coordinates
 
 _COORDINATES = sorted({name for connector in CONNECTORS.values() for name in connector.coordinates})
 WORKER_OPTIONS = ", ".join(
@@ -58,7 +58,7 @@ def parse_worker(text: str) -> Worker:
             models=(model,) if model else (),
             connector=connector,
             engine_version=version,
-            coordinates=options,
+            coordinates=check_coordinates(options),
             source=Source.STATIC,
             tls=tls == "true",
         )

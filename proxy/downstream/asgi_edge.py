@@ -16,14 +16,16 @@ from hypercorn.typing import (
     ASGIReceiveEvent,
     ASGISendCallable,
     ASGISendEvent,
+    ConnectionState,
     Scope,
 )
 
 from ..config import ProxyConfig
-from ..errors import PPDError, comes_back, error_body
+from ..errors import PPDError, answer_body, comes_back
 from ..openai.request import Endpoint
 from ..openai.stream_relay import broken_off
 from ..runtime.tasks import Drain, draining
+from ..telemetry.access_log import RECORD, AccessLog, AccessRecord
 from .limits import CUT_S, ConnectionLimits, OpenRequests
 
 BODY_REST_S = 5.0  # to read the rest of a request's body when its answer is complete
@@ -38,6 +40,7 @@ class GuardedExchange:
         self.scope = scope
         self.is_multiplexed: bool = scope["http_version"] >= "2"
         self.is_draining = False
+        self.record: AccessRecord | None = None
         self.is_cut = False
         self.is_complete = False
         self._receive = receive
@@ -75,6 +78,8 @@ class GuardedExchange:
             return
         if event["type"] == "http.response.start":
             self._has_begun = True
+            if self.record is not None:
+                self.record.status = event["status"]
             headers = list(event["headers"])
             self._is_event_stream = any(
                 name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
@@ -121,7 +126,7 @@ class GuardedExchange:
             await self.send({"type": "http.response.body", "body": error, "more_body": False})
 
     async def refuse(self, exc: PPDError) -> None:
-        body = error_body(exc.message, exc.kind, exc.code or exc.status)
+        body = answer_body(exc, self.scope["path"])
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         headers += [(name.lower().encode(), value.encode()) for name, value in comes_back(exc).items()]
         await self.send({"type": "http.response.start", "status": exc.status, "headers": headers, "trailers": False})
@@ -131,8 +136,8 @@ class GuardedExchange:
 class Edge:
     """The app behind its limits."""
 
-    def __init__(self, app: ASGIFramework, config: ProxyConfig, drain: Drain) -> None:
-        self.requests = OpenRequests(config, drain)
+    def __init__(self, app: ASGIFramework, config: ProxyConfig, drain: Drain, access: AccessLog | None = None) -> None:
+        self.requests = OpenRequests(config, drain, access)
         self._app = app
         self._config = config
 
@@ -142,6 +147,10 @@ class Edge:
             return
         connection: ConnectionLimits = scope["state"]["connection"]
         exchange = GuardedExchange(scope, receive, send, self._config.idle_timeout_s)
+        exchange.record = self.requests.opened(scope["method"], scope["path"])
+        scope["state"] = ConnectionState(
+            {**scope["state"], RECORD: exchange.record}
+        )  # the given one is the connection's
         self.requests.began(exchange, connection)
         try:
             query = b"?" + scope["query_string"] if scope["query_string"] else b""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
 
 from hypercorn.typing import ASGIFramework
 
 from ..errors import RequestError
+from ..telemetry.access_log import RECORD
 from . import response
 from .http1_connection import ClientConnection
 from .request_head import RequestHead
@@ -32,6 +34,7 @@ class AsgiExchange:
         self._is_whole = False  # the request has come completely
         self._is_gone = False
         self._refused: RequestError | None = None  # an error that came before `begin`
+        self._asked: dict[str, Any] = {}  # the application's scope
         self._is_over = False
         self._is_complete = False  # the whole answer is written
         self._is_told = False  # the application knows that the request has come completely
@@ -52,7 +55,7 @@ class AsgiExchange:
         if self._refused is None:
             self._task = asyncio.create_task(self._run())
         else:
-            self._connection.write(response.refusal(self._refused))
+            self._connection.write(response.refusal(self._refused, self._head.target))
             self._connection.finished(keeps_alive=False)
 
     def take(self, data: bytes) -> None:
@@ -72,7 +75,9 @@ class AsgiExchange:
             return
         if not self._has_answered:
             self._has_answered = True
-            self._connection.write(response.refusal(error))
+            self._connection.write(response.refusal(error, self._head.target))
+            if (record := self._asked.get("state", {}).get(RECORD)) is not None:
+                record.status = error.status
         self.leave()
         self._connection.finished(keeps_alive=False)
 
@@ -92,7 +97,8 @@ class AsgiExchange:
 
     async def _run(self) -> None:
         try:
-            await self._app(self._scope(), self._receive, self._send)  # type: ignore[arg-type]
+            self._asked = self._scope()
+            await self._app(self._asked, self._receive, self._send)  # type: ignore[arg-type]
         except Exception:
             log.exception("the application failed")
         self._is_over = True
@@ -170,12 +176,18 @@ class AsgiExchange:
 class RefusedExchange:
     """An `Exchange` that answers an unreadable or forbidden request with an error, and closes the connection."""
 
-    def __init__(self, connection: ClientConnection, error: RequestError) -> None:
+    def __init__(
+        self, connection: ClientConnection, error: RequestError, note: Callable[[int], None], target: bytes = b""
+    ) -> None:
+        """note: told the status."""
         self._connection = connection
         self._error = error
+        self._note = note
+        self._target = target
 
     def begin(self) -> None:
-        self._connection.write(response.refusal(self._error))
+        self._note(self._error.status)
+        self._connection.write(response.refusal(self._error, self._target))
         self._connection.finished(keeps_alive=False)
 
     def take(self, data: bytes) -> None: ...

@@ -12,6 +12,7 @@ from typing import Protocol
 from ..config import OPERATOR_PATHS, ProxyConfig
 from ..errors import PPDError, RequestError
 from ..runtime.tasks import Drain, draining
+from ..telemetry.access_log import AccessLog, AccessRecord
 from . import response
 from .request_head import check_target, check_values, head_too_large, size_of, too_many_lines
 
@@ -129,6 +130,7 @@ class UnderWay(AtWork, Protocol):
     """A request whose answer is not complete."""
 
     is_draining: bool  # the connection closes after this answer
+    record: AccessRecord | None  # None: no access log
 
     def cut(self) -> None:
         """Ends the answer now, as the process is about to end, in a form that the client understands."""
@@ -137,11 +139,22 @@ class UnderWay(AtWork, Protocol):
 class OpenRequests:
     """Every request whose answer is not whole, on all connections of one proxy."""
 
-    def __init__(self, config: ProxyConfig, drain: Drain) -> None:
+    def __init__(self, config: ProxyConfig, drain: Drain, access: AccessLog | None = None) -> None:
         self._config = config
         self._drain = drain
+        self._access = access
         self._open: set[UnderWay] = set()
         self._quiet = asyncio.Event()
+
+    def opened(self, method: str, path: str) -> AccessRecord | None:
+        return None if self._access is None else self._access.opened(method, path)
+
+    def refused(self, method: str, path: str, status: int) -> None:
+        """A request that never began."""
+        if self._access is not None:
+            record = self._access.opened(method, path)
+            record.status = status
+            self._access.closed(record, "completed")
 
     def began(self, request: UnderWay, connection: ConnectionLimits) -> None:
         request.is_draining = self._drain.is_draining
@@ -150,6 +163,8 @@ class OpenRequests:
 
     def ended(self, request: UnderWay, connection: ConnectionLimits, *, left: bool) -> None:
         self._open.discard(request)
+        if self._access is not None and request.record is not None:
+            self._access.closed(request.record, "completed" if not left else "cut" if self._drain.is_cut else "left")
         if not self._open:
             self._quiet.set()
         connection.ended(request, left=left)

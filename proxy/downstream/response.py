@@ -8,7 +8,7 @@ from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
 
-from ..errors import PPDError, comes_back, error_body
+from ..errors import PPDError, answer_body, comes_back
 
 END = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -32,9 +32,12 @@ def head(
     return text.encode("latin-1", "replace")
 
 
-def refusal(error: PPDError) -> bytes:
-    """A complete response that closes the connection, for a request that is not read any further."""
-    body = error_body(error.message, error.kind, error.code or error.status, error.param)
+def refusal(error: PPDError, target: bytes = b"") -> bytes:
+    """A complete response that closes the connection, for a request that is not read any further.
+
+    target: the request's path and query, as far as they are known.
+    """
+    body = answer_body(error, target.partition(b"?")[0].decode("latin-1"))
     headers = (("Content-Type", "application/json"), *comes_back(error).items())
     return head(error.status, headers, size=len(body), connection=connection(False, is_old=False)) + body
 

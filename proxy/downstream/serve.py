@@ -41,12 +41,20 @@ async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> 
 
     ConfigError if a port is taken or a certificate can't be used.
     """
+    proxy.loop_watch.start()
+    try:
+        await _serve(proxy, listening, stop)
+    finally:
+        proxy.loop_watch.stop()
+
+
+async def _serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> None:
     config = proxy.settings.config
     tls = client_tls(config)
     if proxy.membership.leads:
         proxy.listener.open()
     app = create_app(proxy)
-    edge = Edge(app, config, proxy.drain)
+    edge = Edge(app, config, proxy.drain, proxy.access_log)
     is_direct = config.data_plane is DataPlane.DIRECT and tls is None
     direct = Direct(edge, proxy.turns, config) if is_direct else None
     connections = Connections(HypercornServer(edge, config), direct, config, tls, proxy.state.now)

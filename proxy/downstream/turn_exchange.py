@@ -10,7 +10,9 @@ import asyncio
 import logging
 from contextlib import aclosing
 from enum import Enum
+from functools import partial
 
+from ..app.request_body import check_coding, decoded
 from ..config import ProxyConfig
 from ..errors import BodyTooLarge, Forbidden, PPDError, RequestError
 from ..openai.request import Endpoint
@@ -19,6 +21,7 @@ from ..routing.router import TurnReply
 from ..routing.service import Caller, TurnService, error_reply
 from ..routing.stream import StreamedBody, Streaming
 from ..runtime.tasks import draining
+from ..telemetry.access_log import AccessRecord
 from . import response
 from .asgi_edge import EVENT_ENDS, Edge
 from .asgi_exchange import AsgiExchange, RefusedExchange
@@ -45,9 +48,10 @@ class Direct:
 
     def exchange(self, connection: ClientConnection, head: RequestHead) -> Exchange:
         refused = _head_error(head)
-        if refused is not None:
-            return RefusedExchange(connection, refused)
         path = head.target.partition(b"?")[0]
+        if refused is not None:
+            note = partial(self._edge.requests.refused, head.method.decode("latin-1"), path.decode("latin-1"))
+            return RefusedExchange(connection, refused, note, head.target)
         endpoint = _TURNS.get(path) if head.method == b"POST" else None
         if endpoint is None:
             return AsgiExchange(connection, head, self._edge)
@@ -62,7 +66,7 @@ class Direct:
         )
 
     def refusal(self, connection: ClientConnection, error: RequestError) -> Exchange:
-        return RefusedExchange(connection, error)
+        return RefusedExchange(connection, error, partial(self._edge.requests.refused, "", ""))
 
 
 def _head_error(head: RequestHead) -> RequestError | None:
@@ -113,6 +117,7 @@ class TurnExchange:
         idle_s: float,
     ) -> None:
         self.is_draining = False
+        self.record: AccessRecord | None = None
         self._connection = connection
         self._head: RequestHead | None = head  # dropped when the request has come: a stream may be open for long
         self._is_old, self._may_keep_alive = head.is_old, head.keeps_alive
@@ -125,6 +130,7 @@ class TurnExchange:
         self._caller: Caller | None = None
         self._received: bytes | bytearray = b""  # so far, of the request's body
         self._is_whole = False  # the request has come completely
+        self._is_compressed = False
         self._refused: PPDError | None = None  # an error that came before `begin`
         self._task: asyncio.Task[None] | None = None
         self._splice: Splice | None = None
@@ -139,6 +145,7 @@ class TurnExchange:
 
     def begin(self) -> None:
         self._state = _READING
+        self.record = self._requests.opened("POST", self._endpoint)
         self._requests.began(self, self._connection.limits)
         head = self._head
         assert head is not None, "it begins once"
@@ -151,9 +158,12 @@ class TurnExchange:
         headers = head.fields
         try:
             self._caller = self._service.caller(self._endpoint, headers)
+            self._is_compressed = check_coding(headers.get("content-encoding", ""))
         except PPDError as exc:
             self.refuse(exc)
             return
+        if self.record is not None:
+            self.record.receipt = self._caller.receipt
         if int(headers.get("content-length", "0")) > self._body_limit_bytes:
             self.refuse(self._too_large())
         elif self._is_whole:
@@ -189,7 +199,7 @@ class TurnExchange:
         assert caller is not None, "it was let in"
         body, self._received = bytes(self._received), b""
         try:
-            reply = await self._service.answer(caller, body)
+            reply = await self._reply_to(caller, body)
             if self._state is _OVER:
                 if not isinstance(reply.body, bytes):
                     reply.body.abandon()
@@ -200,6 +210,14 @@ class TurnExchange:
         except Exception:
             log.exception("an answer could not be written")
             self.fail()
+
+    async def _reply_to(self, caller: Caller, body: bytes) -> TurnReply:
+        if self._is_compressed:
+            try:
+                body = await decoded(body, self._body_limit_bytes)
+            except RequestError as exc:
+                return error_reply(exc, self._endpoint)
+        return await self._service.answer(caller, body)
 
     async def _stream(self, reply: TurnReply, body: StreamedBody) -> None:
         self._body = body
@@ -248,7 +266,7 @@ class TurnExchange:
         elif self._state is _READING:
             # What follows on the connection is the rest of an unread body, or no request at all.
             self.is_draining = self.is_draining or not self._is_whole or self._refused is not None
-            self._reply(error_reply(error))
+            self._reply(error_reply(error, self._endpoint))
 
     def _reply(self, reply: TurnReply) -> None:
         assert isinstance(reply.body, bytes), "the answer is whole"
@@ -256,6 +274,8 @@ class TurnExchange:
         self._finish()
 
     def _answer_head(self, reply: TurnReply, size: int | None) -> bytes:
+        if self.record is not None:
+            self.record.status = reply.status
         headers = (("Content-Type", reply.content_type), *reply.headers.items())
         connection = response.connection(self._may_keep_alive and not self.is_draining, is_old=self._is_old)
         return response.head(reply.status, headers, size=size, is_chunked=self._is_chunked, connection=connection)
@@ -270,7 +290,7 @@ class TurnExchange:
         self.is_draining = True
         held = self._held()
         if self._state in (_READING, _ASKING):
-            self._reply(error_reply(draining()))
+            self._reply(error_reply(draining(), self._endpoint))
         elif self._state is _STREAMING and self._is_event_stream and self._tail.endswith(EVENT_ENDS):
             self.send(broken_off(self._endpoint, draining().message, 503), is_last=True)
         else:

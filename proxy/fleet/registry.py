@@ -32,6 +32,7 @@ class Use:
     inflight: int = 0
     queued_prefill_tokens: int = 0
     written_tokens: int = 0
+    answers: int = 0  # seconds in which the worker sent some of an answer
 
 
 class WorkerChange(Enum):
@@ -53,9 +54,11 @@ class Registry:
         self._views: dict[WorkerId, WorkerView] = {}
         self._used: dict[WorkerId, Use] = {}
         self._others: dict[WorkerId, dict[int, Use]] = {}  # by process
+        self._closed: set[WorkerId] = set()  # static workers whose ports were found closed since they were last up
         self._changed: set[WorkerId] = set()  # workers whose views do not show their use yet
         self._fleets: dict[str, Fleet] = {}  # by model, until a view changes
         self._takers: dict[str, Takers] = {}  # by model, until a worker changes
+        self._aliases: dict[str, str] | None = None  # of all workers, until a worker changes
         self._names: OrderedDict[tuple[Role, WorkerId], str] = OrderedDict()
         self._numbers: Counter[Role] = Counter()
         self._joined = 0
@@ -66,11 +69,29 @@ class Registry:
         self._catch_up()
         return tuple(self._views.values())
 
+    @property
+    def count(self) -> int:
+        return len(self._views)
+
     def fleet(self, model: str) -> Fleet:
         """What a decision on a turn of this model reads."""
         if self._changed:
             self._catch_up()
         return self._fleets.get(model) or self._new_fleet(model)
+
+    def family(self, model: str) -> str:
+        """The name by which sessions know the model: one for all names under which workers serve the same weights."""
+        if self._aliases is None:
+            self._aliases = {}
+            for view in self._views.values():
+                self._aliases |= view.worker.aliases
+        while (other := self._aliases.get(model, model)) < model:  # workers may know different names
+            model = other
+        return model
+
+    def families(self) -> set[str]:
+        """The names by which sessions know the models that are served."""
+        return {self.family(model) for view in self._views.values() for model in view.worker.models}
 
     def view(self, worker_id: WorkerId) -> WorkerView | None:
         self._catch_up()
@@ -92,7 +113,7 @@ class Registry:
             if known.worker.source is Source.STATIC:
                 worker = known.worker
         if known is not None and not announcement.worker.models:  # the agent could not ask its engine just now
-            worker = replace_worker(worker, models=known.worker.models)
+            worker = replace_worker(worker, models=known.worker.models, aliases=known.worker.aliases)
         self._admit(worker, announcement.worker.incarnation, now_s)
         self._change(worker.id, draining=announcement.draining, **self._learned(worker.id, announcement.load))
 
@@ -102,9 +123,9 @@ class Registry:
         if known is not None and known.configured == worker:
             return
         self._admit(worker, worker.incarnation, now_s)
-        # A worker that already serves in this role goes on serving.
+        # A worker that already serves in this role goes on serving. That it drains was said under another config.
         serves = known is not None and known.up and known.role is worker.role
-        self._change(worker.id, up=serves, configured=worker)
+        self._change(worker.id, up=serves, configured=worker, draining=False)
 
     def probed(self, worker_id: WorkerId, found: Worker, load: Load | None, now_s: float) -> None:
         """A healthy answer to a probe; found: with models, version and incarnation where the engine reports them."""
@@ -114,25 +135,49 @@ class Registry:
         worker = replace_worker(
             view.worker,
             models=found.models or view.worker.models,
+            aliases=found.aliases if found.models else view.worker.aliases,
             engine_version=found.engine_version or view.worker.engine_version,
         )
         heard_s = now_s if view.worker.source is Source.STATIC else view.heard_s
         self._admit(worker, found.incarnation, heard_s)
-        self._change(worker_id, up=True, **self._learned(worker_id, load))
+        self._change(worker_id, up=True, unanswered=False, **self._learned(worker_id, load))
+        if worker_id in self._closed:  # another process answers there, if this one does not say which it is
+            self._closed.remove(worker_id)
+            self._change(worker_id, draining=False)
         if not view.up:
             self.recovered(worker_id, now_s)
 
     def loaded(self, worker_id: WorkerId, load: Load) -> None:
         self._change(worker_id, **self._learned(worker_id, load))
 
-    def probe_failed(self, worker_id: WorkerId) -> None:
+    def probe_failed(self, worker_id: WorkerId, *, refused: bool = False) -> None:
+        """refused: its port is closed, so that no turn could reach it."""
         view = self._views.get(worker_id)
         if view is not None and view.worker.source is Source.STATIC:
-            self._change(worker_id, up=False)
+            was_up = view.up or view.unanswered  # only who has been found healthy may be asked all the same
+            self._change(worker_id, up=False, unanswered=was_up and not refused)
+            if refused:
+                self._closed.add(worker_id)
+
+    def outranked(self, worker_id: WorkerId, now_s: float) -> None:
+        """The worker answers turns, whatever its probes say."""
+        view = self._views.get(worker_id)
+        if view is not None and view.unanswered:
+            self._change(worker_id, up=True, unanswered=False)
+            self.recovered(worker_id, now_s)
+
+    def lost_model(self, worker_id: WorkerId, model: str) -> None:
+        """The worker says that it has no such model; what it lists next counts again."""
+        view = self._views.get(worker_id)
+        if view is None or model not in view.worker.models:
+            return
+        left = tuple(name for name in view.worker.models if name != model)
+        if left:  # a worker without any name would be given turns of every model
+            self._change(worker_id, worker=replace_worker(view.worker, models=left))
 
     def hold_back(self, worker_id: WorkerId, held_back: bool) -> None:
-        """Drains the worker for the operator; the worker's own messages do not end that."""
-        self._change(worker_id, held_back=held_back)
+        """Drains the worker for the operator; the worker's own messages do not end that. The operator ends either."""
+        self._change(worker_id, held_back=held_back, **({} if held_back else {"draining": False}))
 
     def remove(self, worker_id: WorkerId) -> None:
         self.dismiss(worker_id)
@@ -169,6 +214,18 @@ class Registry:
             used.written_tokens += max(0, tokens)
             self._use_changed(worker_id)
 
+    def answered(self, worker_id: WorkerId) -> None:
+        """The worker has sent some of an answer; told once a second."""
+        used = self._used.get(worker_id)
+        if used is not None:
+            used.answers += 1
+            self._use_changed(worker_id)
+
+    def answers(self, worker_id: WorkerId) -> int:
+        """Changes while the worker answers any process's turns."""
+        used, others = self._used.get(worker_id), self._others.get(worker_id, {}).values()
+        return (used.answers if used is not None else 0) + sum(use.answers for use in others)
+
     def recovered(self, worker_id: WorkerId, now_s: float) -> None:
         """The worker serves again after it did not: slow start begins."""
         self._change(worker_id, since_s=now_s)
@@ -200,6 +257,8 @@ class Registry:
         self._views.pop(worker_id, None)
         self._fleets.clear()
         self._takers.clear()
+        self._closed.discard(worker_id)
+        self._aliases = None
         self._used.pop(worker_id, None)
         self._others.pop(worker_id, None)
 
@@ -238,7 +297,7 @@ class Registry:
         """The process has ended: it has no legs any more, but what it wrote still counts."""
         for worker_id, uses in self._others.items():
             if process in uses:
-                uses[process] = Use(written_tokens=uses[process].written_tokens)
+                uses[process] = Use(written_tokens=uses[process].written_tokens, answers=uses[process].answers)
                 self._changed.add(worker_id)
 
     # -- inside
@@ -254,9 +313,13 @@ class Registry:
         return fleet
 
     def _put(self, view: WorkerView) -> None:
+        old = self._views.get(view.id)
         self._views[view.id] = view
         self._fleets.clear()
-        self._takers.clear()
+        if old is None or old.worker.aliases != view.worker.aliases:
+            self._aliases = None
+        if old is None or not view.takes_the_same(old):  # it seldom changes, and with many workers costs milliseconds
+            self._takers.clear()
 
     def _admit(self, worker: Worker, incarnation: str, now_s: float) -> None:
         old = self._views.get(worker.id)
@@ -275,7 +338,9 @@ class Registry:
         used = self._used.setdefault(worker.id, Use())
         used.written_tokens = self._written_total
         if old is not None:  # its cache is gone or its role changed; these still hold
-            fresh = replace(fresh, up=old.up, held_back=old.held_back, configured=old.configured)
+            fresh = replace(
+                fresh, up=old.up, unanswered=old.unanswered, held_back=old.held_back, configured=old.configured
+            )
         self._take(fresh)
         self._use_changed(worker.id)
 

@@ -25,7 +25,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     heard_s: float = 0.0
     up: bool = True  # False: a static worker whose probe fails
     unanswered: bool = False  # down by probes that came to nothing at an open port: perhaps it still answers turns
-    draining: bool = False  # as the worker announced
+    draining: bool = False  # as the worker announced; a static one until its engine, its config or the operator says so
     held_back: bool = False  # by the operator
     configured: Worker | None = None  # as the config or the admin API named it, before anything was probed
     since_s: float = 0.0  # when it last joined or recovered: slow start counts from there
@@ -54,6 +54,12 @@ class WorkerView(msgspec.Struct, frozen=True):
     def takes_turns(self, model: str) -> bool:
         models = self.worker.models
         return self.up and not self.draining and not self.held_back and (not models or model in models)
+
+    def takes_the_same(self, old: WorkerView) -> bool:
+        """Whether the answers of `takes_turns` and `may_return` are those of an older view of this worker."""
+        if (self.up, self.draining, self.held_back) != (old.up, old.draining, old.held_back):
+            return False
+        return self.worker is old.worker or (self.role, self.worker.models) == (old.role, old.worker.models)
 
     def may_return(self, model: str) -> bool:
         """Whether it is down, and would answer turns of this model if it were up."""

@@ -49,6 +49,7 @@ class Worker:
     role: Role
     address: str  # host:port of its HTTP server
     models: tuple[str, ...] = ()  # empty: not known yet, asked for by a probe
+    aliases: dict[str, str] = field(default_factory=dict)  # names of one model, each with the one that stands for all
     connector: str = "nixl"
     coordinates: dict[str, str] = field(default_factory=dict)  # what the connector needs to name this worker
     engine: str = "vllm"
@@ -56,6 +57,7 @@ class Worker:
     incarnation: str = ""
     source: Source = Source.STATIC
     tls: bool = False
+    is_trusted: bool = True  # False: who announced it is not known, so the proxy's own key does not go there
 
     @property
     def base_url(self) -> str:

@@ -8,9 +8,11 @@ if D answers that, the pair is broken, and turns avoid it until a canary succeed
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from ..config import ProxyConfig
 from ..connectors import CONNECTORS, can_pair, plain_leg
@@ -25,12 +27,15 @@ from ..openai.body_members import encoded
 from ..openai.request import Endpoint, Fields
 from ..policy import Excluded
 from ..runtime.replicated import Replicated
-from ..upstream.call import Call, Timeouts
+from ..upstream.call import Call, Expiry, Timeouts
 from ..upstream.client import Upstream
 from .worker_health import Key, WorkerHealth
 
 LIMIT_S = 10.0  # for each leg
 LOOK_EVERY_S = 1.0
+TRIALS_A_ROUND = 10  # with more pairs than that in an interval, each is tried less often
+PAIRS_A_ROUND = 1000  # looked at
+PAIRS_KEPT = 100_000  # of which the last trial is known
 _TRIED_AGAIN = ("ok", "wedged", "overloaded")  # after these results the next trial is a canary's too
 PROMPT_WORDS = 160  # more tokens than the largest KV block: less than a block is not handed over
 
@@ -68,6 +73,7 @@ class Canary:
     ) -> None:
         """on_result(result of a trial): for metrics."""
         self._interval_s = config.canary_interval_s
+        self._handoff_max_age_s = config.handoff_max_age_s
         self._upstream = upstream
         self._registry = registry
         self._health = health
@@ -76,12 +82,13 @@ class Canary:
         self._now = now
         self._on_result = on_result
         self._headers = {"content-type": "application/json"}
-        if config.worker_api_key:
-            self._headers["authorization"] = f"Bearer {config.worker_api_key}"
         self._timeouts = Timeouts(config.connect_timeout_s, LIMIT_S, LIMIT_S)
-        self._tried_s: dict[PairId, float] = {}
-        self._left_to_turns: set[PairId] = set()  # the last canary over them could not tell whether they work
-        self.replicated: Replicated[Collection[PairId], Collection[PairId]] | None = None  # changed: as `tried`
+        self._tried_s: dict[PairId, float] = {}  # the longest untried first
+        self._known: set[PairId] = set()  # see `_own`
+        self._known_s = -math.inf
+        self._cursor = -1
+        self.left_to_turns: set[PairId] = set()  # the last canary over them could not tell whether they work
+        self.replicated: Replicated[Collection[PairId]] | None = None  # changed: `left_to_turns`
 
     def passed_over(self, now_s: float) -> Excluded:
         """What turns avoid: what breakers block, and half-open pairs that a canary tries before any turn does.
@@ -89,17 +96,11 @@ class Canary:
         A turn that tries whether KV moves again may wait as long as its timeout, and its client with it.
         """
         blocked, states = self._breakers.blocked(now_s), self._breakers.states(now_s)
-        return blocked | ((self._tried_s.keys() - self._left_to_turns) & states.keys()) if states else blocked
+        return blocked | ((self._own(now_s) - self.left_to_turns) & states.keys()) if states else blocked
 
-    @property
-    def tried(self) -> tuple[Collection[PairId], Collection[PairId]]:
-        """The pairs that canaries have tried, and those of them that turns may try."""
-        return self._tried_s.keys(), self._left_to_turns
-
-    def adopt(self, tried: Iterable[PairId], left_to_turns: Iterable[PairId]) -> None:
+    def adopt(self, left_to_turns: Iterable[PairId]) -> None:
         """The state of the process that sends the canaries."""
-        self._tried_s = dict.fromkeys(tried, self._now())
-        self._left_to_turns = set(left_to_turns)
+        self.left_to_turns = set(left_to_turns)
 
     async def run(self) -> None:
         while self._interval_s > 0:
@@ -109,28 +110,67 @@ class Canary:
                     continue
                 self._on_result(await self.run_trial(trial))
             if self.replicated is not None:
-                self.replicated.changed(*self.tried)
+                self.replicated.changed(self.left_to_turns)
 
     def _due(self) -> list[Trial]:
-        now_s = self._now()
-        trials = possible_trials(self._registry.views())
-        known = {trial.pair for trial in trials}
-        self._tried_s = {pair: at_s for pair, at_s in self._tried_s.items() if pair in known}
-        self._left_to_turns &= known
-        return [trial for trial in trials if not self._is_passed_over(trial) and self._is_due(trial.pair, now_s)]
+        """Half-open pairs, then those of the next few pairs that nothing has used for an interval.
+
+        Bounded, however many pairs there are: the trials of a round run one after the other.
+        """
+        now_s, views = self._now(), [view for view in self._registry.views() if view.state == "up"]
+        judged = list(self._with_breaker(now_s))
+        known = {trial.pair for trial in judged}
+        self.left_to_turns &= known
+        due = [trial for trial in judged if not self._is_passed_over(trial)][:TRIALS_A_ROUND]
+        for trial in self._next_pairs(views):
+            if trial.pair not in known and self._is_due(trial, now_s) and not self._is_passed_over(trial):
+                due.append(trial)
+            if len(due) >= TRIALS_A_ROUND:
+                break
+        return due
+
+    def _own(self, now_s: float) -> set[PairId]:
+        """The pairs with a breaker that a canary can try; as they were at most `LOOK_EVERY_S` ago."""
+        if self._interval_s > 0 and now_s - self._known_s >= LOOK_EVERY_S:
+            self._known, self._known_s = {trial.pair for trial in self._with_breaker(now_s)}, now_s
+        return self._known
+
+    def _with_breaker(self, now_s: float) -> Iterator[Trial]:
+        for key in self._breakers.states(now_s):
+            if isinstance(key, tuple):
+                prefill, decode = map(self._registry.view, key)
+                if prefill and decode and (trial := possible_trial(prefill, decode)):
+                    yield trial
+
+    def _next_pairs(self, views: Sequence[WorkerView]) -> Iterator[Trial]:
+        """Goes round all pairs, `PAIRS_A_ROUND` at a time."""
+        prefills = [view for view in views if view.role is Role.PREFILL]
+        decodes = [view for view in views if view.role is Role.DECODE]
+        count = len(prefills) * len(decodes)
+        for _ in range(min(count, PAIRS_A_ROUND)):
+            self._cursor = (self._cursor + 1) % count
+            row, column = divmod(self._cursor, len(decodes))
+            if trial := possible_trial(prefills[row], decodes[column]):
+                yield trial
+        if len(self._tried_s) > PAIRS_KEPT:
+            self._tried_s = dict(islice(self._tried_s.items(), PAIRS_KEPT // 2, None))
 
     def _is_passed_over(self, trial: Trial) -> bool:
         return not self._breakers.blocked(self._now()).isdisjoint(trial.keys)
 
-    def _is_due(self, pair: PairId, now_s: float) -> bool:
-        """A half-open pair is due at once, others an interval after they were first seen or last used."""
-        if pair in self._breakers.states(now_s):
-            return True
-        last_s = max(self._tried_s.setdefault(pair, now_s), self._health.moved_s(pair))
+    def _is_due(self, trial: Trial, now_s: float) -> bool:
+        """An interval after both workers joined, and after the pair was last used."""
+        last_s = max(
+            self._tried_s.get(trial.pair, -math.inf),
+            self._health.moved_s(trial.pair),
+            trial.prefill.since_s,
+            trial.decode.since_s,
+        )
         return now_s - last_s >= self._interval_s
 
     async def run_trial(self, trial: Trial) -> str:
         """The result: ok, or what failed."""
+        self._tried_s.pop(trial.pair, None)
         asked_s = self._tried_s[trial.pair] = self._now()
         for key in trial.keys:
             self._breakers.began(key, asked_s)
@@ -141,18 +181,19 @@ class Canary:
                 self._breakers.abandoned(key)  # those that the trial proved nothing about
         # Else a pair that no canary can judge, say because its workers want a client's key, is never used again.
         if result in _TRIED_AGAIN:
-            self._left_to_turns.discard(trial.pair)
+            self.left_to_turns.discard(trial.pair)
         else:
-            self._left_to_turns.add(trial.pair)
+            self.left_to_turns.add(trial.pair)
         return result
 
     async def _converse(self, trial: Trial, asked_s: float) -> str:
         health = self._health
         pair, connector = Pair(trial.prefill.worker, trial.decode.worker), CONNECTORS[trial.prefill.worker.connector]
         fields, trial_id = question(trial.model), secrets.token_hex(16)
+        expiry = Expiry.of(self._upstream.uptime(), self._handoff_max_age_s) if connector.needs_handoff else None
         try:
             prefill = connector.prefill_leg(Endpoint.COMPLETIONS, fields, pair, trial_id)
-            found = connector.handoff(await self._ask(trial.prefill, prefill), pair)
+            found = connector.handoff(await self._ask(Call(trial.prefill.worker), prefill), pair)
         except LegError as exc:
             return self._failed(Leg.PREFILL, exc, trial.prefill, asked_s)
         except PPDError:
@@ -165,8 +206,10 @@ class Canary:
         leg_id = prefill.headers[REQUEST_ID] if connector.shares_request_id else secrets.token_hex(16)
         try:
             leg = connector.decode_leg(Endpoint.COMPLETIONS, fields, pair, leg_id, found)
-            await self._ask(trial.decode, leg, once=True)
+            await self._ask(Call(trial.decode.worker, once=True, expiry=expiry), leg)
         except LegError as exc:
+            if exc.cause is Cause.STALE_HANDOFF and exc.phase is Phase.CONNECT:
+                return "stale_handoff"
             return await self._judge(trial, fields, exc, asked_s)
         self._ledger.close(trial_id)
         health.succeeded(trial.pair)
@@ -182,16 +225,17 @@ class Canary:
         if failure.cause is Cause.OVERLOADED:
             return self._failed(Leg.LOCAL, failure, trial.decode, asked_s)
         try:
-            await self._ask(trial.decode, plain_leg(Endpoint.COMPLETIONS, fields, secrets.token_hex(16)))
+            plain = plain_leg(Endpoint.COMPLETIONS, fields, secrets.token_hex(16))
+            await self._ask(Call(trial.decode.worker), plain)
         except LegError as exc:
             return self._failed(Leg.LOCAL, exc, trial.decode, asked_s)
         self._health.close_half_open(trial.decode.id)
         self._breakers.failed(trial.pair, self._now(), began_s=asked_s, at_once=True)
         return "wedged"
 
-    async def _ask(self, view: WorkerView, leg: LegRequest, *, once: bool = False) -> bytes:
-        call = Call(view.worker, once=once)
-        self._registry.reserve(view.id, 0)
+    async def _ask(self, call: Call, leg: LegRequest) -> bytes:
+        worker = call.worker_id
+        self._registry.reserve(worker, 0)
         try:
             async with (
                 asyncio.timeout(self._timeouts.connect_s + LIMIT_S),
@@ -202,27 +246,21 @@ class Canary:
                 body = await answer.body()
                 if answer.status != 200:
                     raise refusal(
-                        answer.status, body, worker=view.id, phase=Phase.HEADERS, retry_after_s=answer.retry_after_s
+                        answer.status, body, worker=worker, phase=Phase.HEADERS, retry_after_s=answer.retry_after_s
                     )
                 return body
         except TimeoutError as exc:
             raise call.error("the canary was not answered in time", Cause.TIMEOUT) from exc
         finally:
-            self._registry.release(view.id)
+            self._registry.release(worker)
 
 
-def possible_trials(views: tuple[WorkerView, ...]) -> list[Trial]:
-    """Every P and D that can hand over now, with a model that both serve."""
-    up = [view for view in views if view.state == "up"]
-    return [
-        Trial(prefill, decode, min(shared))
-        for prefill in up
-        for decode in up
-        if prefill.role is Role.PREFILL
-        and decode.role is Role.DECODE
-        and can_pair(prefill.worker, decode.worker)
-        and (shared := set(prefill.worker.models) & set(decode.worker.models))
-    ]
+def possible_trial(prefill: WorkerView, decode: WorkerView) -> Trial | None:
+    """A trial of this P and D, if they can hand over now and both serve a model."""
+    if prefill.state != "up" or decode.state != "up" or not can_pair(prefill.worker, decode.worker):
+        return None
+    shared = set(prefill.worker.models) & set(decode.worker.models)
+    return Trial(prefill, decode, min(shared)) if shared else None
 
 
 def question(model: str) -> Fields:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import ssl
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -26,10 +28,15 @@ class EngineStatus:
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     scraped: bool = False  # whether /metrics answered, so that `metrics` holds something
     refused: bool = False  # connection refused: the process is gone, not slow
+    aliases: dict[str, str] = field(default_factory=dict)  # as of a `Worker`
+    why: str = ""  # it is not healthy
+    wants_key: bool = False  # a path answered 401 or 403
 
 
 class _Card(msgspec.Struct):
     id: str
+    root: str | None = None  # where the weights are; all names of one model have the same
+    parent: str | None = None  # of an adapter: the model that it adapts
 
 
 class _Models(msgspec.Struct):
@@ -59,38 +66,72 @@ async def probe(
 ) -> EngineStatus:
     """Never raises for what an engine does: one that can't be reached is not healthy."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    refused = False
+    refused, wants_key, why = False, False, ""
 
     async def ask(path: str) -> bytes | None:
-        nonlocal refused
+        nonlocal refused, wants_key, why
         try:
             getting = session.get(base_url + path, headers=headers, ssl=tls or True)
             async with asyncio.timeout(timeout_s), getting as response:
                 data = await response.content.read(_TEXT_LIMIT_BYTES)
                 while chunk := await response.content.read(_TEXT_LIMIT_BYTES - len(data)):
                     data += chunk
-                return data if response.status == 200 else None
+                if response.status == 200:
+                    return data
+                why = f"{path} answered {response.status}"
+                wants_key = wants_key or response.status in (401, 403)
+                return None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as exc:  # ValueError: no host name
             refused = isinstance(exc, OSError) and exc.errno == errno.ECONNREFUSED
+            why = reason_of(exc, timeout_s)
             return None
 
     if await ask("/health") is None:
-        return EngineStatus(healthy=False, refused=refused)
+        return EngineStatus(healthy=False, refused=refused, why=why, wants_key=wants_key)
     models, version, metrics = await asyncio.gather(ask("/v1/models"), ask("/version"), ask("/metrics"))
+    cards = _model_cards(models)
     return EngineStatus(
         healthy=True,
-        models=_model_names(models),
+        models=tuple(card.id for card in cards),
+        aliases=_aliases(cards),
         version=_version(version),
         metrics=parse_metrics((metrics or b"").decode("utf-8", "replace")),
         scraped=metrics is not None,
+        wants_key=wants_key,
     )
 
 
-def _model_names(body: bytes | None) -> tuple[str, ...]:
+UNTRUSTED = "its certificate is not trusted"
+
+
+def reason_of(exc: Exception, timeout_s: float) -> str:
+    """The operating system's words where there are any; aiohttp's and asyncio's repeat the address."""
+    if isinstance(exc, TimeoutError):
+        return f"no answer in {timeout_s:g} s"
+    if isinstance(exc, aiohttp.ClientConnectorCertificateError):
+        return f"{UNTRUSTED}: {getattr(exc.certificate_error, 'verify_message', '') or 'not valid'}"
+    error = getattr(exc, "os_error", exc)
+    if isinstance(error, ssl.SSLError):
+        return f"no TLS: {error.reason or type(error).__name__}"
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:  # below: of names, not the system's
+        return os.strerror(error.errno)
+    return getattr(error, "strerror", None) or type(exc).__name__
+
+
+def _model_cards(body: bytes | None) -> list[_Card]:
     try:
-        return tuple(card.id for card in msgspec.json.decode(body or b"", type=_Models).data)
+        return msgspec.json.decode(body or b"", type=_Models).data
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return ()
+        return []
+
+
+def _aliases(cards: Iterable[_Card]) -> dict[str, str]:
+    """Adapters have none: an engine keeps the KV of each by its name."""
+    roots = dict[str, list[str]]()
+    for card in cards:
+        if card.root is not None and card.parent is None:
+            roots.setdefault(card.root, []).append(card.id)
+    return {name: min(names) for names in roots.values() for name in names if name != min(names)}
 
 
 def _version(body: bytes | None) -> str:

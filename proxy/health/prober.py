@@ -1,13 +1,17 @@
-"""Probes the workers that have no agent: static ones for health and load, engines that ping for their models."""
+"""Probes the workers that have no agent: static ones for health and load, engines that ping for their models.
+
+What a worker does for turns outranks what its probes say: one that answers turns is up unless its port is closed. And
+no probe ends a stream that runs: a connection to a machine that is gone ends by TCP keepalive, one to an engine that
+is stuck by `idle_timeout_s`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import aiohttp
@@ -22,7 +26,15 @@ from .probe import EngineStatus, probe
 
 log = logging.getLogger(__name__)
 
-MISSES = 3  # probes in a row without an answer: then a worker is down, and its legs are ended
+MISSES = 3  # probes in a row without an answer: then a worker is down, and legs that it has not answered are ended
+
+
+@dataclass(slots=True)
+class _Missed:
+    """Failed probes in a row, and in between no answer to a turn."""
+
+    answers: int  # the registry's count for the worker when the first of them failed
+    probes: int = 0
 
 
 class Prober:
@@ -48,7 +60,8 @@ class Prober:
         self._session: aiohttp.ClientSession | None = None
         self._nudged = asyncio.Event()
         self._probing: dict[WorkerId, asyncio.Task[None]] = {}
-        self._misses = Counter[WorkerId]()
+        self._missed: dict[WorkerId, _Missed] = {}
+        self.failing: dict[WorkerId, str] = {}  # workers whose last probe failed, and why
 
     async def close(self) -> None:
         if self._session is not None:
@@ -72,13 +85,23 @@ class Prober:
 
     def _look_around(self) -> None:
         views = self._registry.views()
-        for gone in self._misses.keys() - {view.id for view in views}:
-            del self._misses[gone]  # one that comes back starts at 0
+        for gone in self._missed.keys() - {view.id for view in views}:
+            del self._missed[gone]  # one that comes back starts at 0
+            self.failing.pop(gone, None)
+        for worker_id, missed in self._missed.items():
+            self._compare(worker_id, missed)
         for view in views:
             if view.worker.source is not Source.AGENT and view.id not in self._probing:
                 task = asyncio.create_task(self._probe(view))
                 self._probing[view.id] = task
                 task.add_done_callback(partial(self._probed, view.id))
+
+    def _compare(self, worker_id: WorkerId, missed: _Missed) -> None:
+        """A worker that has answered turns since its first miss is well, and its misses count from here."""
+        answers = self._registry.answers(worker_id)
+        if answers != missed.answers:
+            missed.answers, missed.probes = answers, 0
+            self._registry.outranked(worker_id, self._now())
 
     def _probed(self, worker_id: WorkerId, task: asyncio.Task[None]) -> None:
         del self._probing[worker_id]
@@ -87,7 +110,7 @@ class Prober:
 
     def _anyone_in_doubt(self) -> bool:
         """A worker that is not up may be starting, one that missed a probe may be gone: both are probed more often."""
-        return bool(self._misses) or any(not view.up for view in self._registry.views())
+        return bool(self._missed) or any(not view.up for view in self._registry.views())
 
     def doubt(self, view: WorkerView) -> None:
         """Ends the worker's legs if probes find it dead: its agent fell silent, or it does not react to a leg."""
@@ -97,33 +120,48 @@ class Prober:
             task.add_done_callback(partial(self._probed, view.id))
 
     async def _hang_up_if_dead(self, view: WorkerView) -> None:
+        answers, refused = self._upstream.answers(view.id), False
         for _ in range(MISSES):
-            if (await self._ask(view)).healthy:
-                self._upstream.heard(view.id)
+            asked_s = asyncio.get_running_loop().time()
+            status = await self._ask(view)
+            if status.healthy:
+                self._upstream.heard(view.id, asked_s)
                 return
-        self._upstream.hang_up(view.id)
+            refused = status.refused
+        is_alive = refused or self._upstream.answers(view.id) != answers
+        self._upstream.hang_up(view.id, only_handoffs=is_alive)
 
     async def _ask(self, view: WorkerView) -> EngineStatus:
         if self._session is None:
             self._session = self._make_session()
-        return await probe(self._session, view.worker.base_url, api_key=self._key, tls=self._tls.context)
+        key = self._key if view.worker.is_trusted else ""
+        return await probe(self._session, view.worker.base_url, api_key=key, tls=self._tls.context)
 
     async def _probe(self, view: WorkerView) -> None:
         status = await self._ask(view)
         if not status.healthy:
-            self._misses[view.id] += 1
-            # A single slow answer does not take a worker down: it may be the only one of its role.
-            if status.refused or self._misses[view.id] >= MISSES:
-                self._registry.probe_failed(view.id)
-            if self._misses[view.id] == MISSES:
-                self._upstream.hang_up(view.id)
+            self.failing[view.id] = status.why
+            self._miss(view, refused=status.refused)
             return
-        del self._misses[view.id]
+        self._missed.pop(view.id, None)
+        self.failing.pop(view.id, None)
         found = replace(
             view.worker,
             models=status.models,
+            aliases=status.aliases,
             engine_version=status.version,
             incarnation=status.metrics.incarnation,
         )
         load = status.metrics.load if status.scraped else None
         self._registry.probed(view.id, found, load, self._now())
+
+    def _miss(self, view: WorkerView, *, refused: bool) -> None:
+        missed = self._missed.setdefault(view.id, _Missed(self._registry.answers(view.id)))
+        self._compare(view.id, missed)
+        missed.probes += 1
+        # A single slow answer does not take a worker down: it may be the only one of its role.
+        if refused or missed.probes >= MISSES:
+            self._registry.probe_failed(view.id, refused=refused)
+        if missed.probes == MISSES:
+            # Behind a closed port its host is alive, and would have reset the connections of a process that has ended.
+            self._upstream.hang_up(view.id, only_handoffs=refused)

@@ -39,8 +39,30 @@ class Members(Fields):
         self.body = body
 
 
+class Edited(Fields):
+    """Members of a body of which the proxy has changed some, and those that it came with.
+
+    own: members of the proxy's own that every leg carries, although a client's member of that name is never forwarded.
+    """
+
+    __slots__ = ("original", "own")
+
+    original: Fields
+    own: Fields
+
+    @classmethod
+    def of(cls, fields: Fields, changes: Fields, own: Fields | None = None) -> Edited:
+        edited = cls(fields)
+        edited.update(changes)
+        edited.original = fields.original if isinstance(fields, Edited) else fields
+        edited.own = {**(fields.own if isinstance(fields, Edited) else {}), **(own or {})}
+        return edited
+
+
 def spliced(fields: Fields, original: Fields) -> tuple[Part, ...]:
     """The JSON of `fields` in pieces. A value that is the same object in both is not copied from the original body."""
+    if isinstance(original, Edited):
+        original = original.original
     positions = _positions(original) if isinstance(original, Members) else None
     if positions is None:
         return (msgspec.json.encode(fields),)

@@ -11,7 +11,7 @@ A client may name its conversation. The first name that is present counts: heade
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -58,6 +58,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     fields: Fields  # the body's members as they came, including those never forwarded
     prompt: Prompt
     explicit_id: str | None
+    cache_salt: str = ""  # as workers get it: a tenant's own is joined with the client's
     priority: int | None = None  # vLLM's member: lower is earlier
 
     def __repr__(self) -> str:
@@ -126,6 +127,11 @@ _RENDERED = {
 _RENDERED_ANYWHERE = frozenset(name for names in _RENDERED.values() for name in names)
 
 
+def scope_of(endpoint: Endpoint, hasher: Hasher, tenant: str, model: str) -> int:
+    """The key in which a tenant's conversations with a model begin."""
+    return hasher.usual_key(b"D", tenant, model, endpoint)
+
+
 def parse_request(
     endpoint: Endpoint,
     body: bytes,
@@ -135,12 +141,18 @@ def parse_request(
     hasher: Hasher,
     session_key: SessionKey,
     depth_limit: int = DEPTH_LIMIT,
+    salted: Callable[[str], str] | None = None,
+    family: Callable[[str], str] | None = None,
 ) -> Request:
-    """RequestError (400) for an invalid body. Names in `headers` are lower-case, or their case is ignored."""
+    """RequestError (400) for an invalid body. Names in `headers` are lower-case, or their case is ignored.
+
+    salted: makes the salt that workers get of the client's own; None: the client's own is it. family: the one name by
+    which sessions know a model that has several.
+    """
     check_depth(body, depth_limit)
     try:
         fields = body_members.Members(_BODY.decode(body), body)
-        return _request(endpoint, fields, headers, tenant, hasher, session_key)
+        return _request(endpoint, fields, headers, tenant, hasher, session_key, salted, family)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise RequestError(f"the body is not a JSON object: {exc}") from exc
     except RecursionError:
@@ -154,12 +166,17 @@ def _request(
     tenant: str,
     hasher: Hasher,
     session_key: SessionKey,
+    salted: Callable[[str], str] | None,
+    family: Callable[[str], str] | None,
 ) -> Request:
     kinds = _READ[endpoint]
     values = {name: read(kinds[name], raw, name) for name, raw in fields.items() if name in kinds}
     model = _model(values)
-    scope = hasher.usual_key(b"D", tenant, model, endpoint)
-    chain, prompt_count = _chain(endpoint, fields, values, PromptReader(hasher), scope)
+    scope = scope_of(endpoint, hasher, tenant, model if family is None else family(model))
+    salt = values.get("cache_salt") or ""
+    if salted is not None:
+        salt = salted(salt)
+    chain, prompt_count = _chain(endpoint, fields, values, salt, PromptReader(hasher), scope)
     choices = prompt_count * _count(values, "n")
     opener = _opener(endpoint, fields) if session_key is SessionKey.FIRST_USER_MESSAGE else None
     explicit_id = _explicit_id(endpoint, fields, headers)
@@ -182,6 +199,7 @@ def _request(
             response_scope=scope if endpoint is Endpoint.RESPONSES else None,
         ),
         explicit_id=explicit_id,
+        cache_salt=salt,
         priority=_priority(values),
     )
 
@@ -195,11 +213,13 @@ def _model(values: Values) -> str:
     return model
 
 
-def _chain(endpoint: Endpoint, fields: Fields, values: Values, reader: PromptReader, scope: int) -> tuple[Chain, int]:
+def _chain(
+    endpoint: Endpoint, fields: Fields, values: Values, salt: str, reader: PromptReader, scope: int
+) -> tuple[Chain, int]:
     rendered: Fields = {}
     if not _RENDERED_ANYWHERE.isdisjoint(fields):
         rendered = {name: fields[name] for name in _RENDERED[endpoint] if name in fields}
-    seed, size = reader.seed(scope, values.get("cache_salt") or "", rendered)
+    seed, size = reader.seed(scope, salt, rendered)
     if endpoint is Endpoint.COMPLETIONS:
         if not _given(fields, "prompt") and _given(fields, "prompt_embeds"):
             return reader.embeddings(seed, fields["prompt_embeds"]), 1

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from .events import AnyEvent, Event
+from .pulse import Pulse
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,7 @@ class Member:
     ends: Ends = field(default_factory=dict)
     secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     """Keys the hashes of prompts. All processes need the same, or none finds another's sessions."""
+    pulse: Pulse = field(default_factory=Pulse)
 
     @property
     def leads(self) -> bool:

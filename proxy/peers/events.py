@@ -65,6 +65,7 @@ class UseChanged(Event, tag="use"):
     inflight: int
     queued_prefill_tokens: int
     written_tokens: int
+    answers: int = 0
 
 
 class TurnsArrived(Event, tag="arrived"):
@@ -117,10 +118,9 @@ class PromptSuspected(Event, tag="suspected"):
     losses: dict[str, float]
 
 
-class PairsTried(Event, tag="tried"):
-    """See `Canary.tried`."""
+class PairsLeft(Event, tag="left"):
+    """See `Canary.left_to_turns`."""
 
-    tried: list[tuple[WorkerId, WorkerId]]
     left_to_turns: list[tuple[WorkerId, WorkerId]]
 
 
@@ -192,7 +192,7 @@ AnyEvent = (
     | WorkerGone
     | CircuitChanged
     | PromptSuspected
-    | PairsTried
+    | PairsLeft
     | LimitCharged
     | LimitOwed
     | ConfigChanged

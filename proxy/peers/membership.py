@@ -13,7 +13,7 @@ import msgspec
 from ..errors import PPDError
 from ..fleet.worker import WorkerId
 from ..telemetry.merged_metrics import Family, added, decoded, encoded, inherited
-from .channels import Channels, Member
+from .channels import ROUND_S, Channels, Member
 from .events import (
     ConfigChanged,
     Event,
@@ -31,7 +31,8 @@ from .replication import Replication
 
 log = logging.getLogger(__name__)
 
-SNAPSHOT_S = 10.0  # for another process to send its snapshot; until then nothing is served
+REPLY_S = 1.0  # for any other process to react to a newcomer, which takes it no time; else all of them hang
+SNAPSHOT_S = 1.0  # for the one that is asked to send the snapshot; until then nothing is served
 ANSWER_S = 2.0  # for another process's answer, which takes it no time
 PACE_BYTES = 1024 * 1024  # of a snapshot under way that the peer has not read; the rest waits, and turns are served
 COUNTED_EVERY_S = 1.0  # a process that dies loses what it has counted since then
@@ -74,6 +75,7 @@ class Membership:
         self._source: int | None = None
         self._stateless: set[int] = set()  # peers that have just started too
         self._caught_up = asyncio.Event()
+        self._is_replied = asyncio.Event()
         self._sending: dict[int, asyncio.Task[None]] = {}
         self._counted: dict[int, bytes] = {}  # by process, as sent last; under our own index, our predecessors'
         self.handlers: dict[str, Handler] = {_COUNTED: lambda _: encoded(self._own_count())}
@@ -87,19 +89,24 @@ class Membership:
         return self._channels.peers
 
     async def join(self) -> None:
-        """Returns when this process knows what the others know. Nothing may be served before."""
+        """Returns when this process knows what the others do, or all but old sessions. Nothing may be served before."""
         if not self.peers:
             return
         self._channels.open()
         self._replication.attach(self._channels)
         self._channels.queue(Joined(self._life))
         self._channels.flush()
+        rest = ""
         try:
-            async with asyncio.timeout(SNAPSHOT_S):
-                await self._caught_up.wait()
+            await asyncio.wait_for(self._is_replied.wait(), REPLY_S)
         except TimeoutError:
-            log.warning("no other process of this proxy tells what it knows; this one begins with what it has heard")
-        self._has_state = True
+            log.warning("no other process of this proxy reacts; this one begins with what it has heard")
+            self._completed()
+        try:
+            await asyncio.wait_for(self._caught_up.wait(), SNAPSHOT_S)
+        except TimeoutError:
+            rest = "; it is still told of old sessions"
+        log.info("process %d of this proxy serves%s", self._member.index, rest)
 
     async def run(self) -> None:
         """Sends this process's counts, which must outlive it, until it is cancelled."""
@@ -214,7 +221,7 @@ class Membership:
             case SnapshotRequest(life=life):
                 self._start_snapshot(sender, life)
             case SnapshotEnd(life=self._life):
-                self._caught_up.set()
+                self._completed()
             case JoinReply() | SnapshotEnd():  # a predecessor's
                 pass
             case MetricsCounted(by=by, families=families):
@@ -226,13 +233,19 @@ class Membership:
                 self._answered(event)
 
     def _replied(self, peer: int, has_state: bool) -> None:
+        self._is_replied.set()
         if has_state and self._source is None:
             self._source = peer
             self._channels.send(peer, [SnapshotRequest(self._life)])
         if not has_state:
             self._stateless.add(peer)
         if len(self._stateless) == len(self.peers):  # all start together
-            self._caught_up.set()
+            self._completed()
+
+    def _completed(self) -> None:
+        """Others may ask this process for a snapshot."""
+        self._has_state = True
+        self._caught_up.set()
 
     def _lost(self, peer: int) -> None:
         """The peer did not read for so long that events for it were dropped."""
@@ -253,7 +266,7 @@ class Membership:
             self._channels.send(peer, batch)
             while self._channels.backlog_bytes(peer) > PACE_BYTES:
                 await asyncio.sleep(0.001)
-            await asyncio.sleep(0)
+            await asyncio.sleep(ROUND_S)  # a peer that always finds another packet would do nothing else
         self._channels.send(
             peer, [*(MetricsCounted(by, families) for by, families in self._counted.items()), SnapshotEnd(life)]
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Generic, ParamSpec
 
 from ..admission.rate_limits import Limit
@@ -33,7 +33,7 @@ from .events import (
     InflightCount,
     LimitCharged,
     LimitOwed,
-    PairsTried,
+    PairsLeft,
     PromptSuspected,
     SessionDropped,
     SessionLearned,
@@ -46,6 +46,7 @@ from .events import (
 )
 
 BATCH_SESSIONS = 200  # of a snapshot
+FIRST_SESSIONS = 20_000  # of a larger snapshot
 P = ParamSpec("P")
 
 
@@ -93,7 +94,7 @@ class Replication:
         state.admission.replicated = _Copies(catch_up, self._admission_changed)
         state.arrivals.replicated = _Copies(catch_up, self._turn_arrived)
         state.poisoned.replicated = _Copies(catch_up, self._prompt_suspected)
-        self._canary.replicated = _Copies(catch_up, self._pairs_tried)
+        self._canary.replicated = _Copies(catch_up, self._pairs_left)
 
     # -- sending
 
@@ -144,8 +145,8 @@ class Replication:
         self._conversations_arrived += opens
         self._channels.schedule_flush()
 
-    def _pairs_tried(self, tried: Collection[PairId], left_to_turns: Collection[PairId]) -> None:
-        self._channels.queue(PairsTried(list(tried), list(left_to_turns)))
+    def _pairs_left(self, left_to_turns: Collection[PairId]) -> None:
+        self._channels.queue(PairsLeft(list(left_to_turns)))
 
     def pending(self) -> Iterator[Event]:
         """What changes at every turn: sent as it is at a flush, not step by step."""
@@ -186,9 +187,11 @@ class Replication:
         yield [LimitOwed(name, limit, full_s) for name, limit, full_s in state.rate_limits.debts()]
         yield [_use_event(process, worker, use) for process, worker, use in state.registry.others()]
         yield [CircuitChanged(key, circuit) for key, circuit in state.health.breakers.circuits().items()]
-        yield [PairsTried(*map(list, self._canary.tried))]
+        yield [PairsLeft(list(self._canary.left_to_turns))]
         yield [PromptSuspected(prompt, dict(losses)) for prompt, losses in state.poisoned.suspects()]
-        sessions = iter(state.sessions.all())
+        every = state.sessions.all()
+        # The newest first, as the next turns are likely theirs; then all of them, in the order in which they expire.
+        sessions = chain(every[-FIRST_SESSIONS:] if len(every) > FIRST_SESSIONS else (), every)
         while batch := list(islice(sessions, BATCH_SESSIONS)):
             yield [SessionLearned(session, *state.sessions.lookup_keys(session)) for session in batch]
 
@@ -227,7 +230,7 @@ class Replication:
             WorkerGone: lambda _, event: self._lose_worker(event.worker),
             CircuitChanged: lambda _, event: state.health.adopt(event.key, event.circuit),
             PromptSuspected: lambda _, event: state.poisoned.adopt(event.prompt, event.losses),
-            PairsTried: lambda _, event: self._canary.adopt(event.tried, event.left_to_turns),
+            PairsLeft: lambda _, event: self._canary.adopt(event.left_to_turns),
             LimitCharged: lambda _, event: limits.charge(event.name, Limit(event.limit), event.seconds, now()),
             LimitOwed: lambda _, event: limits.owe(event.name, Limit(event.limit), event.full_s),
             SessionDropped: lambda _, event: state.sessions.drop(event.session_id),
@@ -240,7 +243,7 @@ class Replication:
         if event.by == self._member.index:
             registry.inherit(event.worker, event.written_tokens)
         else:
-            use = Use(event.inflight, event.queued_prefill_tokens, event.written_tokens)
+            use = Use(event.inflight, event.queued_prefill_tokens, event.written_tokens, event.answers)
             registry.used_by(event.by, event.worker, use)
 
     def _apply_inside(self, sender: int, event: InflightCount) -> None:
@@ -270,4 +273,4 @@ class Replication:
 
 
 def _use_event(process: int, worker: WorkerId, use: Use) -> UseChanged:
-    return UseChanged(process, worker, use.inflight, use.queued_prefill_tokens, use.written_tokens)
+    return UseChanged(process, worker, use.inflight, use.queued_prefill_tokens, use.written_tokens, use.answers)

@@ -1,4 +1,4 @@
-"""Starts the processes of one proxy, restarts those that end, and stops them.
+"""Starts the processes of one proxy, kills those that hang, restarts those that end, and stops them.
 
 It has no event loop, no thread and no traffic, so that what kills a process does not kill it. It holds the listening
 socket and the channels open, so another process accepts a client that connects while one is down.
@@ -14,7 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from . import pulse
 from .channels import Member, make_ends
+from .pulse import PulseWatch
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,8 @@ class _Child:
     starts: int = 0
     quick_ends: int = 0  # in a row
     due_s: float = 0.0  # when to start it, while it is down
+    is_hung: bool = False  # and was killed for it
+    watch: PulseWatch = field(default_factory=lambda: PulseWatch(0))
 
 
 @dataclass(slots=True)
@@ -48,6 +52,7 @@ class Supervisor:
     _children: list[_Child] = field(default_factory=list)
     _stopping: signal.Signals | None = None
     _code: int = 0
+    _looked_s: float = 0.0
 
     def run(self) -> int:
         first = Member()
@@ -76,14 +81,31 @@ class Supervisor:
             elif not any(child.pid for child in self._children):
                 return self._code
             waits_s = [child.due_s - now_s for child in self._children if not child.pid and self._stopping is None]
-            came = signal.sigtimedwait(watched, max(0.0, min(waits_s, default=3600.0)))
+            came = signal.sigtimedwait(watched, max(0.0, min([pulse.LOOK_S, *waits_s])))
             if came is not None and came.si_signo in SIGNALS:
                 self._stop(signal.Signals(came.si_signo))
+            self._look()
             self._reap()
+
+    def _look(self) -> None:
+        """Kills the processes whose loops stand still; SIGKILL also ends one that is stopped."""
+        now_s = time.monotonic()
+        since_s = now_s - self._looked_s
+        if since_s < pulse.LOOK_S:
+            return
+        self._looked_s = now_s
+        for child in self._children:
+            if child.pid and child.watch.hangs(child.member.pulse.beats, since_s):
+                log.error("process %d of the proxy does not react and is killed", child.member.index)
+                child.is_hung, child.watch.silent_looks = True, 0
+                with suppress(ProcessLookupError):
+                    os.kill(child.pid, signal.SIGKILL)
 
     def _start(self, child: _Child, alive: int, still_here: int, watched: set[signal.Signals]) -> None:
         child.started_s = time.monotonic()
         child.starts += 1
+        child.is_hung = False
+        child.watch = PulseWatch(child.member.pulse.beats)
         child.pid = os.fork()
         if child.pid:
             return
@@ -138,5 +160,6 @@ class Supervisor:
                 continue
             child.quick_ends = child.quick_ends + 1 if now_s - child.started_s < QUICK_S else 0
             first_s, most_s = AGAIN_S
-            child.due_s = now_s + min(most_s, first_s * 2.0 ** min(child.quick_ends, 10))
+            pause_s = min(most_s, first_s * 2.0 ** min(child.quick_ends, 10))
+            child.due_s = now_s if child.is_hung else now_s + pause_s  # it was missed for long enough
             log.error("process %d of the proxy ended (%d) and is started again", child.member.index, code)

@@ -29,7 +29,7 @@ from ..config import Mode, Uncovered
 from ..connectors import can_pair
 from ..decision_table.score import Verdict
 from ..decision_table.table import TableQuery
-from ..errors import AllBusy, NoWorkerError
+from ..errors import AllBusy, AllDown, NoWorkerError
 from ..fleet.places import LEAST
 from ..fleet.residency import stale_reason
 from ..fleet.view import Fleet, WorkerView, check_model
@@ -90,7 +90,7 @@ def decide(
     """The decision for one turn, over the fleet of its model.
 
     `avoid` failed this very turn; `blocked` failed other turns. NoWorkerError if no worker can take the turn, AllBusy
-    if one could but has as many as it may have.
+    if one could but has as many as it may have, AllDown if one could but is down.
     """
     candidates = _candidates(turn, fleet, rules, now_s, avoid, blocked)
     preference = _preference(turn, candidates, rules, qps)
@@ -99,7 +99,7 @@ def decide(
     return replace(decision, verdict=preference.verdict, qps=qps, cached_tokens=held)
 
 
-def has_room(fleet: Fleet, rules: Rules) -> bool:
+def has_room(fleet: Fleet, rules: Rules, blocked: Excluded = ()) -> bool:
     """Whether a turn that arrives now finds a worker with room; True also if no worker could ever take it.
 
     It needs no P: if all are full or hang, D computes the prompt.
@@ -108,7 +108,14 @@ def has_room(fleet: Fleet, rules: Rules) -> bool:
     for view in chain(fleet.decodes, fleet.replicas):  # nearly always the first one has
         if not view.is_full(limit):
             return True
-    return not fleet.decodes and not fleet.replicas
+    if fleet.decodes or fleet.replicas:
+        return False
+    return not fleet.down or any(_may_try(view, blocked) for view in fleet.down)
+
+
+def _may_try(view: WorkerView, excluded: Excluded) -> bool:
+    """Whether one turn may find out if a worker that is down by its probes answers turns all the same."""
+    return view.unanswered and not view.inflight and view.id not in excluded
 
 
 def _any_full(fleet: Fleet, rules: Rules) -> bool:
@@ -131,6 +138,12 @@ def _candidates(
     if not decodes and not replicas:
         if full:
             raise AllBusy(f"every worker that serves model {turn.model!r} is busy")
+        trial = [view for view in fleet.down if _may_try(view, blocked) and view.id not in avoid]
+        decodes = [view for view in trial if view.role is _DECODE]
+        replicas = [view for view in trial if view.role is _REPLICA]
+    if not decodes and not replicas:
+        if fleet.down:
+            raise AllDown(f"every worker that serves model {turn.model!r} is down")
         check_model(turn.model, fleet.views.values())
         raise NoWorkerError(f"no decode or replica worker can serve model {turn.model!r} now")
     excluded = frozenset((*avoid, *blocked)) if avoid else blocked

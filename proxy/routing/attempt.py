@@ -14,7 +14,7 @@ from ..admission.gate import Permit
 from ..admission.keys import Client
 from ..admission.queue import effective_priority
 from ..connectors.leg import Handoff
-from ..errors import TOO_MANY, WORKERS_LOST, LegError, Overloaded, PPDError
+from ..errors import TOO_MANY, WORKERS_LOST, LegError, NotFound, Overloaded, PPDError
 from ..failures import Cause, ClientGets, FailureRule, HealthEffect, Leg, Phase
 from ..fleet.booking import LegBooking
 from ..fleet.view import WorkerView
@@ -22,15 +22,18 @@ from ..fleet.worker import Role, WorkerId
 from ..health.circuit_breaker import RetryBudget
 from ..health.worker_health import Key, blamed
 from ..openai.answer import AnswerObserver
-from ..openai.body_members import encoded
+from ..openai.body_members import Edited, encoded
 from ..openai.reply_key import ReplyKey
-from ..openai.request import Request
+from ..openai.request import Endpoint, Request
 from ..openai.stream_relay import StreamRelay
 from ..policy import Decision, Route, Turn
+from ..sessions.session import Prompt, response_key
+from ..sessions.table import SessionTable
 from ..telemetry.receipts import LegRecord, Receipt, new_id
-from ..upstream.call import Answer, Call
+from ..upstream.call import Answer, Call, Expiry
 
 _ANSWERING = {Route.LOCAL: Leg.LOCAL, Route.SPLIT: Leg.DECODE, Route.REPLICA: Leg.REPLICA}
+RESPONSE_ID_LIMIT = 128  # characters; longer ones are shown cut in errors
 ABORTED = "abort"  # the finish reason of an engine that gave up
 
 
@@ -49,6 +52,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     asked_s: float  # when this attempt began
     attempt_id: str = msgspec.field(default_factory=new_id)
     handoff: Handoff | None = None  # what P announced, whether or not D has pulled it
+    expiry: Expiry | None = None  # the handoff's, where P's blocks are a lease
     call: Call | None = None  # the answering leg's
     answer: Answer | None = None
     is_left: bool = False  # its client has gone: no further leg is begun
@@ -80,6 +84,12 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
         return self.receipt.legs[-1].kind
 
     @property
+    def has_prefill_begun_to_answer(self) -> bool:
+        """P has computed the prompt, and pins its KV; D was not asked yet."""
+        leg = self.receipt.legs[-1]
+        return leg.kind is Leg.PREFILL and leg.status == 200
+
+    @property
     def has_asked_decode(self) -> bool:
         return self.call is not None and self.call.phase is not Phase.CONNECT
 
@@ -93,6 +103,7 @@ class OpenAnswer(msgspec.Struct):
     reply: ReplyKey  # fed by the observer
     relay: StreamRelay | None  # None: `first` is all of it
     handoff: Handoff | None
+    headers: Mapping[str, str] = {}  # of the worker's that go on to the client
 
 
 class TurnContext(msgspec.Struct, frozen=True):
@@ -110,7 +121,31 @@ def in_class(request: Request, client: Client) -> Request:
     if not client.name or request.priority is None:
         return request
     allowed = effective_priority(client.priority, request.priority)
-    return replace(request, priority=allowed, fields={**request.fields, "priority": encoded(allowed)})
+    fields = Edited.of(request.fields, {"priority": encoded(allowed)})
+    return replace(request, priority=allowed, fields=fields)
+
+
+def in_scope(request: Request, client: Client, sessions: SessionTable) -> Request:
+    """The request as workers may see it: with the tenant's salt and ids. NotFound for another tenant's response."""
+    scope, prompt = client.scope, request.prompt
+    if scope is None:
+        return request
+    previous = prompt.previous_response_id
+    if previous is not None and not scope.owns(previous) and not _is_known(previous, prompt, sessions):
+        raise no_such_response(previous, "previous_response_id")
+    is_response = request.endpoint is Endpoint.RESPONSES
+    return replace(request, fields=scope.fields(request.fields, request.cache_salt, is_response=is_response))
+
+
+def _is_known(response_id: str, prompt: Prompt, sessions: SessionTable) -> bool:
+    """Of a worker that gave it another id than it was asked to, or made with a key that has been withdrawn since."""
+    scope = prompt.response_scope
+    return scope is not None and sessions.holder(response_key(prompt.chain.hasher, scope, response_id)) is not None
+
+
+def no_such_response(response_id: str, param: str = "response_id") -> NotFound:
+    shown = response_id if len(response_id) <= RESPONSE_ID_LIMIT else f"{response_id[:RESPONSE_ID_LIMIT]}..."
+    return NotFound(f"Response with id {shown!r} not found.", param=param)
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -140,44 +175,76 @@ class FailedAttempts:
     answering: int = 0
     owes_retry: bool = False  # the next attempt is paid from the retry budget
     is_moved: bool = False  # by the death of a worker that had been sent the turn
+    is_afresh: bool = False  # it needs no budget if D computes alone what P was to compute once more
+    computed_by: WorkerId | None = None  # the P whose handoff was too old: the prompt is in its cache
     keys: dict[Key, LegError] = field(default_factory=dict)  # not to be asked again
     refusals: list[LegError] = field(default_factory=list)  # of workers that were overloaded
 
     def avoid(self, views: Iterable[WorkerView], legs: Iterable[LegRecord], busy: Iterable[Key]) -> tuple[Key, ...]:
         """Workers and pairs that the next attempt leaves out. legs: this turn's; busy: who has said so, to any turn."""
-        asked = Counter(WorkerId(leg.address) for leg in legs)
+        asked = Counter(WorkerId(leg.address) for leg in legs if leg.phase is not Phase.CONNECT)
         spent = (worker for worker, times in asked.items() if times >= MOST_ASKED)
         avoided = dict.fromkeys((*self.keys, *spent, *busy))
-        if self.handing_over >= self.limit:
-            avoided |= dict.fromkeys(view.id for view in views if view.role is Role.PREFILL)
+        if self.handing_over >= self.limit or self.computed_by is not None:
+            others = (view.id for view in views if view.role is Role.PREFILL)
+            avoided |= dict.fromkeys(
+                each for each in others if self.handing_over >= self.limit or each != self.computed_by
+            )
         return tuple(avoided)
+
+    def may_do_without(self) -> bool:
+        """Whether the next attempt needs no budget, as D then computes alone."""
+        if self.is_afresh:
+            self.handing_over, self.owes_retry = self.limit, False
+        return self.is_afresh
 
     def may_try_again(self, attempt: Attempt, exc: LegError, row: FailureRule) -> bool:
         """Books the failure. True where its row of the failure table and the limit allow another attempt."""
         leg, decision = attempt.failed_leg, attempt.decision
+        gets = row.client_gets(stream=attempt.request.stream)
+        computed_by, self.computed_by = self.computed_by, None
+        self.is_afresh = gets is ClientGets.AFRESH and decision.prefill is not None
+        if self.is_afresh and decision.prefill is not None:
+            self.last, self.owes_retry = exc, True
+            self.handing_over += 1
+            if computed_by is None:
+                self.computed_by = decision.prefill.id
+            else:
+                self.keys[decision.prefill.id] = exc
+            return True
         key: Key = blamed(leg, decision)
         if row.health is HealthEffect.PAIR and decision.prefill is not None:
             key = (decision.prefill.id, decision.decode.id)
-        return self.book(leg, key, exc, row, row.client_gets(stream=attempt.request.stream))
+        return self.book(leg, key, exc, row, gets)
 
     def book(self, leg: Leg, key: Key, exc: LegError, row: FailureRule, client: ClientGets) -> bool:
         self.last = exc
         if client not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE):
             return False
-        self.owes_retry = row.health is not HealthEffect.OPENED  # the breaker has paid for the death of a worker
+        is_death = row.health is HealthEffect.OPENED  # for which the breaker has paid
+        is_unreached = exc.phase is Phase.CONNECT and (is_death or leg is not Leg.PREFILL)
+        self.owes_retry = not is_death and not is_unreached
+        self.is_moved |= is_death and not is_unreached
         if exc.cause is Cause.OVERLOADED:
             self.refusals.append(exc)
         else:
             self.keys[key] = exc
-        if row.health is HealthEffect.OPENED:
-            if exc.phase is Phase.CONNECT:
-                return True  # nothing was sent, which is no attempt
-            self.is_moved = True
+        if is_unreached:
+            return (
+                True  # nothing was sent, which is no attempt; a P that is slow to connect is one, as D can do without
+            )
         if leg is Leg.PREFILL or isinstance(key, tuple):
             self.handing_over += 1
-        elif exc.cause is not Cause.OVERLOADED:
+        elif exc.cause not in (Cause.OVERLOADED, Cause.UNKNOWN_MODEL):  # which ends with those that list the model
             self.answering += 1
         return self.answering < self.limit
+
+    def forgive_unreached(self) -> set[Key]:
+        """Workers that were not reached may be asked again: these."""
+        unreached = {key for key, exc in self.keys.items() if exc.phase is Phase.CONNECT}
+        for key in unreached:
+            del self.keys[key]
+        return unreached
 
     def pay(self, retries: RetryBudget) -> str:
         """Before the next attempt: how it is paid, `no_budget` where it cannot be."""

@@ -26,8 +26,9 @@ from ..openai.request import CHOOSING, Endpoint
 from ..openai.stream_relay import Edits, StreamRelay
 from ..telemetry.metrics import Metrics
 from ..telemetry.receipts import LegRecord
-from ..upstream.call import Answer, Call, Timeouts
+from ..upstream.call import Answer, Call, Expiry, Timeouts
 from ..upstream.client import Upstream
+from ..upstream.relayed_headers import RelayedHeaders
 from .attempt import ABORTED, Attempt, OpenAnswer
 from .handoff_release import HandoffRelease
 
@@ -51,8 +52,10 @@ class Dispatcher:
         self._metrics = metrics
         self._now = now
         self._shows_own_key = bool(config.worker_api_key or config.keys_file)
+        self._relayed = RelayedHeaders(config.relay_headers)
         self._upstream = upstream
         self._handoff_release = handoff_release
+        self._handoff_max_age_s = config.handoff_max_age_s
         self._prefill_timeouts = Timeouts(config.connect_timeout_s, config.prefill_timeout_s, config.idle_timeout_s)
         self._stream_timeouts = Timeouts(config.connect_timeout_s, config.first_event_timeout_s, config.idle_timeout_s)
         # The head of an answer that is not streamed comes when the whole answer is ready.
@@ -106,7 +109,8 @@ class Dispatcher:
     async def _prefilled(self, attempt: Attempt, connector: Connector, pair: Pair, leg: LegRequest) -> Handoff | None:
         view = attempt.decision.prefill
         assert view is not None, "a SPLIT has a P"
-        record = self._start_leg(attempt, Leg.PREFILL, view)
+        record = self._start_leg(attempt, Leg.PREFILL, view, leg)
+        asked_s = self._upstream.uptime()
         try:
             body = await self._prefill_body(view, leg, attempt, record)
             found = connector.handoff(body, pair)
@@ -121,6 +125,7 @@ class Dispatcher:
             self._metrics.handoffs_missing.labels(found.reason).inc()
             return None
         if connector.needs_handoff:
+            attempt.expiry = Expiry.of(asked_s, self._handoff_max_age_s)
             self._ledger.open(attempt.leg_id("p"), self._now())
         attempt.booking.prefilled(found.cached_tokens or 0)
         return found
@@ -149,8 +154,8 @@ class Dispatcher:
     async def _answered(self, attempt: Attempt, leg: LegRequest, kind: Leg) -> OpenAnswer:
         """The leg that answers the client: on D, or on R."""
         view = attempt.decision.decode
-        record = attempt.leg = self._start_leg(attempt, kind, view)
-        attempt.call = Call(view.worker, once=attempt.handoff is not None)
+        record = attempt.leg = self._start_leg(attempt, kind, view, leg)
+        attempt.call = Call(view.worker, once=attempt.handoff is not None, expiry=attempt.expiry)
         timeouts = self._stream_timeouts if attempt.request.stream else self._answer_timeouts
         try:
             answer = attempt.answer = await self._upstream.ask(
@@ -186,7 +191,8 @@ class Dispatcher:
             first = await self._until_first_event(answer, relay, observer, request.endpoint)
             _check_begun(observer, view, redaction)
             record.first_event_s = self._now() - attempt.started_s
-        return OpenAnswer(answer.content_type, first, observer, reply, relay, handoff)
+        headers = answer.relayed(self._relayed)
+        return OpenAnswer(answer.content_type, first, observer, reply, relay, handoff, headers)
 
     async def _until_first_event(
         self, answer: Answer, relay: StreamRelay, observer: AnswerObserver, endpoint: Endpoint
@@ -220,9 +226,13 @@ class Dispatcher:
             retry_after_s=answer.retry_after_s,
         )
 
-    def _start_leg(self, attempt: Attempt, kind: Leg, view: WorkerView) -> LegRecord:
+    def _start_leg(self, attempt: Attempt, kind: Leg, view: WorkerView, leg: LegRequest) -> LegRecord:
         record = LegRecord(
-            kind=kind, worker=view.name, address=view.worker.address, started_s=self._now() - attempt.started_s
+            kind=kind,
+            id=leg.headers[REQUEST_ID],
+            worker=view.name,
+            address=view.worker.address,
+            started_s=self._now() - attempt.started_s,
         )
         attempt.receipt.legs.append(record)
         return record

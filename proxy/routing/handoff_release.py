@@ -2,7 +2,8 @@
 
 A P that still computes is aborted. A P that has announced a handoff pins the KV until a D pulls it, so a D is asked for
 one token. An abandoned SPLIT first gets `GRACE_S`: P's answer may be on the wire, and a D that was just asked frees
-nothing before its engine knows the request.
+nothing before its engine knows the request. Once the head of P's answer is there, P has computed the prompt, and the
+rest of the answer is read for up to `READ_ON_S`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from .state import State
 log = logging.getLogger(__name__)
 
 GRACE_S = 0.08  # the legs of a client that left end within 100 ms
+READ_ON_S = 2.0  # for the rest of P's answer
 READ_TURNS = 8  # rounds of the loop from bytes in a socket to a parsed handoff
 REACHED_S = 1.0  # to connect to the D that is to pull the KV
 TAKEN_S = 10.0  # for its one token
@@ -37,6 +39,7 @@ class HandoffRelease:
     def __init__(self, state: State, upstream: Upstream) -> None:
         self._registry = state.registry
         self._ledger = state.ledger
+        self._admission = state.admission
         self._metrics = state.metrics
         self._upstream = upstream
         self._tasks: set[asyncio.Task[None]] = set()
@@ -78,6 +81,10 @@ class HandoffRelease:
             await asyncio.wait({task}, timeout=GRACE_S)
             for _ in range(READ_TURNS):  # so that a handoff which P has already sent is read
                 await asyncio.sleep(0)
+            if attempt.has_prefill_begun_to_answer:
+                attempt.booking.release()  # neither engine works for it
+                self._admission.admit_waiting()
+                await asyncio.wait({task}, timeout=READ_ON_S)
         finally:
             task.cancel()
             await asyncio.wait({task})
@@ -109,7 +116,7 @@ class HandoffRelease:
         self._registry.reserve(decode.id, 0)
         try:
             async with self._upstream.answer(
-                Call(decode.worker, once=True),
+                Call(decode.worker, once=True, expiry=attempt.expiry),
                 leg.path,
                 body=leg.parts,
                 headers={**attempt.headers, **leg.headers},

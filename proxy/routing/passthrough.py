@@ -7,33 +7,29 @@ goes to the least loaded worker of the fleet.
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
-
-import msgspec
 
 from ..admission.auth import check_use
 from ..admission.gate import Permit
 from ..admission.keys import Client
-from ..admission.queue import Ticket, effective_priority
+from ..admission.queue import Ticket
+from ..admission.rate_limits import with_limits
 from ..config import ProxyConfig
-from ..connectors.leg import public_fields
 from ..errors import OVERLOAD, LegError, NoWorkerError, Refused, RequestError, refusal
 from ..failures import ROWS, Cause, Leg, Phase
 from ..fleet.view import WorkerView, check_model
 from ..fleet.worker import Role
 from ..health.poisoned_prompts import life_of
-from ..openai.body_members import check_depth, decoded, encoded
-from ..openai.form import field as form_field
 from ..openai.form import is_form
-from ..openai.request import MODEL_LIMIT, Fields
 from ..sessions.prefix_chain import PrefixEnd
 from ..upstream.call import Answer, Call, Timeouts
 from ..upstream.client import Upstream
+from ..upstream.relayed_headers import RelayedHeaders
 from .attempt import FailedAttempts, is_loss, workers_lost
+from .passed_body import TotalTokens, model_of, public_body
 from .state import State
 
 ENDPOINTS = (
@@ -47,65 +43,20 @@ ENDPOINTS = (
     "/score",
     "/classify",
     "/pooling",
+    "/v2/embed",
+    "/v1/chat/completions/batch",
+    "/v1/messages/count_tokens",
 )
 
 # Names only: with dots or escapes a path could turn into another endpoint's on its way.
 AUDIO = re.compile(r"/v1/audio(?:/[A-Za-z0-9_-]+)+")
 
-# A member of JSON: inside a string its quotes would be escaped.
-_USED = re.compile(rb'"total_tokens"\s{0,8}:\s{0,8}([0-9]{1,12})')
-_USED_BYTES = 64  # at least as many as match
-
-CARDS_LIMIT_S = 5.0  # for one worker to describe its models
-CARDS_KEPT_S = 1.0  # for which the answer is reused for requests with the same authorization
-
 # An engine's word for "this model has no such endpoint": the request's fault, not the worker's.
 _NOT_IMPLEMENTED = 501
+_NOT_FOUND = 404
 
 # Replicas first; P last, as its queue is the fleet's TTFT.
 _PREFERENCE = {Role.REPLICA: 0, Role.DECODE: 1, Role.PREFILL: 2}
-
-
-class _ModelOnly(msgspec.Struct):
-    model: str = ""
-
-
-def model_of(content_type: str, body: bytes) -> str:
-    """The model that a body names, "" where it names none; RequestError for a name that is too long."""
-    if is_form(content_type):
-        model = form_field(content_type, body, "model") or ""
-    else:
-        try:
-            model = msgspec.json.decode(body, type=_ModelOnly).model
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            model = ""
-    if len(model) > MODEL_LIMIT:
-        raise RequestError(f"model: must be a name of at most {MODEL_LIMIT} characters", param="model")
-    return model
-
-
-def public_body(body: bytes, client: Client, depth_limit: int) -> bytes:
-    """A JSON object without the members that end at the proxy, and with a `priority` that the client's key allows.
-
-    The same bytes where that changes nothing. RequestError for a body that is no JSON object: workers accept more than
-    JSON (NaN, UTF-16), and could find members there that were not checked here.
-    """
-    check_depth(body, depth_limit)
-    try:
-        fields = msgspec.json.decode(body, type=Fields)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise RequestError("the body must be a JSON object or a multipart form") from None
-    kept = _in_class(public_fields(fields), client)
-    return body if kept == fields else msgspec.json.encode(kept)
-
-
-def _in_class(fields: Fields, client: Client) -> Fields:
-    asked = decoded(fields["priority"]) if "priority" in fields else None
-    if not client.name or asked is None:
-        return fields
-    if isinstance(asked, bool) or not isinstance(asked, (int, float)) or asked != int(asked):
-        raise RequestError("priority: must be a whole number", param="priority")
-    return {**fields, "priority": encoded(effective_priority(client.priority, int(asked)))}
 
 
 @dataclass(slots=True)
@@ -115,6 +66,8 @@ class Forwarded:
     status: int
     headers: dict[str, str]
     chunks: AsyncIterator[bytes]
+    model: str
+    worker: str  # its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,20 +79,6 @@ class _Asked:
     model: str
 
 
-class TotalTokens:
-    """Reads `total_tokens` from an answer as it passes; 0 until then."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._tail = b""
-
-    def observe(self, data: bytes) -> None:
-        seen = self._tail + data
-        for match in _USED.finditer(seen):
-            self.tokens = int(match[1])
-        self._tail = seen[-_USED_BYTES:]
-
-
 class _Bill:
     """What one request costs its key: an estimate, replaced by the answer's own count."""
 
@@ -148,38 +87,39 @@ class _Bill:
         self.estimated_tokens = estimated_tokens
         self.used = TotalTokens()  # an answer without a count used no engine
         self._state = state
-        self._client = client
+        self.client = client
         state.rate_limits.take(client, estimated_tokens, state.now())
 
     def settle(self, tokens: int) -> None:
-        self._state.rate_limits.settle(self._client, self.estimated_tokens, tokens, self._state.now())
+        self._state.rate_limits.settle(self.client, self.estimated_tokens, tokens, self._state.now())
 
 
 class Passthrough:
-    """Forwards requests, and merges the model lists of the fleet."""
+    """Forwards requests."""
 
     def __init__(self, config: ProxyConfig, state: State, upstream: Upstream) -> None:
         self._state = state
         self._registry = state.registry
         self._upstream = upstream
         self._timeouts = Timeouts(config.connect_timeout_s, config.answer_timeout_s, config.idle_timeout_s)
-        self._cards_timeouts = Timeouts(config.connect_timeout_s, CARDS_LIMIT_S, CARDS_LIMIT_S)
+        self._relayed = RelayedHeaders(config.relay_headers)
         self._attempts = config.attempts
         self._worker_limit = config.max_worker_inflight
         self._depth_limit = config.json_depth_limit
-        self._listings: dict[str, _Listing] = {}
 
     async def forward(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str], client: Client
     ) -> Forwarded:
         """A worker's answer. A worker that fails before the client has a byte is replaced by another."""
+        if not path.isascii() or not path.isprintable() or " " in path:  # it becomes a line of the worker's request
+            raise RequestError("the request's target must be printable ASCII without spaces")
         content_type = headers.get("content-type", "")
         model = model_of(content_type, body)
         check_use(client, model)
         if body and not is_form(content_type):
-            body = public_body(body, client, self._depth_limit)
+            body = public_body(body, client, self._depth_limit, path.partition("?")[0])
             headers = {**headers, "content-type": "application/json"}  # the worker must read it as it was read here
-        if not self._candidates(model):
+        if not self.candidates(model) and not self._down(model):
             if model:
                 check_model(model, self._registry.views())
             raise NoWorkerError(f"no worker can serve model {model!r} now")
@@ -196,8 +136,10 @@ class Passthrough:
 
     async def _permit(self, model: str, client: Client, bill: _Bill) -> Permit:
         def fits() -> bool:
-            able = self._candidates(model)
-            return not able or not all(view.is_full(self._worker_limit) for view in able)
+            able = self.candidates(model)
+            if not able:
+                return not self._down(model)
+            return not all(view.is_full(self._worker_limit) for view in able)
 
         ticket = Ticket(
             tenant=client.tenant,
@@ -218,7 +160,7 @@ class Passthrough:
         """Raises the last LegError where no other worker may be tried."""
         state, failed, prompt = self._state, FailedAttempts(self._attempts), cache(partial(self._prompt, asked))
         state.retries.deposit()
-        for view in self._candidates(asked.model):
+        for view in self.candidates(asked.model):
             if state.poisoned:
                 state.poisoned.check(prompt(), state.now())
             if failed.last is not None:
@@ -234,6 +176,8 @@ class Passthrough:
             except LegError as exc:
                 found = await self._upstream.examine(exc, view.worker)
                 state.health.leg_failed(_leg(view), found, view.id, asked_s)
+                if found.cause is Cause.UNKNOWN_MODEL:
+                    self._registry.lost_model(view.id, asked.model)
                 row = ROWS[_leg(view), found.phase, found.cause]
                 may = failed.book(_leg(view), view.id, found, row, row.whole)
                 if is_loss(found) and state.poisoned.lost(prompt(), life_of(view), state.now()):
@@ -267,12 +211,13 @@ class Passthrough:
                 timeouts=self._timeouts,
             )
             _check(answer, view)
-            first = await answer.chunk()
+            first = await _known(answer, view) if answer.status == _NOT_FOUND else await answer.chunk()
         except BaseException:
             self._registry.release(view.id)
             if answer is not None:
                 answer.close()
             raise
+        relayed = answer.relayed(self._relayed)
         answer.reached_the_client()
 
         def release(_: object) -> None:
@@ -286,7 +231,9 @@ class Passthrough:
         task.add_done_callback(release)
         kept = {"Content-Type": answer.content_type, "Content-Encoding": answer.content_encoding}
         headers = {name: value for name, value in kept.items() if value}
-        return Forwarded(answer.status, headers, self._chunks(view, answer, first, bill))
+        limits = self._state.rate_limits.headers(bill.client, self._state.now())
+        headers = with_limits(relayed, limits) | headers if limits else relayed | headers
+        return Forwarded(answer.status, headers, self._chunks(view, answer, first, bill), asked.model, view.name)
 
     async def _chunks(self, view: WorkerView, answer: Answer, first: bytes, bill: _Bill) -> AsyncIterator[bytes]:
         asked_s, data = self._state.now(), first
@@ -303,77 +250,17 @@ class Passthrough:
         if used:  # an answer without a count used no engine, and is no proof of its health
             self._state.health.succeeded(view.id)
 
-    def _candidates(self, model: str) -> list[WorkerView]:
+    def candidates(self, model: str = "") -> list[WorkerView]:
+        """The workers that can be asked, best first."""
         able = [
             view for view in self._registry.views() if view.takes_turns(model) or (not model and view.state == "up")
         ]
         blocked = self._state.health.breakers.blocked(self._state.now())
         return sorted(able, key=lambda v: (v.id in blocked, _PREFERENCE[v.role], v.requests, v.name))
 
-    # -- the list of models
-
-    async def models(self, headers: Mapping[str, str], client: Client) -> bytes:
-        """`/v1/models` of the fleet: each model that the client may use, once, as one of its workers describes it."""
-        listing = self._listing(headers)
-        async with listing.lock:
-            if self._state.now() >= listing.until_s:
-                listing.cards = await self._all_cards(headers)
-                listing.until_s = self._state.now() + CARDS_KEPT_S
-        if listing.cards is None:
-            raise NoWorkerError("no worker can be asked for its models now")
-        allowed = [card for model, card in listing.cards.items() if client.may_use(model)]
-        return msgspec.json.encode({"object": "list", "data": allowed})
-
-    def _listing(self, headers: Mapping[str, str]) -> _Listing:
-        """One for each authorization: workers may want the client's own."""
-        now_s = self._state.now()
-        self._listings = {who: kept for who, kept in self._listings.items() if kept.is_wanted(now_s)}
-        return self._listings.setdefault(headers.get("authorization", ""), _Listing())
-
-    async def _all_cards(self, headers: Mapping[str, str]) -> dict[str, msgspec.Raw] | None:
-        """None where no worker has answered."""
-        representatives = {view.worker.models: view for view in reversed(self._candidates(""))}
-        answers = await asyncio.gather(*(self._cards(view, headers) for view in representatives.values()))
-        if all(answer is None for answer in answers):
-            return None
-        cards: dict[str, msgspec.Raw] = {}
-        for answer in answers:
-            for model, card in (answer or {}).items():
-                cards.setdefault(model, card)
-        return cards
-
-    async def _cards(self, view: WorkerView, headers: Mapping[str, str]) -> dict[str, msgspec.Raw] | None:
-        try:
-            async with (
-                asyncio.timeout(CARDS_LIMIT_S),
-                self._upstream.answer(
-                    Call(view.worker), "/v1/models", method="GET", headers=headers, timeouts=self._cards_timeouts
-                ) as answer,
-            ):
-                cards = msgspec.json.decode(await answer.body(), type=_Cards).data
-            return {msgspec.json.decode(card, type=_Card).id: card for card in cards}
-        except (LegError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return None
-
-
-class _Card(msgspec.Struct):
-    id: str
-
-
-class _Cards(msgspec.Struct):
-    data: list[msgspec.Raw]
-
-
-@dataclass(slots=True)
-class _Listing:
-    """The models' cards by name, None where no worker answered; the first request asks, others wait at the lock."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    cards: dict[str, msgspec.Raw] | None = None
-    until_s: float = -math.inf
-
-    def is_wanted(self, now_s: float) -> bool:
-        return self.lock.locked() or now_s < self.until_s
+    def _down(self, model: str) -> bool:
+        """Whether workers that are down would serve the model: requests wait for them."""
+        return any(view.may_return(model) or (not model and view.state == "down") for view in self._registry.views())
 
 
 def _leg(view: WorkerView) -> Leg:
@@ -392,6 +279,15 @@ def _check(answer: Answer, view: WorkerView) -> None:
         raise refusal(status, b"", worker=view.id, phase=Phase.HEADERS, retry_after_s=after_s)
 
 
+async def _known(answer: Answer, view: WorkerView) -> bytes:
+    """The body of a 404; LegError where it says that the worker no longer has the model."""
+    body = await answer.body()
+    failure = refusal(_NOT_FOUND, body, worker=view.id, phase=Phase.HEADERS)
+    if failure.cause is Cause.UNKNOWN_MODEL:
+        raise failure
+    return body
+
+
 def _cost_nothing(exc: LegError) -> bool:
     """Whether no engine can have computed anything: it was not reached, or it refused."""
-    return exc.phase is Phase.CONNECT or exc.cause in (Cause.REQUEST, Cause.SERVER)
+    return exc.phase is Phase.CONNECT or exc.cause in (Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.SERVER)

@@ -165,12 +165,11 @@ async def _asked(router: Answering, turn: ListTurn, at: int) -> TurnReply:
 
 
 def _headers(turn: ListTurn, replies: Sequence[TurnReply]) -> dict[str, str]:
-    """The turns' headers, each value once, in the prompts' order."""
-    names = dict.fromkeys(name for reply in replies for name in reply.headers)
-    merged = {
-        name: ", ".join(dict.fromkeys(reply.headers[name] for reply in replies if name in reply.headers))
-        for name in names
-    }
+    """The turns' headers in the prompts' order: of a decision's each value once, of a worker's the first."""
+    merged = dict[str, str]()
+    for name in dict.fromkeys(name for reply in replies for name in reply.headers):
+        values = dict.fromkeys(reply.headers[name] for reply in replies if name in reply.headers)
+        merged[name] = ", ".join(values) if name.startswith("X-PPD-") else next(iter(values))
     return merged | {REQUEST_ID: turn.receipt.id}
 
 

@@ -15,12 +15,12 @@ import msgspec
 from ..admission.gate import Permit
 from ..admission.queue import Ticket, effective_priority
 from ..config import ProxyConfig
-from ..errors import TOO_MANY, AllBusy, LegError, NoWorkerError, Overloaded, PPDError, Refused
+from ..errors import TOO_MANY, AllBusy, AllDown, LegError, NoWorkerError, Overloaded, PPDError, Refused
 from ..failures import Cause, FailureRule, HandoffEffect
 from ..fleet.booking import LegBooking
-from ..fleet.worker import Worker
+from ..fleet.worker import Worker, WorkerId
 from ..health.poisoned_prompts import life_of
-from ..health.worker_health import blamed_view
+from ..health.worker_health import Key, blamed_view
 from ..openai.request import Request
 from ..policy import Decision, Excluded, Route, Rules, Turn, decide, has_room
 from ..sessions.table import SessionMatch
@@ -34,6 +34,7 @@ from .stream import StreamedBody, Streaming, complete
 log = logging.getLogger(__name__)
 
 BUSY_S = 0.05  # until a turn that found every worker busy looks again
+DOWN_S = 1.0  # the same where every worker is down
 
 
 class TurnReply(msgspec.Struct):
@@ -108,10 +109,10 @@ class Router:
         attempt.permit = permit
         if opened.relay is not None:
             stream = Streaming(self._state, self._learner, match, attempt, opened)
-            return TurnReply(opened.content_type, decision_headers(receipt), stream)
+            return TurnReply(opened.content_type, {**opened.headers, **decision_headers(receipt)}, stream)
         complete(self._state, self._learner, match, attempt, opened)
         attempt.close()
-        return TurnReply(opened.content_type, decision_headers(receipt), opened.first)
+        return TurnReply(opened.content_type, {**opened.headers, **decision_headers(receipt)}, opened.first)
 
     async def _first_success(self, job: Job) -> tuple[Attempt, OpenAnswer]:
         """Attempts until one succeeds, each without the workers that failed before."""
@@ -125,13 +126,11 @@ class Router:
             except AllBusy:
                 await job.permit.wait_again(self._now() + BUSY_S, is_moved=failed is not None and failed.is_moved)
                 continue
-            except NoWorkerError:
-                if failed is None:
-                    raise
-                await self._until_less_busy(job, failed)
+            except NoWorkerError as exc:
+                await self._until_one_may_be_asked(job, failed, exc)
                 continue
-            if failed is not None:
-                self._pay(failed)
+            if failed is not None and not self._may_pay(failed):
+                continue
             attempt = self._attempt(job, decision, now_s)
             try:
                 self._state.health.asked(decision)
@@ -174,28 +173,42 @@ class Router:
         life = life_of(blamed_view(attempt.failed_leg, attempt.decision))
         return self._state.poisoned.lost(request.prompt.chain.end(), life, self._now())
 
-    def _pay(self, failed: FailedAttempts) -> None:
-        """Raises what failed last where the retry budget is used up."""
+    def _may_pay(self, failed: FailedAttempts) -> bool:
+        """False where the turn must be decided anew, without P; raises what failed last if the budget is used up."""
         result = failed.pay(self._state.retries)
         self._state.metrics.retries.labels(result).inc()
-        if result == "no_budget":
+        if result == "no_budget" and not failed.may_do_without():
             raise failed.error()
+        return result != "no_budget"
 
-    async def _until_less_busy(self, job: Job, failed: FailedAttempts) -> None:
-        """Waits in the queue until an overloaded worker may be asked again; raises where none will be, or too late."""
-        now_s = self._now()
+    async def _until_one_may_be_asked(self, job: Job, failed: FailedAttempts | None, exc: NoWorkerError) -> None:
+        """Waits in the queue until a worker that was busy, or not reached, may be asked again; or one that is down.
+
+        Raises where there is none, or none in time.
+        """
+        now_s, times_s = self._now(), list[float]()
+        if isinstance(exc, AllDown) and (failed is None or not failed.keys):
+            times_s.append(now_s + DOWN_S)
+        if failed is None:
+            if not times_s:
+                raise exc
+            await job.permit.wait_again(times_s[0])
+            return
         fleet, busy = self._state.registry.fleet(job.turn.model), self._state.health.breakers.busy(now_s)
         spent = set(failed.avoid((), job.receipt.legs, ()))
         answering = [view.id for view in (*fleet.decodes, *fleet.replicas) if view.id in busy]
         error = failed.error(max((busy[worker] - now_s for worker in answering), default=0.0))
-        again_s = min((busy[worker] for worker in answering if worker not in spent), default=None)
-        if again_s is None:
-            raise error
+        times_s += [busy[worker] for worker in answering if worker not in spent]
+        able: set[Key] = {view.id for view in (*fleet.decodes, *fleet.replicas, *fleet.down)}
+        if failed.forgive_unreached() & able:
+            times_s.append(now_s + DOWN_S)
+        if not times_s:
+            raise error from None
         try:
-            await job.permit.wait_again(again_s, is_moved=failed.is_moved)
-        except Overloaded as exc:
-            if error.status == TOO_MANY and exc.reason != "draining":
-                raise error from exc
+            await job.permit.wait_again(min(times_s), is_moved=failed.is_moved)
+        except Overloaded as late:
+            if error.status == TOO_MANY and late.reason != "draining":
+                raise error from late
             raise
 
     def _decide(self, job: Job, failed: FailedAttempts | None, now_s: float) -> Decision:
@@ -243,6 +256,8 @@ class Router:
             "request %s: %s on %s %s: %s at %s",
             *(attempt.receipt.id, leg, attempt.receipt.legs[-1].worker, exc.worker, exc.cause, exc.phase),
         )
+        if exc.cause is Cause.UNKNOWN_MODEL:
+            self._state.registry.lost_model(WorkerId(exc.worker), attempt.request.model)
         if row.handoff is HandoffEffect.RELEASED and attempt.handoff is not None:
             self._dispatcher.release(attempt)
         return row
@@ -257,7 +272,7 @@ class Router:
             arrived_s=now_s,
             deadline_s=now_s + context.patience_s,
             needs=model,
-            fits=lambda: has_room(self._state.registry.fleet(model), self.rules),
+            fits=lambda: has_room(self._state.registry.fleet(model), self.rules, self._passed_over(self._now())),
         )
 
     def _turn(self, request: Request, match: SessionMatch, forced: Route | None) -> Turn:

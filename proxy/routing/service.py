@@ -13,13 +13,14 @@ from msgspec.structs import replace
 from ..admission.auth import authenticate, check_use, forced_route, leg_headers, queue_patience_s
 from ..admission.key_file import KeyRing
 from ..admission.keys import Client
+from ..admission.rate_limits import with_limits
 from ..config import ProxyConfig
-from ..errors import LegError, PPDError, comes_back, error_body
+from ..errors import PPDError, answer_body, comes_back
 from ..openai.prompt_list import prompt_list
 from ..openai.request import Endpoint, Request, parse_request
 from ..policy import Route
 from ..telemetry.receipts import Receipt, new_id, now_text
-from .attempt import TurnContext, in_class
+from .attempt import TurnContext, in_class, in_scope
 from .prompt_fan_out import FanOut, ListTurn
 from .router import Router, TurnReply, decision_headers
 from .state import State
@@ -37,6 +38,7 @@ class Caller(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]  # names in lower case
     client: Client
     forced: Route | None
+    receipt: Receipt
 
 
 class TurnService:
@@ -54,11 +56,19 @@ class TurnService:
     def caller(self, endpoint: Endpoint, headers: Mapping[str, str]) -> Caller:
         """Raises PPDError where this client may not ask."""
         client = authenticate(headers, self._keys)
-        return Caller(endpoint, headers, client, forced_route(headers, self._config.admin_key))
+        forced = forced_route(headers, self._config.admin_key)
+        return Caller(endpoint, headers, client, forced, _new_receipt(endpoint, headers, client))
 
     async def answer(self, caller: Caller, body: bytes) -> TurnReply:
         """The caller must call `abandon` on a streamed body in the end."""
-        receipt = _new_receipt(caller)
+        reply = await self._answer(caller, body)
+        limits = self._state.rate_limits.headers(caller.client, self._state.now())
+        if limits:
+            reply.headers = with_limits(reply.headers, limits)
+        return reply
+
+    async def _answer(self, caller: Caller, body: bytes) -> TurnReply:
+        receipt = caller.receipt
         try:
             request = in_class(self._parse(caller, body), caller.client)
             check_use(caller.client, request.model)
@@ -67,25 +77,34 @@ class TurnService:
             is_list = request.endpoint is Endpoint.COMPLETIONS  # the only one that takes several prompts
             prompts = prompt_list(request, self._config.body_limit_bytes) if is_list else None
             if prompts is None:
-                return await self._router.answer(request, receipt, context)
+                return await self._router.answer(self._in_scope(caller, request), receipt, context)
             self._state.rate_limits.take(caller.client, 0, self._state.now())
             each = replace(context, is_counted=True)
-            return await self._fan_out.answer(ListTurn(prompts, partial(self._parse, caller), receipt, each))
+            return await self._fan_out.answer(ListTurn(prompts, partial(self._parse_one, caller), receipt, each))
         except PPDError as exc:
-            reply = error_reply(exc)
+            reply = error_reply(exc, caller.endpoint)
             reply.headers.update(decision_headers(receipt))
             return reply
         except Exception as exc:
             # Its text may hold addresses: the client gets none of it.
             log.error("request %s failed", receipt.id, exc_info=exc)
-            return error_reply(PPDError("internal error"))
+            return error_reply(PPDError("internal error"), caller.endpoint)
 
     def _context(self, caller: Caller) -> TurnContext:
-        legs = leg_headers(caller.headers, self._config.worker_api_key, forwards_key=self._keys is None)
+        forwards_key = self._keys is None and not self._config.worker_api_key
+        legs = leg_headers(caller.headers, forwards_key=forwards_key, scope=caller.client.scope)
         legs["content-type"] = JSON  # it was parsed as JSON, whatever type the client gave
         return TurnContext(caller.client, legs, caller.forced, queue_patience_s(caller.headers))
 
+    def _parse_one(self, caller: Caller, body: bytes) -> Request:
+        """One prompt of a list; the list itself was checked."""
+        return self._in_scope(caller, self._parse(caller, body))
+
+    def _in_scope(self, caller: Caller, request: Request) -> Request:
+        return in_scope(request, caller.client, self._state.sessions)
+
     def _parse(self, caller: Caller, body: bytes) -> Request:
+        scope = caller.client.scope
         return parse_request(
             caller.endpoint,
             body,
@@ -94,26 +113,23 @@ class TurnService:
             hasher=self._state.hasher,
             session_key=self._config.session_key,
             depth_limit=self._config.json_depth_limit,
+            salted=None if scope is None else scope.salt,
+            family=self._state.registry.family,
         )
 
 
-def error_reply(exc: PPDError) -> TurnReply:
-    """An error in OpenAI's shape; a worker's own words where they are about the request."""
-    if isinstance(exc, LegError) and exc.is_openai_error:
-        return TurnReply(JSON, {}, exc.body, exc.status)
-    return TurnReply(
-        JSON, comes_back(exc), error_body(exc.message, exc.kind, exc.code or exc.status, exc.param), exc.status
-    )
+def error_reply(exc: PPDError, path: str = "") -> TurnReply:
+    return TurnReply(JSON, comes_back(exc), answer_body(exc, path), exc.status)
 
 
-def _new_receipt(caller: Caller) -> Receipt:
+def _new_receipt(endpoint: Endpoint, headers: Mapping[str, str], client: Client) -> Receipt:
     """Keeps the client's request id where it is harmless, so that its logs and ours can be joined."""
-    given = caller.headers.get("x-request-id", "")
+    given = headers.get("x-request-id", "")
     return Receipt(
         id=given if _REQUEST_ID.fullmatch(given) else new_id(),
         at=now_text(),
-        endpoint=caller.endpoint,
-        client=caller.client.name,
+        endpoint=endpoint,
+        client=client.name,
         model="",
         stream=False,
         session="",

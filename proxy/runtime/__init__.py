@@ -1,1 +1,1 @@
-"""The process: its background tasks and drain, its limits, the files it watches, and TLS contexts."""
+"""The process: its background tasks and drain, its limits, the files it watches, its log, and TLS contexts."""

@@ -176,6 +176,12 @@ class SessionTable:
         self._sessions.move_to_end(theirs.history)
         self._expire(theirs.seen_s)
 
+    def holder(self, key: int) -> WorkerId | None:
+        """The D of the newest session with this prefix, as a stored response's; None where none is known."""
+        session = self._index.get(key)
+        decode = None if session is None else session.learnt()[1]
+        return None if decode is None else decode.worker
+
     def lookup_keys(self, session: Session) -> tuple[int | None, list[int]]:
         label = session.label if session.label is not None and self._named.get(session.label) is session else None
         keys = index_keys(session.prefixes(), session.turn)

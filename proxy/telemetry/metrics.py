@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -15,6 +15,7 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import Role
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30.0, 60.0)
+LAG_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.15, 0.3, 1.0)
 
 
@@ -91,6 +92,12 @@ class Metrics:
             buckets=TTFT_BUCKETS_S,
             registry=self.registry,
         )
+        self.loop_lag = Histogram(
+            "ppd_loop_lag_seconds",
+            "How late the event loop runs what is due",
+            buckets=LAG_BUCKETS_S,
+            registry=self.registry,
+        )
         self.canaries = counter("ppd_canaries", "Tiny conversations over a pair of P and D", "result")
         self.ttft = spread("ppd_ttft_seconds", "Time to first token, at the proxy", TTFT_BUCKETS_S, "route")
         self.tpot = spread("ppd_tpot_seconds", "Mean time per output token", TPOT_BUCKETS_S, "route")
@@ -136,6 +143,23 @@ def fleet_gauges(views: Iterable[WorkerView]) -> Iterator[Metric]:
         inflight.add_metric((role,), sum(view.inflight for view in members))
         queued.add_metric((role,), sum(view.queued_prefill_tokens for view in members))
     yield from (workers, inflight, queued)
+
+
+def lost_receipts(count: int) -> Metric:
+    lost = CounterMetricFamily("ppd_receipts_lost", "Receipts that receipt_log did not take, as of a full disk")
+    lost.add_metric((), count)
+    return lost
+
+
+def log_counters(lost: Mapping[str, int], held_back: int) -> Iterator[Metric]:
+    """lost: by log."""
+    lines = CounterMetricFamily("ppd_log_lines_lost", "Lines that nothing took, as of a full disk", labels=("log",))
+    for log, count in lost.items():
+        lines.add_metric((log,), count)
+    yield lines
+    held = CounterMetricFamily("ppd_log_lines_held_back", "Lines beyond log_lines_per_minute of their kind")
+    held.add_metric((), held_back)
+    yield held
 
 
 def gauge(name: str, text: str, value: float) -> Metric:

@@ -7,11 +7,12 @@ counts, names and times; never text of a prompt or an answer, nor a key.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import random
+import logging
+import math
+import secrets
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -20,12 +21,20 @@ import msgspec
 
 from ..errors import LegError
 from ..failures import Leg, Phase
+from ..runtime.line_writer import FileSink, LineWriter, WriterLimits
+
+log = logging.getLogger(__name__)
+
+RECEIPT_LIMITS = WriterLimits(queue_bytes=64 * 1024 * 1024, pause_s=0.5)
+COMPLAIN_EVERY_S = 60.0
+CLOSE_S = 3.0
 
 
 class LegRecord(msgspec.Struct, kw_only=True):
     """One upstream request; times in seconds from the turn's arrival."""
 
     kind: Leg
+    id: str = ""  # its X-Request-Id, which is in the worker's log
     worker: str  # the registry's name, "D2"
     address: str
     started_s: float
@@ -117,52 +126,41 @@ class Receipts:
 
 
 class ReceiptLog:
-    """Appends finished receipts to a file, in batches and off the event loop; `lost`: how many were not written."""
+    """Appends finished receipts to a file, in batches and off the event loop; what the file does not take is lost."""
 
-    FLUSH_S = 0.5
-    WAITING_LIMIT = 100_000
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, now: Callable[[], float] = time.monotonic) -> None:
         self._path = path
-        self._waiting: deque[bytes] = deque(maxlen=self.WAITING_LIMIT)
-        self.lost = 0
+        self._now = now
+        self._told_s = -math.inf
+        self._lines = LineWriter(FileSink(path, self._failed), self._told_lost, limits=RECEIPT_LIMITS)
+
+    @property
+    def lost(self) -> int:
+        return self._lines.lost
 
     def write(self, receipt: Receipt) -> None:
-        self.lost += len(self._waiting) == self.WAITING_LIMIT
-        self._waiting.append(msgspec.json.encode(receipt) + b"\n")
+        self._lines.put(msgspec.json.encode(receipt) + b"\n")
 
-    async def run(self) -> None:
-        """Until cancelled; receipts that wait then are still written."""
-        try:
-            while True:
-                await asyncio.sleep(self.FLUSH_S)
-                await asyncio.to_thread(self._flush)
-        finally:
-            self._flush()
+    async def close(self) -> None:
+        """What waits is still written, if that takes no longer than a few seconds."""
+        await asyncio.to_thread(self._lines.close, CLOSE_S)
 
-    def _flush(self) -> None:
-        lines = [self._waiting.popleft() for _ in range(len(self._waiting))]
-        if not lines:
-            return
-        try:
-            with self._path.open("ab") as file:
-                file.write(b"".join(lines))
-        except OSError:
-            self.lost += len(lines)
-            with contextlib.suppress(IndexError):
-                self._waiting.clear()
+    def _failed(self, exc: OSError) -> None:
+        if self._now() - self._told_s >= COMPLAIN_EVERY_S:
+            self._told_s = self._now()
+            log.error("receipts are lost: %s cannot be written: %s", self._path, exc.strerror)
+
+    def _told_lost(self, count: int) -> bytes:
+        log.warning("receipts lost: %d; %s takes them again", count, self._path)
+        return b""
 
 
 # -- a request's id, and the time at which it came
 
-_RANDOM = random.Random()  # ids must differ but are no secret, so the slower `uuid4` is not needed
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_RANDOM.seed)
-
 
 def new_id() -> str:
-    """128 random bits, as 32 hexadecimal digits."""
-    return f"{_RANDOM.getrandbits(128):032x}"
+    """128 random bits, as 32 hexadecimal digits. Clients see ids, and must not foretell those of others."""
+    return secrets.token_hex(16)
 
 
 def now_text() -> str:

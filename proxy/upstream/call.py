@@ -15,6 +15,7 @@ from ..errors import LegError
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker
 from .connection import WorkerConnection
+from .relayed_headers import RelayedHeaders
 
 # Module names, as looking an enum's members up by name is slow.
 CONNECT, SENT, HEADERS, STREAM = Phase.CONNECT, Phase.SENT, Phase.HEADERS, Phase.STREAM
@@ -32,6 +33,9 @@ LATE = Trouble("the worker did not answer in time", Cause.TIMEOUT)
 BROKEN = Trouble("the worker closed the connection before the end of its answer", Cause.RESET)
 NOT_HTTP = Trouble("the worker's answer is not HTTP", Cause.MALFORMED)
 UNREACHABLE = Trouble("the worker could not be reached", Cause.REFUSED)
+TOO_OLD = Trouble("the prompt's KV is too old to be handed over", Cause.STALE_HANDOFF)
+
+UNASKABLE = Trouble("the worker cannot be asked: what it announced does not fit into a head", Cause.REFUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +47,56 @@ class Timeouts:
     idle_s: float
 
 
+_HEARD_SHARE = 1.4  # of a handoff's greatest age: the default of 20 s makes 28 s, and the lease lasts 30 s
+
+
+class Expiry(NamedTuple):
+    """Until when a handoff may be used, by `uptime_s`. Later, P may have given its blocks to other prompts."""
+
+    send_by_s: float  # its last byte must have left this process
+    heard_by_s: float  # D must have shown that it reads what it is sent: a D that stands still reads it later
+
+    @classmethod
+    def of(cls, asked_s: float, max_age_s: float) -> Expiry:
+        """asked_s: when P was asked. Its lease begins when it has computed the prompt, and only P knows when."""
+        return cls(asked_s + max_age_s, asked_s + _HEARD_SHARE * max_age_s)
+
+
 class Call:
-    """once: it must not reach its worker twice, or late, because it carries a handoff."""
+    """once: it must not reach its worker twice, because it carries a handoff; `expiry`: nor late."""
 
-    __slots__ = ("has_arrived", "is_gone", "on_failure", "once", "phase", "sent_s", "worker", "worker_id")
+    __slots__ = (
+        *("expiry", "has_arrived", "is_gone", "on_failure", "once", "patience_s", "phase", "sent_s", "worker"),
+        "worker_id",
+    )
 
-    def __init__(self, worker: Worker, *, once: bool = False) -> None:
+    def __init__(self, worker: Worker, *, once: bool = False, expiry: Expiry | None = None) -> None:
         self.worker = worker
         self.worker_id = worker.id
         self.once = once
+        self.expiry = expiry
+        self.patience_s = math.inf  # from `sent_s` until it is asked whether its worker still lives
         self.phase = CONNECT
         self.is_gone = False
         self.has_arrived = False  # the worker has answered something since this was sent
         self.sent_s = 0.0  # by the loop's clock
         self.on_failure: Callable[[Trouble], None] | None = None  # set by the code that waits for this call
 
+    @property
+    def may_arrive_late(self) -> bool:
+        """It carries a handoff, was sent, and nothing shows that its worker has read it."""
+        return self.once and self.phase is SENT and not self.has_arrived
+
     def sent(self, now_s: float) -> None:
         self.phase, self.sent_s = SENT, now_s
 
     def give_up(self) -> None:
         self.is_gone = True
+        self.fail(GONE)
+
+    def fail(self, trouble: Trouble) -> None:
         if self.on_failure is not None:
-            self.on_failure(GONE)
+            self.on_failure(trouble)
 
     def error(self, message: str, cause: Cause) -> LegError:
         return LegError(message, worker=self.worker_id, phase=self.phase, cause=cause)
@@ -137,6 +169,10 @@ class Answer:
         """Empty unless the worker encoded its answer although the request asked for `identity`."""
         encoding = self._headers.get(b"content-encoding", b"").decode("latin-1")
         return "" if encoding == "identity" else encoding
+
+    def relayed(self, rules: RelayedHeaders) -> dict[str, str]:
+        """What the client gets of the headers; to be asked before `reached_the_client`."""
+        return rules.of(self._headers, self._call.worker_id)
 
     @property
     def retry_after_s(self) -> float:

@@ -1,7 +1,7 @@
 """HTTP requests to workers, with a time-out on every step.
 
-Closing an answer before its end closes the connection, which tells vLLM to abort the request. When a worker is found
-dead, `hang_up` ends all requests to it at once, so that they need not wait for their time-outs.
+Closing an answer before its end closes the connection, which tells vLLM to abort the request. When probes find a worker
+dead, `hang_up` ends the requests that it has not begun to answer, so that they need not wait for their time-outs.
 
 A worker may close a kept connection just as a request is written to it. Such a request is sent again, over a new
 connection, only where the worker cannot have worked on it: see `_is_stale`.
@@ -17,8 +17,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from ..errors import LegError, Overloaded
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker, WorkerId
+from ..runtime.loop_watch import uptime_s
 from ..runtime.tls import Tls
-from .call import CONNECT, GONE, Answer, Call, Timeouts
+from .call import CONNECT, GONE, STREAM, TOO_OLD, UNASKABLE, Answer, Call, Timeouts
 from .connection import WorkerConnection
 from .pool import Origin, Pool
 
@@ -37,11 +38,23 @@ class Upstream:
     """All open requests, and the connections kept for more."""
 
     def __init__(
-        self, *, keepalive_s: float, tls: Tls | None = None, may_resend: Callable[[], bool] = lambda: True
+        self,
+        *,
+        keepalive_s: float,
+        tls: Tls | None = None,
+        key: str = "",
+        may_resend: Callable[[], bool] = lambda: True,
+        uptime: Callable[[], float] = uptime_s,
     ) -> None:
-        """may_resend: asked before a request is sent again; it may take that out of a budget."""
+        """key: sent to each trusted worker as `Authorization`; empty: the requests bring their own.
+
+        may_resend: asked before a request is sent again; it may take that out of a budget.
+        uptime: the clock of each call's `Expiry`.
+        """
+        self.uptime = uptime
         self._keepalive_s = keepalive_s
         self._tls = tls
+        self._authorization = {"authorization": f"Bearer {key}"} if key else {}
         self._may_resend = may_resend
         self._pools: dict[Origin, Pool] = {}
         self._calls: defaultdict[WorkerId, set[Call]] = defaultdict(set)
@@ -73,7 +86,8 @@ class Upstream:
         worker = call.worker
         pool = self._pool(worker)
         parts = (body,) if isinstance(body, bytes) else body
-        head = _head(method, path, worker.address, headers or {}, sum(map(len, parts)))
+        sent = {**(headers or {}), **self._authorization} if worker.is_trusted else headers or {}
+        head = _head_of(call, method, path, sent, sum(map(len, parts)))
         connect_s = min(timeouts.connect_s, ONCE_CONNECTS_S) if call.once else timeouts.connect_s
         call.phase = CONNECT
         self._calls[call.worker_id].add(call)
@@ -114,16 +128,45 @@ class Upstream:
         head: bytes,
         parts: tuple[bytes | memoryview, ...],
     ) -> Answer:
+        self._check_age(call, connection)
         call.sent(connection.loop.time())
         answer = Answer(connection, timeouts, call, self.forget)
         connection.send(answer, head, parts)
         try:
-            while not answer.status:
-                await answer.news(timeouts.first_s)
+            async with self._heard_in_time(call, connection):
+                while not answer.status:
+                    await answer.news(timeouts.first_s)
         except BaseException:
             answer.close()
             raise
         return answer
+
+    def _check_age(self, call: Call, connection: WorkerConnection) -> None:
+        if call.expiry is not None and self.uptime() >= call.expiry.send_by_s:
+            self._pool(call.worker).free(connection)
+            raise call.error(*TOO_OLD)
+
+    @contextlib.asynccontextmanager
+    async def _heard_in_time(self, call: Call, connection: WorkerConnection) -> AsyncIterator[None]:
+        """Ends a call whose handoff came to its worker too late, or may still come too late."""
+        if call.expiry is None:
+            yield
+            return
+        await asyncio.sleep(0)  # uvloop writes at the end of its round, which another task may have held up
+        left_s = call.expiry.heard_by_s - self.uptime()
+        if left_s <= 0:
+            raise call.error(*TOO_OLD)
+        call.patience_s = left_s / 2
+
+        def look() -> None:
+            if call.phase is Phase.SENT and (connection.has_undelivered or not call.has_arrived):
+                call.fail(TOO_OLD)
+
+        timer = connection.loop.call_later(left_s, look)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def examine(self, exc: LegError, worker: Worker) -> LegError:
         """The failure of a leg on this worker; `worker gone` for a reset where the worker now refuses connections."""
@@ -164,23 +207,36 @@ class Upstream:
         """Keeps `count` idle connections to each worker, so that a turn after a pause need not connect."""
         await asyncio.gather(*(self._pool(worker).warm(count, limit_s) for worker in workers))
 
-    def hang_up(self, worker: WorkerId) -> None:
+    def hang_up(self, worker: WorkerId, *, only_handoffs: bool = False) -> None:
+        """Ends requests whose clients have had no byte, or of them `only_handoffs` that may arrive late."""
         for call in tuple(self._calls.get(worker, ())):
-            call.give_up()
+            if call.phase is not STREAM and (call.may_arrive_late or not only_handoffs):
+                call.give_up()
+
+    def count_answers(self) -> list[WorkerId]:
+        """Workers that have sent some of an answer, other than a server's error, since this was last called."""
+        return [WorkerId(address) for (address, _), pool in self._pools.items() if pool.count_answers()]
+
+    def answers(self, worker: WorkerId) -> int:
+        """Changes while the worker answers."""
+        return sum(self._pools[origin].answers for origin in ((worker, False), (worker, True)) if origin in self._pools)
 
     def unheard(self, limit_s: float) -> list[WorkerId]:
-        """Workers that were sent a `once` call more than `limit_s` ago, and have answered nothing since."""
-        before_s = asyncio.get_running_loop().time() - limit_s
+        """Workers that were sent a `once` call more than `limit_s` ago, and have answered nothing since.
+
+        Sooner where the call's handoff is old already.
+        """
+        now_s = asyncio.get_running_loop().time()
         return [
             worker
             for worker, calls in self._calls.items()
-            if any(c.once and c.phase is Phase.SENT and not c.has_arrived and c.sent_s < before_s for c in calls)
+            if any(c.may_arrive_late and c.sent_s + min(limit_s, c.patience_s) < now_s for c in calls)
         ]
 
-    def heard(self, worker: WorkerId) -> None:
-        """The worker has just answered something, so what was sent to it before has arrived."""
+    def heard(self, worker: WorkerId, asked_s: float) -> None:
+        """The worker has answered what it was asked at `asked_s`, so it lives, and what was sent before has arrived."""
         for call in self._calls.get(worker, ()):
-            call.has_arrived = call.has_arrived or call.phase is Phase.SENT
+            call.has_arrived = call.has_arrived or (call.phase is Phase.SENT and call.sent_s <= asked_s)
 
     def forget(self, call: Call) -> None:
         calls = self._calls.get(call.worker_id)
@@ -195,9 +251,17 @@ class Upstream:
 
     def _new_pool(self, origin: Origin) -> Pool:
         if len(self._pools) > POOLS_KEPT:  # some belong to workers that are gone
-            self._pools = {origin: pool for origin, pool in self._pools.items() if pool.is_used}
+            kept = self._pools.items()
+            self._pools = {origin: pool for origin, pool in kept if pool.is_used or origin[0] in self._calls}
         pool = self._pools[origin] = Pool(origin, keepalive_s=self._keepalive_s, tls=self._tls if origin[1] else None)
         return pool
+
+
+def _head_of(call: Call, method: str, path: str, headers: Mapping[str, str], size: int) -> bytes:
+    try:
+        return _head(method, path, call.worker.address, headers, size)
+    except ValueError as exc:  # for the worker's coordinates, say
+        raise call.error(*UNASKABLE) from exc
 
 
 def _is_stale(exc: LegError, call: Call, kept: WorkerConnection) -> bool:

@@ -6,12 +6,17 @@ What is parsed goes straight to the answer that waits for it, without a task or 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import sys
+import termios
 from collections.abc import Iterable
 from typing import Protocol, cast
 
 import httptools
 
 HEAD_LIMIT_BYTES = 256 * 1024
+SERVER_ERROR = 500
 _CONTINUE = 200  # lower statuses are informational: the real answer follows
 _BODILESS = (204, 304)
 
@@ -42,6 +47,7 @@ class WorkerConnection(asyncio.Protocol):
         self._is_whole = False
         self._lasts_until_closed = False
         self._can_be_kept = False
+        self._is_good = False  # the answer under way is no error of a server
         self._has_head = False
         self._head_bytes = 0
         self._is_odd = False  # bytes came that belong to no request
@@ -50,6 +56,21 @@ class WorkerConnection(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether bytes of the request are still in this process."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+
+    @property
+    def has_undelivered(self) -> bool:
+        """Whether the worker's machine has not acknowledged all bytes of the request."""
+        if self._transport is None or self.has_unsent:
+            return self._transport is not None
+        with contextlib.suppress(OSError):  # it has just been closed
+            unacked = fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+            return int.from_bytes(unacked, sys.byteorder) > 0
+        return False
 
     @property
     def has_heard(self) -> bool:
@@ -103,6 +124,8 @@ class WorkerConnection(asyncio.Protocol):
         parts, is_whole = self._parts, self._is_whole
         if not parts and not is_whole:
             return
+        if self._is_good:
+            self._owner.has_answered = True
         self._parts = []
         if is_whole:
             self._free()
@@ -131,7 +154,7 @@ class WorkerConnection(asyncio.Protocol):
         self._is_whole = self._has_head = False
         self._head_bytes = 0
         # Bytes after the answer, or unsent bytes of the request, would corrupt the next exchange.
-        if self._is_odd or not self._can_be_kept or self._transport is None or self._transport.get_write_buffer_size():
+        if self._is_odd or not self._can_be_kept or self._transport is None or self.has_unsent:
             self.abort()
             return
         self._owner.free(self)
@@ -154,6 +177,9 @@ class WorkerConnection(asyncio.Protocol):
         if status < _CONTINUE:
             return
         self._status, self._has_head = status, True
+        self._is_good = status < SERVER_ERROR
+        if self._is_good:
+            self._owner.has_answered = True
         is_sized = b"content-length" in headers or b"transfer-encoding" in headers or status in _BODILESS
         self._lasts_until_closed = not is_sized
         if self._listener is not None:
@@ -174,6 +200,8 @@ class WorkerConnection(asyncio.Protocol):
 
 class Owner(Protocol):
     """The pool that a connection belongs to."""
+
+    has_answered: bool  # set when a part of an answer comes
 
     def free(self, connection: WorkerConnection) -> None: ...
 

@@ -21,6 +21,9 @@ Origin = tuple[str, bool]
 _RST_AT_CLOSE = struct.pack("ii", 1, 0)
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
 
+# A machine that vanished sends no reset. Its kernel fails these probes after 25 s, that of a busy engine answers them.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
 
 class Pool:
     """The idle connections to one origin. The last one used is taken first, so that surplus ones age and are closed."""
@@ -31,6 +34,8 @@ class Pool:
         self._port = int(port)
         self._tls = tls
         self._keepalive_s = keepalive_s
+        self.has_answered = False  # its worker has, since `count_answers`; set by the connections
+        self.answers = 0  # see `count_answers`
         self._loop = asyncio.get_running_loop()
         self._idle: dict[WorkerConnection, None] = {}  # the longest unused first
         self._retiring: asyncio.TimerHandle | None = None
@@ -38,6 +43,12 @@ class Pool:
     @property
     def is_used(self) -> bool:
         return bool(self._idle)
+
+    def count_answers(self) -> bool:
+        """Called once a second: whether the worker has sent some of an answer meanwhile. A server's error is none."""
+        has_answered, self.has_answered = self.has_answered, False
+        self.answers += has_answered
+        return has_answered
 
     def take(self) -> WorkerConnection | None:
         """An idle connection that is still good, or None."""
@@ -134,6 +145,10 @@ def _socket(family: int) -> socket.socket:
     made.setblocking(False)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST_AT_CLOSE)
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):  # not on every platform
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
     return made
 
 

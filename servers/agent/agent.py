@@ -82,6 +82,7 @@ def heartbeat_of(identity: Identity, status: EngineStatus, phase: AgentPhase) ->
         role=identity.role,
         http_address=identity.address,
         models=list(status.models),
+        aliases=status.aliases,
         engine=identity.engine,
         engine_version=status.version,
         connector=identity.connector,
@@ -201,7 +202,8 @@ class Agent:
         status = await probe(session, self._base_url, api_key=self._api_key, timeout_s=PROBE_S)
         if status.healthy and not status.scraped and self._last.healthy:
             # A busy engine may be late with its metrics; its last ones are better than none.
-            status = replace(status, metrics=self._last.metrics, models=status.models or self._last.models)
+            models = status if status.models else self._last
+            status = replace(status, metrics=self._last.metrics, models=models.models, aliases=models.aliases)
         if status.healthy:
             self._last = status
         return status

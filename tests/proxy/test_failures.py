@@ -25,7 +25,7 @@ from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.upstream.call import BROKEN, GONE, LATE, NOT_HTTP, UNREACHABLE, Call
 
 EVERY = tuple(product(Leg, Phase, Cause))
-STATUSES = (Cause.REQUEST, Cause.OVERLOADED, Cause.SERVER)
+STATUSES = (Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.OVERLOADED, Cause.SERVER)
 ANSWERING = (Leg.DECODE, Leg.LOCAL, Leg.REPLICA)
 IN_BODY = (Cause.MALFORMED, Cause.ERROR_EVENT, Cause.NO_HANDOFF)
 ENDS = (Cause.RESET, Cause.TIMEOUT, Cause.WORKER_GONE)
@@ -35,18 +35,27 @@ IMPOSSIBLE: tuple[tuple[tuple[Leg, ...], tuple[Phase, ...], tuple[Cause, ...], s
     (
         tuple(Leg),
         (Phase.QUEUE,),
-        (Cause.REFUSED, Cause.RESET, Cause.REQUEST, Cause.SERVER, *IN_BODY),
+        (Cause.REFUSED, Cause.RESET, Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.SERVER, *IN_BODY),
         "nobody was asked",
     ),
     (tuple(Leg), (Phase.CONNECT,), (Cause.RESET, *STATUSES, *IN_BODY), "nothing was asked yet"),
     (tuple(Leg), tuple(Phase)[2:], (Cause.REFUSED,), "there is a connection"),
     (tuple(Leg), (Phase.SENT,), (*STATUSES, Cause.ERROR_EVENT, Cause.NO_HANDOFF), "nothing of the answer is here"),
     (tuple(Leg), (Phase.HEADERS,), (Cause.ERROR_EVENT, Cause.NO_HANDOFF), "nothing of the body was read"),
-    (tuple(Leg), (Phase.FIRST_EVENT,), (*ENDS, Cause.SERVER), "it is here, and nothing is awaited; its status was 200"),
+    (
+        tuple(Leg),
+        (Phase.FIRST_EVENT,),
+        (*ENDS, Cause.UNKNOWN_MODEL, Cause.SERVER),
+        "it is here, and nothing is awaited; its status was 200",
+    ),
     ((Leg.PREFILL,), (Phase.FIRST_EVENT,), (Cause.DRAINING,), "D is asked at once"),
     (ANSWERING, (Phase.FIRST_EVENT, Phase.STREAM, Phase.AFTER), (Cause.NO_HANDOFF,), "only P hands over"),
+    (ANSWERING, (Phase.STREAM,), (Cause.WORKER_GONE,), "no probe ends a stream that runs"),
     (ANSWERING, (Phase.STREAM, Phase.AFTER), STATUSES, "its status was 200"),
     (ANSWERING, (Phase.AFTER,), (Cause.MALFORMED, Cause.ERROR_EVENT), "it was all there"),
+    ((Leg.PREFILL, Leg.LOCAL, Leg.REPLICA), tuple(Phase)[:5], (Cause.STALE_HANDOFF,), "only D is sent a handoff"),
+    ((Leg.LOCAL, Leg.REPLICA), tuple(Phase)[5:], (Cause.STALE_HANDOFF,), "only D is sent a handoff"),
+    ((Leg.DECODE,), (Phase.QUEUE, *tuple(Phase)[3:]), (Cause.STALE_HANDOFF,), "D has the KV, or nobody is asked"),
     ((Leg.PREFILL,), (Phase.STREAM, Phase.AFTER), tuple(set(Cause) - {Cause.REFUSED}), "no client gets P's answer"),
 )
 
@@ -76,7 +85,7 @@ TROUBLES = {
     Phase.CONNECT: (UNREACHABLE, LATE, GONE),
     Phase.SENT: (BROKEN, LATE, NOT_HTTP, GONE),
     Phase.HEADERS: (BROKEN, LATE, NOT_HTTP, GONE),
-    Phase.STREAM: (BROKEN, LATE, GONE),
+    Phase.STREAM: (BROKEN, LATE),
 }
 
 
@@ -91,13 +100,19 @@ def test_every_broken_connection_has_an_answer(phase: Phase, leg: Leg) -> None:
         assert (leg, failure.phase, failure.cause) in ROWS, (leg, failure.phase, failure.cause)
 
 
+def is_sent(leg: Leg, phase: Phase) -> bool:
+    """Whether the worker may know of the turn; a P that does not is done without."""
+    return leg is Leg.PREFILL or phase is not Phase.CONNECT
+
+
 CLAIMS = {
     "nothing is tried again that a client has read from": lambda leg, phase, cause, row: (
         phase not in (Phase.STREAM, Phase.AFTER)
         or row.client not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE, ClientGets.RELAYED)
     ),
     "what is not the worker's fault is not held against it": lambda leg, phase, cause, row: (
-        cause not in (Cause.REQUEST, Cause.CLIENT_GONE, Cause.DRAINING) or row.health is HealthEffect.UNTOUCHED
+        cause not in (Cause.REQUEST, Cause.UNKNOWN_MODEL, Cause.CLIENT_GONE, Cause.DRAINING)
+        or row.health is HealthEffect.UNTOUCHED
     ),
     "a busy worker has not failed": lambda leg, phase, cause, row: (
         cause is not Cause.OVERLOADED or row.health in (HealthEffect.PASSED_OVER, HealthEffect.UNTOUCHED)
@@ -138,7 +153,7 @@ CLAIMS = {
     "what fails before the client's first byte is tried elsewhere": lambda leg, phase, cause, row: (
         phase in (Phase.QUEUE, Phase.STREAM, Phase.AFTER)
         or cause not in (Cause.REFUSED, Cause.RESET, Cause.MALFORMED, Cause.SERVER, Cause.WORKER_GONE)
-        or row.client is ClientGets.ANOTHER
+        or row.client is (ClientGets.ANOTHER if is_sent(leg, phase) else ClientGets.ANOTHER_OR_QUEUE)
     ),
     "a worker that is gone opens its breaker at once": lambda leg, phase, cause, row: (
         cause not in (Cause.WORKER_GONE, Cause.REFUSED)

@@ -241,6 +241,7 @@ class FakeListener:
 class FakeOwner:
     def __init__(self) -> None:
         self.is_free = False
+        self.has_answered = False
         self.lost_count = 0
 
     def free(self, connection: WorkerConnection) -> None:

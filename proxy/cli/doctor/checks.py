@@ -5,11 +5,11 @@ The types are in `values`. The checks of the fleet and of the probe conversation
 
 from __future__ import annotations
 
-import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
-from ...config import Mode
+from ...config import Mode, is_loopback
+from ...health.probe import UNTRUSTED
 from .conversation import follow_ups_hit_the_cache, handoff_works, nothing_is_lost, prefill_computes, turns_are_answered
 from .fleet import (
     connectors_agree,
@@ -87,13 +87,6 @@ def heartbeats_are_guarded(facts: Facts) -> Iterator[Finding]:
         yield Finding(Level.WARN, check, said, "Set heartbeat_allow, or curve_port with its keys.")
 
 
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def admin_api_is_on(facts: Facts) -> Iterator[Finding]:
     check = "admin API"
     if facts.config is not None:
@@ -117,20 +110,32 @@ def admin_api_is_on(facts: Facts) -> Iterator[Finding]:
             yield Finding(Level.FAIL, check, said, "Look at the proxy's log.")
 
 
+GIVE_ADMIN_KEY = "Give a key: --admin-key or PPD_ADMIN_KEY, as the proxy's open_paths leave this path out."
+
+
+def _how_to_reach(error: str) -> str:
+    if error.startswith(UNTRUSTED):
+        return "Set SSL_CERT_FILE to the authority that signed it, and name the proxy as its certificate does."
+    if error.endswith(("answered 401", "answered 403")):
+        return GIVE_ADMIN_KEY
+    return "Start it with `ppd serve`, or correct --proxy."
+
+
 def proxy_answers(facts: Facts) -> Iterator[Finding]:
     proxy = facts.proxy
     if proxy is None:
         return
     if proxy.error:
-        remedy = "Start it with `ppd serve`, or correct --proxy."
-        yield Finding(Level.FAIL, "proxy", f"no proxy at {proxy.address}: {proxy.error}", remedy)
+        yield Finding(Level.FAIL, "proxy", f"no proxy at {proxy.address}: {proxy.error}", _how_to_reach(proxy.error))
         return
     yield Finding(Level.OK, "proxy", f"{proxy.address} answers")
     if proxy.ready_status == 200:
         yield Finding(Level.OK, "ready", f"can serve by {', '.join(proxy.ways)}")
     else:
         said = f"/ready answered {proxy.ready_status}" if proxy.ready_status else "/ready did not answer in time"
-        yield Finding(Level.FAIL, "ready", said, "Start a D or an R: the proxy knows none that is up.")
+        wants_key = proxy.ready_status in (401, 403)
+        remedy = GIVE_ADMIN_KEY if wants_key else "Start a D or an R: the proxy knows none that is up."
+        yield Finding(Level.FAIL, "ready", said, remedy)
 
 
 Check = Callable[[Facts], Iterable[Finding]]

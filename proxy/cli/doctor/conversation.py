@@ -36,6 +36,8 @@ def _answered(check: str, turn: TurnFact, number: int) -> Finding:
     if turn.status != 200:
         what = f"answered with {turn.status}" if turn.status else "not answered"
         remedy = "Look up the request in the logs of the proxy and of its workers."
+        if turn.status in (401, 403):
+            remedy = "Give a key: --client-key or PPD_CLIENT_KEY; the proxy's keys_file says who may ask for what."
         return Finding(Level.FAIL, check, f"{what}: {turn.error}", remedy)
     workers = f"{turn.prefill} -> {turn.decode}" if turn.prefill else turn.decode
     cached = "unknown" if turn.cached_tokens is None else turn.cached_tokens

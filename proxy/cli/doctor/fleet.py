@@ -9,6 +9,7 @@ from ...connectors import CONNECTORS, can_pair
 from ...connectors.p2p_nccl import ADDRESS
 from ...connectors.prefill import engine_version
 from ...fleet.worker import Role
+from ...health.probe import UNTRUSTED
 from .values import Facts, Finding, Level, WorkerFact
 
 P2P_NCCL_ENDED = (0, 24)  # the first vLLM version without this connector
@@ -39,15 +40,22 @@ def _no_workers(check: str, facts: Facts) -> Finding:
 def _troubles(check: str, fact: WorkerFact) -> Iterator[Finding]:
     """If a proxy reports the worker's state, that counts: the worker may be unreachable only from here."""
     who = f"{fact.name} at {fact.worker.address}"
-    if fact.state == "down" or (not fact.state and not fact.reachable):
+    why = f": {fact.why}" if fact.why else ""
+    if fact.why.startswith(UNTRUSTED):
+        remedy = "Set worker_ca_file to the authority that signed it, and name the worker as its certificate does."
+        yield Finding(Level.FAIL, check, f"{who} cannot be spoken to{why}", remedy)
+    elif fact.wants_key and not fact.state:  # without a proxy that speaks to it: its key is the config's
+        remedy = "Give a key: set worker_api_key, or PPD_WORKER_API_KEY, to the engine's --api-key."
+        yield Finding(Level.FAIL, check, f"{who} wants a key, or another one", remedy)
+    elif fact.state == "down" or (not fact.state and not fact.reachable):
         remedy = "Start the engine, or correct its address; a firewall between the proxy and it looks the same."
-        yield Finding(Level.FAIL, check, f"{who} is not reachable", remedy)
+        yield Finding(Level.FAIL, check, f"{who} is not reachable{why}", remedy)
     elif not fact.reachable:
         remedy = "Run the doctor where the engines can be reached, to see what their metrics say."
         yield Finding(Level.WARN, check, f"{who} does not answer here, though the proxy calls it {fact.state}", remedy)
     elif not fact.healthy:
         remedy = "Read the end of the engine's log: it answers, but its /health does not say 200, so it starts or died."
-        yield Finding(Level.FAIL, check, f"{who} is not healthy", remedy)
+        yield Finding(Level.FAIL, check, f"{who} is not healthy{why}", remedy)
     elif fact.state == "draining":
         remedy = f'If nobody is stopping it: PATCH /admin/workers/{fact.name} with {{"draining": false}}.'
         yield Finding(Level.WARN, check, f"{who} is draining and takes no new turns", remedy)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
+import ssl
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +25,8 @@ from ...discovery.heartbeat_listener import curve_keys
 from ...discovery.static_workers import static_workers
 from ...errors import ConfigError, PPDError
 from ...fleet.worker import Role, Worker
-from ...health.probe import EngineStatus, probe
+from ...health.probe import EngineStatus, probe, reason_of
+from ...runtime.tls import worker_tls
 from ..table_view import CellCounts
 from .values import ConfigFact, EngineCounts, Facts, PortFact, ProxyFact, WorkerFact
 
@@ -83,13 +85,7 @@ class ProxyClient:
         except TimeoutError:
             return Said(0, error=f"no answer in {timeout_s:g} s")
         except (aiohttp.ClientError, OSError) as exc:
-            return Said(0, error=_reason(exc))
-
-
-def _reason(exc: Exception) -> str:
-    """The operating system's message if there is one, as aiohttp's may repeat the URL."""
-    error = getattr(exc, "os_error", exc)
-    return getattr(error, "strerror", None) or type(exc).__name__
+            return Said(0, error=reason_of(exc, timeout_s))
 
 
 # -- a config
@@ -98,10 +94,10 @@ def _reason(exc: Exception) -> str:
 async def facts_of_config(session: aiohttp.ClientSession, path: Path, flags: Mapping[str, object]) -> Facts:
     try:
         config = build(path, flags)
-        named = _named(static_workers(config))
+        named, tls = _named(static_workers(config)), worker_tls(config).context
     except PPDError as exc:
         return Facts(config_error=str(exc))
-    workers = await look_at(session, named, api_key=config.worker_api_key)
+    workers = await look_at(session, named, api_key=config.worker_api_key, tls=tls)
     return Facts(config=_config_fact(config), workers=workers)
 
 
@@ -241,23 +237,25 @@ def _listed(admin: Said) -> list[WorkerFact] | None:
 
 
 async def look_at(
-    session: aiohttp.ClientSession, workers: Iterable[WorkerFact], *, api_key: str
+    session: aiohttp.ClientSession, workers: Iterable[WorkerFact], *, api_key: str, tls: ssl.SSLContext | None = None
 ) -> tuple[WorkerFact, ...]:
-    return tuple(await asyncio.gather(*(_look(session, fact, api_key) for fact in workers)))
+    return tuple(await asyncio.gather(*(_look(session, fact, api_key, tls) for fact in workers)))
 
 
-async def _look(session: aiohttp.ClientSession, fact: WorkerFact, api_key: str) -> WorkerFact:
-    base_url = f"http://{fact.worker.address}"
-    status = await probe(session, base_url, api_key=api_key)
+async def _look(
+    session: aiohttp.ClientSession, fact: WorkerFact, api_key: str, tls: ssl.SSLContext | None
+) -> WorkerFact:
+    status = await probe(session, fact.worker.base_url, api_key=api_key, tls=tls)
     if status.healthy:
         return seen(fact, status)
-    return replace(fact, healthy=False, reachable=await _answers(session, base_url))
+    answers = await _answers(session, fact.worker.base_url, tls)
+    return replace(fact, healthy=False, reachable=answers, why=status.why, wants_key=status.wants_key)
 
 
-async def _answers(session: aiohttp.ClientSession, base_url: str) -> bool:
+async def _answers(session: aiohttp.ClientSession, base_url: str, tls: ssl.SSLContext | None) -> bool:
     """Whether an HTTP server answers, with any status."""
     try:
-        async with asyncio.timeout(ASK_S), session.get(f"{base_url}/health"):
+        async with asyncio.timeout(ASK_S), session.get(f"{base_url}/health", ssl=tls or True):
             return True
     except (aiohttp.ClientError, OSError, TimeoutError):
         return False
@@ -275,6 +273,7 @@ def seen(fact: WorkerFact, status: EngineStatus) -> WorkerFact:
         ),
         reachable=True,
         healthy=True,
+        wants_key=status.wants_key,
         prefix_caching=metrics.prefix_caching,
         load=metrics.load if metrics.counters else None,
         counts=counts_of(metrics.counters) if metrics.counters else None,

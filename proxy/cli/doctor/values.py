@@ -103,6 +103,8 @@ class WorkerFact:
     state: str = ""  # reported by the proxy: up, draining or down; empty without a proxy
     reachable: bool = True  # it answered a request from here, with any status
     healthy: bool = True  # its /health answered 200 here
+    why: str = ""  # it is not healthy, as seen from here
+    wants_key: bool = False  # it answered 401 or 403 here
     prefix_caching: bool | None = None  # according to its metrics; None: they do not tell
     load: Load | None = None
     counts: EngineCounts | None = None  # since its start

@@ -97,6 +97,19 @@ class ChatCompletions(_OpenAI):
         }
 
 
+class BatchChatCompletions(ChatCompletions):
+    """Several conversations at once, one choice each; never streamed."""
+
+    def read(self, body: JsonBody, config: SimConfig) -> Generation:
+        if body.flag("stream") or body.raw("tools") or (body.integer("n", least=1) or 1) > 1:
+            raise BadRequest("Batch chat completions support neither streaming nor tools, and n must be 1.")
+        batch = body.raw("messages")
+        if not isinstance(batch, list) or not batch:
+            raise BadRequest("messages must be a list of conversations.", "messages")
+        prompts = tuple(chat_prompt(body.with_members(messages=messages)) for messages in batch)
+        return read_generation(body, config, prompts, limits=("max_completion_tokens", "max_tokens"))
+
+
 class Completions(_OpenAI):
     id_prefix = "cmpl-"
     object = "text_completion"

@@ -88,12 +88,17 @@ class InjectedFault:
         body = msgspec.json.encode(payload)
         if order is not None and order.kind is FaultKind.BODY:
             body = order.body.encode()
-        if order is not None and order.kind is FaultKind.SLOW:
+        is_late = order is not None and order.kind is FaultKind.SLOW
+        if order is not None and is_late and order.phase is not FaultPhase.HEAD:
             await asyncio.sleep(order.delay_s)
-        if order is not None and order.kind in _BREAKS:
+        elif order is not None and (is_late or order.kind in _BREAKS):
             head = {"Content-Type": "application/json", "Content-Length": str(len(body))}
             response = web.StreamResponse(headers=head)
             await response.prepare(self._request)
+            if is_late:
+                await asyncio.sleep(order.delay_s)
+                await response.write(body)
+                return response
             if order.phase is not FaultPhase.HEAD:
                 await response.write(body[: len(body) // 2])
             await self._strike(order, response)

@@ -28,6 +28,21 @@ def embeddings(body: JsonBody, config: SimConfig) -> dict[str, Any]:
     return _answer(body, config, prompts, data=data)
 
 
+def embed(body: JsonBody, config: SimConfig) -> dict[str, Any]:
+    """Cohere's form of embeddings."""
+    texts = body.texts("texts")
+    if not texts:
+        raise BadRequest("Exactly one of texts, images, or inputs must be provided, and it must be non-empty.", "texts")
+    served_model(body, config)
+    return {
+        "id": "embd-" + _digest(repr(texts)).hex()[:16],
+        "embeddings": {"float": [_vector(text) for text in texts]},
+        "texts": list(texts),
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": sum(map(len, texts))}},
+        "response_type": "embeddings_by_type",
+    }
+
+
 def pooling(body: JsonBody, config: SimConfig) -> dict[str, Any]:
     prompts = _inputs(body, config)
     data = [{"index": at, "object": "pooling", "data": _vector(decode(prompt))} for at, prompt in enumerate(prompts)]

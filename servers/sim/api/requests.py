@@ -13,7 +13,8 @@ from ..core.sequence import Generation, Sampling
 from ..core.tokens import VOCABULARY_SIZE
 
 _MAX_CHOICES = 128
-_MAX_SALT = 1024
+_MAX_SALT = 128
+_NOT_IN_SALTS = "@/\\\0"  # they could steer cache backends
 
 
 class JsonBody:
@@ -31,6 +32,9 @@ class JsonBody:
         if not isinstance(fields, dict):
             raise BadRequest("The body must be a JSON object.")
         return cls(fields)
+
+    def with_members(self, **members: Any) -> JsonBody:
+        return JsonBody(self._fields | members)
 
     def raw(self, name: str) -> Any:
         return self._fields.get(name)
@@ -102,15 +106,15 @@ def read_generation(
     if not stream and body.raw("stream_options") is not None:
         raise BadRequest("Stream options can only be defined when `stream=True`.", "stream_options")
     salt = body.text("cache_salt")
-    if salt is not None and not 1 <= len(salt) <= _MAX_SALT:
-        raise BadRequest(f"cache_salt must have 1 to {_MAX_SALT} characters.", "cache_salt")
+    if salt is not None and (not 1 <= len(salt) <= _MAX_SALT or any(char in salt for char in _NOT_IN_SALTS)):
+        raise BadRequest(f"cache_salt must have 1 to {_MAX_SALT} characters and none of @, / and \\.", "cache_salt")
     choices = body.integer("n", least=1) or 1
     if choices > _MAX_CHOICES:
         raise BadRequest(f"n must be at most {_MAX_CHOICES}.", "n")
     asked = [value for name in limits if (value := body.integer(name, least=1)) is not None]
     return Generation(
         model=model,
-        namespace=Namespace(config.model, model if model != config.model else None, salt),
+        namespace=Namespace(config.model, model if model in config.loras else None, salt),
         prompts=prompts,
         choices=choices,
         sampling=_sampling(body, _limit(config, prompts, asked[0] if asked else None, default_limit), stop),

@@ -6,23 +6,29 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..core.config import SimConfig
-from ..core.errors import SimError, UnknownName
+from ..core.errors import SimError
 from ..core.sequence import Finish, Generation
 from ..engine.deltas import Delta
 from .prompts import responses_prompt
 from .reply import Reply, data_event, named_event, openai_error
 from .requests import JsonBody, read_generation
+from .response_store import ResponseStore, input_items
 
 
 class Responses:
-    """Stores no response: a previous_response_id is unknown, as on a vLLM server without a store."""
-
     id_prefix = "resp_"
 
+    def __init__(self, store: ResponseStore | None = None) -> None:
+        self._store = store or ResponseStore()
+
     def read(self, body: JsonBody, config: SimConfig) -> Generation:
-        if previous := body.text("previous_response_id"):
-            raise UnknownName(f"Response with id '{previous}' not found.", "previous_response_id")
-        return read_generation(body, config, (responses_prompt(body),), limits=("max_output_tokens",))
+        history = self._store.history(body)
+        prompt = responses_prompt(body.with_members(input=[*history, *input_items(body)]) if history else body)
+        return read_generation(body, config, (prompt,), limits=("max_output_tokens",))
+
+    def queued(self, reply: Reply) -> dict[str, Any]:
+        """What a client gets at once of a response that is made in the background."""
+        return _head(reply, "queued") | {"output": [], "usage": None}
 
     def whole(self, reply: Reply) -> dict[str, Any]:
         is_cut = reply.choices[0].finish is Finish.LENGTH

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -18,12 +19,13 @@ from ..engine.deltas import DeltaStream
 from ..engine.engine import Received, SimEngine
 from ..engine.metrics import CONTENT_TYPE
 from . import pooling
-from .completions import ChatCompletions, Completions, read_prompts
+from .completions import BatchChatCompletions, ChatCompletions, Completions, read_prompts
 from .fault_injection import Ended, InjectedFault
 from .messages import Messages
-from .prompts import chat_prompt
+from .prompts import chat_prompt, messages_prompt
 from .reply import Dialect, Reply, openai_error
-from .requests import JsonBody
+from .requests import JsonBody, served_model
+from .response_store import ResponseStore
 from .responses import Responses
 
 VERSION = "0.33.0"  # the vLLM release whose wire format this follows
@@ -40,9 +42,14 @@ def create_app(engine: SimEngine) -> web.Application:
     app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[server.guard, server.answer_errors])
     get, post = app.router.add_get, app.router.add_post
     post("/v1/chat/completions", server.generates(ChatCompletions()))
+    post("/v1/chat/completions/batch", server.generates(BatchChatCompletions()))
     post("/v1/completions", server.generates(Completions()))
-    post("/v1/responses", server.generates(Responses()))
+    post("/v1/responses", server.generates(Responses(server.responses)))
+    get("/v1/responses/{id}", server.read_response)
+    post("/v1/responses/{id}/cancel", server.cancel_response)
     post("/v1/messages", server.generates(Messages()))
+    post("/v1/messages/count_tokens", server.count_tokens)
+    post("/v2/embed", server.pools(pooling.embed))
     post("/v1/embeddings", server.pools(pooling.embeddings))
     post("/pooling", server.pools(pooling.pooling))
     post("/classify", server.pools(pooling.classify))
@@ -55,6 +62,7 @@ def create_app(engine: SimEngine) -> web.Application:
     post("/detokenize", server.detokenize)
     get("/v1/models", server.models)
     get("/version", server.version)
+    get("/load", server.load)
     get("/metrics", server.metrics)
     get("/health", server.health)
     get("/ping", server.health)
@@ -70,6 +78,7 @@ class _Server:
     def __init__(self, engine: SimEngine) -> None:
         self._engine = engine
         self._config = engine.config
+        self.responses = ResponseStore(is_on=engine.config.stores_responses)
 
     @web.middleware
     async def guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -134,6 +143,17 @@ class _Server:
         limit = self._config.max_model_len
         return _json({"count": len(tokens), "max_model_len": limit, "tokens": list(tokens), "token_strs": texts})
 
+    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = await _body(request)
+            served_model(body, self._config)
+            return _json({"input_tokens": len(messages_prompt(body))})
+        except SimError as error:
+            return _json(Messages().error(error), status=error.status)
+
+    async def load(self, request: web.Request) -> web.StreamResponse:
+        return _json({"server_load": len(list(self._engine.scheduler.sequences))})
+
     async def detokenize(self, request: web.Request) -> web.StreamResponse:
         return _json({"prompt": decode((await _body(request)).token_ids("tokens"))})
 
@@ -145,9 +165,9 @@ class _Server:
                 "object": "model",
                 "created": int(self._engine.started_at),
                 "owned_by": "vllm",
-                "root": name,
-                "parent": None if name == own else own,
-                "max_model_len": self._config.max_model_len if name == own else None,
+                "root": name if name in self._config.loras else own,
+                "parent": own if name in self._config.loras else None,
+                "max_model_len": None if name in self._config.loras else self._config.max_model_len,
                 "permission": [],
             }
             for name in self._config.names
@@ -181,15 +201,43 @@ class _Server:
         except SimError:
             self._engine.decline(body.raw("kv_transfer_params"))
             raise
-        given = request.headers.get("X-Request-Id") or body.text("request_id") or self._engine.new_id()
-        reply = Reply(dialect.id_prefix + given, int(time.time()), generation)
+        reply = Reply(self._id(request, body, dialect), int(time.time()), generation)
+        if isinstance(dialect, Responses) and self.responses.runs_in_background(body):
+            self.responses.run(dialect.queued(reply), self._finish(body, dialect, reply))
+            return _json(self.responses.read(reply.id))
         async with self._engine.generate(generation, reply.id, abort_after=fault.abort_after) as deltas:
             if generation.stream:
-                return await self._stream(request, dialect, reply, deltas, fault)
+                streamed = await self._stream(request, dialect, reply, deltas, fault)
+                self._keep(body, dialect, reply)
+                return streamed
             fault.before_whole()
             async for delta in deltas:
                 reply.add(delta)
+        self._keep(body, dialect, reply)
         return await fault.whole(dialect.whole(reply))
+
+    def _id(self, request: web.Request, body: JsonBody, dialect: Dialect) -> str:
+        own = body.text("request_id")
+        if isinstance(dialect, Responses):  # which reads no header, and takes the body's as it is
+            return own or dialect.id_prefix + self._engine.new_id()
+        return dialect.id_prefix + (request.headers.get("X-Request-Id") or own or self._engine.new_id())
+
+    def _keep(self, body: JsonBody, dialect: Dialect, reply: Reply) -> None:
+        if isinstance(dialect, Responses) and reply.choices[0].finish is not None:
+            self.responses.keep(body, dialect.whole(reply) | {"kv_transfer_params": None})
+
+    async def _finish(self, body: JsonBody, dialect: Dialect, reply: Reply) -> None:
+        with suppress(SimError):  # a dead engine leaves it queued
+            async with self._engine.generate(reply.generation, reply.id) as deltas:
+                async for delta in deltas:
+                    reply.add(delta)
+            self._keep(body, dialect, reply)
+
+    async def read_response(self, request: web.Request) -> web.StreamResponse:
+        return _json(self.responses.read(request.match_info["id"]))
+
+    async def cancel_response(self, request: web.Request) -> web.StreamResponse:
+        return _json(self.responses.cancel(request.match_info["id"]))
 
     async def _stream(
         self, request: web.Request, dialect: Dialect, reply: Reply, deltas: DeltaStream, fault: InjectedFault

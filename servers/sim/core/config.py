@@ -26,6 +26,7 @@ class SimConfig:
     host: str = "127.0.0.1"
     port: int = 0  # 0: a free one
     model: str = "sim"
+    aliases: tuple[str, ...] = ()  # further names of the model
     loras: tuple[str, ...] = ()  # further model names, each with answers of its own
     seed: int = 0
     block_size: int = 16  # tokens per KV block
@@ -43,6 +44,7 @@ class SimConfig:
     kv_events_endpoint: str = ""  # empty: none; with * it is bound, else connected
     kv_events_topic: str = ""
     api_key: str = ""  # empty: open
+    stores_responses: bool = False  # as vLLM with VLLM_ENABLE_RESPONSES_API_STORE=1
     allow_faults: bool = False  # POST /faults
     fatal_text: str = ""  # a request that holds it ends the engine, as by SIGKILL; empty: none does
     keep_requests: int = 0  # how many of the latest requests `SimEngine.received` keeps
@@ -67,4 +69,4 @@ class SimConfig:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (self.model, *self.loras)
+        return (self.model, *self.aliases, *self.loras)

@@ -27,7 +27,7 @@ class FaultKind(StrEnum):
     CLOSE = "close"  # the connection ends with FIN, in the middle of a body
     KILL = "kill"  # as by SIGKILL: port, side channel and memory are gone at once
     ABORT = "abort"  # the engine ends the answer with finish_reason abort
-    SLOW = "slow"  # `delay_s` before each event, or before an answer that is not streamed
+    SLOW = "slow"  # `delay_s` before each event, or before an answer that is not streamed (HEAD: after its head)
     HANDOFF = "handoff"  # P answers without kv_transfer_params, or without its `member`
     LOAD = "load"  # D fails to load the KV of a handoff, and follows its load failure policy
 

@@ -202,7 +202,8 @@ class SimEngine:
         return read_transfer(params) if self.config.transfers_kv else Transfer()
 
     def _sequences(self, generation: Generation, request_id: str, transfer: Transfer) -> list[Sequence]:
-        key = hashlib.sha256(f"{generation.model}:{self.config.seed}".encode()).digest()
+        model = generation.model if generation.model in self.config.loras else self.config.model
+        key = hashlib.sha256(f"{model}:{self.config.seed}".encode()).digest()
         return [
             Sequence(
                 id=f"{request_id}-{self._new_id()[:8]}",

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from itertools import product
 
+from ppd.proxy.config import ProxyConfig
 from ppd.proxy.failures import ROWS, Cause, Failure, FailureRule, Leg, Phase
 from ppd.servers.sim.api.reply import openai_error
 from ppd.servers.sim.core.errors import OrderedError
@@ -17,6 +18,7 @@ from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Ord
 from ppd.servers.sim.engine.engine import SimEngine
 from tests.e2e.failures.fleet import FaultFleet, Seen
 
+HANDOFF_MAX_AGE_S = ProxyConfig().handoff_max_age_s
 SOME_EVENTS = 4  # of a stream, so that the client has some of its text
 RETRY_AFTER_S = 7
 
@@ -82,6 +84,7 @@ class Provocation:
     is_freed: whether P is rid of the KV before its lease ends; not so where a stand-in takes the place of a D, or where
     only P knows that it pins anything.
     own: the worker's own error, as JSON, where it answers one.
+    leaps_s: what passes until the proxy's clock for the age of handoffs is read, the first time, the second, ...
     is_death: the worker's process has ended by this, so that it returns as another incarnation.
     """
 
@@ -91,6 +94,7 @@ class Provocation:
     is_freed: bool = True
     variant: str = ""
     own: str = ""
+    leaps_s: tuple[float, ...] = ()
     is_death: bool = False
 
 
@@ -164,6 +168,11 @@ def raw(answer: bytes) -> Arm:
 
 
 @asynccontextmanager
+async def well(_: SimEngine) -> AsyncIterator[None]:
+    yield
+
+
+@asynccontextmanager
 async def wedged(engine: SimEngine) -> AsyncIterator[None]:
     """No KV comes from any P, while it goes on answering /health."""
     engine.faults = Faults(wedge=["*"])
@@ -233,6 +242,12 @@ def error(status: int) -> str:
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nConnection: close\r\n"
 NOT_HTTP = b"SSH-2.0-OpenSSH_9.6\r\n\r\n"
 ENDLESS = _HEAD % b"application/json" + b"Content-Length: 1000000000000\r\n\r\n{"
+_NO_MODEL = b'{"error":{"message":"The model `sim` does not exist.","type":"NotFoundError","param":"model","code":404}}'
+UNLOADED = (
+    b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    % (len(_NO_MODEL))
+    + _NO_MODEL
+)
 ODD_EVENT = "data: {odd\n\n"
 _CHUNK = 'data: {"id": "x", "choices": [{"index": 0, "delta": {"content": "%s"}, "finish_reason": %s}]}\n\n'
 _USAGE = 'data: {"id": "x", "choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}\n\n'
@@ -247,6 +262,8 @@ _Where = tuple[tuple[Leg, ...], tuple[bool, ...], Phase]
 
 def _connect() -> Iterator[tuple[_Where, Cause, Provocation]]:
     where = (_EVERY, _BOTH, Phase.CONNECT)
+    # The clock is read as P is asked, before D is sent the handoff, and after.
+    yield (_D, _BOTH, Phase.CONNECT), Cause.STALE_HANDOFF, Provocation(well, leaps_s=(0.0, HANDOFF_MAX_AGE_S))
     yield where, Cause.REFUSED, Provocation(closed, is_death=True)
     yield where, Cause.TIMEOUT, Provocation(deaf)
     yield where, Cause.WORKER_GONE, Provocation(deaf, begun, is_found_dead, is_death=True)
@@ -255,6 +272,7 @@ def _connect() -> Iterator[tuple[_Where, Cause, Provocation]]:
 
 def _sent() -> Iterator[tuple[_Where, Cause, Provocation]]:
     where, hung = (_EVERY, _BOTH, Phase.SENT), ordered(FaultKind.HANG)
+    yield (_D, _BOTH, Phase.SENT), Cause.STALE_HANDOFF, Provocation(hung, leaps_s=(0.0, 0.0, 1.4 * HANDOFF_MAX_AGE_S))
     yield where, Cause.RESET, Provocation(ordered(FaultKind.RESET))
     yield where, Cause.TIMEOUT, Provocation(hung)
     yield (_D, _WHOLE, Phase.SENT), Cause.TIMEOUT, Provocation(wedged, variant="wedged")
@@ -278,6 +296,7 @@ def _headers() -> Iterator[tuple[_Where, Cause, Provocation]]:
         busy = ordered(FaultKind.ERROR, status=status, retry_after_s=RETRY_AFTER_S)
         yield where, Cause.OVERLOADED, Provocation(busy, variant=str(status))
     yield where, Cause.REQUEST, Provocation(ordered(FaultKind.ERROR, status=422), own=ORDERED)
+    yield where, Cause.UNKNOWN_MODEL, Provocation(raw(UNLOADED), is_freed=False)
     yield (_P, _BOTH, Phase.HEADERS), Cause.MALFORMED, Provocation(raw(ENDLESS))
     yield (_ANSWERING, _WHOLE, Phase.HEADERS), Cause.MALFORMED, Provocation(raw(ENDLESS))
 
@@ -316,7 +335,6 @@ def _mid_stream() -> Iterator[tuple[_Where, Cause, Provocation]]:
     yield where, Cause.ERROR_EVENT, Provocation(failing, own=json.dumps(openai_error(OrderedError(500))))
     odd = raw(_HEAD % b"text/event-stream" + b"\r\n" + ODD_STREAM.encode())
     yield where, Cause.MALFORMED, Provocation(odd, is_freed=False)
-    yield where, Cause.WORKER_GONE, Provocation(hung, first_bytes, is_found_dead, is_death=True)
     yield where, Cause.CLIENT_GONE, Provocation(hung, first_bytes, leaves)
 
 

@@ -52,6 +52,18 @@ class Clock:
         self._ahead_s += seconds
 
 
+class Uptime:
+    """The proxy's clock for the age of handoffs: real seconds, and a leap at each reading while there is one."""
+
+    def __init__(self) -> None:
+        self.leaps_s: list[float] = []
+        self._ahead_s = 0.0
+
+    def __call__(self) -> float:
+        self._ahead_s += self.leaps_s.pop(0) if self.leaps_s else 0.0
+        return time.monotonic() + self._ahead_s
+
+
 @dataclass(slots=True)
 class Seen:
     """What a client has of an answer so far."""
@@ -112,6 +124,7 @@ class FaultFleet(Fleet):
     """A fleet, and one engine beside it that nothing ever happens to: `reference`."""
 
     clock: Clock = field(default_factory=Clock)
+    uptime: Uptime = field(default_factory=Uptime)
 
     settings: ClassVar[Mapping[str, Any]] = {**HASTY, "mode": Mode.ALWAYS_SPLIT}
     engine_settings: ClassVar[Mapping[str, Any]] = {"keep_requests": 100_000, "shutdown_s": 0.05}
@@ -122,6 +135,7 @@ class FaultFleet(Fleet):
         cls, names: str = "", *, engine: Mapping[str, Any] | None = None, **settings: Any
     ) -> AsyncIterator[Self]:
         async with super().of(**settings) as made:
+            made.proxy.upstream.uptime = made.uptime
             made.engines["reference"] = await start_engine(made.stack, "R")
             for name in names.split():
                 await made.add(name, **(engine or {}))

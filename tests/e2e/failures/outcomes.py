@@ -95,6 +95,7 @@ async def strike(field: FaultFleet, talk: Talk, case: Case, provocation: Provoca
     forced = Route.LOCAL if case.leg is Leg.LOCAL else None
     body, seen = talk.body(stream=case.stream), Seen()
     async with provocation.arm(field.engines[name]):
+        field.uptime.leaps_s = list(provocation.leaps_s)
         asking = asyncio.create_task(field.ask(body, seen, forced))
         if provocation.moment is not None and provocation.act is not None:
             moment, under_way = provocation.moment, Strike(field, case, name, asking, seen, received[name])
@@ -142,7 +143,7 @@ def is_last_hope(out: Outcome) -> bool:
 
 def another(out: Outcome) -> None:
     if is_last_hope(out):
-        failed(out, 504 if out.case.cause is Cause.TIMEOUT else 502)
+        failed(out, {Cause.TIMEOUT: 504, Cause.UNKNOWN_MODEL: 404}.get(out.case.cause, 502))
         return
     answered(out)
     used = {leg.worker for leg in out.legs if leg.error is None}
@@ -202,8 +203,17 @@ def nothing(out: Outcome) -> None:
         assert b"error" not in out.seen.body
 
 
+def afresh(out: Outcome) -> None:
+    answered(out)
+    assert out.kinds == [Leg.PREFILL, Leg.DECODE] * 2
+    assert out.legs[0].worker == out.legs[2].worker, "which has the prompt in its cache"
+    told(out)
+
+
+_GO_ON = (ClientGets.GOES_ON, ClientGets.AFRESH)  # the worker that failed may answer in the end
 GETS: dict[ClientGets, Callable[[Outcome], None]] = {
     ClientGets.ANOTHER: another,
+    ClientGets.AFRESH: afresh,
     ClientGets.ANOTHER_OR_QUEUE: another_or_queue,
     ClientGets.RELAYED: relayed,
     ClientGets.TIMED_OUT: timed_out,
@@ -335,7 +345,7 @@ def check_residency(out: Outcome) -> None:
     assert summary.turn == (2 if is_complete else 1)
     holder = out.legs[-1].worker if is_complete else out.first.decode
     assert summary.decode == out.field.worker(holder)
-    goes_on = out.case.row.client is ClientGets.GOES_ON
+    goes_on = out.case.row.client in _GO_ON
     is_learnt = is_complete and holder == out.name and not goes_on
     assert (out.case.row.residency is ResidencyEffect.LEARNT) == is_learnt
     check_belief(out, ResidencyEffect.LEARNT if is_learnt else ResidencyEffect.UNCHANGED)
@@ -347,7 +357,7 @@ def check_belief(out: Outcome, residency: ResidencyEffect) -> None:
     if worker != out.field.worker(out.name):
         assert out.receipt.outcome == "completed", "only an answer moves a session"
         return
-    if out.case.row.client is ClientGets.GOES_ON:
+    if out.case.row.client in _GO_ON:
         return  # what the rest of the turn has taught stands in its place
     match residency:
         case ResidencyEffect.FALLS:

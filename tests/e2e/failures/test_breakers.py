@@ -309,7 +309,7 @@ async def test_turns_on_a_worker_that_fell_silent_go_elsewhere(start_fleet: Any,
 
 
 async def test_a_stream_from_a_worker_that_fell_silent_ends_with_an_error(start_fleet: Any) -> None:
-    async with start_fleet("R1", probe_interval_s=0.05, **REPLICA) as fleet:
+    async with start_fleet("R1", probe_interval_s=0.05, idle_timeout_s=0.3, **REPLICA) as fleet:
         fleet.engines["R1"].faults = Faults([Order(FaultKind.HANG, phase=FaultPhase.EVENTS, after_events=4)])
         body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 24}
         async with fleet.session.post(f"{fleet.base_url}/v1/chat/completions", json=body) as response:
@@ -319,4 +319,4 @@ async def test_a_stream_from_a_worker_that_fell_silent_ends_with_an_error(start_
         assert '"error"' in rest.rstrip().split("\n\n")[-1]
         assert "[DONE]" not in rest
         receipt = (await fleet.admin("GET", "/requests"))[1]["newest"][0]
-        assert (receipt["outcome"], receipt["error"]) == ("broken", "replica mid_stream: worker_gone")
+        assert (receipt["outcome"], receipt["error"]) == ("broken", "replica mid_stream: timeout")

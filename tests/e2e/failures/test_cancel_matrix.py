@@ -30,6 +30,7 @@ BOUND_S = 1.0  # for the proxy to let go; it takes 0.1 s, and the machine may be
 BEST_S = 0.15  # the same for the best time of each phase, which a busy machine delays less
 OPTIONS = {"nixl": "", "none": ",connector=none", "p2p_nccl": ",connector=p2p_nccl,zmq_address=127.0.0.1:{port}"}
 LATE_S = 0.04  # an answer of P's is on its way for this long
+LATE_BODY_S = 0.4  # or, once its head is there, for this long
 PATIENT: dict[str, Any] = dict.fromkeys(
     (
         "connect_timeout_s",
@@ -61,6 +62,7 @@ SPLIT_PHASES = (
     "connect_p",
     "p_computes",
     "p_done",
+    "p_answers",
     "connect_d",
     "d_asked",
     "d_computes",
@@ -147,6 +149,8 @@ class Turn:
                 await soon(lambda: self.is_at(Leg.PREFILL) and bool(self.engine("p").scheduler.sequences))
             case "p_done":
                 await soon(lambda: self.is_at(Leg.PREFILL) and self.has_finished(self.engine("p")))
+            case "p_answers":
+                await soon(lambda: self.is_at(Leg.PREFILL) and self.field.newest().legs[-1].status == 200)
             case "connect_d":
                 if self.leaving.route is Route.SPLIT:
                     await soon(lambda: self.is_at(Leg.PREFILL))
@@ -201,6 +205,8 @@ async def spoil(turn_stack: AsyncExitStack, field: FaultFleet, leaving: Leaving)
             await turn_stack.enter_async_context(deaf(field.engines[name]))
     elif leaving.phase == "p_done":
         field.engines["P1"].faults = Faults([Order(FaultKind.SLOW, delay_s=LATE_S)])
+    elif leaving.phase == "p_answers":
+        field.engines["P1"].faults = Faults([Order(FaultKind.SLOW, phase=FaultPhase.HEAD, delay_s=LATE_BODY_S)])
     elif leaving.phase == "after" and leaving.stream:
         for name in set(field.engines) - {"P1"}:
             field.engines[name].faults = Faults([Order(FaultKind.HANG, phase=FaultPhase.END)])

@@ -250,13 +250,13 @@ async def test_a_worker_that_was_up_gets_no_turn_over_another_certificate(
     """A turn's own connection looks at the certificate too, whatever the last probe has found."""
     async with (
         tls_worker(showing(right)) as front,
-        proxied(front, worker_ca_file=authority.ca, probe_interval_s=3600.0, attempts=1) as client,
+        proxied(front, worker_ca_file=authority.ca, probe_interval_s=3600.0, queue_timeout_s=0.2) as client,
     ):
         await is_up(client, front)
         front.context = showing(wrong[shown])
         turn = await client.chat(chat("hi"))
         await client.until(lambda: front.refused > 0)
-        assert (turn.status, front.turns, front.refused) == (502, [], 1)
+        assert (turn.status, front.turns, front.refused) == (503, [], 1), "it waits for a worker that can be asked"
         (failed,) = (await client.receipt(turn))["legs"]
         assert failed["phase"] == Phase.CONNECT
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -93,7 +94,38 @@ async def test_without_the_supervisor_streams_end_whole_and_then_all_is_over(eng
         await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
 
 
-async def test_a_successor_begins_with_the_config_file_as_it_is_now(engine: SimEngine, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [0, 1], ids=["the leader", "another"])
+async def test_a_process_that_hangs_is_replaced_and_all_serve_again(
+    engine: SimEngine, tmp_path: Path, place: int
+) -> None:
+    async with started(engine, tmp_path) as program:
+        victim = program.children()[place]
+        os.kill(victim, signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        async with asyncio.timeout(30):
+            while (tmp_path / "log").read_bytes().count(b" of this proxy serves") < 3:
+                await asyncio.sleep(0.01)
+        print(f"process {place}: stopped, and its successor serves after {time.monotonic() - stopped_s:.2f} s")
+        assert replaced(program, victim)
+        assert b"process %d of the proxy does not react and is killed" % place in (tmp_path / "log").read_bytes()
+        for _ in range(10):
+            async with stream(program, 2) as response:
+                assert DONE in await response.content.read()
+
+
+async def test_a_leader_that_dies_has_a_successor_that_serves(engine: SimEngine, tmp_path: Path) -> None:
+    async with started(engine, tmp_path) as program:
+        os.kill(program.children()[0], signal.SIGKILL)
+        died_s = time.monotonic()
+        async with asyncio.timeout(30):
+            while (tmp_path / "log").read_bytes().count(b"process 0 of this proxy serves") < 2:
+                await asyncio.sleep(0.01)
+        print(f"killed, and its successor serves after {time.monotonic() - died_s:.2f} s")
+
+
+async def test_a_successor_has_the_settings_in_force_whatever_the_file_says_by_then(
+    engine: SimEngine, tmp_path: Path
+) -> None:
     async with started(engine, tmp_path, "w_ttft = 1.0\n") as program:
         (tmp_path / "ppd.toml").write_text("w_ttft = 7.5\n")
         os.utime(tmp_path / "ppd.toml", ns=(1, 1))
@@ -104,8 +136,9 @@ async def test_a_successor_begins_with_the_config_file_as_it_is_now(engine: SimE
         async with asyncio.timeout(30):
             while await weights() != {7.5}:
                 await asyncio.sleep(0.05)
-        for victim in program.children():
+        for victim, text in zip(program.children(), ("w_ttft = 7.5\n", ""), strict=True):
+            (tmp_path / "ppd.toml").write_text(text)
             os.kill(victim, signal.SIGKILL)
             await until(partial(replaced, program, victim))
-            await asyncio.sleep(2.5)  # it serves, and has looked at the file
+            await asyncio.sleep(3.5)  # it serves, and has looked at the file, which the other may have refused
         assert await weights() == {7.5}

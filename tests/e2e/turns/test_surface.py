@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from typing import Any
 
 import aiohttp
 import pytest
 
 from ppd.proxy.config import Mode
+from ppd.proxy.runtime.loop_watch import TICK_S
 
 
 @pytest.mark.parametrize(
@@ -98,6 +100,29 @@ async def test_health_is_the_process_and_ready_is_the_fleet(start_fleet: Any) ->
         status, body = await ask("/ready")
         assert status == 200
         assert '"split":true' in body
+
+
+def stand_still() -> None:
+    time.sleep(2 * TICK_S)
+
+
+async def test_health_and_ready_tell_that_the_loop_stood_still(
+    start_fleet: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with start_fleet("R1") as fleet:
+
+        async def ask(path: str) -> tuple[int, float]:
+            async with fleet.session.get(fleet.base_url + path) as response:
+                return response.status, (await response.json())["loop_lag_s"]
+
+        stand_still()
+        assert (await ask("/health"))[1] >= TICK_S / 2
+        status, lag_s = await ask("/ready")
+        assert (status, lag_s >= TICK_S / 2) == (200, True)
+        monkeypatch.setattr("ppd.proxy.app.client_routes.LAG_LIMIT_S", TICK_S / 2)
+        assert (await ask("/ready"))[0] == 503
+        assert (await ask("/health"))[0] == 200, "it runs"
+        assert await fleet.metric("ppd_loop_lag_seconds_sum") >= TICK_S / 2
 
 
 async def test_the_admin_api_needs_its_key(start_fleet: Any) -> None:

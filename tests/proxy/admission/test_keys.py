@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.proxy.admission.auth import check_admin, forced_route
-from ppd.proxy.admission.keys import Client, KeyEntry, Keys, decode, encode, hash_of, new_key
+from ppd.proxy.admission.keys import Client, KeyEntry, Keys, decode, encode, hash_of, new_key, scoped
 from ppd.proxy.errors import ConfigError, Forbidden, Unauthorized
 from ppd.proxy.policy import Route
 
@@ -49,6 +49,7 @@ def test_what_is_said_counts() -> None:
         requests_per_minute = 60
         tokens_per_minute = 10_000
         models = ["llama", "org/qwen 2"]
+        cache_group = "assistants"
     """
     (entry,) = decode(text(said), "keys.toml").entries
     assert entry.client == Client(
@@ -59,6 +60,7 @@ def test_what_is_said_counts() -> None:
         requests_per_minute=60,
         tokens_per_minute=10_000,
         models=("llama", "org/qwen 2"),
+        cache_group="assistants",
     )
 
 
@@ -282,3 +284,51 @@ def test_a_key_in_plain_text_is_refused_and_not_repeated(data: bytes, expected: 
 )
 def test_a_key_is_for_all_models_or_those_it_names(models: tuple[str, ...], model: str, may: bool) -> None:
     assert Client(name="a", tenant="a", models=models).may_use(model) is may
+
+
+# -- what keeps tenants apart on the workers
+
+
+def entries(*members: str) -> bytes:
+    """Keys 0, 1, ... of the tenants and groups that the members name."""
+    return text(*(f'name = "{at}"\nhash = "sha256:{at:064x}"\n{more}' for at, more in enumerate(members)))
+
+
+def salts(data: bytes, *share_prefixes: str) -> list[str]:
+    found = [entry.client.scope for entry in scoped(decode(data, "keys.toml"), share_prefixes).entries]
+    assert all(found)
+    return [scope.salt() for scope in found if scope is not None]
+
+
+@pytest.mark.parametrize(
+    ("members", "share_prefixes", "same"),
+    [
+        (["tenant='a'", "tenant='b'"], [], "01"),
+        (["tenant='a'", "tenant='a'"], [], "00"),
+        (["tenant='a'", "tenant='b'", "tenant='c'"], ["a", "c"], "010"),
+        (["tenant='a'\ncache_group='g'", "tenant='b'\ncache_group='g'", "tenant='a'"], [], "001"),
+        (["tenant='a'\ncache_group='g'", "tenant='b'", "tenant='a'"], ["a", "b"], "011"),
+        (["tenant='a'\ncache_group='b'", "tenant='b'"], [], "01"),
+        (["tenant='a'", "tenant='b'"], ["a", "nobody"], "01"),
+    ],
+)
+def test_who_shares_cached_prompts(members: list[str], share_prefixes: list[str], same: str) -> None:
+    found = salts(entries(*members), *share_prefixes)
+    assert "".join(str(found.index(salt)) for salt in found) == "".join(str(same.index(one)) for one in same)
+
+
+def test_a_tenants_salt_stays_while_its_first_key_does() -> None:
+    before = entries("tenant='a'", "tenant='b'")
+    assert salts(before) == salts(before)
+    assert salts(before + entries("tenant='a'").replace(b'"0"', b'"2"').replace(b"0" * 64, b"f" * 64))[:2] == salts(
+        before
+    )
+    assert salts(entries("tenant='a'").replace(b"0" * 64, b"f" * 64)) != salts(before)[:1]
+
+
+def test_keys_of_one_group_still_have_ids_and_responses_of_their_own() -> None:
+    one, two = scoped(decode(entries("cache_group='g'", "cache_group='g'"), "keys.toml")).entries
+    assert one.client.scope is not None and two.client.scope is not None
+    assert one.client.scope.salt() == two.client.scope.salt()
+    assert one.client.scope.id("s") != two.client.scope.id("s")
+    assert not two.client.scope.owns(one.client.scope.new_response_id())

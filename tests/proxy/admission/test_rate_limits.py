@@ -216,3 +216,35 @@ def test_keys_that_are_quiet_are_forgotten(clock: FakeClock) -> None:
     limits.take(client("late", rpm=60), 10, clock())
     assert len(limits) == 2  # the debt, and the one that has just come
     refused(limits, client("deep", tpm=60), 1, clock())
+
+
+@pytest.mark.parametrize(
+    ("used", "after_s", "remaining", "reset"),
+    [
+        (0, 0.0, "60", "0ms"),
+        (1, 0.0, "59", "1s"),
+        (1, 0.5, "59", "500ms"),
+        (1, 0.9999, "59", "1ms"),
+        (60, 0.0, "0", "1m0s"),
+        (30, 1.2344, "31", "28.766s"),
+    ],
+)
+def test_a_key_is_told_what_it_has_left_as_openai_says_it(
+    used: int, after_s: float, remaining: str, reset: str
+) -> None:
+    limits, client = RateLimits(), Client(name="a", tenant="a", requests_per_minute=60)
+    for _ in range(used):
+        limits.take(client, 0, 0.0)
+    assert limits.headers(client, after_s) == {
+        "X-RateLimit-Limit-Requests": "60",
+        "X-RateLimit-Remaining-Requests": remaining,
+        "X-RateLimit-Reset-Requests": reset,
+    }
+
+
+def test_a_key_in_debt_has_nothing_left_and_one_without_limits_is_told_nothing() -> None:
+    limits, client = RateLimits(), Client(name="a", tenant="a", tokens_per_minute=600)
+    limits.take(client, 6000, 0.0)
+    shown = limits.headers(client, 0.0)
+    assert (shown["X-RateLimit-Remaining-Tokens"], shown["X-RateLimit-Reset-Tokens"]) == ("0", "10m0s")
+    assert limits.headers(Client(name="b", tenant="b"), 0.0) == {}

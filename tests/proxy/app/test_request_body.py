@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import zlib
 from typing import Any
 
 import pytest
 from quart import Quart
 
-from ppd.proxy.app.request_body import whole_body
+from ppd.proxy.app.request_body import check_coding, decoded, whole_body
+from ppd.proxy.errors import RequestError
 
 SCOPE: dict[str, Any] = {
     "type": "http",
@@ -86,3 +89,43 @@ async def test_a_body_that_takes_too_long_is_refused() -> None:
             await asyncio.sleep(0.005)
     answering.cancel()
     assert statuses == [408]
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 100_000])
+async def test_a_gzip_body_is_decoded(size: int) -> None:
+    body = b"x" * size
+    assert await decoded(gzip.compress(body, mtime=0), 100_000) == body
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (gzip.compress(b"x" * 1001, mtime=0), 413),
+        (gzip.compress(b"0" * 20_000_000, mtime=0), 413),  # 19 KB
+        (gzip.compress(b"x" * 1000, mtime=0)[:-1], 400),
+        (gzip.compress(b"x", mtime=0) + gzip.compress(b"x", mtime=0), 400),
+        (gzip.compress(b"x", mtime=0) * 100_000, 400),
+        (gzip.compress(b"x", mtime=0) + b"{}", 400),
+        (zlib.compress(b"x"), 400),
+        (b"{}", 400),
+        (b"", 400),
+    ],
+)
+async def test_what_is_too_large_or_no_gzip_is_refused(body: bytes, status: int) -> None:
+    with pytest.raises(RequestError) as caught:
+        await decoded(body, 1000)
+    assert caught.value.status == status
+
+
+@pytest.mark.parametrize(
+    ("coding", "is_compressed"), [("", False), ("identity", False), ("gzip", True), ("GZIP", True), ("x-gzip", True)]
+)
+def test_what_a_body_may_be_coded_with(coding: str, is_compressed: bool) -> None:
+    assert check_coding(coding) is is_compressed
+
+
+@pytest.mark.parametrize("coding", ["br", "zstd", "deflate", "gzip, gzip", "gzip, identity", "nonsense"])
+def test_any_other_coding_is_refused(coding: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_coding(coding)
+    assert (caught.value.status, caught.value.param) == (415, "content-encoding")

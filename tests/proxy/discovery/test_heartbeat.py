@@ -37,6 +37,10 @@ MORIIO = {
 }
 
 
+HEADS = ("engine", "engine_version", "connector", "incarnation")
+HOSTILE = ("a\r\nX: 1", "a\nb", "a b", "a\x00", "a\x7f", "\u00e9", "x" * 257)
+
+
 def pack(message: object) -> bytes:
     return msgspec.msgpack.encode(message)
 
@@ -79,6 +83,14 @@ def test_fields_of_a_later_agent_are_ignored() -> None:
         ({**OURS, "kv_usage": 2.0}, "kv_usage"),
         ({**OURS, "running": -1}, "running"),
         ({k: v for k, v in OURS.items() if k != "models"}, "models"),
+        *(({**OURS, name: value}, name) for name in HEADS for value in HOSTILE),
+        *(({**OURS, "coordinates": {"zmq_address": value}}, "zmq_address") for value in HOSTILE),
+        *(({**OURS, "coordinates": {name: "x"}}, "coordinates") for name in ("", "a b", "a\r\nb", "x" * 65)),
+        ({**OURS, "coordinates": {str(number): "x" for number in range(33)}}, "coordinates"),
+        ({**OURS, "models": ["m"] * 1025}, "models"),
+        *(({**OURS, "models": ["m", name]}, "models") for name in ("", "a\nb", "x" * 100_000)),
+        *(({**MORIIO, "zmq_address": value}, "zmq_address") for value in HOSTILE),
+        *(({**MORIIO, "dp_size": value}, "dp_size") for value in ([1] * 300, "1\r\nX: 1")),
         ({**P2P, "type": "R"}, "type"),
         ({**P2P, "http_address": 5}, "http_address"),
         ({**P2P, "zmq_address": "x"}, "zmq_address"),

@@ -1,46 +1,101 @@
-"""Whose a worker is on the encrypted port, on a clock that stands still."""
+"""How the listener reads: in slices, whatever comes, and of what is said about one worker the last."""
 
 from __future__ import annotations
 
-import pytest
+import time
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+from typing import Any, cast
 
-from ppd.proxy.discovery.heartbeat_listener import Owners
-from ppd.proxy.fleet.worker import WorkerId
+import msgspec
+import pytest
+import zmq
+from prometheus_client import generate_latest
+
+from ppd.proxy.config import ProxyConfig
+from ppd.proxy.discovery.heartbeat import Heartbeat
+from ppd.proxy.discovery.heartbeat_listener import SLICE_S, HeartbeatListener
+from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.telemetry.metrics import Metrics
 from tests.support.clock import FakeClock
 
-W, OTHER = WorkerId("10.0.0.1:80"), WorkerId("10.0.0.2:80")
+
+class Frame:
+    def __init__(self, data: bytes) -> None:
+        self.buffer = memoryview(data)
+
+    def get(self, name: str) -> str:
+        return {"Peer-Address": "127.0.0.1"}[name]
+
+
+class FakeSocket:
+    """Messages that have come; each has the sender's identity before it."""
+
+    def __init__(self, messages: Iterable[bytes]) -> None:
+        self._messages = iter(messages)
+        self.read = 0
+
+    def recv_multipart(self, flags: int, *, copy: bool) -> list[Frame]:
+        message = next(self._messages, None)
+        if message is None:
+            raise zmq.Again
+        self.read += 1
+        return [Frame(b"id"), Frame(message)]
+
+
+class Bench:
+    def __init__(self, clock: FakeClock) -> None:
+        self.registry, self.metrics = Registry(), Metrics()
+        self.listener = HeartbeatListener(ProxyConfig(), self.registry, self.metrics, clock)
+
+    def takes(self, socket: FakeSocket, slice_s: float = 10.0) -> int:
+        """How many of the messages it applied."""
+        found = self.listener._read(cast(Any, socket), False, time.perf_counter() + slice_s)
+        self.listener._apply(found)
+        return len(list(found))
+
+    def counted(self, result: str) -> float:
+        lines = generate_latest(self.metrics.registry).decode().splitlines()
+        name = f'ppd_heartbeats_total{{result="{result}"}}'
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
 @pytest.fixture
-def owners(clock: FakeClock) -> Owners:
-    return Owners(30.0, clock)
+def bench(clock: FakeClock) -> Iterator[Bench]:
+    made = Bench(clock)
+    yield made
+    made.listener.close()
 
 
-def test_a_worker_is_its_first_keys(owners: Owners) -> None:
-    assert owners.may_speak(W, "a")
-    assert not owners.may_speak(W, "b")
-    assert owners.may_speak(W, "a")
-    assert owners.may_speak(OTHER, "b")
+def beat(address: str = "10.0.0.1:80", **changes: Any) -> bytes:
+    return Heartbeat(**{"version": 1, "role": "D", "http_address": address, "models": ["m"], **changes}).encode()
 
 
-@pytest.mark.parametrize(("silent_s", "may"), [(30.0, False), (30.1, True)])
-def test_a_silent_owner_has_lost_its_worker(owners: Owners, clock: FakeClock, silent_s: float, may: bool) -> None:
-    owners.may_speak(W, "a")
-    clock.advance(silent_s)
-    assert owners.may_speak(W, "b") is may
+def ping(address: str = "10.0.0.1:80") -> bytes:
+    return msgspec.msgpack.encode({"type": "P", "http_address": address, "zmq_address": "10.0.0.1:1"})
 
 
-def test_who_is_refused_keeps_nobody_waiting_longer(owners: Owners, clock: FakeClock) -> None:
-    owners.may_speak(W, "a")
-    owners.may_speak(OTHER, "c")
-    for _ in range(4):
-        clock.advance(10)
-        owners.may_speak(OTHER, "c")
-        may = owners.may_speak(W, "b")
-    assert may
+@pytest.mark.parametrize("message", [beat(), beat("bad host:1"), b"", b"\x91" * 1000])
+def test_a_flood_without_end_is_read_in_slices(bench: Bench, message: bytes) -> None:
+    socket = FakeSocket(repeat(message))
+    bench.takes(socket, SLICE_S)
+    assert socket.read > 0
+    assert bench.counted("taken") + bench.counted("dropped") == socket.read
 
 
-def test_a_worker_that_is_given_up_is_anyones(owners: Owners) -> None:
-    owners.may_speak(W, "a")
-    owners.release(W)
-    assert owners.may_speak(W, "b")
+def test_of_what_is_said_about_one_worker_the_last_holds(bench: Bench) -> None:
+    messages = [beat(running=1), beat("10.0.0.2:80"), beat(running=2), beat(running=3, draining=True), ping()]
+    assert bench.takes(FakeSocket(messages)) == 2
+    views = {view.id: view for view in bench.registry.views()}
+    assert {(view.id, view.state, view.load.running) for view in views.values()} == {
+        ("10.0.0.1:80", "draining", 3),
+        ("10.0.0.2:80", "up", 0),
+    }
+    assert bench.counted("taken") == len(messages)
+
+
+@pytest.mark.parametrize("text", ["a\r\nX-Evil: 1", "a b", "a\x00b", "x" * 300])
+def test_coordinates_that_would_break_a_head_are_dropped_and_counted(bench: Bench, text: str) -> None:
+    messages = [beat(coordinates={"zmq_address": text}), beat(engine_version=text), beat("10.0.0.2:80")]
+    assert bench.takes(FakeSocket(messages)) == 1
+    assert (bench.counted("dropped"), bench.counted("taken")) == (2, 1)

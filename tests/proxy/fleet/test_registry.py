@@ -128,6 +128,74 @@ def test_the_operators_draining_holds_whatever_the_worker_says() -> None:
     assert only(registry).state == "up"
 
 
+def drained_static() -> Registry:
+    """Its agent was stopped, and has said so."""
+    registry = Registry()
+    registry.add_static(STATIC, 0.0)
+    registry.probed(STATIC.id, replace(STATIC, incarnation="a"), Load(), 1.0)
+    registry.apply(Announcement(replace(D, address="s:1", incarnation="a"), draining=True), 2.0)
+    registry.probed(STATIC.id, replace(STATIC, incarnation="a"), Load(), 3.0)
+    registry.probe_failed(STATIC.id)
+    registry.probed(STATIC.id, STATIC, Load(), 4.0)
+    registry.add_static(STATIC, 5.0)
+    assert only(registry).state == "draining"
+    return registry
+
+
+def closed_and_back(registry: Registry) -> None:
+    registry.probe_failed(STATIC.id, refused=True)
+    assert only(registry).state == "down"
+    registry.probed(STATIC.id, STATIC, Load(), 7.0)
+
+
+ENDS_OF_DRAINING: dict[str, Callable[[Registry], object]] = {
+    "another incarnation": lambda it: it.probed(STATIC.id, replace(STATIC, incarnation="b"), Load(), 6.0),
+    "its port was closed": closed_and_back,
+    "the operator": lambda it: it.hold_back(STATIC.id, False),
+    "another config": lambda it: it.add_static(replace(STATIC, engine_version="2"), 6.0),
+    "its agent": lambda it: it.apply(Announcement(replace(D, address="s:1", incarnation="a")), 6.0),
+}
+
+
+@pytest.mark.parametrize("end", ENDS_OF_DRAINING)
+def test_what_ends_the_draining_of_a_static_worker(end: str) -> None:
+    registry = drained_static()
+    ENDS_OF_DRAINING[end](registry)
+    assert only(registry).state == "up"
+
+
+def test_only_a_worker_that_was_found_healthy_may_be_asked_against_its_probes() -> None:
+    registry = Registry()
+    registry.add_static(STATIC, 0.0)
+    seen = []
+    for is_healthy, refused in ((False, False), (True, False), (False, False), (False, True), (False, False)):
+        if is_healthy:
+            registry.probed(STATIC.id, STATIC, Load(), 1.0)
+        else:
+            registry.probe_failed(STATIC.id, refused=refused)
+        seen.append(only(registry).unanswered)
+    assert seen == [False, False, True, False, False]
+
+
+def test_a_restart_does_not_end_what_the_operator_holds_back() -> None:
+    registry = drained_static()
+    registry.hold_back(STATIC.id, True)
+    closed_and_back(registry)
+    assert (only(registry).draining, only(registry).state) == (False, "draining")
+
+
+def test_answers_of_every_process_are_signs_of_life_and_none_is_forgotten() -> None:
+    registry = heard(Announcement(D))
+    seen = [registry.answers(D.id)]
+    registry.answered(D.id)
+    seen.append(registry.answers(D.id))
+    registry.used_by(1, D.id, Use(answers=5))
+    seen.append(registry.answers(D.id))
+    registry.ended(1)
+    seen.append(registry.answers(D.id))
+    assert seen == [0, 1, 6, 6]
+
+
 def test_a_worker_that_was_away_counts_what_was_written_since() -> None:
     """Its record must not look younger than it is: the count of written tokens never starts over."""
     registry = heard(Announcement(D))
@@ -227,6 +295,8 @@ FLEET_STEPS: list[Callable[[Registry], object]] = [
     lambda registry: registry.add_static(STATIC, 0.0),
     lambda registry: registry.probed(STATIC.id, replace(STATIC, models=("m",)), Load(), 0.0),
     lambda registry: registry.probe_failed(STATIC.id),
+    lambda registry: registry.probe_failed(STATIC.id, refused=True),
+    lambda registry: registry.outranked(STATIC.id, 0.0),
     lambda registry: registry.hold_back(D.id, True),
     lambda registry: registry.reserve(D.id, 10),
     lambda registry: registry.wrote(STATIC.id, 10),
@@ -263,3 +333,34 @@ def test_models_that_clients_make_up_do_not_pile_up() -> None:
     for number in range(3 * MODELS_KEPT):
         assert registry.fleet(f"model {number}") == fleet_of(registry, f"model {number}")
     assert max(len(registry._takers), len(registry._fleets)) <= MODELS_KEPT
+
+
+@pytest.mark.parametrize(
+    ("aliases", "family"),
+    [
+        ([{}], "m"),
+        ([{"m": "a"}], "a"),
+        ([{"m": "b"}, {"b": "a"}], "a"),
+        ([{"a": "m", "m": "a"}], "a"),  # a worker's nonsense makes no loop
+    ],
+)
+def test_the_names_of_one_model_are_one_family(aliases: list[dict[str, str]], family: str) -> None:
+    workers = [replace(D, address=f"d:{at}", aliases=known) for at, known in enumerate(aliases)]
+    registry = heard(*map(Announcement, workers))
+    assert registry.family("m") == registry.family(family) == family
+    assert registry.families() == {family}
+    for worker in workers:
+        registry.remove(worker.id)
+    assert registry.family("m") == "m"
+
+
+def test_a_model_that_a_worker_has_lost_is_its_again_once_it_is_listed() -> None:
+    listed = Announcement(replace(D, models=("m", "adapter")))
+    registry = heard(listed)
+    registry.lost_model(D.id, "adapter")
+    registry.lost_model(WorkerId("gone:1"), "adapter")
+    assert only(registry).worker.models == ("m",)
+    registry.lost_model(D.id, "m")
+    assert only(registry).worker.models == ("m",), "without any name it would get every model's turns"
+    registry.apply(listed, 1.0)
+    assert only(registry).worker.models == ("m", "adapter")

@@ -13,10 +13,10 @@ from ppd.proxy.assembly import assemble, make_canary
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.failures import Cause
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
-from ppd.proxy.health.canary import Trial, possible_trials
+from ppd.proxy.health.canary import PAIRS_A_ROUND, TRIALS_A_ROUND, Trial, possible_trial
 from ppd.proxy.health.circuit_breaker import PROBE_LIMIT_S
 from ppd.proxy.settings import Settings
-from ppd.proxy.upstream.call import Call
+from ppd.proxy.upstream.call import Call, Expiry
 from ppd.proxy.upstream.client import Upstream
 
 INTERVAL_S = 30.0
@@ -53,6 +53,9 @@ class FakeUpstream:
         self.script = script
         self.asked: list[tuple[str, bool]] = []
 
+    def uptime(self) -> float:
+        return 50.0
+
     @asynccontextmanager
     async def answer(self, call: Call, path: str, **ask: Any) -> AsyncIterator[FakeAnswer]:
         pulls = b"remote_block_ids" in ask["body"] and b"do_remote_decode" not in ask["body"]
@@ -60,6 +63,8 @@ class FakeUpstream:
         found = self.script(call.worker.id, pulls)
         if isinstance(found, Cause):
             raise call.error("as ordered", found)
+        if pulls:
+            assert call.expiry == Expiry.of(self.uptime(), ProxyConfig().handoff_max_age_s)
         yield FakeAnswer(found)
 
 
@@ -86,7 +91,14 @@ class Bench:
         return [trial.pair for trial in self.canary._due()]
 
     def trial(self, prefill: str = "p1:1") -> Trial:
-        return next(one for one in possible_trials(self.state.registry.views()) if one.prefill.id == prefill)
+        found = self.trial_of(prefill, "d1:1")
+        assert found is not None
+        return found
+
+    def trial_of(self, *pair: str) -> Trial | None:
+        prefill, decode = (self.state.registry.view(WorkerId(address)) for address in pair)
+        assert prefill is not None and decode is not None
+        return possible_trial(prefill, decode)
 
     def states(self) -> dict[Any, str]:
         return dict(self.state.health.breakers.states(self.now_s))
@@ -115,6 +127,7 @@ GOOD = script(HANDOFF, PLAIN)
         (script(HANDOFF, 500), "wedged", {PAIR}, 1),
         (script(HANDOFF, Cause.TIMEOUT), "wedged", {PAIR}, 1),
         (script(HANDOFF, 429), "overloaded", set(), 1),
+        (script(HANDOFF, Cause.STALE_HANDOFF), "stale_handoff", set(), 1),
         (script(HANDOFF, 500, 500), "local_failed", {D1}, 1),
         (script(HANDOFF, Cause.TIMEOUT, Cause.TIMEOUT), "local_failed", {D1}, 1),
         (script(HANDOFF, 500, 503), "overloaded", set(), 1),
@@ -280,9 +293,8 @@ def test_only_what_can_hand_over_is_a_pair(members: dict[str, Any]) -> None:
     bench = Bench(GOOD)
     bench.add("p1:1", engine_version="1")
     bench.add("d9:1", **{"engine_version": "1", **members})
-    found = {trial.pair for trial in possible_trials(bench.state.registry.views())}
-    assert (WorkerId("p1:1"), WorkerId("d9:1")) not in found
-    assert PAIR in found
+    assert bench.trial_of("p1:1", "d9:1") is None
+    assert bench.trial_of("p1:1", "d1:1") is not None
 
 
 @pytest.mark.parametrize("now_s", [1000.0, 36000.7, 37955.832205778, 2.0**20 + 0.1, 1e9 + 1 / 3])
@@ -296,3 +308,25 @@ async def test_a_half_open_pair_is_due_at_once_whatever_the_clock_says(now_s: fl
         bench.now_s += 200.0  # longer than any breaker stays open
         assert bench.states() == {PAIR: "half_open"}
         assert PAIR in bench.due()
+
+
+def test_with_many_pairs_a_round_is_bounded_and_all_have_their_turn() -> None:
+    bench = Bench(GOOD)
+    for number in range(2, 52):
+        bench.add(f"p{number}:1")
+        bench.add(f"d{number}:1")
+    assert 2 * PAIRS_A_ROUND < 51 * 51
+    bench.now_s += INTERVAL_S
+    wedged = (WorkerId("p40:1"), WorkerId("d40:1"))
+    bench.state.health.breakers.failed(wedged, bench.now_s, began_s=bench.now_s, at_once=True)
+    bench.now_s += 5.1
+    rounds = [bench.due() for _ in range(3)]
+    assert [due[0] for due in rounds] == [wedged] * 3, "turns wait for this one"
+    assert {len(due) for due in rounds} == {TRIALS_A_ROUND}
+    tried = set[Any]()
+    for _ in range(51 * 51 // (TRIALS_A_ROUND - 1) + 3):
+        due = bench.due()
+        tried.update(due)
+        for pair in due:
+            bench.canary._tried_s[pair] = bench.now_s  # type: ignore[index]
+    assert len(tried) == 51 * 51

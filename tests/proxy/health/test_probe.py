@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -10,7 +14,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from ppd.proxy.health.probe import EngineStatus, probe
+from ppd.proxy.health.probe import UNTRUSTED, EngineStatus, probe
+from tests.support.credentials import Authority
 
 
 @pytest.fixture
@@ -46,6 +51,13 @@ async def test_a_healthy_engine_tells_all(session: aiohttp.ClientSession) -> Non
     assert status.metrics.load.running == 4
 
 
+async def test_names_with_one_root_are_one_models_and_adapters_are_not(session: aiohttp.ClientSession) -> None:
+    cards = [("b", "/m", None), ("a", "/m", None), ("lora", "/l", "a"), ("same", "/l", "a"), ("other", None, None)]
+    data = [{"id": name, "root": root, "parent": parent} for name, root, parent in cards]
+    status = await look(session, {"/health": 200, "/v1/models": json.dumps({"data": data})})
+    assert status.aliases == {"b": "a"}
+
+
 @pytest.mark.parametrize("body", ["{", "[]", '{"data": 3}', '{"data": [{}]}', "\x00"])
 async def test_answers_that_cannot_be_read_leave_a_gap(session: aiohttp.ClientSession, body: str) -> None:
     status = await look(session, {"/health": 200, "/v1/models": body, "/version": body, "/metrics": body})
@@ -60,6 +72,48 @@ async def test_an_engine_that_is_not_well_is_not_asked_further(session: aiohttp.
 async def test_nobody_there_is_not_healthy(session: aiohttp.ClientSession) -> None:
     assert not (await probe(session, "http://127.0.0.1:1")).healthy
     assert not (await probe(session, "http://a..b:80")).healthy
+
+
+@pytest.mark.parametrize(
+    ("answers", "why", "wants_key"),
+    [
+        ({"/health": 503}, "/health answered 503", False),
+        ({"/health": 401}, "/health answered 401", True),
+        ({"/health": 200, "/v1/models": 401}, "", True),
+        ({"/health": 200, "/v1/models": 404}, "", False),
+    ],
+)
+async def test_it_is_said_why_an_engine_is_not_well(
+    session: aiohttp.ClientSession, answers: dict[str, Any], why: str, wants_key: bool
+) -> None:
+    status = await look(session, answers)
+    assert (status.why, status.wants_key) == (why, wants_key)
+
+
+async def test_it_is_said_why_an_engine_is_not_reached(session: aiohttp.ClientSession, tmp_path: Path) -> None:
+    assert (await probe(session, "http://127.0.0.1:1")).why == "Connection refused"
+    one = Authority(tmp_path).issue("one")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(one.cert, one.key)
+    server = TestServer(web.Application())
+    await server.start_server(ssl=context)
+    try:
+        seen = await probe(session, f"https://127.0.0.1:{server.port}")
+    finally:
+        await server.close()
+    assert seen.why.startswith(f"{UNTRUSTED}: ") and "certificate" in seen.why.removeprefix(UNTRUSTED)
+
+
+async def test_an_engine_that_does_not_answer_is_said_to_be_slow(session: aiohttp.ClientSession) -> None:
+    async def hang(_: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/health", hang)
+    async with TestServer(app) as server:
+        status = await probe(session, str(server.make_url("")).rstrip("/"), timeout_s=0.02)
+    assert status.why == "no answer in 0.02 s"
 
 
 async def test_metrics_that_did_not_come_are_told_from_an_idle_engines(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import cast
 
 import aiohttp
@@ -13,7 +14,7 @@ from aiohttp.test_utils import BaseTestServer, TestServer
 
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.fleet.registry import Registry
-from ppd.proxy.fleet.worker import Role, Source, Worker
+from ppd.proxy.fleet.worker import Announcement, Role, Source, Worker
 from ppd.proxy.health.prober import MISSES, Prober
 from ppd.proxy.runtime.tls import worker_tls
 from ppd.proxy.upstream.client import Upstream
@@ -22,12 +23,17 @@ from ppd.proxy.upstream.client import Upstream
 class FakeUpstream:
     def __init__(self) -> None:
         self.hung_up: list[str] = []
+        self.kept_but_handoffs: list[str] = []
         self.alive: list[str] = []
+        self.answered = 0
 
-    def hang_up(self, worker: str) -> None:
-        self.hung_up.append(worker)
+    def hang_up(self, worker: str, *, only_handoffs: bool) -> None:
+        (self.kept_but_handoffs if only_handoffs else self.hung_up).append(worker)
 
-    def heard(self, worker: str) -> None:
+    def answers(self, worker: str) -> int:
+        return self.answered
+
+    def heard(self, worker: str, asked_s: float) -> None:
         self.alive.append(worker)
 
 
@@ -108,6 +114,43 @@ async def test_a_worker_whose_process_is_gone_is_down_at_once() -> None:
         assert it.upstream.hung_up == []
 
 
+async def test_a_worker_that_answers_turns_is_up_whatever_its_probes_say() -> None:
+    async with bench() as it:
+        await it.rounds(200)
+        for _ in range(3):
+            await it.rounds(*[503] * (MISSES - 1))
+            it.registry.answered(it.worker.id)
+        await it.rounds(503)
+        assert (it.is_up, it.upstream.hung_up) == (True, [])
+        await it.rounds(*[503] * (MISSES - 1))
+        assert (it.is_up, it.upstream.hung_up) == (False, [it.worker.id]), "it has fallen silent"
+        it.registry.answered(it.worker.id)
+        await it.rounds(503)
+        assert it.is_up
+
+
+async def test_behind_a_closed_port_streams_go_on_but_no_turn_is_sent() -> None:
+    async with bench() as it:
+        await it.rounds(200)
+        await it.server.close()
+        for _ in range(MISSES):
+            it.registry.answered(it.worker.id)
+            await it.round()
+            assert not it.is_up
+        for _ in range(MISSES):
+            await it.round()
+        assert (it.upstream.hung_up, it.upstream.kept_but_handoffs) == ([], [it.worker.id])
+
+
+async def test_a_worker_that_a_stranger_may_have_announced_is_probed_without_the_key() -> None:
+    async with bench() as it:
+        it.registry.remove(it.worker.id)
+        pinging = replace(it.worker, source=Source.PING, is_trusted=False)
+        it.registry.apply(Announcement(pinging), 0.0)
+        await it.round()
+        assert set(it.keys) == {""}
+
+
 async def test_who_missed_a_probe_is_looked_at_more_often() -> None:
     async with bench() as it:
         await it.rounds(200)
@@ -153,6 +196,12 @@ async def test_a_silent_agents_worker_is_hung_up_on_only_if_it_is_dead_too() -> 
             assert bool(it.upstream.hung_up) is is_dead
             assert it.upstream.alive == [it.worker.id]
         assert it.upstream.hung_up == [it.worker.id]
+        it.health = [503] * MISSES
+        it.prober.doubt(view)
+        await asyncio.sleep(0)
+        it.upstream.answered += 1
+        await asyncio.gather(*it.prober._probing.values())
+        assert it.upstream.hung_up == it.upstream.kept_but_handoffs == [it.worker.id], "it answers turns"
 
 
 async def test_an_engine_that_hangs_keeps_nobody_else_waiting() -> None:

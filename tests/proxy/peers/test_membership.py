@@ -98,9 +98,28 @@ async def test_one_that_is_silent_is_told_so_and_forgotten(pair: Pair, monkeypat
 
 
 async def test_alone_nobody_is_waited_for(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SNAPSHOT_S", 0.01)
+    monkeypatch.setattr(module, "REPLY_S", 0.01)
     await pair.ones[0].membership.join()
     assert pair.ones[0].membership.leads
+
+
+async def test_what_another_knows_that_reacted_too_late_is_heard_all_the_same(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All others hung when this one began; one of them goes on later."""
+    await pair.join()
+    monkeypatch.setattr(module, "REPLY_S", 0.01)
+    worker(pair.ones[1].state.registry)
+    pair.ones[1].membership._channels.close()
+    pair.ones[0] = successor = pair.begin(0)
+    await successor.membership.join()
+    assert not successor.state.registry.views()
+    for _ in range(20):
+        pair.ones[1].membership.catch_up()
+        await asyncio.sleep(0)
+        successor.membership.catch_up()
+    assert [view.id for view in successor.state.registry.views()] == [R1]
+    await pair.hush()
 
 
 async def test_who_missed_that_a_worker_went_hears_it_when_it_is_told_everything(pair: Pair) -> None:
@@ -136,6 +155,21 @@ async def test_a_count_that_others_tell_never_starts_over() -> None:
     assert written(registry) == 5000
     registry.used_by(1, R1, Use(0, 0, 6000))
     assert written(registry) == 6000
+
+
+async def test_the_leader_hears_of_answers_that_others_get(pair: Pair) -> None:
+    """It alone probes, and what a worker does for any process's turns outranks its probes."""
+    await pair.join()
+    one, two = pair.ones
+    worker(one.state.registry)
+    one.membership._channels.flush()
+    two.membership.catch_up()
+    for answers in (1, 2):
+        two.state.registry.answered(R1)
+        two.membership._channels.flush()
+        one.membership.catch_up()
+        assert one.state.registry.answers(R1) == answers
+    await pair.hush()
 
 
 async def test_what_is_done_on_workers_that_are_gone_for_good_is_forgotten() -> None:

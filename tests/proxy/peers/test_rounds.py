@@ -5,6 +5,7 @@ Each test is one round of process 1, which has looked for news already when proc
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +18,8 @@ from ppd.proxy.config import SessionKey
 from ppd.proxy.errors import RateLimited
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
+from ppd.proxy.peers import membership, replication
+from ppd.proxy.peers.events import SessionLearned
 from ppd.proxy.sessions.prefix_chain import Hasher
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, TurnOutcome
 from tests.support.processes import R1, Pair, worker
@@ -59,6 +62,33 @@ def looks(one: Proxy) -> None:
     """As each turn does before it is placed."""
     assert one.state.sessions.replicated is not None
     one.state.sessions.replicated.catch_up()
+
+
+async def test_a_newcomer_serves_when_it_knows_the_newest_sessions_and_is_told_the_others_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count = 1000
+    monkeypatch.setattr(replication, "FIRST_SESSIONS", 2)
+    monkeypatch.setattr(replication, "BATCH_SESSIONS", 1)
+    monkeypatch.setattr(membership, "SNAPSHOT_S", 0.0)
+    async with pair_of() as pair:
+        for number in range(count):
+            request = asked(f"{number}")
+            finish(pair.ones[1], find(pair.ones[1], request), request, "yo")
+        known = [session.history for session in pair.ones[1].state.sessions.all()]
+        batches = list(replication.Replication.snapshot(pair.ones[1].membership._replication))
+        told = [event.session.history for batch in batches for event in batch if isinstance(event, SessionLearned)]
+        assert told == [*known[-2:], *known]
+        looks(pair.ones[0])
+        pair.ones[0].membership._channels.close()
+        pair.ones[0] = successor = pair.begin(0)
+        await successor.membership.join()
+        assert len(successor.state.sessions) < count, "it need not wait"
+        assert not successor.membership._has_state, "so that it sends nobody a part for the whole"
+        while not successor.membership._has_state:
+            await asyncio.sleep(0)
+            successor.membership.catch_up()
+        assert [session.history for session in successor.state.sessions.all()] == known
 
 
 async def test_of_two_turns_that_go_on_from_one_neither_is_lost() -> None:

@@ -286,6 +286,62 @@ def test_without_the_supervisor_all_end(tmp_path: Path) -> None:
         waited(lambda: not any(map(is_there, pids)))
 
 
+BEATS = """
+module.pulse.LOOK_S = 0.02
+
+def beat(member, alive, *, until=lambda: False):
+    while not select.select([alive], [], [], 0.005)[0] and not until():
+        member.pulse.beat()
+"""
+
+
+@pytest.mark.parametrize("how", ["it is stopped", "it loops"])
+def test_one_that_hangs_is_killed_and_started_again_and_nobody_else(tmp_path: Path, how: str) -> None:
+    work = f"""{BEATS}
+def work(member, alive):
+    loops = {how == "it loops"} and started(member.index) == 1 and member.index == 1
+    say("ready", os.getpid())
+    beat(member, alive, until=lambda: loops)
+    while not select.select([alive], [], [], 0)[0]:
+        pass
+    return 0
+"""
+    with supervised(tmp_path, work) as one:
+        pids = one.ready()
+        if how == "it is stopped":
+            os.kill(pids[-1], signal.SIGSTOP)
+        one.ready(3)
+        assert len(children(one.process.pid)) == 2
+        assert "does not react and is killed" in (tmp_path / "err").read_text()
+
+
+def test_all_that_were_stopped_together_go_on_together(tmp_path: Path) -> None:
+    with supervised(
+        tmp_path, f"{BEATS}\ndef work(member, alive):\n    say('ready', os.getpid())\n    beat(member, alive)"
+    ) as one:
+        pids = [*one.ready(), one.process.pid]
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in pids:
+                os.kill(pid, number)
+            time.sleep(1.2)
+        assert sorted(children(one.process.pid)) == sorted(pids[:2])
+        assert (tmp_path / "err").read_text() == ""
+
+
+def test_one_that_hangs_as_it_drains_does_not_keep_the_others_up(tmp_path: Path) -> None:
+    work = f"""{BEATS}
+def work(member, alive):
+    member.pulse.beat()
+    time.sleep(0.1)
+    member.pulse.beat()
+    return wait(alive, drain_s=60.0 * member.index)
+"""
+    with supervised(tmp_path, f"module.pulse.SILENT_LOOKS = 100\n{work}") as one:
+        one.ready()
+        one.process.terminate()
+        assert one.ends() == 0
+
+
 def test_a_signal_while_one_waits_to_be_started_again_ends_all(tmp_path: Path) -> None:
     work = """
 module.AGAIN_S = (60.0, 60.0)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ppd.proxy.config import Mode, Uncovered
 from ppd.proxy.decision_table.score import Weights
 from ppd.proxy.decision_table.table import DecisionTable, find
-from ppd.proxy.errors import AllBusy, NotFound, NoWorkerError
+from ppd.proxy.errors import AllBusy, AllDown, NotFound, NoWorkerError
 from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
 from ppd.proxy.fleet.worker import Load, Role, Worker, WorkerId
@@ -287,7 +287,35 @@ def test_a_new_workers_share_grows() -> None:
     assert run(replace(FIRST, prompt_tokens=100), prefills, warming).prefill is prefills[1]
 
 
-@pytest.mark.parametrize("fleet", [(), (P1,), (replace(D1, up=False),), (replace(D1, draining=True),)])
+DOWN, UNANSWERED = replace(D1, up=False), replace(D2, up=False, unanswered=True)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "blocked", "decode"),
+    [
+        ((P1, D1, UNANSWERED), (), "D1"),
+        ((P1, D1, UNANSWERED), (D1.id,), "D1"),  # a breaker leaves more hope than probes
+        ((P1, UNANSWERED, DOWN), (), "D2"),
+        ((P1, replace(R1, up=False, unanswered=True)), (), "R1"),
+        ((P1, UNANSWERED), (D2.id,), None),
+        ((P1, replace(UNANSWERED, inflight=1)), (), None),  # one turn at a time
+        ((P1, DOWN), (), None),
+        ((DOWN, replace(D2, draining=True)), (), None),
+    ],
+)
+def test_with_every_worker_down_one_turn_tries_those_with_an_open_port_and_the_rest_wait(
+    fleet: tuple[WorkerView, ...], blocked: Excluded, decode: str | None
+) -> None:
+    assert has_room(fleet_of(fleet), rules(), blocked) is (decode is not None)
+    if decode is None:
+        for avoid in ((), (D2.id,)):
+            with pytest.raises(AllDown, match="'m' is down"):
+                run(FIRST, fleet, blocked=blocked, avoid=avoid)
+    else:
+        assert run(FIRST, fleet, blocked=blocked).decode.name == decode
+
+
+@pytest.mark.parametrize("fleet", [(), (P1,), (replace(D1, draining=True),), (replace(DOWN, held_back=True),)])
 def test_a_fleet_that_cannot_serve_is_an_error(fleet: tuple[WorkerView, ...]) -> None:
     with pytest.raises(NoWorkerError, match="'m'"):
         run(FIRST, fleet)
@@ -296,8 +324,8 @@ def test_a_fleet_that_cannot_serve_is_an_error(fleet: tuple[WorkerView, ...]) ->
 def test_workers_of_another_model_are_not_asked() -> None:
     with pytest.raises(NotFound, match="other"):
         run(replace(FIRST, model="other"))
-    with pytest.raises(NoWorkerError):
-        run(FIRST, tuple(replace(view, up=False) for view in FLEET))
+    with pytest.raises(NotFound, match="other"):
+        run(replace(FIRST, model="other"), tuple(replace(view, up=False) for view in FLEET))
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def asked(*views: WorkerView) -> list[LegRecord]:
 @pytest.mark.parametrize("failure", ERRORS, ids="-".join)
 def test_a_turn_is_tried_again_where_its_row_says_so(failure: Failure, stream: bool) -> None:
     gets = ROWS[failure].client_gets(stream=stream)
-    again = gets in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE)
+    again = gets in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE, ClientGets.AFRESH)
     assert fail(FailedAttempts(3), failure, stream=stream) is again
 
 
@@ -96,9 +96,44 @@ def test_failing_ps_use_up_no_try_of_d() -> None:
     assert not fail(failed, D_RESET)
 
 
-def test_busy_workers_use_up_no_try() -> None:
+TOO_OLD = (Leg.DECODE, Phase.CONNECT, Cause.STALE_HANDOFF)
+
+
+def test_a_handoff_that_is_too_old_is_made_again_by_the_p_that_has_the_prompt_and_then_by_another() -> None:
+    failed = FailedAttempts(3)
+    left_out = []
+    for _ in range(3):
+        assert fail(failed, TOO_OLD)
+        left_out.append(set(failed.avoid(VIEWS, (), ())))
+    assert left_out == [{P2.id}, {P1.id}, {P1.id, P2.id}], "in the end D computes alone"
+
+
+def test_a_p_that_has_the_prompt_and_fails_is_not_the_only_one_any_longer() -> None:
+    failed = FailedAttempts(3)
+    fail(failed, TOO_OLD)
+    fail(failed, P_RESET)
+    assert failed.avoid(VIEWS, (), ()) == (P1.id,)
+
+
+@pytest.mark.parametrize(("failure", "may"), [(TOO_OLD, True), (D_REFUSED, False), (P_RESET, False)])
+def test_without_budget_a_d_that_was_not_asked_computes_alone(failure: Failure, may: bool) -> None:
+    failed = FailedAttempts(3)
+    fail(failed, failure)
+    assert failed.may_do_without() is may
+    assert ({P1.id, P2.id} <= set(failed.avoid(VIEWS, (), ()))) is may
+
+
+def test_a_d_that_was_not_reached_may_be_asked_again_after_a_wait_and_was_not_asked() -> None:
     failed = FailedAttempts(2)
-    assert all(fail(failed, D_BUSY) for _ in range(10))
+    fail(failed, P_RESET)
+    assert not failed.forgive_unreached()
+    fail(failed, D_REFUSED)
+    assert set(failed.avoid(VIEWS, (), ())) == {P1.id, D1.id}
+    assert failed.forgive_unreached()
+    unreached = asked(D1, D1, D1)
+    for leg in unreached:
+        leg.phase = Phase.CONNECT
+    assert failed.avoid(VIEWS, unreached, ()) == (P1.id,)
 
 
 def test_a_worker_is_left_out_while_it_is_busy_and_after_it_was_asked_twice() -> None:

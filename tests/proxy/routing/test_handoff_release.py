@@ -16,6 +16,7 @@ from ppd.proxy.config import ProxyConfig
 from ppd.proxy.connectors.leg import Handoff
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Leg, Phase
+from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.openai.answer import AnswerObserver
@@ -24,7 +25,7 @@ from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.routing.attempt import Attempt, OpenAnswer
 from ppd.proxy.routing.handoff_release import GRACE_S
 from ppd.proxy.settings import Settings
-from ppd.proxy.upstream.call import Call
+from ppd.proxy.upstream.call import Call, Expiry
 from tests.support.attempts import decision, running
 from tests.support.requests import parse
 
@@ -182,6 +183,50 @@ async def test_what_p_has_sent_when_the_time_is_up_is_still_read(lab: Lab) -> No
     assert (lab.outstanding(), lab.fates()) == (0, {"taken": 1})
 
 
+async def test_an_answer_of_p_that_has_begun_is_read_to_its_end(lab: Lab) -> None:
+    """With nothing reserved meanwhile."""
+    d = await lab.decode("D1")
+    made, registry = lab.running(d), lab.proxy.state.registry
+    made.booking = LegBooking(registry, d.id, lab.p.id, prompt_tokens=10, new_tokens=1)
+    made.booking.reserve()
+    inflight = list[int]()
+
+    async def opening(made: Attempt) -> OpenAnswer:
+        made.receipt.legs[-1].status = 200
+        await asyncio.sleep(3 * GRACE_S)
+        inflight.extend(view.inflight for view in registry.views())
+        lab.announce(made)
+        raise asyncio.CancelledError
+
+    await lab.leave(made, opening)
+    assert inflight == [0, 0]
+    assert (lab.outstanding(), lab.fates()) == (0, {"taken": 1})
+
+
+@pytest.mark.parametrize("status", [None, 500], ids=["no head", "an error"])
+async def test_what_announces_no_handoff_is_not_waited_for(lab: Lab, status: int | None) -> None:
+    async def opening(made: Attempt) -> OpenAnswer:
+        made.receipt.legs[-1].status = status
+        await asyncio.sleep(3 * GRACE_S)
+        lab.announce(made)
+        raise AssertionError
+
+    await lab.leave(lab.running(await lab.decode("D1")), opening)
+    assert lab.fates() == {"aborted": 1}
+
+
+async def test_an_answer_of_p_that_does_not_end_is_given_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppd.proxy.routing.handoff_release.READ_ON_S", 0.01)
+
+    async def opening(made: Attempt) -> OpenAnswer:
+        made.receipt.legs[-1].status = 200
+        await forever()
+        raise AssertionError
+
+    await lab.leave(lab.running(await lab.decode("D1")), opening)
+    assert (lab.fates(), lab.closed) == ({"aborted": 1}, ["given back"])
+
+
 async def test_a_d_that_was_just_asked_is_ended_and_has_the_kv(lab: Lab) -> None:
     async def opening(made: Attempt) -> OpenAnswer:
         lab.announce(made)
@@ -250,6 +295,15 @@ async def test_a_handoff_is_released_to_the_least_loaded_d(lab: Lab) -> None:
     assert await released(lab, lab.running(d1)) == 0
     assert [len(lab.asked[name]) for name in ("D1", "D2", "D3")] == [0, 0, 1]
     assert all(view.inflight == (view.id == d2.id) for view in lab.proxy.state.registry.views())
+
+
+async def test_a_handoff_that_is_too_old_is_left_to_its_lease(lab: Lab) -> None:
+    """A D that reads blocks of others keeps them in its cache as those of this prompt."""
+    d1, _ = await lab.decode("D1"), await lab.decode("D2")
+    made = lab.running(d1)
+    made.expiry = Expiry.of(lab.proxy.upstream.uptime() - 20.0, 20.0)
+    assert await released(lab, made) == 1
+    assert lab.asked["D2"] == []
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,13 @@ import pytest
 
 from ppd.proxy.admission.keys import Client
 from ppd.proxy.errors import RequestError
-from ppd.proxy.routing.passthrough import TotalTokens, public_body
+from ppd.proxy.openai.tenant_scope import TenantScope
+from ppd.proxy.routing.passed_body import TotalTokens, public_body
 
 ANYBODY = Client(name="", tenant="")
 BATCH = Client(name="batch", tenant="batch", priority=10)
+SCOPE = TenantScope(b"of a cache group", b"of a tenant's ids")
+OURS = Client(name="ours", tenant="ours", scope=SCOPE)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +35,26 @@ BATCH = Client(name="batch", tenant="batch", priority=10)
 )
 def test_members_that_end_at_the_proxy_are_removed_and_no_others(sent: object, left: object) -> None:
     assert json.loads(public_body(json.dumps(sent).encode(), ANYBODY, 64)) == left
+
+
+@pytest.mark.parametrize(
+    ("path", "own", "seen"),
+    [
+        ("/v1/embeddings", None, SCOPE.salt()),
+        ("/pooling", "mine", SCOPE.salt("mine")),
+        ("/tokenize", None, None),
+        ("/tokenize", "mine", "mine"),
+    ],
+)
+def test_prompts_that_engines_cache_are_salted(path: str, own: str | None, seen: str | None) -> None:
+    sent = {"input": "x", "session_id": "s"} | ({"cache_salt": own} if own else {})
+    left = json.loads(public_body(json.dumps(sent).encode(), OURS, 64, path))
+    assert left == {"input": "x", "session_id": SCOPE.id("s")} | ({"cache_salt": seen} if seen else {})
+
+
+def test_a_salt_that_is_no_text_is_refused_of_a_key() -> None:
+    with pytest.raises(RequestError, match="cache_salt"):
+        public_body(b'{"cache_salt": 1}', OURS, 64, "/v1/embeddings")
 
 
 def test_a_name_written_in_escapes_is_the_same_name() -> None:

@@ -6,12 +6,14 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 
+from ppd.proxy.app.lifespan import UNHEARD_S
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Phase
-from ppd.proxy.upstream.call import ANSWER_LIMIT_BYTES, END_S, Answer, Call, Timeouts
+from ppd.proxy.upstream.call import ANSWER_LIMIT_BYTES, END_S, Answer, Call, Expiry, Timeouts
 from ppd.proxy.upstream.client import Upstream
 from ppd.proxy.upstream.pool import connecting
 from tests.support.scripted_workers import HEAD, PATIENT, WHOLE, close, deaf, read, says, server, worker
@@ -106,6 +108,48 @@ async def test_an_answer_that_keeps_talking_can_have_a_limit_as_a_whole(upstream
     assert failure.value.cause is Cause.TIMEOUT
 
 
+@pytest.mark.parametrize(
+    ("key", "is_trusted", "given", "seen"),
+    [
+        ("", True, {"authorization": "Bearer client"}, b"authorization: bearer client"),
+        ("own", True, {}, b"authorization: bearer own"),
+        ("own", True, {"authorization": "Bearer client"}, b"authorization: bearer own"),
+        ("own", False, {}, b""),
+    ],
+)
+async def test_the_proxys_key_goes_to_trusted_workers_alone(
+    key: str, is_trusted: bool, given: dict[str, str], seen: bytes
+) -> None:
+    heads = list[bytes]()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).lower())
+        writer.write(WHOLE)
+        await writer.drain()
+        writer.close()
+
+    listening = await asyncio.start_server(take, "127.0.0.1", 0)
+    upstream = Upstream(keepalive_s=4.0, key=key)
+    target = replace(worker(listening.sockets[0].getsockname()[1]), is_trusted=is_trusted)
+    async with upstream.answer(Call(target), "/", headers=given, timeouts=PATIENT) as answer:
+        assert await answer.body() == b"hi"
+    assert [line for line in heads[0].split(b"\r\n") if b"authorization" in line] == ([seen] if seen else [])
+    await upstream.close()
+    listening.close()
+
+
+async def test_what_does_not_fit_into_a_head_is_the_failure_of_its_worker(upstream: Upstream) -> None:
+    call = Call(worker(1))
+    with pytest.raises(LegError) as failure:
+        async with upstream.answer(call, "/", headers={"x-request-id": "a\r\nX: 1"}, timeouts=PATIENT):
+            pass
+    assert (failure.value.phase, failure.value.cause, failure.value.worker) == (
+        Phase.CONNECT,
+        Cause.REFUSED,
+        call.worker_id,
+    )
+
+
 # -- hanging up
 
 
@@ -156,11 +200,9 @@ async def between_two_reads(upstream: Upstream, call: Call, hung_up: asyncio.Eve
         (at_connect, Phase.CONNECT),
         (at_head, Phase.SENT),
         (at_body, Phase.HEADERS),
-        (at_stream, Phase.STREAM),
-        (between_two_reads, Phase.STREAM),
     ],
 )
-async def test_hanging_up_ends_every_wait(
+async def test_hanging_up_ends_every_wait_for_an_answer(
     upstream: Upstream, waits: Callable[[Upstream, Call, asyncio.Event], Awaitable[None]], phase: Phase
 ) -> None:
     async with AsyncExitStack() as stack:
@@ -182,6 +224,66 @@ async def test_hanging_up_ends_every_wait(
         assert not bystander.done(), "other workers' legs go on"
         bystander.cancel()
         await asyncio.wait({bystander})
+
+
+@pytest.mark.parametrize("reads", [at_stream, between_two_reads])
+async def test_hanging_up_ends_no_stream_that_runs(
+    upstream: Upstream, reads: Callable[[Upstream, Call, asyncio.Event], Awaitable[None]]
+) -> None:
+    is_hung_up = asyncio.Event()
+
+    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter, __: int) -> None:
+        writer.write(HEAD + CHUNK)
+        await is_hung_up.wait()
+        writer.write(CHUNK + b"0\r\n\r\n")
+
+    async with server(script) as target:
+        reading = asyncio.ensure_future(reads(upstream, call := Call(target), is_hung_up))
+        await until(lambda: call.phase is Phase.STREAM)
+        upstream.hang_up(target.id)
+        is_hung_up.set()
+        async with asyncio.timeout(10):
+            await reading
+
+
+async def test_only_what_may_arrive_late_is_ended_on_a_worker_that_lives(upstream: Upstream) -> None:
+    async with server(says()) as target:
+        plain, handoff = Call(target), Call(target, once=True)
+        waiting = [asyncio.ensure_future(read(upstream, call)) for call in (plain, handoff)]
+        await until(lambda: plain.phase is handoff.phase is Phase.SENT)
+        upstream.hang_up(target.id, only_handoffs=True)
+        async with asyncio.timeout(10):
+            with pytest.raises(LegError):
+                await waiting[1]
+        assert not waiting[0].done()
+        waiting[0].cancel()
+
+
+@pytest.mark.parametrize(("status", "is_life"), [(200, True), (429, True), (500, False), (503, False)])
+async def test_an_answer_is_a_sign_of_life_unless_it_is_a_servers_error(
+    upstream: Upstream, status: int, is_life: bool
+) -> None:
+    async with server(says(WHOLE.replace(b"200", b"%d" % status))) as target:
+        assert (upstream.count_answers(), upstream.answers(target.id)) == ([], 0)
+        for number in (1, 2):
+            await read(upstream, Call(target))
+            assert upstream.count_answers() == [target.id] * is_life
+            assert upstream.count_answers() == []
+            assert upstream.answers(target.id) == number * is_life
+
+
+async def test_a_machine_that_vanishes_is_noticed_by_the_kernel(upstream: Upstream) -> None:
+    """Nothing is sent on a stream that runs: without keepalive its connection would stand for ever."""
+    async with server(says(HEAD)) as target:
+        answer = await upstream.ask(Call(target), "/", timeouts=PATIENT)
+        assert answer._connection is not None and answer._connection._transport is not None
+        made = answer._connection._transport.get_extra_info("socket")
+        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            idle_s, every_s, probes = (made.getsockopt(socket.IPPROTO_TCP, option) for option in options)
+            assert idle_s + every_s * probes <= 30
+        answer.close()
 
 
 async def test_hanging_up_at_the_very_moment_of_a_time_out_is_no_error() -> None:
@@ -223,9 +325,91 @@ async def test_a_worker_is_doubted_that_was_sent_what_must_not_arrive_late(
         await until(lambda: call.phase is (Phase.HEADERS if answers else Phase.SENT))
         assert upstream.unheard(-1.0) == [target.id] * is_doubted
         assert upstream.unheard(60.0) == [], "not at once"
-        upstream.heard(target.id)
+        upstream.heard(target.id, call.sent_s - 0.001)
+        assert upstream.unheard(-1.0) == [target.id] * is_doubted, "the probe was asked before"
+        upstream.heard(target.id, call.sent_s)
         assert upstream.unheard(-1.0) == [], "it has answered a probe since, so it has read what came before"
         asking.cancel()
+
+
+class Readings:
+    """A clock that says these times, one after the other."""
+
+    def __init__(self, *times_s: float) -> None:
+        self._times_s = list(times_s)
+
+    def __call__(self) -> float:
+        return self._times_s.pop(0)
+
+
+EXPIRY = Expiry(send_by_s=20.0, heard_by_s=28.0)
+
+
+async def test_a_handoff_that_is_too_old_is_not_sent_and_its_connection_is_kept(upstream: Upstream) -> None:
+    served = list[int]()
+
+    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        served.append(writer.get_extra_info("peername")[1])
+        writer.write(WHOLE)
+
+    async with server(script) as target:
+        upstream.uptime = Readings(20.0)
+        with pytest.raises(LegError) as failure:
+            await read(upstream, Call(target, once=True, expiry=EXPIRY))
+        assert (failure.value.phase, failure.value.cause) == (Phase.CONNECT, Cause.STALE_HANDOFF)
+        (made,) = upstream._pool(target)._idle
+        upstream.uptime = Readings(19.9, 19.9)
+        assert await read(upstream, Call(target, once=True, expiry=EXPIRY)) == b"hi"
+        assert await read(upstream, Call(target)) == b"hi"
+        assert len(set(served)) == 1
+        assert list(upstream._pool(target)._idle) == [made]
+
+
+async def test_an_answer_to_a_handoff_that_left_late_is_not_taken(upstream: Upstream) -> None:
+    """The loop stood still between the look at the clock and the write."""
+    async with server(says(WHOLE)) as target:
+        upstream.uptime = Readings(19.9, 28.0)
+        with pytest.raises(LegError) as failure:
+            await read(upstream, Call(target, once=True, expiry=EXPIRY))
+        assert (failure.value.phase, failure.value.cause) == (Phase.SENT, Cause.STALE_HANDOFF)
+
+
+SOON = Expiry(send_by_s=20.0, heard_by_s=20.1)
+
+
+async def test_a_handoff_is_dropped_that_its_worker_may_read_too_late(upstream: Upstream) -> None:
+    async with server(says()) as target:
+        upstream.uptime = Readings(19.9, 20.0)
+        with pytest.raises(LegError) as failure:
+            await read(upstream, Call(target, once=True, expiry=SOON))
+        assert (failure.value.phase, failure.value.cause) == (Phase.SENT, Cause.STALE_HANDOFF)
+
+
+async def test_a_worker_that_answers_probes_has_the_handoff_and_may_take_its_time(upstream: Upstream) -> None:
+    async def script(_: asyncio.StreamReader, writer: asyncio.StreamWriter, __: int) -> None:
+        await asyncio.sleep(0.2)
+        writer.write(WHOLE)
+
+    async with server(script) as target:
+        upstream.uptime = Readings(19.9, 20.0)
+        asking = asyncio.create_task(read(upstream, call := Call(target, once=True, expiry=SOON)))
+        await until(lambda: upstream.unheard(UNHEARD_S) == [target.id])  # before it is too late
+        assert call.phase is Phase.SENT
+        upstream.heard(target.id, call.sent_s)
+        assert await asking == b"hi"
+
+
+async def test_a_handoff_is_dropped_that_does_not_fit_into_its_workers_socket(upstream: Upstream) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # the kernel takes what it can, and nobody reads it
+        target = worker(listening.getsockname()[1])
+        upstream.uptime = Readings(19.9, 20.0)
+        call, body = Call(target, once=True, expiry=SOON), bytes(32 * 1024 * 1024)
+        asking = asyncio.create_task(upstream.ask(call, "/", body=body, timeouts=PATIENT))
+        await until(lambda: call.phase is Phase.SENT)
+        upstream.heard(target.id, call.sent_s)  # a probe says nothing of bytes that are still here
+        with pytest.raises(LegError) as failure:
+            await asking
+        assert failure.value.cause is Cause.STALE_HANDOFF
 
 
 async def test_an_answer_that_nobody_takes_is_not_read_on(upstream: Upstream) -> None:

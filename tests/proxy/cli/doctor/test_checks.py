@@ -17,7 +17,6 @@ from ppd.proxy.cli.doctor.checks import (
     examine,
     exit_code,
     heartbeats_are_guarded,
-    is_loopback,
     ports_are_free,
     proxy_answers,
     table_can_be_used,
@@ -146,14 +145,6 @@ def test_heartbeats(changes: dict[str, Any], expected: Said) -> None:
     check_said(heartbeats_are_guarded, config(**changes), expected)
 
 
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [("127.0.0.1", True), ("localhost", True), ("::1", True), ("[::1]", True), ("0.0.0.0", False), ("*", False)],
-)
-def test_loopback(host: str, expected: bool) -> None:
-    assert is_loopback(host) is expected
-
-
 # -- a proxy
 
 
@@ -187,6 +178,19 @@ def test_proxy(proxy: ProxyFact, expected: Said) -> None:
     check_said(proxy_answers, Facts(proxy=proxy), expected)
 
 
+@pytest.mark.parametrize(
+    ("proxy", "remedy"),
+    [
+        (replace(PROXY, error="/health answered 401"), "Give a key: --admin-key"),
+        (replace(PROXY, ready_status=401), "Give a key: --admin-key"),
+        (replace(PROXY, error="its certificate is not trusted: self-signed certificate"), "SSL_CERT_FILE"),
+        (replace(PROXY, error="Connection refused"), "ppd serve"),
+    ],
+)
+def test_what_keeps_the_doctor_out_has_its_own_remedy(proxy: ProxyFact, remedy: str) -> None:
+    assert remedy in list(proxy_answers(Facts(proxy=proxy)))[-1].remedy
+
+
 # -- a fleet
 
 
@@ -196,6 +200,13 @@ def test_proxy(proxy: ProxyFact, expected: Said) -> None:
         (fleet(P1, D1), [(OK, "all healthy: P1, D1")]),
         (fleet(P1, worker("D1", reachable=False, healthy=False)), [(FAIL, "D1 at d1:1 is not reachable")]),
         (fleet(P1, worker("D1", healthy=False)), [(FAIL, "D1 at d1:1 is not healthy")]),
+        (fleet(worker("D1", healthy=False, why="/health answered 503")), [(FAIL, "not healthy: /health answered 503")]),
+        (fleet(worker("D1", wants_key=True)), [(FAIL, "D1 at d1:1 wants a key")]),
+        (fleet(worker("D1", state="up", wants_key=True)), [(OK, "D1")]),
+        (
+            fleet(worker("D1", healthy=False, reachable=False, why="its certificate is not trusted: expired")),
+            [(FAIL, "D1 at d1:1 cannot be spoken to: its certificate is not trusted: expired")],
+        ),
         (fleet(worker("D1", state="up")), [(OK, "D1")]),
         (fleet(worker("D1", state="down")), [(FAIL, "not reachable")]),
         (
@@ -354,6 +365,6 @@ def test_every_check_is_run_once() -> None:
         for name, check in vars(module).items()
         if getattr(check, "__module__", "") == module.__name__ and not name.startswith("_")
     }
-    others = {checks.examine, checks.exit_code, checks.is_loopback}
+    others = {checks.examine, checks.exit_code}
     assert set(CHECKS) == public - others
     assert len(CHECKS) == len(set(CHECKS))

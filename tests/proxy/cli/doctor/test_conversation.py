@@ -197,3 +197,12 @@ def test_losses(facts: Facts, expected: Said) -> None:
 )
 def test_growth_of_counters(now: EngineCounts, then: EngineCounts, growth: EngineCounts | None) -> None:
     assert now.since(then) == growth
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"), [(401, "Give a key: --client-key"), (403, "Give a key"), (502, "Look up")]
+)
+def test_a_turn_that_is_not_let_in_wants_a_key(status: int, remedy: str) -> None:
+    turn = TurnFact(status=status, error="no")
+    (finding,) = turns_are_answered(Facts(proxy=PROXY, conversation=ProbeConversation(model="m", turns=(turn,))))
+    assert remedy in finding.remedy

@@ -1,0 +1,93 @@
+"""Bodies of requests outside of conversations: their model, what of them goes on, and what their answers cost. Pure."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from ..admission.keys import Client
+from ..admission.queue import effective_priority
+from ..connectors.leg import public_fields
+from ..errors import RequestError
+from ..openai.body_members import check_depth, decoded, encoded
+from ..openai.form import field as form_field
+from ..openai.form import is_form
+from ..openai.request import MODEL_LIMIT, Fields
+from ..openai.tenant_scope import SALTED
+
+UNSALTED_PATHS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v2/embed")
+"""The paths whose engines take no `cache_salt`, in vLLM 0.32: all but the last compute no prompt."""
+
+# A member of JSON: inside a string its quotes would be escaped.
+_USED = re.compile(rb'"total_tokens"\s{0,8}:\s{0,8}([0-9]{1,12})')
+_USED_BYTES = 64  # at least as many as match
+
+
+class _ModelOnly(msgspec.Struct):
+    model: str = ""
+
+
+def model_of(content_type: str, body: bytes) -> str:
+    """The model that a body names, "" where it names none; RequestError for a name that is too long."""
+    if is_form(content_type):
+        model = form_field(content_type, body, "model") or ""
+    else:
+        try:
+            model = msgspec.json.decode(body, type=_ModelOnly).model
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            model = ""
+    if len(model) > MODEL_LIMIT:
+        raise RequestError(f"model: must be a name of at most {MODEL_LIMIT} characters", param="model")
+    return model
+
+
+def public_body(body: bytes, client: Client, depth_limit: int, path: str = "") -> bytes:
+    """A JSON object without the members that end at the proxy, and with a `priority` that the client's key allows.
+
+    With keys it has the tenant's salt too, where the path's engine keeps KV of prompts, and ids that are the tenant's.
+
+    The same bytes where that changes nothing. RequestError for a body that is no JSON object: workers accept more than
+    JSON (NaN, UTF-16), and could find members there that were not checked here.
+    """
+    check_depth(body, depth_limit)
+    try:
+        fields = msgspec.json.decode(body, type=Fields)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise RequestError("the body must be a JSON object or a multipart form") from None
+    kept = _in_scope(_in_class(public_fields(fields), client), client, path)
+    return body if kept == fields else msgspec.json.encode(kept)
+
+
+def _in_scope(fields: Fields, client: Client, path: str) -> Fields:
+    if client.scope is None:
+        return fields
+    if path in UNSALTED_PATHS:
+        return client.scope.fields(fields)
+    own = decoded(fields[SALTED]) if SALTED in fields else None
+    if own is not None and not isinstance(own, str):
+        raise RequestError("cache_salt: must be a string", param=SALTED)
+    return client.scope.fields(fields, client.scope.salt(own or ""))
+
+
+def _in_class(fields: Fields, client: Client) -> Fields:
+    asked = decoded(fields["priority"]) if "priority" in fields else None
+    if not client.name or asked is None:
+        return fields
+    if isinstance(asked, bool) or not isinstance(asked, (int, float)) or asked != int(asked):
+        raise RequestError("priority: must be a whole number", param="priority")
+    return {**fields, "priority": encoded(effective_priority(client.priority, int(asked)))}
+
+
+class TotalTokens:
+    """Reads `total_tokens` from an answer as it passes; 0 until then."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._tail = b""
+
+    def observe(self, data: bytes) -> None:
+        seen = self._tail + data
+        for match in _USED.finditer(seen):
+            self.tokens = int(match[1])
+        self._tail = seen[-_USED_BYTES:]

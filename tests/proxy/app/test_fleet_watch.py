@@ -1,0 +1,46 @@
+"""What the log says of workers that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from ppd.proxy.app.lifespan import FleetWatch
+from ppd.proxy.assembly import assemble
+from ppd.proxy.config import Mode, ProxyConfig
+from ppd.proxy.fleet.worker import Announcement, Role, Source, Worker
+from ppd.proxy.settings import Settings
+
+
+async def test_a_worker_that_goes_down_or_away_is_told_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = [100.0]
+    proxy = assemble(Settings(ProxyConfig(mode=Mode.REPLICA, heartbeat_port=0)), now=lambda: clock[0])
+    registry, watch = proxy.state.registry, FleetWatch(proxy)
+
+    def told() -> str:
+        caplog.clear()
+        watch._drop_silent()
+        watch._note_changes()
+        return "; ".join(record.getMessage() for record in caplog.records)
+
+    static = Worker(role=Role.REPLICA, address="a:1")
+    registry.add_static(static, clock[0])
+    registry.probed(static.id, static, None, clock[0])
+    registry.apply(Announcement(Worker(role=Role.DECODE, address="b:1", source=Source.PING)), clock[0])
+    assert sorted(told().split("; ")) == ["worker D1 b:1: up", "worker R1 a:1: up"]
+    proxy.prober.failing[static.id] = "/health answered 503"
+    registry.probe_failed(static.id)
+    assert told() == "worker R1 a:1: down (/health answered 503)"
+    clock[0] += 31.0
+    assert told() == "worker D1 b:1: gone (silent for 30 s)"
+    registry.remove(static.id)
+    assert told() == "worker R1 a:1: gone"
+    for task in tuple(proxy.prober._probing.values()):
+        task.cancel()
+    await asyncio.gather(*proxy.prober._probing.values(), return_exceptions=True)
+    proxy.listener.close()
+    await proxy.upstream.close()
+    await proxy.prober.close()

@@ -229,10 +229,8 @@ class FailedAttempts:
             self.refusals.append(exc)
         else:
             self.keys[key] = exc
-        if is_unreached:
-            return (
-                True  # nothing was sent, which is no attempt; a P that is slow to connect is one, as D can do without
-            )
+        if is_unreached:  # nothing was sent, which is no attempt; a P that is slow to connect is, as D can do without
+            return True
         if leg is Leg.PREFILL or isinstance(key, tuple):
             self.handing_over += 1
         elif exc.cause not in (Cause.OVERLOADED, Cause.UNKNOWN_MODEL):  # which ends with those that list the model

@@ -221,27 +221,28 @@ class FailedAttempts:
         self.last = exc
         if client not in (ClientGets.ANOTHER, ClientGets.ANOTHER_OR_QUEUE):
             return False
-        self.owes_retry = row.health is not HealthEffect.OPENED  # the breaker has paid for the death of a worker
+        is_death = row.health is HealthEffect.OPENED  # for which the breaker has paid
+        is_unreached = exc.phase is Phase.CONNECT and (is_death or leg is not Leg.PREFILL)
+        self.owes_retry = not is_death and not is_unreached
+        self.is_moved |= is_death and not is_unreached
         if exc.cause is Cause.OVERLOADED:
             self.refusals.append(exc)
         else:
             self.keys[key] = exc
-        if row.health is HealthEffect.OPENED:
-            if exc.phase is Phase.CONNECT:
-                return True  # nothing was sent, which is no attempt
-            self.is_moved = True
+        if is_unreached:  # nothing was sent, which is no attempt; a P that is slow to connect is, as D can do without
+            return True
         if leg is Leg.PREFILL or isinstance(key, tuple):
             self.handing_over += 1
         elif exc.cause not in (Cause.OVERLOADED, Cause.UNKNOWN_MODEL):  # which ends with those that list the model
             self.answering += 1
         return self.answering < self.limit
 
-    def forgive_unreached(self) -> bool:
-        """Workers that were not reached may be asked again; whether there are any."""
-        unreached = [key for key, exc in self.keys.items() if exc.phase is Phase.CONNECT]
+    def forgive_unreached(self) -> set[Key]:
+        """Workers that were not reached may be asked again: these."""
+        unreached = {key for key, exc in self.keys.items() if exc.phase is Phase.CONNECT}
         for key in unreached:
             del self.keys[key]
-        return bool(unreached)
+        return unreached
 
     def pay(self, retries: RetryBudget) -> str:
         """Before the next attempt: how it is paid, `no_budget` where it cannot be."""

@@ -20,7 +20,7 @@ from ..failures import Cause, FailureRule, HandoffEffect
 from ..fleet.booking import LegBooking
 from ..fleet.worker import Worker, WorkerId
 from ..health.poisoned_prompts import life_of
-from ..health.worker_health import blamed_view
+from ..health.worker_health import Key, blamed_view
 from ..openai.request import Request
 from ..policy import Decision, Excluded, Route, Rules, Turn, decide, has_room
 from ..sessions.table import SessionMatch
@@ -199,7 +199,8 @@ class Router:
         answering = [view.id for view in (*fleet.decodes, *fleet.replicas) if view.id in busy]
         error = failed.error(max((busy[worker] - now_s for worker in answering), default=0.0))
         times_s += [busy[worker] for worker in answering if worker not in spent]
-        if failed.forgive_unreached():
+        able: set[Key] = {view.id for view in (*fleet.decodes, *fleet.replicas, *fleet.down)}
+        if failed.forgive_unreached() & able:
             times_s.append(now_s + DOWN_S)
         if not times_s:
             raise error from None

@@ -3,6 +3,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ENGINE ?= sim
 READY  := $(VENV)/.ready
+PLAYS  := $(VENV)/.demo-ready
 JOBS   ?= 2
 PYTEST := $(BIN)/python -m pytest
 BESIDE := $(PYTEST) --numprocesses $(JOBS) --dist loadfile
@@ -17,8 +18,8 @@ CONFORMANCE := $(patsubst %,tests/e2e/%.py,access/test_edge access/test_keys acc
 
 .PHONY: demo test check types quick format clean browser chromium
 
-demo: $(READY)
-	$(BIN)/ppd demo --engine $(ENGINE) $(if $(MODEL),--model $(MODEL)) $(if $(ONCE),--once)
+demo: $(PLAYS)
+	$(BIN)/ppd demo --engine $(ENGINE) $(if $(PORT),--port $(PORT)) $(if $(MODEL),--model $(MODEL)) $(if $(ONCE),--once)
 
 # Quick tests first: a broken rule shows in seconds, not after the engines have started.
 test: $(READY)
@@ -55,10 +56,22 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The demo downloads 34 MB, the tests 280: each installs what it needs, and the tests' part has the demo's in it.
+$(PLAYS): pyproject.toml
+	@echo "The demo's first run: installing PPD and OpenAI's client into $(VENV) (34 MB to download; make test needs more)"
+	$(call install,.[demo])
+	@touch $@
+
 $(READY): pyproject.toml
-	test -x $(BIN)/python || python3 -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
-	touch $@
+	@echo "Installing PPD with all that its tests need into $(VENV) (280 MB to download)"
+	$(call install,.[dev])
+	@touch $@ $(PLAYS)
+
+define install
+@test -x $(BIN)/python || python3 -m venv $(VENV)
+@echo "  pip install --editable '$(1)'"
+@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '$(1)'
+endef
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,10 +17,10 @@ import zmq.auth
 from prometheus_client import generate_latest
 from zmq.utils.monitor import recv_monitor_message
 
-from ppd.offline.backends.ports import free_ports
 from ppd.proxy.config import Mode
 from ppd.proxy.discovery.heartbeat import Heartbeat
 from ppd.servers.agent.agent import Announcer
+from ppd.servers.fleet.ports import free_ports
 
 
 def heartbeat(address: str, role: str = "D", **changes: Any) -> bytes:

@@ -20,7 +20,8 @@ from ppd.proxy.discovery.heartbeat import check_address
 from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.fleet.worker import Role
 
-from ..agent.agent import Agent, Announcer, Identity, run_until_signal
+from ..agent.agent import Agent, Identity, run_until_signal
+from ..agent.announcer import Announcer
 from ..fleet.ports import check_free
 from ..fleet.process import EngineProcess
 from ..vllm.launch import WILDCARDS, Device, EngineSpec, Launch

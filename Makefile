@@ -16,14 +16,14 @@ CONFORMANCE := $(patsubst %,tests/e2e/%.py,access/test_edge access/test_keys acc
 	failures/test_dead_workers failures/test_drain failures/test_failures failures/test_fault_matrix \
 	turns/test_conversations turns/test_hostile turns/test_pass_through_rules turns/test_prompt_lists)
 
-.PHONY: demo test check types quick format clean browser chromium
+.PHONY: demo test check types quick format clean browser chromium promtool
 
 demo: $(PLAYS)
 	$(BIN)/ppd demo --engine $(ENGINE) $(if $(PORT),--port $(PORT)) $(if $(MODEL),--model $(MODEL)) $(if $(ONCE),--once)
 
 # Quick tests first: a broken rule shows in seconds, not after the engines have started.
 test: $(READY)
-	$(MAKE) --no-print-directory check browser
+	$(MAKE) --no-print-directory check browser promtool
 	$(BESIDE) -m "(e2e or wheel) and not alone"
 	$(BESIDE) --data-plane asgi $(CONFORMANCE)
 	$(PYTEST) -m alone
@@ -33,6 +33,20 @@ test: $(READY)
 browser:
 	@for name in $$PPD_CHROMIUM chromium chromium-browser google-chrome; do command -v "$$name" >/dev/null && exit 0; done; \
 		$(MAKE) --no-print-directory chromium
+
+# Checks the alert rules. PPD_PROMTOOL names another one.
+PROMTOOL := $(VENV)/promtool/usr/bin/promtool
+promtool:
+	@for name in $$PPD_PROMTOOL promtool $(PROMTOOL); do command -v "$$name" >/dev/null && exit 0; done; \
+		$(MAKE) --no-print-directory $(PROMTOOL)
+
+# Debian's package is unpacked, not installed: it would start a server.
+$(PROMTOOL):
+	@command -v apt-get >/dev/null || \
+		{ echo "make test checks the alert rules: install promtool, or set PPD_PROMTOOL to it" >&2; exit 1; }
+	@test "$$(id -u)" != 0 || apt-get update -qq
+	@mkdir -p $(VENV)/promtool
+	cd $(VENV)/promtool && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
 
 chromium:
 	@test "$$(id -u)" = 0 && command -v apt-get >/dev/null || \

@@ -102,7 +102,8 @@ def test_promtool_takes_the_rules_and_the_scrape_config() -> None:
 def parsed(argv: list[str]) -> dict[str, Any]:
     """The flags of a `ppd` command line; click.UsageError for one that it would refuse."""
     with click.Context(main) as context:
-        command = main.get_command(context, argv[0])  # type: ignore[attr-defined]
+        command = main.get_command(context, argv[0])
+    assert command is not None, argv[0]
     with command.make_context(argv[0], argv[1:]) as made:
         flags: dict[str, Any] = made.params
         return flags

@@ -98,7 +98,8 @@ def command(config_path: Path | None, admin_key: str, **flags: Any) -> None:
     def spec() -> FleetSpec:
         key = admin_key or build(config_path, {}).admin_key
         proxy_args = ("--config", str(config_path)) if config_path else ()
-        return fleet_spec(console, proxy_args=proxy_args, **({"admin_key": key} if key else {}), **flags)
+        given: dict[str, Any] = {**flags, "admin_key": key} if key else flags
+        return fleet_spec(console, proxy_args=proxy_args, **given)
 
     async def up(spec: FleetSpec) -> None:
         async with LocalFleet(spec) as fleet:

@@ -19,7 +19,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from ppd.proxy.config import Mode
 from ppd.proxy.discovery.heartbeat import Heartbeat
-from ppd.servers.agent.agent import Announcer
+from ppd.servers.agent.announcer import Announcer
 from ppd.servers.fleet.ports import free_ports
 
 

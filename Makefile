@@ -3,6 +3,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ENGINE ?= sim
 READY  := $(VENV)/.ready
+PLAYS  := $(VENV)/.demo-ready
 JOBS   ?= 2
 PYTEST := $(BIN)/python -m pytest
 BESIDE := $(PYTEST) --numprocesses $(JOBS) --dist loadfile
@@ -16,14 +17,14 @@ CONFORMANCE := $(patsubst %,tests/e2e/%.py,access/test_edge access/test_keys acc
 	failures/test_dead_workers failures/test_drain failures/test_failures failures/test_fault_matrix \
 	turns/test_conversations turns/test_hostile turns/test_pass_through_rules turns/test_prompt_lists)
 
-.PHONY: demo test check types quick format clean browser chromium
+.PHONY: demo test check types quick format clean browser chromium promtool
 
-demo: $(READY)
-	$(BIN)/ppd demo --engine $(ENGINE) $(if $(MODEL),--model $(MODEL)) $(if $(ONCE),--once)
+demo: $(PLAYS)
+	$(BIN)/ppd demo --engine $(ENGINE) $(if $(PORT),--port $(PORT)) $(if $(MODEL),--model $(MODEL)) $(if $(ONCE),--once)
 
 # Quick tests first: a broken rule shows in seconds, not after the engines have started.
 test: $(READY)
-	$(MAKE) --no-print-directory check browser
+	$(MAKE) --no-print-directory check browser promtool
 	$(BESIDE) -m "(e2e or wheel) and not alone"
 	$(BESIDE) --data-plane asgi $(CONFORMANCE)
 	$(PYTEST) -m alone
@@ -33,6 +34,20 @@ test: $(READY)
 browser:
 	@for name in $$PPD_CHROMIUM chromium chromium-browser google-chrome; do command -v "$$name" >/dev/null && exit 0; done; \
 		$(MAKE) --no-print-directory chromium
+
+# Checks the alert rules. PPD_PROMTOOL names another one.
+PROMTOOL := $(VENV)/promtool/usr/bin/promtool
+promtool:
+	@for name in $$PPD_PROMTOOL promtool $(PROMTOOL); do command -v "$$name" >/dev/null && exit 0; done; \
+		$(MAKE) --no-print-directory $(PROMTOOL)
+
+# Debian's package is unpacked, not installed: it would start a server.
+$(PROMTOOL):
+	@command -v apt-get >/dev/null || \
+		{ echo "make test checks the alert rules: install promtool, or set PPD_PROMTOOL to it" >&2; exit 1; }
+	@test "$$(id -u)" != 0 || apt-get update -qq
+	@mkdir -p $(VENV)/promtool
+	cd $(VENV)/promtool && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb
 
 chromium:
 	@test "$$(id -u)" = 0 && command -v apt-get >/dev/null || \
@@ -56,10 +71,22 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The demo downloads 34 MB, the tests 280: each installs what it needs, and the tests' part has the demo's in it.
+$(PLAYS): pyproject.toml
+	@echo "The demo's first run: installing PPD and OpenAI's client into $(VENV) (34 MB to download; make test needs more)"
+	$(call install,.[demo])
+	@touch $@
+
 $(READY): pyproject.toml
-	test -x $(BIN)/python || python3 -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
-	touch $@
+	@echo "Installing PPD with all that its tests need into $(VENV) (280 MB to download)"
+	$(call install,.[dev])
+	@touch $@ $(PLAYS)
+
+define install
+@test -x $(BIN)/python || python3 -m venv $(VENV)
+@echo "  pip install --editable '$(1)'"
+@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '$(1)'
+endef
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

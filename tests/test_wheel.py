@@ -43,7 +43,7 @@ def test_the_wheel_installs_elsewhere_and_runs(tmp_path: Path) -> None:
             [str(bin_folder / program[0]), *program[1:], "--help"], capture_output=True, text=True, check=False
         )
         assert refused.returncode == 1
-        assert 'pip install "ppd-router[offline]"' in refused.stderr
+        assert "pip install '.[offline]' in PPD's clone" in refused.stderr
     run(str(bin_folder / "pip"), "install", "--quiet", f"{wheel}[offline]", cwd=tmp_path)
     measure = (str(bin_folder / "ppd-build-table"), "--simulate", "--grid", "quick", "--only", "*/small_tiny/q1")
     run(*measure, "--hardware", "h200-llama-3.1-8b", "--out", "sweep", cwd=tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from ppd.offline.backends.ports import free_ports
+from ppd.servers.fleet.ports import free_ports
 
 from .backend import Backend, LoadGenerator, TrialError, ask_once, await_line, finished, running_backend
 from .native import Tools

@@ -25,9 +25,9 @@ from threading import Event, Thread
 import aiohttp
 import zmq
 
-from ppd.offline.backends.ports import free_ports
 from ppd.proxy.discovery.heartbeat import Heartbeat
 from ppd.proxy.fleet.worker import Role
+from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import click
 
-from ppd.offline.backends.ports import free_ports
+from ppd.servers.fleet.ports import free_ports
 
 PACKAGES = ("proxy", "servers", "offline", "benchmarks")
 LIMIT_S = 60.0

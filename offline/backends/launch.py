@@ -15,6 +15,7 @@ from ppd.proxy.errors import PPDError
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.cli.up import READY_S
 from ppd.servers.fleet.fleet import FleetSpec, LocalFleet
+from ppd.servers.fleet.ports import free_offset, free_ports
 from ppd.servers.fleet.prepare import Prepared, prepare
 from ppd.servers.fleet.process import EngineFailed
 
@@ -24,7 +25,6 @@ from ..load.target import Target
 from ..sweep.backend import FleetLost, Survey
 from ..sweep.loop import failure
 from .live import LiveFleet, RunLimits
-from .ports import free_offset, free_ports
 
 STARTS = 2  # attempts, after which a topology is given up
 

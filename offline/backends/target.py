@@ -39,6 +39,10 @@ class TargetBackend:
         """PPDError unless the proxy answers, accepts the admin key, and all workers serve the model."""
         return asyncio.run(self._survey(samples))
 
+    async def topology(self) -> str:
+        """Empty if no worker is up."""
+        return (await self._fleet("").look()).topology
+
     def measure(self, run: Run) -> RunResult:
         return asyncio.run(self._measure(run))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import shlex
@@ -16,6 +17,7 @@ from ppd.proxy.errors import ConfigError
 from ppd.servers.engine_profile.profile_file import Transfers, encode
 
 from ..backends.live import RunLimits
+from ..backends.target import TargetPlan
 from ..load.target import Api, Target
 from ..simulation.setup import Setup, setup_for
 from ..sweep.backend import BackendPlan, Executor
@@ -116,8 +118,6 @@ def _launched(flags: BuildTableFlags, trace: Sequence[float] | None) -> BackendP
 
 
 def _targeted(flags: BuildTableFlags, trace: Sequence[float] | None, url: str, key: str) -> BackendPlan:
-    from ..backends.target import TargetPlan
-
     return TargetPlan(
         target=_target(flags, url.rstrip("/").removesuffix("/v1"), key),
         gpu=flags.gpu,
@@ -126,6 +126,17 @@ def _targeted(flags: BuildTableFlags, trace: Sequence[float] | None, url: str, k
         limits=RunLimits(health_s=flags.health_limit),
         trace=trace,
     )
+
+
+def topologies_there(flags: BuildTableFlags) -> list[str]:
+    """What the targets are now, by their proxies' own lists of workers."""
+    key, found = admin_key(flags), []
+    for url in flags.targets:
+        plan = TargetPlan(target=_target(flags, url.rstrip("/").removesuffix("/v1"), key))
+        if not (topology := asyncio.run(plan.open().topology())):
+            raise ConfigError(f"{url} has no worker that is up", param="topology")
+        found.append(topology)
+    return found
 
 
 def _target(flags: BuildTableFlags, url: str, key: str) -> Target:

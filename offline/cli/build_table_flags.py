@@ -12,6 +12,7 @@ from ppd.servers.engine_profile.profile_file import Transfers
 
 from ..load.target import Api
 
+AUTO = "auto"
 TRANSFERS = tuple(one.value for one in Transfers)
 APIS = (Api.COMPLETIONS.value, Api.CHAT.value)
 
@@ -25,6 +26,7 @@ class BuildTableFlags:
     targets: tuple[str, ...]
     out: Path | None
     grid: str
+    topology: str
     only: tuple[str, ...]
     seeds: int | None
     max_seeds: int | None
@@ -62,6 +64,8 @@ class BuildTableFlags:
         chosen = [way for way, is_chosen in ways.items() if is_chosen]
         if len(chosen) != 1:
             raise click.UsageError("one way of measuring must be given: --simulate, --launch or --target URL")
+        if self.topology == AUTO and not self.targets:
+            raise click.UsageError("--topology auto goes with --target only: it asks the proxy")
         for name in given:
             if name in _GOES_WITH and chosen[0] not in _GOES_WITH[name]:
                 allowed = " and ".join(f"--{way}" for way in _GOES_WITH[name])
@@ -89,6 +93,12 @@ _OPTIONS = (
     click.option("--target", "targets", multiple=True, metavar="URL", help="Measure a running proxy; repeatable."),
     click.option("--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="The sweep's folder."),
     click.option("--grid", default="", metavar="NAME|FILE", help="Axes; default: those of DIR, else paper."),
+    click.option(
+        "--topology",
+        default="",
+        metavar="auto|NAMES",
+        help="Instead of the grid's: 1P_3D,4R; auto: the target's.",
+    ),
     click.option("--only", multiple=True, metavar="GLOB", help="Cells such as '2P_2D-x1/*/q4'; repeatable."),
     click.option("--seeds", type=click.IntRange(1), help="Runs a cell, at least; default: as the grid says."),
     click.option("--max-seeds", type=click.IntRange(1), help="Runs a cell, at most; default: as the grid says."),

@@ -27,8 +27,8 @@ from ..sweep.loop import Loop, SurveyedExecutor, survey, utc_now
 from ..sweep.progress import Display, RunDurations, arrivals_s, spoken
 from ..sweep.schedule import Schedule
 from ..traces.formats import arrival_times
-from .build_table_executors import how_of, open_executors
-from .build_table_flags import BuildTableFlags
+from .build_table_executors import how_of, open_executors, topologies_there
+from .build_table_flags import AUTO, BuildTableFlags
 
 USUAL_GRID = "paper"
 
@@ -89,6 +89,8 @@ def _job(flags: BuildTableFlags, folder: SweepFolder | None, unreadable: Callabl
 
 def _grid(flags: BuildTableFlags, folder: SweepFolder | None) -> Grid:
     grid = folder.sweep.grid if folder and not flags.grid else grid_file.read(flags.grid or USUAL_GRID)
+    if flags.topology:
+        grid = grid.on(topologies_there(flags) if flags.topology == AUTO else flags.topology.split(","))
     seeds = flags.seeds or grid.seeds
     return msgspec.structs.replace(
         grid,

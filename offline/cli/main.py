@@ -53,5 +53,5 @@ def _module(name: str, command: str) -> ModuleType:
         if (exc.name or "").partition(".")[0] not in NEEDED:
             raise
         raise click.ClickException(
-            f'{command} needs {exc.name}: pip install "ppd-router[offline]", or ".[offline]" in a clone'
+            f"{command} needs {exc.name}, which the extra `offline` brings: pip install '.[offline]' in PPD's clone"
         ) from exc

@@ -32,7 +32,7 @@ class LocalTokenizer:
         try:
             module = importlib.import_module("tokenizers")
         except ModuleNotFoundError as exc:
-            raise ConfigError("tokenizer: needs the package tokenizers: pip install 'ppd-router[tokenizer]'") from exc
+            raise ConfigError("tokenizer: needs the package tokenizers: pip install tokenizers") from exc
         try:
             encoder = module.Tokenizer.from_str((folder / "tokenizer.json").read_text())
             settings = _settings(folder)

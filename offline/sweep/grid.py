@@ -6,13 +6,13 @@ Every combination of topology, x, workload and QPS is a cell. A cell gets `seeds
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Annotated, Any, Final
 
 import msgspec
 
-from ..experiment.run import POISSON, Count, Name, Positive, Profile, Run, Seconds, Share, Workload
+from ..experiment.run import POISSON, Count, Name, Positive, Profile, Run, Seconds, Share, Topology, Workload
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 HOW_OFTEN: Final = ("seeds", "max_seeds", "precision")  # may change when a sweep is resumed: no run depends on them
@@ -58,6 +58,14 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                     warm_up_s=self.warm_up_s,
                     arrivals=self.arrivals,
                 )
+
+    def on(self, topologies: Iterable[str]) -> Grid:
+        """The same workloads on these topologies, with the shares of LOCAL turns that any of its own has."""
+        shares = tuple(dict.fromkeys(x for arms in self.arms for x in arms.x)) or (0.0, 1.0)
+        names = dict.fromkeys(topologies)
+        return msgspec.structs.replace(
+            self, arms=tuple(Arms(topology=name, x=shares if Topology.parse(name).prefills else ()) for name in names)
+        )
 
     def workloads(self) -> Iterator[Workload]:
         for first, later, turns, think_s, shared in product(

@@ -27,7 +27,7 @@ class Ray:
         try:
             import ray
         except ImportError as exc:
-            raise ConfigError("--ray needs Ray: pip install 'ppd-router[ray]'", param="ray") from exc
+            raise ConfigError("--ray needs Ray: in PPD's clone, pip install '.[ray]'", param="ray") from exc
         _check_reachable(address)
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=False)

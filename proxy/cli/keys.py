@@ -1,4 +1,4 @@
-"""`ppd keys`: make clients' API keys, and show what a key file says."""
+"""`ppd keys`: make clients' API keys and heartbeats' certificates, and show what a key file says."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import zmq.auth
 from rich.console import Console
 
 from ..admission.key_file import load
@@ -22,7 +23,7 @@ OWNER_ONLY = 0o600
 
 @click.group("keys", cls=CommandGroup)
 def command() -> None:
-    """Clients' API keys: made here, kept as hashes in the proxy's `keys_file`."""
+    """Clients' API keys, kept as hashes in the proxy's `keys_file`; certificates of its encrypted heartbeat port."""
 
 
 @command.command("new")
@@ -55,6 +56,39 @@ def new(name: str, tenant: str | None, file: Path | None, **rights: Any) -> None
         append(file, entry)
         click.echo(f"{file}: key {name!r} added; this is the only time that it is shown", err=True)
     click.echo(key)
+
+
+@command.command("curve")
+@click.argument("name")
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    help="Where the two files go; made if it is not there.  [default: here]",
+)
+def curve(name: str, folder: Path) -> None:
+    """Make a pair of certificates for the encrypted heartbeat port: NAME.key, and NAME.key_secret.
+
+    NAME.key is public: an agent's goes into the proxy's `curve_clients_dir`, the proxy's to each agent. NAME.key_secret
+    stays where it is used, and only its owner can read it.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise ConfigError("NAME: must be letters, digits, dots, dashes and underscores", param="name")
+    public, secret = folder / f"{name}.key", folder / f"{name}.key_secret"
+    for file in (public, secret):
+        if file.exists():
+            raise ConfigError(f"{file}: is there already, and would be lost")
+    before = os.umask(0o077)  # ZeroMQ writes the secret file as any other
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        zmq.auth.create_certificates(folder, name)
+        public.chmod(0o644)
+    except OSError as exc:
+        raise ConfigError(f"{folder}: cannot be written: {exc.strerror}") from exc
+    finally:
+        os.umask(before)
+    click.echo(f"{public}: the public certificate\n{secret}: the secret one")
 
 
 @command.command("list")

@@ -73,6 +73,8 @@ class Learner:
             leg.ended_s = ended_s if leg.ended_s is None else leg.ended_s
         self._metrics.turns.add(receipt.route or "none", receipt.reason or "none")
         self._metrics.outcomes.add(receipt.route or "none", outcome)
+        tokens = receipt.prompt_tokens or 0, receipt.completion_tokens or 0
+        self._metrics.by_key.turn(receipt.client, outcome, *tokens)
         if self._log is not None:
             self._log(receipt)
 

@@ -1,4 +1,4 @@
-"""The proxy's Prometheus metrics. Labels have few values: routes, reasons, roles, states and kinds of legs."""
+"""The proxy's Prometheus metrics. Labels have few values: routes, reasons, roles, states, kinds of legs, some keys."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from ..fleet.worker import Role
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30.0, 60.0)
 LAG_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+KEYS_SHOWN = 100
+OTHER_KEYS = "other"
 TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.15, 0.3, 1.0)
 
 
@@ -37,6 +39,31 @@ class TurnCounter(Collector):
         for values, count in self._values.items():
             family.add_metric(values, count)
         yield family
+
+
+class KeyCounters:
+    """What clients did, by the names of their keys. The first KEYS_SHOWN names are told apart, the rest is `other`."""
+
+    def __init__(self, turns: TurnCounter, tokens: TurnCounter) -> None:
+        self._turns = turns
+        self._tokens = tokens
+        self._shown: set[str] = set()
+
+    def turn(self, key: str, outcome: str, prompt_tokens: int, completion_tokens: int) -> None:
+        """key: empty where no key is required, which counts nothing."""
+        if not key:
+            return
+        name = self._label(key)
+        self._turns.add(name, outcome)
+        self._tokens.add(name, "prompt", by=prompt_tokens)
+        self._tokens.add(name, "completion", by=completion_tokens)
+
+    def _label(self, key: str) -> str:
+        if key not in self._shown:
+            if len(self._shown) >= KEYS_SHOWN:
+                return OTHER_KEYS
+            self._shown.add(key)
+        return key
 
 
 class TurnHistogram(Collector):
@@ -105,6 +132,10 @@ class Metrics:
         self.prompt_tokens = counts("ppd_prompt_tokens", "Prompt tokens as engines counted them", "route")
         self.cached_tokens = counts("ppd_cached_tokens", "Prompt tokens found in the worker's cache", "route")
         self.completion_tokens = counts("ppd_completion_tokens", "Generated tokens", "route")
+        self.by_key = KeyCounters(
+            counts("ppd_key_turns", "Turns by the name of the client's key", "key", "outcome"),
+            counts("ppd_key_tokens", "Tokens by the name of the client's key", "key", "kind"),
+        )
         self.residency_misses = counter("ppd_residency_misses", "LOCAL turns whose prefix was not cached after all")
         self.handoffs_missing = counter("ppd_handoffs_missing", "Prefill answers without a usable handoff", "reason")
         self.heartbeats = counter("ppd_heartbeats", "Messages on the heartbeat ports", "result")

@@ -10,20 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 import aiohttp
-import zmq
-import zmq.asyncio
 
 from ppd.proxy.discovery.heartbeat import VERSION, Heartbeat
 from ppd.proxy.fleet.worker import Load, Role
 from ppd.proxy.health.probe import EngineStatus, probe
 
 from ..fleet.process import EngineFailed, EngineProcess
+from .announcer import Announcer
+from .silence import EngineSilence, Silence
 
 log = logging.getLogger(__name__)
 
@@ -97,38 +99,6 @@ def heartbeat_of(identity: Identity, status: EngineStatus, phase: AgentPhase) ->
     )
 
 
-class Announcer:
-    """A DEALER socket to each proxy. Sending never waits; a proxy that was away gets only the last message."""
-
-    def __init__(self, proxies: Sequence[str], curve: tuple[bytes, bytes, bytes] | None = None) -> None:
-        """`curve`: the agent's public and secret key, and the proxy's public one."""
-        self._context = zmq.asyncio.Context()
-        self._sockets = {address: self._connect(address, curve) for address in proxies}
-
-    def _connect(self, address: str, curve: tuple[bytes, bytes, bytes] | None) -> zmq.asyncio.Socket:
-        socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.CONFLATE, 1)
-        socket.setsockopt(zmq.LINGER, 500)  # ms, for the last message
-        if curve is not None:
-            socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = curve
-        socket.connect(f"tcp://{address}")
-        return socket
-
-    async def send(self, message: Heartbeat) -> None:
-        payload = message.encode()
-        for address, socket in self._sockets.items():
-            try:
-                # Waiting for a proxy that refuses this agent's key would keep heartbeats from the others.
-                await socket.send(payload, flags=zmq.DONTWAIT)
-            except zmq.Again:
-                log.warning(
-                    "proxy %s takes no heartbeats: no proxy listens there, or it refuses this agent's key", address
-                )
-
-    def close(self) -> None:
-        self._context.destroy(linger=500)
-
-
 class Agent:
     """Announces one engine. `process` is None for an engine that the agent did not launch."""
 
@@ -152,12 +122,13 @@ class Agent:
         self._api_key = api_key
         self._watch = EngineWatch()
         self._announced_phase: AgentPhase | None = None
+        self._modelless = Silence(0.0, time.monotonic())
         self._last = EngineStatus(healthy=False)  # the last probe that was answered
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until `stop` is set, then drains; EngineFailed if a launched engine ends by itself."""
         try:
-            async with aiohttp.ClientSession() as session:
+            async with aiohttp.ClientSession() as session, self._watching(session, stop):
                 if self._process is not None:
                     await self._process.start()
                     await self._race(self._process.wait_healthy(self._base_url, timeout_s=START_S), stop)
@@ -167,9 +138,26 @@ class Agent:
             if self._process is not None:
                 await self._process.stop()
 
+    @asynccontextmanager
+    async def _watching(self, session: aiohttp.ClientSession, stop: asyncio.Event) -> AsyncIterator[None]:
+        """Warns of an engine and of proxies that do not answer; of the engine until it is told to stop."""
+        hint = "" if self._process is None else f"; its log is {self._process.log_path}"
+        engine = EngineSilence(self._base_url, hint).watch(session)
+        watching = [asyncio.create_task(self._race(engine, stop)), asyncio.create_task(self._announcer.watch())]
+        try:
+            yield
+        finally:
+            for task in watching:
+                task.cancel()
+            await asyncio.gather(*watching, return_exceptions=True)
+
     async def _serve(self, session: aiohttp.ClientSession, stop: asyncio.Event) -> None:
         while not stop.is_set():
             status = await self._probe(session)
+            if status.healthy and not status.models and self._modelless.is_due(time.monotonic()):
+                log.warning(
+                    "engine %s lists no models: it must be an engine's port, and --api-key its key", self._base_url
+                )
             self._watch, phase = self._watch.after(status.healthy)
             if phase is not None:
                 await self._announce(phase)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import sys
 import uuid
 from dataclasses import dataclass
@@ -21,7 +20,9 @@ from ppd.proxy.discovery.heartbeat import check_address
 from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.fleet.worker import Role
 
-from ..agent.agent import Agent, Announcer, Identity, run_until_signal
+from ..agent.agent import Agent, Identity, run_until_signal
+from ..agent.announcer import Announcer
+from ..fleet.ports import check_free
 from ..fleet.process import EngineProcess
 from ..vllm.launch import WILDCARDS, Device, EngineSpec, Launch
 from ..vllm.launch import command as vllm_command
@@ -79,13 +80,6 @@ def launch_of(options: AgentOptions) -> Launch:
         extra_args=options.engine_args,
     )
     return vllm_command(spec)
-
-
-def check_free(host: str, port: int) -> None:
-    """ConfigError if another program listens there: its health would be taken for the launched engine's."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as attempt:
-        if attempt.connect_ex(("127.0.0.1" if host == "0.0.0.0" else host, port)) == 0:
-            raise ConfigError(f"port = {port}: must be a free port on {host} (in use)", param="port")
 
 
 def identity_of(options: AgentOptions, address: str) -> Identity:
@@ -177,7 +171,8 @@ def command(role: str, **flags: Any) -> None:
 async def _run(options: AgentOptions) -> None:
     address = address_of(options.attach) if options.attach else f"{options.host}:{options.port}"
     if not options.attach:
-        check_free(options.host, options.port)
+        # Another program's health would be taken for the launched engine's.
+        check_free(options.port, "port", options.host)
     process = None if options.attach else EngineProcess(launch_of(options), options.log_path)
     identity = identity_of(options, address)
     announcer = Announcer(options.proxies, curve_keys(options.curve_key, options.curve_server_key))

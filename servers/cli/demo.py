@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
+from ppd.proxy.fleet.worker import Role
+
 from ..fleet.fleet import FleetSpec, LocalFleet
-from .up import READY_S, fleet_options, fleet_spec, run, show, until_signal
+from ..fleet.ports import free_offset, free_ports, is_free
+from .up import READY_S, fleet_options, fleet_spec, run, show
 
 CONVERSATION = Path(__file__).with_name("demo_conversation.json")
-ADMIN_KEY = "demo"
 ANSWER_TOKENS = 64
 
 
@@ -41,12 +45,13 @@ class TurnShown:
 HEADING = f"{'turn':<6}{'route':<9}{'reason':<19}{'workers':<9}{'cached/new':<13}{'TTFT':<9}{'TPOT':<9}"
 
 
-async def play(base_url: str, model: str) -> AsyncIterator[TurnShown]:
-    from openai import AsyncOpenAI, AsyncStream
+async def play(base_url: str, model: str, admin_key: str) -> AsyncIterator[TurnShown]:
+    from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient
 
+    http = DefaultAsyncHttpxClient(trust_env=False)  # not through an HTTP_PROXY
     user_turns = json.loads(CONVERSATION.read_text())["user_turns"]
     messages: list[dict[str, str]] = []
-    async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key="demo", max_retries=0) as client:
+    async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key="demo", max_retries=0, http_client=http) as client:
         for number, text in enumerate(user_turns, 1):
             messages.append({"role": "user", "content": text})
             raw = await client.chat.completions.with_raw_response.create(
@@ -61,12 +66,12 @@ async def play(base_url: str, model: str) -> AsyncIterator[TurnShown]:
             parts = [chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices]
             answer = "".join(parts)
             messages.append({"role": "assistant", "content": answer})
-            yield TurnShown(number, await _receipt(base_url, raw.headers["X-Request-Id"]))
+            yield TurnShown(number, await _receipt(base_url, raw.headers["X-Request-Id"], admin_key))
 
 
-async def _receipt(base_url: str, request_id: str) -> dict[str, Any]:
+async def _receipt(base_url: str, request_id: str, admin_key: str) -> dict[str, Any]:
     async with (
-        aiohttp.ClientSession(headers={"X-Admin-Key": ADMIN_KEY}) as session,
+        aiohttp.ClientSession(headers={"X-Admin-Key": admin_key}) as session,
         session.get(f"{base_url}/admin/requests/{request_id}") as response,
     ):
         response.raise_for_status()
@@ -82,14 +87,32 @@ async def _demo(console: Console, spec: FleetSpec, once: bool) -> None:
         show(fleet)
         click.echo(f"ready after {time.monotonic() - started:.1f} s\n")
         click.echo(HEADING)
-        async for turn in play(fleet.url, spec.prepared.name):
+        async for turn in play(fleet.url, spec.prepared.name, spec.admin_key):
             click.echo(turn.line())
         if once:
             return
         body = json.dumps({"model": spec.prepared.name, "messages": [{"role": "user", "content": "hi"}]})
         click.echo("\nThe fleet stays up: Ctrl-C ends it. Ask it something:")
         click.echo(f"  curl {fleet.url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'")
-        await until_signal(fleet)
+        click.echo("Look at what it decided:")
+        click.echo(f"  curl '{fleet.url}/admin/requests?limit=1' -H 'X-Admin-Key: {spec.admin_key}'")
+        await fleet.wait_ended()
+
+
+def out_of_the_way(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags, where no port is asked for with free ones for what clients do not connect to."""
+    ctx = click.get_current_context()
+
+    def is_given(name: str) -> bool:
+        return ctx.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+    changed: dict[str, Any] = {}
+    if not is_given("heartbeat_port") and not is_free(flags["heartbeat_port"]):
+        changed["heartbeat_port"] = free_ports(1)[0]
+    if not is_given("port_offset"):
+        workers = zip(Role, (flags["prefill"], flags["decode"], flags["replica"]), strict=True)
+        changed["port_offset"] = free_offset(dict(workers))
+    return {**flags, **changed}
 
 
 @click.command("demo")
@@ -97,10 +120,13 @@ async def _demo(console: Console, spec: FleetSpec, once: bool) -> None:
 @click.option("--once", is_flag=True, help="end after the conversation")
 def command(once: bool, **flags: Any) -> None:
     """Start a fleet (1 P, 2 D, 1 R) and the proxy, and play a three-turn conversation through them."""
+    if importlib.util.find_spec("openai") is None:
+        raise click.ClickException("the demo plays its conversation with OpenAI's client: pip install openai")
+    console = Console()
 
-    async def demo() -> None:
-        console = Console()
-        log_dir = Path(tempfile.mkdtemp(prefix="ppd-demo-"))
-        await _demo(console, fleet_spec(console, admin_key=ADMIN_KEY, log_dir=log_dir, **flags), once)
+    async def demo(spec: FleetSpec) -> None:
+        # Its programs' logs. The last lines of one that ends are part of the error.
+        with tempfile.TemporaryDirectory(prefix="ppd-demo-", ignore_cleanup_errors=True) as folder:
+            await _demo(console, replace(spec, log_dir=Path(folder)), once)
 
-    run(demo)
+    run(lambda: fleet_spec(console, **out_of_the_way(flags)), demo)

@@ -12,10 +12,12 @@ from typing import Any
 import click
 from rich.console import Console
 
+from ppd.proxy.config import build
 from ppd.proxy.errors import PPDError
 from ppd.proxy.fleet.worker import Role
 
 from ..fleet.fleet import FleetSpec, LocalFleet
+from ..fleet.ports import check_free, check_workers_free
 from ..fleet.prepare import prepare
 
 READY_S = {"sim": 60.0, "vllm": 900.0}
@@ -43,28 +45,16 @@ def fleet_options(command: Callable[..., None]) -> Callable[..., None]:
 def fleet_spec(
     console: Console, engine: str, model: str, prefill: int, decode: int, replica: int, engine_args: Any, **rest: Any
 ) -> FleetSpec:
-    """The fleet that the flags ask for. Installs or writes what its engines need, which may take minutes."""
+    """The fleet that the flags ask for. Installs or writes what its engines need, which may take minutes.
+
+    ConfigError if a port is taken.
+    """
     workers = {Role.PREFILL: prefill, Role.DECODE: decode, Role.REPLICA: replica}
+    for param in ("port", "heartbeat_port"):
+        check_free(rest[param], param)
+    check_workers_free(workers, rest["port_offset"])
     prepared = prepare(engine, model, tuple(engine_args), console.print)
     return FleetSpec(engine=engine, workers=workers, prepared=prepared, **rest)
-
-
-async def until_signal(fleet: LocalFleet) -> None:
-    """Waits for Ctrl-C or SIGTERM; EngineFailed if a program of the fleet ends by itself."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    ended = asyncio.ensure_future(fleet.wait_ended())
-    stopped = asyncio.ensure_future(stop.wait())
-    try:
-        done, _ = await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        ended.cancel()
-        stopped.cancel()
-        await asyncio.gather(ended, stopped, return_exceptions=True)
 
 
 def show(fleet: LocalFleet) -> None:
@@ -74,13 +64,26 @@ def show(fleet: LocalFleet) -> None:
     click.echo(f"\nOpenAI base URL: {fleet.url}/v1")
 
 
-def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Runs a command's coroutine; a PPDError ends it with one line, Ctrl-C without any."""
+def run(spec: Callable[[], FleetSpec], work: Callable[[FleetSpec], Coroutine[Any, Any, None]]) -> None:
+    """Runs a command's coroutine over its fleet; a PPDError ends it with one line.
+
+    Ctrl-C, SIGTERM and a terminal that is closed end it without any, after it has cleaned up.
+    """
     try:
-        with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-            asyncio.run(work())
+        wanted = spec()  # outside of the loop: an installation blocks, and signals must end it as they would elsewhere
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(_until_signal(work(wanted)))
     except PPDError as exc:
         raise click.ClickException(str(exc)) from exc
+
+
+async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
+    working = asyncio.current_task()
+    assert working is not None, "run in a task"
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup, and a shell's background
+            asyncio.get_running_loop().add_signal_handler(number, working.cancel)
+    await work
 
 
 @click.command("up")
@@ -88,17 +91,21 @@ def run(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
 @click.option("--admin-key", envvar="PPD_ADMIN_KEY", default="", help="or PPD_ADMIN_KEY")
 @click.option("--config", "config_path", type=click.Path(exists=True, path_type=Path), help="the proxy's TOML file")
 @click.option("--log-dir", type=click.Path(path_type=Path), default=Path("ppd-logs"), show_default=True)
-def command(config_path: Path | None, **flags: Any) -> None:
+def command(config_path: Path | None, admin_key: str, **flags: Any) -> None:
     """Run workers by role and the proxy on this machine; ENGINE_ARGS after -- go to every engine."""
+    console = Console()
 
-    async def up() -> None:
-        console = Console()
+    def spec() -> FleetSpec:
+        key = admin_key or build(config_path, {}).admin_key
         proxy_args = ("--config", str(config_path)) if config_path else ()
-        spec = fleet_spec(console, proxy_args=proxy_args, **flags)
+        given: dict[str, Any] = {**flags, "admin_key": key} if key else flags
+        return fleet_spec(console, proxy_args=proxy_args, **given)
+
+    async def up(spec: FleetSpec) -> None:
         async with LocalFleet(spec) as fleet:
             with console.status("starting the fleet"):
                 await fleet.wait_ready(READY_S[spec.engine])
             show(fleet)
-            await until_signal(fleet)
+            await fleet.wait_ended()
 
-    run(up)
+    run(spec, up)

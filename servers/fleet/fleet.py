@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,12 +19,9 @@ import aiohttp
 from ppd.proxy.fleet.worker import Role
 
 from ..vllm.launch import Launch
+from .ports import FIRST_PORT, FIRST_SIDE_CHANNEL, HOST
 from .prepare import Prepared
 from .process import EngineFailed, EngineProcess
-
-HOST = "127.0.0.1"
-FIRST_PORT = {Role.PREFILL: 8100, Role.DECODE: 8200, Role.REPLICA: 8300}
-FIRST_SIDE_CHANNEL = 5600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +33,8 @@ class FleetSpec:
     port: int = 10001
     heartbeat_port: int = 30001
     port_offset: int = 0  # added to every worker's port, so that two fleets fit on one machine
-    admin_key: str = ""
+    # No other proxy knows the default: what answers to it is this fleet's own.
+    admin_key: str = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
     proxy_args: tuple[str, ...] = ()
     log_dir: Path = field(default_factory=lambda: Path("ppd-logs"))
 
@@ -60,10 +59,8 @@ def plan(spec: FleetSpec) -> tuple[FleetProgram, ...]:
 
 def _proxy(spec: FleetSpec) -> FleetProgram:
     flags = ["--port", str(spec.port), "--heartbeat-port", str(spec.heartbeat_port), *spec.proxy_args]
-    env = {"PPD_ADMIN_KEY": spec.admin_key} if spec.admin_key else {}
-    return FleetProgram(
-        "proxy", f"{HOST}:{spec.port}", Launch((*_ppd("serve"), *flags), env), spec.log_dir / "proxy.log"
-    )
+    launch = Launch((*_ppd("serve"), *flags), {"PPD_ADMIN_KEY": spec.admin_key})
+    return FleetProgram("proxy", f"{HOST}:{spec.port}", launch, spec.log_dir / "proxy.log")
 
 
 def _worker(spec: FleetSpec, role: Role, index: int, ordinal: int) -> FleetProgram:
@@ -138,7 +135,7 @@ class LocalFleet:
         try:
             done, _ = await asyncio.wait({ready, *ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if not done:
-                raise EngineFailed(f"the fleet was not ready after {timeout_s:g} s; logs are in {self._spec.log_dir}")
+                raise EngineFailed(f"the fleet was not ready after {timeout_s:g} s; {self._last_words('proxy')}")
             for task in done:
                 task.result()
         finally:
@@ -152,22 +149,29 @@ class LocalFleet:
 
     async def _ended(self, process: EngineProcess) -> None:
         code = await process.wait()
-        raise EngineFailed(f"{process.name} ended with {code}; the end of {process.log_path}:\n{process.log_tail()}")
+        raise EngineFailed(f"{process.name} ended with {code}; {self._last_words(process.name)}")
+
+    def _last_words(self, name: str) -> str:
+        process = self._processes[name]
+        return f"the end of {process.log_path}:\n{process.log_tail()}"
 
     async def _ready(self) -> None:
-        wanted = sum(self._spec.workers.values())
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
-            while await self._known_workers(session) < wanted:
+        wanted = {member.address for member in self.members if member.name != "proxy"}
+        headers = {"X-Admin-Key": self._spec.admin_key}
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5), headers=headers) as session:
+            while not wanted <= await self._workers_up(session):
                 await asyncio.sleep(0.1)
 
-    async def _known_workers(self, session: aiohttp.ClientSession) -> int:
+    async def _workers_up(self, session: aiohttp.ClientSession) -> set[str]:
+        """Addresses, as the fleet's own proxy lists them: another one on its port refuses the admin key."""
         try:
-            async with session.get(f"{self.url}/metrics") as response:
-                lines = (await response.text()).splitlines()
-        except (aiohttp.ClientError, TimeoutError):
-            return -1
-        counts = [line for line in lines if line.startswith("ppd_workers{") and 'state="up"' in line]
-        return int(sum(float(line.rpartition(" ")[2]) for line in counts))
+            async with session.get(f"{self.url}/admin/workers") as response:
+                if response.status != 200:
+                    return set()
+                listed = (await response.json(content_type=None))["workers"]
+                return {worker["id"] for worker in listed if worker["state"] == "up"}
+        except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+            return set()
 
     async def _stop(self) -> None:
         # Workers first, so that none announces itself to a proxy that is gone.

@@ -69,7 +69,7 @@ def python_with_vllm() -> str:
     for python in _interpreters():
         if subprocess.run([python, "-c", HAS_VLLM], capture_output=True, check=False).returncode == 0:
             return python
-    raise ConfigError("python: no interpreter here has vLLM; pip install 'ppd-router[gpu]'", param="python")
+    raise ConfigError("python: no interpreter here has vLLM; in PPD's clone, pip install '.[gpu]'", param="python")
 
 
 def _interpreters() -> Iterator[str]:

@@ -91,10 +91,8 @@ def command(
         raise click.UsageError(exc.message) from exc
     try:
         asyncio.run(_run(config))
-    except OSError as exc:
-        raise click.ClickException(
-            f"port = {config.port}: must be a free port on {config.host} ({exc.strerror})"
-        ) from exc
+    except PPDError as exc:
+        raise click.ClickException(exc.message) from exc
 
 
 async def _run(config: SimConfig) -> None:

@@ -7,12 +7,15 @@ pulled it through `engine.side_channel`. `core.answer_text` makes the text from 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
 from aiohttp import web
+
+from ppd.proxy.errors import ConfigError
 
 from .api.server import create_app
 from .core.config import SimConfig
@@ -63,5 +66,10 @@ async def running_engine(
 async def _serve(stack: AsyncExitStack, app: web.Application, config: SimConfig, port: int) -> Listener:
     listener = Listener(app, config.host, port, keep_alive_s=_KEEP_ALIVE_S, shutdown_s=config.shutdown_s)
     stack.push_async_callback(listener.end)
-    await listener.open()
+    try:
+        await listener.open()
+    except OSError as exc:
+        param = "port" if port == config.port else "side_channel_port"
+        why = os.strerror(exc.errno) if exc.errno else exc  # asyncio puts the address in its own words
+        raise ConfigError(f"{param} = {port}: must be a free port on {config.host} ({why})", param=param) from exc
     return listener

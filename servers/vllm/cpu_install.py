@@ -170,7 +170,7 @@ def find_uv() -> list[str]:
         return [on_path]
     if importlib.util.find_spec("uv"):
         return [sys.executable, "-m", "uv"]
-    raise InstallError("uv is not installed; it comes with the extra `demo`: pip install 'ppd-router[demo]'")
+    raise InstallError("uv is not installed; pip install uv")
 
 
 def torch_requirement(pip_install: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from ppd.offline.backends.ports import free_ports
+from ppd.servers.fleet.ports import free_ports
 from tests.support.proxy import ADMIN_KEY
 
 

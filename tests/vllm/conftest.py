@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 
 from benchmarks.network.fault_link import FaultLink
-from ppd.offline.backends.ports import free_ports
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Load, Role
 from ppd.proxy.health.probe import probe
+from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
 from ppd.servers.vllm.launch import TINY_ARGS, TINY_NAME, EngineSpec, command

@@ -14,8 +14,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ppd.offline.backends.ports import free_ports
 from ppd.proxy.admission.keys import Client, encode, hash_of
+from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.engine.engine import SimEngine
 from ppd.servers.sim.launch import running_engine

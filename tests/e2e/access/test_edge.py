@@ -18,10 +18,10 @@ import aiohttp
 import pytest
 from prometheus_client import generate_latest
 
-from ppd.offline.backends.ports import free_ports
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.serve import listen
 from ppd.proxy.fleet.worker import Role
+from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine
 from tests.support.credentials import Authority, trusting

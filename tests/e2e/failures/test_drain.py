@@ -18,7 +18,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from ppd.offline.backends.ports import free_ports
+from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.engine.engine import SimEngine
 from ppd.servers.sim.launch import running_engine

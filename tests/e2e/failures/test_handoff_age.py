@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ppd.offline.backends.ports import free_ports
+from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultLeg, FaultPhase, Faults, Order
 from ppd.servers.sim.engine.engine import SimEngine
 from tests.support.fleet import start_engine, static_workers

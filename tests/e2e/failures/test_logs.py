@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from ppd.offline.backends.ports import free_ports
 from ppd.proxy.config import Mode
+from ppd.servers.fleet.ports import free_ports
 
 PIPE_BYTES = 4096
 TURNS = 400

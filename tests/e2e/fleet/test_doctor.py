@@ -14,10 +14,10 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
 
-from ppd.offline.backends.ports import free_ports
 from ppd.proxy.cli.doctor.command import command
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Role
+from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine
 

@@ -16,10 +16,10 @@ import zmq.asyncio
 import zmq.auth
 from prometheus_client import generate_latest
 
-from ppd.offline.backends.ports import free_ports
 from ppd.proxy.config import Mode
 from ppd.proxy.discovery.heartbeat import Heartbeat
-from ppd.servers.agent.agent import Announcer
+from ppd.servers.agent.announcer import Announcer
+from ppd.servers.fleet.ports import free_ports
 from tests.support.announcements import Sender, heartbeat, ping
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ppd.offline.backends.ports import free_ports
 from ppd.proxy.config import Mode
+from ppd.servers.fleet.ports import free_ports
 from tests.support.announcements import Sender
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from ppd.offline.backends.live import LiveFleet, RunLimits
+from ppd.offline.cli.build_table import main
 from ppd.offline.experiment.records import Origin, Outcome, RunResult
 from ppd.offline.experiment.run import Profile, Run, Workload
 from ppd.offline.load.target import Target
@@ -111,3 +113,14 @@ async def test_something_else_than_the_proxy_is_told_by_its_not_heeding_the_head
         engine = f"http://{fleet.engines['R1'].address}"
         with pytest.raises(ConfigError, match="does not heed X-PPD-Force-Route"):
             await live(fleet, url=engine).check_forcing()
+
+
+@pytest.mark.parametrize(("workers", "cells"), [("P1 D1 R1", {"1R_1P_1D-x0", "1R_1P_1D-x1"}), ("R1", {"1R"})])
+async def test_a_grid_takes_the_topology_of_the_fleet_that_is_there(
+    start_fleet: Any, workers: str, cells: set[str]
+) -> None:
+    async with start_fleet(workers) as fleet:
+        argv = ["--target", fleet.base_url, "--grid", "quick", "--topology", "auto", "--list"]
+        listed = await asyncio.to_thread(CliRunner().invoke, main, argv, env={"PPD_ADMIN_KEY": ADMIN_KEY})
+        assert listed.exit_code == 0, listed.output
+        assert {line.split("/")[0] for line in listed.stdout.splitlines()} == cells

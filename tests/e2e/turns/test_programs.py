@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -10,9 +11,22 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
-PORT, HEARTBEATS, OFFSET = 10901, 30901, 900
+from ppd.proxy.fleet.worker import Role
+from ppd.servers.fleet.fleet import FleetSpec, LocalFleet
+from ppd.servers.fleet.ports import free_offset, free_ports
+from ppd.servers.fleet.prepare import Prepared
+from ppd.servers.fleet.process import EngineFailed
+
+PORT, HEARTBEATS = free_ports(2)
+OFFSET = free_offset(dict.fromkeys(Role, 2))
 FLAGS = ("--port", str(PORT), "--heartbeat-port", str(HEARTBEATS), "--port-offset", str(OFFSET))
+
+
+def left_in(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
 
 
 async def start(*argv: str, cwd: Path) -> asyncio.subprocess.Process:
@@ -20,6 +34,7 @@ async def start(*argv: str, cwd: Path) -> asyncio.subprocess.Process:
         sys.executable,
         *("-m", "ppd.servers", *argv),
         cwd=cwd,
+        env=os.environ | {"TMPDIR": str(cwd)},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -42,14 +57,92 @@ async def test_the_demo_plays_three_turns_and_leaves_nothing_behind(tmp_path: Pa
         ["3", "LOCAL", "table_local"],
     ]
     assert is_free(PORT) and is_free(8100 + OFFSET) and is_free(8200 + OFFSET)
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "said_first"),
+    [(signal.SIGTERM, ""), (signal.SIGINT, "ready after"), (signal.SIGTERM, "stays up"), (signal.SIGHUP, "stays up")],
+)
+async def test_a_demo_that_is_ended_removes_its_folder(tmp_path: Path, number: signal.Signals, said_first: str) -> None:
+    process = await start("demo", "-P", "0", "-D", "0", *FLAGS, cwd=tmp_path)
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        while not any(logs for _, _, logs in os.walk(tmp_path)):
+            await asyncio.sleep(0.01)
+        while said_first and said_first.encode() not in (line := await process.stdout.readline()):
+            assert line, "it goes on"
+    process.send_signal(number)
+    _, err = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, err) == (0, b"")
+    assert left_in(tmp_path) == []
+    assert is_free(PORT) and is_free(8300 + OFFSET)
+
+
+async def test_a_demo_whose_engine_fails_says_why_and_removes_its_folder(tmp_path: Path) -> None:
+    process = await start("demo", *FLAGS, "--", "--block-size", "none", cwd=tmp_path)
+    _, err = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 1
+    assert "'none' is not a valid integer" in err.decode()
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("command", ["demo", "up"])
+@pytest.mark.parametrize(
+    ("port", "said"),
+    [
+        (PORT, f"port = {PORT}: must be a free port on 127.0.0.1 (Address already in use); --port takes another"),
+        (HEARTBEATS, f"heartbeat_port = {HEARTBEATS}: must be a free port"),
+        (8100 + OFFSET, f"port_offset = {OFFSET}: must leave the workers free ports"),
+    ],
+)
+async def test_a_port_that_is_taken_is_one_line_before_anything_starts(
+    tmp_path: Path, command: str, port: int, said: str
+) -> None:
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        process = await start(command, *FLAGS, cwd=tmp_path)
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert (process.returncode, out) == (1, b"")
+    assert err.decode().startswith(f"Error: {said}") and err.count(b"\n") == 1
+    assert left_in(tmp_path) == []
+
+
+async def test_another_proxy_on_the_port_is_never_taken_for_the_fleets_own(tmp_path: Path) -> None:
+    """One that came between the look at the port and the start, and that has as many workers."""
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(text='ppd_workers{role="R",state="up"} 1.0\n')
+
+    async def anything(_: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "X-Admin-Key: wrong"}}, status=401)
+
+    app = web.Application()
+    app.router.add_get("/metrics", metrics)
+    app.router.add_route("*", "/{path:.*}", anything)
+    async with TestServer(app, port=PORT):
+        spec = FleetSpec(
+            engine="sim",
+            workers={Role.REPLICA: 1},
+            prepared=Prepared(model="", name="sim"),
+            port=PORT,
+            heartbeat_port=HEARTBEATS,
+            port_offset=OFFSET,
+            log_dir=tmp_path,
+        )
+        async with LocalFleet(spec) as fleet:
+            with pytest.raises(EngineFailed, match=f"proxy ended with 1(.|\\n)*port = {PORT}: must be a free port"):
+                await fleet.wait_ready(60)
 
 
 async def test_up_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     process = await start("up", "-P", "1", "-D", "1", "-R", "0", "--log-dir", "logs", *FLAGS, cwd=tmp_path)
     assert process.stdout is not None
     async with asyncio.timeout(60):
-        while b"OpenAI base URL" not in await process.stdout.readline():
-            assert process.returncode is None
+        while b"OpenAI base URL" not in (line := await process.stdout.readline()):
+            assert line, "it goes on"
     body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
     async with (
         aiohttp.ClientSession() as session,

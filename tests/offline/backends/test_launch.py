@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from ppd.offline.backends.launch import LaunchPlan, fleet_spec, in_one_line, too_large
-from ppd.offline.backends.ports import free_offset
 from ppd.offline.load.target import Target
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
-from ppd.servers.fleet.fleet import FIRST_PORT, plan
+from ppd.servers.fleet.fleet import plan
+from ppd.servers.fleet.ports import FIRST_PORT, free_offset
 from ppd.servers.fleet.prepare import Prepared
 from ppd.servers.fleet.process import EngineFailed
 from tests.support.sweep import run

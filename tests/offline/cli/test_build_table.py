@@ -52,6 +52,8 @@ def said(*argv: str, env: dict[str, str] | None = None) -> tuple[int, str]:
         (("--target", "http://a", "--out", "x", "--admin-key-file", "nokey"), "admin_key_file = 'nokey': must be"),
         (("--simulate", "--model", "m", "--out", "x"), "--model goes with --launch and --target only"),
         (("--target", "http://a", "--engine", "sim", "--out", "x"), "--engine goes with --launch only"),
+        (("--simulate", "--topology", "auto", "--out", "x"), "--topology auto goes with --target only"),
+        (("--simulate", "--grid", "quick", "--topology", "3P", "--out", "x"), "topology = '3P': must be"),
         (("--simulate", "--keep-failed", "--out", "x"), "--keep-failed goes with --resume only"),
         (("--list", "report", "nowhere"), "--list goes with a sweep, not with report"),
         (("--engine-arg", "-v", "tables", "nowhere"), "--engine-arg goes with a sweep, not with tables"),
@@ -124,3 +126,10 @@ def test_every_option_is_explained() -> None:
     shown = [parameter for parameter in main.params if not getattr(parameter, "hidden", False)]
     unexplained = [p.name for p in shown if not getattr(p, "help", None)]
     assert unexplained == []
+
+
+def test_the_workloads_of_a_grid_are_measured_on_topologies_that_are_named() -> None:
+    code, text = said("--simulate", "--grid", "quick", "--topology", "1P_3D,3R", "--only", "*/small_tiny/q1", "--list")
+    assert code == 0
+    runs = [line for line in text.splitlines() if "small_tiny" in line]
+    assert {line.split("/")[0] for line in runs} == {"1P_3D-x0", "1P_3D-x1", "3R"}

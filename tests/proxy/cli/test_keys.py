@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import zmq.auth
 from click.testing import CliRunner, Result
 
 from ppd.proxy.admission.key_file import load
@@ -183,3 +184,27 @@ def test_list_shows_whose_keys_there_are_and_no_hash(file: Path) -> None:
 
 def test_list_names_a_file_that_can_not_be_used(file: Path) -> None:
     assert refusal(run("list", file)).endswith("keys.toml: must be a readable key file (No such file or directory)\n")
+
+
+def test_certificates_come_as_a_pair_whose_secret_is_its_owners_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "keys" / "agents"
+    made = run("curve", "a1", "--dir", folder)
+    assert made.exit_code == 0, made.output
+    public, secret = zmq.auth.load_certificate(folder / "a1.key_secret")
+    assert secret is not None and zmq.auth.load_certificate(folder / "a1.key") == (public, None)
+    assert stat.S_IMODE((folder / "a1.key_secret").stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert secret.decode() not in made.output
+
+
+def test_a_certificate_that_is_there_is_not_overwritten(tmp_path: Path) -> None:
+    assert run("curve", "proxy", "--dir", tmp_path).exit_code == 0
+    before = (tmp_path / "proxy.key_secret").read_bytes()
+    assert "is there already" in refusal(run("curve", "proxy", "--dir", tmp_path))
+    assert (tmp_path / "proxy.key_secret").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["../proxy", "a/b", "", ".hidden", "x" * 65])
+def test_a_certificates_name_is_a_plain_file_name(tmp_path: Path, name: str) -> None:
+    assert "NAME: must be" in refusal(run("curve", name, "--dir", tmp_path))
+    assert list(tmp_path.iterdir()) == []

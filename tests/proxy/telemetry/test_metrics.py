@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ppd.proxy.policy import Route
-from ppd.proxy.telemetry.metrics import TTFT_BUCKETS_S, Metrics, TurnHistogram
+from ppd.proxy.telemetry.metrics import KEYS_SHOWN, OTHER_KEYS, TTFT_BUCKETS_S, Metrics, TurnHistogram
 
 
 def test_each_set_of_labels_is_one_series_whoever_names_it() -> None:
@@ -50,3 +50,20 @@ def test_a_spread_is_the_librarys_histogram() -> None:
         }
 
     assert shown(ours) == shown(theirs)
+
+
+def test_clients_are_told_apart_by_their_keys_up_to_a_bound() -> None:
+    metrics = Metrics()
+
+    def turns(key: str) -> float | None:
+        return metrics.registry.get_sample_value("ppd_key_turns_total", {"key": key, "outcome": "completed"})
+
+    for round_ in range(2):
+        for number in range(KEYS_SHOWN + 5):
+            metrics.by_key.turn(f"key{number}", "completed", 10, round_)
+        metrics.by_key.turn("", "completed", 10, 1)  # no key is required
+    assert turns("key0") == turns(f"key{KEYS_SHOWN - 1}") == 2
+    assert turns(f"key{KEYS_SHOWN}") is turns("") is None
+    assert turns(OTHER_KEYS) == 10
+    tokens = {"key": "key0", "kind": "prompt"}
+    assert metrics.registry.get_sample_value("ppd_key_tokens_total", tokens) == 20

@@ -21,7 +21,8 @@ from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.engine_metrics import EngineMetrics
 from ppd.proxy.fleet.worker import Announcement, Load, Role
 from ppd.proxy.health.probe import EngineStatus
-from ppd.servers.agent.agent import MISSES, Agent, AgentPhase, Announcer, EngineWatch, Identity, heartbeat_of, is_idle
+from ppd.servers.agent.agent import MISSES, Agent, AgentPhase, EngineWatch, Identity, heartbeat_of, is_idle
+from ppd.servers.agent.announcer import Announcer
 from ppd.servers.cli.agent import AgentOptions, address_of, curve_keys, identity_of, launch_of
 from ppd.servers.fleet.process import EngineFailed, EngineProcess
 from ppd.servers.vllm.launch import Launch
@@ -208,6 +209,23 @@ async def test_a_launched_engine_that_ends_by_itself_is_said_to_leave_with_the_t
         await asyncio.wait_for(running, 20)
     assert "out of memory" in str(caught.value)
     announcer.close()
+
+
+async def test_what_answers_like_an_engine_but_lists_no_models_is_told_once_a_minute(
+    ears: Ears, engine: tuple[Engine, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, url = engine
+    made, announcer = agent(ears, url)
+    stop = asyncio.Event()
+    running = asyncio.create_task(made.run(stop))
+    for _ in range(3):
+        await ears.hear()
+    stop.set()
+    await asyncio.wait_for(running, 20)
+    announcer.close()
+    assert [text for text in caplog.messages if "no models" in text] == [
+        f"engine {url} lists no models: it must be an engine's port, and --api-key its key"
+    ]
 
 
 def quiet_port() -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ppd.offline.backends.ports import free_ports
+from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineFailed, EngineProcess
 from ppd.servers.vllm.launch import Launch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -119,3 +120,14 @@ def test_impossible_settings_are_refused(flags: list[str], said: str) -> None:
     result = CliRunner().invoke(command, flags)
     assert result.exit_code == 2
     assert said in result.output
+
+
+@pytest.mark.parametrize(("flag", "param"), [("--port", "port"), ("--side-channel-port", "side_channel_port")])
+def test_a_taken_port_is_one_line_that_names_it(flag: str, param: str) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        said = CliRunner().invoke(command, ["--role", "P", "--port", "0", flag, str(port)])
+    assert said.exit_code == 1
+    assert said.output == f"Error: {param} = {port}: must be a free port on 127.0.0.1 (Address already in use)\n"

@@ -1,0 +1,74 @@
+"""Ports of this machine: whether those that a fleet needs are free, and where it finds free ones."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping
+
+from ppd.proxy.errors import ConfigError
+from ppd.proxy.fleet.worker import Role
+
+HOST = "127.0.0.1"
+FIRST_PORT = {Role.PREFILL: 8100, Role.DECODE: 8200, Role.REPLICA: 8300}
+FIRST_SIDE_CHANNEL = 5600
+PORTS_A_FLEET = 50
+
+
+def check_free(port: int, param: str, host: str = HOST) -> None:
+    """ConfigError, naming the flag that takes another, unless a program could listen there now."""
+    try:
+        _listen(host, port)
+    except OSError as exc:
+        flag = param.replace("_", "-")
+        said = f"{param} = {port}: must be a free port on {host} ({exc.strerror}); --{flag} takes another"
+        raise ConfigError(said, param=param) from exc
+
+
+def check_workers_free(workers: Mapping[Role, int], port_offset: int) -> None:
+    for port in worker_ports(workers):
+        if not is_free(port + port_offset):
+            raise ConfigError(
+                f"port_offset = {port_offset}: must leave the workers free ports on {HOST} ({port + port_offset} is in "
+                "use); --port-offset moves them all",
+                param="port_offset",
+            )
+
+
+def is_free(port: int) -> bool:
+    try:
+        _listen(HOST, port)
+    except OSError:
+        return False
+    return True
+
+
+def _listen(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as attempt:
+        attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the programs themselves do
+        attempt.bind((host, port))
+        attempt.listen()
+
+
+def free_ports(count: int) -> list[int]:
+    """For programs that may listen anywhere."""
+    with contextlib.ExitStack() as stack:
+        taken = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listening in taken:
+            listening.bind((HOST, 0))
+        return [listening.getsockname()[1] for listening in taken]
+
+
+def free_offset(workers: Mapping[Role, int]) -> int:
+    """The first multiple of PORTS_A_FLEET at which all ports of the fleet's workers are free."""
+    wanted = worker_ports(workers)
+    for offset in range(0, 20_000, PORTS_A_FLEET):
+        if all(is_free(port + offset) for port in wanted):
+            return offset
+    raise ConfigError(f"port_offset: no free ports for {sum(workers.values())} workers", param="port_offset")
+
+
+def worker_ports(workers: Mapping[Role, int]) -> list[int]:
+    """The ports of a fleet's engines and of their side channels, without an offset."""
+    engines = [FIRST_PORT[role] + index for role, count in workers.items() for index in range(count)]
+    return [*engines, *(FIRST_SIDE_CHANNEL + ordinal for ordinal in range(sum(workers.values())))]

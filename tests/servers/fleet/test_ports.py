@@ -1,0 +1,60 @@
+"""A taken port is one clear line, before anything starts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from ppd.proxy.errors import ConfigError
+from ppd.proxy.fleet.worker import Role
+from ppd.servers.fleet.ports import PORTS_A_FLEET, check_free, check_workers_free, free_offset, is_free, worker_ports
+
+ONE_P = {Role.PREFILL: 1}
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
+def test_a_taken_port_is_named_with_the_flag_that_takes_another(taken: int, host: str) -> None:
+    with pytest.raises(ConfigError, match=rf"heartbeat_port = {taken}: .*on {host} .*in use.*--heartbeat-port"):
+        check_free(taken, "heartbeat_port", host)
+    assert not is_free(taken)
+
+
+def test_a_host_that_is_not_of_this_machine_is_not_said_to_be_in_use() -> None:
+    with pytest.raises(ConfigError, match="Cannot assign requested address"):
+        check_free(0, "port", "192.0.2.1")
+
+
+def test_a_port_is_free_again_as_soon_as_its_program_is_gone() -> None:
+    """Also while the kernel still remembers that program's connections."""
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        server.accept()[0].close()
+    assert is_free(port)
+    client.close()
+
+
+@pytest.mark.parametrize("ordinal", range(2), ids=["engine", "side-channel"])
+def test_a_fleet_beside_another_moves_all_its_workers_ports(ordinal: int) -> None:
+    offset = free_offset(ONE_P)
+    check_workers_free(ONE_P, offset)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", worker_ports(ONE_P)[ordinal] + offset))
+        other.listen()
+        with pytest.raises(ConfigError, match=f"port_offset = {offset}: .*in use"):
+            check_workers_free(ONE_P, offset)
+        assert free_offset(ONE_P) >= offset + PORTS_A_FLEET

@@ -36,7 +36,7 @@ class Cause(StrEnum):
     REFUSED = "refused"  # no connection: refused, unreachable, no such host, no TLS
     RESET = "reset"  # the connection ended early
     TIMEOUT = "timeout"
-    REQUEST = "4xx"  # the request's own fault, whichever worker is asked
+    REQUEST = "4xx"  # the request's own fault, whichever worker is asked; also 508, a loop of proxies
     OVERLOADED = "overloaded"  # 429 or 503
     SERVER = "5xx"
     MALFORMED = "malformed"  # not HTTP, not JSON, empty, or aborted by the engine before its first token

@@ -47,6 +47,14 @@ def test_a_whole_number_may_stand_for_a_float(tmp_path: Path) -> None:
         ("w_tpot = inf", "w_tpot", "at least 0"),
         ("worker_ttl_s = 0", "worker_ttl_s", "above 0"),
         ("attempts = 0", "attempts", "above 0"),
+        ("drain_delay_s = -1", "drain_delay_s", "at least 0"),
+        ('cors_allow_origins = ["chat.example"]', "cors_allow_origins", "origins as browsers send them"),
+        ('cors_allow_origins = ["https://chat.example/"]', "cors_allow_origins", "origins as browsers send them"),
+        ('cors_allow_origins = ["https://Chat.example"]', "cors_allow_origins", "origins as browsers send them"),
+        ('cors_allow_origins = ["https://chat.example:443"]', "cors_allow_origins", "origins as browsers send them"),
+        ('cors_allow_origins = ["https://*.example"]', "cors_allow_origins", "origins as browsers send them"),
+        ('cors_allow_origins = ["null"]', "cors_allow_origins", "origins as browsers send them"),
+        ('cors_allow_origins = ["*", "https://chat.example"]', "cors_allow_origins", "alone"),
         ('workers = "P=a:1"', "workers", "list of strings"),
         ('workers = ["X=a:1"]', "workers", "ROLE=host:port"),
         ('workers = ["P=a"]', "workers", "ROLE=host:port"),
@@ -117,3 +125,8 @@ def test_what_the_admin_api_set_stands_until_the_file_says_otherwise(tmp_path: P
     other_key = build(write(tmp_path, "w_tpot = 1\nw_ttft = 2\n"), {})
     assert with_changes(running, before, other_key)[0].w_tpot == 6.0
     assert with_changes(running, other_key, build(write(tmp_path, "w_tpot = 2\nw_ttft = 2\n"), {}))[0].w_tpot == 2.0
+
+
+@pytest.mark.parametrize("origin", ["*", "https://chat.example", "http://localhost:3000", "http://[::1]:8", "app://x"])
+def test_an_origin_is_taken_as_browsers_send_it(origin: str) -> None:
+    assert ProxyConfig(cors_allow_origins=(origin,)).cors_allow_origins == (origin,)

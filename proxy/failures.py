@@ -36,7 +36,7 @@ class Cause(StrEnum):
     REFUSED = "refused"  # no connection: refused, unreachable, no such host, no TLS
     RESET = "reset"  # the connection ended early
     TIMEOUT = "timeout"
-    REQUEST = "4xx"  # the request's own fault, whichever worker is asked
+    REQUEST = "4xx"  # the request's own fault, whichever worker is asked; also 508, a loop of proxies
     UNKNOWN_MODEL = "unknown_model"  # 404: the worker has unloaded what it had listed, as an adapter
     OVERLOADED = "overloaded"  # 429 or 503
     SERVER = "5xx"

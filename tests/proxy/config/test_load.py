@@ -71,6 +71,14 @@ def test_a_whole_number_may_stand_for_a_float(tmp_path: Path) -> None:
         ('workers = ["P=a:1,zmq_address=b:1 c"]', "workers", "zmq_address=host:port"),
         ("w_ttft = 1" + "0" * 400, "w_ttft", "2^53"),
         ('share_prefixes = ["acme"]', "share_prefixes", "keys_file"),
+        ("drain_delay_s = -1", "drain_delay_s", "at least 0"),
+        ('cors_allow_origins = ["chat.example"]', "cors_allow_origins", "origins as browsers send them"),
+        ('cors_allow_origins = ["https://chat.example/"]', "cors_allow_origins", "origins as browsers send them"),
+        ('cors_allow_origins = ["https://Chat.example"]', "cors_allow_origins", "origins as browsers send them"),
+        ('cors_allow_origins = ["https://chat.example:443"]', "cors_allow_origins", "origins as browsers send them"),
+        ('cors_allow_origins = ["https://*.example"]', "cors_allow_origins", "origins as browsers send them"),
+        ('cors_allow_origins = ["null"]', "cors_allow_origins", "origins as browsers send them"),
+        ('cors_allow_origins = ["*", "https://chat.example"]', "cors_allow_origins", "alone"),
         ('heartbeat_allow = ["10.0.0.0/99"]', "heartbeat_allow", "10.0.0.0/8"),
         ("curve_port = 30002", "curve_port", "curve_clients_dir"),
         ('heartbeat_open = "yes"', "heartbeat_open", "true or false"),
@@ -215,3 +223,8 @@ def test_what_the_admin_api_set_stands_until_the_file_says_otherwise(tmp_path: P
     other_key = build(write(tmp_path, "w_tpot = 1\nw_ttft = 2\n"), {})
     assert with_changes(running, before, other_key)[0].w_tpot == 6.0
     assert with_changes(running, other_key, build(write(tmp_path, "w_tpot = 2\nw_ttft = 2\n"), {}))[0].w_tpot == 2.0
+
+
+@pytest.mark.parametrize("origin", ["*", "https://chat.example", "http://localhost:3000", "http://[::1]:8", "app://x"])
+def test_an_origin_is_taken_as_browsers_send_it(origin: str) -> None:
+    assert build(None, {"cors_allow_origins": (origin,)}).cors_allow_origins == (origin,)

@@ -125,8 +125,8 @@ class ProxyConfig:
     idle_connection_s: Seconds = key(75.0, "how long a connection stays open between two requests")
     connections_per_address: AtLeastOne = key(
         4096,
-        "more connections from one client address are refused; each process also refuses those beyond a third of its "
-        "open-file limit (`ulimit -Hn`, less 128)",
+        "more connections from one client address are refused, after those without a request, longest idle first, are "
+        "closed; so are, in each process, those beyond a third of its open-file limit (`ulimit -Hn`, less 128)",
     )
 
     max_inflight: AtLeastOne = key(4096, "turns that run at once; the others queue", group="Admission")

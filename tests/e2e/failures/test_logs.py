@@ -97,7 +97,7 @@ async def test_closed_standard_streams_are_no_clients(processes: str) -> None:
                     await asyncio.sleep(0.05)
         for _ in range(3):
             writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
-            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+            answer = await asyncio.wait_for(reader.readuntil(b"}"), 20)
             assert answer.startswith(b"HTTP/1.1 200 ")
         writer.close()
         process.terminate()

@@ -95,6 +95,7 @@ async def test_a_demo_whose_engine_fails_says_why_and_removes_its_folder(tmp_pat
         (HEARTBEATS, f"heartbeat_port = {HEARTBEATS}: must be a free port"),
         (8100 + OFFSET, f"port_offset = {OFFSET}: must leave the workers free ports"),
     ],
+    ids=["port", "heartbeat_port", "port_offset"],  # the same in each of pytest's processes
 )
 async def test_a_port_that_is_taken_is_one_line_before_anything_starts(
     tmp_path: Path, command: str, port: int, said: str

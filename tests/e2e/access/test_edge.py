@@ -265,10 +265,12 @@ async def test_idle_clients_leave_files_for_the_turns_of_those_at_work(tmp_path:
             async with session.post(url, json=body) as response:
                 said = await response.text()  # read, so that the connection is kept
                 assert response.status == 200, said
-        async with session.get("/metrics") as response:
-            text = await response.text()
-        assert int(re.findall(r"\nppd_connections (\d+)", text)[0]) <= 42
-        assert int(re.findall(r"\nppd_connections_evicted_total (\d+)", text)[0]) >= 301 - 42
+        count, evicted, text = 301, 0, ""
+        while count > 42 or evicted < 301 - 42:  # the last of the burst may still be closing
+            async with session.get("/metrics") as response:
+                text = await response.text()
+            count = int(re.findall(r"\nppd_connections (\d+)", text)[0])
+            evicted = int(re.findall(r"\nppd_connections_evicted_total (\d+)", text)[0])
         assert "\nppd_connections_refused_total 0.0\n" in text
 
 

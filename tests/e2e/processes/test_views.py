@@ -181,6 +181,7 @@ async def test_all_give_the_same_sums() -> None:
         for number, chat in enumerate(chats * 3):
             assert (await chat.at(group.proxies[number % 3], f"{number} {LONG}")).status == 200
         await opener(group.proxies[2], model="unknown")
+        await group.until(group.idle)
         scrapes = [await scraped(one) for one in group.proxies.values()]
         connections = ("ppd_connections", ())
         for found in scrapes:

@@ -125,7 +125,7 @@ async def test_errors_of_messages_have_anthropics_shape(start_fleet: Any, keys: 
     async with start_fleet("D1", keys_file=keys, body_limit_bytes=5000, header_limit=20, queue_timeout_s=0.2) as fleet:
 
         async def error(status: int, kind: str, data: bytes, headers: Any = None) -> None:
-            given = {"x-api-key": key_of("one"), **(headers or {})}
+            given = {"x-api-key": key_of("one"), "Content-Type": "application/json", **(headers or {})}
             async with fleet.session.post(fleet.base_url + path, data=data, headers=given) as answer:
                 body = await answer.json()
                 assert answer.status == status, body
@@ -135,6 +135,7 @@ async def test_errors_of_messages_have_anthropics_shape(start_fleet: Any, keys: 
         await error(400, "invalid_request_error", b"{")
         await error(413, "request_too_large", b"x" * 6000)
         await error(415, "invalid_request_error", b"{}", {"Content-Encoding": "br"})
+        await error(415, "invalid_request_error", b"{}", {"Content-Type": "text/plain"})
         await error(431, "invalid_request_error", b"{}", {f"X-{at}": "" for at in range(30)})
         await error(404, "not_found_error", json.dumps({**CHAT, "model": "other"}).encode())
         for _ in range(2):

@@ -40,7 +40,7 @@ async def test_an_open_stream_holds_nothing_of_its_body(start_fleet: Any, way: d
     body = json.dumps(asked | {"messages": [{"role": "user", "content": "word " * 4_000}]}).encode()
     async with start_fleet("P1 D1", engine={"time_scale": 1.0}, **way) as fleet:
         turns, held = fleet.proxy.turns, sys.getrefcount(body)
-        reply = await turns.answer(turns.caller(Endpoint.CHAT, {}), body)
+        reply = await turns.answer(turns.caller(Endpoint.CHAT, {"content-type": "application/json"}), body)
         assert reply.status == 200, reply.body
         async with aclosing(reply.body.chunks()) as stream:
             assert await anext(stream)

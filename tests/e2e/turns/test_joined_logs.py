@@ -67,8 +67,8 @@ async def test_a_keys_own_limits_stand_in_place_of_a_workers(start_fleet: Any, t
 
     keys = write_keys(tmp_path / "keys.toml", client("one", tokens_per_minute=60_000))
     async with start_fleet("", keys_file=keys) as fleet, odd_worker(fleet, says, "R"):
-        body = json.dumps({"model": "sim", "messages": SAY})
-        async with fleet.session.post(fleet.base_url + path, data=body, headers=bearer("one")) as answer:
+        body = {"model": "sim", "messages": SAY}
+        async with fleet.session.post(fleet.base_url + path, json=body, headers=bearer("one")) as answer:
             assert answer.status == 200
             assert answer.headers.getall("X-RateLimit-Limit-Tokens") == ["60000"]
             assert answer.headers["Server-Timing"] == SHOWN["server-timing"]

@@ -166,7 +166,7 @@ async def test_up_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         (("serve", "--config", "missing.toml"), "missing.toml"),
         (("serve", "--workers", "X=1"), "ROLE=host:port"),
         (("serve", "--port", str(PORT + 1), "--heartbeat-host", "127.0.0.256"), "heartbeat_open = true"),
-        (("serve", "--port", str(PORT + 1), "--heartbeat-host", "*.", "--heartbeat-open", "true"), "heartbeat_port"),
+        (("serve", "--port", str(PORT + 1), "--heartbeat-host", "*.", "--heartbeat-open"), "heartbeat_port"),
         (("agent", "--role", "Q"), "'P', 'D', 'R'"),
         (("agent", "--role", "P", "--attach", "nowhere"), "http://host:port"),
         (("agent", "--role", "P", "--engine", "vllm"), "model"),

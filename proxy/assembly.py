@@ -13,6 +13,7 @@ from .admission.arrival_rate import Arrivals
 from .admission.gate import Admission
 from .admission.key_file import KeyRing
 from .admission.rate_limits import RateLimits
+from .bodies.body_reader import BodyReader
 from .config import ProxyConfig, convert
 from .discovery.heartbeat_listener import HeartbeatListener
 from .errors import ConfigError
@@ -57,6 +58,7 @@ class Proxy:
     handoff_release: HandoffRelease
     turns: TurnService
     passthrough: Passthrough
+    bodies: BodyReader
     prober: Prober
     canary: Canary
     listener: HeartbeatListener
@@ -85,7 +87,8 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     canary = make_canary(config, state, upstream)
     router = Router(config, settings.rules(), state, dispatcher, learner, passed_over=canary.passed_over)
     keys = KeyRing(Path(config.keys_file), config.admin_key) if config.keys_file else None
-    passthrough = Passthrough(config, state, upstream)
+    bodies = BodyReader(config, state.hasher)
+    passthrough = Passthrough(config, state, upstream, bodies)
     state.metrics.watch(lambda: _gauges(state))
     prober = Prober(config, state.registry, upstream, now, probing_session, tls)
 
@@ -100,8 +103,9 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         upstream=upstream,
         router=router,
         handoff_release=handoff_release,
-        turns=TurnService(config, state, router, FanOut(router), keys),
+        turns=TurnService(config, state, router, FanOut(router), keys, bodies=bodies),
         passthrough=passthrough,
+        bodies=bodies,
         prober=prober,
         canary=canary,
         listener=HeartbeatListener(config, state.registry, state.metrics, now),

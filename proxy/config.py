@@ -81,6 +81,7 @@ class ProxyConfig:
     head_limit_bytes: int = 64 * 1024
     header_limit: int = 100  # lines of a request's head
     json_depth_limit: int = 64
+    request_units_limit: int = 20_000  # messages, parts, items, tool calls and tools of one request
     head_timeout_s: float = 10.0  # a connection's first byte, and a request's head from its first byte on
     idle_connection_s: float = 75.0  # between two requests on one connection
     connections_per_address: int = 4096
@@ -155,8 +156,8 @@ SECRET = frozenset({"admin_key", "worker_api_key"})
 _POSITIVE = (
     "body_limit_bytes worker_ttl_s probe_interval_s session_ttl_s session_limit qps_window_s connect_timeout_s "
     "prefill_timeout_s first_event_timeout_s answer_timeout_s idle_timeout_s keepalive_s attempts receipts_kept "
-    "head_limit_bytes header_limit json_depth_limit head_timeout_s idle_connection_s connections_per_address "
-    "max_inflight max_worker_inflight queue_timeout_s breaker_failures breaker_open_s"
+    "head_limit_bytes header_limit json_depth_limit request_units_limit head_timeout_s idle_connection_s "
+    "connections_per_address max_inflight max_worker_inflight queue_timeout_s breaker_failures breaker_open_s"
 ).split()
 _NOT_NEGATIVE = (
     "w_ttft w_tpot shutdown_timeout_s queue_limit spare_connections retry_share retry_burst warm_up_s canary_interval_s"

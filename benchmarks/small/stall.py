@@ -56,7 +56,7 @@ class Kind:
 
 
 def chat(messages: str, more: str = "") -> bytes:
-    return ('{"model":"large","messages":[' + messages + "]" + more + "}").encode()
+    return large('"messages":[' + messages + "]" + more)
 
 
 def user(content: str) -> str:
@@ -79,7 +79,11 @@ def ids(count: int) -> str:
 
 
 def completion(prompt: str) -> bytes:
-    return ('{"model":"large","prompt":' + prompt + "}").encode()
+    return large('"prompt":' + prompt)
+
+
+def large(members: str) -> bytes:
+    return ('{"model":"large",' + members + "}").encode()
 
 
 def upload(parts: int, size: int) -> bytes:
@@ -110,7 +114,7 @@ KINDS = (
     Kind(
         "embeddings of 10 MB",
         "/v1/embeddings",
-        lambda: ('{"model":"large","input":[' + many(text(10_000), 1000) + "]}").encode(),
+        lambda: large('"input":[' + many(text(10_000), 1000) + "]"),
     ),
     Kind("answer of 60 MB", CHAT, lambda: chat(user('"hi"'), f",{_ANSWER_MB}60")),
     # hostile
@@ -118,7 +122,7 @@ KINDS = (
     Kind("texts as parts", CHAT, lambda: chat(user("[" + many('""', 3 * ITEMS) + "]"))),
     Kind("tool calls", CHAT, lambda: chat('{"role":"assistant","tool_calls":[' + many("{}", 3 * ITEMS) + "]}")),
     Kind("messages", CHAT, lambda: chat(many('{"role":""}'))),
-    Kind("items", RESPONSES, lambda: ('{"model":"large","input":[' + many('{"type":"x"}') + "]}").encode()),
+    Kind("items", RESPONSES, lambda: large('"input":[' + many('{"type":"x"}') + "]")),
     Kind("tools", CHAT, lambda: chat(user('"hi"'), ',"tools":[' + many('{"type":""}') + "]")),
     Kind("numbers in a tool", CHAT, lambda: chat(user('"hi"'), ',"tools":[{"enum":[' + many("1", 6 * ITEMS) + "]}]")),
     Kind(
@@ -145,7 +149,7 @@ KINDS = (
     Kind(
         "keys to embed",
         "/v1/embeddings",
-        lambda: ('{"model":"large"' + "".join(f',"{at:07}":0' for at in range(ITEMS)) + "}").encode(),
+        lambda: large(",".join(f'"{at:07}":0' for at in range(ITEMS))),
     ),
 )
 

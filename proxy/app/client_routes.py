@@ -64,9 +64,11 @@ def create_app(proxy: Proxy) -> Quart:
 
 
 def _turn_routes(app: Quart, proxy: Proxy) -> None:
+    config = proxy.settings.config
+
     async def turn() -> Response:
         caller = proxy.turns.caller(Endpoint(request.path), lowered(request.headers))
-        body = await whole_body(proxy.settings.config.idle_timeout_s)
+        body = await whole_body(config.idle_timeout_s, config.body_limit_bytes)
         return _response(await proxy.turns.answer(caller, body))
 
     for endpoint in Endpoint:
@@ -89,6 +91,8 @@ def _body(reply: TurnReply) -> bytes | AsyncGenerator[bytes, None]:
 
 
 def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
+    config = proxy.settings.config
+
     def authenticated() -> tuple[Client, dict[str, str]]:
         headers = lowered(request.headers)
         client = authenticate(headers, proxy.keys)
@@ -98,7 +102,7 @@ def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
         if name and not AUDIO.fullmatch(request.path):
             raise NotFound(f"no such path: {request.path}")
         client, headers = authenticated()
-        body = await whole_body(proxy.settings.config.idle_timeout_s)
+        body = await whole_body(config.idle_timeout_s, config.body_limit_bytes)
         target = request.path + ("?" + request.query_string.decode("latin1") if request.query_string else "")
         answer = await proxy.passthrough.forward(request.method, target, body, headers, client)
         proxy.state.metrics.passed_through.labels("/v1/audio" if name else request.path, str(answer.status)).inc()

@@ -49,6 +49,7 @@ async def close(proxy: Proxy, background: Background) -> None:
     proxy.listener.close()
     await proxy.upstream.close()
     await proxy.prober.close()
+    await proxy.bodies.close()
 
 
 class FleetWatch:

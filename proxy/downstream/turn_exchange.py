@@ -11,6 +11,7 @@ import logging
 from contextlib import aclosing
 from enum import Enum
 
+from ..bodies.received import ReceivedBody
 from ..config import ProxyConfig
 from ..errors import BodyTooLarge, Forbidden, PPDError, RequestError
 from ..openai.request import Endpoint
@@ -123,7 +124,7 @@ class TurnExchange:
         self._idle_s = idle_s
         self._state = _WAITING
         self._caller: Caller | None = None
-        self._received: bytes | bytearray = b""  # so far, of the request's body
+        self._received = ReceivedBody()
         self._is_whole = False  # the request has come completely
         self._refused: PPDError | None = None  # an error that came before `begin`
         self._task: asyncio.Task[None] | None = None
@@ -158,19 +159,14 @@ class TurnExchange:
             self.refuse(self._too_large())
         elif self._is_whole:
             self._start()
-        elif headers.get("expect", "").lower() == "100-continue" and not head.is_old and not self._received:
+        elif headers.get("expect", "").lower() == "100-continue" and not head.is_old and not self._received.size:
             self._connection.write(response.CONTINUE)
 
     def take(self, data: bytes) -> None:
         if self._state is _OVER or self._refused is not None:
             return
-        if not self._received:
-            self._received = data  # most bodies come in one piece, and need no copy
-        else:
-            if isinstance(self._received, bytes):
-                self._received = bytearray(self._received)
-            self._received += data
-        if len(self._received) > self._body_limit_bytes:
+        self._received.add(data)
+        if self._received.size > self._body_limit_bytes:
             self.refuse(self._too_large())
 
     def taken(self) -> None:
@@ -187,7 +183,7 @@ class TurnExchange:
     async def _answer(self) -> None:
         caller, self._caller = self._caller, None
         assert caller is not None, "it was let in"
-        body, self._received = bytes(self._received), b""
+        body = self._received.take()
         try:
             reply = await self._service.answer(caller, body)
             if self._state is _OVER:
@@ -308,7 +304,7 @@ class TurnExchange:
             self._state = _OVER
             if is_begun:
                 self._requests.ended(self, self._connection.limits, left=left)
-        self._received = b""
+        self._received.take()
         self._task = self._splice = self._body = None  # breaks reference cycles, so that all is freed at once
 
     def _too_large(self) -> BodyTooLarge:

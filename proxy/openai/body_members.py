@@ -1,6 +1,6 @@
 """A JSON body's members: how deep they are nested, what they hold, and the body with some of them changed.
 
-Unchanged members are sent on without being copied. `_positions` finds where each member lies without parsing its value
+Unchanged members are sent on without being copied. `places_in` finds where each member lies without parsing its value
 a second time. A body that two parsers could read differently, because a name occurs twice or is written with escapes,
 is encoded anew, and so is every short body. So a worker never sees another request than the one that was routed.
 """
@@ -18,6 +18,8 @@ from ..errors import RequestError
 
 Fields = dict[str, msgspec.Raw]
 Part = bytes | memoryview
+Places = dict[str, tuple[int, int]]
+"""Start of each member's name and end of its value."""
 
 SHORT_BYTES = 16_384
 """Up to this size, encoding the members anew takes no longer than finding their positions: about 5 us."""
@@ -32,23 +34,34 @@ _END = re.compile(rb"[ \t\n\r]*\}")
 class Members(Fields):
     """A body's members, each value verbatim, and the body itself. Never changed: edits are made on a copy."""
 
-    __slots__ = ("body",)
+    __slots__ = ("body", "places")
 
-    def __init__(self, fields: Fields, body: bytes) -> None:
+    def __init__(self, fields: Fields, body: Part, places: Places | None = None) -> None:
+        """places: where the members lie in the body, if that is known; a member without a place is not in it."""
         super().__init__(fields)
         self.body = body
+        self.places = places
+
+    def changed(self, name: str, value: msgspec.Raw) -> Fields:
+        """The members with another value for one. The others stay where they are in a body whose places are known."""
+        fields = {**self, name: value}
+        if self.places is None:
+            return fields
+        return Members(fields, self.body, {other: at for other, at in self.places.items() if other != name})
 
 
 def spliced(fields: Fields, original: Fields) -> tuple[Part, ...]:
     """The JSON of `fields` in pieces. A value that is the same object in both is not copied from the original body."""
-    positions = _positions(original) if isinstance(original, Members) else None
-    if positions is None:
+    if not isinstance(original, Members):
         return (msgspec.json.encode(fields),)
-    assert isinstance(original, Members), "it has positions"
-    if len(fields) == len(original) and all(fields.get(name) is value for name, value in original.items()):
+    places = original.places if original.places is not None else _places(original)
+    if places is None:
+        return (msgspec.json.encode(fields),)
+    is_same = all(fields.get(name) is value for name, value in original.items())
+    if is_same and len(fields) == len(original) == len(places):
         return (original.body,)
     view, parts = memoryview(original.body), list[Part]((b"{",))
-    for start, end in _unchanged_ranges(fields, original, positions):
+    for start, end in _unchanged_ranges(fields, original, places):
         parts += (view[start:end], b",")
     others = {name: value for name, value in fields.items() if original.get(name) is not value}
     if others:
@@ -58,11 +71,12 @@ def spliced(fields: Fields, original: Fields) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _unchanged_ranges(fields: Fields, original: Fields, positions: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _unchanged_ranges(fields: Fields, original: Fields, places: Places) -> Iterator[tuple[int, int]]:
     start = end = 0  # of a run of unchanged members
-    for (name, value), position in zip(original.items(), positions, strict=True):
-        if fields.get(name) is value:
-            start, end = start or position[0], position[1]
+    for name, value in original.items():
+        place = places.get(name)
+        if place is not None and fields.get(name) is value:
+            start, end = start or place[0], place[1]
         elif start:
             yield start, end
             start = 0
@@ -70,24 +84,28 @@ def _unchanged_ranges(fields: Fields, original: Fields, positions: list[tuple[in
         yield start, end
 
 
-def _positions(members: Members) -> list[tuple[int, int]] | None:
-    """Start of each member's name and end of its value; None where the body holds anything else.
+def _places(members: Members) -> Places | None:
+    if len(members.body) <= SHORT_BYTES or len(members) > _MOST_MEMBERS:
+        return None
+    assert isinstance(members.body, bytes), "the places in shared memory are known"
+    return places_in(members.body, members)
+
+
+def places_in(body: bytes, members: Fields) -> Places | None:
+    """Where each member lies; None where the body holds anything else.
 
     Each value is compared with the bytes after the next name. Every JSON value shows where it ends, except a number,
     and what follows a number cannot belong to one. So each step leads from one member to the next. If the body ends
     after as many steps as there are names, no name occurs twice.
     """
-    body, at = members.body, 0
-    if len(body) <= SHORT_BYTES or len(members) > _MOST_MEMBERS:
-        return None
-    positions = list[tuple[int, int]]()
-    for value in members.values():
+    at, places = 0, Places()
+    for name, value in members.items():
         found = _NAME.match(body, at)
         if found is None or not body.startswith(value, found.end()):
             return None
         at = found.end() + memoryview(value).nbytes
-        positions.append((found.start(1), at))
-    return positions if _END.match(body, at) else None
+        places[name] = found.start(1), at
+    return places if _END.match(body, at) else None
 
 
 def decoded(raw: msgspec.Raw) -> Any:

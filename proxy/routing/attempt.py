@@ -20,7 +20,7 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..health.worker_health import OVERLOAD_S, Key, blamed
 from ..openai.answer import AnswerObserver
-from ..openai.body_members import encoded
+from ..openai.body_members import Members, encoded
 from ..openai.reply_key import ReplyKey
 from ..openai.request import Request
 from ..openai.stream_relay import StreamRelay
@@ -108,7 +108,9 @@ def in_class(request: Request, client: Client) -> Request:
     if not client.name or request.priority is None:
         return request
     allowed = effective_priority(client.priority, request.priority)
-    return replace(request, priority=allowed, fields={**request.fields, "priority": encoded(allowed)})
+    fields, value = request.fields, encoded(allowed)
+    changed = fields.changed("priority", value) if isinstance(fields, Members) else {**fields, "priority": value}
+    return replace(request, priority=allowed, fields=changed)
 
 
 class Job(msgspec.Struct, frozen=True):

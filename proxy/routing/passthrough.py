@@ -17,17 +17,14 @@ import msgspec
 from ..admission.auth import check_use
 from ..admission.gate import Permit
 from ..admission.keys import Client
-from ..admission.queue import Ticket, effective_priority
+from ..admission.queue import Ticket
+from ..bodies.body_reader import Body, BodyReader
 from ..config import ProxyConfig
-from ..connectors.leg import public_fields
-from ..errors import OVERLOAD, LegError, NoWorkerError, RequestError, refusal
+from ..errors import OVERLOAD, LegError, NoWorkerError, refusal
 from ..failures import ROWS, Cause, ClientGets, Leg, Phase
 from ..fleet.view import WorkerView, check_model
 from ..fleet.worker import Role
-from ..openai.body_members import check_depth, decoded, encoded
-from ..openai.form import field as form_field
 from ..openai.form import is_form
-from ..openai.request import MODEL_LIMIT, Fields
 from ..upstream.call import Answer, Call, Timeouts
 from ..upstream.client import Upstream
 from .state import State
@@ -62,48 +59,6 @@ _NOT_IMPLEMENTED = 501
 _PREFERENCE = {Role.REPLICA: 0, Role.DECODE: 1, Role.PREFILL: 2}
 
 
-class _ModelOnly(msgspec.Struct):
-    model: str = ""
-
-
-def model_of(content_type: str, body: bytes) -> str:
-    """The model that a body names, "" where it names none; RequestError for a name that is too long."""
-    if is_form(content_type):
-        model = form_field(content_type, body, "model") or ""
-    else:
-        try:
-            model = msgspec.json.decode(body, type=_ModelOnly).model
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            model = ""
-    if len(model) > MODEL_LIMIT:
-        raise RequestError(f"model: must be a name of at most {MODEL_LIMIT} characters", param="model")
-    return model
-
-
-def public_body(body: bytes, client: Client, depth_limit: int) -> bytes:
-    """A JSON object without the members that end at the proxy, and with a `priority` that the client's key allows.
-
-    The same bytes where that changes nothing. RequestError for a body that is no JSON object: workers accept more than
-    JSON (NaN, UTF-16), and could find members there that were not checked here.
-    """
-    check_depth(body, depth_limit)
-    try:
-        fields = msgspec.json.decode(body, type=Fields)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise RequestError("the body must be a JSON object or a multipart form") from None
-    kept = _in_class(public_fields(fields), client)
-    return body if kept == fields else msgspec.json.encode(kept)
-
-
-def _in_class(fields: Fields, client: Client) -> Fields:
-    asked = decoded(fields["priority"]) if "priority" in fields else None
-    if not client.name or asked is None:
-        return fields
-    if isinstance(asked, bool) or not isinstance(asked, (int, float)) or asked != int(asked):
-        raise RequestError("priority: must be a whole number", param="priority")
-    return {**fields, "priority": encoded(effective_priority(client.priority, int(asked)))}
-
-
 @dataclass(slots=True)
 class Forwarded:
     """A worker's answer; status and headers are the worker's own."""
@@ -117,7 +72,7 @@ class Forwarded:
 class _Asked:
     method: str
     path: str
-    body: bytes
+    body: bytes | tuple[memoryview]
     headers: Mapping[str, str]
     model: str
 
@@ -154,7 +109,7 @@ class _Bill:
 class Passthrough:
     """Forwards requests, and merges the model lists of the fleet."""
 
-    def __init__(self, config: ProxyConfig, state: State, upstream: Upstream) -> None:
+    def __init__(self, config: ProxyConfig, state: State, upstream: Upstream, bodies: BodyReader) -> None:
         self._state = state
         self._registry = state.registry
         self._upstream = upstream
@@ -162,18 +117,17 @@ class Passthrough:
         self._cards_timeouts = Timeouts(config.connect_timeout_s, CARDS_LIMIT_S, CARDS_LIMIT_S)
         self._attempts = config.attempts
         self._worker_limit = config.max_worker_inflight
-        self._depth_limit = config.json_depth_limit
+        self._bodies = bodies
         self._listings: dict[str, _Listing] = {}
 
     async def forward(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], client: Client
+        self, method: str, path: str, body: Body, headers: Mapping[str, str], client: Client
     ) -> Forwarded:
         """A worker's answer. A worker that fails before the client has a byte is replaced by another."""
         content_type = headers.get("content-type", "")
-        model = model_of(content_type, body)
+        model, body = await self._bodies.forwarded(content_type, body, client)
         check_use(client, model)
         if body and not is_form(content_type):
-            body = public_body(body, client, self._depth_limit)
             headers = {**headers, "content-type": "application/json"}  # the worker must read it as it was read here
         if not self._candidates(model):
             if model:
@@ -182,7 +136,7 @@ class Passthrough:
         bill = _Bill(self._state, client, 0 if is_form(content_type) else self._state.tokens.estimate(model, len(body)))
         permit = await self._permit(model, client, bill)
         try:
-            return await self._first_success(permit, _Asked(method, path, body, headers, model), bill)
+            return await self._first_success(permit, _Asked(method, path, _parts(body), headers, model), bill)
         except BaseException as exc:
             permit.release()
             # A request that an engine may have computed is charged, whoever ended it.
@@ -357,6 +311,10 @@ class _Listing:
 
     def is_wanted(self, now_s: float) -> bool:
         return self.lock.locked() or now_s < self.until_s
+
+
+def _parts(body: Body) -> bytes | tuple[memoryview]:
+    return body if isinstance(body, bytes) else (body.view(),)
 
 
 def _leg(view: WorkerView) -> Leg:

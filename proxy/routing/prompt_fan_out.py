@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
+from ..bodies.body_reader import Body, body_of
 from ..connectors.leg import REQUEST_ID
 from ..errors import LegError, PPDError, error_body
 from ..openai.prompt_list import AnswerMerge, BrokenAnswer, PromptList, StreamMerge, StreamPart
@@ -41,7 +42,7 @@ class ListTurn:
     """A request with a list of prompts, and what its turns share."""
 
     prompts: PromptList
-    parse: Callable[[bytes], Request]
+    parse: Callable[[Body], Awaitable[Request]]
     receipt: Receipt  # the request's own; each turn's has its number after the id
     context: TurnContext
 
@@ -160,7 +161,7 @@ async def _each(count: int, one: Callable[[int], Coroutine[None, None, None]]) -
 
 
 async def _asked(router: Answering, turn: ListTurn, at: int) -> TurnReply:
-    request = turn.parse(turn.prompts.body(at))
+    request = await turn.parse(body_of(turn.prompts.parts(at)))
     return await router.answer(request, turn.receipt_of(at), turn.context)
 
 

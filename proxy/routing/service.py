@@ -13,10 +13,11 @@ from msgspec.structs import replace
 from ..admission.auth import authenticate, check_use, forced_route, leg_headers, queue_patience_s
 from ..admission.key_file import KeyRing
 from ..admission.keys import Client
+from ..bodies.body_reader import Body, BodyReader
 from ..config import ProxyConfig
 from ..errors import LegError, PPDError, comes_back, error_body
 from ..openai.prompt_list import prompt_list
-from ..openai.request import Endpoint, Request, parse_request
+from ..openai.request import Endpoint, Request
 from ..policy import Route
 from ..telemetry.receipts import Receipt, new_id, now_text
 from .attempt import TurnContext, in_class
@@ -43,24 +44,32 @@ class TurnService:
     """Answers turns; a PPDError becomes a reply."""
 
     def __init__(
-        self, config: ProxyConfig, state: State, router: Router, fan_out: FanOut, keys: KeyRing | None
+        self,
+        config: ProxyConfig,
+        state: State,
+        router: Router,
+        fan_out: FanOut,
+        keys: KeyRing | None,
+        *,
+        bodies: BodyReader,
     ) -> None:
         self._config = config
         self._state = state
         self._router = router
         self._fan_out = fan_out
         self._keys = keys
+        self._bodies = bodies
 
     def caller(self, endpoint: Endpoint, headers: Mapping[str, str]) -> Caller:
         """Raises PPDError where this client may not ask."""
         client = authenticate(headers, self._keys)
         return Caller(endpoint, headers, client, forced_route(headers, self._config.admin_key))
 
-    async def answer(self, caller: Caller, body: bytes) -> TurnReply:
+    async def answer(self, caller: Caller, body: Body) -> TurnReply:
         """The caller must call `abandon` on a streamed body in the end."""
         receipt = _new_receipt(caller)
         try:
-            request = in_class(self._parse(caller, body), caller.client)
+            request = in_class(await self._parse(caller, body), caller.client)
             check_use(caller.client, request.model)
             receipt.model, receipt.stream = request.model, request.stream
             context = self._context(caller)
@@ -85,16 +94,8 @@ class TurnService:
         legs["content-type"] = JSON  # it was parsed as JSON, whatever type the client gave
         return TurnContext(caller.client, legs, caller.forced, queue_patience_s(caller.headers))
 
-    def _parse(self, caller: Caller, body: bytes) -> Request:
-        return parse_request(
-            caller.endpoint,
-            body,
-            caller.headers,
-            tenant=caller.client.tenant,
-            hasher=self._state.hasher,
-            session_key=self._config.session_key,
-            depth_limit=self._config.json_depth_limit,
-        )
+    async def _parse(self, caller: Caller, body: Body) -> Request:
+        return await self._bodies.turn(caller.endpoint, caller.headers, caller.client.tenant, body)
 
 
 def error_reply(exc: PPDError) -> TurnReply:

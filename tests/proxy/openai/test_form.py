@@ -6,9 +6,9 @@ import aiohttp
 import pytest
 from werkzeug.test import encode_multipart
 
+from ppd.proxy.bodies.forwarded import model_of
 from ppd.proxy.errors import RequestError
 from ppd.proxy.openai.form import field, is_form
-from ppd.proxy.routing.passthrough import model_of
 
 TYPE = "multipart/form-data; boundary=B"
 AUDIO = b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n'

@@ -7,8 +7,9 @@ import json
 import pytest
 
 from ppd.proxy.admission.keys import Client
+from ppd.proxy.bodies.forwarded import public_body
 from ppd.proxy.errors import RequestError
-from ppd.proxy.routing.passthrough import TotalTokens, public_body
+from ppd.proxy.routing.passthrough import TotalTokens
 
 ANYBODY = Client(name="", tenant="")
 BATCH = Client(name="batch", tenant="batch", priority=10)

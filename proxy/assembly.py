@@ -13,6 +13,7 @@ from .admission.arrival_rate import Arrivals
 from .admission.gate import Admission
 from .admission.key_file import KeyRing
 from .admission.rate_limits import RateLimits
+from .bodies.body_memory import BodyMemory, default_limit, usable_bytes
 from .bodies.body_reader import BodyReader
 from .config import ProxyConfig, convert
 from .discovery.heartbeat_listener import HeartbeatListener
@@ -59,6 +60,7 @@ class Proxy:
     turns: TurnService
     passthrough: Passthrough
     bodies: BodyReader
+    body_memory: BodyMemory
     prober: Prober
     canary: Canary
     listener: HeartbeatListener
@@ -89,7 +91,9 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     keys = KeyRing(Path(config.keys_file), config.admin_key) if config.keys_file else None
     bodies = BodyReader(config, state.hasher)
     passthrough = Passthrough(config, state, upstream, bodies)
+    body_memory = BodyMemory(body_memory_limit(config), config.head_timeout_s)
     state.metrics.watch(lambda: _gauges(state))
+    state.metrics.watch(body_memory.gauges)
     prober = Prober(config, state.registry, upstream, now, probing_session, tls)
 
     def change(keys: Mapping[str, object]) -> None:
@@ -106,6 +110,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         turns=TurnService(config, state, router, FanOut(router), keys, bodies=bodies),
         passthrough=passthrough,
         bodies=bodies,
+        body_memory=body_memory,
         prober=prober,
         canary=canary,
         listener=HeartbeatListener(config, state.registry, state.metrics, now),
@@ -142,6 +147,10 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> 
         hasher=Hasher(member.secret),
         now=now,
     )
+
+
+def body_memory_limit(config: ProxyConfig) -> int:
+    return config.body_memory_bytes or default_limit(config.processes, usable_bytes(), config.body_limit_bytes)
 
 
 def make_dispatcher(

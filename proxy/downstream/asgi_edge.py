@@ -19,6 +19,7 @@ from hypercorn.typing import (
     Scope,
 )
 
+from ..bodies.body_memory import BodyMemory, BodyRoom
 from ..config import ProxyConfig
 from ..errors import PPDError, comes_back, error_body
 from ..openai.request import Endpoint
@@ -34,8 +35,13 @@ EVENT_ENDS = (b"\n\n", b"\r\r", b"\n\r\n")
 class GuardedExchange:
     """One request between the HTTP server and the app. limit_s: for the client to take each write."""
 
-    def __init__(self, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable, limit_s: float) -> None:
+    def __init__(
+        self, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable, room: BodyRoom, limit_s: float
+    ) -> None:
         self.scope = scope
+        self.room = room
+        self._body_bytes = 0
+        self._refused: PPDError | None = None  # why it was cut, if not because the process stops
         self.is_multiplexed: bool = scope["http_version"] >= "2"
         self.is_draining = False
         self.is_cut = False
@@ -62,6 +68,14 @@ class GuardedExchange:
                 event = await self._receive()
         except TimeoutError:
             return {"type": "http.disconnect"}
+        if event["type"] == "http.request" and not self._has_begun:
+            self._body_bytes += len(event["body"])
+            try:
+                await self.room.wait(self._body_bytes)
+            except PPDError as exc:
+                self._refused, self.is_draining = exc, True
+                self.cut()
+                return {"type": "http.disconnect"}
         if event["type"] == "http.disconnect" and not self._is_ending:
             self._is_left = True
         if event["type"] == "http.disconnect" or not event.get("more_body", False):
@@ -75,6 +89,7 @@ class GuardedExchange:
             return
         if event["type"] == "http.response.start":
             self._has_begun = True
+            self.room.free()  # nothing in the answer needs the request's body
             headers = list(event["headers"])
             self._is_event_stream = any(
                 name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers
@@ -115,7 +130,7 @@ class GuardedExchange:
         if self.is_complete:
             return
         if not self._has_begun:
-            await self.refuse(draining())
+            await self.refuse(self._refused or draining())
         elif self._is_event_stream and self._tail.endswith(EVENT_ENDS):
             error = broken_off(_ENDPOINTS.get(self.scope["path"], Endpoint.CHAT), draining().message, 503)
             await self.send({"type": "http.response.body", "body": error, "more_body": False})
@@ -131,7 +146,8 @@ class GuardedExchange:
 class Edge:
     """The app behind its limits."""
 
-    def __init__(self, app: ASGIFramework, config: ProxyConfig, drain: Drain) -> None:
+    def __init__(self, app: ASGIFramework, config: ProxyConfig, drain: Drain, body_memory: BodyMemory) -> None:
+        self.body_memory = body_memory
         self.requests = OpenRequests(config, drain)
         self._app = app
         self._config = config
@@ -141,11 +157,13 @@ class Edge:
             await send({"type": "websocket.close", "code": 1000, "reason": None})
             return
         connection: ConnectionLimits = scope["state"]["connection"]
-        exchange = GuardedExchange(scope, receive, send, self._config.idle_timeout_s)
+        exchange = GuardedExchange(scope, receive, send, self.body_memory.room(), self._config.idle_timeout_s)
         self.requests.began(exchange, connection)
         try:
             query = b"?" + scope["query_string"] if scope["query_string"] else b""
             refusal = self.requests.refusal(scope["path"], scope["raw_path"] + query, tuple(scope["headers"]))
+            if refusal is None:
+                refusal = await self._room_error(exchange)
             if refusal is None:
                 await self._app(scope, exchange.receive, exchange.send)
             else:
@@ -158,7 +176,20 @@ class Edge:
         finally:
             if not exchange.is_complete and (not exchange.is_multiplexed or exchange.is_cut):
                 connection.break_off()
+            exchange.room.free()
             self.requests.ended(exchange, connection, left=exchange.is_broken)
+
+    async def _room_error(self, exchange: GuardedExchange) -> PPDError | None:
+        """Waits for room for the request's body; the error if it gets none."""
+        length = next((value for name, value in exchange.scope["headers"] if name.lower() == b"content-length"), b"0")
+        size = int(length) if length.isdigit() else 0
+        if not 0 < size <= self._config.body_limit_bytes:  # the application refuses what is too large
+            return None
+        try:
+            await exchange.room.wait(size)
+        except PPDError as exc:
+            return exc
+        return None
 
     async def _refuse(self, exchange: GuardedExchange, refusal: PPDError) -> None:
         hearing = asyncio.create_task(exchange.discard_body())

@@ -46,7 +46,7 @@ async def serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) -> 
     if proxy.membership.leads:
         proxy.listener.open()
     app = create_app(proxy)
-    edge = Edge(app, config, proxy.drain)
+    edge = Edge(app, config, proxy.drain, proxy.body_memory)
     is_direct = config.data_plane is DataPlane.DIRECT and tls is None
     direct = Direct(edge, proxy.turns, config) if is_direct else None
     connections = Connections(HypercornServer(edge, config), direct, config, tls, proxy.state.now)

@@ -11,6 +11,7 @@ import logging
 from contextlib import aclosing
 from enum import Enum
 
+from ..bodies.body_memory import BodyRoom
 from ..bodies.received import ReceivedBody
 from ..config import ProxyConfig
 from ..errors import BodyTooLarge, Forbidden, PPDError, RequestError
@@ -58,6 +59,7 @@ class Direct:
             endpoint,
             self._edge.requests,
             self._service,
+            self._edge.body_memory.room(),
             body_limit_bytes=self._body_limit_bytes,
             idle_s=self.patience_s,
         )
@@ -109,6 +111,7 @@ class TurnExchange:
         endpoint: Endpoint,
         requests: OpenRequests,
         service: TurnService,
+        room: BodyRoom,
         *,
         body_limit_bytes: int,
         idle_s: float,
@@ -125,6 +128,9 @@ class TurnExchange:
         self._state = _WAITING
         self._caller: Caller | None = None
         self._received = ReceivedBody()
+        self._memory = room
+        self._waits_for_room = False
+        self._expects_continue = False
         self._is_whole = False  # the request has come completely
         self._refused: PPDError | None = None  # an error that came before `begin`
         self._task: asyncio.Task[None] | None = None
@@ -155,12 +161,14 @@ class TurnExchange:
         except PPDError as exc:
             self.refuse(exc)
             return
-        if int(headers.get("content-length", "0")) > self._body_limit_bytes:
+        size = int(headers.get("content-length", "0"))
+        if size > self._body_limit_bytes:
             self.refuse(self._too_large())
-        elif self._is_whole:
-            self._start()
-        elif headers.get("expect", "").lower() == "100-continue" and not head.is_old and not self._received.size:
-            self._connection.write(response.CONTINUE)
+            return
+        expects = headers.get("expect", "").lower() == "100-continue"
+        self._expects_continue = expects and not head.is_old and not self._received.size
+        if self._has_room(max(size, self._received.size)):
+            self._go_on()
 
     def take(self, data: bytes) -> None:
         if self._state is _OVER or self._refused is not None:
@@ -168,11 +176,40 @@ class TurnExchange:
         self._received.add(data)
         if self._received.size > self._body_limit_bytes:
             self.refuse(self._too_large())
+        elif self._state is _READING:
+            self._has_room(self._received.size)
 
     def taken(self) -> None:
         self._is_whole = True
-        if self._state is _READING:
+        if self._state is _READING and not self._waits_for_room:
             self._start()
+
+    def _has_room(self, size: int) -> bool:
+        """Otherwise the client is not read until there is room, or the request refused."""
+        try:
+            has_room = self._memory.want(size, self._room_came, self.refuse)
+        except PPDError as exc:
+            self.refuse(exc)
+            return False
+        if not has_room and not self._waits_for_room:
+            self._waits_for_room = True
+            self._connection.hold_back()
+        return has_room
+
+    def _room_came(self) -> None:
+        if self._waits_for_room:
+            self._waits_for_room = False
+            self._connection.read_on()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._state is not _READING:
+            return
+        if self._is_whole:
+            self._start()
+        elif self._expects_continue:
+            self._expects_continue = False
+            self._connection.write(response.CONTINUE)
 
     def _start(self) -> None:
         self._state, self._head = _ASKING, None
@@ -200,6 +237,7 @@ class TurnExchange:
     async def _stream(self, reply: TurnReply, body: StreamedBody) -> None:
         self._body = body
         self._state = _STREAMING
+        self._memory.free()  # the prompt is not needed any more
         self._may_keep_alive = self._may_keep_alive and self._is_chunked  # else the connection's end ends the body
         self._is_event_stream = reply.content_type.startswith(EVENT_STREAM)
         self._unsent = self._answer_head(reply, None)  # goes out with the first piece
@@ -305,6 +343,7 @@ class TurnExchange:
             if is_begun:
                 self._requests.ended(self, self._connection.limits, left=left)
         self._received.take()
+        self._memory.free()
         self._task = self._splice = self._body = None  # breaks reference cycles, so that all is freed at once
 
     def _too_large(self) -> BodyTooLarge:

@@ -89,7 +89,7 @@ class Host:
 
 async def direct(proxy: Proxy, body: bytes, told: Callable[[bytes], None]) -> None:
     config = proxy.settings.config
-    server = Direct(Edge(cast(Any, create_app(proxy)), config, proxy.drain), proxy.turns, config)
+    server = Direct(Edge(cast(Any, create_app(proxy)), config, proxy.drain, proxy.body_memory), proxy.turns, config)
     client = ClientConnection(server, Host(), "a")
     client.connection_made(cast(Any, Transport(told)))
     client.data_received(

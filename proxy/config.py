@@ -161,8 +161,8 @@ _POSITIVE = (
     "connections_per_address max_inflight max_worker_inflight queue_timeout_s breaker_failures breaker_open_s"
 ).split()
 _NOT_NEGATIVE = (
-    "w_ttft w_tpot shutdown_timeout_s body_memory_bytes queue_limit spare_connections retry_share retry_burst warm_up_s "
-    "canary_interval_s"
+    "w_ttft w_tpot shutdown_timeout_s body_memory_bytes queue_limit spare_connections retry_share retry_burst "
+    "warm_up_s canary_interval_s"
 ).split()
 _PORTS = ("port", "heartbeat_port", "curve_port")
 MOST_PROCESSES = 64  # each tells all others what it learns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -29,11 +29,19 @@ _TURN = msgspec.msgpack.Decoder(tuple[TurnBody | None, Unreadable | None])
 _FORWARDED = msgspec.msgpack.Decoder(tuple[ForwardedBody | None, Unreadable | None])
 
 
+class Helper(Protocol):
+    """See `HelperProcess`."""
+
+    async def ask(self, name: str, arguments: bytes, shared: SharedBytes) -> tuple[bytes, SharedBytes | None]: ...
+
+    async def close(self) -> None: ...
+
+
 class BodyReader:
-    def __init__(self, config: ProxyConfig, hasher: Hasher) -> None:
+    def __init__(self, config: ProxyConfig, hasher: Hasher, helper: Helper | None = None) -> None:
         self._config = config
         self._hasher = hasher
-        self._helper = HelperProcess("ppd.proxy.bodies.body_worker")
+        self._helper = helper or HelperProcess("ppd.proxy.bodies.body_worker")
 
     async def close(self) -> None:
         await self._helper.close()

@@ -73,7 +73,7 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 def main(fd: int) -> None:
-    serve(fd, {"turn": _turn, "forwarded": _forwarded})
+    serve(fd, TASKS)
 
 
 def _turn(arguments: bytes, view: memoryview) -> tuple[bytes, bytes | None]:
@@ -94,6 +94,9 @@ def _forwarded(arguments: bytes, view: memoryview) -> tuple[bytes, bytes | None]
     except PPDError as exc:
         return _refused(exc), None
     return msgspec.msgpack.encode([ForwardedBody(model), None]), None if public is body else public
+
+
+TASKS = {"turn": _turn, "forwarded": _forwarded}
 
 
 def _refused(exc: PPDError) -> bytes:

@@ -27,6 +27,7 @@ from .answer_shapes import (
     Usage,
     usage_of,
 )
+from .body_members import without_nan
 from .request import Endpoint
 
 DONE = b"[DONE]"
@@ -123,6 +124,9 @@ class AnswerObserver:
         try:
             read(self, data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            with_null = without_nan(data)
+            if with_null is not None:
+                return self._read(read, with_null)
             self.summary.undecodable += 1
             return False
         return True

@@ -8,6 +8,7 @@ is encoded anew, and so is every short body. So a worker never sees another requ
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
@@ -124,6 +125,36 @@ def members(raw: msgspec.Raw) -> Fields | None:
 
 def encoded(value: object) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
+
+
+# -- numbers that Python's JSON has and JSON has not
+
+_NUMBERS = (b"NaN", b"Infinity", b"-Infinity")
+_STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*+"|-?(?:NaN|Infinity)', re.DOTALL)
+_MARKS = {number: b'"%b"' % secrets.token_hex(16).encode() for number in _NUMBERS}
+
+
+def without_nan(data: bytes) -> bytes | None:
+    """The same with null in place of NaN and the infinities; None where there are none. Workers write them."""
+    return _replaced(data, dict.fromkeys(_NUMBERS, b"null"))
+
+
+def marked_nan(data: bytes) -> bytes | None:
+    """As `without_nan`, with strings in their place that `unmarked_nan` finds again."""
+    return _replaced(data, _MARKS)
+
+
+def unmarked_nan(data: bytes) -> bytes:
+    for number, mark in _MARKS.items():
+        data = data.replace(mark, number)
+    return data
+
+
+def _replaced(data: bytes, by: dict[bytes, bytes]) -> bytes | None:
+    if b"NaN" not in data and b"Infinity" not in data:
+        return None
+    new = _STRING_OR_NUMBER.sub(lambda found: by.get(found[0], found[0]), data)
+    return None if new == data else new
 
 
 # -- depth, without decoding: no objects are made, and nothing recurses

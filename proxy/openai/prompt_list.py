@@ -22,7 +22,7 @@ import msgspec
 
 from ..errors import BodyTooLarge, PPDError
 from .answer import DONE
-from .body_members import Part, decoded, encoded, members
+from .body_members import Part, decoded, encoded, marked_nan, members, unmarked_nan
 from .request import Fields, Request
 from .sse import EventSplitter, Fragment, event_data, with_data
 from .stream_relay import BROKE_OFF
@@ -97,7 +97,7 @@ class AnswerMerge:
         self._left_bytes -= len(body)
         if self._left_bytes < 0:
             raise BrokenAnswer("the answers to the prompts are too long")
-        answer = members(msgspec.Raw(body)) or {}
+        answer = members(msgspec.Raw(body)) or members(msgspec.Raw(marked_nan(body) or b"")) or {}
         choices = _renumbered(answer.pop("choices", _NULL), at, self._choices) or {}
         if len(choices) != self._choices:
             raise BrokenAnswer
@@ -110,7 +110,7 @@ class AnswerMerge:
         merged.pop("metrics", None)
         merged["choices"] = encoded([choice for at in positions for choice in self._parts[at]])
         merged["usage"] = encoded(_summed_usage([answer.get("usage", _NULL) for answer in self._answers.values()]))
-        return msgspec.json.encode(merged)
+        return unmarked_nan(msgspec.json.encode(merged))
 
 
 # -- streams
@@ -180,13 +180,13 @@ class StreamPart:
             return b""
         if data is None:
             return event
-        chunk = members(msgspec.Raw(data))
+        chunk = members(msgspec.Raw(data)) or members(msgspec.Raw(marked_nan(data) or b""))
         if chunk is None:
             raise BrokenAnswer
         if _is_error(chunk):
             raise BrokenAnswer(event=event)
         merged = self._merge.merged(self._at, chunk)
-        return b"" if merged is None else with_data(event, merged)
+        return b"" if merged is None else with_data(event, unmarked_nan(merged))
 
 
 def _is_error(chunk: Fields) -> bool:

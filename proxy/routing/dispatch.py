@@ -31,6 +31,8 @@ from ..upstream.client import Upstream
 from .attempt import ABORTED, Attempt, OpenAnswer
 from .handoff_release import HandoffRelease
 
+OPENING_LIMIT_BYTES = 8 * 1024 * 1024  # of a stream before its first event; a single event of 4 MiB is in pieces
+
 
 class Dispatcher:
     """Runs legs; what it reserves and opens is held by the `Attempt`."""
@@ -192,7 +194,7 @@ class Dispatcher:
         self, answer: Answer, relay: StreamRelay, observer: AnswerObserver, endpoint: Endpoint
     ) -> bytes:
         """The client's first bytes."""
-        parts, events = list[bytes](), 0
+        parts, events, held_bytes = list[bytes](), 0, 0
         now = asyncio.get_running_loop().time
         # One limit for all reads: a worker that only sends comments has not answered.
         by_s = now() + self._stream_timeouts.first_s
@@ -201,6 +203,9 @@ class Dispatcher:
             if not chunk:
                 raise answer.failure("the worker ended its answer before it began", Cause.RESET)
             parts.append(relay.feed(chunk))
+            held_bytes += len(parts[-1])
+            if observer.summary.events == 0 and held_bytes > OPENING_LIMIT_BYTES:
+                raise answer.failure("the worker sends only comments", Cause.MALFORMED)
             if events == 0 < observer.summary.events:
                 events = observer.summary.events
                 by_s = now() + self._stream_timeouts.idle_s

@@ -85,11 +85,11 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     receipt_log = open_log(config.receipt_log) if config.receipt_log else None
     drain = Drain()
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
-    dispatcher = make_dispatcher(config, state, upstream, handoff_release)
+    bodies = BodyReader(config, state.hasher)
+    dispatcher = make_dispatcher(config, state, upstream, handoff_release, bodies)
     canary = make_canary(config, state, upstream)
     router = Router(config, settings.rules(), state, dispatcher, learner, passed_over=canary.passed_over)
     keys = KeyRing(Path(config.keys_file), config.admin_key) if config.keys_file else None
-    bodies = BodyReader(config, state.hasher)
     passthrough = Passthrough(config, state, upstream, bodies)
     body_memory = BodyMemory(body_memory_limit(config), config.head_timeout_s)
     state.metrics.watch(lambda: _gauges(state))
@@ -154,7 +154,7 @@ def body_memory_limit(config: ProxyConfig) -> int:
 
 
 def make_dispatcher(
-    config: ProxyConfig, state: State, upstream: Upstream, handoff_release: HandoffRelease
+    config: ProxyConfig, state: State, upstream: Upstream, handoff_release: HandoffRelease, bodies: BodyReader
 ) -> Dispatcher:
     return Dispatcher(
         config,
@@ -163,6 +163,7 @@ def make_dispatcher(
         ledger=state.ledger,
         admission=state.admission,
         metrics=state.metrics,
+        bodies=bodies,
         now=state.now,
     )
 

@@ -14,7 +14,7 @@ import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from ..errors import BodyTooLarge, Overloaded, PPDError
 from ..telemetry.metrics import gauge
@@ -77,6 +77,7 @@ class BodyMemory:
         self.limit_bytes = limit_bytes
         self.held_bytes = 0
         self._wait_s = wait_s
+        self._refused = 0
         self._waiting: list[BodyRoom] = []  # in the order in which they were opened
         self._open: dict[BodyRoom, None] = {}  # those that hold or want something, oldest first
 
@@ -86,6 +87,7 @@ class BodyMemory:
     def gauges(self) -> Iterator[Metric]:
         yield gauge("ppd_body_memory_bytes", "Held by request bodies under way", self.held_bytes)
         yield gauge("ppd_bodies_waiting", "Request bodies that wait for memory", len(self._waiting))
+        yield CounterMetricFamily("ppd_bodies_refused", "Request bodies that got no memory in time", self._refused)
 
     def take(
         self, room: BodyRoom, size: int, on_room: Callable[[], None], on_refused: Callable[[PPDError], None]
@@ -148,6 +150,7 @@ class BodyMemory:
 
     def _refuse(self, room: BodyRoom) -> None:
         waits = self._stop_waiting(room)
+        self._refused += 1
         waits.on_refused(
             Overloaded(
                 f"the bodies of other requests use all memory that is meant for bodies ({self.limit_bytes} bytes)",

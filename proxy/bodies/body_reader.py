@@ -10,13 +10,16 @@ import msgspec
 from ..admission.keys import Client
 from ..config import ProxyConfig
 from ..errors import RequestError
+from ..openai.answer import AnswerObserver
 from ..openai.body_members import Members
+from ..openai.form import is_form
 from ..openai.prompts import PromptReader
+from ..openai.reply_key import ReplyKey
 from ..openai.request import Endpoint, ReadPrompt, Request, parse_request, request_of
 from ..openai.units import is_intricate
 from ..sessions.prefix_chain import Chain, Hasher
-from .body_worker import ForwardedBody, ReadForwarded, ReadTurn, TurnBody, Unreadable
-from .forwarded import is_form, model_of, public_body
+from .body_worker import ForwardedBody, ReadAnswer, ReadForwarded, ReadTurn, TurnBody, Unreadable, WholeAnswer
+from .forwarded import model_of, public_body
 from .helper_process import HelperProcess
 from .shared_bytes import LARGE_BYTES, SharedBytes
 
@@ -26,6 +29,7 @@ T = TypeVar("T")
 _INTRICATE = 20_000
 """Values in a body: more take 5 to 30 ms to read here, and a body with them goes to the helper."""
 _TURN = msgspec.msgpack.Decoder(tuple[TurnBody | None, Unreadable | None])
+_ANSWER = msgspec.msgpack.Decoder(tuple[WholeAnswer | None, Unreadable | None])
 _FORWARDED = msgspec.msgpack.Decoder(tuple[ForwardedBody | None, Unreadable | None])
 
 
@@ -117,6 +121,22 @@ class BodyReader:
         shared = SharedBytes.of([body]) if isinstance(body, bytes) else body
         answer, new = await self._helper.ask("forwarded", msgspec.msgpack.encode(asked), shared)
         return _read(_FORWARDED, answer).model, new or body
+
+    async def answer(self, body: SharedBytes, how: ReadAnswer, seen: AnswerObserver, reply: ReplyKey) -> SharedBytes:
+        """What the client gets of a large answer. `seen` and `reply` learn what they would of a small one."""
+        answer, new = await self._helper.ask("answer", msgspec.msgpack.encode(how), body)
+        found = _read(_ANSWER, answer)
+        seen.adopt(found.summary)
+        if found.pieces is None:
+            reply.give_up()
+        for piece in found.pieces or ():
+            if isinstance(piece, tuple):
+                reply.add_tool_call(*piece)
+            elif piece is None:
+                reply.add_reasoning()
+            else:
+                reply.add_text(piece)
+        return new or body
 
 
 def body_of(parts: Sequence[bytes | memoryview]) -> Body:

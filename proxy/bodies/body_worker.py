@@ -13,15 +13,22 @@ import msgspec
 from ..admission.keys import Client
 from ..config import SessionKey
 from ..errors import PPDError, RequestError
+from ..openai.answer import AnswerObserver, AnswerSummary
 from ..openai.body_members import Fields, Places, members, places_in
+from ..openai.edits import Edits, edited_body
+from ..openai.form import is_form
 from ..openai.request import Endpoint, Request, parse_request
 from ..openai.units import check_members
 from ..sessions.prefix_chain import Hasher
-from .forwarded import is_form, model_of, public_body
+from .forwarded import model_of, public_body
 from .helper_process import serve
 
 OPEN_MESSAGE_BYTES = 1024 * 1024
 """A last message that the reply continues is hashed again by the proxy itself, if it is no longer than this."""
+
+
+PIECES_LIMIT = 1024 * 1024  # characters of an answer that are hashed
+Piece = str | tuple[int, str | None, str | None, str] | None
 
 
 class ReadTurn(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +71,21 @@ class ForwardedBody(msgspec.Struct, frozen=True):
     model: str
 
 
+class ReadAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """How to read a worker's whole answer."""
+
+    endpoint: Endpoint
+    cached_tokens: int | None
+
+
+class WholeAnswer(msgspec.Struct, frozen=True):
+    """What was found in an answer, and what its sink is to be fed, in order: texts, tool calls' pieces, None for
+    reasoning. No pieces where they are longer than any conversation goes on with."""
+
+    summary: AnswerSummary
+    pieces: list[Piece] | None
+
+
 class Unreadable(msgspec.Struct, frozen=True):
     """A RequestError."""
 
@@ -96,7 +118,37 @@ def _forwarded(arguments: bytes, view: memoryview) -> tuple[bytes, bytes | None]
     return msgspec.msgpack.encode([ForwardedBody(model), None]), None if public is body else public
 
 
-TASKS = {"turn": _turn, "forwarded": _forwarded}
+def _answer(arguments: bytes, view: memoryview) -> tuple[bytes, bytes | None]:
+    how, body = msgspec.msgpack.decode(arguments, type=ReadAnswer), bytes(view)
+    kept = _Pieces()
+    observer = AnswerObserver(how.endpoint, kept)
+    observer.observe_body(body)
+    shown = edited_body(body, Edits(cached_tokens=how.cached_tokens))
+    found = WholeAnswer(observer.summary, kept.pieces if kept.size <= PIECES_LIMIT else None)
+    return msgspec.msgpack.encode([found, None]), None if shown is body else shown
+
+
+class _Pieces:
+    """An `AnswerSink` that keeps everything."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.size = 0
+
+    def add_text(self, text: str) -> None:
+        self.pieces.append(text)
+        self.size += len(text)
+
+    def add_tool_call(self, index: int, id: str | None, name: str | None, arguments: str) -> None:
+        self.pieces.append((index, id, name, arguments))
+        self.size += len(arguments) + len(id or "") + len(name or "") + 100
+
+    def add_reasoning(self) -> None:
+        self.pieces.append(None)
+        self.size += 1
+
+
+TASKS = {"turn": _turn, "forwarded": _forwarded, "answer": _answer}
 
 
 def _refused(exc: PPDError) -> bytes:

@@ -116,6 +116,11 @@ class AnswerObserver:
             if self._sink is not None:
                 self._sink.add_text(text)
 
+    def adopt(self, summary: AnswerSummary) -> None:
+        """Takes over what another observer has seen of the whole body; the sink is not fed."""
+        for name in AnswerSummary.__struct_fields__:
+            setattr(self.summary, name, getattr(summary, name))
+
     def observe_body(self, body: bytes) -> None:
         self.summary.events += 1
         self.summary.ended = self._read(self._body, body)

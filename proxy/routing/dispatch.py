@@ -12,6 +12,10 @@ from collections.abc import Callable
 import msgspec
 
 from ..admission.gate import Admission
+from ..bodies.body_reader import BodyReader
+from ..bodies.body_worker import ReadAnswer
+from ..bodies.received import ReceivedBody
+from ..bodies.shared_bytes import SharedBytes
 from ..config import ProxyConfig
 from ..connectors import CONNECTORS, Connector, plain_leg
 from ..connectors.leg import REQUEST_ID, Handoff, LegRequest, NoHandoff, Pair
@@ -46,12 +50,14 @@ class Dispatcher:
         ledger: Ledger,
         admission: Admission,
         metrics: Metrics,
+        bodies: BodyReader,
         now: Callable[[], float],
     ) -> None:
         self._ledger = ledger
         self._admission = admission
         self._metrics = metrics
         self._now = now
+        self._bodies = bodies
         self._shows_own_key = bool(config.worker_api_key or config.keys_file)
         self._upstream = upstream
         self._handoff_release = handoff_release
@@ -178,11 +184,19 @@ class Dispatcher:
         redaction = _redaction(view, handoff)
         edits = Edits(hide_usage, handoff.cached_tokens if handoff else None, redaction)
         if not answer.is_event_stream:
-            body = await answer.body()
-            observer.observe_body(body)
+            received = ReceivedBody()
+            async for part in answer.parts():
+                received.add(part)
+            body = received.take()
+            if isinstance(body, bytes):
+                observer.observe_body(body)
+                first: bytes | SharedBytes = edited_body(body, edits)
+            else:
+                how = ReadAnswer(endpoint=request.endpoint, cached_tokens=edits.cached_tokens)
+                first = await self._bodies.answer(body, how, observer, reply)
             _check_whole(request.endpoint, observer, view, redaction)
             record.first_event_s = self._now() - attempt.started_s
-            first, relay = edited_body(body, edits), None
+            relay = None
         else:
             relay = StreamRelay(request.endpoint, edits, observer)
             first = await self._until_first_event(answer, relay, observer, request.endpoint)

@@ -27,6 +27,7 @@ from ..telemetry.receipts import Receipt
 from ..upstream.call import ANSWER_LIMIT_BYTES
 from .attempt import TurnContext
 from .router import TurnReply
+from .stream import LargeBody
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +63,12 @@ class FanOut:
 
         async def one(at: int) -> None:
             reply = await _asked(self._router, turn, at)
-            if not isinstance(reply.body, bytes):
+            body = reply.body
+            if isinstance(body, LargeBody):
+                body = b"".join([part async for part in body.chunks()])
+            if not isinstance(body, bytes):
                 raise BrokenAnswer
-            merge.add(at, reply.body)
+            merge.add(at, body)
             replies[at] = TurnReply(reply.content_type, reply.headers, b"")
 
         await _each(len(turn.prompts.prompts), one)

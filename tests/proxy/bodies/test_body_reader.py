@@ -18,8 +18,8 @@ from ppd.proxy.connectors.leg import plain_leg
 from ppd.proxy.errors import RequestError
 from ppd.proxy.openai.prompt_list import prompt_list
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.openai.request import Request, parse_request
-from tests.support.requests import CHAT, COMPLETIONS, HASHER, MESSAGES, RESPONSES, USER, Endpoint
+from ppd.proxy.openai.request import Endpoint, Request, parse_request
+from tests.support.requests import CHAT, COMPLETIONS, HASHER, MESSAGES, RESPONSES, USER
 
 HEADERS = {"x-session-id": "ann"}
 LONG = 'a "word", [another]\n' * 3000
@@ -102,14 +102,9 @@ async def test_a_request_is_the_same_whichever_process_read_it(
         assert list(map(bytes, lists[1].prompts)) == list(map(bytes, lists[0].prompts))
 
 
-@pytest.mark.parametrize(
-    "twice",
-    [
-        b'{"model":"x","messages":[{"role":"user","content":"hi"}],"a":1,"model":"m"}',
-        b'{"mod\\u0065l":"m","messages":[{"role":"user","content":"hi"}]}',
-    ],
-)
-async def test_a_body_that_parsers_could_read_differently_is_encoded_anew(twice: bytes) -> None:
+@pytest.mark.parametrize("start", [b'{"model":"x"', b'{"mod\\u0065l":"x"'])
+async def test_a_body_that_parsers_could_read_differently_is_encoded_anew(start: bytes) -> None:
+    twice = start + b',"messages":[{"role":"user","content":"hi"}],"model":"m"}'
     request = await reader().turn(CHAT, {}, "t", SharedBytes.of([twice]))
     sent = b"".join(plain_leg(CHAT, request.fields, "id").parts)
     assert request.model == "m"

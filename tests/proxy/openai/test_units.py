@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppd.proxy.config import SessionKey
 from ppd.proxy.errors import RequestError
-from ppd.proxy.openai.request import parse_request
+from ppd.proxy.openai.request import Endpoint, parse_request
 from ppd.proxy.openai.units import MEMBERS_LIMIT, check_members, check_units, structure
-from tests.support.requests import CHAT, COMPLETIONS, HASHER, MESSAGES, RESPONSES, USER, Endpoint, SessionKey
+from tests.support.requests import CHAT, COMPLETIONS, HASHER, MESSAGES, RESPONSES, USER
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":[1,2,3]}'}}

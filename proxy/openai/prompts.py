@@ -24,6 +24,10 @@ from .units import structure
 MEDIA_BYTES = 4096
 """The size in prompt bytes of an image, sound or file: about a thousand tokens. Its own size says nothing."""
 
+LONG_ARGUMENTS_BYTES = 1024 * 1024
+"""No model writes so much in one call. Longer arguments are compared as they are: another way to write them is another
+call."""
+
 Members = dict[str, msgspec.Raw]
 Content = str | list[str | Members] | None
 T = TypeVar("T")
@@ -260,6 +264,9 @@ class PromptReader:
         function = function or _Function()
         call = CallHash(self.hasher, id, function.name)
         raw = bytes(function.arguments) or bytes(function.input)
+        if len(raw) > LONG_ARGUMENTS_BYTES:
+            unit.add_part(b"C", self.hasher.key(b"L", call.id, call.name, raw), len(raw))
+            return
         if raw.startswith(b'"'):
             call.add(read(_STRING, msgspec.Raw(raw), "arguments") or "")
         elif raw not in (b"", b"null"):

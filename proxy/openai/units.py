@@ -40,8 +40,8 @@ def check_units(members: Iterable[msgspec.Raw], limit: int) -> None:
 
 
 def is_intricate(body: bytes, limit: int) -> bool:
-    """Whether the body may hold more values than `limit`; many commas in its texts count too."""
-    return len(body) > limit and body.count(b",") + body.count(b"[") + body.count(b"{") > limit
+    """Whether the body may hold more values or escapes than `limit`; many commas in its texts count too."""
+    return len(body) > limit and sum(map(body.count, (b",", b"[", b"{", b"\\"))) > limit
 
 
 def check_members(body: bytes) -> None:

@@ -1,11 +1,15 @@
 """Does one request keep the others waiting? Hostile and merely large bodies, beside a steady load of small turns.
 
-    python -m benchmarks.small.stall                     # or some kinds: --only text,parts
+    python -m benchmarks.small.stall                     # or some kinds: --only "parts;tool calls"
 
 A real `ppd serve` is before two workers: a simulated engine, which answers the steady turns, and a program that only
 reads bodies and answers at once, to which the large ones go. So nothing but the proxy is shared. One kind of body at a
 time is sent again and again, by a process of its own. Wait: how much longer a steady turn took than the median without
 any large body. Gap: the same of `GET /health`, asked 100 times a second; its longest is the loop's longest pause.
+
+    python -m benchmarks.small.stall --steps             # where other programs need the processors too
+
+The proxy then runs in this process, without steady turns. Shown are the longest steps of its loop, in processor time.
 """
 
 from __future__ import annotations
@@ -13,8 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import http.client
-import json
-import random
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -24,134 +26,26 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import aiohttp
+import uvloop
 from aiohttp import web
 from rich.console import Console
 
 from ppd.offline.backends.ports import free_ports
 from ppd.offline.experiment.statistics import percentile
+from ppd.proxy.assembly import assemble
 from ppd.proxy.cli.table_view import columns
+from ppd.proxy.config import Mode, ProxyConfig
+from ppd.proxy.downstream.serve import listen, serve
+from ppd.proxy.settings import Settings
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.launch import Launch
 
+from .large_bodies import ANSWER_MB, CHAT, KINDS, MIB, NONE, Kind
+
 HOST = "127.0.0.1"
-MIB = 1024 * 1024
-ITEMS = 4_500_000
-CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 TURNS_PER_S, PROBES_PER_S = 50, 100
-_ANSWER_MB = '"answer_mb":'
 _STARTS_S = 60.0
 _PAUSE_S = 0.25  # between two large bodies
-NONE = "none"
-
-
-# -- the bodies
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    name: str
-    path: str
-    body: Callable[[], bytes]
-    content_type: str = "application/json"
-
-
-def chat(messages: str, more: str = "") -> bytes:
-    return large('"messages":[' + messages + "]" + more)
-
-
-def user(content: str) -> str:
-    return '{"role":"user","content":' + content + "}"
-
-
-def many(item: str, count: int = ITEMS) -> str:
-    return ",".join([item] * count)
-
-
-def text(size: int) -> str:
-    """As JSON: words, quotation marks and line ends."""
-    line = 'def walk(tree): return "the quick brown fox", tree.left\n'
-    return json.dumps((line * (size // len(line) + 1))[:size])
-
-
-def ids(count: int) -> str:
-    chosen = random.Random(0)
-    return "[" + ",".join(str(chosen.randrange(128_000)) for _ in range(count)) + "]"
-
-
-def completion(prompt: str) -> bytes:
-    return large('"prompt":' + prompt)
-
-
-def large(members: str) -> bytes:
-    return ('{"model":"large",' + members + "}").encode()
-
-
-def upload(parts: int, size: int) -> bytes:
-    part = b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n' + b"x" * size + b"\r\n"
-    return part * parts + b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nlarge\r\n--b--\r\n'
-
-
-FORM = "multipart/form-data; boundary=b"
-CALL = '{"function":{"name":"f","arguments":"{}"}}'
-
-KINDS = (
-    Kind(NONE, CHAT, lambda: b""),
-    # merely large
-    Kind("text of 600 KB", CHAT, lambda: chat(user(text(600_000)))),
-    Kind("CJK of 600 KB", CHAT, lambda: chat(user(json.dumps("漢字" * 100_000, ensure_ascii=False)))),
-    Kind("text of 10 MB", CHAT, lambda: chat(user(text(10_000_000)))),
-    Kind("text of 60 MB", CHAT, lambda: chat(user(text(57_000_000)))),
-    Kind("5,000 messages", CHAT, lambda: chat(many(user(text(500)), 5000))),
-    Kind("19,000 messages", CHAT, lambda: chat(many(user(text(3000)), 19_000))),
-    Kind(
-        "image of 60 MB",
-        CHAT,
-        lambda: chat(user('[{"type":"image_url","image_url":{"url":"' + "iVBO" * 15_000_000 + '"}}]')),
-    ),
-    Kind("900,000 token ids", COMPLETIONS, lambda: completion(ids(900_000))),
-    Kind("prompt of 60 MB", COMPLETIONS, lambda: completion(text(57_000_000))),
-    Kind("upload of 60 MB", "/v1/audio/transcriptions", lambda: upload(1, 60_000_000), FORM),
-    Kind(
-        "embeddings of 10 MB",
-        "/v1/embeddings",
-        lambda: large('"input":[' + many(text(10_000), 1000) + "]"),
-    ),
-    Kind("answer of 60 MB", CHAT, lambda: chat(user('"hi"'), f",{_ANSWER_MB}60")),
-    # hostile
-    Kind("parts", CHAT, lambda: chat(user("[" + many('{"text":""}') + "]"))),
-    Kind("texts as parts", CHAT, lambda: chat(user("[" + many('""', 3 * ITEMS) + "]"))),
-    Kind("tool calls", CHAT, lambda: chat('{"role":"assistant","tool_calls":[' + many("{}", 3 * ITEMS) + "]}")),
-    Kind("messages", CHAT, lambda: chat(many('{"role":""}'))),
-    Kind("items", RESPONSES, lambda: large('"input":[' + many('{"type":"x"}') + "]")),
-    Kind("tools", CHAT, lambda: chat(user('"hi"'), ',"tools":[' + many('{"type":""}') + "]")),
-    Kind("numbers in a tool", CHAT, lambda: chat(user('"hi"'), ',"tools":[{"enum":[' + many("1", 6 * ITEMS) + "]}]")),
-    Kind(
-        "numbers in 50 parts",
-        CHAT,
-        lambda: chat(user("[" + many('{"type":"x","x":[' + many("1", 500_000) + "]}", 50) + "]")),
-    ),
-    Kind("19,000 parts", CHAT, lambda: chat(user("[" + many('{"type":"x","x":{"a":[1,2,3]}}', 19_000) + "]"))),
-    Kind("many keys", CHAT, lambda: chat(user('"hi"'), "".join(f',"{at:07}":0' for at in range(ITEMS)))),
-    Kind("deep nesting", CHAT, lambda: chat(user('"hi"'), ',"x":' + "[" * 29 * MIB + "]" * 29 * MIB)),
-    Kind("wide nesting", CHAT, lambda: chat(user('"hi"'), ',"x":[' + many("[[[]]]", 8 * MIB) + "]")),
-    Kind("escapes", CHAT, lambda: chat(user('"' + "\\u6f22" * 9_500_000 + '"'))),
-    Kind("7 million token ids", COMPLETIONS, lambda: completion(ids(7_000_000))),
-    Kind("lists of token ids", COMPLETIONS, lambda: completion("[" + many("[]", 4 * ITEMS) + "]")),
-    Kind("a name of 60 MB", CHAT, lambda: chat(user('"hi"'), ',"prompt_cache_key":"' + "k" * 58_000_000 + '"')),
-    Kind(
-        "arguments of 60 MB",
-        CHAT,
-        lambda: chat(
-            '{"role":"assistant","tool_calls":[{"function":{"arguments":"' + "\\\\\\u0020" * 7_000_000 + '"}}]}'
-        ),
-    ),
-    Kind("parts of a form", "/v1/audio/transcriptions", lambda: upload(900_000, 1), FORM),
-    Kind(
-        "keys to embed",
-        "/v1/embeddings",
-        lambda: large(",".join(f'"{at:07}":0' for at in range(ITEMS))),
-    ),
-)
 
 
 # -- a worker that reads, and answers at once
@@ -160,7 +54,7 @@ KINDS = (
 def sink(port: int) -> None:
     async def answer(request: web.Request) -> web.Response:
         body = await request.read()
-        found = body.rfind(_ANSWER_MB.encode(), -200) if len(body) < 1000 else -1
+        found = body.rfind(ANSWER_MB.encode(), -200) if len(body) < 1000 else -1
         content = "x" * (int(body[found:].split(b":")[1][:2]) * MIB if found >= 0 else 1)
         choice = {
             "index": 0,
@@ -260,16 +154,28 @@ async def beside(
     """What the steady turns saw, then the body's megabytes, its longest answer in seconds, and its answers."""
     if kind.name == NONE:
         return await steady(session, url, seconds), ["", "", ""]
+    sender = await started_sender(port, kind, seconds)
+    sending = asyncio.create_task(told_to_send(sender))
+    return await steady(session, url, seconds), await sending
+
+
+async def started_sender(port: int, kind: Kind, seconds: float) -> asyncio.subprocess.Process:
+    """Once it has made its body."""
     argv = ("-m", "benchmarks.small.stall", "--send", kind.name, "--port", str(port), "--seconds", str(seconds))
     pipe = asyncio.subprocess.PIPE
     sender = await asyncio.create_subprocess_exec(sys.executable, *argv, stdin=pipe, stdout=pipe)
-    assert sender.stdin is not None and sender.stdout is not None, "both are pipes"
+    assert sender.stdout is not None, "a pipe"
     await sender.stdout.readline()
+    return sender
+
+
+async def told_to_send(sender: asyncio.subprocess.Process) -> list[str]:
+    """The body's megabytes, its longest answer in seconds, and its answers."""
+    assert sender.stdin is not None and sender.stdout is not None, "both are pipes"
     sender.stdin.write(b"go\n")
-    seen = await steady(session, url, seconds)
     line = await sender.stdout.readline()
     await sender.wait()
-    return seen, line.decode().strip().split("|")
+    return line.decode().strip().split("|")
 
 
 # -- the program
@@ -298,6 +204,40 @@ async def running(folder: Path, flags: list[str]) -> AsyncIterator[int]:
     finally:
         for process in reversed(running):
             await process.stop()
+
+
+async def steps(names: list[str], seconds: float) -> None:
+    """The five longest steps of the proxy's loop beside each kind of body, in milliseconds of processor time."""
+    (sink_port,) = free_ports(1)
+    argv = (sys.executable, "-m", "benchmarks.small.stall", "--sink", str(sink_port))
+    workers = (f"R={HOST}:{sink_port},model=large",)
+    config = ProxyConfig(port=0, heartbeat_port=0, mode=Mode.REPLICA, workers=workers, warm_up_s=0.0)
+    proxy, listening, stop = assemble(Settings(config)), listen(config), asyncio.Event()
+    taken: list[float] = []
+
+    async def tick() -> None:
+        last_s = time.thread_time()
+        while True:
+            await asyncio.sleep(0.002)
+            now_s = time.thread_time()
+            taken.append(1e3 * (now_s - last_s))
+            last_s = now_s
+
+    with TemporaryDirectory() as folder:
+        async with EngineProcess(Launch(argv, {}), Path(folder) / "sink.log", name="sink") as process:
+            await process.wait_healthy(f"http://{HOST}:{sink_port}", timeout_s=_STARTS_S)
+            serving, ticking = asyncio.create_task(serve(proxy, listening, stop)), asyncio.create_task(tick())
+            await asyncio.sleep(2.0)  # until the worker has been probed
+            port = listening.getsockname()[1]
+            for kind in [kind for kind in KINDS if kind.name != NONE and (not names or kind.name in names)]:
+                sender = await started_sender(port, kind, seconds)
+                taken.clear()
+                size, longest, answers = await told_to_send(sender)
+                shown = " ".join(f"{ms:.0f}" for ms in sorted(taken)[-5:])
+                print(kind.name, size, f"steps {shown} ms", f"longest {longest} s", answers, sep=" | ", flush=True)
+            ticking.cancel()
+            stop.set()
+            await serving
 
 
 async def measure(names: list[str], seconds: float, flags: list[str]) -> None:
@@ -332,7 +272,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.small.stall", description="How long large bodies keep small turns waiting."
     )
-    parser.add_argument("--only", default="", help="names of kinds, separated by commas")
+    parser.add_argument("--only", default="", help="names of kinds, separated by semicolons")
+    parser.add_argument("--steps", action="store_true", help="the loop's longest steps, in processor time")
     parser.add_argument("--seconds", type=float, default=6.0, help="for each kind")
     parser.add_argument("--sink", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--send", default="", help=argparse.SUPPRESS)
@@ -340,10 +281,12 @@ def main() -> None:
     args, flags = parser.parse_known_args()
     if args.sink:
         sink(args.sink)
+    elif args.steps:
+        uvloop.run(steps([name.strip() for name in args.only.split(";") if name], args.seconds))
     elif args.send:
         send_for(args.port, next(kind for kind in KINDS if kind.name == args.send), args.seconds)
     else:
-        asyncio.run(measure([name.strip() for name in args.only.split(",") if name], args.seconds, flags))
+        asyncio.run(measure([name.strip() for name in args.only.split(";") if name], args.seconds, flags))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import struct
@@ -27,7 +26,6 @@ Task = Callable[[bytes, memoryview], tuple[bytes, bytes | None]]
 
 _LENGTH = struct.Struct("<I")
 _NAME_BYTES = 16
-NICENESS = 5  # the event loop goes first where both want one core
 LIMIT_S = 30.0  # of one task; what makes a task long is bounded, so more than this means that something is wrong
 
 
@@ -141,7 +139,6 @@ def serve(fd: int, tasks: Mapping[str, Task]) -> None:
     """The helper's side: until the other side closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the proxy drains first
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    os.nice(NICENESS)
     sock = socket.socket(fileno=fd)
     with contextlib.suppress(OSError):
         while (asked := _next(sock)) is not None:

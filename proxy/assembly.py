@@ -13,6 +13,8 @@ from .admission.arrival_rate import Arrivals
 from .admission.gate import Admission
 from .admission.key_file import KeyRing
 from .admission.rate_limits import RateLimits
+from .bodies.body_memory import BodyMemory, default_limit, usable_bytes
+from .bodies.body_reader import BodyReader
 from .config import AccessFormat, ProxyConfig, convert
 from .discovery.heartbeat_listener import HeartbeatListener
 from .errors import ConfigError
@@ -65,6 +67,8 @@ class Proxy:
     passthrough: Passthrough
     model_list: ModelList
     stored_responses: StoredResponses
+    bodies: BodyReader
+    body_memory: BodyMemory
     prober: Prober
     load_watch: LoadWatch
     canary: Canary
@@ -94,14 +98,17 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
     drain = Drain()
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
-    dispatcher = make_dispatcher(config, state, upstream, handoff_release)
+    bodies = BodyReader(config, state.hasher, state.registry.aliases)
+    dispatcher = make_dispatcher(config, state, upstream, handoff_release, bodies)
     canary = make_canary(config, state, upstream)
     router = Router(
         config, settings.rules(), state, dispatcher, learner, passed_over=canary.passed_over, examine=upstream.examine
     )
     keys = make_keys(config)
-    passthrough = Passthrough(config, state, upstream)
+    passthrough = Passthrough(config, state, upstream, bodies)
+    body_memory = BodyMemory(body_memory_limit(config), config.head_timeout_s)
     state.metrics.watch(lambda: _gauges(state))
+    state.metrics.watch(body_memory.gauges)
     prober = Prober(config, state.registry, upstream, now, probing_session, tls)
 
     def change(keys: Mapping[str, object]) -> None:
@@ -119,10 +126,12 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         upstream=upstream,
         router=router,
         handoff_release=handoff_release,
-        turns=TurnService(config, state, router, FanOut(router), keys),
+        turns=TurnService(config, state, router, FanOut(router), keys, bodies=bodies),
         passthrough=passthrough,
         model_list=ModelList(config, upstream, passthrough.candidates, now),
         stored_responses=StoredResponses(config, state, upstream),
+        bodies=bodies,
+        body_memory=body_memory,
         prober=prober,
         load_watch=LoadWatch(config, state.registry, upstream),
         canary=canary,
@@ -173,8 +182,12 @@ def may_resend(state: State) -> bool:
     return may
 
 
+def body_memory_limit(config: ProxyConfig) -> int:
+    return config.body_memory_bytes or default_limit(config.processes, usable_bytes(), config.body_limit_bytes)
+
+
 def make_dispatcher(
-    config: ProxyConfig, state: State, upstream: Upstream, handoff_release: HandoffRelease
+    config: ProxyConfig, state: State, upstream: Upstream, handoff_release: HandoffRelease, bodies: BodyReader
 ) -> Dispatcher:
     return Dispatcher(
         config,
@@ -183,6 +196,7 @@ def make_dispatcher(
         ledger=state.ledger,
         admission=state.admission,
         metrics=state.metrics,
+        bodies=bodies,
         now=state.now,
     )
 

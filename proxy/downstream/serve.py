@@ -54,7 +54,7 @@ async def _serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) ->
     if proxy.membership.leads:
         proxy.listener.open()
     app = create_app(proxy)
-    edge = Edge(app, config, proxy.drain, proxy.access_log)
+    edge = Edge(app, config, proxy.drain, proxy.body_memory, proxy.access_log)
     http1 = Http1Server(edge, proxy.turns if config.data_plane is DataPlane.DIRECT else None, config)
     connections = Connections(http1, HypercornServer(edge, config), config, tls, proxy.state.now)
     if proxy.membership.peers:

@@ -15,6 +15,9 @@ from urllib.parse import unquote
 
 from ..admission.web_pages import Headers
 from ..app.request_body import check_coding, decoded
+from ..bodies.body_memory import BodyRoom
+from ..bodies.body_reader import Body
+from ..bodies.received import ReceivedBody
 from ..config import ProxyConfig
 from ..errors import BodyTooLarge, Forbidden, PPDError, RequestError
 from ..openai.request import Endpoint
@@ -68,6 +71,7 @@ class Http1Server:
             endpoint,
             self._edge.requests,
             self._service,
+            self._edge.body_memory.room(),
             body_limit_bytes=self._body_limit_bytes,
             idle_s=self.patience_s,
             more=more,
@@ -122,6 +126,7 @@ class TurnExchange:
         endpoint: Endpoint,
         requests: OpenRequests,
         service: TurnService,
+        room: BodyRoom,
         *,
         body_limit_bytes: int,
         idle_s: float,
@@ -141,7 +146,10 @@ class TurnExchange:
         self._idle_s = idle_s
         self._state = _WAITING
         self._caller: Caller | None = None
-        self._received: bytes | bytearray = b""  # so far, of the request's body
+        self._received = ReceivedBody()
+        self._memory = room
+        self._waits_for_room = False
+        self._expects_continue = False
         self._is_whole = False  # the request has come completely
         self._is_compressed = False
         self._refused: PPDError | None = None  # an error that came before `begin`
@@ -178,29 +186,55 @@ class TurnExchange:
             return
         if self.record is not None:
             self.record.receipt = self._caller.receipt
-        if int(headers.get("content-length", "0")) > self._body_limit_bytes:
+        size = int(headers.get("content-length", "0"))
+        if size > self._body_limit_bytes:
             self.refuse(self._too_large())
-        elif self._is_whole:
-            self._start()
-        elif headers.get("expect", "").lower() == "100-continue" and not head.is_old and not self._received:
-            self._connection.write(response.CONTINUE)
+            return
+        expects = headers.get("expect", "").lower() == "100-continue"
+        self._expects_continue = expects and not head.is_old and not self._received.size
+        if self._has_room(max(size, self._received.size)):
+            self._go_on()
 
     def take(self, data: bytes) -> None:
         if self._state is _OVER or self._state is _WITHHOLDING or self._refused is not None:
             return
-        if not self._received:
-            self._received = data  # most bodies come in one piece, and need no copy
-        else:
-            if isinstance(self._received, bytes):
-                self._received = bytearray(self._received)
-            self._received += data
-        if len(self._received) > self._body_limit_bytes:
+        self._received.add(data)
+        if self._received.size > self._body_limit_bytes:
             self.refuse(self._too_large())
+        elif self._state is _READING:
+            self._has_room(self._received.size)
 
     def taken(self) -> None:
         self._is_whole = True
-        if self._state is _READING:
+        if self._state is _READING and not self._waits_for_room:
             self._start()
+
+    def _has_room(self, size: int) -> bool:
+        """Otherwise the client is not read until there is room, or the request refused."""
+        try:
+            has_room = self._memory.want(size, self._room_came, self.refuse)
+        except PPDError as exc:
+            self.refuse(exc)
+            return False
+        if not has_room and not self._waits_for_room:
+            self._waits_for_room = True
+            self._connection.hold_back()
+        return has_room
+
+    def _room_came(self) -> None:
+        if self._waits_for_room:
+            self._waits_for_room = False
+            self._connection.read_on()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._state is not _READING:
+            return
+        if self._is_whole:
+            self._start()
+        elif self._expects_continue:
+            self._expects_continue = False
+            self._connection.write(response.CONTINUE)
 
     def _start(self) -> None:
         self._state, self._head = _ASKING, None
@@ -211,7 +245,7 @@ class TurnExchange:
     async def _answer(self) -> None:
         caller, self._caller = self._caller, None
         assert caller is not None, "it was let in"
-        body, self._received = bytes(self._received), b""
+        body = self._received.take()
         try:
             reply = await self._reply_to(caller, body)
             if self._state is _OVER:
@@ -225,7 +259,7 @@ class TurnExchange:
             log.exception("an answer could not be written")
             self.fail()
 
-    async def _reply_to(self, caller: Caller, body: bytes) -> TurnReply:
+    async def _reply_to(self, caller: Caller, body: Body) -> TurnReply:
         if self._is_compressed:
             try:
                 body = await decoded(body, self._body_limit_bytes)
@@ -236,6 +270,7 @@ class TurnExchange:
     async def _stream(self, reply: TurnReply, body: StreamedBody) -> None:
         self._body = body
         self._state = _STREAMING
+        self._memory.free()  # the prompt is not needed any more
         self._may_keep_alive = self._may_keep_alive and self._is_chunked  # else the connection's end ends the body
         self._is_event_stream = reply.content_type.startswith(EVENT_STREAM)
         self._unsent = self._answer_head(reply, None)  # goes out with the first piece
@@ -355,7 +390,8 @@ class TurnExchange:
             self._withheld.cancel()
             self._withheld = None
             self._requests.wrong_keys.release()
-        self._received = b""
+        self._received.take()
+        self._memory.free()
         self._task = self._splice = self._body = None  # breaks reference cycles, so that all is freed at once
 
     def _too_large(self) -> BodyTooLarge:

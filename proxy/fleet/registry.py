@@ -7,7 +7,7 @@ Synchronous and without a clock: callers pass `now_s` from a monotonic clock. Ev
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as replace_worker
 from enum import Enum, auto
@@ -81,13 +81,16 @@ class Registry:
 
     def family(self, model: str) -> str:
         """The name by which sessions know the model: one for all names under which workers serve the same weights."""
+        return self.aliases().get(model, model)
+
+    def aliases(self) -> Mapping[str, str]:
+        """`family` of each name that has another one."""
         if self._aliases is None:
-            self._aliases = {}
+            known: dict[str, str] = {}
             for view in self._views.values():
-                self._aliases |= view.worker.aliases
-        while (other := self._aliases.get(model, model)) < model:  # workers may know different names
-            model = other
-        return model
+                known |= view.worker.aliases
+            self._aliases = {name: _least(name, known) for name in known}
+        return self._aliases
 
     def families(self) -> set[str]:
         """The names by which sessions know the models that are served."""
@@ -413,3 +416,9 @@ class Registry:
         view = self._views.get(worker_id)
         if view is not None:
             self._take(replace(view, **changes))
+
+
+def _least(name: str, known: Mapping[str, str]) -> str:
+    while (other := known.get(name, name)) < name:  # workers may know different names
+        name = other
+    return name

@@ -89,7 +89,8 @@ class Host:
 
 async def direct(proxy: Proxy, body: bytes, told: Callable[[bytes], None]) -> None:
     config = proxy.settings.config
-    server = Http1Server(Edge(cast(Any, create_app(proxy)), config, proxy.drain), proxy.turns, config)
+    edge = Edge(cast(Any, create_app(proxy)), config, proxy.drain, proxy.body_memory)
+    server = Http1Server(edge, proxy.turns, config)
     client = ClientConnection(server, Host(), "a")
     client.connection_made(cast(Any, Transport(told)))
     head = b"POST %b HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"

@@ -13,7 +13,7 @@ from ..config import ProxyConfig, convert
 from ..errors import NotFound, RequestError
 from ..fleet.view import WorkerView
 from ..fleet.worker import Source
-from ..sessions.table import SessionSummary
+from ..sessions.session import SessionSummary
 from ..settings import check_table
 from .peer_commands import Add, Remove, SetDraining, find_receipt, find_worker, newest_receipts, send_command
 from .request_body import whole_body

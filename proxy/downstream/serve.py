@@ -12,8 +12,8 @@ from ..errors import ConfigError
 from ..runtime.tls import client_tls
 from .asgi_edge import Edge
 from .connections import Connections
+from .http1_server import Http1Server
 from .hypercorn import HypercornServer
-from .turn_exchange import Http1Server
 
 BACKLOG = 4096  # a burst of clients must not be refused by the kernel
 

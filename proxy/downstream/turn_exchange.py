@@ -1,4 +1,4 @@
-"""HTTP/1.1: `Http1Server` makes each request's exchange, and `TurnExchange` serves one turn on the direct data plane.
+"""`TurnExchange` serves one turn on the direct data plane.
 
 A turn runs without ASGI: its head is checked and its body read here, the turn service answers it, and the answer is
 written as it comes.
@@ -10,16 +10,13 @@ import asyncio
 import logging
 from contextlib import aclosing
 from enum import Enum
-from functools import partial
-from urllib.parse import unquote
 
 from ..admission.web_pages import Headers
 from ..app.request_body import check_coding, decoded
 from ..bodies.body_memory import BodyRoom
 from ..bodies.body_reader import Body
 from ..bodies.received import ReceivedBody
-from ..config import ProxyConfig
-from ..errors import BodyTooLarge, Forbidden, PPDError, RequestError
+from ..errors import BodyTooLarge, PPDError, RequestError
 from ..openai.request import Endpoint
 from ..openai.stream_relay import broken_off
 from ..routing.router import TurnReply
@@ -28,75 +25,15 @@ from ..routing.stream import StreamedBody, Streaming
 from ..runtime.tasks import draining
 from ..telemetry.access_log import AccessRecord
 from . import response
-from .asgi_edge import EVENT_ENDS, Edge
-from .asgi_exchange import AsgiExchange, RefusedExchange
-from .http1_connection import ClientConnection, Exchange
+from .asgi_edge import EVENT_ENDS
+from .http1_connection import ClientConnection
 from .limits import OpenRequests
-from .request_head import OFFERED, RequestHead
+from .request_head import RequestHead
 from .stream_splice import Splice
 
 log = logging.getLogger(__name__)
 
 EVENT_STREAM = "text/event-stream"
-_TURNS = {endpoint.value.encode(): endpoint for endpoint in Endpoint}
-
-
-class Http1Server:
-    """Makes the exchange for each request: a `TurnExchange` for a turn, an `AsgiExchange` for anything else.
-
-    service: answers turns; None: the application answers them too.
-    """
-
-    def __init__(self, edge: Edge, service: TurnService | None, config: ProxyConfig) -> None:
-        self.patience_s = config.idle_timeout_s
-        self.head_limit_bytes = config.head_limit_bytes
-        self._body_limit_bytes = config.body_limit_bytes
-        self._edge = edge
-        self._service = service
-
-    def exchange(self, connection: ClientConnection, head: RequestHead) -> Exchange:
-        path = head.target.partition(b"?")[0]
-        origins = self._edge.origins
-        more = () if origins.is_off else origins.headers(head.fields.get("origin"), unquote(path.decode("latin-1")))
-        refused = _head_error(head)
-        if refused is not None:
-            note = partial(self._edge.requests.refused, head.method.decode("latin-1"), path.decode("latin-1"))
-            return RefusedExchange(connection, refused, note, head.target, more)
-        endpoint = _TURNS.get(path) if head.method == b"POST" else None
-        if endpoint is None or self._service is None:
-            return AsgiExchange(connection, head, self._edge, more)
-        return TurnExchange(
-            connection,
-            head,
-            endpoint,
-            self._edge.requests,
-            self._service,
-            self._edge.body_memory.room(),
-            body_limit_bytes=self._body_limit_bytes,
-            idle_s=self.patience_s,
-            more=more,
-        )
-
-    def refusal(self, connection: ClientConnection, error: RequestError) -> Exchange:
-        return RefusedExchange(connection, error, partial(self._edge.requests.refused, "", ""))
-
-
-def _head_error(head: RequestHead) -> RequestError | None:
-    """Errors against HTTP that the parser does not find, and features that are not supported."""
-    fields = head.fields
-    repeats_host = len(fields) < len(head.headers) and [name for name, _ in head.headers].count(b"host") > 1
-    if repeats_host or ("host" not in fields and not head.is_old):
-        return RequestError("host: exactly one Host header is required", param="host")
-    if fields.get("transfer-encoding", "chunked").lower() != "chunked":
-        error = RequestError("transfer-encoding: must be chunked, or absent", param="transfer-encoding")
-        error.status = 501
-        return error
-    if "transfer-encoding" in fields and head.is_old:
-        return RequestError("transfer-encoding: is not allowed in HTTP/1.0", param="transfer-encoding")
-    # A client that offers clear-text HTTP/2 is answered over HTTP/1.1; a WebSocket has no such fallback.
-    if fields.get(OFFERED.decode(), "").lower() == "websocket":
-        return Forbidden("WebSocket is not supported", param="upgrade")
-    return None
 
 
 class _State(Enum):

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 
@@ -33,7 +32,17 @@ from ..fleet.residency import Residency
 from ..fleet.worker import WorkerId
 from ..runtime.replicated import Replicated
 from .prefix_chain import KEY_BITS, PrefixEnd
-from .session import KnownPrefix, Prompt, Session, hexadecimal, index_keys, remembered, response_key
+from .session import (
+    KnownPrefix,
+    Prompt,
+    Session,
+    SessionSummary,
+    hexadecimal,
+    index_keys,
+    remembered,
+    response_key,
+    summary_of,
+)
 from .token_estimates import decayed_mean
 
 EXPIRED_AT_ONCE = 32  # sessions dropped by one turn: two microseconds each
@@ -74,18 +83,6 @@ class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
     decode: Residency | None = None
     prefill: Residency | None = None
     reasoned: bool = False  # the reply held reasoning, whose tokens are not in the next prompt
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionSummary:
-    """A session as the admin API shows it."""
-
-    session_id: str
-    turn: int
-    held_tokens: int
-    decode: WorkerId | None
-    prefill: WorkerId | None
-    seen_s: float  # on the caller's clock
 
 
 class _PrefixMatch(msgspec.Struct, frozen=True, gc=False):
@@ -205,11 +202,11 @@ class SessionTable:
     def summary(self, session_id: str) -> SessionSummary | None:
         """Of the history that was used last."""
         session = next((one for one in reversed(self._sessions.values()) if one.id == session_id), None)
-        return None if session is None else _summary(session)
+        return None if session is None else summary_of(session)
 
     def recent(self, limit: int) -> list[SessionSummary]:
         newest = reversed(self._sessions.values())
-        return [_summary(session) for _, session in zip(range(limit), newest, strict=False)]
+        return [summary_of(session) for _, session in zip(range(limit), newest, strict=False)]
 
     # -- finding
 
@@ -386,16 +383,4 @@ def _matched(kind: MatchKind, session: Session, turn: int, prompt: Prompt, paren
         output_tokens=output_tokens,
         history=session.history,
         parent=parent.prefix.key if parent else None,
-    )
-
-
-def _summary(session: Session) -> SessionSummary:
-    _, decode, prefill = session.learnt()
-    return SessionSummary(
-        session_id=session.id,
-        turn=session.turn,
-        held_tokens=max((prefix.tokens for prefix in session.prefixes()), default=0),
-        decode=decode.worker if decode else None,
-        prefill=prefill.worker if prefill else None,
-        seen_s=session.seen_s,
     )

@@ -18,8 +18,8 @@ from ppd.proxy.bodies.body_memory import BodyMemory
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.asgi_edge import Edge
 from ppd.proxy.downstream.http1_connection import ClientConnection
+from ppd.proxy.downstream.http1_server import Http1Server
 from ppd.proxy.downstream.limits import ConnectionLimits, Patience
-from ppd.proxy.downstream.turn_exchange import Http1Server
 from ppd.proxy.errors import Unauthorized
 from ppd.proxy.routing.router import TurnReply
 from ppd.proxy.routing.service import TurnService

@@ -15,8 +15,8 @@ from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.asgi_edge import Edge
 from ppd.proxy.downstream.http1_connection import ClientConnection
+from ppd.proxy.downstream.http1_server import Http1Server
 from ppd.proxy.downstream.limits import ConnectionLimits, Patience
-from ppd.proxy.downstream.turn_exchange import Http1Server
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.settings import Settings
 

@@ -315,6 +315,7 @@ async def test_a_prompt_that_ended_workers_of_one_process_is_refused_by_all(capl
         turns = [await one.chat(deadly) for one in (*group.proxies.values(), *group.proxies.values())]
         assert [turn.body["error"]["code"] for turn in turns] == ["workers_lost"] + ["poisoned_prompt"] * 3
         assert sum(engine.is_dead for engine in group.engines.values()) == 2
+        await group.stop(1)
         newcomer = await group.start(1)
         assert (await newcomer.chat(deadly)).body["error"]["code"] == "poisoned_prompt"
 

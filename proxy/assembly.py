@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -104,8 +105,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     keys = make_keys(config)
     passthrough = Passthrough(config, state, upstream, bodies)
     body_memory = BodyMemory(body_memory_limit(config), config.head_timeout_s)
-    state.metrics.watch(lambda: _gauges(state))
-    state.metrics.watch(body_memory.gauges)
+    state.metrics.watch(lambda: chain(_gauges(state), body_memory.gauges()))
     prober = Prober(config, state.registry, upstream, now, probing_session, tls)
     operated = make_operated(settings, router)
     replication = Replication(member, state, canary, prober, operated)

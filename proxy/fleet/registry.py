@@ -17,7 +17,7 @@ from ..runtime.replicated import Replicated
 from .places import learned
 from .residency import Residency
 from .view import Fleet, Takers, WorkerView, taking_turns
-from .worker import Announcement, Load, Role, Source, Worker, WorkerId
+from .worker import Announcement, Load, Role, Source, Worker, WorkerId, settled
 from .worker_names import WorkerNames
 
 MODELS_KEPT = 256  # bounded, as clients may name any model while a worker has not said which it serves
@@ -67,8 +67,7 @@ class Registry:
         self._catch_up()
         return tuple(self._views.values())
 
-    @property
-    def count(self) -> int:
+    def __len__(self) -> int:
         return len(self._views)
 
     def fleet(self, model: str) -> Fleet:
@@ -87,7 +86,7 @@ class Registry:
             known: dict[str, str] = {}
             for view in self._views.values():
                 known |= view.worker.aliases
-            self._aliases = {name: _least(name, known) for name in known}
+            self._aliases = settled(known)
         return self._aliases
 
     def families(self) -> set[str]:
@@ -399,9 +398,3 @@ class Registry:
         view = self._views.get(worker_id)
         if view is not None:
             self._take(replace(view, **changes))
-
-
-def _least(name: str, known: Mapping[str, str]) -> str:
-    while (other := known.get(name, name)) < name:  # workers may know different names
-        name = other
-    return name

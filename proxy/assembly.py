@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, Metric
@@ -13,6 +14,8 @@ from .admission.arrival_rate import Arrivals
 from .admission.gate import Admission
 from .admission.key_file import KeyRing
 from .admission.rate_limits import RateLimits
+from .bodies.body_memory import BodyMemory, default_limit, usable_bytes
+from .bodies.body_reader import BodyReader
 from .config import AccessFormat, ProxyConfig, convert
 from .discovery.heartbeat_listener import HeartbeatListener
 from .errors import ConfigError
@@ -65,6 +68,8 @@ class Proxy:
     passthrough: Passthrough
     model_list: ModelList
     stored_responses: StoredResponses
+    bodies: BodyReader
+    body_memory: BodyMemory
     prober: Prober
     load_watch: LoadWatch
     canary: Canary
@@ -87,42 +92,35 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     member, config = member or Member(), settings.config
     state = new_state(config, member, now)
     tls = worker_tls(config)
-    upstream = Upstream(
-        keepalive_s=config.keepalive_s, tls=tls, key=config.worker_api_key, may_resend=lambda: may_resend(state)
-    )
+    upstream = make_upstream(config, state, tls)
     handoff_release = HandoffRelease(state, upstream)
     receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
     drain = Drain()
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
-    dispatcher = make_dispatcher(config, state, upstream, handoff_release)
+    bodies = BodyReader(config, state.hasher, state.registry.aliases)
+    dispatcher = make_dispatcher(config, state, upstream, handoff_release, bodies)
     canary = make_canary(config, state, upstream)
-    router = Router(
-        config, settings.rules(), state, dispatcher, learner, passed_over=canary.passed_over, examine=upstream.examine
-    )
+    rules, passed_over, examine = settings.rules(), canary.passed_over, upstream.examine
+    router = Router(config, rules, state, dispatcher, learner, passed_over=passed_over, examine=examine)
     keys = make_keys(config)
-    passthrough = Passthrough(config, state, upstream)
-    state.metrics.watch(lambda: _gauges(state))
+    passthrough = Passthrough(config, state, upstream, bodies)
+    body_memory = BodyMemory(body_memory_limit(config), config.head_timeout_s)
+    state.metrics.watch(lambda: chain(_gauges(state), body_memory.gauges()))
     prober = Prober(config, state.registry, upstream, now, probing_session, tls)
-
-    def change(keys: Mapping[str, object]) -> None:
-        settings.change(**convert(keys))
-        router.rules = settings.rules()
-
-    def adopt(in_force: Mapping[str, object], in_file: Mapping[str, object]) -> None:
-        settings.adopt(convert(in_force), convert(in_file))
-        router.rules = settings.rules()
-
-    replication = Replication(member, state, canary, prober, Operated(settings, change, adopt))
+    operated = make_operated(settings, router)
+    replication = Replication(member, state, canary, prober, operated)
     return Proxy(
         settings=settings,
         state=state,
         upstream=upstream,
         router=router,
         handoff_release=handoff_release,
-        turns=TurnService(config, state, router, FanOut(router), keys),
+        turns=TurnService(config, state, router, FanOut(router), keys, bodies=bodies),
         passthrough=passthrough,
         model_list=ModelList(config, upstream, passthrough.candidates, now),
         stored_responses=StoredResponses(config, state, upstream),
+        bodies=bodies,
+        body_memory=body_memory,
         prober=prober,
         load_watch=LoadWatch(config, state.registry, upstream),
         canary=canary,
@@ -133,9 +131,31 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         loop_watch=LoopWatch(member.pulse.beat, state.metrics.loop_lag.observe),
         receipt_log=receipt_log,
         access_log=open_access_log(config),
-        change=change,
+        change=operated.change,
         membership=Membership(member, replication, lambda: families(state.metrics.registry)),
     )
+
+
+def make_upstream(config: ProxyConfig, state: State, tls: Tls) -> Upstream:
+    def may_resend() -> bool:
+        """Whether the retry budget allows a request to be sent again to the worker that closed its connection."""
+        may = state.retries.take()
+        state.metrics.retries.labels("resent" if may else "no_budget").inc()
+        return may
+
+    return Upstream(keepalive_s=config.keepalive_s, tls=tls, key=config.worker_api_key, may_resend=may_resend)
+
+
+def make_operated(settings: Settings, router: Router) -> Operated:
+    def change(keys: Mapping[str, object]) -> None:
+        settings.change(**convert(keys))
+        router.rules = settings.rules()
+
+    def adopt(in_force: Mapping[str, object], in_file: Mapping[str, object]) -> None:
+        settings.adopt(convert(in_force), convert(in_file))
+        router.rules = settings.rules()
+
+    return Operated(settings, change, adopt)
 
 
 def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> State:
@@ -166,15 +186,12 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> 
     )
 
 
-def may_resend(state: State) -> bool:
-    """Whether the retry budget allows a request to be sent again to the worker that closed its connection."""
-    may = state.retries.take()
-    state.metrics.retries.labels("resent" if may else "no_budget").inc()
-    return may
+def body_memory_limit(config: ProxyConfig) -> int:
+    return config.body_memory_bytes or default_limit(config.processes, usable_bytes(), config.body_limit_bytes)
 
 
 def make_dispatcher(
-    config: ProxyConfig, state: State, upstream: Upstream, handoff_release: HandoffRelease
+    config: ProxyConfig, state: State, upstream: Upstream, handoff_release: HandoffRelease, bodies: BodyReader
 ) -> Dispatcher:
     return Dispatcher(
         config,
@@ -183,6 +200,7 @@ def make_dispatcher(
         ledger=state.ledger,
         admission=state.admission,
         metrics=state.metrics,
+        bodies=bodies,
         now=state.now,
     )
 

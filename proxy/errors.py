@@ -154,7 +154,7 @@ class RateLimited(Refused):
 
 
 class Overloaded(Refused):
-    """Reasons: queue_full, queue_timeout, overload, workers_overloaded, draining."""
+    """Reasons: queue_full, queue_timeout, overload, workers_overloaded, draining, body_memory, body_reader."""
 
     status = 503
     kind = "overloaded_error"

@@ -18,9 +18,9 @@ ORDER = ("proxy", "servers", "offline", "benchmarks")  # each may import those b
 # Top to bottom: a room, or a module that lies beside rooms, imports only what stands below it.
 ROOMS = {
     "proxy": (
-        *("cli", "downstream", "app", "assembly", "peers", "routing", "health", "admission", "settings", "discovery"),
-        *("policy", "connectors", "upstream", "openai", "sessions", "telemetry", "decision_table", "fleet", "runtime"),
-        *("config", "errors", "failures"),
+        *("cli", "downstream", "app", "assembly", "peers", "routing", "bodies", "health", "admission", "settings"),
+        *("discovery", "policy", "connectors", "upstream", "openai", "sessions", "telemetry", "decision_table"),
+        *("fleet", "runtime", "config", "errors", "failures"),
     ),
     "servers": ("__main__", "cli", "agent", "fleet", "vllm", "sim", "engine_profile"),
     "servers/sim": ("__main__", "command", "launch", "api", "engine", "core"),

@@ -196,6 +196,7 @@ def bench() -> TurnBench:
         ledger=state.ledger,
         admission=state.admission,
         metrics=state.metrics,
+        bodies=proxy.bodies,
         now=state.now,
     )
     dispatcher.watch = watch

@@ -39,7 +39,7 @@ _STARTS_S = 30.0
 
 
 @dataclass(slots=True)
-class Seen:
+class StreamsSeen:
     complete: int = 0
     wrong: list[str] = field(default_factory=list)  # what came of the others
     delays_s: list[float] = field(default_factory=list)
@@ -95,7 +95,7 @@ async def _models() -> web.Response:
     return web.json_response({"data": [{"id": "m"}]})
 
 
-async def stream(port: int, number: int, seen: Seen) -> None:
+async def stream(port: int, number: int, seen: StreamsSeen) -> None:
     name = f"stream-{number}"
     body = msgspec.json.encode({"model": "m", "stream": True, "messages": [{"role": "user", "content": name}]})
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
@@ -126,7 +126,7 @@ async def stream(port: int, number: int, seen: Seen) -> None:
         seen.wrong.append(f"status {status}, {came} of {EVENTS} events")
 
 
-async def ask_health(url: str, seen: Seen) -> None:
+async def ask_health(url: str, seen: StreamsSeen) -> None:
     async with aiohttp.ClientSession() as session:
         while True:
             asked_s = time.monotonic()
@@ -136,8 +136,8 @@ async def ask_health(url: str, seen: Seen) -> None:
             await asyncio.sleep(0.1)
 
 
-async def measure(streams: int, every_s: float, ramp_s: float, folder: Path) -> Seen:
-    seen = Seen()
+async def measure(streams: int, every_s: float, ramp_s: float, folder: Path) -> StreamsSeen:
+    seen = StreamsSeen()
     raise_descriptor_limit()
     async with AsyncExitStack() as stack:
         workers = [Worker(every_s) for _ in range(WORKERS)]
@@ -187,7 +187,7 @@ def _proxy_pid(port: int) -> int:
     raise SystemExit("error: the proxy's process is gone")
 
 
-def report(seen: Seen, streams: int) -> str:
+def report(seen: StreamsSeen, streams: int) -> str:
     def milliseconds(values: Sequence[float]) -> str:
         return ", ".join(f"{1e3 * value:.0f}" for value in np.percentile(values, (50, 99, 100)))
 

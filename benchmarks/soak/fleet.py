@@ -43,6 +43,7 @@ PROXY_FLAGS = {
     "probe-interval-s": 1.0,
     "connect-timeout-s": 1.0,
     "prefill-timeout-s": 3.0,
+    "handoff-max-age-s": 5.0,  # of the 8 s of the lease
     "first-event-timeout-s": 3.0,
     "answer-timeout-s": 8.0,
     "idle-timeout-s": 10.0,

@@ -13,13 +13,14 @@ from ..config import ProxyConfig, convert
 from ..errors import NotFound, RequestError
 from ..fleet.view import WorkerView
 from ..fleet.worker import Source
-from ..sessions.table import SessionSummary
+from ..sessions.session import SessionSummary
 from ..settings import check_table
 from .peer_commands import Add, Remove, SetDraining, find_receipt, find_worker, newest_receipts, send_command
 from .request_body import whole_body
 
 T = TypeVar("T")
 BODY_LIMIT_S = 30.0
+BODY_LIMIT_BYTES = 64 * 1024
 CHANGEABLE = ("mode", "x", "w_ttft", "w_tpot", "lookup", "uncovered", "table")
 
 
@@ -127,7 +128,9 @@ def _limit() -> int:
 
 async def _body(kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(await whole_body(BODY_LIMIT_S), type=kind)
+        body = await whole_body(BODY_LIMIT_S, BODY_LIMIT_BYTES)
+        assert isinstance(body, bytes), "a small one"
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
         raise RequestError(f"body: {exc}") from exc
 

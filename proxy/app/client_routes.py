@@ -78,7 +78,7 @@ def _turn_routes(app: Quart, proxy: Proxy) -> None:
         caller = proxy.turns.caller(Endpoint(request.path), lowered(request.headers))
         if (record := _record()) is not None:
             record.receipt = caller.receipt
-        body = await whole_body(config.idle_timeout_s)
+        body = await whole_body(config.idle_timeout_s, config.body_limit_bytes)
         return _response(await proxy.turns.answer(caller, body))
 
     for endpoint in Endpoint:
@@ -127,7 +127,7 @@ def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
             origins.check_form(lowered(request.headers))
         elif request.method == "POST":
             check_is_json(headers)
-        body = await whole_body(config.idle_timeout_s)
+        body = await whole_body(config.idle_timeout_s, config.body_limit_bytes)
         answer = await proxy.passthrough.forward(request.method, _target(), body, headers, client)
         if (record := _record()) is not None:
             record.model, record.worker = answer.model, answer.worker
@@ -136,7 +136,7 @@ def _passthrough_routes(app: Quart, proxy: Proxy) -> None:
 
     async def stored(response_id: str) -> Response:
         client, headers = _authenticated(proxy)
-        await whole_body(config.idle_timeout_s)  # which says nothing
+        await whole_body(config.idle_timeout_s, config.body_limit_bytes)  # which says nothing
         answer = await proxy.stored_responses.forward(request.method, _target(), response_id, headers, client)
         name = "/v1/responses/{response_id}" + ("/cancel" if request.method == "POST" else "")
         proxy.state.metrics.passed_through.labels(name, str(answer.status)).inc()

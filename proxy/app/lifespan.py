@@ -49,6 +49,7 @@ async def close(proxy: Proxy, background: Background) -> None:
     proxy.listener.close()
     await proxy.upstream.close()
     await proxy.prober.close()
+    await proxy.bodies.close()
     if proxy.receipt_log is not None:
         await proxy.receipt_log.close()
     if proxy.access_log is not None:

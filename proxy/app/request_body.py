@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import zlib
 
-from quart import current_app, request
+from quart import request
 
+from ..bodies.body_reader import Body, body_of
+from ..bodies.received import ReceivedBody
 from ..errors import BodyTooLarge, RequestError
 
 _GZIP = ("gzip", "x-gzip")
@@ -14,7 +16,7 @@ _GZIP_WINDOW = 16 + zlib.MAX_WBITS
 _AT_ONCE_BYTES = 2048  # decoded in under 10 ms whatever they hold; more is decoded beside the event loop
 
 
-async def whole_body(limit_s: float) -> bytes:
+async def whole_body(limit_s: float, limit_bytes: int) -> Body:
     """The body of the current request, decoded; RequestError (408) if it takes longer than `limit_s`.
 
     Quart's own limit is an `asyncio.wait_for`. In Python 3.11 that swallows a cancellation that comes just as its task
@@ -23,13 +25,17 @@ async def whole_body(limit_s: float) -> bytes:
     is_compressed = check_coding(request.headers.get("Content-Encoding", ""))
     try:
         async with asyncio.timeout(limit_s):
-            data = await request.get_data(cache=False)
+            received = ReceivedBody()
+            async for data in request.body:
+                received.add(data)
+                if received.size > limit_bytes:
+                    raise BodyTooLarge(f"the body is larger than {limit_bytes} bytes")
     except TimeoutError as exc:
         error = RequestError(f"the body did not come within {limit_s:g} s")
         error.status = 408
         raise error from exc
-    assert isinstance(data, bytes), "asked for as bytes"
-    return await decoded(data, current_app.config["MAX_CONTENT_LENGTH"]) if is_compressed else data
+    body = received.take()
+    return await decoded(body, limit_bytes) if is_compressed else body
 
 
 def check_coding(coding: str) -> bool:
@@ -43,14 +49,15 @@ def check_coding(coding: str) -> bool:
     raise error
 
 
-async def decoded(body: bytes, limit_bytes: int) -> bytes:
+async def decoded(body: Body, limit_bytes: int) -> Body:
     """A gzip body decoded. RequestError (400) if it is not one, BodyTooLarge if it holds more than `limit_bytes`."""
-    if len(body) <= _AT_ONCE_BYTES:
-        return _decoded(body, limit_bytes)
-    return await asyncio.to_thread(_decoded, body, limit_bytes)
+    data = body if isinstance(body, bytes) else body.view()
+    if len(data) <= _AT_ONCE_BYTES:
+        return _decoded(data, limit_bytes)
+    return body_of([await asyncio.to_thread(_decoded, data, limit_bytes)])
 
 
-def _decoded(body: bytes, limit_bytes: int) -> bytes:
+def _decoded(body: bytes | memoryview, limit_bytes: int) -> bytes:
     # One member only: of many tiny ones each would copy all that follow it.
     member = zlib.decompressobj(_GZIP_WINDOW)
     try:

@@ -118,6 +118,15 @@ class ProxyConfig:
     body_limit_bytes: AtLeastOne = key(64 * MIB, "larger request bodies get 413", group="What one client may ask of it")
     head_limit_bytes: AtLeastOne = key(64 * 1024, "request heads with more bytes get 431")
     header_limit: AtLeastOne = key(100, "request heads with more lines get 431")
+    body_memory_bytes: Count = key(
+        0,
+        "of all bodies under way in one process; beyond it, they wait for up to `head_timeout_s` and then get 503; 0: "
+        "its part of a quarter of the memory that the processes may use",
+    )
+    request_units_limit: AtLeastOne = key(
+        20_000,
+        "a request with more elements in its lists of messages, parts, items, tool calls and tools gets 400",
+    )
     json_depth_limit: AtLeastOne = key(64, "bodies nested deeper get 400")
     head_timeout_s: Seconds = key(
         10.0, "for a connection's first byte, and for the rest of a request's head after its first byte"

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from ..openai.answer_shapes import Usage, usage_of
-from ..openai.body_members import decoded, encoded
+from ..openai.body_members import decoded, encoded, without_nan
 from ..openai.request import Endpoint, Fields
 from .leg import Handoff, LegRequest, NoHandoff, Pair, answering_fields, leg
 from .prefill import engine_version, prefill_fields
@@ -61,7 +61,7 @@ class Nixl:
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
         try:
-            body = msgspec.json.decode(answer, type=_Answer)
+            body = msgspec.json.decode(without_nan(answer) or answer, type=_Answer)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return NoHandoff("answer_undecodable")
         params = body.kv_transfer_params

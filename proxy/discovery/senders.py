@@ -49,7 +49,7 @@ class Senders:
         if self._allowed:
             self._check_ranges(worker, sender)
         known = self._registry.view(worker.id)
-        if known is None and self._registry.count >= ANNOUNCED_LIMIT:
+        if known is None and len(self._registry) >= ANNOUNCED_LIMIT:
             raise FormatError(f"heartbeat: {ANNOUNCED_LIMIT} workers are known, and no more are taken")
         is_static = known is not None and known.worker.source is Source.STATIC
         if worker.source is Source.PING and known is not None and known.worker.source is not Source.PING:

@@ -23,6 +23,7 @@ from hypercorn.typing import (
 )
 
 from ..admission.web_pages import Headers, Origins
+from ..bodies.body_memory import BodyMemory, BodyRoom
 from ..config import ProxyConfig
 from ..errors import PPDError, answer_body, comes_back
 from ..openai.request import Endpoint
@@ -44,10 +45,19 @@ class GuardedExchange:
     """
 
     def __init__(
-        self, scope: Any, receive: ASGIReceiveCallable, send: ASGISendCallable, limit_s: float, more: Headers = ()
+        self,
+        scope: Any,
+        receive: ASGIReceiveCallable,
+        send: ASGISendCallable,
+        room: BodyRoom,
+        limit_s: float,
+        more: Headers = (),
     ) -> None:
         self.scope = scope
+        self.room = room
         self._more = _encoded(more)
+        self._body_bytes = 0
+        self._refused: PPDError | None = None  # why it was cut, if not because the process stops
         self.is_multiplexed: bool = scope["http_version"] >= "2"
         self.is_draining = False
         self.record: AccessRecord | None = None
@@ -76,6 +86,14 @@ class GuardedExchange:
                 event = await self._receive()
         except TimeoutError:
             return {"type": "http.disconnect"}
+        if event["type"] == "http.request" and not self._has_begun:
+            self._body_bytes += len(event["body"])
+            try:
+                await self.room.wait(self._body_bytes)
+            except PPDError as exc:
+                self._refused, self.is_draining = exc, True
+                self.cut()
+                return {"type": "http.disconnect"}
         if event["type"] == "http.disconnect" and not self._is_ending:
             self._is_left = True
         if event["type"] == "http.disconnect" or not event.get("more_body", False):
@@ -89,6 +107,7 @@ class GuardedExchange:
             return
         if event["type"] == "http.response.start":
             self._has_begun = True
+            self.room.free()  # nothing in the answer needs the request's body
             if self.record is not None:
                 self.record.status = event["status"]
             headers = list(event["headers"])
@@ -143,7 +162,7 @@ class GuardedExchange:
         if self.is_complete:
             return
         if not self._has_begun:
-            await self.refuse(draining())
+            await self.refuse(self._refused or draining())
         elif self._is_event_stream and self._tail.endswith(EVENT_ENDS):
             error = broken_off(_ENDPOINTS.get(self.scope["path"], Endpoint.CHAT), draining().message, 503)
             await self.send({"type": "http.response.body", "body": error, "more_body": False})
@@ -167,7 +186,15 @@ def _encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
 class Edge:
     """The app behind its limits."""
 
-    def __init__(self, app: ASGIFramework, config: ProxyConfig, drain: Drain, access: AccessLog | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIFramework,
+        config: ProxyConfig,
+        drain: Drain,
+        body_memory: BodyMemory,
+        access: AccessLog | None = None,
+    ) -> None:
+        self.body_memory = body_memory
         self.requests = OpenRequests(config, drain, access)
         self.origins = Origins(config.cors_allow_origins)
         self._app = app
@@ -179,7 +206,7 @@ class Edge:
             return
         connection: ConnectionLimits = scope["state"]["connection"]
         more, preflight = self._for_web_pages(scope)
-        exchange = GuardedExchange(scope, receive, send, self._config.idle_timeout_s, more)
+        exchange = GuardedExchange(scope, receive, send, self.body_memory.room(), self._config.idle_timeout_s, more)
         exchange.record = self.requests.opened(scope["method"], scope["path"])
         scope["state"] = ConnectionState(
             {**scope["state"], RECORD: exchange.record}
@@ -190,7 +217,10 @@ class Edge:
             refusal = self.requests.refusal(scope["path"], scope["raw_path"] + query, tuple(scope["headers"]))
             if refusal is None and preflight is not None:
                 await exchange.answer(204, preflight)
-            elif refusal is None:
+                return
+            if refusal is None:
+                refusal = await self._room_error(exchange)
+            if refusal is None:
                 await self._app(scope, exchange.receive, partial(self._send, exchange, connection.address))
             else:
                 exchange.is_draining = True  # the bytes that follow may not be a request
@@ -202,6 +232,7 @@ class Edge:
         finally:
             if not exchange.is_complete and (not exchange.is_multiplexed or exchange.is_cut):
                 connection.break_off()
+            exchange.room.free()
             self.requests.ended(exchange, connection, left=exchange.is_broken)
 
     async def _send(self, exchange: GuardedExchange, address: str, event: ASGISendEvent) -> None:
@@ -220,6 +251,18 @@ class Edge:
         fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(list(scope["headers"]))}
         preflight = self.origins.preflight(fields, scope["path"]) if scope["method"] == "OPTIONS" else None
         return (self.origins.headers(fields.get("origin"), scope["path"]) if preflight is None else ()), preflight
+
+    async def _room_error(self, exchange: GuardedExchange) -> PPDError | None:
+        """Waits for room for the request's body; the error if it gets none."""
+        length = next((value for name, value in exchange.scope["headers"] if name.lower() == b"content-length"), b"0")
+        size = int(length) if length.isdigit() else 0
+        if not 0 < size <= self._config.body_limit_bytes:  # the application refuses what is too large
+            return None
+        try:
+            await exchange.room.wait(size)
+        except PPDError as exc:
+            return exc
+        return None
 
     async def _refuse(self, exchange: GuardedExchange, refusal: PPDError) -> None:
         hearing = asyncio.create_task(exchange.discard_body())

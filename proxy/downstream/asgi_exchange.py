@@ -14,7 +14,7 @@ from ..admission.web_pages import Headers
 from ..errors import RequestError
 from ..telemetry.access_log import RECORD
 from . import response
-from .http1_connection import ClientConnection
+from .http1_connection import HELD_BYTES, ClientConnection
 from .request_head import RequestHead
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,8 @@ class AsgiExchange:
         self._head = head
         self._app = app
         self._task: asyncio.Task[None] | None = None
-        self._parts: list[bytes] = []
+        self._parts: list[bytes] = []  # not yet taken by the application
+        self._held_bytes = 0
         self._is_whole = False  # the request has come completely
         self._is_gone = False
         self._refused: RequestError | None = None  # an error that came before `begin`
@@ -65,6 +66,9 @@ class AsgiExchange:
         if not self._is_over:
             self._parts.append(data)
             self._came.set()
+            self._held_bytes += len(data)
+            if self._held_bytes > HELD_BYTES:
+                self._connection.hold_back()
 
     def taken(self) -> None:
         self._is_whole = True
@@ -139,6 +143,9 @@ class AsgiExchange:
         if self._is_gone:
             return {"type": "http.disconnect"}
         data, self._parts = b"".join(self._parts), []
+        if self._held_bytes > HELD_BYTES:
+            self._connection.read_on()
+        self._held_bytes = 0
         self._is_told = self._is_whole
         return {"type": "http.request", "body": data, "more_body": not self._is_whole}
 

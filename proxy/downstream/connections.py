@@ -20,9 +20,9 @@ from ..runtime.process_limits import open_files_limit, share_of_clients
 from ..runtime.tls import Tls
 from . import response
 from .http1_connection import ClientConnection
+from .http1_server import Http1Server
 from .hypercorn import HypercornReader, HypercornServer
 from .limits import CLOSE_S, ConnectionLimits, IdleConnections, Patience
-from .turn_exchange import Http1Server
 
 log = logging.getLogger(__name__)
 

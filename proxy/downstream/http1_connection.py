@@ -89,6 +89,7 @@ class ClientConnection(asyncio.Protocol):
         self._is_ended = False
         self._is_stalled = False  # the client does not take what it was sent
         self._is_advancing = False
+        self._is_held_back = False  # its exchange takes no more of the request now
         self._body_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
 
@@ -97,6 +98,17 @@ class ClientConnection(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         if self._transport is not None and not self._is_ended:
             self._transport.write(data)
+
+    def hold_back(self) -> None:
+        """Does not read the client, until `read_on`."""
+        self._is_held_back = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def read_on(self) -> None:
+        self._is_held_back = False
+        if self._transport is not None and not self._transport.is_closing() and len(self._held) <= HELD_BYTES:
+            self._transport.resume_reading()
 
     def lasts(self) -> None:
         """The answer may take long: frees the parser, a kilobyte; the next request gets a new one."""
@@ -254,7 +266,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _read_on(self) -> None:
         held, self._held = self._held, b""
-        if self._transport is not None:
+        if self._transport is not None and not self._is_held_back:
             self._transport.resume_reading()
         self._parse(held)
 

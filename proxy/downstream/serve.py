@@ -12,8 +12,8 @@ from ..errors import ConfigError
 from ..runtime.tls import client_tls
 from .asgi_edge import Edge
 from .connections import Connections
+from .http1_server import Http1Server
 from .hypercorn import HypercornServer
-from .turn_exchange import Http1Server
 
 BACKLOG = 4096  # a burst of clients must not be refused by the kernel
 
@@ -54,7 +54,7 @@ async def _serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) ->
     if proxy.membership.leads:
         proxy.listener.open()
     app = create_app(proxy)
-    edge = Edge(app, config, proxy.drain, proxy.access_log)
+    edge = Edge(app, config, proxy.drain, proxy.body_memory, proxy.access_log)
     http1 = Http1Server(edge, proxy.turns if config.data_plane is DataPlane.DIRECT else None, config)
     connections = Connections(http1, HypercornServer(edge, config), config, tls, proxy.state.now)
     if proxy.membership.peers:

@@ -1,4 +1,4 @@
-"""HTTP/1.1: `Http1Server` makes each request's exchange, and `TurnExchange` serves one turn on the direct data plane.
+"""`TurnExchange` serves one turn on the direct data plane.
 
 A turn runs without ASGI: its head is checked and its body read here, the turn service answers it, and the answer is
 written as it comes.
@@ -10,13 +10,13 @@ import asyncio
 import logging
 from contextlib import aclosing
 from enum import Enum
-from functools import partial
-from urllib.parse import unquote
 
 from ..admission.web_pages import Headers
 from ..app.request_body import check_coding, decoded
-from ..config import ProxyConfig
-from ..errors import BodyTooLarge, Forbidden, PPDError, RequestError
+from ..bodies.body_memory import BodyRoom
+from ..bodies.body_reader import Body
+from ..bodies.received import ReceivedBody
+from ..errors import BodyTooLarge, PPDError, RequestError
 from ..openai.request import Endpoint
 from ..openai.stream_relay import broken_off
 from ..routing.router import TurnReply
@@ -25,74 +25,15 @@ from ..routing.stream import StreamedBody, Streaming
 from ..runtime.tasks import draining
 from ..telemetry.access_log import AccessRecord
 from . import response
-from .asgi_edge import EVENT_ENDS, Edge
-from .asgi_exchange import AsgiExchange, RefusedExchange
-from .http1_connection import ClientConnection, Exchange
+from .asgi_edge import EVENT_ENDS
+from .http1_connection import ClientConnection
 from .limits import OpenRequests
-from .request_head import OFFERED, RequestHead
+from .request_head import RequestHead
 from .stream_splice import Splice
 
 log = logging.getLogger(__name__)
 
 EVENT_STREAM = "text/event-stream"
-_TURNS = {endpoint.value.encode(): endpoint for endpoint in Endpoint}
-
-
-class Http1Server:
-    """Makes the exchange for each request: a `TurnExchange` for a turn, an `AsgiExchange` for anything else.
-
-    service: answers turns; None: the application answers them too.
-    """
-
-    def __init__(self, edge: Edge, service: TurnService | None, config: ProxyConfig) -> None:
-        self.patience_s = config.idle_timeout_s
-        self.head_limit_bytes = config.head_limit_bytes
-        self._body_limit_bytes = config.body_limit_bytes
-        self._edge = edge
-        self._service = service
-
-    def exchange(self, connection: ClientConnection, head: RequestHead) -> Exchange:
-        path = head.target.partition(b"?")[0]
-        origins = self._edge.origins
-        more = () if origins.is_off else origins.headers(head.fields.get("origin"), unquote(path.decode("latin-1")))
-        refused = _head_error(head)
-        if refused is not None:
-            note = partial(self._edge.requests.refused, head.method.decode("latin-1"), path.decode("latin-1"))
-            return RefusedExchange(connection, refused, note, head.target, more)
-        endpoint = _TURNS.get(path) if head.method == b"POST" else None
-        if endpoint is None or self._service is None:
-            return AsgiExchange(connection, head, self._edge, more)
-        return TurnExchange(
-            connection,
-            head,
-            endpoint,
-            self._edge.requests,
-            self._service,
-            body_limit_bytes=self._body_limit_bytes,
-            idle_s=self.patience_s,
-            more=more,
-        )
-
-    def refusal(self, connection: ClientConnection, error: RequestError) -> Exchange:
-        return RefusedExchange(connection, error, partial(self._edge.requests.refused, "", ""))
-
-
-def _head_error(head: RequestHead) -> RequestError | None:
-    """Errors against HTTP that the parser does not find, and features that are not supported."""
-    fields = head.fields
-    repeats_host = len(fields) < len(head.headers) and [name for name, _ in head.headers].count(b"host") > 1
-    if repeats_host or ("host" not in fields and not head.is_old):
-        return RequestError("host: exactly one Host header is required", param="host")
-    if fields.get("transfer-encoding", "chunked").lower() != "chunked":
-        error = RequestError("transfer-encoding: must be chunked, or absent", param="transfer-encoding")
-        error.status = 501
-        return error
-    if "transfer-encoding" in fields and head.is_old:
-        return RequestError("transfer-encoding: is not allowed in HTTP/1.0", param="transfer-encoding")
-    # A client that offers clear-text HTTP/2 is answered over HTTP/1.1; a WebSocket has no such fallback.
-    if fields.get(OFFERED.decode(), "").lower() == "websocket":
-        return Forbidden("WebSocket is not supported", param="upgrade")
-    return None
 
 
 class _State(Enum):
@@ -122,6 +63,7 @@ class TurnExchange:
         endpoint: Endpoint,
         requests: OpenRequests,
         service: TurnService,
+        room: BodyRoom,
         *,
         body_limit_bytes: int,
         idle_s: float,
@@ -141,7 +83,10 @@ class TurnExchange:
         self._idle_s = idle_s
         self._state = _WAITING
         self._caller: Caller | None = None
-        self._received: bytes | bytearray = b""  # so far, of the request's body
+        self._received = ReceivedBody()
+        self._memory = room
+        self._waits_for_room = False
+        self._expects_continue = False
         self._is_whole = False  # the request has come completely
         self._is_compressed = False
         self._refused: PPDError | None = None  # an error that came before `begin`
@@ -178,29 +123,55 @@ class TurnExchange:
             return
         if self.record is not None:
             self.record.receipt = self._caller.receipt
-        if int(headers.get("content-length", "0")) > self._body_limit_bytes:
+        size = int(headers.get("content-length", "0"))
+        if size > self._body_limit_bytes:
             self.refuse(self._too_large())
-        elif self._is_whole:
-            self._start()
-        elif headers.get("expect", "").lower() == "100-continue" and not head.is_old and not self._received:
-            self._connection.write(response.CONTINUE)
+            return
+        expects = headers.get("expect", "").lower() == "100-continue"
+        self._expects_continue = expects and not head.is_old and not self._received.size
+        if self._has_room(max(size, self._received.size)):
+            self._go_on()
 
     def take(self, data: bytes) -> None:
         if self._state is _OVER or self._state is _WITHHOLDING or self._refused is not None:
             return
-        if not self._received:
-            self._received = data  # most bodies come in one piece, and need no copy
-        else:
-            if isinstance(self._received, bytes):
-                self._received = bytearray(self._received)
-            self._received += data
-        if len(self._received) > self._body_limit_bytes:
+        self._received.add(data)
+        if self._received.size > self._body_limit_bytes:
             self.refuse(self._too_large())
+        elif self._state is _READING:
+            self._has_room(self._received.size)
 
     def taken(self) -> None:
         self._is_whole = True
-        if self._state is _READING:
+        if self._state is _READING and not self._waits_for_room:
             self._start()
+
+    def _has_room(self, size: int) -> bool:
+        """Otherwise the client is not read until there is room, or the request refused."""
+        try:
+            has_room = self._memory.want(size, self._room_came, self.refuse)
+        except PPDError as exc:
+            self.refuse(exc)
+            return False
+        if not has_room and not self._waits_for_room:
+            self._waits_for_room = True
+            self._connection.hold_back()
+        return has_room
+
+    def _room_came(self) -> None:
+        if self._waits_for_room:
+            self._waits_for_room = False
+            self._connection.read_on()
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._state is not _READING:
+            return
+        if self._is_whole:
+            self._start()
+        elif self._expects_continue:
+            self._expects_continue = False
+            self._connection.write(response.CONTINUE)
 
     def _start(self) -> None:
         self._state, self._head = _ASKING, None
@@ -211,7 +182,7 @@ class TurnExchange:
     async def _answer(self) -> None:
         caller, self._caller = self._caller, None
         assert caller is not None, "it was let in"
-        body, self._received = bytes(self._received), b""
+        body = self._received.take()
         try:
             reply = await self._reply_to(caller, body)
             if self._state is _OVER:
@@ -225,7 +196,7 @@ class TurnExchange:
             log.exception("an answer could not be written")
             self.fail()
 
-    async def _reply_to(self, caller: Caller, body: bytes) -> TurnReply:
+    async def _reply_to(self, caller: Caller, body: Body) -> TurnReply:
         if self._is_compressed:
             try:
                 body = await decoded(body, self._body_limit_bytes)
@@ -236,6 +207,7 @@ class TurnExchange:
     async def _stream(self, reply: TurnReply, body: StreamedBody) -> None:
         self._body = body
         self._state = _STREAMING
+        self._memory.free()  # the prompt is not needed any more
         self._may_keep_alive = self._may_keep_alive and self._is_chunked  # else the connection's end ends the body
         self._is_event_stream = reply.content_type.startswith(EVENT_STREAM)
         self._unsent = self._answer_head(reply, None)  # goes out with the first piece
@@ -355,7 +327,8 @@ class TurnExchange:
             self._withheld.cancel()
             self._withheld = None
             self._requests.wrong_keys.release()
-        self._received = b""
+        self._received.take()
+        self._memory.free()
         self._task = self._splice = self._body = None  # breaks reference cycles, so that all is freed at once
 
     def _too_large(self) -> BodyTooLarge:

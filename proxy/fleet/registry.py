@@ -6,8 +6,7 @@ Synchronous and without a clock: callers pass `now_s` from a monotonic clock. Ev
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as replace_worker
 from enum import Enum, auto
@@ -18,9 +17,9 @@ from ..runtime.replicated import Replicated
 from .places import learned
 from .residency import Residency
 from .view import Fleet, Takers, WorkerView, taking_turns
-from .worker import Announcement, Load, Role, Source, Worker, WorkerId
+from .worker import Announcement, Load, Role, Source, Worker, WorkerId, settled
+from .worker_names import WorkerNames
 
-NAMES_KEPT = 10_000
 MODELS_KEPT = 256  # bounded, as clients may name any model while a worker has not said which it serves
 JOINED = "join-"  # prefix of the incarnations given to engines that do not report one
 
@@ -59,8 +58,7 @@ class Registry:
         self._fleets: dict[str, Fleet] = {}  # by model, until a view changes
         self._takers: dict[str, Takers] = {}  # by model, until a worker changes
         self._aliases: dict[str, str] | None = None  # of all workers, until a worker changes
-        self._names: OrderedDict[tuple[Role, WorkerId], str] = OrderedDict()
-        self._numbers: Counter[Role] = Counter()
+        self._names = WorkerNames()
         self._joined = 0
         self._written_total = 0  # on all workers: the count of one that joins begins here
         self.replicated: Replicated[WorkerId, WorkerChange] | None = None
@@ -69,8 +67,7 @@ class Registry:
         self._catch_up()
         return tuple(self._views.values())
 
-    @property
-    def count(self) -> int:
+    def __len__(self) -> int:
         return len(self._views)
 
     def fleet(self, model: str) -> Fleet:
@@ -81,13 +78,16 @@ class Registry:
 
     def family(self, model: str) -> str:
         """The name by which sessions know the model: one for all names under which workers serve the same weights."""
+        return self.aliases().get(model, model)
+
+    def aliases(self) -> Mapping[str, str]:
+        """`family` of each name that has another one."""
         if self._aliases is None:
-            self._aliases = {}
+            known: dict[str, str] = {}
             for view in self._views.values():
-                self._aliases |= view.worker.aliases
-        while (other := self._aliases.get(model, model)) < model:  # workers may know different names
-            model = other
-        return model
+                known |= view.worker.aliases
+            self._aliases = settled(known)
+        return self._aliases
 
     def families(self) -> set[str]:
         """The names by which sessions know the models that are served."""
@@ -329,7 +329,7 @@ class Registry:
         self._joined += 1
         fresh = WorkerView(
             worker=worker,
-            name=self._name(worker),
+            name=self._names.of(worker),
             # An engine that does not report its incarnation gets a new one whenever it joins.
             incarnation=incarnation or f"{JOINED}{self._joined}",
             heard_s=now_s,
@@ -349,24 +349,9 @@ class Registry:
         if self.replicated is not None:
             self.replicated.changed(view.id, WorkerChange.VIEW)
 
-    def _name(self, worker: Worker) -> str:
-        """A worker that returns keeps its name; the names least recently used are forgotten."""
-        key = (worker.role, worker.id)
-        if key not in self._names:
-            self._numbers[worker.role] += 1
-            self._names[key] = f"{worker.role}{self._numbers[worker.role]}"
-            if len(self._names) > NAMES_KEPT:
-                self._names.popitem(last=False)
-        self._names.move_to_end(key)
-        return self._names[key]
-
     def _keep_name(self, view: WorkerView) -> None:
         """Continues the numbering of names and incarnations of the process that gave them."""
-        self._names[view.role, view.id] = view.name
-        if len(self._names) > NAMES_KEPT:
-            self._names.popitem(last=False)
-        number = view.name.removeprefix(view.role)
-        self._numbers[view.role] = max(self._numbers[view.role], int(number) if number.isdecimal() else 0)
+        self._names.adopt(view.role, view.id, view.name)
         _, is_ours, joined = view.incarnation.rpartition(JOINED)
         self._joined = max(self._joined, int(joined) if is_ours and joined.isdecimal() else 0)
 

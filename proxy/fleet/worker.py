@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
@@ -75,3 +76,14 @@ class Announcement(msgspec.Struct, frozen=True):
     load: Load | None = None
     draining: bool = False
     leaving: bool = False
+
+
+def settled(aliases: Mapping[str, str]) -> dict[str, str]:
+    """The least name of each model that has several. aliases: as of all workers, which may know different names."""
+
+    def least(name: str) -> str:
+        while (other := aliases.get(name, name)) < name:
+            name = other
+        return name
+
+    return {name: least(name) for name in aliases}

@@ -27,6 +27,7 @@ from .answer_shapes import (
     Usage,
     usage_of,
 )
+from .body_members import without_nan
 from .request import Endpoint
 
 DONE = b"[DONE]"
@@ -115,6 +116,11 @@ class AnswerObserver:
             if self._sink is not None:
                 self._sink.add_text(text)
 
+    def adopt(self, summary: AnswerSummary) -> None:
+        """Takes over what another observer has seen of the whole body; the sink is not fed."""
+        for name in AnswerSummary.__struct_fields__:
+            setattr(self.summary, name, getattr(summary, name))
+
     def observe_body(self, body: bytes) -> None:
         self.summary.events += 1
         self.summary.ended = self._read(self._body, body)
@@ -123,6 +129,9 @@ class AnswerObserver:
         try:
             read(self, data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            with_null = without_nan(data)
+            if with_null is not None:
+                return self._read(read, with_null)
             self.summary.undecodable += 1
             return False
         return True

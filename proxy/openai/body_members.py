@@ -1,6 +1,6 @@
 """A JSON body's members: how deep they are nested, what they hold, and the body with some of them changed.
 
-Unchanged members are sent on without being copied. `_positions` finds where each member lies without parsing its value
+Unchanged members are sent on without being copied. `places_in` finds where each member lies without parsing its value
 a second time. A body that two parsers could read differently, because a name occurs twice or is written with escapes,
 is encoded anew, and so is every short body. So a worker never sees another request than the one that was routed.
 """
@@ -8,6 +8,7 @@ is encoded anew, and so is every short body. So a worker never sees another requ
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
@@ -18,6 +19,8 @@ from ..errors import RequestError
 
 Fields = dict[str, msgspec.Raw]
 Part = bytes | memoryview
+Places = dict[str, tuple[int, int]]
+"""Start of each member's name and end of its value."""
 
 SHORT_BYTES = 16_384
 """Up to this size, encoding the members anew takes no longer than finding their positions: about 5 us."""
@@ -32,11 +35,13 @@ _END = re.compile(rb"[ \t\n\r]*\}")
 class Members(Fields):
     """A body's members, each value verbatim, and the body itself. Never changed: edits are made on a copy."""
 
-    __slots__ = ("body",)
+    __slots__ = ("body", "places")
 
-    def __init__(self, fields: Fields, body: bytes) -> None:
+    def __init__(self, fields: Fields, body: Part, places: Places | None = None) -> None:
+        """places: where the members lie in the body, if that is known; a member without a place is not in it."""
         super().__init__(fields)
         self.body = body
+        self.places = places
 
 
 class Edited(Fields):
@@ -63,14 +68,16 @@ def spliced(fields: Fields, original: Fields) -> tuple[Part, ...]:
     """The JSON of `fields` in pieces. A value that is the same object in both is not copied from the original body."""
     if isinstance(original, Edited):
         original = original.original
-    positions = _positions(original) if isinstance(original, Members) else None
-    if positions is None:
+    if not isinstance(original, Members):
         return (msgspec.json.encode(fields),)
-    assert isinstance(original, Members), "it has positions"
-    if len(fields) == len(original) and all(fields.get(name) is value for name, value in original.items()):
+    places = original.places if original.places is not None else _places(original)
+    if places is None:
+        return (msgspec.json.encode(fields),)
+    is_same = all(fields.get(name) is value for name, value in original.items())
+    if is_same and len(fields) == len(original) == len(places):
         return (original.body,)
     view, parts = memoryview(original.body), list[Part]((b"{",))
-    for start, end in _unchanged_ranges(fields, original, positions):
+    for start, end in _unchanged_ranges(fields, original, places):
         parts += (view[start:end], b",")
     others = {name: value for name, value in fields.items() if original.get(name) is not value}
     if others:
@@ -80,11 +87,12 @@ def spliced(fields: Fields, original: Fields) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _unchanged_ranges(fields: Fields, original: Fields, positions: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _unchanged_ranges(fields: Fields, original: Fields, places: Places) -> Iterator[tuple[int, int]]:
     start = end = 0  # of a run of unchanged members
-    for (name, value), position in zip(original.items(), positions, strict=True):
-        if fields.get(name) is value:
-            start, end = start or position[0], position[1]
+    for name, value in original.items():
+        place = places.get(name)
+        if place is not None and fields.get(name) is value:
+            start, end = start or place[0], place[1]
         elif start:
             yield start, end
             start = 0
@@ -92,24 +100,28 @@ def _unchanged_ranges(fields: Fields, original: Fields, positions: list[tuple[in
         yield start, end
 
 
-def _positions(members: Members) -> list[tuple[int, int]] | None:
-    """Start of each member's name and end of its value; None where the body holds anything else.
+def _places(members: Members) -> Places | None:
+    if len(members.body) <= SHORT_BYTES or len(members) > _MOST_MEMBERS:
+        return None
+    assert isinstance(members.body, bytes), "the places in shared memory are known"
+    return places_in(members.body, members)
+
+
+def places_in(body: bytes, members: Fields) -> Places | None:
+    """Where each member lies; None where the body holds anything else.
 
     Each value is compared with the bytes after the next name. Every JSON value shows where it ends, except a number,
     and what follows a number cannot belong to one. So each step leads from one member to the next. If the body ends
     after as many steps as there are names, no name occurs twice.
     """
-    body, at = members.body, 0
-    if len(body) <= SHORT_BYTES or len(members) > _MOST_MEMBERS:
-        return None
-    positions = list[tuple[int, int]]()
-    for value in members.values():
+    at, places = 0, Places()
+    for name, value in members.items():
         found = _NAME.match(body, at)
         if found is None or not body.startswith(value, found.end()):
             return None
         at = found.end() + memoryview(value).nbytes
-        positions.append((found.start(1), at))
-    return positions if _END.match(body, at) else None
+        places[name] = found.start(1), at
+    return places if _END.match(body, at) else None
 
 
 def decoded(raw: msgspec.Raw) -> Any:
@@ -128,6 +140,36 @@ def members(raw: msgspec.Raw) -> Fields | None:
 
 def encoded(value: object) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
+
+
+# -- numbers that Python's JSON has and JSON has not
+
+_NUMBERS = (b"NaN", b"Infinity", b"-Infinity")
+_STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*+"|-?(?:NaN|Infinity)', re.DOTALL)
+_MARKS = {number: b'"%b"' % secrets.token_hex(16).encode() for number in _NUMBERS}
+
+
+def without_nan(data: bytes) -> bytes | None:
+    """The same with null in place of NaN and the infinities; None where there are none. Workers write them."""
+    return _replaced(data, dict.fromkeys(_NUMBERS, b"null"))
+
+
+def marked_nan(data: bytes) -> bytes | None:
+    """As `without_nan`, with strings in their place that `unmarked_nan` finds again."""
+    return _replaced(data, _MARKS)
+
+
+def unmarked_nan(data: bytes) -> bytes:
+    for number, mark in _MARKS.items():
+        data = data.replace(mark, number)
+    return data
+
+
+def _replaced(data: bytes, by: dict[bytes, bytes]) -> bytes | None:
+    if b"NaN" not in data and b"Infinity" not in data:
+        return None
+    new = _STRING_OR_NUMBER.sub(lambda found: by.get(found[0], found[0]), data)
+    return None if new == data else new
 
 
 # -- depth, without decoding: no objects are made, and nothing recurses

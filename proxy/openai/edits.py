@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from .body_members import decoded, encoded, members
+from .body_members import decoded, encoded, marked_nan, members, unmarked_nan
 from .request import Endpoint, Fields
 
 _TRANSFER = ("kv_transfer_params", "ec_transfer_params")
@@ -56,7 +56,9 @@ class Dropped:
 def edited_event(endpoint: Endpoint, data: bytes, edits: Edits) -> bytes | Dropped | None:
     event = members(msgspec.Raw(data))
     if event is None:
-        return None
+        marked = marked_nan(data)
+        new = None if marked is None else edited_event(endpoint, marked, edits)
+        return unmarked_nan(new) if isinstance(new, bytes) else new
     if edits.hide_usage and _is_usage_chunk(event):
         return Dropped()
     is_changed = _edit(event, edits)
@@ -74,7 +76,8 @@ def edited_body(body: bytes, edits: Edits) -> bytes:
         return body
     answer = members(msgspec.Raw(body))
     if answer is None:
-        return body
+        marked = marked_nan(body)
+        return body if marked is None else unmarked_nan(edited_body(marked, edits))
     return msgspec.json.encode(answer) if _edit(answer, shown) else body
 
 

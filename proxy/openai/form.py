@@ -28,6 +28,7 @@ _DISPOSITION = re.compile(
 )
 _HEADER = re.compile(r"([A-Za-z0-9-]{1,64}):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
 _PLAIN = frozenset({"7bit", "8bit", "binary"})  # transfer encodings that leave the bytes as they are
+PARTS_LIMIT = 1000
 _HEAD_LIMIT_BYTES = 8 * 1024
 
 
@@ -56,6 +57,8 @@ def field(content_type: str, body: bytes, name: str) -> str | None:
 
 def _parts(body: bytes, boundary: bytes) -> Iterator[tuple[bytes, bytes]]:
     delimiter = b"--" + boundary
+    if body.count(delimiter) > PARTS_LIMIT:
+        raise _refused(f"it has more than {PARTS_LIMIT} parts")
     start = body.find(delimiter) + len(delimiter)
     if body[:start] not in (delimiter, b"\r\n" + delimiter):
         raise _refused("the body must begin with the boundary")

@@ -20,14 +20,12 @@ from typing import Any
 
 import msgspec
 
-from ..errors import BodyTooLarge, PPDError, RequestError
+from ..errors import BodyTooLarge, PPDError
 from .answer import DONE
-from .body_members import decoded, encoded, members
+from .body_members import Part, decoded, encoded, marked_nan, members, unmarked_nan
 from .request import Fields, Request
 from .sse import EventSplitter, Fragment, event_data, with_data
 from .stream_relay import BROKE_OFF
-
-LIST_LIMIT = 1024  # prompts in one request: vLLM's own default (VLLM_MAX_COMPLETION_PROMPTS)
 
 _LIST_OF_PROMPTS = re.compile(rb'\[\s*["\[]')  # not a list of token ids, which is one prompt
 _NULL = msgspec.Raw(b"null")
@@ -42,9 +40,11 @@ class PromptList:
     choices: int  # of each prompt
     others: Fields  # the body's members without the prompts
 
-    def body(self, at: int) -> bytes:
+    def parts(self, at: int) -> tuple[Part, ...]:
+        """Of the body with one prompt."""
         # Still a list: an engine accepts an empty text in a list only.
-        return msgspec.json.encode({**self.others, "prompt": [self.prompts[at]]})
+        before = msgspec.json.encode({**self.others, "prompt": []})
+        return before[:-2], memoryview(self.prompts[at]), b"]}"
 
 
 class BrokenAnswer(PPDError):
@@ -61,7 +61,7 @@ class BrokenAnswer(PPDError):
 def prompt_list(request: Request, limit_bytes: int) -> PromptList | None:
     """The prompts of a completion that has several; None for any other.
 
-    RequestError for too many prompts. BodyTooLarge if the requests would hold more than `limit_bytes` together: each
+    BodyTooLarge if the requests would hold more than `limit_bytes` together: each
     repeats all members except its prompt.
     """
     prompt = request.fields.get("prompt", _NULL)
@@ -69,11 +69,9 @@ def prompt_list(request: Request, limit_bytes: int) -> PromptList | None:
     with_embeddings = request.fields.get("prompt_embeds", _NULL) != _NULL
     if with_embeddings or not _LIST_OF_PROMPTS.match(prompt):
         return None
-    prompts = msgspec.json.decode(prompt, type=list[msgspec.Raw])
+    prompts = msgspec.json.decode(prompt, type=list[msgspec.Raw]) if request.prompts is None else list(request.prompts)
     if len(prompts) == 1:
         return None
-    if len(prompts) > LIST_LIMIT:
-        raise RequestError(f"prompt: must be a list of at most {LIST_LIMIT} prompts", param="prompt")
     others = {name: value for name, value in request.fields.items() if name != "prompt"}
     size = memoryview(prompt).nbytes + len(prompts) * sum(memoryview(value).nbytes for value in others.values())
     if size > limit_bytes:
@@ -99,7 +97,7 @@ class AnswerMerge:
         self._left_bytes -= len(body)
         if self._left_bytes < 0:
             raise BrokenAnswer("the answers to the prompts are too long")
-        answer = members(msgspec.Raw(body)) or {}
+        answer = members(msgspec.Raw(body)) or members(msgspec.Raw(marked_nan(body) or b"")) or {}
         choices = _renumbered(answer.pop("choices", _NULL), at, self._choices) or {}
         if len(choices) != self._choices:
             raise BrokenAnswer
@@ -112,7 +110,7 @@ class AnswerMerge:
         merged.pop("metrics", None)
         merged["choices"] = encoded([choice for at in positions for choice in self._parts[at]])
         merged["usage"] = encoded(_summed_usage([answer.get("usage", _NULL) for answer in self._answers.values()]))
-        return msgspec.json.encode(merged)
+        return unmarked_nan(msgspec.json.encode(merged))
 
 
 # -- streams
@@ -182,13 +180,13 @@ class StreamPart:
             return b""
         if data is None:
             return event
-        chunk = members(msgspec.Raw(data))
+        chunk = members(msgspec.Raw(data)) or members(msgspec.Raw(marked_nan(data) or b""))
         if chunk is None:
             raise BrokenAnswer
         if _is_error(chunk):
             raise BrokenAnswer(event=event)
         merged = self._merge.merged(self._at, chunk)
-        return b"" if merged is None else with_data(event, merged)
+        return b"" if merged is None else with_data(event, unmarked_nan(merged))
 
 
 def _is_error(chunk: Fields) -> bool:

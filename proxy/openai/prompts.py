@@ -19,13 +19,20 @@ from msgspec.json import Decoder, Encoder
 from ..errors import RequestError
 from ..sessions.prefix_chain import UNIT_OVERHEAD_BYTES, BlockHash, Chain, Hasher, UnitHash
 from ..sessions.tool_call_hash import CallHash
+from .units import structure
 
 MEDIA_BYTES = 4096
 """The size in prompt bytes of an image, sound or file: about a thousand tokens. Its own size says nothing."""
 
+LONG_ARGUMENTS_BYTES = 1024 * 1024
+"""No model writes so much in one call. Longer arguments are compared as they are: another way to write them is another
+call."""
+
 Members = dict[str, msgspec.Raw]
 Content = str | list[str | Members] | None
 T = TypeVar("T")
+
+LIST_LIMIT = 1024  # prompts in one request: vLLM's own default (VLLM_MAX_COMPLETION_PROMPTS)
 
 _ABSENT = msgspec.Raw(b"")
 _TEXT = frozenset(("text", "input_text", "output_text"))
@@ -60,6 +67,7 @@ _ANY: Decoder[object] = Decoder(object)
 _STRING: Decoder[str | None] = Decoder(str | None)
 _FLAG: Decoder[bool | None] = Decoder(bool | None)
 _CONTENT: Decoder[Content] = Decoder(Content)
+_MESSAGE: Decoder[_Message] = Decoder(_Message)
 _MESSAGES: Decoder[list[_Message]] = Decoder(list[_Message])
 _ITEMS: Decoder[str | list[Members]] = Decoder(str | list[Members])
 _PROMPT: Decoder[str | list[int | str | list[int]] | None] = Decoder(str | list[int | str | list[int]] | None)
@@ -162,6 +170,10 @@ class PromptReader:
             ends.append(size)
         return Chain(tuple(keys), tuple(ends), hasher, open_unit=unit if continues else None)
 
+    def open_unit(self, previous: int, message: bytes) -> UnitHash:
+        """The unit of a last message that the reply continues. previous: the key before it."""
+        return self._message_unit(previous, read(_MESSAGE, msgspec.Raw(message), "messages"))
+
     def _message_unit(self, previous: int, message: _Message) -> UnitHash:
         unit = UnitHash(self.hasher, previous, message.role, message.name or "", message.tool_call_id or "")
         self._add_content(unit, message.content, system=message.role == "system")
@@ -192,8 +204,12 @@ class PromptReader:
 
     def completions(self, seed: int, raw: msgspec.Raw) -> tuple[Chain, int]:
         """The chain of `prompt`, and how many prompts it holds: several are one unit, known only as a whole."""
+        if memoryview(raw).nbytes > LIST_LIMIT and bytes(raw).count(b"[") > LIST_LIMIT + 1:
+            _check_lists(bytes(raw))
         prompt = read(_PROMPT, raw, "prompt")
         several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+        if isinstance(prompt, list) and several and len(prompt) > LIST_LIMIT:
+            raise too_many_prompts()
         prompts: list[object] = [*prompt] if isinstance(prompt, list) and several else [prompt]
         data = [_prompt_bytes(one) for one in prompts]
         if len(data) == 1:
@@ -248,6 +264,9 @@ class PromptReader:
         function = function or _Function()
         call = CallHash(self.hasher, id, function.name)
         raw = bytes(function.arguments) or bytes(function.input)
+        if len(raw) > LONG_ARGUMENTS_BYTES:
+            unit.add_part(b"C", self.hasher.key(b"L", call.id, call.name, raw), len(raw))
+            return
         if raw.startswith(b'"'):
             call.add(read(_STRING, msgspec.Raw(raw), "arguments") or "")
         elif raw not in (b"", b"null"):
@@ -271,6 +290,15 @@ class PromptReader:
         else:
             own = {name: raw for name, raw in item.items() if kind == "item_reference" or name not in _SERVERS_OWN}
             self._add_opaque(units.begin(kind), own)
+
+
+def _check_lists(prompt: bytes) -> None:
+    if structure(prompt).count(b"[") > LIST_LIMIT + 1:
+        raise too_many_prompts()
+
+
+def too_many_prompts() -> RequestError:
+    return RequestError(f"prompt: must be a list of at most {LIST_LIMIT} prompts", param="prompt")
 
 
 def _canonical(name: str, raw: bytes) -> bytes:

@@ -16,9 +16,10 @@ from .request import Endpoint, Request
 class ReplyKey:
     """The first choice of one reply; feed it what the worker sends, in order."""
 
-    __slots__ = ("_form", "add_text", "reasoned")
+    __slots__ = ("_form", "_hasher", "add_text", "reasoned")
 
     def __init__(self, request: Request) -> None:
+        self._hasher = request.prompt.chain.hasher
         self._form = _form_for(request)
         self.add_text = self._form.add_text
         self.reasoned = False  # the model also wrote reasoning, which the next prompt will hardly hold
@@ -30,6 +31,11 @@ class ReplyKey:
 
     def add_reasoning(self) -> None:
         self.reasoned = True
+
+    def give_up(self) -> None:
+        """The reply will not be shown whole."""
+        self._form = _Unknowable(self._hasher)
+        self.add_text = self._form.add_text
 
     def key(self) -> PrefixEnd | None:
         """Where the conversation's prefix ends with this reply; None if no next request could show it."""

@@ -26,11 +26,13 @@ from ..sessions.session import Prompt, response_key
 from . import body_members
 from .body_members import DEPTH_LIMIT, check_depth
 from .prompts import PromptReader, first_user_text, read
+from .units import UNITS_LIMIT, check_units
 
 Fields = body_members.Fields
 Values = dict[str, Any]  # members decoded by the decoders of `_READ`
 
 MODEL_LIMIT = 256  # characters; the name is kept in receipts and repeated in errors
+_SHORT_LIMIT = 64 * 1024  # bytes of a member that holds a name, a number or a choice
 
 
 class Endpoint(StrEnum):
@@ -60,6 +62,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     explicit_id: str | None
     cache_salt: str = ""  # as workers get it: a tenant's own is joined with the client's
     priority: int | None = None  # vLLM's member: lower is earlier
+    prompts: tuple[msgspec.Raw, ...] | None = None  # of a list of prompts, where it has been split already
 
     def __repr__(self) -> str:
         return f"Request({self.endpoint}, model={self.model!r}, prompt_bytes={self.prompt_bytes})"  # without the prompt
@@ -124,12 +127,27 @@ _RENDERED = {
     Endpoint.RESPONSES: ("tools", "prompt", "reasoning", *_TEMPLATE),
     Endpoint.MESSAGES: ("tools", *_TEMPLATE),
 }
+# What is decoded as a whole, item by item.
+_READ_THROUGH = {
+    Endpoint.CHAT: ("messages", *_RENDERED[Endpoint.CHAT]),
+    Endpoint.COMPLETIONS: _RENDERED[Endpoint.COMPLETIONS],
+    Endpoint.RESPONSES: ("instructions", "input", *_RENDERED[Endpoint.RESPONSES]),
+    Endpoint.MESSAGES: ("system", "messages", *_RENDERED[Endpoint.MESSAGES]),
+}
 _RENDERED_ANYWHERE = frozenset(name for names in _RENDERED.values() for name in names)
 
 
 def scope_of(endpoint: Endpoint, hasher: Hasher, tenant: str, model: str) -> int:
     """The key in which a tenant's conversations with a model begin."""
     return hasher.usual_key(b"D", tenant, model, endpoint)
+
+
+class ReadPrompt(msgspec.Struct, frozen=True):
+    """What takes long to find out about a body."""
+
+    chain: Chain
+    count: int = 1  # of prompts
+    opener: str | None = None
 
 
 def parse_request(
@@ -141,6 +159,7 @@ def parse_request(
     hasher: Hasher,
     session_key: SessionKey,
     depth_limit: int = DEPTH_LIMIT,
+    units_limit: int = UNITS_LIMIT,
     salted: Callable[[str], str] | None = None,
     family: Callable[[str], str] | None = None,
 ) -> Request:
@@ -152,33 +171,46 @@ def parse_request(
     check_depth(body, depth_limit)
     try:
         fields = body_members.Members(_BODY.decode(body), body)
-        return _request(endpoint, fields, headers, tenant, hasher, session_key, salted, family)
+        check_units([fields[name] for name in _READ_THROUGH[endpoint] if name in fields], units_limit)
+        return request_of(
+            endpoint,
+            fields,
+            headers,
+            tenant=tenant,
+            hasher=hasher,
+            session_key=session_key,
+            salted=salted,
+            family=family,
+        )
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise RequestError(f"the body is not a JSON object: {exc}") from exc
     except RecursionError:
         raise RequestError("the body is nested too deeply") from None
 
 
-def _request(
+def request_of(
     endpoint: Endpoint,
     fields: Fields,
     headers: Mapping[str, str],
+    *,
     tenant: str,
     hasher: Hasher,
     session_key: SessionKey,
-    salted: Callable[[str], str] | None,
-    family: Callable[[str], str] | None,
+    salted: Callable[[str], str] | None = None,
+    family: Callable[[str], str] | None = None,
+    known: ReadPrompt | None = None,
 ) -> Request:
+    """The request of a body's members. known: what another process has read of its prompt."""
     kinds = _READ[endpoint]
-    values = {name: read(kinds[name], raw, name) for name, raw in fields.items() if name in kinds}
+    values = {name: _short(kinds[name], raw, name) for name, raw in fields.items() if name in kinds}
     model = _model(values)
     scope = scope_of(endpoint, hasher, tenant, model if family is None else family(model))
     salt = values.get("cache_salt") or ""
     if salted is not None:
         salt = salted(salt)
-    chain, prompt_count = _chain(endpoint, fields, values, salt, PromptReader(hasher), scope)
-    choices = prompt_count * _count(values, "n")
-    opener = _opener(endpoint, fields) if session_key is SessionKey.FIRST_USER_MESSAGE else None
+    prompt = known or _read_prompt(endpoint, fields, values, salt, PromptReader(hasher), scope, session_key)
+    chain, opener = prompt.chain, prompt.opener
+    choices = prompt.count * _count(values, "n")
     explicit_id = _explicit_id(endpoint, fields, headers)
     named = opener or explicit_id
     return Request(
@@ -187,7 +219,7 @@ def _request(
         stream=bool(values.get("stream")),
         wants_usage=_wants_usage(endpoint, values),
         max_output_tokens=min(_caps(values), default=None),
-        single_engine=_single_engine(endpoint, fields, values, choices > prompt_count),
+        single_engine=_single_engine(endpoint, fields, values, choices > prompt.count),
         choices=choices,
         prompt_bytes=chain.size,
         fields=fields,
@@ -202,6 +234,25 @@ def _request(
         cache_salt=salt,
         priority=_priority(values),
     )
+
+
+def _read_prompt(
+    endpoint: Endpoint,
+    fields: Fields,
+    values: Values,
+    salt: str,
+    reader: PromptReader,
+    scope: int,
+    session_key: SessionKey,
+) -> ReadPrompt:
+    chain, count = _chain(endpoint, fields, values, salt, reader, scope)
+    return ReadPrompt(chain, count, _opener(endpoint, fields) if session_key is SessionKey.FIRST_USER_MESSAGE else None)
+
+
+def _short(decoder: Decoder[Any], raw: msgspec.Raw, name: str) -> Any:
+    if memoryview(raw).nbytes > _SHORT_LIMIT:
+        raise RequestError(f"{name}: is longer than {_SHORT_LIMIT} bytes", param=name)
+    return read(decoder, raw, name)
 
 
 def _model(values: Values) -> str:
@@ -242,12 +293,12 @@ def _explicit_id(endpoint: Endpoint, fields: Fields, headers: Mapping[str, str])
     if _NAMING.isdisjoint(fields):
         return None
     for name in _ID_MEMBERS:
-        value = read(_ID, fields[name], name) if name in fields else None
+        value = _short(_ID, fields[name], name) if name in fields else None
         if value not in (None, ""):
             return str(value)
     if endpoint is not Endpoint.RESPONSES or "conversation" not in fields:
         return None
-    conversation = read(_CONVERSATION, fields["conversation"], "conversation")
+    conversation = _short(_CONVERSATION, fields["conversation"], "conversation")
     return conversation.id if isinstance(conversation, _Conversation) else conversation or None
 
 

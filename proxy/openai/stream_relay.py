@@ -10,6 +10,7 @@ import msgspec
 
 from ..errors import error_body
 from .answer import DONE, AnswerObserver
+from .body_members import without_nan
 from .edits import Dropped, Edits, edited_event
 from .plain_events import PlainEvents
 from .request import Endpoint
@@ -131,7 +132,7 @@ def broken_off(endpoint: Endpoint, why: str = BROKE_OFF, code: int = _BAD_GATEWA
 
 def _is_json(data: bytes) -> bool:
     try:
-        msgspec.json.decode(data, type=msgspec.Raw)
+        msgspec.json.decode(without_nan(data) or data, type=msgspec.Raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True

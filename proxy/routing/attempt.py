@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from ..admission.gate import Permit
 from ..admission.keys import Client
 from ..admission.queue import effective_priority
+from ..bodies.shared_bytes import SharedBytes
 from ..connectors.leg import Handoff
 from ..errors import TOO_MANY, WORKERS_LOST, LegError, NotFound, Overloaded, PPDError
 from ..failures import Cause, ClientGets, FailureRule, HealthEffect, Leg, Phase
@@ -98,7 +99,7 @@ class OpenAnswer(msgspec.Struct):
     """An answer whose first event has come: of a stream the relay and the first bytes, else the whole body."""
 
     content_type: str
-    first: bytes
+    first: bytes | SharedBytes
     observer: AnswerObserver
     reply: ReplyKey  # fed by the observer
     relay: StreamRelay | None  # None: `first` is all of it

@@ -12,6 +12,10 @@ from collections.abc import Callable
 import msgspec
 
 from ..admission.gate import Admission
+from ..bodies.body_reader import BodyReader
+from ..bodies.body_worker import ReadAnswer
+from ..bodies.received import ReceivedBody
+from ..bodies.shared_bytes import SharedBytes
 from ..config import ProxyConfig
 from ..connectors import CONNECTORS, Connector, plain_leg
 from ..connectors.leg import REQUEST_ID, Handoff, LegRequest, NoHandoff, Pair
@@ -32,6 +36,8 @@ from ..upstream.relayed_headers import RelayedHeaders
 from .attempt import ABORTED, Attempt, OpenAnswer
 from .handoff_release import HandoffRelease
 
+OPENING_LIMIT_BYTES = 8 * 1024 * 1024  # of a stream before its first event; a single event of 4 MiB is in pieces
+
 
 class Dispatcher:
     """Runs legs; what it reserves and opens is held by the `Attempt`."""
@@ -45,12 +51,14 @@ class Dispatcher:
         ledger: Ledger,
         admission: Admission,
         metrics: Metrics,
+        bodies: BodyReader,
         now: Callable[[], float],
     ) -> None:
         self._ledger = ledger
         self._admission = admission
         self._metrics = metrics
         self._now = now
+        self._bodies = bodies
         self._shows_own_key = bool(config.worker_api_key or config.keys_file)
         self._header_rules = RelayedHeaders(config.relay_headers)
         self._upstream = upstream
@@ -181,11 +189,19 @@ class Dispatcher:
         redaction = _redaction(view, handoff)
         edits = Edits(hide_usage, handoff.cached_tokens if handoff else None, redaction)
         if not answer.is_event_stream:
-            body = await answer.body()
-            observer.observe_body(body)
+            received = ReceivedBody()
+            async for part in answer.parts():
+                received.add(part)
+            body = received.take()
+            if isinstance(body, bytes):
+                observer.observe_body(body)
+                first: bytes | SharedBytes = edited_body(body, edits)
+            else:
+                how = ReadAnswer(endpoint=request.endpoint, cached_tokens=edits.cached_tokens)
+                first = await self._bodies.answer(body, how, observer, reply)
             _check_whole(request.endpoint, observer, view, redaction)
             record.first_event_s = self._now() - attempt.started_s
-            first, relay = edited_body(body, edits), None
+            relay = None
         else:
             relay = StreamRelay(request.endpoint, edits, observer)
             first = await self._until_first_event(answer, relay, observer, request.endpoint)
@@ -198,7 +214,7 @@ class Dispatcher:
         self, answer: Answer, relay: StreamRelay, observer: AnswerObserver, endpoint: Endpoint
     ) -> bytes:
         """The client's first bytes."""
-        parts, events = list[bytes](), 0
+        parts, events, held_bytes = list[bytes](), 0, 0
         now = asyncio.get_running_loop().time
         # One limit for all reads: a worker that only sends comments has not answered.
         by_s = now() + self._stream_timeouts.first_s
@@ -207,6 +223,9 @@ class Dispatcher:
             if not chunk:
                 raise answer.failure("the worker ended its answer before it began", Cause.RESET)
             parts.append(relay.feed(chunk))
+            held_bytes += len(parts[-1])
+            if observer.summary.events == 0 and held_bytes > OPENING_LIMIT_BYTES:
+                raise answer.failure("the worker sends only comments", Cause.MALFORMED)
             if events == 0 < observer.summary.events:
                 events = observer.summary.events
                 by_s = now() + self._stream_timeouts.idle_s

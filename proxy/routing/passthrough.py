@@ -18,6 +18,7 @@ from ..admission.gate import Permit
 from ..admission.keys import Client
 from ..admission.queue import Ticket
 from ..admission.rate_limits import with_limits
+from ..bodies.body_reader import Body, BodyReader
 from ..config import ProxyConfig
 from ..errors import LOOP, OVERLOAD, LegError, NoWorkerError, Refused, RequestError, refusal
 from ..failures import ROWS, Cause, Leg, Phase
@@ -30,7 +31,6 @@ from ..upstream.call import Answer, Call, Timeouts
 from ..upstream.client import Upstream
 from ..upstream.relayed_headers import RelayedHeaders
 from .attempt import FailedAttempts, is_loss, workers_lost
-from .passed_body import TotalTokens, model_of, public_body
 from .state import State
 
 ENDPOINTS = (
@@ -75,9 +75,28 @@ class Forwarded:
 class _Asked:
     method: str
     path: str
-    body: bytes
+    body: bytes | memoryview
     headers: Mapping[str, str]
     model: str
+
+
+# A member of JSON: inside a string its quotes would be escaped.
+_USED = re.compile(rb'"total_tokens"\s{0,8}:\s{0,8}([0-9]{1,12})')
+_USED_BYTES = 64  # at least as many as match
+
+
+class TotalTokens:
+    """Reads `total_tokens` from an answer as it passes; 0 until then."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._tail = b""
+
+    def observe(self, data: bytes) -> None:
+        seen = self._tail + data
+        for match in _USED.finditer(seen):
+            self.tokens = int(match[1])
+        self._tail = seen[-_USED_BYTES:]
 
 
 class _Bill:
@@ -98,7 +117,7 @@ class _Bill:
 class Passthrough:
     """Forwards requests."""
 
-    def __init__(self, config: ProxyConfig, state: State, upstream: Upstream) -> None:
+    def __init__(self, config: ProxyConfig, state: State, upstream: Upstream, bodies: BodyReader) -> None:
         self._state = state
         self._registry = state.registry
         self._upstream = upstream
@@ -106,19 +125,18 @@ class Passthrough:
         self._header_rules = RelayedHeaders(config.relay_headers)
         self._attempts = config.attempts
         self._worker_limit = config.max_worker_inflight
-        self._depth_limit = config.json_depth_limit
+        self._bodies = bodies
 
     async def forward(
-        self, method: str, path: str, body: bytes, headers: Mapping[str, str], client: Client
+        self, method: str, path: str, body: Body, headers: Mapping[str, str], client: Client
     ) -> Forwarded:
         """A worker's answer. A worker that fails before the client has a byte is replaced by another."""
         if not path.isascii() or not path.isprintable() or " " in path:  # it becomes a line of the worker's request
             raise RequestError("the request's target must be printable ASCII without spaces")
         content_type = headers.get("content-type", "")
-        model = model_of(content_type, body)
+        model, body = await self._bodies.forwarded(content_type, body, client, path.partition("?")[0])
         check_use(client, model)
         if body and not is_form(content_type):
-            body = public_body(body, client, self._depth_limit, path.partition("?")[0])
             headers = {**headers, "content-type": "application/json"}  # the worker must read it as it was read here
         if not self.candidates(model) and not self._down(model):
             if model:
@@ -127,7 +145,7 @@ class Passthrough:
         bill = _Bill(self._state, client, 0 if is_form(content_type) else self._state.tokens.estimate(model, len(body)))
         permit = await self._permit(model, client, bill)
         try:
-            return await self._first_success(permit, _Asked(method, path, body, headers, model), bill)
+            return await self._first_success(permit, _Asked(method, path, _bytes_of(body), headers, model), bill)
         except BaseException as exc:
             permit.release()
             # A request that an engine may have computed is charged, whoever ended it.
@@ -207,7 +225,7 @@ class Passthrough:
                 Call(view.worker),
                 asked.path,
                 method=asked.method,
-                body=asked.body,
+                body=(asked.body,),
                 headers=asked.headers,
                 timeouts=self._timeouts,
             )
@@ -268,6 +286,10 @@ class Passthrough:
     def _down(self, model: str) -> bool:
         """Whether workers that are down would serve the model: requests wait for them."""
         return any(view.may_return(model) or (not model and view.state == "down") for view in self._registry.views())
+
+
+def _bytes_of(body: Body) -> bytes | memoryview:
+    return body if isinstance(body, bytes) else body.view()
 
 
 def _leg(view: WorkerView) -> Leg:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
 
+from ..bodies.body_reader import Body, body_of
 from ..connectors.leg import REQUEST_ID
 from ..errors import LegError, PPDError, error_body
 from ..openai.prompt_list import AnswerMerge, BrokenAnswer, PromptList, StreamMerge, StreamPart
@@ -26,6 +27,7 @@ from ..telemetry.receipts import Receipt
 from ..upstream.call import ANSWER_LIMIT_BYTES
 from .attempt import TurnContext
 from .router import TurnReply
+from .stream import LargeBody
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ class ListTurn:
     """A request with a list of prompts, and what its turns share."""
 
     prompts: PromptList
-    parse: Callable[[bytes], Request]
+    parse: Callable[[Body], Awaitable[Request]]
     receipt: Receipt  # the request's own; each turn's has its number after the id
     context: TurnContext
 
@@ -61,9 +63,12 @@ class FanOut:
 
         async def one(at: int) -> None:
             reply = await _asked(self._router, turn, at)
-            if not isinstance(reply.body, bytes):
+            body = reply.body
+            if isinstance(body, LargeBody):
+                body = b"".join([part async for part in body.chunks()])
+            if not isinstance(body, bytes):
                 raise BrokenAnswer
-            merge.add(at, reply.body)
+            merge.add(at, body)
             replies[at] = TurnReply(reply.content_type, reply.headers, b"")
 
         await _each(len(turn.prompts.prompts), one)
@@ -160,7 +165,7 @@ async def _each(count: int, one: Callable[[int], Coroutine[None, None, None]]) -
 
 
 async def _asked(router: Answering, turn: ListTurn, at: int) -> TurnReply:
-    request = turn.parse(turn.prompts.body(at))
+    request = await turn.parse(body_of(turn.prompts.parts(at)))
     return await router.answer(request, turn.receipt_of(at), turn.context)
 
 

@@ -29,7 +29,7 @@ from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext, is_l
 from .dispatch import Dispatcher
 from .learning import Learner
 from .state import State
-from .stream import StreamedBody, Streaming, complete
+from .stream import LargeBody, StreamedBody, Streaming, complete
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,8 @@ class Router:
             return TurnReply(opened.content_type, {**opened.headers, **decision_headers(receipt)}, stream)
         complete(self._state, self._learner, match, attempt, opened)
         attempt.close()
-        return TurnReply(opened.content_type, {**opened.headers, **decision_headers(receipt)}, opened.first)
+        whole = opened.first if isinstance(opened.first, bytes) else LargeBody(opened.first)
+        return TurnReply(opened.content_type, {**opened.headers, **decision_headers(receipt)}, whole)
 
     async def _first_success(self, job: Job) -> tuple[Attempt, OpenAnswer]:
         """Attempts until one succeeds, each without the workers that failed before."""

@@ -15,10 +15,11 @@ from ..admission.key_file import KeyRing
 from ..admission.keys import Client
 from ..admission.rate_limits import with_limits
 from ..admission.web_pages import check_is_json
+from ..bodies.body_reader import Body, BodyReader
 from ..config import ProxyConfig
 from ..errors import PPDError, answer_body, comes_back
 from ..openai.prompt_list import prompt_list
-from ..openai.request import Endpoint, Request, parse_request
+from ..openai.request import Endpoint, Request
 from ..policy import Route
 from ..telemetry.receipts import Receipt, new_id, now_text
 from .attempt import TurnContext, in_class, in_scope
@@ -46,13 +47,21 @@ class TurnService:
     """Answers turns; a PPDError becomes a reply."""
 
     def __init__(
-        self, config: ProxyConfig, state: State, router: Router, fan_out: FanOut, keys: KeyRing | None
+        self,
+        config: ProxyConfig,
+        state: State,
+        router: Router,
+        fan_out: FanOut,
+        keys: KeyRing | None,
+        *,
+        bodies: BodyReader,
     ) -> None:
         self._config = config
         self._state = state
         self._router = router
         self._fan_out = fan_out
         self._keys = keys
+        self._bodies = bodies
 
     def caller(self, endpoint: Endpoint, headers: Mapping[str, str]) -> Caller:
         """Raises PPDError where this client may not ask."""
@@ -61,7 +70,7 @@ class TurnService:
         forced = forced_route(headers, self._config.admin_key)
         return Caller(endpoint, headers, client, forced, _new_receipt(endpoint, headers, client))
 
-    async def answer(self, caller: Caller, body: bytes) -> TurnReply:
+    async def answer(self, caller: Caller, body: Body) -> TurnReply:
         """The caller must call `abandon` on a streamed body in the end."""
         reply = await self._answer(caller, body)
         limits = self._state.rate_limits.headers(caller.client, self._state.now())
@@ -69,10 +78,10 @@ class TurnService:
             reply.headers = with_limits(reply.headers, limits)
         return reply
 
-    async def _answer(self, caller: Caller, body: bytes) -> TurnReply:
+    async def _answer(self, caller: Caller, body: Body) -> TurnReply:
         receipt = caller.receipt
         try:
-            request = in_class(self._parse(caller, body), caller.client)
+            request = in_class(await self._parse(caller, body), caller.client)
             check_use(caller.client, request.model)
             receipt.model, receipt.stream = request.model, request.stream
             context = self._context(caller)
@@ -98,26 +107,15 @@ class TurnService:
         legs["content-type"] = JSON  # it was parsed as such, whichever of JSON's types the client gave
         return TurnContext(caller.client, legs, caller.forced, queue_patience_s(caller.headers))
 
-    def _parse_one(self, caller: Caller, body: bytes) -> Request:
+    async def _parse_one(self, caller: Caller, body: bytes) -> Request:
         """One prompt of a list; the list itself was checked."""
-        return self._in_scope(caller, self._parse(caller, body))
+        return self._in_scope(caller, await self._parse(caller, body))
 
     def _in_scope(self, caller: Caller, request: Request) -> Request:
         return in_scope(request, caller.client, self._state.sessions)
 
-    def _parse(self, caller: Caller, body: bytes) -> Request:
-        scope = caller.client.scope
-        return parse_request(
-            caller.endpoint,
-            body,
-            caller.headers,
-            tenant=caller.client.tenant,
-            hasher=self._state.hasher,
-            session_key=self._config.session_key,
-            depth_limit=self._config.json_depth_limit,
-            salted=None if scope is None else scope.salt,
-            family=self._state.registry.family,
-        )
+    async def _parse(self, caller: Caller, body: Body) -> Request:
+        return await self._bodies.turn(caller.endpoint, caller.headers, caller.client, body)
 
 
 def error_reply(exc: PPDError, path: str = "") -> TurnReply:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from ..bodies.shared_bytes import STEP_BYTES, SharedBytes
 from ..errors import LegError
 from ..failures import Cause
 from ..openai.stream_relay import BROKE_OFF
@@ -27,6 +28,19 @@ class StreamedBody(Protocol):
 
     def abandon(self) -> None:
         """The client has stopped reading. Its owner always calls this last; after a whole answer it does nothing."""
+
+
+class LargeBody:
+    """A whole answer that is written in pieces, as the client takes them."""
+
+    def __init__(self, body: SharedBytes) -> None:
+        self._view = body.view()
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        for start in range(0, len(self._view), STEP_BYTES):
+            yield bytes(self._view[start : start + STEP_BYTES])
+
+    def abandon(self) -> None: ...
 
 
 class Streaming:
@@ -52,6 +66,7 @@ class Streaming:
     def begin(self) -> bytes:
         self.answer.reached_the_client()
         self._note()
+        assert isinstance(self._opened.first, bytes), "the start of a stream"
         return self._opened.first
 
     def feed(self, data: bytes) -> bytes:

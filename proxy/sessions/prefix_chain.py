@@ -63,6 +63,7 @@ class Hasher:
     def __init__(self, secret: bytes) -> None:
         if len(secret) < _MIN_SECRET_BYTES:
             raise ConfigError(f"the hashing secret must have at least {_MIN_SECRET_BYTES} bytes")
+        self.secret = secret  # for the process that hashes large prompts
         # SHA-256, because CPUs have instructions for it: half of BLAKE2's time. The secret fills the first block, which
         # is hashed once, here. A key is only a part of a digest, so nobody can continue a hash from it.
         self._root = hashlib.sha256(hashlib.sha512(secret).digest())
@@ -241,7 +242,7 @@ class Chain(msgspec.Struct, frozen=True):
     keys: tuple[int, ...]
     ends: tuple[int, ...]
     hasher: Hasher
-    data: bytes = b""
+    data: bytes | memoryview = b""
     tail: bytes = b""
     is_text: bool = False
     open_unit: UnitHash | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import astuple
@@ -153,3 +154,27 @@ def index_keys(prefixes: list[KnownPrefix], turn: int) -> set[int]:
 def hexadecimal(key: int) -> str:
     """A key as clients and operators see it; its first digits are as random as its last."""
     return f"{key:0{KEY_BITS // 4}x}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSummary:
+    """A session as the admin API shows it."""
+
+    session_id: str
+    turn: int
+    held_tokens: int
+    decode: WorkerId | None
+    prefill: WorkerId | None
+    seen_s: float  # on the caller's clock
+
+
+def summary_of(session: Session) -> SessionSummary:
+    _, decode, prefill = session.learnt()
+    return SessionSummary(
+        session_id=session.id,
+        turn=session.turn,
+        held_tokens=max((prefix.tokens for prefix in session.prefixes()), default=0),
+        decode=decode.worker if decode else None,
+        prefill=prefill.worker if prefill else None,
+        seen_s=session.seen_s,
+    )

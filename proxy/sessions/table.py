@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 
@@ -33,9 +32,20 @@ from ..fleet.residency import Residency
 from ..fleet.worker import WorkerId
 from ..runtime.replicated import Replicated
 from .prefix_chain import KEY_BITS, PrefixEnd
-from .session import KnownPrefix, Prompt, Session, hexadecimal, index_keys, remembered, response_key
+from .session import (
+    KnownPrefix,
+    Prompt,
+    Session,
+    SessionSummary,
+    hexadecimal,
+    index_keys,
+    remembered,
+    response_key,
+    summary_of,
+)
 from .token_estimates import decayed_mean
 
+EXPIRED_AT_ONCE = 32  # sessions dropped by one turn: two microseconds each
 _OUTPUT_DECAY = 0.7  # a session's answers change with its task: the last three or four count
 _SPREAD = 0x9E3779B97F4A7C15  # odd, so that successive ids differ in all bits
 
@@ -75,18 +85,6 @@ class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
     reasoned: bool = False  # the reply held reasoning, whose tokens are not in the next prompt
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionSummary:
-    """A session as the admin API shows it."""
-
-    session_id: str
-    turn: int
-    held_tokens: int
-    decode: WorkerId | None
-    prefill: WorkerId | None
-    seen_s: float  # on the caller's clock
-
-
 class _PrefixMatch(msgspec.Struct, frozen=True, gc=False):
     session: Session
     prefix: KnownPrefix
@@ -121,9 +119,11 @@ class SessionTable:
             self.replicated.catch_up()
         self._expire(now_s)
         named = None if prompt.label is None else self._named.get(prompt.label)
+        if named is not None and self._has_expired(named, now_s):
+            named = None
         if prompt.opener is not None:
             return self._match_by_count(prompt, named, now_s)
-        match = self._match(prompt, named)
+        match = self._match(prompt, named, now_s)
         self._touch(self._sessions.get(match.history), now_s)
         return match
 
@@ -202,16 +202,16 @@ class SessionTable:
     def summary(self, session_id: str) -> SessionSummary | None:
         """Of the history that was used last."""
         session = next((one for one in reversed(self._sessions.values()) if one.id == session_id), None)
-        return None if session is None else _summary(session)
+        return None if session is None else summary_of(session)
 
     def recent(self, limit: int) -> list[SessionSummary]:
         newest = reversed(self._sessions.values())
-        return [_summary(session) for _, session in zip(range(limit), newest, strict=False)]
+        return [summary_of(session) for _, session in zip(range(limit), newest, strict=False)]
 
     # -- finding
 
-    def _match(self, prompt: Prompt, named: Session | None) -> SessionMatch:
-        candidates = self._known_prefixes(prompt, named)
+    def _match(self, prompt: Prompt, named: Session | None, now_s: float) -> SessionMatch:
+        candidates = self._known_prefixes(prompt, named, now_s)
         found = next(candidates, None)
         if found is not None and found.prefix.is_prompt and found.covered == prompt.chain.size:
             parent = next((shorter for shorter in candidates if shorter.covered < found.covered), None)
@@ -249,19 +249,19 @@ class SessionTable:
         # The new turn adds what lies beyond the known prefix; without one, the last message.
         ends = prompt.chain.ends
         known = next(
-            (found.covered for found in self._known_prefixes(prompt, session) if found.prefix.turn < turn), None
+            (found.covered for found in self._known_prefixes(prompt, session, now_s) if found.prefix.turn < turn), None
         )
         covered = known if known is not None else ends[-2] if len(ends) > 1 else 0
         return _matched(kind, session, turn, prompt, _PrefixMatch(session, parent, covered))
 
-    def _known_prefixes(self, prompt: Prompt, named: Session | None) -> Iterator[_PrefixMatch]:
+    def _known_prefixes(self, prompt: Prompt, named: Session | None, now_s: float) -> Iterator[_PrefixMatch]:
         """The prompt's known prefixes, longest first; of equal ones the named session's comes first."""
         chain, index = prompt.chain, self._index
         positions = dict(zip(chain.keys, range(len(chain.keys)), strict=True))
         known: Collection[int] = index.keys() & positions.keys()
         if len(known) > 1:
             known = sorted(known, key=positions.__getitem__, reverse=True)  # the longest prefix's session first
-        sessions = [index[key] for key in known]
+        sessions = [session for key in known if not self._has_expired(session := index[key], now_s)]
         if named is not None:
             sessions.insert(0, named)
         found = []
@@ -304,10 +304,14 @@ class SessionTable:
             session.seen_s = now_s
             self._sessions.move_to_end(session.history)
 
+    def _has_expired(self, session: Session, now_s: float) -> bool:
+        return now_s - session.seen_s > self._ttl_s
+
     def _expire(self, now_s: float) -> None:
-        while self._sessions:  # amortised: each session is dropped once
+        """In steps, for the turn that comes after a long pause; it finds no expired session, dropped or not."""
+        for _ in range(min(EXPIRED_AT_ONCE, len(self._sessions))):
             oldest = next(iter(self._sessions.values()))
-            if len(self._sessions) <= self._capacity and now_s - oldest.seen_s <= self._ttl_s:
+            if len(self._sessions) <= self._capacity and not self._has_expired(oldest, now_s):
                 return
             self._forget(oldest)
 
@@ -379,16 +383,4 @@ def _matched(kind: MatchKind, session: Session, turn: int, prompt: Prompt, paren
         output_tokens=output_tokens,
         history=session.history,
         parent=parent.prefix.key if parent else None,
-    )
-
-
-def _summary(session: Session) -> SessionSummary:
-    _, decode, prefill = session.learnt()
-    return SessionSummary(
-        session_id=session.id,
-        turn=session.turn,
-        held_tokens=max((prefix.tokens for prefix in session.prefixes()), default=0),
-        decode=decode.worker if decode else None,
-        prefill=prefill.worker if prefill else None,
-        seen_s=session.seen_s,
     )

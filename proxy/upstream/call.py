@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -108,6 +108,7 @@ class Call:
 HELD_BYTES = 64 * 1024  # buffered of a body that is not taken; beyond this the worker is not read
 RETRY_AFTER_LIMIT_S = 60.0
 ANSWER_LIMIT_BYTES = 256 * 1024 * 1024
+SHORT_LIMIT_BYTES = 8 * 1024 * 1024  # of answers that are never long: errors, model lists, what P says of a prompt
 _READ: dict[bytes, bytes] = {}  # replaces headers that are no longer needed: a stream may be open for long
 END_S = 1.0  # for a worker to end its answer after the last event, so that the connection can be reused
 
@@ -210,18 +211,23 @@ class Answer:
         self._read_any = True
         return self._taken()
 
-    async def body(self) -> bytes:
+    async def body(self, limit_bytes: int = SHORT_LIMIT_BYTES) -> bytes:
         """All of it; a worker that sends it in drops has no longer than one that is silent."""
-        if self._is_whole and self._held_bytes <= ANSWER_LIMIT_BYTES:  # most fit into one read
+        if self._is_whole and self._held_bytes <= limit_bytes:  # most fit into one read
             return self._taken()
-        announced = self._headers.get(b"content-length", b"0")
-        size, parts, by_s = 0, list[bytes](), self.whole_by_s
-        while max(size, int(announced)) <= ANSWER_LIMIT_BYTES:
+        parts = [part async for part in self.parts(limit_bytes)]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def parts(self, limit_bytes: int = ANSWER_LIMIT_BYTES) -> AsyncGenerator[bytes, None]:
+        """The body as it comes; LegError for one that is longer, or takes too long."""
+        size, by_s = int(self._headers.get(b"content-length", b"0")), self.whole_by_s  # size: at least
+        got = 0
+        while max(size, got) <= limit_bytes:
             data = await self.chunk(by_s=by_s)
             if not data:
-                return parts[0] if len(parts) == 1 else b"".join(parts)
-            size += len(data)
-            parts.append(data)
+                return
+            got += len(data)
+            yield data
         raise self._call.error("the worker's answer is too long", Cause.MALFORMED)
 
     def hand_on(self, sink: Sink) -> None:

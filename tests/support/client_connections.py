@@ -14,11 +14,12 @@ from typing import Any, cast
 import pytest
 import uvloop
 
+from ppd.proxy.bodies.body_memory import BodyMemory
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.asgi_edge import Edge
 from ppd.proxy.downstream.http1_connection import ClientConnection
+from ppd.proxy.downstream.http1_server import Http1Server
 from ppd.proxy.downstream.limits import ConnectionLimits, Patience
-from ppd.proxy.downstream.turn_exchange import Http1Server
 from ppd.proxy.errors import Unauthorized
 from ppd.proxy.routing.router import TurnReply
 from ppd.proxy.routing.service import TurnService
@@ -149,7 +150,7 @@ async def site(*, patience: Patience | None = None, waits: bool = False, **setti
     config = ProxyConfig(**settings)
     made = Site()
     made.patience = patience or made.patience
-    made.edge = edge = Edge(cast(Any, made.app), config, Drain())
+    made.edge = edge = Edge(cast(Any, made.app), config, Drain(), BodyMemory(1 << 30, 10.0))
     if not waits:
         made.may_answer.set()
     loop = asyncio.get_running_loop()

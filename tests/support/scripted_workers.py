@@ -25,7 +25,7 @@ async def odd_worker(fleet: Any, handler: Handler, role: str = "D") -> AsyncIter
     async def plain(request: web.Request) -> web.Response:
         return web.Response(text='{"data": [{"id": "sim"}]}' if request.path == "/v1/models" else "")
 
-    app = web.Application()
+    app = web.Application(client_max_size=128 * 1024 * 1024)
     app.router.add_post("/{path:.*}", handler)
     app.router.add_get("/{path:.*}", plain)
     async with TestServer(app) as server:

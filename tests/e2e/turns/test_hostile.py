@@ -109,6 +109,32 @@ async def test_comments_are_no_answer(start_fleet: Any) -> None:
         assert turn.status == 504
 
 
+async def test_a_flood_of_comments_is_no_answer(start_fleet: Any) -> None:
+    async def chatter(request: web.Request) -> web.StreamResponse:
+        return await events(request, *[b": keep-alive\n\n" * 50_000] * 20)
+
+    async with start_fleet("", attempts=1) as fleet, odd_worker(fleet, chatter):
+        turn = await fleet.post("/v1/chat/completions", {**HELLO, "stream": True})
+        assert turn.status == 502
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_workers_nan_is_its_own_business(start_fleet: Any, stream: bool) -> None:
+    part = b'{"id":"x","choices":[{"index":0,"%b":{"content":"hi"},"logprobs":NaN,"finish_reason":"stop"}],%b}'
+    usage = b'"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":NaN}'
+
+    async def odd(request: web.Request) -> web.StreamResponse:
+        if stream:
+            return await events(request, b"data: " + part % (b"delta", usage) + b"\n\n", b"data: [DONE]\n\n")
+        return web.Response(body=part % (b"message", usage), content_type="application/json")
+
+    async with start_fleet("", attempts=1) as fleet, odd_worker(fleet, odd):
+        body = {**HELLO, "stream": stream, "stream_options": {"include_usage": True}}
+        async with fleet.session.post(f"{fleet.base_url}/v1/chat/completions", json=body) as response:
+            assert (response.status, b'"logprobs":NaN' in await response.read()) == (200, True)
+        assert await fleet.metric('ppd_failures_total{cause="malformed",leg="local",phase="first event"}') == 0
+
+
 async def test_an_answer_that_has_opened_may_take_longer_for_its_first_token(start_fleet: Any) -> None:
     def chunk(**delta: str) -> bytes:
         return b"data: " + json.dumps({"id": "x", "choices": [{"index": 0, "delta": delta}]}).encode() + b"\n\n"

@@ -39,7 +39,7 @@ async def test_a_client_that_leaves_as_its_body_ends_is_noticed(ticks: int) -> N
     @app.post("/")
     async def turn() -> str:
         waiting.set()
-        await whole_body(60.0)
+        await whole_body(60.0, 1024)
         await asyncio.sleep(0.05)
         answered.append("to nobody")
         return ""
@@ -73,7 +73,7 @@ async def test_a_body_that_takes_too_long_is_refused() -> None:
     @app.post("/")
     async def turn() -> str:
         try:
-            await whole_body(0.01)
+            await whole_body(0.01, 1024)
         except Exception as exc:
             statuses.append(getattr(exc, "status", None))
         return ""

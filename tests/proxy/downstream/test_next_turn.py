@@ -15,8 +15,8 @@ from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.asgi_edge import Edge
 from ppd.proxy.downstream.http1_connection import ClientConnection
+from ppd.proxy.downstream.http1_server import Http1Server
 from ppd.proxy.downstream.limits import ConnectionLimits, Patience
-from ppd.proxy.downstream.turn_exchange import Http1Server
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.settings import Settings
 
@@ -89,7 +89,8 @@ class Host:
 
 async def direct(proxy: Proxy, body: bytes, told: Callable[[bytes], None]) -> None:
     config = proxy.settings.config
-    server = Http1Server(Edge(cast(Any, create_app(proxy)), config, proxy.drain), proxy.turns, config)
+    edge = Edge(cast(Any, create_app(proxy)), config, proxy.drain, proxy.body_memory)
+    server = Http1Server(edge, proxy.turns, config)
     client = ClientConnection(server, Host(), "a")
     client.connection_made(cast(Any, Transport(told)))
     head = b"POST %b HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"

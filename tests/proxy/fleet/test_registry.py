@@ -11,10 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ppd.proxy.connectors import can_pair
-from ppd.proxy.fleet.registry import MODELS_KEPT, NAMES_KEPT, Registry, Use
+from ppd.proxy.fleet.registry import MODELS_KEPT, Registry, Use
 from ppd.proxy.fleet.residency import stale_reason
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
+from ppd.proxy.fleet.worker_names import NAMES_KEPT
 from ppd.proxy.policy.placement import ways_to_serve
 
 D = Worker(role=Role.DECODE, address="d:1", models=("m",), incarnation="a", source=Source.AGENT)
@@ -208,12 +209,14 @@ def test_a_worker_that_was_away_counts_what_was_written_since() -> None:
     assert stale_reason(record, only(registry)) == "evicted"
 
 
-def test_strangers_names_do_not_pile_up() -> None:
-    registry = Registry()
-    for number in range(NAMES_KEPT + 50):
+def test_strangers_names_do_not_pile_up_and_the_newest_stay() -> None:
+    registry, names = Registry(), list[str]()
+    for number in (*range(NAMES_KEPT + 1), 1, 0):
         registry.apply(Announcement(replace(D, address=f"h{number}:1")), 0.0)
+        names.append(only(registry).name)
         registry.remove(WorkerId(f"h{number}:1"))
-    assert len(registry._names) == NAMES_KEPT
+    assert (names[1], names[-2], names[0]) == ("D2", "D2", "D1")
+    assert names[-1] == f"D{NAMES_KEPT + 2}", "the oldest was forgotten"
 
 
 def test_a_re_roled_worker_changes_its_name_and_keeps_what_runs_there() -> None:

@@ -291,3 +291,15 @@ SHAPES = st.recursive(
 def test_json_of_other_shapes_never_raises(endpoint: Endpoint, event: dict[str, Any]) -> None:
     assert seen(endpoint, event)[0].events == 1
     assert read(endpoint, event)[0].events == 1
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity"])
+def test_a_number_that_json_lacks_leaves_the_rest_of_the_answer_readable(number: bytes) -> None:
+    body = (
+        b'{"id":"c","choices":[{"index":0,"message":{"content":"NaN"},"logprobs":{"x":%b},"finish_reason":"stop"}],'
+        b'"usage":{"prompt_tokens":3,"completion_tokens":%b}}' % (number, number)
+    )
+    summary, heard = read(Endpoint.CHAT, body)
+    assert (summary.undecodable, summary.prompt_tokens, summary.completion_tokens) == (0, 3, None)
+    assert (heard.text, summary.ended) == ("NaN", True)
+    assert read(Endpoint.CHAT, body + b"NaN")[0].undecodable == 1

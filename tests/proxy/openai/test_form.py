@@ -6,9 +6,9 @@ import aiohttp
 import pytest
 from werkzeug.test import encode_multipart
 
+from ppd.proxy.bodies.forwarded import model_of
 from ppd.proxy.errors import RequestError
-from ppd.proxy.openai.form import field, is_form
-from ppd.proxy.routing.passed_body import model_of
+from ppd.proxy.openai.form import PARTS_LIMIT, field, is_form
 
 TYPE = "multipart/form-data; boundary=B"
 AUDIO = b'Content-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n'
@@ -144,3 +144,11 @@ async def test_what_aiohttp_writes_is_read() -> None:
 )
 def test_the_model_of_a_body(content_type: str, body: bytes, model: str) -> None:
     assert model_of(content_type, body) == model
+
+
+def test_a_form_has_a_bounded_number_of_parts() -> None:
+    part = b'--b\r\nContent-Disposition: form-data; name="x"\r\n\r\ny\r\n'
+    kind = "multipart/form-data; boundary=b"
+    assert field(kind, part * (PARTS_LIMIT - 1) + b"--b--\r\n", "model") is None
+    with pytest.raises(RequestError, match="more than 1000 parts"):
+        field(kind, part * PARTS_LIMIT + b"--b--\r\n", "model")

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.proxy.errors import BodyTooLarge, RequestError
-from ppd.proxy.openai.prompt_list import LIST_LIMIT, AnswerMerge, BrokenAnswer, PromptList, StreamMerge, prompt_list
+from ppd.proxy.openai.prompt_list import AnswerMerge, BrokenAnswer, PromptList, StreamMerge, prompt_list
+from ppd.proxy.openai.prompts import LIST_LIMIT
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.openai.sse import LIMIT_BYTES
 from tests.support.requests import COMPLETIONS, parse, parse_bytes
@@ -55,20 +56,22 @@ def test_each_prompt_gets_all_else_that_was_asked_for(prompt: Any, bodies: list[
     others = {"model": "m", "stream": True, "n": 2, "stop": ["x"], "kv_transfer_params": {"a": 1.0}}
     found = listed(prompt, **others)
     assert found.choices == 2
-    assert [json.loads(found.body(at)) for at in range(len(prompt))] == [{**others, "prompt": one} for one in bodies]
+    assert [json.loads(b"".join(found.parts(at))) for at in range(len(prompt))] == [
+        {**others, "prompt": one} for one in bodies
+    ]
 
 
 def test_space_in_the_body_changes_nothing() -> None:
     request = parse_bytes(b'{"model":"m", "prompt" : [\n [1, 2] , [3]\n] }', COMPLETIONS)
     found = prompt_list(request, MIB)
     assert found is not None
-    assert json.loads(found.body(1)) == {"model": "m", "prompt": [[3]]}
+    assert json.loads(b"".join(found.parts(1))) == {"model": "m", "prompt": [[3]]}
 
 
 def test_one_prompt_of_a_list_is_the_session_that_it_is_alone() -> None:
     found = listed(["once upon a time " * 20, "b"])
     assert (
-        parse_bytes(found.body(0), COMPLETIONS).prompt.chain.keys
+        parse_bytes(b"".join(found.parts(0)), COMPLETIONS).prompt.chain.keys
         == parse(COMPLETIONS, "once upon a time " * 20).prompt.chain.keys
     )
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -109,3 +110,33 @@ def test_data_of_an_event(event: bytes, data: bytes | None) -> None:
 )
 def test_only_the_data_is_replaced(event: bytes, expected: bytes) -> None:
     assert with_data(event, b"new") == expected
+
+
+_TWO_LINE_ENDS = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+
+
+@given(STREAMS | st.binary(max_size=60))
+def test_events_end_where_two_line_ends_meet(stream: bytes) -> None:
+    stream += b"."  # so that the last line end is whole
+    ends = [match.end() for match in _TWO_LINE_ENDS.finditer(stream)]
+    events = [stream[start:end] for start, end in pairwise([0, *ends])]
+    assert split(stream, []) == [*events, stream[ends[-1] if ends else 0 :]]
+
+
+class CountingSplitter(EventSplitter):
+    """Counts the bytes in which it looks for a blank line."""
+
+    examined = 0
+
+    def _blank_line_end(self, scan: int) -> int:
+        self.examined += len(self._held) - scan
+        return super()._blank_line_end(scan)
+
+
+@pytest.mark.parametrize("event", [b"data: " + b"y" * 200_000 + b"\n\n", b"data: x\r\n" * 20_000 + b"\r\n"])
+@pytest.mark.parametrize("step", [50, 1000, 16_384])
+def test_each_byte_is_looked_at_once_wherever_reads_end(event: bytes, step: int) -> None:
+    splitter, stream = CountingSplitter(), event * 2
+    pieces = [stream[at : at + step] for at in range(0, len(stream), step)]
+    assert [one for piece in pieces for one in splitter.feed(piece)] == [event, event]
+    assert splitter.examined <= len(stream) + 6 * len(pieces) + 2 * step

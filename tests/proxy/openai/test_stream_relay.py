@@ -195,3 +195,23 @@ def test_the_error_event_is_one_that_the_endpoints_clients_raise_on(endpoint: En
         assert head == [] and set(error["error"]) == {"message", "type", "param", "code"}
     else:
         assert head == [b"event: error"] and error["type"] == "error"
+
+
+NAN = b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"NaN, \\"NaN"},"logprobs":[NaN,-Infinity]}]%b}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "edits", "left"),
+    [
+        (b"", Edits(), b""),
+        (b',"kv_transfer_params":{"a":Infinity}', Edits(), b""),
+        (b',"usage":{"prompt_tokens":NaN,"completion_tokens":2}', Edits(hide_usage=True), b""),
+        (b',"usage":{"prompt_tokens":NaN,"completion_tokens":2}', Edits(), None),
+    ],
+)
+def test_numbers_that_json_lacks_are_passed_on_and_break_nothing(more: bytes, edits: Edits, left: bytes | None) -> None:
+    observer = AnswerObserver(Endpoint.CHAT)
+    out = StreamRelay(Endpoint.CHAT, edits, observer).feed(NAN % more)
+    assert out == NAN % (more if left is None else left)
+    assert (observer.summary.undecodable, observer.summary.first_token_seen) == (0, True)
+    assert observer.summary.prompt_tokens is None

@@ -3,69 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace as replace_worker
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from ppd.proxy.config import Mode, Uncovered
-from ppd.proxy.decision_table.score import Weights
-from ppd.proxy.decision_table.table import DecisionTable, find
-from ppd.proxy.errors import AllBusy, AllDown, NotFound, NoWorkerError
-from ppd.proxy.fleet.residency import Residency
-from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
-from ppd.proxy.fleet.worker import Load, Role, Worker, WorkerId
-from ppd.proxy.policy import Decision, Excluded, Route, Rules, Turn, decide, has_room
+from ppd.proxy.errors import AllDown, NotFound, NoWorkerError
+from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.worker import Load, WorkerId
+from ppd.proxy.policy import Excluded, Route, Rules, Turn, has_room
 from ppd.proxy.policy.decide import session_share
-
-
-def view(role: str, number: int, **changes: Any) -> WorkerView:
-    worker = Worker(role=Role(role), address=f"{role.lower()}{number}:80", models=("m",))
-    return replace(WorkerView(worker=worker, name=f"{role}{number}", incarnation="i"), **changes)
-
-
-P1, P2, D1, D2, R1 = view("P", 1), view("P", 2), view("D", 1), view("D", 2), view("R", 1)
-FLEET = (P1, P2, D1, D2, R1)
-TABLE = DecisionTable.load(find("h100-llama-3.1-8b-2P_2D"))
-
-
-def held(worker: WorkerView, tokens: int = 1000, incarnation: str = "i", stamp: int = 0) -> Residency:
-    return Residency(worker.id, incarnation, tokens, stamp)
-
-
-FIRST = Turn(model="m", session_id="0" * 16, number=1, prompt_tokens=100, held_tokens=0, output_tokens=50)
-NEXT = Turn(
-    model="m",
-    session_id="0" * 16,
-    number=2,
-    prompt_tokens=1040,
-    held_tokens=1000,
-    output_tokens=50,
-    decode=held(D2),
-    prefill=held(P2, 900),
+from tests.support.decisions import (
+    D1,
+    D2,
+    FIRST,
+    FLEET,
+    NEXT,
+    P1,
+    P2,
+    R1,
+    by_table,
+    fleet_of,
+    held,
+    rules,
+    run,
 )
-
-
-def rules(mode: Mode = Mode.ALWAYS_LOCAL, **changes: Any) -> Rules:
-    return replace(Rules(mode=mode), **changes)
-
-
-def by_table(w_ttft: float, w_tpot: float) -> Rules:
-    return Rules(mode=Mode.TABLE, scored=TABLE.scored(Weights(w_ttft, w_tpot)))
-
-
-def fleet_of(views: tuple[WorkerView, ...], model: str = "m") -> Fleet:
-    return Fleet.of({view.id: view for view in views}, taking_turns(views, model))
-
-
-def run(
-    turn: Turn,
-    fleet: tuple[WorkerView, ...] = FLEET,
-    by: Rules | None = None,
-    avoid: Excluded = (),
-    blocked: Excluded = (),
-) -> Decision:
-    return decide(turn, fleet_of(fleet, turn.model), by or rules(), qps=2.0, now_s=100.0, avoid=avoid, blocked=blocked)
 
 
 @pytest.mark.parametrize(
@@ -226,50 +188,6 @@ def test_who_failed_others_is_asked_only_where_nobody_else_can_answer(
     decision = run(FIRST, fleet, blocked=[view.id for view in blocked])
     assert (decision.route, decision.prefill is not None, decision.decode.name) == (route, prefill, decode)
     assert decision.prefill is None or decision.prefill not in blocked
-
-
-def test_a_full_worker_takes_no_more_and_says_so() -> None:
-    limited = replace(rules(), worker_limit=3)
-    full = replace(D2, inflight=3)
-    decision = run(NEXT, (P1, D1, full), limited)
-    assert (decision.decode, decision.reason) == (D1, "decode_busy")
-    with pytest.raises(AllBusy):
-        run(NEXT, (P1, full), limited)
-    with pytest.raises(AllBusy):
-        run(replace(NEXT, stored_response=True), (P1, D1, full), limited)
-    assert run(NEXT, (P1, replace(D1, inflight=2), full), limited).decode.name == "D1"
-    assert run(FIRST, (replace(P1, inflight=3), P2, D1), limited).prefill is P2
-    assert run(FIRST, (replace(P1, inflight=3), D1), limited).reason == "no_prefill_worker"
-
-
-def test_a_worker_without_places_gets_no_turn_but_those_whose_prefix_it_holds() -> None:
-    crowded = replace(D2, inflight=8, places=8)
-    assert run(FIRST, (P1, crowded, replace(D1, inflight=20))).decode.name == "D1"
-    assert run(NEXT, (P1, D1, crowded)).decode is crowded
-    assert run(replace(NEXT, decode=held(D2, incarnation="j")), (P1, D1, crowded)).decode is D1  # its cache is gone
-    decision = run(NEXT, (P1, D1, replace(crowded, inflight=9)), replace(rules(), worker_limit=9))
-    assert (decision.decode, decision.reason) == (D1, "decode_busy")
-    with pytest.raises(AllBusy):
-        run(FIRST, (P1, crowded))
-
-
-@pytest.mark.parametrize(
-    ("fleet", "fits"),
-    [
-        ((), True),  # nobody to wait for: the decision says so at once
-        ((replace(D1, inflight=3),), False),
-        ((replace(D1, inflight=3), R1), True),
-        ((replace(D1, inflight=3), replace(R1, up=False)), False),
-        ((D1, replace(P1, inflight=3)), True),  # D computes the prompt
-        ((replace(D1, inflight=2),), True),
-        ((replace(P1, inflight=3),), True),  # nobody could take it, ever
-        ((replace(P1, inflight=3), replace(D1, inflight=3, draining=True)), True),
-    ],
-)
-def test_there_is_room_where_some_worker_of_each_kind_has_it(fleet: tuple[WorkerView, ...], fits: bool) -> None:
-    assert has_room(fleet_of(fleet), replace(rules(), worker_limit=3)) is fits
-    assert has_room(fleet_of(fleet), rules())
-    assert not has_room(fleet_of((replace(D1, inflight=2, places=2),)), rules())
 
 
 def test_a_new_workers_share_grows() -> None:

@@ -32,7 +32,7 @@ async def proxy() -> AsyncIterator[Proxy]:
 
 
 def dispatcher(proxy: Proxy) -> Dispatcher:
-    return make_dispatcher(proxy.settings.config, proxy.state, proxy.upstream, proxy.handoff_release)
+    return make_dispatcher(proxy.settings.config, proxy.state, proxy.upstream, proxy.handoff_release, proxy.bodies)
 
 
 def split(proxy: Proxy, connector: str, prefill: str = "p:1") -> Attempt:

@@ -83,15 +83,17 @@ class FakeBody:
         self._router._left()
 
 
+async def parsed(body: Any) -> Request:
+    return parse_bytes(body, COMPLETIONS)
+
+
 def list_turn(count: int, *, stream: bool) -> ListTurn:
     body = json.dumps({"model": "m", "prompt": ["a"] * count, "stream": stream}).encode()
     request = parse_bytes(body, COMPLETIONS)
     prompts = prompt_list(request, 10**6)
     assert prompts is not None
     receipt = Receipt(id="r", at="", endpoint=COMPLETIONS.value, model="m", stream=stream, session="", turn=0, kind="")
-    return ListTurn(
-        prompts, lambda one: parse_bytes(one, COMPLETIONS), receipt, TurnContext(Client(name="", tenant=""), {})
-    )
+    return ListTurn(prompts, parsed, receipt, TurnContext(Client(name="", tenant=""), {}))
 
 
 async def settled() -> None:

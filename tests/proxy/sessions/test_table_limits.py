@@ -16,7 +16,7 @@ from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.sessions.prefix_chain import Chain, PrefixEnd
 from ppd.proxy.sessions.session import Prompt, index_keys
-from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
+from ppd.proxy.sessions.table import EXPIRED_AT_ONCE, MatchKind, SessionMatch, SessionTable, TurnOutcome
 from tests.support.attempts import D1, P1
 from tests.support.requests import HASHER
 
@@ -249,3 +249,20 @@ def _play(table: SessionTable, number: int, turns: int, workers: list[tuple[Work
             prefill=replace(held, worker=workers[(number + 1) % 8][0]),
         )
         table.finish(table.find(asked, 0.0), asked, outcome, 0.0)
+
+
+def test_sessions_expire_in_steps_and_none_is_found_meanwhile() -> None:
+    count = 5 * EXPIRED_AT_ONCE
+    table = SessionTable(ttl_s=10.0, capacity=2 * count)
+    texts = [chr(0x4E00 + number) for number in range(count)]
+    for text in texts:
+        turn(table, text, name=text)
+    assert len(table) == count
+    place = table.find(prompt(f"{texts[-1]}xm", texts[-1]), 100.0)  # the last to be dropped
+    assert (place.kind, place.turn) == (MatchKind.FIRST, 1)
+    assert count - len(table) == EXPIRED_AT_ONCE
+    assert table.find(prompt(f"{texts[-1]}xm"), 100.0).kind is MatchKind.FIRST
+    for _ in range(4):
+        turn(table, "a", now_s=101.0)
+    assert len(table) == 1
+    check(table)

@@ -1,8 +1,6 @@
-"""Bodies of requests outside of conversations: their model, what of them goes on, and what their answers cost. Pure."""
+"""What the proxy reads of a request that it only forwards: the model it names, and members that end at the proxy."""
 
 from __future__ import annotations
-
-import re
 
 import msgspec
 
@@ -18,10 +16,6 @@ from ..openai.tenant_scope import SALTED
 
 UNSALTED_PATHS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v2/embed")
 """The paths whose engines take no `cache_salt`, in vLLM 0.32: all but the last compute no prompt."""
-
-# A member of JSON: inside a string its quotes would be escaped.
-_USED = re.compile(rb'"total_tokens"\s{0,8}:\s{0,8}([0-9]{1,12})')
-_USED_BYTES = 64  # at least as many as match
 
 
 class _ModelOnly(msgspec.Struct):
@@ -77,17 +71,3 @@ def _in_class(fields: Fields, client: Client) -> Fields:
     if isinstance(asked, bool) or not isinstance(asked, (int, float)) or asked != int(asked):
         raise RequestError("priority: must be a whole number", param="priority")
     return {**fields, "priority": encoded(effective_priority(client.priority, int(asked)))}
-
-
-class TotalTokens:
-    """Reads `total_tokens` from an answer as it passes; 0 until then."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._tail = b""
-
-    def observe(self, data: bytes) -> None:
-        seen = self._tail + data
-        for match in _USED.finditer(seen):
-            self.tokens = int(match[1])
-        self._tail = seen[-_USED_BYTES:]

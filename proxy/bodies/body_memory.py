@@ -1,0 +1,181 @@
+"""One bound on the memory of all request bodies under way in a process.
+
+A body whose length is known takes its room at its start, any other as it comes. Without room it waits, and its client
+is not read meanwhile. The oldest gets room first, so that of several that wait for each other one goes on. A wait has a
+limit; then the body is refused and gives back what it has. Large bodies leave a part of the room to small ones, which
+wait for nobody else: so a few clients with large bodies do not keep all others out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from ..errors import BodyTooLarge, Overloaded, PPDError
+from ..telemetry.metrics import gauge
+from .shared_bytes import LARGE_BYTES
+
+SHARE = 0.25  # of the memory that the process may use
+SMALL_PART = 8  # this part of the room is left to small bodies
+_CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+class BodyRoom:
+    """What one body takes of the memory; `free` at its every end, as often as you like."""
+
+    __slots__ = ("_memory", "held_bytes", "waits", "wanted_bytes")
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory = memory
+        self.held_bytes = 0
+        self.wanted_bytes = 0  # more than it holds
+        self.waits: _Wait | None = None
+
+    def want(self, size: int, on_room: Callable[[], None], on_refused: Callable[[PPDError], None]) -> bool:
+        """Whether it has room for `size` bytes. If not, one of the two is called later; a second call changes `size`.
+
+        BodyTooLarge for a body that alone is larger than the bound.
+        """
+        if size <= self.held_bytes:
+            return True
+        return self._memory.take(self, size, on_room, on_refused)
+
+    async def wait(self, size: int) -> None:
+        """Returns once it has room; PPDError if it gets none."""
+        got = asyncio.get_running_loop().create_future()
+
+        def settle(error: PPDError | None = None) -> None:
+            if not got.done():
+                got.set_result(error)
+
+        if not self.want(size, settle, settle) and (error := await got) is not None:
+            raise error
+
+    def free(self) -> None:
+        if self.held_bytes or self.waits is not None:
+            self._memory.give_back(self)
+
+
+class _Wait:
+    __slots__ = ("on_refused", "on_room", "timer")
+
+    def __init__(
+        self, on_room: Callable[[], None], on_refused: Callable[[PPDError], None], timer: asyncio.TimerHandle
+    ) -> None:
+        self.on_room, self.on_refused, self.timer = on_room, on_refused, timer
+
+
+class BodyMemory:
+    """wait_s: how long a body waits for room. Bodies above `LARGE_BYTES` are the large ones."""
+
+    def __init__(self, limit_bytes: int, wait_s: float) -> None:
+        self.limit_bytes = limit_bytes
+        self.held_bytes = 0
+        self._wait_s = wait_s
+        self._refused = 0
+        self._waiting: list[BodyRoom] = []  # in the order in which they were opened
+        self._open: dict[BodyRoom, None] = {}  # those that hold or want something, oldest first
+
+    def room(self) -> BodyRoom:
+        return BodyRoom(self)
+
+    def gauges(self) -> Iterator[Metric]:
+        yield gauge("ppd_body_memory_bytes", "Held by request bodies under way", self.held_bytes)
+        yield gauge("ppd_bodies_waiting", "Request bodies that wait for memory", len(self._waiting))
+        yield CounterMetricFamily("ppd_bodies_refused", "Request bodies that got no memory in time", self._refused)
+
+    def take(
+        self, room: BodyRoom, size: int, on_room: Callable[[], None], on_refused: Callable[[PPDError], None]
+    ) -> bool:
+        if size > self._bound(size):
+            raise BodyTooLarge(f"the body is larger than all large bodies together may be ({self._bound(size)} bytes)")
+        self._open.setdefault(room)
+        more = size - room.held_bytes
+        if room.waits is None and self._fits(room, more) and (size <= LARGE_BYTES or not self._waiting):
+            self._give(room, more)
+            return True
+        room.wanted_bytes = max(more, room.wanted_bytes)
+        if room.waits is None:
+            timer = asyncio.get_running_loop().call_later(self._wait_s, self._refuse, room)
+            room.waits = _Wait(on_room, on_refused, timer)
+            self._waiting = [one for one in self._open if one.waits is not None]
+            self._go_on()
+        return room.waits is None
+
+    def give_back(self, room: BodyRoom) -> None:
+        self.held_bytes -= room.held_bytes
+        room.held_bytes = 0
+        self._open.pop(room, None)
+        if room.waits is not None:
+            self._stop_waiting(room)
+        self._go_on()
+
+    def _bound(self, size: int) -> int:
+        return self.limit_bytes if size <= LARGE_BYTES else self.limit_bytes - self.limit_bytes // SMALL_PART
+
+    def _fits(self, room: BodyRoom, more: int) -> bool:
+        return self.held_bytes + more <= self._bound(room.held_bytes + more)
+
+    def _give(self, room: BodyRoom, more: int) -> None:
+        room.held_bytes += more
+        self.held_bytes += more
+
+    def _go_on(self) -> None:
+        """Small ones get room wherever there is some; of the large ones none overtakes an older one."""
+        is_behind = False
+        for room in tuple(self._waiting):
+            is_large = room.held_bytes + room.wanted_bytes > LARGE_BYTES
+            if room.waits is None or (is_large and is_behind):
+                continue
+            if not self._fits(room, room.wanted_bytes):
+                is_behind = is_behind or is_large
+                continue
+            waits = self._stop_waiting(room)
+            self._give(room, room.wanted_bytes)
+            room.wanted_bytes = 0
+            waits.on_room()
+
+    def _stop_waiting(self, room: BodyRoom) -> _Wait:
+        waits = room.waits
+        assert waits is not None, "it waits"
+        waits.timer.cancel()
+        room.waits = None
+        self._waiting.remove(room)
+        return waits
+
+    def _refuse(self, room: BodyRoom) -> None:
+        waits = self._stop_waiting(room)
+        self._refused += 1
+        waits.on_refused(
+            Overloaded(
+                f"the bodies of other requests use all memory that is meant for bodies ({self.limit_bytes} bytes)",
+                reason="body_memory",
+                retry_after_s=1.0,
+            )
+        )
+
+
+def usable_bytes(cgroups: tuple[str, ...] = _CGROUPS) -> int:
+    """What the processes of this machine, container or user may use: the smallest limit that is set."""
+    found = [_physical_bytes()]
+    for path in cgroups:
+        text = Path(path).read_text().strip() if Path(path).is_file() else ""
+        found += [int(text)] if text.isdecimal() else []
+    for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        soft, _ = resource.getrlimit(limit)
+        found += [soft] if soft != resource.RLIM_INFINITY else []
+    return min(found)
+
+
+def _physical_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def default_limit(processes: int, usable: int, body_limit_bytes: int) -> int:
+    """For each process; at least what one body of the largest size needs."""
+    return max(int(SHARE * usable / processes), body_limit_bytes * SMALL_PART // (SMALL_PART - 1) + 1)

@@ -1,0 +1,171 @@
+"""Reads request bodies: small ones here, and those that would keep the event loop for too long in a helper process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from ..admission.keys import Client
+from ..config import ProxyConfig
+from ..errors import RequestError
+from ..openai.answer import AnswerObserver
+from ..openai.body_members import Members
+from ..openai.form import is_form
+from ..openai.prompts import PromptReader
+from ..openai.reply_key import ReplyKey
+from ..openai.request import Endpoint, ReadPrompt, Request, parse_request, request_of
+from ..openai.units import is_intricate
+from ..sessions.prefix_chain import Chain, Hasher
+from .body_worker import ForwardedBody, ReadAnswer, ReadForwarded, ReadTurn, TurnBody, Unreadable, WholeAnswer
+from .forwarded import model_of, public_body
+from .helper_process import HelperProcess
+from .shared_bytes import LARGE_BYTES, SharedBytes
+
+Body = bytes | SharedBytes
+T = TypeVar("T")
+
+_INTRICATE = 20_000
+"""Values in a body: more take 5 to 30 ms to read here, and a body with them goes to the helper."""
+_TURN = msgspec.msgpack.Decoder(tuple[TurnBody | None, Unreadable | None])
+_ANSWER = msgspec.msgpack.Decoder(tuple[WholeAnswer | None, Unreadable | None])
+_FORWARDED = msgspec.msgpack.Decoder(tuple[ForwardedBody | None, Unreadable | None])
+
+
+class Helper(Protocol):
+    """See `HelperProcess`."""
+
+    async def ask(self, name: str, arguments: bytes, shared: SharedBytes) -> tuple[bytes, SharedBytes | None]: ...
+
+    async def close(self) -> None: ...
+
+
+class BodyReader:
+    def __init__(
+        self,
+        config: ProxyConfig,
+        hasher: Hasher,
+        aliases: Callable[[], Mapping[str, str]] = dict,
+        helper: Helper | None = None,
+    ) -> None:
+        """aliases: the one name by which sessions know a model, for each other name of it."""
+        self._config = config
+        self._aliases = aliases
+        self._hasher = hasher
+        self._helper = helper or HelperProcess("ppd.proxy.bodies.body_worker")
+
+    async def close(self) -> None:
+        await self._helper.close()
+
+    async def turn(self, endpoint: Endpoint, headers: Mapping[str, str], client: Client, body: Body) -> Request:
+        """RequestError (400) for an invalid body."""
+        config, aliases = self._config, self._aliases()
+        if isinstance(body, bytes) and not _is_large(body):
+            return parse_request(
+                endpoint,
+                body,
+                headers,
+                tenant=client.tenant,
+                hasher=self._hasher,
+                session_key=config.session_key,
+                depth_limit=config.json_depth_limit,
+                units_limit=config.request_units_limit,
+                salted=None if client.scope is None else client.scope.salt,
+                family=lambda model: aliases.get(model, model),
+            )
+        how = ReadTurn(
+            endpoint=endpoint,
+            headers=dict(headers),
+            tenant=client.tenant,
+            scope=client.scope,
+            aliases=dict(aliases),
+            secret=self._hasher.secret,
+            session_key=config.session_key,
+            depth_limit=config.json_depth_limit,
+            units_limit=config.request_units_limit,
+        )
+        shared = SharedBytes.of([body]) if isinstance(body, bytes) else body
+        answer, new = await self._helper.ask("turn", msgspec.msgpack.encode(how), shared)
+        return self._request(how, _read(_TURN, answer), shared.view(), b"" if new is None else new.view())
+
+    def _request(self, how: ReadTurn, found: TurnBody, body: memoryview, new: bytes | memoryview) -> Request:
+        view = memoryview(new)
+        text = view[: found.new_body_bytes] if found.new_body_bytes else body
+        fields = Members(
+            {name: msgspec.Raw(text[start:end]) for name, _, start, end in found.members},
+            text,
+            {name: (start, end) for name, start, _, end in found.members},
+        )
+        unit = None
+        if found.open_message:
+            unit = PromptReader(self._hasher).open_unit(found.keys[-2], found.open_message)
+        chain = Chain(
+            tuple(found.keys),
+            tuple(found.ends),
+            self._hasher,
+            view[found.new_body_bytes :],
+            found.tail,
+            found.is_text,
+            unit,
+        )
+        request = request_of(
+            how.endpoint,
+            fields,
+            how.headers,
+            tenant=how.tenant,
+            hasher=self._hasher,
+            session_key=how.session_key,
+            salted=how.salted,
+            family=how.family,
+            known=ReadPrompt(chain, found.count, found.opener),
+        )
+        if found.prompts is None:
+            return request
+        prompts = tuple(msgspec.Raw(text[start:end]) for start, end in found.prompts)
+        return msgspec.structs.replace(request, prompts=prompts)
+
+    async def forwarded(self, content_type: str, body: Body, client: Client, path: str) -> tuple[str, Body]:
+        """The model that it names, and the body that a worker may see."""
+        depth_limit = self._config.json_depth_limit
+        if isinstance(body, bytes) and not _is_large(body):
+            model = model_of(content_type, body)
+            return model, body if not body or is_form(content_type) else public_body(body, client, depth_limit, path)
+        asked = ReadForwarded(content_type=content_type, client=client, depth_limit=depth_limit, path=path)
+        shared = SharedBytes.of([body]) if isinstance(body, bytes) else body
+        answer, new = await self._helper.ask("forwarded", msgspec.msgpack.encode(asked), shared)
+        return _read(_FORWARDED, answer).model, new or body
+
+    async def answer(self, body: SharedBytes, how: ReadAnswer, seen: AnswerObserver, reply: ReplyKey) -> SharedBytes:
+        """What the client gets of a large answer. `seen` and `reply` learn what they would of a small one."""
+        answer, new = await self._helper.ask("answer", msgspec.msgpack.encode(how), body)
+        found = _read(_ANSWER, answer)
+        seen.adopt(found.summary)
+        if found.pieces is None:
+            reply.give_up()
+        for piece in found.pieces or ():
+            if isinstance(piece, tuple):
+                reply.add_tool_call(*piece)
+            elif piece is None:
+                reply.add_reasoning()
+            else:
+                reply.add_text(piece)
+        return new or body
+
+
+def body_of(parts: Sequence[bytes | memoryview]) -> Body:
+    return b"".join(parts) if sum(map(len, parts)) <= LARGE_BYTES else SharedBytes.of(parts)
+
+
+def _is_large(body: bytes) -> bool:
+    return len(body) > LARGE_BYTES or is_intricate(body, _INTRICATE)
+
+
+def _read(decoder: msgspec.msgpack.Decoder[tuple[T | None, Unreadable | None]], answer: bytes) -> T:
+    found, refused = decoder.decode(answer)
+    if refused is not None:
+        error = RequestError(refused.message, param=refused.param)
+        error.status = refused.status
+        raise error
+    assert found is not None, "it was read, or refused"
+    return found

@@ -1,0 +1,67 @@
+"""How much a body asks the proxy to look at, counted over its bytes before anything is decoded.
+
+Hashing a prompt takes a microsecond or two for each message, part or tool call, and a body of 64 MB can hold millions
+of them. Long texts cost little: what is inside of strings is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from ..errors import RequestError
+
+UNITS_LIMIT = 20_000
+MEMBERS_LIMIT = 1_000_000
+"""Of names, and of brackets, in a whole body: far more than the units that a body may have can need."""
+
+_KEPT = b'[]{}",:'
+_DROPPED = bytes(code for code in range(256) if code not in _KEPT)
+# The same where strings hold escapes: backslashes too, and the letters that may follow them, all written as `n`.
+_FOLDED = bytes.maketrans(b"tbfru/", b"nnnnnn")
+_DROPPED_BESIDE_ESCAPES = bytes(code for code in range(256) if code not in _KEPT + b"\\nbfrtu/")
+
+
+def check_units(members: Iterable[msgspec.Raw], limit: int) -> None:
+    """RequestError if the lists in these members have more than `limit` elements together, at any depth."""
+    several = list(members)
+    if sum(memoryview(member).nbytes for member in several) <= limit:  # nearly every body passes here
+        return
+    texts = [bytes(member) for member in several]
+    if sum(text.count(b",") + text.count(b"[") for text in texts) <= limit:  # those inside of strings included
+        return
+    units = sum(_elements(structure(text)) for text in texts)
+    if units > limit:
+        raise RequestError(
+            f"the request has {units} units (messages, parts, items, tool calls, tools); at most {limit} are allowed"
+            " (request_units_limit)"
+        )
+
+
+def is_intricate(body: bytes, limit: int) -> bool:
+    """Whether the body may hold more values or escapes than `limit`; many commas in its texts count too."""
+    return len(body) > limit and sum(map(body.count, (b",", b"[", b"{", b"\\"))) > limit
+
+
+def check_members(body: bytes) -> None:
+    """RequestError for more names or brackets than any honest body has."""
+    bones = structure(body)
+    if bones.count(b":") > MEMBERS_LIMIT or bones.count(b"[") + bones.count(b"{") > MEMBERS_LIMIT:
+        raise RequestError(f"the body has more than {MEMBERS_LIMIT} members, lists and objects")
+
+
+def structure(data: bytes) -> bytes:
+    """The brackets, commas and colons outside of strings."""
+    if b"\\" in data:
+        escaped = data.translate(_FOLDED, _DROPPED_BESIDE_ESCAPES)
+        bones = escaped.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, b"\\n")
+    else:
+        bones = data.translate(None, _DROPPED)
+    # Without empty strings, and strings with nothing kept inside, every other piece is inside of a string.
+    return b"".join(bones.replace(b'""', b"").split(b'"')[::2])
+
+
+def _elements(bones: bytes) -> int:
+    """Of all lists; an empty list counts as one."""
+    return bones.count(b",") - bones.count(b",:") + bones.count(b"[")

@@ -1,0 +1,139 @@
+"""The memory of request bodies: who gets room, who waits, and that nothing stays taken."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ppd.proxy.bodies.body_memory import BodyMemory, BodyRoom, default_limit, usable_bytes
+from ppd.proxy.errors import BodyTooLarge, Overloaded, PPDError
+from tests.support.clock import scenario
+
+MIB = 1024 * 1024
+WAIT_S = 10.0
+
+
+class Body:
+    """One body; `said` tells what became of its wait."""
+
+    def __init__(self, memory: BodyMemory) -> None:
+        self.room: BodyRoom = memory.room()
+        self.said: list[str] = []
+
+    def want(self, mib: float) -> bool:
+        return self.room.want(int(mib * MIB), lambda: self.said.append("room"), self._refused)
+
+    def _refused(self, error: PPDError) -> None:
+        assert isinstance(error, Overloaded)
+        assert (error.status, error.reason) == (503, "body_memory")
+        self.said.append("refused")
+        self.room.free()
+
+
+def bodies(count: int, mib: int = 16) -> tuple[BodyMemory, list[Body]]:
+    memory = BodyMemory(mib * MIB, WAIT_S)  # large bodies may have 14 of 16
+    return memory, [Body(memory) for _ in range(count)]
+
+
+def test_room_is_taken_and_given_back() -> None:
+    memory, (one, other) = bodies(2)
+    assert one.want(4)
+    assert one.want(10)  # it has grown
+    assert one.want(7)  # never smaller
+    assert other.want(4)
+    assert memory.held_bytes == 14 * MIB
+    for body in (one, one, other):
+        body.room.free()
+    assert memory.held_bytes == 0
+
+
+def test_a_body_that_alone_is_too_large_is_refused_at_once() -> None:
+    memory, (body,) = bodies(1)
+    with pytest.raises(BodyTooLarge):
+        body.want(14.1)
+    body.room.free()
+    assert memory.held_bytes == 0
+
+
+@scenario
+async def test_the_oldest_goes_on_first() -> None:
+    _, (first, second, third, fourth) = bodies(4)
+    assert first.want(14)
+    assert [body.want(size) for body, size in ((second, 10), (third, 2), (fourth, 12))] == [False] * 3
+    first.room.free()
+    assert [body.said for body in (second, third, fourth)] == [["room"], ["room"], []]
+    second.room.free()
+    assert fourth.said == ["room"]
+
+
+@scenario
+async def test_an_older_body_that_grows_goes_before_a_younger_one_that_waits() -> None:
+    memory, (older, younger, third) = bodies(3)
+    assert older.want(4)
+    assert third.want(8)
+    assert not younger.want(6)
+    assert older.want(6)
+    third.room.free()
+    assert younger.said == ["room"]
+    assert memory.held_bytes == 12 * MIB
+
+
+@scenario
+async def test_small_bodies_wait_for_no_large_one() -> None:
+    _, (holder, waiting, small) = bodies(3)
+    assert holder.want(14)
+    assert not waiting.want(5)
+    assert small.want(1)
+
+
+@scenario
+async def test_bodies_that_wait_for_each_other_end_one_after_the_other() -> None:
+    memory, (one, other) = bodies(2)
+    assert one.want(7)
+    await asyncio.sleep(1.0)
+    assert other.want(7)
+    assert not one.want(9)
+    await asyncio.sleep(1.0)
+    assert not other.want(9)
+    await asyncio.sleep(WAIT_S - 0.5)
+    assert (one.said, other.said) == (["refused"], ["room"])
+    assert memory.held_bytes == 9 * MIB
+
+
+@scenario
+async def test_a_body_that_leaves_while_it_waits_is_forgotten() -> None:
+    memory, (holder, leaving, next_one) = bodies(3)
+    assert holder.want(14)
+    assert not leaving.want(14)
+    assert not next_one.want(2)
+    leaving.room.free()
+    holder.room.free()
+    assert (leaving.said, next_one.said) == ([], ["room"])
+    await asyncio.sleep(2 * WAIT_S)
+    assert next_one.said == ["room"]
+    next_one.room.free()
+    assert memory.held_bytes == 0
+
+
+@scenario
+async def test_waiting_for_room_ends_with_room_or_with_the_error() -> None:
+    _, (holder, waiting, refused) = bodies(3)
+    await holder.room.wait(14 * MIB)
+    wait = asyncio.create_task(waiting.room.wait(4 * MIB))
+    await asyncio.sleep(1.0)
+    holder.room.free()
+    await wait
+    with pytest.raises(Overloaded):
+        await refused.room.wait(12 * MIB)
+
+
+def test_by_default_a_quarter_of_what_the_processes_may_use(tmp_path: Path) -> None:
+    assert default_limit(4, 16 << 30, 64 * MIB) == 1 << 30
+    assert default_limit(1, 64 * MIB, 70 * MIB) == 80 * MIB + 1  # room for one body of the largest size
+    limit = tmp_path / "memory.max"
+    limit.write_text("123456\n")
+    assert usable_bytes((str(limit), str(tmp_path / "none"))) == 123456
+    limit.write_text("max\n")
+    assert usable_bytes((str(limit),)) > 123456

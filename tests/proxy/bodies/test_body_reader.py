@@ -1,0 +1,172 @@
+"""A large body, read by the helper process, makes the request that it would have made in the proxy's own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import asdict
+
+from ppd.proxy.admission.keys import Client
+from ppd.proxy.bodies.body_reader import BodyReader
+from ppd.proxy.bodies.body_worker import TASKS
+from ppd.proxy.bodies.shared_bytes import LARGE_BYTES, SharedBytes
+from ppd.proxy.config import ProxyConfig, SessionKey
+from ppd.proxy.connectors.leg import plain_leg
+from ppd.proxy.errors import RequestError
+from ppd.proxy.openai.prompt_list import prompt_list
+from ppd.proxy.openai.reply_key import ReplyKey
+from ppd.proxy.openai.request import Endpoint, Request, parse_request
+from ppd.proxy.openai.tenant_scope import TenantScope
+from tests.support.requests import CHAT, COMPLETIONS, HASHER, MESSAGES, RESPONSES, USER
+
+HEADERS = {"x-session-id": "ann"}
+LONG = 'a "word", [another]\n' * 3000
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"required": ["a", "b"]}}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBO" * 20_000}}
+
+
+ANYBODY = Client(name="", tenant="t")
+TENANT = Client(name="k", tenant="t", scope=TenantScope(b"c" * 32, b"i" * 32))
+ALIASES = {"m": "another name"}
+
+
+class InThisProcess:
+    """The helper's tasks, done here."""
+
+    async def ask(self, name: str, arguments: bytes, shared: SharedBytes) -> tuple[bytes, SharedBytes | None]:
+        result, new = TASKS[name](arguments, shared.view())
+        return result, None if new is None else SharedBytes.of([new])
+
+    async def close(self) -> None: ...
+
+
+def reader(**settings: Any) -> BodyReader:
+    return BodyReader(ProxyConfig(**settings), HASHER, lambda: ALIASES, InThisProcess())
+
+
+def here(endpoint: Endpoint, body: bytes, client: Client, session_key: SessionKey = SessionKey.PREFIX) -> Request:
+    return parse_request(
+        endpoint,
+        body,
+        HEADERS,
+        tenant=client.tenant,
+        hasher=HASHER,
+        session_key=session_key,
+        salted=None if client.scope is None else client.scope.salt,
+        family=lambda model: ALIASES.get(model, model),
+    )
+
+
+def shown(request: Request) -> dict[str, Any]:
+    """What of a request can be compared."""
+    chain = request.prompt.chain
+    values = asdict(request) | asdict(request.prompt)
+    for name in ("fields", "prompt", "chain", "prompts"):
+        values.pop(name)
+    members = {name: bytes(value) for name, value in request.fields.items()}
+    return {
+        **values,
+        "members": members,
+        "keys": chain.keys,
+        "ends": chain.ends,
+        "tail": chain.tail,
+        "end": chain.end(),
+    }
+
+
+BODIES: list[tuple[Endpoint, dict[str, Any]]] = [
+    (CHAT, {"messages": [USER, {"role": "assistant", "content": LONG}, USER], "stream": True, "tools": [TOOL]}),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}, IMAGE]}], "n": 2, "user": "é"}),
+    (CHAT, {"messages": [USER, {"role": "assistant", "content": LONG}], "continue_final_message": True}),
+    (CHAT, {"messages": [USER], "prompt_cache_key": "k", "priority": 3, "logit_bias": {"1": 2}}),
+    (COMPLETIONS, {"prompt": LONG}),
+    (COMPLETIONS, {"prompt": [LONG]}),
+    (COMPLETIONS, {"prompt": list(range(5000))}),
+    (COMPLETIONS, {"prompt": ["a", LONG, "a"], "n": 2}),
+    (COMPLETIONS, {"prompt": [[1, 2], [1, 2], [3]]}),
+    (RESPONSES, {"input": LONG, "instructions": "be brief", "previous_response_id": "r"}),
+    (MESSAGES, {"system": LONG, "messages": [USER], "max_tokens": 9}),
+]
+
+
+@pytest.mark.parametrize("client", [ANYBODY, TENANT], ids=["anybody", "a tenant"])
+@pytest.mark.parametrize("session_key", SessionKey)
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize(("endpoint", "members"), BODIES)
+async def test_a_request_is_the_same_whichever_process_read_it(
+    endpoint: Endpoint, members: dict[str, Any], indent: int | None, session_key: SessionKey, client: Client
+) -> None:
+    body = json.dumps({"model": "m", **members}, indent=indent).encode()
+    one = here(endpoint, body, client, session_key)
+    other = await reader(session_key=session_key).turn(endpoint, HEADERS, client, SharedBytes.of([body]))
+    assert shown(other) == shown(one)
+    assert plain_leg(endpoint, other.fields, "id").body == body or json.loads(
+        b"".join(plain_leg(endpoint, other.fields, "id").parts)
+    ) == json.loads(plain_leg(endpoint, one.fields, "id").body)
+    chain, same = one.prompt.chain, other.prompt.chain
+    assert bytes(same.data) == bytes(chain.data)
+    replies = [ReplyKey(request) for request in (one, other)]
+    for reply in replies:
+        reply.add_text("and so on")
+    assert replies[0].key() == replies[1].key()
+    lists = [prompt_list(request, 10**9) if endpoint is COMPLETIONS else None for request in (one, other)]
+    assert (lists[0] is None) == (lists[1] is None)
+    if lists[0] is not None and lists[1] is not None:
+        assert list(map(bytes, lists[1].prompts)) == list(map(bytes, lists[0].prompts))
+
+
+@pytest.mark.parametrize("start", [b'{"model":"x"', b'{"mod\\u0065l":"x"'])
+async def test_a_body_that_parsers_could_read_differently_is_encoded_anew(start: bytes) -> None:
+    twice = start + b',"messages":[{"role":"user","content":"hi"}],"model":"m"}'
+    request = await reader().turn(CHAT, {}, ANYBODY, SharedBytes.of([twice]))
+    sent = b"".join(plain_leg(CHAT, request.fields, "id").parts)
+    assert request.model == "m"
+    assert sent.count(b"model") == 1
+    assert json.loads(sent) == json.loads(twice)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"[]", "the body is not a JSON object"),
+        (b'{"messages":[]}', "model: is missing"),
+        (b'{"model":"m","messages":[' + b"{}," * 30 + b"{}]}", "at most 20 are allowed"),
+        (b"[" * 100, "nested deeper"),
+        (b'{"model":"m","messages":[{"role":"user","content":"hi"}],"a\\"b":1}', "must need no escapes"),
+    ],
+)
+async def test_what_is_wrong_with_a_large_body_is_told_as_for_a_small_one(body: bytes, message: str) -> None:
+    with pytest.raises(RequestError, match=message) as caught:
+        await reader(request_units_limit=20).turn(CHAT, {}, ANYBODY, SharedBytes.of([body]))
+    assert caught.value.status == 400
+
+
+async def test_bodies_that_are_large_or_intricate_go_to_the_helper() -> None:
+    class Refusing(InThisProcess):
+        async def ask(self, name: str, arguments: bytes, shared: SharedBytes) -> tuple[bytes, SharedBytes | None]:
+            raise AssertionError(len(shared))
+
+    some = BodyReader(ProxyConfig(), HASHER, helper=Refusing())
+    start = b'{"model":"m","messages":[{"role":"user","content":"hi"}],"x":'
+    await some.turn(CHAT, {}, ANYBODY, start + b'"' + b"y" * 900_000 + b'"}')
+    for more in (b'"' + b"y" * LARGE_BYTES + b'"}', b"[" + b"1," * 30_000 + b"1]}"):
+        with pytest.raises(AssertionError):
+            await some.turn(CHAT, {}, ANYBODY, start + more)
+        with pytest.raises(AssertionError):
+            await some.forwarded("application/json", start + more, ANYBODY, "/pooling")
+
+
+async def test_a_forwarded_body_loses_what_no_worker_may_see() -> None:
+    some, client = reader(), Client(name="k", tenant="k", priority=5)
+    model, same = await some.forwarded(
+        "application/json", SharedBytes.of([b'{"model":"m","input":"x"}']), client, "/pooling"
+    )
+    assert (model, isinstance(same, SharedBytes) and bytes(same.view())) == ("m", b'{"model":"m","input":"x"}')
+    _, changed = await some.forwarded(
+        "", SharedBytes.of([b'{"model":"m","kv_transfer_params":{},"priority":1}']), client, "/pooling"
+    )
+    assert isinstance(changed, SharedBytes)
+    assert msgspec.json.decode(changed.view()) == {"model": "m", "priority": 5}

@@ -1,0 +1,64 @@
+"""Turns and fleets to decide on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from ppd.proxy.config import Mode
+from ppd.proxy.decision_table.score import Weights
+from ppd.proxy.decision_table.table import DecisionTable, find
+from ppd.proxy.fleet.residency import Residency
+from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
+from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.policy import Decision, Excluded, Rules, Turn, decide
+
+
+def view(role: str, number: int, **changes: Any) -> WorkerView:
+    worker = Worker(role=Role(role), address=f"{role.lower()}{number}:80", models=("m",))
+    return replace(WorkerView(worker=worker, name=f"{role}{number}", incarnation="i"), **changes)
+
+
+P1, P2, D1, D2, R1 = view("P", 1), view("P", 2), view("D", 1), view("D", 2), view("R", 1)
+FLEET = (P1, P2, D1, D2, R1)
+TABLE = DecisionTable.load(find("h100-llama-3.1-8b-2P_2D"))
+
+
+def held(worker: WorkerView, tokens: int = 1000, incarnation: str = "i", stamp: int = 0) -> Residency:
+    return Residency(worker.id, incarnation, tokens, stamp)
+
+
+FIRST = Turn(model="m", session_id="0" * 16, number=1, prompt_tokens=100, held_tokens=0, output_tokens=50)
+NEXT = Turn(
+    model="m",
+    session_id="0" * 16,
+    number=2,
+    prompt_tokens=1040,
+    held_tokens=1000,
+    output_tokens=50,
+    decode=held(D2),
+    prefill=held(P2, 900),
+)
+
+
+def rules(mode: Mode = Mode.ALWAYS_LOCAL, **changes: Any) -> Rules:
+    return replace(Rules(mode=mode), **changes)
+
+
+def by_table(w_ttft: float, w_tpot: float) -> Rules:
+    return Rules(mode=Mode.TABLE, scored=TABLE.scored(Weights(w_ttft, w_tpot)))
+
+
+def fleet_of(views: tuple[WorkerView, ...], model: str = "m") -> Fleet:
+    return Fleet.of({view.id: view for view in views}, taking_turns(views, model))
+
+
+def run(
+    turn: Turn,
+    fleet: tuple[WorkerView, ...] = FLEET,
+    by: Rules | None = None,
+    avoid: Excluded = (),
+    blocked: Excluded = (),
+) -> Decision:
+    return decide(turn, fleet_of(fleet, turn.model), by or rules(), qps=2.0, now_s=100.0, avoid=avoid, blocked=blocked)

@@ -123,6 +123,7 @@ class MemoryUpstream:
 
     def __init__(self, watch: StageStopwatch) -> None:
         self._watch = watch
+        self.uptime = time.monotonic
 
     async def ask(self, _call: object, _path: str, **_leg: object) -> MemoryAnswer:
         self._watch.lap("legs")

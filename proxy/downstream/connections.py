@@ -56,6 +56,7 @@ class Connections:
         self._limit_of_all = share_of_clients(open_files_limit())
         self._open: set[ConnectionLimits] = set()
         self._idle = IdleConnections()
+        self._arriving: dict[asyncio.BaseProtocol, _Arriving] = {}
         self._http2: set[ConnectionLimits] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._by_address: Counter[str] = Counter()
@@ -133,6 +134,12 @@ class Connections:
             transport, self._patience, self._now, address=address, is_tls=self._tls is not None, idle=self._idle
         )
         self._open.add(limits)
+        arriving = self._arriving.get(transport.get_protocol())
+        if arriving is not None:
+            self._idle.discard(arriving)  # `limits` stand there for the connection
+            if arriving.is_evicted:
+                self._idle.discard(limits)
+                transport.abort()
         return limits
 
     def closed(self, limits: ConnectionLimits) -> None:
@@ -163,14 +170,13 @@ class Connections:
         self._count += 1
         self._by_address[key] += 1
         connection = ClientConnection(self._http1, self, key)
-        arriving = _Arriving(key, self._start(self._connect(lambda: connection, accepted)))
+        task = self._start(self._connect(lambda: connection, accepted))
+        arriving = self._arriving[connection] = _Arriving(key, task, is_tls=self._tls is not None)
         self._idle.add(arriving)
-        arriving.task.add_done_callback(partial(self._arrived, accepted, arriving, connection))
+        task.add_done_callback(partial(self._arrived, accepted, connection))
 
-    def _arrived(
-        self, accepted: socket.socket, arriving: _Arriving, connection: ClientConnection, task: asyncio.Task[None]
-    ) -> None:
-        self._idle.discard(arriving)
+    def _arrived(self, accepted: socket.socket, connection: ClientConnection, task: asyncio.Task[None]) -> None:
+        self._idle.discard(arriving := self._arriving.pop(connection))
         if not connection.is_made:  # its client has gone, its handshake failed, or it was evicted
             why = "evicted" if task.cancelled() else task.exception()
             log.debug("a connection could not be set up: %s", why)
@@ -251,15 +257,21 @@ def _address_key(host: str) -> str:
     return str(address.ipv4_mapped or ipaddress.IPv6Network((address, 64), strict=False))
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class _Arriving:
     """A connection that is being set up; with TLS that is its handshake."""
 
     address: str
     task: asyncio.Task[None]
+    is_tls: bool
+    is_evicted: bool = False
 
     def evict(self) -> bool:
-        return self.task.cancel()
+        """Ends a handshake now, and a plain connection as soon as it is made: cancelled then, uvloop tells no end of it."""
+        self.is_evicted = True
+        if self.is_tls:
+            self.task.cancel()
+        return True
 
 
 class _TurnedAway(asyncio.Protocol):

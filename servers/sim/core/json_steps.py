@@ -110,9 +110,9 @@ class _Walk:
         yield "{"
         for place in range(count):
             yield "," if place else ""
-            yield f'"{place}_'  # no name comes twice
+            yield '"'
             yield from _word(3, 6)
-            yield '":'
+            yield f'{place}":'  # so no name comes twice
             yield from self.value(values, depth + 1)
         yield "}"
 

@@ -85,7 +85,7 @@ def _opened(reply: Reply) -> Iterable[bytes]:
     """The start of the block, whose kind the first piece of the answer shows."""
     if not reply.is_open:
         reply.is_open = True
-        empty = {"text": ""} if reply.choices[0].called is None else {"input": {}}
+        empty: dict[str, Any] = {"text": ""} if reply.choices[0].called is None else {"input": {}}
         yield named_event({"type": "content_block_start", "index": 0, "content_block": _block(reply) | empty})
 
 

@@ -121,7 +121,8 @@ def _opened(reply: Reply) -> Iterable[bytes]:
         return
     reply.is_open = True
     is_call = reply.choices[0].called is not None
-    item = _item(reply, "in_progress") | ({"arguments": ""} if is_call else {"content": []})
+    empty: dict[str, Any] = {"arguments": ""} if is_call else {"content": []}
+    item = _item(reply, "in_progress") | empty
     yield _event(reply, {"type": "response.output_item.added", "output_index": 0, "item": item})
     if not is_call:
         yield _event(reply, {"type": "response.content_part.added", **_position(reply), "part": _part("")})

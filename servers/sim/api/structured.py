@@ -83,13 +83,10 @@ def _tool_choice(given: Any) -> tuple[str, str | None]:
     """The kind of choice, and the name of the tool that was chosen."""
     if given is None:
         return "auto", None
-    if isinstance(given, str):
-        kind, name = given, None
-    elif isinstance(given, dict):
+    kind, name = given, None
+    if isinstance(given, dict):
         function = given.get("function")
         kind, name = given.get("type"), (function if isinstance(function, dict) else given).get("name")
-    else:
-        kind = name = None
     if kind in ("function", "tool") and isinstance(name, str):
         return "named", name
     if kind in ("none", "auto", *_MUST_CALL):

@@ -23,6 +23,7 @@ _Schema = dict[str, Any]
 _DEEP, _DEEPEST = 6, 64  # from here as little as is allowed; from here only null
 _REFERENCES = 16
 _WIDTH = 999  # of the range of a number that has no bounds
+_FARTHEST = 1e300  # bounds beyond it would overflow
 _FORMATS = {  # # is any digit
     "date": "20##-07-1#",
     "time": "1#:2#:3#Z",
@@ -230,7 +231,7 @@ def _range(schema: _Schema) -> tuple[_Bound | None, _Bound | None]:
 
 def _real(schema: _Schema, name: str) -> float | None:
     value = schema.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _FARTHEST:
         return None
     return value
 

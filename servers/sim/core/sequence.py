@@ -96,7 +96,7 @@ class Sequence:
         self.tokens = list(self.prompt)
         self.wants_pull = self.transfer.remote is not None or self.transfer.trap is not None
         self.text = StopText(self.sampling.stop, include_stop=self.sampling.include_stop)
-        self._guide = self.sampling.form and self.sampling.form.guide()
+        self._guide = self.sampling.form.guide() if self.sampling.form is not None else None
 
     @property
     def answered(self) -> int:

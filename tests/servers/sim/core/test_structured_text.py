@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,7 +91,25 @@ KEYS = (
     "maximum exclusiveMinimum multipleOf minLength maxLength minItems maxItems format uniqueItems a".split()
 )
 LEAVES = st.sampled_from(
-    [None, True, -1, 3, 1e308, -1e308, 1e-320, 2**70, 0.5, "#", "#/a", "string", "integer", "number", "object", "array"]
+    [
+        None,
+        True,
+        -1,
+        3,
+        1e308,
+        -1e308,
+        1e-320,
+        2**70,
+        10**400,
+        0.5,
+        "#",
+        "#/a",
+        "string",
+        "integer",
+        "number",
+        "object",
+        "array",
+    ]
 )
 ANYTHING = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5)
@@ -103,6 +121,14 @@ ANYTHING = st.recursive(
 def test_any_schema_at_all_gives_json_or_goes_on(schema: Any) -> None:
     text = written(AnswerForm(schema=schema), most=300)
     assert text is None or json.loads(text) is not ...
+
+
+@pytest.mark.parametrize("kind", ["integer", "number", "string", "array"])
+@pytest.mark.parametrize("bound", [10**400, -(10**400), 1e299, 1e-320])
+def test_no_bound_is_too_far(kind: str, bound: float) -> None:
+    names = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "minItems")
+    for name in names:
+        written(AnswerForm(schema={"type": kind, name: bound}), most=20)
 
 
 @pytest.mark.parametrize(

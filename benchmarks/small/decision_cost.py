@@ -114,12 +114,20 @@ class MemoryAnswer:
     async def body(self) -> bytes:
         return self._body
 
+    async def parts(self) -> AsyncIterator[bytes]:
+        yield self._body
+
+    def relayed(self, _rules: object) -> dict[str, str]:
+        return {}
+
     def close(self) -> None:
         pass
 
 
 class MemoryUpstream:
     """Stands in for `Upstream`; P's answers hold a handoff."""
+
+    uptime = staticmethod(time.monotonic)
 
     def __init__(self, watch: StageStopwatch) -> None:
         self._watch = watch
@@ -156,7 +164,7 @@ class TurnBench:
     async def turn(self, body: bytes, number: int) -> str:
         """Plays a turn as `app` does; returns its kind and route."""
         self.watch.start()
-        request = self.parse(body)
+        request = await self.proxy.bodies.turn(Endpoint.CHAT, {}, CONTEXT.client, body)
         self.watch.lap("parse")
         receipt = Receipt(
             id=f"{number:032x}",

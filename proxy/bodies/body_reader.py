@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -16,7 +17,7 @@ from ..openai.form import is_form
 from ..openai.prompts import PromptReader
 from ..openai.reply_key import ReplyKey
 from ..openai.request import Endpoint, ReadPrompt, Request, parse_request, request_of
-from ..openai.units import is_intricate
+from ..openai.units import weight
 from ..sessions.prefix_chain import Chain, Hasher
 from .body_worker import ForwardedBody, ReadAnswer, ReadForwarded, ReadTurn, TurnBody, Unreadable, WholeAnswer
 from .forwarded import model_of, public_body
@@ -26,6 +27,7 @@ from .shared_bytes import LARGE_BYTES, SharedBytes
 Body = bytes | SharedBytes
 T = TypeVar("T")
 
+_SHORT_BYTES = 4096
 _INTRICATE = 20_000
 """Values in a body: more take 5 to 30 ms to read here, and a body with them goes to the helper."""
 _TURN = msgspec.msgpack.Decoder(tuple[TurnBody | None, Unreadable | None])
@@ -61,7 +63,7 @@ class BodyReader:
     async def turn(self, endpoint: Endpoint, headers: Mapping[str, str], client: Client, body: Body) -> Request:
         """RequestError (400) for an invalid body."""
         config, aliases = self._config, self._aliases()
-        if isinstance(body, bytes) and not _is_large(body):
+        if isinstance(body, bytes) and (weighs := _weight(body)) <= _INTRICATE:
             return parse_request(
                 endpoint,
                 body,
@@ -70,7 +72,7 @@ class BodyReader:
                 hasher=self._hasher,
                 session_key=config.session_key,
                 depth_limit=config.json_depth_limit,
-                units_limit=config.request_units_limit,
+                units_limit=None if weighs <= config.request_units_limit else config.request_units_limit,
                 salted=None if client.scope is None else client.scope.salt,
                 family=lambda model: aliases.get(model, model),
             )
@@ -128,7 +130,7 @@ class BodyReader:
     async def forwarded(self, content_type: str, body: Body, client: Client, path: str) -> tuple[str, Body]:
         """The model that it names, and the body that a worker may see."""
         depth_limit = self._config.json_depth_limit
-        if isinstance(body, bytes) and not _is_large(body):
+        if isinstance(body, bytes) and _weight(body) <= _INTRICATE:
             model = model_of(content_type, body)
             return model, body if not body or is_form(content_type) else public_body(body, client, depth_limit, path)
         asked = ReadForwarded(content_type=content_type, client=client, depth_limit=depth_limit, path=path)
@@ -157,8 +159,11 @@ def body_of(parts: Sequence[bytes | memoryview]) -> Body:
     return b"".join(parts) if sum(map(len, parts)) <= LARGE_BYTES else SharedBytes.of(parts)
 
 
-def _is_large(body: bytes) -> bool:
-    return len(body) > LARGE_BYTES or is_intricate(body, _INTRICATE)
+def _weight(body: bytes) -> float:
+    """Of values that it may hold; short bodies cannot hold too many, and large ones are not looked at here."""
+    if len(body) > LARGE_BYTES:
+        return math.inf
+    return weight(body) if len(body) > _SHORT_BYTES else len(body)
 
 
 def _read(decoder: msgspec.msgpack.Decoder[tuple[T | None, Unreadable | None]], answer: bytes) -> T:

@@ -7,12 +7,15 @@ from typing import Any
 
 from ..core.config import SimConfig
 from ..core.errors import BadRequest, SimError
-from ..core.sequence import Generation
-from ..core.tokens import encode
+from ..core.sequence import Generation, Ranking
+from ..core.tokens import decode, encode
 from ..engine.deltas import Delta
+from .logprobs import chat_logprobs, chat_logprobs_asked, completion_logprobs, completion_logprobs_asked
 from .prompts import chat_prompt
 from .reply import DONE, Choice, Reply, data_event, openai_error
-from .requests import JsonBody, is_token, read_generation
+from .requests import JsonBody, formed, is_token, read_generation
+from .structured import chat_form, completions_form
+from .tool_calls import Piece
 
 
 class _OpenAI:
@@ -54,11 +57,12 @@ class ChatCompletions(_OpenAI):
 
     def read(self, body: JsonBody, config: SimConfig) -> Generation:
         prompt = transferred_prompt(body) or chat_prompt(body)
-        return read_generation(body, config, (prompt,), limits=("max_completion_tokens", "max_tokens"))
+        generation = read_generation(body, config, (prompt,), limits=("max_completion_tokens", "max_tokens"))
+        return formed(generation, chat_form(body), chat_logprobs_asked(body))
 
     def whole(self, reply: Reply) -> dict[str, Any]:
         with_ids = reply.generation.return_token_ids
-        choices = [self._choice(at, choice, with_ids=with_ids) for at, choice in enumerate(reply.choices)]
+        choices = [self._choice(reply, at) for at in range(len(reply.choices))]
         return self.frame(reply, self.object, choices) | {
             "usage": reply.usage(),
             "prompt_token_ids": list(reply.generation.prompts[0]) if with_ids else None,
@@ -79,22 +83,29 @@ class ChatCompletions(_OpenAI):
             return
         choice = {
             "index": delta.choice,
-            "delta": {"content": delta.text},
-            "logprobs": None,
-            "finish_reason": delta.finish,
+            "delta": _chat_delta(reply, delta.choice),
+            "logprobs": self._logprobs(reply, [] if delta.logprobs is None else [delta.logprobs]),
+            "finish_reason": reply.finish_reason(delta.choice),
             **ending(reply, delta),
         }
         yield data_event(self.chunk(reply, [choice]))
 
-    def _choice(self, at: int, choice: Choice, *, with_ids: bool) -> dict[str, Any]:
+    def _choice(self, reply: Reply, at: int) -> dict[str, Any]:
+        choice, calls = reply.choices[at], []
+        if (called := choice.called) is not None:
+            calls = [_call_head(reply, at) | _function(called.name, called.arguments)]
         return {
             "index": at,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None, "tool_calls": []},
-            "logprobs": None,
-            "finish_reason": choice.finish,
+            "message": {"role": "assistant", "content": choice.content, "refusal": None, "tool_calls": calls},
+            "logprobs": self._logprobs(reply, choice.logprobs),
+            "finish_reason": reply.finish_reason(at),
             "stop_reason": choice.stop_reason,
-            "token_ids": choice.token_ids if with_ids else None,
+            "token_ids": choice.token_ids if reply.generation.return_token_ids else None,
         }
+
+    def _logprobs(self, reply: Reply, rankings: list[Ranking]) -> dict[str, Any] | None:
+        top = reply.generation.sampling.logprobs
+        return None if top is None else chat_logprobs(rankings, top)
 
 
 class BatchChatCompletions(ChatCompletions):
@@ -107,7 +118,8 @@ class BatchChatCompletions(ChatCompletions):
         if not isinstance(batch, list) or not batch:
             raise BadRequest("messages must be a list of conversations.", "messages")
         prompts = tuple(chat_prompt(body.with_members(messages=messages)) for messages in batch)
-        return read_generation(body, config, prompts, limits=("max_completion_tokens", "max_tokens"))
+        generation = read_generation(body, config, prompts, limits=("max_completion_tokens", "max_tokens"))
+        return formed(generation, chat_form(body), chat_logprobs_asked(body))
 
 
 class Completions(_OpenAI):
@@ -116,7 +128,9 @@ class Completions(_OpenAI):
     chunk_object = "text_completion"
 
     def read(self, body: JsonBody, config: SimConfig) -> Generation:
-        return read_generation(body, config, read_prompts(body.raw("prompt")), limits=("max_tokens",), default_limit=16)
+        prompts = read_prompts(body.raw("prompt"))
+        generation = read_generation(body, config, prompts, limits=("max_tokens",), default_limit=16)
+        return formed(generation, completions_form(body), completion_logprobs_asked(body))
 
     def whole(self, reply: Reply) -> dict[str, Any]:
         choices = [self._choice(reply, at, choice) for at, choice in enumerate(reply.choices)]
@@ -134,7 +148,7 @@ class Completions(_OpenAI):
         choice = {
             "index": delta.choice,
             "text": delta.text,
-            "logprobs": None,
+            "logprobs": self._latest_logprobs(reply, delta),
             "finish_reason": delta.finish,
             **ending(reply, delta),
         }
@@ -146,17 +160,42 @@ class Completions(_OpenAI):
         return {
             "index": at,
             "text": choice.text,
-            "logprobs": None,
+            "logprobs": None if reply.generation.sampling.logprobs is None else completion_logprobs(choice.logprobs),
             "finish_reason": choice.finish,
             "stop_reason": choice.stop_reason,
             "token_ids": choice.token_ids if with_ids else None,
             "prompt_token_ids": list(prompt) if with_ids else None,
         }
 
+    def _latest_logprobs(self, reply: Reply, delta: Delta) -> dict[str, Any] | None:
+        if delta.logprobs is None:
+            return None
+        before = decode(reply.choices[delta.choice].token_ids[:-1])
+        return completion_logprobs([delta.logprobs], len(before))
+
 
 def is_shown(reply: Reply, delta: Delta) -> bool:
-    """False while text is held back for a stop string."""
-    return bool(delta.text or delta.finish or reply.generation.return_token_ids)
+    """False while text is held back for a stop string, or for the name of a tool."""
+    is_asked = reply.generation.return_token_ids or delta.logprobs is not None
+    return bool(reply.choices[delta.choice].latest != Piece() or delta.finish or is_asked)
+
+
+def _chat_delta(reply: Reply, at: int) -> dict[str, Any]:
+    piece = reply.choices[at].latest
+    if piece.name is not None:
+        call = _call_head(reply, at) | {"index": 0} | _function(piece.name, piece.arguments)
+        return {"tool_calls": [call]}
+    if piece.arguments:
+        return {"tool_calls": [{"index": 0, "function": {"arguments": piece.arguments}}]}
+    return {"content": piece.content}
+
+
+def _call_head(reply: Reply, at: int) -> dict[str, Any]:
+    return {"id": f"chatcmpl-tool-{reply.call_id(at)}", "type": "function"}
+
+
+def _function(name: str | None, arguments: str) -> dict[str, Any]:
+    return {"function": {"name": name, "arguments": arguments}}
 
 
 def ending(reply: Reply, delta: Delta) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from ..core.errors import BadRequest
+from ..core.structured_text import CALL_ARGUMENTS, CALL_CLOSING, CALL_OPENING
 from ..core.tokens import TURN_END, TURN_START, encode, media_tokens
 from .requests import JsonBody
 
@@ -137,8 +138,11 @@ def _part(part: Any) -> list[int]:
 
 
 def _tool_call(function: dict[str, Any]) -> list[int]:
-    call = {"name": function.get("name"), "arguments": function.get("arguments")}
-    return encode(f"\n<tool_call>\n{_json(call)}\n</tool_call>")
+    """As the engine writes a call, so that its own is a prefix-cache hit on the next turn."""
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        arguments = msgspec.json.encode(arguments).decode()
+    return encode(f"{CALL_OPENING}{_json(function.get('name'))}{CALL_ARGUMENTS}{arguments}{CALL_CLOSING}")
 
 
 def _tools(body: JsonBody) -> list[Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -10,18 +11,36 @@ import msgspec
 
 from ..core.config import SimConfig
 from ..core.errors import SimError
-from ..core.sequence import Finish, Generation
+from ..core.sequence import Finish, Generation, Ranking
 from ..engine.deltas import Delta
 from .requests import JsonBody
+from .tool_calls import CallParser, Piece
 
 
 @dataclass(slots=True)
 class Choice:
+    """`text`: as it was generated, with the marks of a call; `content`: without the call.
+
+    parser: None if nothing can be called.
+    """
+
     text: str = ""
+    parser: CallParser | None = None
+    latest: Piece = field(default_factory=Piece)
     token_ids: list[int] = field(default_factory=list)
     finish: Finish | None = None
     stop_reason: str | int | None = None
     transfer_params: dict[str, Any] | None = None
+    logprobs: list[Ranking] = field(default_factory=list)
+
+    @property
+    def called(self) -> CallParser | None:
+        """The parser of a call, once its tool is known."""
+        return self.parser if self.parser is not None and self.parser.name is not None else None
+
+    @property
+    def content(self) -> str | None:
+        return self.text if self.called is None else None
 
 
 @dataclass(slots=True)
@@ -34,19 +53,39 @@ class Reply:
     choices: list[Choice] = field(default_factory=list)
     cached_tokens: int = 0
     events: int = 0  # streamed so far, for an API that numbers them
+    is_open: bool = False  # its block or item has begun, in an API that streams such
 
     def __post_init__(self) -> None:
-        self.choices = [Choice() for _ in range(len(self.generation.prompts) * self.generation.choices)]
+        form = self.generation.sampling.form
+        self.choices = [
+            Choice(parser=CallParser() if form is not None and form.tools else None)
+            for _ in range(len(self.generation.prompts) * self.generation.choices)
+        ]
 
     def add(self, delta: Delta) -> None:
         choice = self.choices[delta.choice]
         choice.text += delta.text
+        is_last = delta.finish is not None
+        choice.latest = choice.parser.push(delta.text, is_last=is_last) if choice.parser else Piece(delta.text)
+        if delta.logprobs is not None:
+            choice.logprobs.append(delta.logprobs)
         if delta.token is not None:
             choice.token_ids.append(delta.token)
         choice.finish = delta.finish
         choice.stop_reason = delta.stop_reason
         choice.transfer_params = delta.transfer_params
         self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+
+    def call_id(self, at: int) -> str:
+        """Of the call of one choice."""
+        return hashlib.blake2b(f"{self.id} {at}".encode(), digest_size=16).hexdigest()
+
+    def finish_reason(self, at: int) -> str | None:
+        """As in vLLM: `tool_calls` for a whole call, but `stop` if the client had named the tool."""
+        choice, form = self.choices[at], self.generation.sampling.form
+        if choice.finish is Finish.STOP and choice.called is not None and form is not None and not form.is_named:
+            return "tool_calls"
+        return choice.finish
 
     @property
     def transfer_params(self) -> dict[str, Any] | None:

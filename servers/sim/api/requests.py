@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from ..core.block_pool import Namespace
 from ..core.config import SimConfig
 from ..core.errors import BadRequest, UnknownName
 from ..core.sequence import Generation, Sampling
+from ..core.structured_text import AnswerForm
 from ..core.tokens import VOCABULARY_SIZE
 
 _MAX_CHOICES = 128
@@ -124,6 +126,10 @@ def read_generation(
         continuous_usage=options.flag("continuous_usage_stats"),
         return_token_ids=body.flag("return_token_ids"),
     )
+
+
+def formed(generation: Generation, form: AnswerForm | None, logprobs: int | None = None) -> Generation:
+    return replace(generation, sampling=replace(generation.sampling, form=form, logprobs=logprobs))
 
 
 def _limit(config: SimConfig, prompts: tuple[tuple[int, ...], ...], asked: int | None, default: int | None) -> int:

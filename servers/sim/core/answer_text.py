@@ -6,14 +6,17 @@ A lost, foreign or stale block changes the chain, so it shows in the text. The w
 from __future__ import annotations
 
 import hashlib
+import math
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from .tokens import encode
 
-_VOWELS = frozenset(encode("aeiou"))
-_OPEN = encode("aeiou")
-_CLOSED = encode("bdfgklmnprstvz")
+VOWELS, CONSONANTS = "aeiou", "bdfgklmnprstvz"
+_VOWELS = frozenset(encode(VOWELS))
+_OPEN = encode(VOWELS)
+_CLOSED = encode(CONSONANTS)
 _SPACE = ord(" ")
 _SHORTEST, _SPREAD = 24, 72  # natural lengths: 24 to 95 tokens, with the end-of-answer token
 
@@ -45,8 +48,24 @@ class AnswerChain:
         letters = _CLOSED + _OPEN
         return letters[(draw >> 8) % len(letters)]
 
-    def _draw(self) -> int:
-        return int.from_bytes(self._digest.copy().digest())
+    def choose(self, options: Sequence[Any], turn: int) -> Any:
+        """One of the options. Draws of different `turn` differ, though no token came between them."""
+        return options[(self._draw(b"choice %d" % turn) >> 16) % len(options)]
+
+    def rank(self, token: int, count: int) -> tuple[tuple[int, float], ...]:
+        """At least one and at most `count` most likely next tokens with their log probabilities; `token` leads."""
+        draw = self._draw(b"rank")
+        letters = [_SPACE, *_CLOSED, *_OPEN]
+        start = (draw >> 16) % len(letters)
+        others = [letter for letter in letters[start:] + letters[:start] if letter != token]
+        likely = 0.6 + draw % 1024 / 2600  # below 0.994; each further token has half of what is left
+        odds = [likely, *((1 - likely) / 2**place for place in range(1, count))]
+        return tuple((one, round(math.log(odd), 6)) for one, odd in zip([token, *others], odds, strict=False))
+
+    def _draw(self, salt: bytes = b"") -> int:
+        digest = self._digest.copy()
+        digest.update(salt)
+        return int.from_bytes(digest.digest())
 
 
 class StopText:

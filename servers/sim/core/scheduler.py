@@ -17,7 +17,7 @@ from ...engine_profile.step_time import EngineProfile, attention_pairs, step_tim
 from .block_pool import Block, BlockPool, BlockStored
 from .counters import Counters, Trap
 from .handoffs import HandedOver, HandoffLedger, RemotePrefill
-from .sequence import Finish, Sequence, SequenceState
+from .sequence import Finish, Ranking, Sequence, SequenceState
 
 
 class EngineDied(Exception):
@@ -57,6 +57,7 @@ class Output:
     token: int | None = None
     finish: Finish | None = None
     handed_over: HandedOver | None = None
+    logprobs: Ranking | None = None  # if asked for
 
 
 class Scheduler:
@@ -295,7 +296,7 @@ class Scheduler:
         self._counters.generation_tokens += 1
         text, finish = sequence.end(token)
         if finish is None:
-            return Output(sequence, text, token)
+            return Output(sequence, text, token, logprobs=sequence.logprobs)
         self._running.remove(sequence)
         return self._finish(sequence, finish, text, token)
 
@@ -303,13 +304,15 @@ class Scheduler:
         self._counters.finished[finish] += 1
         sequence.move(SequenceState.FINISHED)
         computed = sequence.computed
+        logprobs = None if token is None else sequence.logprobs
         blocks = sequence.forget_blocks()
         if not sequence.transfer.hands_over or finish is Finish.ERROR:
             self._pool.release(blocks)
-            return Output(sequence, text, token, finish)
+            return Output(sequence, text, token, finish, logprobs=logprobs)
         self._handoffs.pin(sequence.id, blocks)
         ids = tuple(block.id for block in blocks)
-        return Output(sequence, text, token, finish, HandedOver(sequence.id, ids, computed, sequence.local_hits))
+        handed_over = HandedOver(sequence.id, ids, computed, sequence.local_hits)
+        return Output(sequence, text, token, finish, handed_over, logprobs)
 
     def _duration_s(self, chunks: list[Chunk]) -> float:
         decoding = [chunk.sequence for chunk in chunks if chunk.tokens == 1]

@@ -9,7 +9,10 @@ from typing import Any
 from .answer_text import AnswerChain, StopText
 from .block_pool import Block, BlockHash, Namespace, chain_hash
 from .handoffs import Transfer
+from .structured_text import AnswerForm, Guide
 from .tokens import TURN_END, decode
+
+Ranking = tuple[tuple[int, float], ...]  # likely tokens and their log probabilities; the sampled one leads
 
 
 class SequenceState(Enum):
@@ -36,7 +39,7 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """When an answer ends. Every answer is greedy, so there is no temperature."""
+    """When an answer ends, and what form it has. Every answer is greedy, so there is no temperature."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -44,6 +47,8 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False
+    form: AnswerForm | None = None  # free text
+    logprobs: int | None = None  # how many of the most likely tokens are ranked beside each sampled one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +86,17 @@ class Sequence:
     wants_pull: bool = field(init=False)  # until the pull has started
     is_counted: bool = False  # its cache hits are in the counters
     text: StopText = field(init=False)
+    logprobs: Ranking | None = None  # of the token sampled last
     _hashes: list[BlockHash] = field(default_factory=list)
     _chain: AnswerChain | None = None
     _natural_length: int = 0
+    _guide: Guide | None = None
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
         self.wants_pull = self.transfer.remote is not None or self.transfer.trap is not None
         self.text = StopText(self.sampling.stop, include_stop=self.sampling.include_stop)
+        self._guide = self.sampling.form.guide() if self.sampling.form is not None else None
 
     @property
     def answered(self) -> int:
@@ -136,9 +144,12 @@ class Sequence:
             self._chain = AnswerChain(self.answer_key, held[: len(self.tokens)])
             if not self.answered:
                 self._natural_length = max(self._chain.natural_length(), self.sampling.min_tokens + 1)
-        token = self._chain.next_token()
-        if not self.sampling.ignore_eos and self.answered + 1 >= self._natural_length:
-            token = TURN_END
+        token = self._guide.next_token(self._chain) if self._guide else None
+        if token is None:
+            is_end = not self.sampling.ignore_eos and self.answered + 1 >= self._natural_length
+            token = TURN_END if is_end else self._chain.next_token()
+        if self.sampling.logprobs is not None:
+            self.logprobs = self._chain.rank(token, self.sampling.logprobs)
         self._chain.append(token)
         self.tokens.append(token)
         return token

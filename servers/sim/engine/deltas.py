@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import EngineFailure
-from ..core.sequence import Finish
+from ..core.sequence import Finish, Ranking
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class Delta:
     stop_reason: str | int | None = None
     cached_tokens: int = 0
     transfer_params: dict[str, Any] | None = None  # P's handoff, in the last delta
+    logprobs: Ranking | None = None  # of the token, if asked for
 
 
 class DeltaStream:

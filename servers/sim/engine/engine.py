@@ -349,6 +349,7 @@ class SimEngine:
                 stop_reason=sequence.stop_reason if output.finish else None,
                 cached_tokens=sequence.cached_tokens,
                 transfer_params=handed_over.params(self.engine_id, self.side_address) if handed_over else None,
+                logprobs=output.logprobs,
             )
         )
         self._abort_on_order(sequence, state)

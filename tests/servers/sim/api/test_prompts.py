@@ -31,7 +31,7 @@ def chat(*messages: Any, **fields: Any) -> tuple[int, ...]:
         ),
         (
             chat(CALL, add_generation_prompt=False),
-            '<|im_start|>assistant\n\n<tool_call>\n{"arguments":"{}","name":"add"}\n</tool_call><|im_end|>\n',
+            '<|im_start|>assistant\n\n<tool_call>\n{"name":"add","arguments":{}}\n</tool_call><|im_end|>\n',
         ),
         (
             chat({"role": "tool", "content": "3", "tool_call_id": "c1"}, add_generation_prompt=False),
@@ -82,7 +82,7 @@ def test_tool_use_and_its_result_are_rendered() -> None:
     use = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "add", "input": {"a": 1}}]}
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "3"}]}
     text = decode(messages_prompt(JsonBody({"messages": [use, result]})))
-    assert '{"arguments":{"a":1},"name":"add"}' in text
+    assert '{"name":"add","arguments":{"a":1}}' in text
     assert "<tool_response>\n3\n</tool_response>" in text
 
 

@@ -267,7 +267,7 @@ class _Arriving:
     is_evicted: bool = False
 
     def evict(self) -> bool:
-        """Ends a handshake now, and a plain connection as soon as it is made: cancelled then, uvloop tells no end of it."""
+        """Ends a handshake now, a plain connection once it is made: if cancelled then, uvloop never reports its end."""
         self.is_evicted = True
         if self.is_tls:
             self.task.cancel()

@@ -18,6 +18,7 @@ Ask = Callable[[FaultFleet, int], Awaitable[None]]
 TURNS = 10
 OTHERS = {
     "AsgiExchange",
+    "BodyRoom",
     "GuardedExchange",
     "RequestHead",
 }  # requests that are no turns, which the stock framework answers

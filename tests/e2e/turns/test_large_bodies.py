@@ -43,7 +43,8 @@ class Echo:
 
 async def posted(fleet: Any, body: Any) -> Turn:
     """As `fleet.post`; aiohttp does not take a large body as bytes."""
-    async with fleet.session.post(fleet.base_url + CHAT, data=io.BytesIO(json.dumps(body).encode())) as response:
+    data, headers = io.BytesIO(json.dumps(body).encode()), {"Content-Type": "application/json"}
+    async with fleet.session.post(fleet.base_url + CHAT, data=data, headers=headers) as response:
         return Turn(response.status, response.headers, json.loads(await response.read()), "")
 
 
@@ -143,7 +144,8 @@ async def test_a_client_that_leaves_gives_its_room_back(start_fleet: Any, plane:
         memory = fleet.proxy.body_memory
         for path in (CHAT, "/v1/embeddings"):
             reader, writer = await asyncio.open_connection("127.0.0.1", int(fleet.base_url.rsplit(":", 1)[1]))
-            writer.write(f"POST {path} HTTP/1.1\r\nHost: p\r\nContent-Length: {5 * MIB}\r\n\r\n".encode() + b"x" * MIB)
+            head = f"POST {path} HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Content-Length: {5 * MIB}\r\n\r\n".encode() + b"x" * MIB)
             await fleet.until(lambda: memory.held_bytes == 5 * MIB)
             writer.close()
             await fleet.until(lambda: memory.held_bytes == 0)

@@ -24,7 +24,7 @@ demo: $(PLAYS)
 
 # Quick tests first: a broken rule shows in seconds, not after the engines have started.
 test: $(READY)
-	$(MAKE) --no-print-directory check browser promtool
+	$(MAKE) --no-print-directory promtool check browser
 	$(BESIDE) -m "(e2e or wheel) and not alone"
 	$(BESIDE) --data-plane asgi $(CONFORMANCE)
 	$(PYTEST) -m alone

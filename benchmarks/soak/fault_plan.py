@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable, Iterator
 from random import Random
 from typing import Any, Final
 
+import msgspec
+
 from .records import FINE, ClientOutcome, Disturbance, FleetFault, RequestRecord
 
 WORKERS: Final = ("P1", "P2", "D1", "D2", "D3", "R1")
@@ -47,9 +49,15 @@ def plan(seed: int, seconds: float) -> list[Disturbance]:
     planned: list[Disturbance] = []
     at_s = draw.uniform(*_CALM_S)
     while at_s + _PAUSE_S[1] + _SETTLES_S < seconds:
-        together: list[Disturbance] = []
-        for _ in range(2 if draw.random() < _TWO_AT_ONCE else 1):
-            together.append(_disturbance(draw, next(kinds), at_s, {one.worker for one in together}))
+        together = [_disturbance(draw, next(kinds), at_s, ())]
+        if draw.random() < _TWO_AT_ONCE:
+            other = _disturbance(draw, next(kinds), at_s, {together[0].worker})
+            alone = FleetFault.POISON in (together[0].kind, other.kind)  # it may end the other one's engine
+            together.append(other)
+            if alone:
+                planned.append(together.pop(0))
+                at_s += planned[-1].lasts_s + _SETTLES_S + draw.uniform(*_CALM_S)
+                together[0] = msgspec.structs.replace(other, at_s=at_s)
         planned += together
         at_s += max(one.lasts_s for one in together) + _SETTLES_S + draw.uniform(*_CALM_S)
     return planned

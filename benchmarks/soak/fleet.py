@@ -26,6 +26,7 @@ ADMIN_KEY = "operator"
 LEASE_S = 8.0  # the proxy may be paused for longer
 POISON = "the prompt of death"
 _STARTS_S = 60.0
+_DIES_S = 1.0  # an engine that has just been killed is seen to have ended
 _PORTS = (18_000, 30_000)
 _NOT_HELD = ("0A", "06", "03")  # listening, TIME_WAIT, SYN_RECV
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{([^}]*)\})? (\S+)")
@@ -184,6 +185,7 @@ class SoakFleet:
 
     async def revive_engines(self, *, at_most: int) -> None:
         """Starts the engines that have ended by themselves; FleetDamaged if there are more than `at_most`."""
+        await asyncio.sleep(_DIES_S)
         dead = [name for name, engine in self._engines.items() if engine.returncode not in (None, 0)]
         for name in dead:
             await self._engines[name].stop()

@@ -39,19 +39,25 @@ from tests.e2e.failures.outcomes import (
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+PATIENT: dict[str, Any] = dict.fromkeys(
+    ("connect_timeout_s", "prefill_timeout_s", "first_event_timeout_s", "answer_timeout_s", "idle_timeout_s"), 20.0
+)
+
 
 class Fields:
     """Fleets by the names of their workers, each started once."""
 
-    def __init__(self, stack: AsyncExitStack) -> None:
+    def __init__(self, stack: AsyncExitStack, **settings: Any) -> None:
         self._stack = stack
+        self._settings = settings
         self._fields: dict[str, FaultFleet] = {}
         self._talks = 0
 
     async def of(self, names: str) -> FaultFleet:
         if names not in self._fields:
             mode = Mode.REPLICA if names.startswith("R") else Mode.ALWAYS_SPLIT
-            field = self._fields[names] = await self._stack.enter_async_context(FaultFleet.of(names, mode=mode))
+            fleet = FaultFleet.of(names, mode=mode, **self._settings)
+            field = self._fields[names] = await self._stack.enter_async_context(fleet)
             await field.until_known()
         return self._fields[names]
 
@@ -71,7 +77,7 @@ async def fields() -> AsyncIterator[Fields]:
 async def returning() -> AsyncIterator[Fields]:
     """Fleets whose workers return: at which the proxy forgets, sooner or later, what it held against them."""
     async with AsyncExitStack() as stack:
-        yield Fields(stack)
+        yield Fields(stack, **PATIENT)  # a death must be seen, however busy the machine is, and not a time-out
 
 
 async def test_every_failure_is_provoked_or_says_why_it_cannot_be() -> None:

@@ -31,6 +31,7 @@ def left_in(folder: Path) -> list[Path]:
 
 async def start(*argv: str, cwd: Path) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
+        *("env", "--default-signal=HUP"),  # whoever runs the tests may ignore it, as under nohup
         sys.executable,
         *("-m", "ppd.servers", *argv),
         cwd=cwd,
@@ -72,8 +73,12 @@ async def test_a_demo_that_is_ended_removes_its_folder(tmp_path: Path, number: s
             await asyncio.sleep(0.01)
         while said_first and said_first.encode() not in (line := await process.stdout.readline()):
             assert line, "it goes on"
-    process.send_signal(number)
-    _, err = await asyncio.wait_for(process.communicate(), 60)
+    try:
+        process.send_signal(number)
+        _, err = await asyncio.wait_for(process.communicate(), 60)
+    finally:
+        if process.returncode is None:
+            process.kill()  # its own programs end with it
     assert (process.returncode, err) == (0, b"")
     assert left_in(tmp_path) == []
     assert is_free(PORT) and is_free(8300 + OFFSET)

@@ -23,13 +23,12 @@ from random import Random
 import aiohttp
 import numpy as np
 
-from ppd.proxy.assembly import assemble
 from ppd.proxy.config import build
-from ppd.proxy.downstream.serve import listen, serve
 from ppd.proxy.fleet.worker import Role
-from ppd.proxy.settings import Settings
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine
+
+from .proxy_here import serving
 
 ANSWER_TOKENS = 64
 DRAIN_S = 60.0  # for the last turns to be answered
@@ -70,15 +69,7 @@ async def fleet(load: Load) -> AsyncIterator[str]:
         engines = [await stack.enter_async_context(running_engine(engine)) for _ in range(load.engines)]
         workers = tuple(f"R={engine.address}" for engine in engines)
         config = build(None, {"port": 0, "heartbeat_port": 0, "workers": workers, **load.settings})
-        proxy, listening, stop = assemble(Settings(config)), listen(config), asyncio.Event()
-        serving = asyncio.create_task(serve(proxy, listening, stop))
-        try:
-            while not serving.done() and sum(view.up for view in proxy.state.registry.views()) < len(workers):
-                await asyncio.sleep(0.02)
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            stop.set()
-            await serving
+        yield await stack.enter_async_context(serving(config))
 
 
 class Clients:

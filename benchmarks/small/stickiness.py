@@ -24,16 +24,15 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from ppd.proxy.assembly import assemble
 from ppd.proxy.config import Mode, ProxyConfig
-from ppd.proxy.downstream.serve import listen, serve
 from ppd.proxy.fleet.worker import Role
-from ppd.proxy.settings import Settings
 from ppd.servers.sim.api.prompts import chat_prompt
 from ppd.servers.sim.api.requests import JsonBody
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.core.tokens import encode
 from ppd.servers.sim.launch import running_engine
+
+from .proxy_here import serving
 
 MODES = (Mode.ALWAYS_LOCAL, Mode.TABLE, Mode.FRACTION, Mode.ALWAYS_SPLIT)
 DECODES = 4
@@ -178,15 +177,7 @@ async def fleet(mode: Mode) -> AsyncIterator[str]:
         engines = [await stack.enter_async_context(running_engine(SimConfig(role=role))) for role in roles]
         workers = tuple(f"{role}={engine.address}" for role, engine in zip(roles, engines, strict=True))
         config = ProxyConfig(port=0, heartbeat_port=0, mode=mode, workers=workers, warm_up_s=0.0, probe_interval_s=0.5)
-        proxy, listening, stop = assemble(Settings(config)), listen(config), asyncio.Event()
-        serving = asyncio.create_task(serve(proxy, listening, stop))
-        try:
-            while not serving.done() and sum(view.up for view in proxy.state.registry.views()) < len(roles):
-                await asyncio.sleep(0.02)
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            stop.set()
-            await serving
+        yield await stack.enter_async_context(serving(config))
 
 
 async def measure(scripts: Sequence[UserScript], at_once: int) -> dict[Mode, Played]:

@@ -20,6 +20,7 @@ from ..upstream.client import Upstream
 INTERVAL_S = 0.25
 LIMIT_S = 2.0  # for one answer
 ASKED_AT_ONCE = 64
+REPORT_LIMIT_BYTES = 1024 * 1024  # read here, four times a second: vLLM's are a few hundred KiB
 
 
 class LoadWatch:
@@ -51,7 +52,7 @@ class LoadWatch:
                 asyncio.timeout(LIMIT_S),
                 self._upstream.answer(Call(view.worker), "/metrics", method="GET", timeouts=timeouts) as answer,
             ):
-                text = await answer.body()
+                text = await answer.body(REPORT_LIMIT_BYTES)
         except (PPDError, TimeoutError):
             return  # whether it is well is for probes and breakers to say
         finally:

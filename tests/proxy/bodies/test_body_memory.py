@@ -69,6 +69,17 @@ async def test_the_oldest_goes_on_first() -> None:
 
 
 @scenario
+async def test_a_large_body_that_would_fit_waits_behind_an_older_one_that_does_not() -> None:
+    _, (first, second, third, fourth) = bodies(4)
+    assert first.want(4) and second.want(10)
+    assert [third.want(8), fourth.want(2)] == [False, False]
+    first.room.free()
+    assert [third.said, fourth.said] == [[], []]
+    second.room.free()
+    assert [third.said, fourth.said] == [["room"], ["room"]]
+
+
+@scenario
 async def test_an_older_body_that_grows_goes_before_a_younger_one_that_waits() -> None:
     memory, (older, younger, third) = bodies(3)
     assert older.want(4)

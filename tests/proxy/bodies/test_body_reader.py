@@ -144,6 +144,16 @@ async def test_what_is_wrong_with_a_large_body_is_told_as_for_a_small_one(body: 
     assert caught.value.status == 400
 
 
+@pytest.mark.parametrize("size", [0, 8192], ids=["short", "longer"])
+async def test_the_units_of_a_small_body_are_bounded_too(size: int) -> None:
+    start = b'{"model":"m","x":"' + b"y" * size + b'","messages":['
+    some = reader(request_units_limit=20)
+    message = b'{"role":"user","content":"hi"}'
+    await some.turn(CHAT, {}, ANYBODY, start + b",".join([message] * 20) + b"]}")
+    with pytest.raises(RequestError, match="at most 20 are allowed"):
+        await some.turn(CHAT, {}, ANYBODY, start + b",".join([message] * 21) + b"]}")
+
+
 async def test_bodies_that_are_large_or_intricate_go_to_the_helper() -> None:
     class Refusing(InThisProcess):
         async def ask(self, name: str, arguments: bytes, shared: SharedBytes) -> tuple[bytes, SharedBytes | None]:

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from ppd.proxy.config import ProxyConfig
-from ppd.proxy.fleet.places import START
+from ppd.proxy.fleet.places import START, UNKNOWN
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker
 from ppd.proxy.health.load_watch import LoadWatch
@@ -90,3 +90,13 @@ async def test_a_worker_that_cannot_be_reached_changes_nothing() -> None:
             it.registry.reserve(gone.id, 1)
         await it.look_around()
         assert not it.watch._asking
+
+
+async def test_a_worker_that_has_never_reported_its_load_is_not_asked() -> None:
+    async with bench(lambda: web.Response(text=METRICS)) as (it, asked):
+        it.registry.remove(it.worker.id)
+        it.registry.apply(Announcement(it.worker), 0.0)
+        for _ in range(ProxyConfig().max_worker_inflight):
+            it.registry.reserve(it.worker.id, 1)
+        await it.look_around()
+        assert (asked, it.places) == ([], UNKNOWN)

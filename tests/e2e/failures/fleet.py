@@ -23,14 +23,11 @@ from ppd.servers.sim.engine.engine import SimEngine
 from tests.support.fleet import Fleet, start_engine
 from tests.support.proxy import ADMIN_KEY
 
-# Long enough that a busy machine answers in time, short enough to wait for.
 LOOKS_S = 5.0  # in which the proxy has looked at its fleet more than once
-HASTY: dict[str, Any] = {
-    "connect_timeout_s": 0.4,
-    "prefill_timeout_s": 0.6,
-    "first_event_timeout_s": 0.6,
-    "answer_timeout_s": 0.6,
-    "idle_timeout_s": 0.6,
+TIMEOUTS = ("connect_timeout_s", "prefill_timeout_s", "first_event_timeout_s", "answer_timeout_s", "idle_timeout_s")
+HASTY: dict[str, Any] = dict.fromkeys(TIMEOUTS, 0.6)  # for time-outs that a test waits for; any other could meet one
+SETTINGS: dict[str, Any] = {
+    **dict.fromkeys(TIMEOUTS, 20.0),
     "queue_timeout_s": 0.4,
     "probe_interval_s": 3600.0,  # tests say when a worker is found dead
     "retry_burst": 10_000,
@@ -126,7 +123,7 @@ class FaultFleet(Fleet):
     clock: Clock = field(default_factory=Clock)
     uptime: Uptime = field(default_factory=Uptime)
 
-    settings: ClassVar[Mapping[str, Any]] = {**HASTY, "mode": Mode.ALWAYS_SPLIT}
+    settings: ClassVar[Mapping[str, Any]] = {**SETTINGS, "mode": Mode.ALWAYS_SPLIT}
     engine_settings: ClassVar[Mapping[str, Any]] = {"keep_requests": 100_000, "shutdown_s": 0.05}
 
     @classmethod

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -31,17 +30,6 @@ BEST_S = 0.15  # the same for the best time of each phase, which a busy machine 
 OPTIONS = {"nixl": "", "none": ",connector=none", "p2p_nccl": ",connector=p2p_nccl,zmq_address=127.0.0.1:{port}"}
 LATE_S = 0.04  # an answer of P's is on its way for this long
 LATE_BODY_S = 0.4  # or, once its head is there, for this long
-PATIENT: dict[str, Any] = dict.fromkeys(
-    (
-        "connect_timeout_s",
-        "prefill_timeout_s",
-        "first_event_timeout_s",
-        "answer_timeout_s",
-        "idle_timeout_s",
-        "queue_timeout_s",
-    ),
-    20.0,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +81,8 @@ class Fleets:
         key = "replica" if leaving.route is Route.REPLICA else leaving.connector
         if key not in self._fields:
             mode = Mode.REPLICA if leaving.route is Route.REPLICA else Mode.ALWAYS_SPLIT
-            field = await self._stack.enter_async_context(FaultFleet.of("", mode=mode, max_inflight=1, **PATIENT))
+            settings: dict[str, Any] = {"max_inflight": 1, "queue_timeout_s": 20.0}
+            field = await self._stack.enter_async_context(FaultFleet.of("", mode=mode, **settings))
             names = "R1" if leaving.route is Route.REPLICA else "P1 D1 D2"
             for port, name in enumerate(names.split(), 1):
                 options = OPTIONS[leaving.connector].format(port=port)
@@ -269,7 +258,7 @@ def check_engines(turn: Turn) -> None:
 async def test_no_moment_around_the_end_of_a_prefill_strands_kv() -> None:
     """No lease ends in the time that this takes, so that what is freed, a D has taken."""
     rng = random.Random(4)
-    async with FaultFleet.of("P1 P2 D1 D2", engine={"time_scale": 1.0}, **PATIENT) as field:
+    async with FaultFleet.of("P1 P2 D1 D2", engine={"time_scale": 1.0}, queue_timeout_s=20.0) as field:
         prefills = [field.engines["P1"], field.engines["P2"]]
 
         def is_computing() -> bool:

@@ -12,12 +12,9 @@ from ppd.proxy.failures import Leg, Phase, ResidencyEffect
 from ppd.proxy.policy import Route
 from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Order
 from tests.e2e.failures.faults import PROVOCATIONS, Case, Provocation, Strike
-from tests.e2e.failures.fleet import FaultFleet, Seen, Talk
+from tests.e2e.failures.fleet import HASTY, FaultFleet, Seen, Talk
 
 WORDS = "Some words, so that there are blocks to move. " * 3
-PATIENT: dict[str, Any] = dict.fromkeys(
-    ("connect_timeout_s", "prefill_timeout_s", "first_event_timeout_s", "answer_timeout_s", "idle_timeout_s"), 20.0
-)
 
 
 def talk(number: int = 0) -> Talk:
@@ -36,7 +33,7 @@ async def turns(field: FaultFleet, talks: list[Talk], **body: Any) -> None:
 @pytest.mark.parametrize("name", ["P1", "D1"])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_one_dead_worker_of_two_costs_no_client_anything(name: str, stream: bool) -> None:
-    async with FaultFleet.of("P1 P2 D1 D2", breaker_open_s=60.0, **PATIENT) as field:
+    async with FaultFleet.of("P1 P2 D1 D2", breaker_open_s=60.0) as field:
         talks = [talk(number) for number in range(12)]
         await turns(field, talks, stream=stream)
         field.engines[name].faults = Faults([Order(FaultKind.KILL)])
@@ -49,7 +46,7 @@ async def test_one_dead_worker_of_two_costs_no_client_anything(name: str, stream
 
 
 async def test_with_every_p_dead_d_alone_answers() -> None:
-    async with FaultFleet.of("P1 P2 D1 D2", **PATIENT) as field:
+    async with FaultFleet.of("P1 P2 D1 D2") as field:
         talks = [talk(number) for number in range(4)]
         await turns(field, talks)
         for name in ("P1", "P2"):
@@ -63,7 +60,7 @@ async def test_with_every_p_dead_d_alone_answers() -> None:
 @pytest.mark.parametrize("mode", [Mode.ALWAYS_SPLIT, Mode.ALWAYS_LOCAL])
 @pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
 async def test_after_a_worker_dies_the_sessions_next_turn_succeeds_at_the_first_try(mode: Mode, is_known: bool) -> None:
-    async with FaultFleet.of("P1 D1 D2", mode=mode, **PATIENT) as field:
+    async with FaultFleet.of("P1 D1 D2", mode=mode) as field:
         one = talk()
         await turns(field, [one])
         dead = field.newest().decode
@@ -81,7 +78,7 @@ async def test_after_a_worker_dies_the_sessions_next_turn_succeeds_at_the_first_
 @pytest.mark.parametrize("stream", [True, False])
 async def test_turns_do_not_wait_for_a_worker_that_is_found_dead(stream: bool) -> None:
     """Its connections stay open and silent, as when its host loses power; only the probes tell."""
-    async with FaultFleet.of("R1 R2", mode=Mode.REPLICA, probe_interval_s=0.05, **PATIENT) as field:
+    async with FaultFleet.of("R1 R2", mode=Mode.REPLICA, probe_interval_s=0.05) as field:
         one = talk()
         await turns(field, [one])
         engine = field.engines[field.newest().decode]
@@ -97,7 +94,7 @@ async def test_turns_do_not_wait_for_a_worker_that_is_found_dead(stream: bool) -
 
 
 async def test_a_wedged_pair_is_found_out_and_passed_over() -> None:
-    async with FaultFleet.of("P1 D1") as field:
+    async with FaultFleet.of("P1 D1", **HASTY) as field:
         await field.until_known()
         field.engines["D1"].faults = Faults(wedge=["*"])
         for number in range(2):  # that many failures open a breaker here
@@ -143,7 +140,7 @@ async def test_a_turn_for_busy_workers_waits_until_they_take_it(names: str) -> N
 
 async def test_an_answer_is_over_with_its_last_event() -> None:
     """A worker that does not end its answer then keeps neither the client nor its place."""
-    async with FaultFleet.of("R1", mode=Mode.REPLICA, **PATIENT) as field:
+    async with FaultFleet.of("R1", mode=Mode.REPLICA) as field:
         field.engines["R1"].faults = Faults([Order(FaultKind.HANG, phase=FaultPhase.END)])
         async with asyncio.timeout(10):
             await turns(field, [talk()], stream=True)
@@ -151,7 +148,7 @@ async def test_an_answer_is_over_with_its_last_event() -> None:
 
 
 async def test_every_session_of_a_d_that_dies_goes_on_elsewhere() -> None:
-    async with FaultFleet.of("P1 D1 D2", mode=Mode.ALWAYS_LOCAL, **PATIENT) as field:
+    async with FaultFleet.of("P1 D1 D2", mode=Mode.ALWAYS_LOCAL) as field:
         talks = [talk(number) for number in range(10)]
         await turns(field, talks)
         field.engines["D1"].kill()
@@ -177,7 +174,7 @@ async def test_what_a_worker_held_is_believed_until_it_returns_as_another(
     case: Case, provocation: Provocation, returns: str
 ) -> None:
     names, mode = ("R1", Mode.REPLICA) if case.leg is Leg.REPLICA else ("P1 D1", Mode.ALWAYS_SPLIT)
-    async with FaultFleet.of(names, mode=mode) as field:
+    async with FaultFleet.of(names, mode=mode, **HASTY) as field:
         one, name = talk(), names.split()[-1]
         await turns(field, [one])
         forced = Route.LOCAL if case.leg is Leg.LOCAL else None

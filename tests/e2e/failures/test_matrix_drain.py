@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import aiohttp
 import pytest
@@ -26,13 +25,6 @@ from tests.support.proxy import ADMIN_KEY
 
 WORDS = "Some words, so that there are blocks to move. " * 3
 LIMIT_S = 0.2  # of a drain that cuts
-PATIENT: dict[str, Any] = {
-    "connect_timeout_s": 10.0,
-    "prefill_timeout_s": 10.0,
-    "first_event_timeout_s": 10.0,
-    "answer_timeout_s": 10.0,
-    "idle_timeout_s": 10.0,
-}
 EVENT_S = 0.05  # between two events of a stream that is held
 
 
@@ -102,7 +94,7 @@ async def drainable(case: Case, *, goes_on: bool) -> AsyncIterator[Draining]:
     async with AsyncExitStack() as outer, AsyncExitStack() as proxy:
         session = await outer.enter_async_context(aiohttp.ClientSession())
         limit_s = 20.0 if goes_on else LIMIT_S
-        field = await proxy.enter_async_context(FaultFleet.of("", mode=mode, shutdown_timeout_s=limit_s, **PATIENT))
+        field = await proxy.enter_async_context(FaultFleet.of("", mode=mode, shutdown_timeout_s=limit_s))
         for name in names.split():  # which outlive the proxy
             engine = await start_engine(outer, name, now=field.clock, shutdown_s=0.05)
             address = engine.address

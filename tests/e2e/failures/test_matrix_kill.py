@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import groupby
-from typing import Any
 
 import pytest
 
@@ -28,11 +27,6 @@ from tests.e2e.failures.outcomes import (
     topology,
 )
 
-PATIENT: dict[str, Any] = dict.fromkeys(
-    ("connect_timeout_s", "prefill_timeout_s", "first_event_timeout_s", "answer_timeout_s", "idle_timeout_s"), 20.0
-)
-
-
 NOBODY = WorkerId("127.0.0.1:9")
 
 
@@ -43,7 +37,7 @@ async def known(names: str) -> AsyncIterator[FaultFleet]:
     It has when it has also noted one that came later, against whom something was held before.
     """
     mode = Mode.REPLICA if names.startswith("R") else Mode.ALWAYS_SPLIT
-    async with FaultFleet.of(names, mode=mode, **PATIENT) as field:
+    async with FaultFleet.of(names, mode=mode) as field:
         breakers, now = field.proxy.state.health.breakers, field.proxy.state.now
         breakers.failed(NOBODY, now(), began_s=now(), at_once=True)
         assert (await field.admin("POST", "/workers", {"worker": f"P={NOBODY}"}))[0] == 201

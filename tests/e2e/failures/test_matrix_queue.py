@@ -21,7 +21,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WORDS = "Some words, so that there are blocks to move. " * 3
 REASONS = {Cause.OVERLOADED: "queue_full", Cause.TIMEOUT: "queue_timeout", Cause.DRAINING: "draining"}
-PATIENT = {"prefill_timeout_s": 20.0, "first_event_timeout_s": 20.0, "answer_timeout_s": 20.0}
 
 
 class Fleets:
@@ -37,7 +36,7 @@ class Fleets:
         key = (is_replica, limit)
         if key not in self._fields or case.cause is Cause.DRAINING:
             mode, names = (Mode.REPLICA, "R1 R2") if is_replica else (Mode.ALWAYS_SPLIT, "P1 P2 D1 D2")
-            settings: dict[str, Any] = {"max_inflight": 1, "queue_limit": limit, "queue_timeout_s": 0.4, **PATIENT}
+            settings: dict[str, Any] = {"max_inflight": 1, "queue_limit": limit, "queue_timeout_s": 0.4}
             field = await self._stack.enter_async_context(FaultFleet.of(names, mode=mode, **settings))
             if case.cause is Cause.DRAINING:
                 return field

@@ -17,9 +17,6 @@ from tests.e2e.failures.fleet import FaultFleet, Seen
 from tests.support.scripted_workers import MortalWorker, odd_worker
 
 REPLICA: dict[str, Any] = {"mode": Mode.REPLICA}
-PATIENT: dict[str, Any] = dict.fromkeys(
-    ("connect_timeout_s", "prefill_timeout_s", "first_event_timeout_s", "answer_timeout_s", "queue_timeout_s"), 20.0
-)
 DEADLY = "the prompt that kills"
 ANSWER = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}
 
@@ -54,7 +51,7 @@ async def test_a_prompt_that_ends_two_workers_is_not_given_to_a_third(
     names: str, victims: str, death: str, stream: bool
 ) -> None:
     mode = Mode.REPLICA if victims == "R" else Mode.ALWAYS_SPLIT
-    async with FaultFleet.of(names, mode=mode, breaker_open_s=60.0, **PATIENT) as field:
+    async with FaultFleet.of(names, mode=mode, breaker_open_s=60.0, queue_timeout_s=20.0) as field:
         deadly = DEATHS[death]
         for name in names.split():
             if name[0] == victims:
@@ -79,7 +76,7 @@ async def test_a_prompt_that_ends_two_workers_is_not_given_to_a_third(
 
 
 async def test_a_worker_that_answers_clears_a_prompt() -> None:
-    async with FaultFleet.of("R1 R2 R3", **REPLICA, **PATIENT) as field:
+    async with FaultFleet.of("R1 R2 R3", queue_timeout_s=20.0, **REPLICA) as field:
         for _ in range(3):  # a worker dies under it each time, and it is answered by another
             victim = field.engines[field.newest().decode if field.proxy.state.receipts.newest(1) else "R1"]
             for engine in field.engines.values():
@@ -90,7 +87,7 @@ async def test_a_worker_that_answers_clears_a_prompt() -> None:
 
 
 async def test_a_prompt_in_a_list_can_be_poisoned_too() -> None:
-    async with FaultFleet.of("R1 R2 R3", breaker_open_s=60.0, **REPLICA, **PATIENT) as field:
+    async with FaultFleet.of("R1 R2 R3", breaker_open_s=60.0, queue_timeout_s=20.0, **REPLICA) as field:
         for engine in field.engines.values():
             engine.faults = Faults([Order(FaultKind.KILL)])
         one = {"model": "sim", "prompt": DEADLY, "max_tokens": 4}
@@ -253,7 +250,7 @@ async def dying(field: FaultFleet, *counts: int) -> AsyncIterator[Callable[[], l
 
 async def test_what_one_death_broke_is_one_event() -> None:
     """300 turns wait on R1 when it dies; the retry budget has nothing for them."""
-    settings = {**REPLICA, **PATIENT, "retry_burst": 1, "retry_share": 0.0}
+    settings = {**REPLICA, "queue_timeout_s": 20.0, "retry_burst": 1, "retry_share": 0.0}
     async with FaultFleet.of("", **settings) as field, dying(field, 300) as kill:
         await field.add("R2")
         seen = await asyncio.gather(*kill())
@@ -267,7 +264,7 @@ async def test_what_one_death_broke_is_one_event() -> None:
 
 async def test_the_turns_of_dead_workers_come_at_the_pace_of_those_that_are_left() -> None:
     """Through the queue, however short it is."""
-    settings = {**REPLICA, **PATIENT, "max_worker_inflight": 20, "queue_limit": 0, "retry_burst": 0}
+    settings = {**REPLICA, "queue_timeout_s": 20.0, "max_worker_inflight": 20, "queue_limit": 0, "retry_burst": 0}
     async with FaultFleet.of("", **settings) as field, dying(field, 20, 20, 20) as kill:
         left = await field.add("R4")
         asking, most = kill(), 0
@@ -281,7 +278,7 @@ async def test_the_turns_of_dead_workers_come_at_the_pace_of_those_that_are_left
 
 async def test_a_reset_by_a_worker_that_lives_is_paid_for() -> None:
     count, burst = 40, 5
-    settings = {**REPLICA, **PATIENT, "retry_burst": burst, "retry_share": 0.0, "breaker_failures": 1000}
+    settings = {**REPLICA, "queue_timeout_s": 20.0, "retry_burst": burst, "retry_share": 0.0, "breaker_failures": 1000}
     async with FaultFleet.of("R1 R2", **settings) as field:
         for name in ("R1", "R2"):
             field.engines[name].faults = Faults([Order(FaultKind.RESET, phase=FaultPhase.HEAD, times=1000)])

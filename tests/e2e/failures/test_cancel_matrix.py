@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import Any
 
 import pytest
 import pytest_asyncio

@@ -157,7 +157,7 @@ def bodies(draw: st.DrawFn) -> bytes:
 
 
 @given(body=bodies(), endpoint=st.sampled_from(Endpoint))
-@settings(max_examples=2 * settings().max_examples)
+@settings(max_examples=200)
 def test_a_leg_says_what_it_would_say_written_anew(body: bytes, endpoint: Endpoint) -> None:
     try:
         members = read(body)

@@ -15,7 +15,7 @@ from ppd.proxy.fleet.worker import Role
 
 from ..engine_profile.profile_file import find
 from ..engine_profile.step_time import EngineProfile
-from .core.config import LoadFailurePolicy, SimConfig
+from .core.config import EventEncoding, LoadFailurePolicy, SimConfig
 from .launch import running_engine
 
 _DEFAULT = SimConfig()
@@ -62,6 +62,21 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
 @click.option("--side-channel-port", default=0, show_default="a free one", help="Where peers pull KV.")
 @click.option("--kv-events-endpoint", default="", help="ZeroMQ endpoint, such as tcp://*:5557.")
 @click.option("--kv-events-topic", default="")
+@click.option(
+    "--kv-events-encoding",
+    "kv_events_encoding",
+    type=click.Choice([encoding.value for encoding in EventEncoding]),
+    default=_DEFAULT.kv_events_encoding.value,
+    show_default=True,
+    help="As vLLM up to 0.23 writes events, or as 0.30 and later do.",
+)
+@click.option("--kv-events-replay-endpoint", default="", help="Where missed KV events are asked for.")
+@click.option(
+    "--kv-events-buffer-steps",
+    default=_DEFAULT.kv_events_buffer_steps,
+    show_default=True,
+    help="Latest batches of KV events that can be replayed.",
+)
 @click.option("--time-scale", default=1.0, show_default=True, help="1: as slow as its profile; 0: as fast as possible.")
 @click.option("--lease-s", default=_DEFAULT.lease_s, show_default=True, help="How long P keeps a finished prefill.")
 @click.option(
@@ -75,15 +90,22 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
 @click.option("--api-key", default="", help="Required of clients under /v1.")
 @click.option("--seed", default=0, show_default=True, help="Engines of one model and seed answer alike.")
 @click.option("--fatal-text", default="", help="A request that holds it kills the engine; for tests.")
+@click.option("--dev-mode", is_flag=True, help="POST /reset_prefix_cache empties the prefix cache, as on vLLM.")
 @click.option("--allow-faults", is_flag=True, help="POST /faults makes the engine misbehave; for tests.")
 def command(
-    role: str, load_failure_policy: str, costs: EngineProfile, max_num_batched_tokens: int, **options: Any
+    role: str,
+    load_failure_policy: str,
+    kv_events_encoding: str,
+    costs: EngineProfile,
+    max_num_batched_tokens: int,
+    **options: Any,
 ) -> None:
     """Run a simulated vLLM engine until SIGTERM or SIGINT; requests in flight then end as aborted."""
     try:
         config = SimConfig(
             role=Role(role),
             load_failure_policy=LoadFailurePolicy(load_failure_policy),
+            kv_events_encoding=EventEncoding(kv_events_encoding),
             profile=replace(costs, max_batched_tokens=max_num_batched_tokens),
             **options,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -90,6 +91,12 @@ def served_model(body: JsonBody, config: SimConfig) -> str:
     if name not in config.names:
         raise UnknownName(f"The model `{name}` does not exist.", "model")
     return name
+
+
+def session_id(body: JsonBody, headers: Mapping[str, str]) -> str | None:
+    """As vLLM 0.28 and later looks for it."""
+    extra = (body.mapping("vllm_xargs") or {}).get("session_id")
+    return body.text("session_id") or headers.get("X-Session-ID") or (extra if isinstance(extra, str) else None) or None
 
 
 def read_generation(

@@ -18,6 +18,13 @@ class LoadFailurePolicy(StrEnum):
     RECOMPUTE = "recompute"  # D computes the prompt itself
 
 
+class EventEncoding(StrEnum):
+    """How KV events are written."""
+
+    ARRAY = "array"  # as by vLLM up to 0.23: no session ids, hits are not announced, replay does not name the topic
+    MAP = "map"  # as by vLLM 0.30 and later
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
     """Two engines with equal `model` and `seed` give equal answers, as two servers with the same weights do."""
@@ -43,15 +50,20 @@ class SimConfig:
     load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
     kv_events_endpoint: str = ""  # empty: none; with * it is bound, else connected
     kv_events_topic: str = ""
+    kv_events_encoding: EventEncoding = EventEncoding.MAP
+    kv_events_replay_endpoint: str = ""  # bound, for subscribers that missed events; empty: none
+    kv_events_buffer_steps: int = 10_000  # how many of the latest batches can be replayed
     api_key: str = ""  # empty: open
     stores_responses: bool = False  # as vLLM with VLLM_ENABLE_RESPONSES_API_STORE=1
     allow_faults: bool = False  # POST /faults
+    dev_mode: bool = False  # POST /reset_prefix_cache, as vLLM with VLLM_SERVER_DEV_MODE=1
     fatal_text: str = ""  # a request that holds it ends the engine, as by SIGKILL; empty: none does
     keep_requests: int = 0  # how many of the latest requests `SimEngine.received` keeps
     shutdown_s: float = 2.0  # how long streams have to send their last chunk
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "num_blocks", "max_model_len", "max_num_seqs", "lease_s", "peer_timeout_s"):
+        counts = ("block_size", "num_blocks", "max_model_len", "max_num_seqs", "kv_events_buffer_steps")
+        for name in (*counts, "lease_s", "peer_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}", param=name)
         if self.time_scale < 0:

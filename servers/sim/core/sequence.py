@@ -61,6 +61,7 @@ class Generation:
     choices: int
     sampling: Sampling
     transfer_params: dict[str, Any] | None = None
+    session_id: str | None = None  # the client's name of its conversation, which KV events repeat
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -77,6 +78,7 @@ class Sequence:
     namespace: Namespace
     answer_key: bytes = b""  # the weights
     transfer: Transfer = field(default_factory=Transfer)
+    session_id: str | None = None
     state: SequenceState = SequenceState.WAITING
     tokens: list[int] = field(default_factory=list)  # the prompt and the answer so far
     blocks: list[Block] = field(default_factory=list)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ppd.servers.sim.api.tool_calls import CallParser, Piece, parsed_arguments
+from ppd.servers.sim.api.answer_parts import CallParser, Piece, parsed_arguments
 
 CALL = '\n<tool_call>\n{"name":"we\\"ather","arguments":{"a":"}\\"{","b":[{}]}}\n</tool_call>'
 

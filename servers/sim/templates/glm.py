@@ -41,7 +41,7 @@ def pieces(conversation: Conversation) -> Iterator[Text]:
 
 def _assistant(message: Message, *, shows_thoughts: bool) -> Iterator[Text]:
     thoughts, content = split_thoughts(message)
-    thoughts = thoughts.strip()
+    thoughts = thoughts.strip("\n")
     yield "<|assistant|>"
     yield f"{THOUGHTS.opening}{thoughts}{THOUGHTS.closing}" if thoughts and shows_thoughts else THOUGHTS.none
     yield from stripped(content)

@@ -136,10 +136,11 @@ def command(
     **options: Any,
 ) -> None:
     """Run a simulated vLLM engine until SIGTERM or SIGINT; requests in flight then end as aborted."""
+    chosen: dict[str, Any] = {name: kind(options.pop(name)) for name, kind in _CHOICES.items()}
     try:
         config = SimConfig(
             role=Role(role),
-            **{name: kind(options.pop(name)) for name, kind in _CHOICES.items()},
+            **chosen,
             profile=replace(costs, max_batched_tokens=max_num_batched_tokens),
             **options,
         )

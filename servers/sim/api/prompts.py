@@ -62,14 +62,19 @@ def thoughts(body: JsonBody, config: SimConfig) -> Thoughts | None:
 
 def _thinks(body: JsonBody) -> bool | None:
     """As vLLM reads it: an effort is a wish to reason unless the template is told otherwise."""
-    told = (body.mapping("chat_template_kwargs") or {}).get("enable_thinking")
+    told = _member(body, "chat_template_kwargs", "enable_thinking")
     if isinstance(told, bool):
         return told
-    if (body.mapping("thinking") or {}).get("type") == "disabled":  # Anthropic's API
+    if _member(body, "thinking", "type") == "disabled":  # Anthropic's API
         return False
-    nested = [(body.mapping(name) or {}).get("effort") for name in ("reasoning", "output_config")]
+    nested = (_member(body, name, "effort") for name in ("reasoning", "output_config"))
     effort = next((effort for effort in (body.raw("reasoning_effort"), *nested) if isinstance(effort, str)), None)
     return None if effort is None else effort != "none"
+
+
+def _member(body: JsonBody, holder: str, name: str) -> Any:
+    held = body.raw(holder)
+    return held.get(name) if isinstance(held, dict) else None
 
 
 def _chat_message(message: dict[str, Any]) -> Message:

@@ -120,7 +120,8 @@ def _opened(reply: Reply, kind: str) -> Iterable[bytes]:
         yield from _closed(reply)
         reply.place += 1
     reply.part = kind
-    item = _item(reply, kind, "in_progress") | ({"arguments": ""} if kind == "function_call" else {"content": []})
+    empty: dict[str, Any] = {"arguments": ""} if kind == "function_call" else {"content": []}
+    item = _item(reply, kind, "in_progress") | empty
     yield _event(reply, {"type": "response.output_item.added", "output_index": reply.place, "item": item})
     if kind != "function_call":
         yield _event(reply, {"type": "response.content_part.added", **_position(reply), "part": _part(kind, "")})

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .tokens import LETTERS_A_PIECE, Tokenizer, decode, encode
+from .tokens import LETTERS_A_PIECE, TURN_START, Tokenizer, decode, encode
 
 VOWELS, CONSONANTS = "aeiou", "bdfgklmnprstvz"
 _VOWELS = frozenset(encode(VOWELS))
@@ -87,6 +87,8 @@ def _letter_after(last: int, draw: int) -> int:
 
 
 def _last_letter(token: int) -> int:
+    if token < TURN_START:
+        return token
     text = decode((token,))
     return ord(text[-1]) if text else token
 

@@ -19,7 +19,7 @@ SYSTEM = {"role": "system", "content": "Be brief."}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
 
 
-def reply(content: str | None = "yes", **members: Any) -> dict[str, Any]:
+def reply(content: Any = "yes", **members: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content, **members}
 
 

@@ -99,7 +99,7 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
 @click.option("--side-channel-host", default="", show_default="--host", help="The name peers are given to pull from.")
 @click.option("--side-channel-port", default=0, show_default="a free one", help="Where peers pull KV.")
 @click.option("--kv-events-endpoint", default="", help="ZeroMQ endpoint, such as tcp://*:5557.")
-@click.option("--kv-events-topic", default="")
+@click.option("--kv-events-topic", default="", help="{address} in it stands for the engine's own host:port.")
 @click.option(
     "--kv-events-encoding",
     type=click.Choice([encoding.value for encoding in EventEncoding]),

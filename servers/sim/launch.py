@@ -61,6 +61,8 @@ async def running_engine(
             engine.side_address = (config.side_channel_host or config.host, engine.side_listener.port)
         engine.listener = await _serve(stack, create_app(engine), config, config.port)
         engine.address = f"{config.host}:{engine.listener.port}"
+        if events is not None:
+            events.topic = events.topic.replace("{address}", engine.address)
         engine.start()
         stack.callback(engine.stop)
         yield engine

@@ -69,7 +69,7 @@ class SimConfig:
     peer_timeout_s: float = 5.0
     load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
     kv_events_endpoint: str = ""  # empty: none; with * it is bound, else connected
-    kv_events_topic: str = ""
+    kv_events_topic: str = ""  # {address} stands for the engine's host:port
     kv_events_encoding: EventEncoding = EventEncoding.MAP
     kv_events_replay_endpoint: str = ""  # bound, for subscribers that missed events; empty: none
     kv_events_buffer_steps: int = 10_000  # how many of the latest batches can be replayed

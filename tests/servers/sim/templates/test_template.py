@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppd.servers.sim.api.prompts import chat_prompt, messages_prompt, responses_prompt
@@ -31,12 +31,12 @@ def result(identity: str, content: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": identity, "content": content}
 
 
-def settings(template: TemplateName, tokenizer: Tokenizer = Tokenizer.PIECES) -> SimConfig:
+def made(template: TemplateName, tokenizer: Tokenizer = Tokenizer.PIECES) -> SimConfig:
     return SimConfig(template=template, tokenizer=tokenizer)
 
 
 def text(template: TemplateName, *messages: Any, **fields: Any) -> str:
-    return decode(chat_prompt(JsonBody({"messages": list(messages), **fields}), settings(template)))
+    return decode(chat_prompt(JsonBody({"messages": list(messages), **fields}), made(template)))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_the_three_apis_render_the_same_loop_alike(template: TemplateName) -> No
         },
         {"role": "user", "content": [{"type": "tool_result", "content": "3"}, {"type": "text", "text": "so?"}]},
     ]
-    config = settings(template)
+    config = made(template)
     expected = chat_prompt(JsonBody({"messages": chat}), config)
     assert responses_prompt(JsonBody({"input": items, "instructions": "Be brief."}), config) == expected
     assert messages_prompt(JsonBody({"messages": blocks, "system": "Be brief."}), config) == expected
@@ -176,6 +176,7 @@ MESSAGES = st.lists(
 
 @pytest.mark.parametrize("tokenizer", Tokenizer)
 @pytest.mark.parametrize("template", [PLAIN, GLM])
+@settings(max_examples=40)
 @given(before=MESSAGES, more=MESSAGES)
 def test_a_prompts_beginning_is_the_prompt_of_its_first_messages(
     template: TemplateName, tokenizer: Tokenizer, before: list[Any], more: list[Any]
@@ -183,7 +184,7 @@ def test_a_prompts_beginning_is_the_prompt_of_its_first_messages(
     """In GLM as long as no reasoning is dropped. (In Qwen results that follow each other share a turn.)"""
     if template is GLM:
         before, more = ([m for m in some if "reasoning" not in m] for some in (before, more))
-    config = settings(template, tokenizer)
+    config = made(template, tokenizer)
     body: dict[str, Any] = {"add_generation_prompt": False}
     if not before:
         return

@@ -23,7 +23,7 @@ ROOMS = {
         *("fleet", "runtime", "config", "errors", "failures"),
     ),
     "servers": ("__main__", "cli", "agent", "fleet", "vllm", "sim", "engine_profile"),
-    "servers/sim": ("__main__", "command", "launch", "api", "engine", "core"),
+    "servers/sim": ("__main__", "command", "launch", "api", "engine", "templates", "core"),
     "offline": (
         *("cli", "report", "bench", "calibration", "backends", "sweep", "simulation", "load", "tables", "traces"),
         "experiment",

@@ -31,8 +31,8 @@ def limit_heap() -> None:
 def collect_garbage_less() -> None:
     """A turn's objects have no cycles: reference counts free them, while the collector took a sixth of a turn's time.
 
-    Objects that exist at the start live as long as the process and are never collected. 10,000 new ones are looked at in
-    10 ms; 50,000 would save nothing, and keep all turns waiting for 80 ms.
+    Objects that exist at the start live as long as the process and are never collected. To look at 10,000
+    new ones takes 10 ms; 50,000 would save nothing, and keep all turns waiting for 80 ms.
     """
     gc.collect()
     gc.freeze()

@@ -19,6 +19,7 @@ from ..openai.reply_key import ReplyKey
 from ..openai.request import Endpoint, ReadPrompt, Request, parse_request, request_of
 from ..openai.units import weight
 from ..sessions.prefix_chain import Chain, Hasher
+from ..sessions.text_cuts import LongTexts
 from .body_worker import ForwardedBody, ReadAnswer, ReadForwarded, ReadTurn, TurnBody, Unreadable, WholeAnswer
 from .forwarded import model_of, public_body
 from .helper_process import HelperProcess
@@ -110,6 +111,8 @@ class BodyReader:
             found.tail,
             found.is_text,
             unit,
+            is_blocks=found.is_blocks,
+            long_texts=LongTexts(found.cuts) or None,
         )
         request = request_of(
             how.endpoint,

@@ -66,6 +66,8 @@ class TurnBody(msgspec.Struct, frozen=True, kw_only=True):
     ends: list[int]
     tail: bytes
     is_text: bool
+    is_blocks: bool
+    cuts: list[tuple[int, int]]
     count: int
     opener: str | None
     prompts: list[tuple[int, int]] | None = None  # start and end of each, in the body, of a list of prompts
@@ -192,6 +194,8 @@ def read_turn(how: ReadTurn, body: bytes) -> tuple[TurnBody, bytes | None]:
         ends=list(chain.ends),
         tail=chain.tail,
         is_text=chain.is_text,
+        is_blocks=chain.is_blocks,
+        cuts=list(chain.cuts()),
         count=_count(request),
         opener=request.prompt.opener,
         prompts=_prompts(request, text, starts.get("prompt", 0)),

@@ -18,6 +18,7 @@ from msgspec.json import Decoder, Encoder
 
 from ..errors import RequestError
 from ..sessions.prefix_chain import UNIT_OVERHEAD_BYTES, BlockHash, Chain, Hasher, UnitHash
+from ..sessions.text_cuts import LongTexts
 from ..sessions.tool_call_hash import CallHash
 from .units import structure
 
@@ -84,8 +85,9 @@ def read(decoder: Decoder[T], raw: msgspec.Raw, name: str) -> T:
 class _Units:
     """Builds the chain of one prompt, unit by unit."""
 
-    def __init__(self, hasher: Hasher, seed: int, size: int) -> None:
+    def __init__(self, hasher: Hasher, seed: int, size: int, long_texts: LongTexts) -> None:
         self._hasher = hasher
+        self._long_texts = long_texts
         self._key = seed
         self._size = size
         self._unit: UnitHash | None = None
@@ -94,12 +96,13 @@ class _Units:
 
     def begin(self, role: str, name: str | None = None, call_id: str | None = None) -> UnitHash:
         self._close()
-        self._unit = UnitHash(self._hasher, self._key, role, name or "", call_id or "")
+        self._long_texts.start = self._size
+        self._unit = UnitHash(self._hasher, self._key, role, name or "", call_id or "", self._long_texts)
         return self._unit
 
     def chain(self) -> Chain:
         self._close()
-        return Chain(tuple(self.keys), tuple(self.ends), self._hasher)
+        return Chain(tuple(self.keys), tuple(self.ends), self._hasher, long_texts=self._long_texts or None)
 
     def _close(self) -> None:
         if self._unit is not None:
@@ -111,10 +114,11 @@ class _Units:
 
 
 class PromptReader:
-    """Makes the chain of each endpoint's prompt."""
+    """Makes the chain of one prompt."""
 
     def __init__(self, hasher: Hasher) -> None:
         self.hasher = hasher
+        self._long_texts = LongTexts()
 
     def seed(self, scope: int, salt: str, rendered: Mapping[str, msgspec.Raw]) -> tuple[int, int]:
         """The key before the first unit, and the bytes of what is rendered before it."""
@@ -150,6 +154,7 @@ class PromptReader:
         hasher, key, keys, ends = self.hasher, seed, list[int](), list[int]()
         unit: UnitHash | None = None
         for message in messages:
+            self._long_texts.start = size
             content = message.content
             # Fast path: nearly all messages are a text and nothing else.
             if (
@@ -160,7 +165,7 @@ class PromptReader:
                 and not (continues and message is last)
             ):
                 text = content.encode("utf-8", "surrogatepass")
-                key = hasher.text_unit(key, message.role, message.name, message.tool_call_id, text)
+                key = hasher.text_unit(key, message.role, message.name, message.tool_call_id, text, self._long_texts)
                 size += UNIT_OVERHEAD_BYTES + len(text)
             else:
                 unit = self._message_unit(key, message)
@@ -168,14 +173,16 @@ class PromptReader:
                 size += unit.size
             keys.append(key)
             ends.append(size)
-        return Chain(tuple(keys), tuple(ends), hasher, open_unit=unit if continues else None)
+        open_unit = unit if continues else None
+        return Chain(tuple(keys), tuple(ends), hasher, open_unit=open_unit, long_texts=self._long_texts or None)
 
     def open_unit(self, previous: int, message: bytes) -> UnitHash:
         """The unit of a last message that the reply continues. previous: the key before it."""
         return self._message_unit(previous, read(_MESSAGE, msgspec.Raw(message), "messages"))
 
     def _message_unit(self, previous: int, message: _Message) -> UnitHash:
-        unit = UnitHash(self.hasher, previous, message.role, message.name or "", message.tool_call_id or "")
+        name, call_id = message.name or "", message.tool_call_id or ""
+        unit = UnitHash(self.hasher, previous, message.role, name, call_id, self._long_texts)
         self._add_content(unit, message.content, system=message.role == "system")
         for call in message.tool_calls or ():
             self._add_call(unit, call.id, call.function or call.custom)
@@ -185,7 +192,7 @@ class PromptReader:
 
     def responses(self, seed: int, size: int, raw: msgspec.Raw, stored: int | None) -> Chain:
         items = read(_ITEMS, raw, "input")
-        units = _Units(self.hasher, seed if stored is None else stored, size)
+        units = _Units(self.hasher, seed if stored is None else stored, size, self._long_texts)
         if stored is not None:  # the input continues this response
             units.keys.append(stored)
             units.ends.append(0)
@@ -217,9 +224,11 @@ class PromptReader:
             blocks = BlockHash(self.hasher, self.hasher.key(b"P", f"{seed:x}", kind))
             blocks.add(text)
             tail = text[blocks.ends[-1] :]
-            return Chain(tuple(blocks.keys), tuple(blocks.ends), self.hasher, text, tail, is_text=kind == "text"), 1
-        keys = [self.hasher.key(b"P", kind, f"{len(text):x}", text) for kind, text in data]
-        whole = self.hasher.key(b"P", f"{seed:x}", *(f"{key:x}" for key in keys))
+            is_text = kind == "text"
+            keys, ends = tuple(blocks.keys), tuple(blocks.ends)
+            return Chain(keys, ends, self.hasher, text, tail, is_text=is_text, is_blocks=True), 1
+        each = [self.hasher.key(b"P", kind, f"{len(text):x}", text) for kind, text in data]
+        whole = self.hasher.key(b"P", f"{seed:x}", *(f"{key:x}" for key in each))
         return Chain((whole,), (sum(len(text) for _, text in data),), self.hasher), len(data)
 
     def embeddings(self, seed: int, raw: msgspec.Raw) -> Chain:

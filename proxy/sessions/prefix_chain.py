@@ -17,7 +17,7 @@ reads `T text FF` or `T 4,096 bytes FE digest FF`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,8 @@ from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from hashlib import _Hash
+
+    from .text_cuts import LongTexts
 
 KEY_BITS = 60
 """Two of CPython's 30-bit digits: 32 bytes of memory, not 48. Among 2 million keys, two collide in 1 run of 500,000."""
@@ -55,6 +57,26 @@ class PrefixEnd(msgspec.Struct, frozen=True):
     key: int
     tail: int = 0  # bytes after the point that `key` names
     check: int = 0  # a hash of those bytes in 32 bits, chained to `key`; 0 where there are none
+
+
+class Marks(msgspec.Struct, frozen=True, gc=False):
+    """Which of a chain's keys ends each part of the prompt; 0, the seed's place, where there is no such part.
+
+    The later one of `tools` and `system` is the whole head; see `Chain.head`.
+    """
+
+    tools: int = 0  # the last tool
+    system: int = 0  # the system's text
+    first_user: int = 0  # the first message by the user
+    last_user: int = 0  # the newest one; results of tools are not by the user
+    last_reply: int = 0  # the newest message by the assistant, or the last of its items
+
+    @property
+    def head(self) -> int:
+        return max(self.tools, self.system)
+
+
+NO_MARKS = Marks()
 
 
 class Hasher:
@@ -102,9 +124,21 @@ class Hasher:
             found = self._once[name] = (self.key(b"V", formed), len(formed))
         return found
 
-    def text_unit(self, previous: int, role: str, name: str | None, call_id: str | None, text: bytes) -> int:
+    def text_unit(
+        self,
+        previous: int,
+        role: str,
+        name: str | None,
+        call_id: str | None,
+        text: bytes,
+        long_texts: LongTexts | None = None,
+    ) -> int:
         """The key of a `UnitHash` with one text that is not empty, in one step: nearly all messages are that."""
         end = END
+        if long_texts is not None and len(text) > HEAD_BYTES:
+            unit = UnitHash(self, previous, role, name or "", call_id or "", long_texts)
+            unit.add_utf8(text)
+            return unit.key()
         if len(text) > HEAD_BYTES:
             end = _text_end(self.beyond(memoryview(text)[HEAD_BYTES:]))
             text = text[:HEAD_BYTES]
@@ -131,10 +165,20 @@ def _text_end(beyond: blake3 | None) -> bytes:
 class UnitHash:
     """One unit as it is hashed. It grows only at its end, so a reply can be hashed as it streams."""
 
-    __slots__ = ("_beyond", "_hasher", "_head_end", "_state", "size")
+    __slots__ = ("_beyond", "_hasher", "_head_end", "_long_texts", "_state", "size")
 
-    def __init__(self, hasher: Hasher, previous: int, role: str, name: str = "", call_id: str = "") -> None:
+    def __init__(
+        self,
+        hasher: Hasher,
+        previous: int,
+        role: str,
+        name: str = "",
+        call_id: str = "",
+        long_texts: LongTexts | None = None,
+    ) -> None:
+        """long_texts: notes the texts that can be cut; each is then added in one piece."""
         self._hasher = hasher
+        self._long_texts = long_texts
         self._state = hasher.start(b"U", previous)
         self._state.update(b"".join((encoded(role), END, encoded(name), END, encoded(call_id), END)))
         self._head_end = 0  # the size at which the head of the open text is full; 0: no text is open
@@ -172,6 +216,7 @@ class UnitHash:
     def copy(self) -> UnitHash:
         twin = object.__new__(UnitHash)
         twin._hasher, twin._state = self._hasher, self._state.copy()
+        twin._long_texts = None
         twin._beyond = None if self._beyond is None else self._beyond.copy()
         twin._head_end, twin.size = self._head_end, self.size
         return twin
@@ -191,7 +236,10 @@ class UnitHash:
         room = self._head_end - before
         self._state.update(data[:room])
         if len(data) > room:
-            self._beyond = self._hasher.beyond(memoryview(data)[room:])
+            rest = memoryview(data)[room:]
+            self._beyond = self._hasher.beyond(rest)
+            if self._long_texts is not None:
+                self._long_texts.note(self._state, rest, before + room)
 
 
 class BlockHash:
@@ -235,8 +283,8 @@ class Chain(msgspec.Struct, frozen=True):
     """The prefixes of one prompt, shortest first: `keys[i]` names its first `ends[i]` bytes.
 
     If the prompt was hashed in blocks, `data` is all of it, `tail` is what follows the last whole block, and `is_text`
-    tells text from token ids; otherwise they are empty. `open_unit` is the last unit, if the reply continues it (an
-    assistant's message that the client began).
+    tells text from token ids; otherwise they are empty. `marks` tells where the prompt's parts end. `open_unit` is the
+    last unit, if the reply continues it (an assistant's message that the client began).
     """
 
     keys: tuple[int, ...]
@@ -246,6 +294,9 @@ class Chain(msgspec.Struct, frozen=True):
     tail: bytes = b""
     is_text: bool = False
     open_unit: UnitHash | None = None
+    marks: Marks = NO_MARKS
+    is_blocks: bool = False  # it was hashed in blocks
+    long_texts: LongTexts | None = None  # the texts above 4 KiB, for `cuts`
 
     def __repr__(self) -> str:
         return f"Chain(keys={self.keys}, ends={self.ends})"  # without the prompt
@@ -262,9 +313,15 @@ class Chain(msgspec.Struct, frozen=True):
         blocks.add(self.tail)
         return blocks
 
+    def cuts(self) -> Sequence[tuple[int, int]]:
+        """Keys and ends inside of long texts, in order: see `text_cuts`."""
+        return () if self.long_texts is None else self.long_texts.cuts(self.hasher)
+
     def without_prompt(self) -> Chain:
-        """Without the prompt's bytes, which only `reach` needs."""
-        return replace(self, data=b"") if self.data else self
+        """Without the prompt's bytes, which only `reach` and `cuts` need."""
+        if not self.data and self.long_texts is None:
+            return self
+        return replace(self, data=b"", long_texts=self.long_texts and self.long_texts.without_text())
 
     def reach(self, index: int, tail: int, check: int) -> int | None:
         """Bytes of this prompt that a prefix found at `keys[index]` covers; None if its tail is another text."""

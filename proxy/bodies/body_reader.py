@@ -19,7 +19,7 @@ from ..openai.reply_key import ReplyKey
 from ..openai.request import Endpoint, ReadPrompt, Request, parse_request, request_of
 from ..openai.units import weight
 from ..sessions.prefix_chain import Chain, Hasher
-from ..sessions.text_cuts import LongTexts
+from ..sessions.text_cuts import TextCuts
 from .body_worker import ForwardedBody, ReadAnswer, ReadForwarded, ReadTurn, TurnBody, Unreadable, WholeAnswer
 from .forwarded import model_of, public_body
 from .helper_process import HelperProcess
@@ -112,7 +112,7 @@ class BodyReader:
             found.is_text,
             unit,
             is_blocks=found.is_blocks,
-            long_texts=LongTexts(found.cuts) or None,
+            long_texts=TextCuts(found.cuts) or None,
         )
         request = request_of(
             how.endpoint,

@@ -18,7 +18,7 @@ from msgspec.json import Decoder, Encoder
 
 from ..errors import RequestError
 from ..sessions.prefix_chain import UNIT_OVERHEAD_BYTES, BlockHash, Chain, Hasher, UnitHash
-from ..sessions.text_cuts import LongTexts
+from ..sessions.text_cuts import TextCuts
 from ..sessions.tool_call_hash import CallHash
 from .units import structure
 
@@ -85,7 +85,7 @@ def read(decoder: Decoder[T], raw: msgspec.Raw, name: str) -> T:
 class _Units:
     """Builds the chain of one prompt, unit by unit."""
 
-    def __init__(self, hasher: Hasher, seed: int, size: int, long_texts: LongTexts) -> None:
+    def __init__(self, hasher: Hasher, seed: int, size: int, long_texts: TextCuts) -> None:
         self._hasher = hasher
         self._long_texts = long_texts
         self._key = seed
@@ -118,7 +118,7 @@ class PromptReader:
 
     def __init__(self, hasher: Hasher) -> None:
         self.hasher = hasher
-        self._long_texts = LongTexts()
+        self._long_texts = TextCuts()
 
     def seed(self, scope: int, salt: str, rendered: Mapping[str, msgspec.Raw]) -> tuple[int, int]:
         """The key before the first unit, and the bytes of what is rendered before it."""

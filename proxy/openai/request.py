@@ -2,10 +2,6 @@
 
 Whatever a client sends, the result is a `Request` or one `RequestError` that names the member at fault. Members that
 routing does not read are left for the worker to judge.
-
-A client may name its conversation. The first name that is present counts: headers `X-Session-ID`, `X-Session-Affinity`,
-`X-Correlation-ID`; body members `conversation_id`, `session_id`, `prompt_cache_key`, and `conversation` of Responses.
-`metadata` is not read, because what clients put there (a user, an account) spans conversations.
 """
 
 from __future__ import annotations
@@ -23,6 +19,7 @@ from ..config import SessionKey
 from ..errors import RequestError
 from ..sessions.prefix_chain import Chain, Hasher
 from ..sessions.session import Prompt, response_key
+from ..sessions.session_name import session_name
 from . import body_members
 from .body_members import DEPTH_LIMIT, check_depth
 from .prompts import PromptReader, first_user_text, read
@@ -79,23 +76,15 @@ _BODY: Decoder[Fields] = Decoder(Fields)
 _STRING: Decoder[Any] = Decoder(str | None)
 _FLAG: Decoder[Any] = Decoder(bool | None)
 _NUMBER: Decoder[Any] = Decoder(int | float | None)
-_ID: Decoder[str | int | None] = Decoder(str | int | None)
 
 
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class _Conversation(msgspec.Struct):
-    id: str
-
-
 _STREAM_OPTIONS: Decoder[Any] = Decoder(_StreamOptions | None)
-_CONVERSATION: Decoder[str | _Conversation | None] = Decoder(str | _Conversation | None)
 
-_ID_HEADERS = ("x-session-id", "x-session-affinity", "x-correlation-id")
-_ID_MEMBERS = ("conversation_id", "session_id", "prompt_cache_key")
-_NAMING = frozenset((*_ID_MEMBERS, "conversation"))
+_NAMES = {Endpoint.RESPONSES: "conversation", Endpoint.MESSAGES: "metadata"}
 _CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _TEMPLATE = ("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "media_io_kwargs")
 
@@ -213,7 +202,7 @@ def request_of(
     prompt = known or _read_prompt(endpoint, fields, values, salt, PromptReader(hasher), scope, session_key)
     chain, opener = prompt.chain, prompt.opener
     choices = prompt.count * _count(values, "n")
-    explicit_id = _explicit_id(endpoint, fields, headers)
+    explicit_id = session_name(headers, fields, _short, _NAMES.get(endpoint))
     named = opener or explicit_id
     return Request(
         endpoint=endpoint,
@@ -227,6 +216,7 @@ def request_of(
         fields=fields,
         prompt=Prompt(
             chain=chain,
+            model=model if family is None else family(model),
             label=hasher.key(b"I", f"{scope:x}", "opener" if opener else "id", named) if named else None,
             opener=opener,
             previous_response_id=values.get("previous_response_id"),
@@ -286,22 +276,6 @@ def _chain(
         seed, size = reader.system(seed, size, fields.get("system"), "system")
     prefills = endpoint is Endpoint.MESSAGES or bool(values.get("continue_final_message"))
     return reader.chat(seed, size, _required(fields, "messages"), prefills=prefills), 1
-
-
-def _explicit_id(endpoint: Endpoint, fields: Fields, headers: Mapping[str, str]) -> str | None:
-    for name in _ID_HEADERS:
-        if given := headers.get(name):
-            return given
-    if _NAMING.isdisjoint(fields):
-        return None
-    for name in _ID_MEMBERS:
-        value = _short(_ID, fields[name], name) if name in fields else None
-        if value not in (None, ""):
-            return str(value)
-    if endpoint is not Endpoint.RESPONSES or "conversation" not in fields:
-        return None
-    conversation = _short(_CONVERSATION, fields["conversation"], "conversation")
-    return conversation.id if isinstance(conversation, _Conversation) else conversation or None
 
 
 def _opener(endpoint: Endpoint, fields: Fields) -> str | None:

@@ -113,6 +113,7 @@ class Learner:
         outcome = TurnOutcome(
             prompt_tokens=prompt,
             completion_tokens=completion,
+            cached_tokens=cached if opened.handoff is None and decision.cached_tokens else None,
             reply_key=opened.reply.key(),
             response_id=summary.response_id,
             reasoned=opened.reply.reasoned,

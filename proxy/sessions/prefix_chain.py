@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from blake3 import blake3
@@ -29,8 +29,6 @@ from ..errors import ConfigError
 
 if TYPE_CHECKING:
     from hashlib import _Hash
-
-    from .text_cuts import LongTexts
 
 KEY_BITS = 60
 """Two of CPython's 30-bit digits: 32 bytes of memory, not 48. Among 2 million keys, two collide in 1 run of 500,000."""
@@ -57,6 +55,19 @@ class PrefixEnd(msgspec.Struct, frozen=True):
     key: int
     tail: int = 0  # bytes after the point that `key` names
     check: int = 0  # a hash of those bytes in 32 bits, chained to `key`; 0 where there are none
+
+
+class LongTexts(Protocol):
+    """The texts above 4 KiB of one prompt: see `text_cuts`."""
+
+    def note(self, state: _Hash, beyond: memoryview, offset: int) -> None: ...
+
+    def cuts(self, hasher: Hasher) -> Sequence[tuple[int, int]]: ...
+
+    @property
+    def known(self) -> Sequence[tuple[int, int]]: ...
+
+    def without_text(self) -> LongTexts: ...
 
 
 class Marks(msgspec.Struct, frozen=True, gc=False):

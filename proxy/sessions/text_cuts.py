@@ -42,7 +42,7 @@ def grown_offsets(first: int, grain: int, limit: int) -> list[int]:
 _OFFSETS = [offset - HEAD_BYTES for offset in grown_offsets(HEAD_BYTES, _GRAIN, 1 << 32)]
 
 
-class LongTexts:
+class TextCuts:
     """The texts of one prompt that can be cut, as they are hashed."""
 
     __slots__ = ("_cuts", "_texts", "start")
@@ -73,8 +73,8 @@ class LongTexts:
             self._cuts = [cut for text in (*first, *recent) for cut in _cuts(hasher, *text)]
         return self._cuts
 
-    def without_text(self) -> LongTexts:
-        return LongTexts(self.known)
+    def without_text(self) -> TextCuts:
+        return TextCuts(self.known)
 
 
 def _cuts(hasher: Hasher, head: _Hash, beyond: bytes | memoryview, start: int) -> list[Cut]:
@@ -89,10 +89,11 @@ def _cuts(hasher: Hasher, head: _Hash, beyond: bytes | memoryview, start: int) -
 
 
 _BLOCK_OFFSETS = grown_offsets(64, 64, 1 << 32)
-"""Up to where the blocks of a raw prompt are remembered."""
+FIRST_LONG_BLOCK = bisect_left(_BLOCK_OFFSETS, HEAD_BYTES)
+"""Among the blocks that are kept of a raw prompt, the first that ends where a text would be cut."""
 
 
 def kept_blocks(ends: Sequence[int]) -> list[int]:
-    """Which blocks of a raw prompt are remembered, by their ends: those where it has grown by an eighth."""
+    """Which blocks of a raw prompt are kept, by their ends: those where it has grown by an eighth."""
     places = (bisect_left(ends, offset) for offset in _BLOCK_OFFSETS)
     return list(dict.fromkeys(takewhile(len(ends).__gt__, places)))

@@ -28,6 +28,11 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"required":
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBO" * 20_000}}
 
 
+SYSTEM = {"role": "system", "content": "be brief"}
+ROUND = [
+    {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": "{}"}}]},
+    {"role": "tool", "tool_call_id": "c1", "content": "4"},
+]
 ANYBODY = Client(name="", tenant="t")
 TENANT = Client(name="k", tenant="t", scope=TenantScope(b"c" * 32, b"i" * 32))
 ALIASES = {"m": "another name"}
@@ -72,6 +77,7 @@ def shown(request: Request) -> dict[str, Any]:
         "members": members,
         "keys": chain.keys,
         "ends": chain.ends,
+        "marks": chain.marks,
         "tail": chain.tail,
         "end": chain.end(),
     }
@@ -81,6 +87,8 @@ BODIES: list[tuple[Endpoint, dict[str, Any]]] = [
     (CHAT, {"messages": [USER, {"role": "assistant", "content": LONG}, USER], "stream": True, "tools": [TOOL]}),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}, IMAGE]}], "n": 2, "user": "é"}),
     (CHAT, {"messages": [USER, {"role": "assistant", "content": LONG}], "continue_final_message": True}),
+    (CHAT, {"messages": [SYSTEM, USER, *ROUND, {"role": "assistant", "content": LONG}], "tools": [TOOL, TOOL]}),
+    (CHAT, {"messages": [{"role": "assistant", "content": "so"}], "continue_final_message": True}),
     (CHAT, {"messages": [USER], "prompt_cache_key": "k", "priority": 3, "logit_bias": {"1": 2}}),
     (COMPLETIONS, {"prompt": LONG}),
     (COMPLETIONS, {"prompt": [LONG]}),
@@ -88,7 +96,7 @@ BODIES: list[tuple[Endpoint, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": ["a", LONG, "a"], "n": 2}),
     (COMPLETIONS, {"prompt": [[1, 2], [1, 2], [3]]}),
     (RESPONSES, {"input": LONG, "instructions": "be brief", "previous_response_id": "r"}),
-    (MESSAGES, {"system": LONG, "messages": [USER], "max_tokens": 9}),
+    (MESSAGES, {"system": LONG, "messages": [USER], "max_tokens": 9, "tools": [TOOL]}),
 ]
 
 

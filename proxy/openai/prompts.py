@@ -294,8 +294,20 @@ class PromptReader:
         if kind in _CALLS:
             call = _Function(_string(item, "name"), item.get("arguments", _ABSENT), item.get("input", _ABSENT))
             self._add_call(units.begin("call"), _string(item, "call_id"), call)
-            return
-        self._places.begin_round()
+        elif kind.endswith("_call"):
+            self._add_opaque(units.begin(kind), self._named_by_place(item))
+        else:
+            self._places.begin_round()
+            self._add_said(units, kind, item)
+
+    def _named_by_place(self, item: Members) -> Members:
+        named = not self._places.call(_string(item, "call_id"))
+        return {
+            name: raw for name, raw in item.items() if name not in _SERVERS_OWN and not (named and name == "call_id")
+        }
+
+    def _add_said(self, units: OpenChain, kind: str, item: Members) -> None:
+        """An item that is no call."""
         if kind == "message":
             unit = units.begin(_string(item, "role") or "", _string(item, "name"))
             self._add_content(unit, _content(item, "content"))

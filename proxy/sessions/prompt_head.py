@@ -79,7 +79,7 @@ class OpenChain:
         place = len(self._keys)
         if role == "user":
             self._first_user, self._last_user = self._first_user or place, place
-        elif role in ("assistant", "call"):
+        elif role == "assistant" or role.endswith("call"):
             self._last_reply = place
         self._unit = UnitHash(self._hasher, self._keys[-1], role, name or "", call_id)
         return self._unit

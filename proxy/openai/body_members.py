@@ -239,3 +239,14 @@ def required(fields: Fields, name: str) -> msgspec.Raw:
     if not given(fields, name):
         raise RequestError(f"{name}: is missing", param=name)
     return fields[name]
+
+
+def pruned(value: object) -> object:
+    """Without what has no effect on a prompt: members that are null, and marks of caching."""
+    if isinstance(value, dict):
+        return {
+            name: pruned(member) for name, member in value.items() if member is not None and name != "cache_control"
+        }
+    if isinstance(value, list):
+        return [pruned(member) for member in value]
+    return value

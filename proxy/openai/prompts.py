@@ -22,6 +22,7 @@ from ..sessions.prefix_chain import NO_MARKS, NO_UNITS, UNIT_OVERHEAD_BYTES, Blo
 from ..sessions.prompt_head import Head, OpenChain
 from ..sessions.templates import PLAIN, Template
 from ..sessions.tool_call_hash import CallHash, CallPlaces
+from .body_members import pruned
 from .units import structure
 
 MEDIA_BYTES = 4096
@@ -92,12 +93,10 @@ class PromptReader:
     def __init__(self, hasher: Hasher, template: Template = PLAIN) -> None:
         self.hasher = hasher
         self._template = template
-        self._places = CallPlaces(as_they_are=template.prints_call_ids)
+        self._seen: CallPlaces | None = None  # made with the first call or result: most prompts have none
 
     def head(self, scope: int, salt: str, rendered: Mapping[str, msgspec.Raw]) -> Head:
         """rendered: what comes before the messages, or changes how all of them are rendered."""
-        if not salt and not rendered:
-            return Head(self._usual_seed(scope))
         parts: list[str | bytes] = [salt]
         size, tools = 0, NO_UNITS
         for name, raw in rendered.items():
@@ -109,11 +108,14 @@ class PromptReader:
             if value_size:
                 parts += (name, f"{value:x}")
                 size += value_size
-        seed = self._usual_seed(scope) if parts == [""] else self.hasher.key(b"S", *parts, previous=scope)
-        return Head(seed, size, tools, self._template.tools_first)
+        key = self.hasher.usual_key if parts == [""] else self.hasher.key  # cached where it holds no client data
+        return Head(key(b"S", *parts, previous=scope), size, tools, self._template.tools_first)
 
-    def _usual_seed(self, scope: int) -> int:
-        return self.hasher.usual_key(b"S", "", previous=scope)  # cached: holds no client data
+    @property
+    def _places(self) -> CallPlaces:
+        if self._seen is None:
+            self._seen = CallPlaces(as_they_are=self._template.prints_call_ids)
+        return self._seen
 
     def _system(self, seed: int, raw: msgspec.Raw | None, name: str) -> tuple[int, int] | None:
         content = None if raw is None else read(_CONTENT, raw, name)
@@ -180,9 +182,10 @@ class PromptReader:
         return self._message_unit(previous, read(_MESSAGE, msgspec.Raw(message), "messages"))
 
     def _message_unit(self, previous: int, message: _Message) -> UnitHash:
-        self._places.begin_round()
-        call_id = self._places.result(message.tool_call_id)
+        call_id = self._places.result(message.tool_call_id) if message.tool_call_id else ""
         unit = UnitHash(self.hasher, previous, message.role, message.name or "", call_id)
+        if self._seen is not None:
+            self._seen.begin_round()
         self._add_content(unit, message.content, system=message.role == "system")
         for call in message.tool_calls or ():
             self._add_call(unit, call.id, call.function or call.custom)
@@ -262,7 +265,7 @@ class PromptReader:
                 self._add_opaque(unit, part)  # media and unknown parts: all their members count
 
     def _add_opaque(self, unit: UnitHash, part: Members) -> None:
-        members = {name: value for name, raw in part.items() if (value := _pruned(read(_ANY, raw, name))) is not None}
+        members = {name: value for name, raw in part.items() if (value := pruned(read(_ANY, raw, name))) is not None}
         image = members.get("image_url")
         if isinstance(image, dict):  # clients write an image nested or flat
             members = {**members, **image, "image_url": image.get("url")}
@@ -329,12 +332,12 @@ def too_many_prompts() -> RequestError:
 
 
 def _canonical(name: str, raw: bytes) -> bytes:
-    value = _pruned(read(_ANY, msgspec.Raw(raw), name))
+    value = pruned(read(_ANY, msgspec.Raw(raw), name))
     return b"" if value is None or value in ([], {}) else _CANONICAL.encode(value)  # empty: renders to nothing
 
 
 def _canonical_items(raw: bytes) -> list[bytes]:
-    return [_CANONICAL.encode(_pruned(one)) for one in read(_LIST, msgspec.Raw(raw), "tools")]
+    return [_CANONICAL.encode(pruned(one)) for one in read(_LIST, msgspec.Raw(raw), "tools")]
 
 
 def _is_by_user(content: Content) -> bool:
@@ -387,13 +390,3 @@ def _string(members: Members, name: str) -> str | None:
 
 def _content(members: Members, name: str) -> Content:
     return read(_CONTENT, members[name], name) if name in members else None
-
-
-def _pruned(value: object) -> object:
-    if isinstance(value, dict):
-        return {
-            name: _pruned(member) for name, member in value.items() if member is not None and name != "cache_control"
-        }
-    if isinstance(value, list):
-        return [_pruned(member) for member in value]
-    return value

@@ -31,6 +31,8 @@ class Head(msgspec.Struct, frozen=True, gc=False):
         """
         seed, size, tools = self.seed, self.size, self.tools
         keys, ends = [seed], [0]
+        if system is None and not tools.keys:
+            return keys, ends, size
         if system is None or (self.tools_first and tools.keys):
             keys += map(seed.__xor__, tools.keys)
             ends += map(size.__add__, tools.ends)
@@ -45,7 +47,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
             ends.append(size)
             keys += map(key.__xor__, tools.keys)
             ends += map(size.__add__, tools.ends)
-        return keys, ends, ends[-1] if len(ends) > 1 else size
+        return keys, ends, ends[-1]
 
     def marks(self, *, has_system: bool) -> Marks:
         tools = len(self.tools.keys)

@@ -46,18 +46,19 @@ class Templates(msgspec.Struct, frozen=True):
 
     def of(self, *names: str) -> Template:
         """names: all by which one model is known."""
-        return Template(
-            not self.tools_first.isdisjoint(names),
-            any(_matches(self.with_call_ids, name) for name in names),
-        )
+        return _template(self.with_call_ids, self.tools_first, names)
 
 
 NO_TEMPLATES = Templates()
 
 
 @lru_cache(256)
-def _matches(patterns: tuple[str, ...], name: str) -> bool:
-    return _pattern(patterns).match(name.casefold()) is not None
+def _template(with_call_ids: tuple[str, ...], tools_first: frozenset[str], names: tuple[str, ...]) -> Template:
+    pattern = _pattern(with_call_ids)
+    return Template(
+        not tools_first.isdisjoint(names),
+        any(pattern.match(name.casefold()) for name in names),
+    )
 
 
 @lru_cache(8)

@@ -37,6 +37,7 @@ from .session import (
     response_key,
     summary_of,
 )
+from .text_cuts import cuts_of
 from .token_estimates import decayed_mean
 
 __all__ = ["MatchKind", "SessionMatch", "SessionTable", "TurnOutcome"]
@@ -167,7 +168,7 @@ class SessionTable:
     def _match(self, prompt: Prompt, named: Session | None, now_s: float) -> SessionMatch:
         sizes = dict(zip(prompt.chain.keys, prompt.chain.ends, strict=True))
         best = self._most_in_common(prompt, named, sizes, now_s)
-        if (best is None or not best[0].is_whole) and (cuts := prompt.chain.cuts()):
+        if (best is None or not best[0].is_whole) and (cuts := cuts_of(prompt.chain)):
             sizes.update(cuts)
             best = self._most_in_common(prompt, named, sizes, now_s)
         if best is None:

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from .prefix_chain import HEAD_BYTES, Hasher, finished
+from .prefix_chain import HEAD_BYTES, Chain, Hasher, finished
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 Cut = tuple[int, int]
 """A key, and the bytes of the prompt that it names."""
+
+LONG_BYTES = HEAD_BYTES
+"""Longer texts can be cut."""
 
 CUT = b"\xfd"
 RECENT_TEXTS = 4
@@ -45,36 +48,37 @@ _OFFSETS = [offset - HEAD_BYTES for offset in grown_offsets(HEAD_BYTES, _GRAIN, 
 class TextCuts:
     """The texts of one prompt that can be cut, as they are hashed."""
 
-    __slots__ = ("_cuts", "_texts", "start")
+    __slots__ = ("_are_made", "_texts", "known", "start")
 
     def __init__(self, cuts: Sequence[Cut] | None = None) -> None:
         """cuts: what another process has found."""
         self.start: int | None = None  # bytes of the prompt before the unit that is being hashed; None: do not note it
+        self.known = cuts or ()  # the cuts as far as they have been made
         self._texts: list[tuple[_Hash, bytes | memoryview, int]] = []
-        self._cuts = cuts
+        self._are_made = cuts is not None
 
     def __bool__(self) -> bool:
-        return bool(self._texts) or bool(self._cuts)
+        return bool(self._texts or self.known)
 
     def note(self, state: _Hash, beyond: memoryview, offset: int) -> None:
         """state: of a unit's hash after the first 4 KiB of a text. offset: of `beyond` in the unit."""
         if self.start is not None:
             self._texts.append((state.copy(), beyond, self.start + offset))
 
-    @property
-    def known(self) -> Sequence[Cut]:
-        """The cuts as far as they have been made."""
-        return self._cuts or ()
-
     def cuts(self, hasher: Hasher) -> Sequence[Cut]:
-        if self._cuts is None:
+        if not self._are_made:
             recent = self._texts[-RECENT_TEXTS:]
             first = [] if len(recent) == len(self._texts) else self._texts[:1]
-            self._cuts = [cut for text in (*first, *recent) for cut in _cuts(hasher, *text)]
-        return self._cuts
+            self.known = [cut for text in (*first, *recent) for cut in _cuts(hasher, *text)]
+            self._are_made = True
+        return self.known
 
     def without_text(self) -> TextCuts:
         return TextCuts(self.known)
+
+
+def cuts_of(chain: Chain) -> Sequence[Cut]:
+    return () if chain.long_texts is None else chain.long_texts.cuts(chain.hasher)
 
 
 def _cuts(hasher: Hasher, head: _Hash, beyond: bytes | memoryview, start: int) -> list[Cut]:

@@ -9,14 +9,14 @@ import pytest
 
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.sessions.prefix_chain import UNIT_OVERHEAD_BYTES
-from ppd.proxy.sessions.text_cuts import grown_offsets, kept_blocks
+from ppd.proxy.sessions.text_cuts import cuts_of, grown_offsets, kept_blocks
 from tests.support.requests import COMPLETIONS, MESSAGES, RESPONSES, assistant, parse, text, user
 
 LONG = "".join(f"{number:7} " for number in range(4000))  # 32,000 bytes
 
 
 def cuts(*messages: Any, endpoint: Endpoint = Endpoint.CHAT) -> list[tuple[int, int]]:
-    return list(parse(endpoint, list(messages)).prompt.chain.cuts())
+    return list(cuts_of(parse(endpoint, list(messages)).prompt.chain))
 
 
 def test_a_text_is_cut_at_4_kib_and_wherever_it_has_grown_by_an_eighth() -> None:
@@ -55,16 +55,16 @@ def test_each_endpoint_of_messages_has_cuts(endpoint: Endpoint) -> None:
 
 def test_only_the_first_long_text_and_the_newest_are_cut() -> None:
     chain = parse(prompt=[user(LONG + str(number)) for number in range(20)]).prompt.chain
-    cut_units = {sum(end > start for start in chain.ends) for _, end in chain.cuts()}
+    cut_units = {sum(end > start for start in chain.ends) for _, end in cuts_of(chain)}
     assert len(cut_units) == 5
-    assert len(chain.cuts()) == 5 * 14
+    assert len(cuts_of(chain)) == 5 * 14
 
 
 def test_cuts_that_were_made_outlive_the_prompt() -> None:
     chain = parse(prompt=[user(LONG)]).prompt.chain
-    assert chain.without_prompt().cuts() == ()  # they were not asked for in time
-    made = chain.cuts()
-    assert chain.without_prompt().cuts() == made
+    assert cuts_of(chain.without_prompt()) == ()  # they were not asked for in time
+    made = cuts_of(chain)
+    assert cuts_of(chain.without_prompt()) == made
 
 
 def test_blocks_of_a_raw_prompt_are_remembered_by_their_offsets_alone() -> None:

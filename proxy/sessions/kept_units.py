@@ -4,9 +4,9 @@ Keys are chained. So if one unit is in another prompt, all before it are too, an
 search. A unit's tokens are a worker's own count where a prompt or a reply ended there; between two such counts they go
 by bytes. Its turn is the one that a prompt has which differs from this unit on: a reply is of the turn that follows it.
 
-Units of the head are not kept: what only the head has in common is no conversation. Of more than `KEPT` units, every
-second one of the old middle goes whenever there are too many: an edit there is placed at the nearest before it that is
-left. Of a raw prompt the blocks are kept by which it has grown by an eighth.
+Units of the head are not kept: what only the head has in common is no conversation. Of more than `KEPT` units, the
+middle is thinned out: an edit there is placed at the nearest before it that is left, an eighth of the history before at
+most. Of a raw prompt the blocks are kept by which it has grown by an eighth.
 
 Cuts of long texts (`text_cuts`) are kept of the opener, which is the first message by the user, and of the newest
 message, because those are what other prompts begin with or replace.
@@ -139,7 +139,10 @@ def pack(
     start = (sizes[before.key(shared - 1)], before.tokens(shared - 1)) if shared else (0, 0)
     line = _Line(start, since, (chain.size, ended.prompt_tokens))
     places = _new_places(chain, start[0])
-    units = _thinned(before.slice(0, shared) + _packed(chain.keys, chain.ends, places, line, ended.turn))
+    units = before.slice(0, shared) + _packed(chain.keys, chain.ends, places, line, ended.turn)
+    if len(units) > KEPT * _UNIT.size:
+        every = [units[at : at + _UNIT.size] for at in range(0, len(units), _UNIT.size)]
+        units = b"".join([every[place] for place in _thinned([_UNIT.unpack(one)[1] for one in every])])
     in_prompt = len(units) // _UNIT.size
     if ended.reply is not None and in_prompt and not chain.is_blocks:
         units += _UNIT.pack(ended.reply.key, min(ended.reply_tokens, _MOST), _stamp(ended.turn + 1))
@@ -189,12 +192,7 @@ def _new_places(chain: Chain, beyond: int) -> Sequence[int]:
     if chain.is_blocks:
         return [place for place in kept_blocks(ends) if ends[place] > beyond]
     start = max(bisect_right(ends, beyond), chain.marks.head + 1 if chain.marks.head else 0)
-    count = len(ends) - start
-    if count <= KEPT:
-        return range(start, len(ends))
-    step = 1 + count // (KEPT - _FIRST - _NEWEST)  # of a history that nobody has seen grow
-    middle = range(start + _FIRST, len(ends) - _NEWEST, step)
-    return [*range(start, start + _FIRST), *middle, *range(len(ends) - _NEWEST, len(ends))]
+    return [start + place for place in _thinned(ends[start:])]  # thinned, if it is a history that nobody has seen grow
 
 
 def _packed(keys: Sequence[int], ends: Sequence[int], places: Iterable[int], line: _Line, turn: int) -> bytes:
@@ -202,17 +200,22 @@ def _packed(keys: Sequence[int], ends: Sequence[int], places: Iterable[int], lin
     return b"".join([pack_one(keys[at], min(line.at(ends[at]), _MOST), stamp) for at in places])
 
 
-def _thinned(units: bytes) -> bytes:
-    while (count := len(units) // _UNIT.size) > KEPT:
-        middle = range(_FIRST, count - _NEWEST, 2)
-        units = b"".join(
-            (
-                units[: _FIRST * _UNIT.size],
-                *(units[at * _UNIT.size : (at + 1) * _UNIT.size] for at in middle),
-                units[(count - _NEWEST) * _UNIT.size :],
-            )
-        )
-    return units
+def _thinned(ends: Sequence[int]) -> Sequence[int]:
+    """Which units stay: gaps in the middle grow with the distance to the nearer end of the history."""
+    if len(ends) <= KEPT:
+        return range(len(ends))
+    for share in (8, 4, 2, 1):
+        at = len(ends) - _NEWEST
+        kept = [*range(len(ends) - 1, at - 1, -1)]
+        while True:
+            end = ends[at]
+            at = min(at - 1, bisect_left(ends, end - min(end - ends[0], ends[-1] - end) // share))
+            if at < _FIRST:
+                break
+            kept.append(at)
+        if len(kept) + _FIRST <= KEPT:
+            break
+    return [*range(_FIRST), *reversed(kept)]
 
 
 def _opener(chain: Chain, places: Sequence[int]) -> int:

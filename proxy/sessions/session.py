@@ -124,7 +124,9 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
 
 
 def index_keys(session: Session) -> set[int]:
-    """The keys by which the index finds the session."""
+    """The keys by which the index finds the session; ValueError for one that this version cannot read."""
+    if len(session.packed) < _HEAD.size or (len(session.packed) - _HEAD.size) % _PREFIX.size:
+        raise ValueError("a session has another layout")
     keys = {prefix.key for prefix in session.prefixes()}
     keys.update(KeptUnits(session.units).index_keys())
     return keys

@@ -111,11 +111,14 @@ class SessionTable:
 
         label: the name by which it is found from now on, if it was given one. keys: those that now lead to it.
         """
+        try:
+            after = index_keys(theirs)
+        except ValueError:  # the process is of another version
+            return
         ours = self._sessions.get(theirs.history)
         if ours is not None:
             if ours.seen_s > theirs.seen_s and ours.turn >= theirs.turn:
                 return
-            after = index_keys(theirs)
             for key in index_keys(ours):
                 if self._index.get(key) is ours:
                     if key in after:
@@ -124,7 +127,7 @@ class SessionTable:
                         del self._index[key]
             if ours.label is not None and self._named.get(ours.label) is ours:
                 self._named[ours.label] = theirs
-        self._index.update(dict.fromkeys(keys, theirs))
+        self._index.update(dict.fromkeys(after.intersection(keys), theirs))
         if label is not None:
             self._named[label] = theirs
         self._sessions[theirs.history] = theirs

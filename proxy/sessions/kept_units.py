@@ -88,6 +88,15 @@ class KeptUnits:
             return self.count
         return bisect_left(range(self.count), True, key=lambda place: self.key(place) not in sizes)
 
+    def place(self, shared: int, sizes: Mapping[int, int]) -> Place | None:
+        """Where the last of so many shared units is; where the first is that needs no more tokens."""
+        if not shared:
+            return None
+        at, tokens = shared - 1, self.tokens(shared - 1)
+        while at and self.tokens(at - 1) == tokens:  # a reply whose reasoning stands in the way counts nothing
+            at -= 1
+        return sizes[self.key(at)], tokens
+
     def last_cut(self, sizes: Mapping[int, int], beyond: int) -> Place | None:
         """The last cut that is in a prompt, beyond so many bytes of it."""
         for place in range(self._entries - 1, self.count - 1, -1):
@@ -136,6 +145,8 @@ def pack(
     if since[1] > ended.prompt_tokens:  # this history is rendered in fewer tokens than it was
         since = 0, 0
     shared = before.within(since[1] or ended.prompt_tokens, shared)
+    while since[1] and shared and sizes[before.key(shared - 1)] > since[0]:
+        shared -= 1
     start = (sizes[before.key(shared - 1)], before.tokens(shared - 1)) if shared else (0, 0)
     line = _Line(start, since, (chain.size, ended.prompt_tokens))
     places = _new_places(chain, start[0])

@@ -103,8 +103,7 @@ class Common(msgspec.Struct, frozen=True, gc=False):
 
     def up_to(self, tokens: int, sizes: Mapping[int, int]) -> Place:
         """The last common unit within so many tokens."""
-        place = self.units.within(tokens, self.shared)
-        return (sizes[self.units.key(place - 1)], self.units.tokens(place - 1)) if place else (0, 0)
+        return self.units.place(self.units.within(tokens, self.shared), sizes) or (0, 0)
 
 
 def common(session: Session, chain: Chain, sizes: Mapping[int, int]) -> Common | None:
@@ -112,11 +111,11 @@ def common(session: Session, chain: Chain, sizes: Mapping[int, int]) -> Common |
     units = KeptUnits(session.units)
     shared = units.shared(sizes)
     is_whole = 0 < units.in_prompt <= shared and not units.is_blocks
-    place: Place | None = (sizes[units.key(shared - 1)], units.tokens(shared - 1)) if shared else None
+    place = units.place(shared, sizes)
     turn = units.turn(shared) if shared < units.count else session.turn + (not units.is_blocks)
     if not is_whole:
         place = units.last_cut(sizes, place[0] if place else 0) or place
-        if place is not None and place[0] == chain.size and shared:  # an earlier prompt, from its start to its end
+        if shared and sizes[units.key(shared - 1)] == chain.size:  # an earlier prompt, from its start to its end
             turn = units.turn(shared - 1)
     for prefix in session.prefixes():
         size = _reach(prefix, chain, sizes)
@@ -142,7 +141,7 @@ def judge(found: Common, prompt: Prompt, named: Session | None) -> tuple[MatchKi
     session, chain = found.session, prompt.chain
     may_grow = _may_grow(session, prompt, named)
     turn = found.turn
-    if found.is_whole and found.place[0] == chain.size and newest_end(session, is_prompt=True) == chain.end():
+    if found.is_whole and newest_end(session, is_prompt=True) == chain.end():
         if may_grow:
             return MatchKind.RETRY, session.turn
         turn = session.turn

@@ -225,6 +225,19 @@ def test_a_history_that_is_rendered_shorter_than_before_is_counted_anew(table: S
     assert (again.kind, again.held_tokens) == (RETRY, shorter)
 
 
+@pytest.mark.parametrize("counted", [0, 1, 7])
+def test_a_worker_that_counts_hardly_any_tokens_changes_no_turn(table: SessionTable, counted: int) -> None:
+    for number in range(3):
+        asked = request(*alternating(number))
+        match = table.find(asked.prompt, 0.0)
+        assert (match.turn, match.kind) == (number + 1, NEXT if number else FIRST)
+        key = ReplyKey(asked)
+        key.add_text("r" * 200)
+        outcome = TurnOutcome(prompt_tokens=counted, completion_tokens=0, reply_key=key.key())
+        table.finish(match, asked.prompt, outcome, 0.0)
+        assert find(table, *alternating(number)).kind is RETRY
+
+
 # -- long histories
 
 

@@ -21,6 +21,7 @@ from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
 from ppd.proxy.openai.tenant_scope import TenantScope
 from ppd.proxy.sessions.templates import Templates
+from ppd.proxy.sessions.text_cuts import cuts_of
 from tests.support.requests import CHAT, COMPLETIONS, HASHER, MESSAGES, RESPONSES, USER
 
 HEADERS = {"x-session-id": "ann"}
@@ -78,6 +79,7 @@ def shown(request: Request) -> dict[str, Any]:
         "members": members,
         "keys": chain.keys,
         "ends": chain.ends,
+        "cuts": list(cuts_of(chain)),
         "marks": chain.marks,
         "tail": chain.tail,
         "end": chain.end(),

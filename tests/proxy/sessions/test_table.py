@@ -265,7 +265,7 @@ def test_an_id_keeps_its_session_when_the_history_begins_otherwise(table: Sessio
     first = client.turn(HI)
     lost = client.turn(user("a summary of all so far"), reply="ok", decode=D2)
     assert (lost.kind, lost.turn, lost.session_id) == (MatchKind.LOST, 2, first.session_id)
-    assert (lost.held_tokens, lost.decode) == (0, None)
+    assert (lost.held_tokens, lost.decode, lost.affinity) == (0, None, D1.worker)
     following = client.find(user("a summary of all so far"), assistant("ok"), user("go on"))
     assert (following.kind, following.turn, following.decode) == (MatchKind.NEXT, 3, D2)
 

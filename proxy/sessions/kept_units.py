@@ -73,10 +73,12 @@ class KeptUnits:
         return key
 
     def tokens(self, place: int) -> int:
-        return _UNIT.unpack_from(self._data, _HEAD.size + place * _UNIT.size)[1]  # type: ignore[no-any-return]
+        tokens: int = _UNIT.unpack_from(self._data, _HEAD.size + place * _UNIT.size)[1]
+        return tokens
 
     def turn(self, place: int) -> int:
-        return _UNIT.unpack_from(self._data, _HEAD.size + place * _UNIT.size)[2]  # type: ignore[no-any-return]
+        turn: int = _UNIT.unpack_from(self._data, _HEAD.size + place * _UNIT.size)[2]
+        return turn
 
     @property
     def reply(self) -> PrefixEnd | None:

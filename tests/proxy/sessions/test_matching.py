@@ -130,7 +130,7 @@ def test_what_follows_the_common_part_says_which_turn_it_is(
 
 def test_of_two_users_who_differ_from_their_second_turn_on_each_keeps_a_session(table: SessionTable) -> None:
     histories = {name: [SYSTEM, TASK] for name in ("ann", "bob")}
-    sessions = {}
+    sessions = dict[str, str]()
     for number in range(4):
         for (name, history), held_by in zip(histories.items(), (D1, D2), strict=True):
             match = turn(table, *history, decode=held_by)

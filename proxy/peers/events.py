@@ -57,6 +57,13 @@ class SessionDropped(Event, tag="dropped"):
     session_id: str
 
 
+class TemplateLearned(Event, tag="template"):
+    """Whether a model's chat template is believed to render the tools before the system's text."""
+
+    model: str
+    tools_first: bool
+
+
 class UseChanged(Event, tag="use"):
     """What the legs of process `by` do on one worker."""
 
@@ -181,6 +188,7 @@ AnyEvent = (
     | JoinReply
     | SnapshotRequest
     | SnapshotEnd
+    | TemplateLearned
     | SessionLearned
     | SessionDropped
     | UseChanged

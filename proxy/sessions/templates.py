@@ -16,6 +16,7 @@ from functools import lru_cache
 import msgspec
 
 from ..fleet.worker import WorkerId
+from ..runtime.replicated import Replicated
 from .prefix_chain import Chain
 
 MODELS_LIMIT = 256
@@ -100,6 +101,7 @@ class TemplateOrder:
         self._scores: OrderedDict[str, int] = OrderedDict()  # by model: the votes so far, bounded
         self._heads: OrderedDict[tuple[WorkerId, int], None] = OrderedDict()
         self._parts: OrderedDict[tuple[WorkerId, int], float] = OrderedDict()  # when each was last seen
+        self.replicated: Replicated[str, bool] | None = None  # `changed` takes what `adopt` takes
 
     def __len__(self) -> int:
         return len(self._scores) + len(self._heads) + len(self._parts)
@@ -129,7 +131,16 @@ class TemplateOrder:
             self._heads.popitem(last=False)
         while len(self._parts) > PARTS_LIMIT:
             self._parts.popitem(last=False)
-        return score != 0 and self._count(model, score)
+        if score == 0 or not self._count(model, score):
+            return False
+        if self.replicated is not None:
+            self.replicated.changed(model, model in self.known.tools_first)
+        return True
+
+    def adopt(self, model: str, tools_first: bool) -> None:
+        """What another process has learned; what turns show here goes on from there."""
+        self._scores[model] = 0
+        self._count(model, _DECIDED if tools_first else -_DECIDED)
 
     def _claim(
         self, worker: WorkerId, keys: tuple[int, ...], ends: tuple[int, ...], per_byte: float, now_s: float

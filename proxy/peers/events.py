@@ -58,10 +58,10 @@ class SessionDropped(Event, tag="dropped"):
 
 
 class TemplateLearned(Event, tag="template"):
-    """Whether a model's chat template is believed to render the tools before the system's text."""
+    """What is known of the order in a model's chat template: see `TemplateOrder.adopt`."""
 
     model: str
-    tools_first: bool
+    score: int
 
 
 class UseChanged(Event, tag="use"):

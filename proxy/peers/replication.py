@@ -104,8 +104,8 @@ class Replication:
         # At once: the answer's last bytes are about to go to the client, whose next turn may reach any process.
         self._channels.broadcast(SessionLearned(session, label, list(keys)))
 
-    def _template_learned(self, model: str, tools_first: bool) -> None:
-        self._channels.queue(TemplateLearned(model, tools_first))
+    def _template_learned(self, model: str, score: int) -> None:
+        self._channels.queue(TemplateLearned(model, score))
 
     def _worker_changed(self, worker: WorkerId, change: WorkerChange) -> None:
         if change is WorkerChange.LEGS or change is WorkerChange.TOKENS:
@@ -189,7 +189,7 @@ class Replication:
             WorkersAdded(list(settings.added)),
         ]
         yield [ConfigRead(*settings.live())]
-        yield [TemplateLearned(model, True) for model in state.templates.known.tools_first]
+        yield [TemplateLearned(model, score) for model, score in state.templates.scores()]
         yield [LimitOwed(name, limit, full_s) for name, limit, full_s in state.rate_limits.debts()]
         yield [_use_event(process, worker, use) for process, worker, use in state.registry.others()]
         yield [CircuitChanged(key, circuit) for key, circuit in state.health.breakers.circuits().items()]
@@ -234,7 +234,7 @@ class Replication:
         return {
             UseChanged: lambda _, event: self._apply_use(event),
             SessionLearned: lambda _, event: state.sessions.adopt(event.session, event.label, event.keys),
-            TemplateLearned: lambda _, event: state.templates.adopt(event.model, event.tools_first),
+            TemplateLearned: lambda _, event: state.templates.adopt(event.model, event.score),
             TurnsArrived: lambda _, event: state.arrivals.adopt(
                 now(), turns=event.turns, conversations=event.conversations
             ),

@@ -266,7 +266,7 @@ async def test_what_one_learns_of_a_template_all_know_and_those_that_come(pair: 
     await pair.join()
     one, two = pair.ones
     learned = one.state.templates
-    learned.adopt("m", True)  # learned of another: not told again
+    learned.adopt("m", 3)  # learned of another: not told again
     two.membership.catch_up()
     assert not two.state.templates.known.tools_first
     teach(learned, "n")
@@ -294,4 +294,4 @@ async def catching_up(one: Proxy, times: int) -> None:
 def teach(order: TemplateOrder, model: str) -> None:
     for text, cached in ((1, 0), (2, 250)):
         chain = Chain((9, 9 ^ text, 9 ^ text ^ 64, 5), (0, 400, 1400, 1600), Hasher(bytes(16)), marks=Marks(2, 1))
-        order.learn(model, R1, chain, 400, cached, 0.0)
+        order.learn(model, R1, chain, 400, cached)

@@ -165,7 +165,7 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> 
         registry=registry,
         sessions=SessionTable(ttl_s=config.session_ttl_s, capacity=config.session_limit, serial=member.serial),
         tokens=TokenEstimator(),
-        templates=TemplateOrder(config.templates_with_call_ids),
+        templates=TemplateOrder(config.templates_with_call_ids, config.processes),
         ledger=Ledger(),
         receipts=Receipts(config.receipts_kept),
         metrics=metrics,

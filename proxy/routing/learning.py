@@ -112,7 +112,7 @@ class Learner:
         if decision.route is Route.LOCAL and cached is not None and cached < decision.cached_tokens * MISS_SHARE:
             self._metrics.residency_misses.inc()
         self._tokens.learn(request.model, request.prompt_bytes, prompt, completion)
-        self._learn_template(attempt, prompt, cached, now_s)
+        self._learn_template(attempt, prompt, cached)
         attempt.booking.generated(completion)
         residency = self._registry.residency
         outcome = TurnOutcome(
@@ -127,10 +127,12 @@ class Learner:
         )
         self._sessions.finish(match, request.prompt, outcome, now_s)
 
-    def _learn_template(self, attempt: Attempt, prompt: int, cached: int | None, now_s: float) -> None:
+    def _learn_template(self, attempt: Attempt, prompt: int, cached: int | None) -> None:
         model = self._registry.family(attempt.request.model)
         prefill = attempt.decision.prefill
         worker, chain = attempt.decode if prefill is None else prefill.id, attempt.request.prompt.chain
-        if self._templates.learn(model, worker, chain, prompt, cached, now_s):
+        if prefill is not None:
+            self._templates.computed(attempt.decode, prompt)
+        if self._templates.learn(model, worker, chain, prompt, cached):
             first = "tools" if self._templates.known.of(model).tools_first else "the system's text"
             log.info("model %s: its template renders %s first, by what workers have found cached", model, first)

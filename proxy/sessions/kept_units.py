@@ -53,6 +53,13 @@ class EndedTurn(msgspec.Struct, frozen=True):
 class KeptUnits:
     """Reads what `pack` has written. Units come first, then cuts, the opener's before those of the newest message."""
 
+    round_tokens: int  # of the newest prompt that ended in the user's message
+    reasoned: bool  # a reply since then was
+    count: int
+    in_prompt: int  # without the reply
+    opener: int
+    opener_cuts: int
+
     __slots__ = ("_data", "count", "in_prompt", "is_blocks", "opener", "opener_cuts", "reasoned", "round_tokens")
 
     def __init__(self, data: bytes) -> None:
@@ -62,7 +69,6 @@ class KeptUnits:
             data = _EMPTY
         elif len(data) < _HEAD.size or (len(data) - _HEAD.size) % _UNIT.size:
             raise ValueError("kept units have another layout")
-        # round_tokens: of the newest prompt that ended in the user's message. reasoned: a reply since then was.
         self.round_tokens, self.count, self.in_prompt, self.opener, self.opener_cuts, flags = _HEAD.unpack_from(data)
         self.reasoned, self.is_blocks = bool(flags & _REASONED), bool(flags & _BLOCKS)
         if not self.opener <= self.in_prompt <= self.count <= self.count + self.opener_cuts <= self._entries:

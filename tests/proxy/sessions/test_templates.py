@@ -14,7 +14,7 @@ from ppd.proxy.sessions.templates import (
     HEADS_LIMIT,
     MODELS_LIMIT,
     PARTS_LIMIT,
-    RECENT_S,
+    RECENT_TOKENS,
     UNITS_LIMIT,
     Claim,
     TemplateOrder,
@@ -110,9 +110,9 @@ class Engine:
 def taught(engine: Engine, heads: Iterable[tuple[str, str]], order: TemplateOrder | None = None) -> bool:
     """Whether it is believed in the end that the tools are first."""
     order = order or TemplateOrder()
-    for at, (system, tools) in enumerate(heads):
+    for system, tools in heads:
         chain = prompt(system, tools, tools_first=order.known.of("m").tools_first)
-        order.learn("m", W, chain, *engine.ask(chain), now_s=float(at))
+        order.learn("m", W, chain, *engine.ask(chain))
     return order.known.of("m").tools_first
 
 
@@ -129,7 +129,7 @@ TRAFFIC = {
 @pytest.mark.parametrize("traffic", TRAFFIC)
 def test_the_order_is_learned_where_only_one_of_the_two_changed(traffic: str, tools_first: bool) -> None:
     order = TemplateOrder()
-    order.learn("m", V, prompt("0", "abc"), 100, 0, 0.0)
+    order.learn("m", V, prompt("0", "abc"), 100, 0)
     assert taught(Engine(tools_first=tools_first), TRAFFIC[traffic], order) is tools_first
 
 
@@ -155,15 +155,40 @@ def test_nothing_is_learned_of_other_turns(heads: list[tuple[str, str]]) -> None
         assert not taught(Engine(tools_first=True, forgets=forgets), heads)
 
 
-def test_workers_know_what_they_themselves_have_seen_of_late() -> None:
-    order, chain, other = TemplateOrder(), prompt("s", "abcdef"), prompt("t", "abcdef")
+@pytest.mark.parametrize("processes", [1, 4])
+def test_workers_know_what_they_themselves_have_seen_of_late(processes: int) -> None:
+    order, chain = TemplateOrder(processes=processes), prompt("s", "abcdef")
     tokens, tools = chain.size // 4, 6 * TOOL // 4
-    assert not order.learn("m", W, chain, tokens, 0, 0.0)
-    assert not order.learn("m", V, other, tokens, tools, 1.0), "another worker"
-    assert not order.learn("m", W, other, tokens, tools, RECENT_S + 2.0), "long ago"
-    assert not order.learn("m", W, prompt("u", "abcdef"), tokens, None, RECENT_S + 3.0), "not told"
-    assert order.learn("m", W, prompt("v", "abcdef"), tokens, tools, RECENT_S + 4.0)
+    assert not order.learn("m", W, chain, tokens, 0)
+    assert not order.learn("m", V, prompt("t", "abcdef"), tokens, tools), "another worker"
+    order.computed(W, RECENT_TOKENS // processes)
+    assert not order.learn("m", W, prompt("t", "abcdef"), tokens, tools), "so much was computed since"
+    assert not order.learn("m", W, prompt("u", "abcdef"), tokens, None), "not told"
+    assert order.learn("m", W, prompt("v", "abcdef"), tokens, tools)
     assert order.known.of("m").tools_first and not order.known.of("n").tools_first
+
+
+def test_votes_of_other_processes_are_added_to() -> None:
+    order, told = TemplateOrder(), list[tuple[str, int]]()
+    order.replicated = Told(told)
+    order.adopt("m", 2)
+    assert not order.known.tools_first and not told
+    assert taught(Engine(tools_first=True, forgets=True), [("s", f"{at}bc") for at in range(2)], order)
+    assert told == [("m", 3)] and order.scores() == [("m", 3)]
+    order.adopt("m", -3)
+    assert not order.known.tools_first
+
+
+class Told:
+    """Other processes, as `TemplateOrder` knows them."""
+
+    def __init__(self, told: list[tuple[str, int]]) -> None:
+        self._told = told
+
+    def catch_up(self) -> None: ...
+
+    def changed(self, model: str, score: int) -> None:
+        self._told.append((model, score))
 
 
 def test_one_miss_decides_nothing() -> None:
@@ -178,12 +203,12 @@ def test_what_is_remembered_is_bounded() -> None:
         engine = Engine(tools_first=True)
         for system in ("s", "t"):
             chain = prompt(f"{at}{system}", "abcdef")
-            order.learn(f"m{at}", WorkerId(f"w{at}"), chain, *engine.ask(chain), now_s=0.0)
+            order.learn(f"m{at}", WorkerId(f"w{at}"), chain, *engine.ask(chain))
     assert not order.known.of("m0").tools_first and order.known.of(f"m{MODELS_LIMIT + 8}").tools_first
     assert len(order.known.tools_first) == MODELS_LIMIT
     for at in range(HEADS_LIMIT + 9):
-        order.learn("m", W, prompt(f"{at}", "abcdef"), 100, None, 0.0)
-    assert len(order) <= HEADS_LIMIT + PARTS_LIMIT + MODELS_LIMIT
+        order.learn("m", W, prompt(f"{at}", "abcdef"), 100, None)
+    assert len(order) <= HEADS_LIMIT + PARTS_LIMIT + MODELS_LIMIT + MODELS_LIMIT + 10
 
 
 def test_marks_say_where_the_head_ends() -> None:

@@ -57,6 +57,13 @@ class SessionDropped(Event, tag="dropped"):
     session_id: str
 
 
+class TemplateLearned(Event, tag="template"):
+    """What is known of the order in a model's chat template: see `TemplateOrder.adopt`."""
+
+    model: str
+    score: int
+
+
 class UseChanged(Event, tag="use"):
     """What the legs of process `by` do on one worker."""
 
@@ -181,6 +188,7 @@ AnyEvent = (
     | JoinReply
     | SnapshotRequest
     | SnapshotEnd
+    | TemplateLearned
     | SessionLearned
     | SessionDropped
     | UseChanged

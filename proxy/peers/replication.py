@@ -37,6 +37,7 @@ from .events import (
     PromptSuspected,
     SessionDropped,
     SessionLearned,
+    TemplateLearned,
     TurnsArrived,
     UseChanged,
     WorkerGone,
@@ -88,6 +89,7 @@ class Replication:
         """From now on changes are sent, and decisions apply what the others sent before they read the state."""
         self._channels, state, catch_up = channels, self._state, channels.drain
         state.sessions.replicated = _Copies(catch_up, self._session_learned)
+        state.templates.replicated = _Copies(catch_up, self._template_learned)
         state.registry.replicated = _Copies(catch_up, self._worker_changed)
         state.health.breakers.replicated = _Copies(catch_up, self._circuit_changed)
         state.rate_limits.replicated = _Copies(catch_up, self._limit_charged)
@@ -101,6 +103,9 @@ class Replication:
     def _session_learned(self, session: Session, label: int | None, keys: Iterable[int]) -> None:
         # At once: the answer's last bytes are about to go to the client, whose next turn may reach any process.
         self._channels.broadcast(SessionLearned(session, label, list(keys)))
+
+    def _template_learned(self, model: str, score: int) -> None:
+        self._channels.queue(TemplateLearned(model, score))
 
     def _worker_changed(self, worker: WorkerId, change: WorkerChange) -> None:
         if change is WorkerChange.LEGS or change is WorkerChange.TOKENS:
@@ -184,6 +189,7 @@ class Replication:
             WorkersAdded(list(settings.added)),
         ]
         yield [ConfigRead(*settings.live())]
+        yield [TemplateLearned(model, score) for model, score in state.templates.scores()]
         yield [LimitOwed(name, limit, full_s) for name, limit, full_s in state.rate_limits.debts()]
         yield [_use_event(process, worker, use) for process, worker, use in state.registry.others()]
         yield [CircuitChanged(key, circuit) for key, circuit in state.health.breakers.circuits().items()]
@@ -228,6 +234,7 @@ class Replication:
         return {
             UseChanged: lambda _, event: self._apply_use(event),
             SessionLearned: lambda _, event: state.sessions.adopt(event.session, event.label, event.keys),
+            TemplateLearned: lambda _, event: state.templates.adopt(event.model, event.score),
             TurnsArrived: lambda _, event: state.arrivals.adopt(
                 now(), turns=event.turns, conversations=event.conversations
             ),

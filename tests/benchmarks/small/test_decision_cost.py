@@ -10,17 +10,18 @@ import pytest
 from benchmarks.small.decision_cost import SIZES, bench, conversation, play
 
 
-async def row(name: str) -> Any:
-    stand = bench()
+async def row(name: str, tools: int) -> Any:
+    stand = bench(tools)
     try:
         return await play(stand, name, 3, 1)
     finally:
         stand.proxy.listener.close()
 
 
+@pytest.mark.parametrize("tools", [0, 3])
 @pytest.mark.parametrize(("size", "kind"), [("200 B", "first SPLIT"), ("2 KB", "next LOCAL"), ("130 KB", "next LOCAL")])
-def test_every_stage_of_every_turn_is_timed(size: str, kind: str) -> None:
-    timed = asyncio.run(row(size))
+def test_every_stage_of_every_turn_is_timed(size: str, kind: str, tools: int) -> None:
+    timed = asyncio.run(row(size, tools))
     assert dict(timed.kinds) == {kind: 3}
     assert list(timed.stages_us) == ["parse", "decide", "legs", "learn"]
     assert all(len(times_us) == 3 and min(times_us) > 0 for times_us in timed.stages_us.values())
@@ -29,7 +30,7 @@ def test_every_stage_of_every_turn_is_timed(size: str, kind: str) -> None:
 @pytest.mark.parametrize("size", ["2 KB", "130 KB", "600 KB"])
 def test_bodies_are_as_long_as_the_row_says(size: str) -> None:
     wanted = SIZES[size][0]
-    earlier, last = conversation(5, *SIZES[size])
+    earlier, last = conversation(5, *SIZES[size], tools=0)
     assert earlier is not None
     assert len(last) == pytest.approx(wanted, rel=0.1)
     assert len(earlier) < len(last)

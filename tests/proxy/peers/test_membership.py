@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ppd.proxy.assembly import assemble
+from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import Mode, ProxyConfig
 from ppd.proxy.errors import NotFound, PPDError
 from ppd.proxy.fleet.registry import Registry, Use
@@ -26,6 +26,8 @@ from ppd.proxy.peers.events import (
     SnapshotRequest,
     WorkerGone,
 )
+from ppd.proxy.sessions.prefix_chain import Chain, Hasher, Marks
+from ppd.proxy.sessions.templates import TemplateOrder
 from ppd.proxy.settings import Settings
 from tests.support.processes import R1, Pair, worker, written
 
@@ -258,3 +260,38 @@ async def test_one_that_has_just_started_asks_another_when_its_source_dies() -> 
     newcomer.listener.close()
     for end in (end for of_one in ends for end in of_one.values()):
         end.close()
+
+
+async def test_what_one_learns_of_a_template_all_know_and_those_that_come(pair: Pair) -> None:
+    await pair.join()
+    one, two = pair.ones
+    learned = one.state.templates
+    learned.adopt("m", 3)  # learned of another: not told again
+    two.membership.catch_up()
+    assert not two.state.templates.known.tools_first
+    teach(learned, "n")
+    teach(two.state.templates, "o")
+    for process in pair.ones:
+        process.membership._channels.flush()
+    for process in pair.ones:
+        process.membership.catch_up()
+    assert learned.known.tools_first == {"m", "n", "o"}
+    assert two.state.templates.known.tools_first == {"n", "o"}
+    two.membership._channels.close()
+    pair.ones[1] = successor = pair.begin(1)
+    await asyncio.gather(successor.membership.join(), catching_up(one, 20))
+    successor.membership.catch_up()
+    assert successor.state.templates.known.tools_first == {"m", "n", "o"}
+    await pair.hush()
+
+
+async def catching_up(one: Proxy, times: int) -> None:
+    for _ in range(times):
+        one.membership.catch_up()
+        await asyncio.sleep(0)
+
+
+def teach(order: TemplateOrder, model: str) -> None:
+    for text, cached in ((1, 0), (2, 250)):
+        chain = Chain((9, 9 ^ text, 9 ^ text ^ 64, 5), (0, 400, 1400, 1600), Hasher(bytes(16)), marks=Marks(2, 1))
+        order.learn(model, R1, chain, 400, cached)

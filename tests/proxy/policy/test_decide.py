@@ -328,3 +328,27 @@ def test_force_does_not_do_what_the_fleet_or_the_request_cannot(
     decision = run(replace(turn, forced=forced), fleet, rules(Mode.ALWAYS_SPLIT))
     assert decision.route is route
     assert (decision.reason == "forced") is (forced in reason)
+
+
+@pytest.mark.parametrize(
+    ("prefers", "requests", "kv_usage", "chosen"),
+    [
+        (D1, (0, 0), 0.0, D1),
+        (D2, (0, 0), 0.0, D2),
+        (D2, (3, 4), 0.0, D2),  # with this turn 5, a quarter more than 4
+        (D2, (3, 5), 0.0, D1),
+        (D2, (3, 3), 0.96, D1),  # full
+        (R1, (1, 0), 0.0, D2),  # not one that may take it
+    ],
+)
+def test_what_nobody_holds_goes_where_its_conversation_was_unless_that_has_more_to_do(
+    prefers: WorkerView, requests: tuple[int, int], kv_usage: float, chosen: WorkerView
+) -> None:
+    lost = replace(NEXT, held_tokens=0, decode=None, prefill=None, affinity=prefers.id)
+    fleet = (P1, P2, replace(D1, inflight=requests[0]), replace(D2, inflight=requests[1], load=Load(kv_usage=kv_usage)))
+    decision = run(lost, fleet)
+    assert (decision.route, decision.decode.id, decision.cached_tokens) == (Route.SPLIT, chosen.id, 0)
+
+
+def test_a_worker_that_holds_the_prefix_comes_before_the_preferred_one() -> None:
+    assert run(replace(NEXT, affinity=D1.id), by=rules(Mode.ALWAYS_SPLIT)).decode.id == D2.id

@@ -7,7 +7,6 @@ the two orders foretell different numbers of cached tokens.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import OrderedDict
 from fnmatch import translate
@@ -28,7 +27,7 @@ WORKERS_LIMIT = 4096
 
 # A claim that came true says more than one that did not: the engine may also have evicted what was claimed.
 _STRONG, _WEAK, _DECIDED, _MOST = 3, 1, 3, 9
-_INEXACT = 0.1  # of an estimate
+_INEXACT, _INEXACT_WHOLE = 0.25, 0.1  # of an estimate: of a part (JSON has more tokens a byte than text), of the head
 _SLACK_TOKENS = 32  # engines cache whole blocks
 
 
@@ -84,7 +83,7 @@ def vote(cached_tokens: int, head_tokens: float, tools_first: Claim, system_firs
 
     A worker that has all of the head cached got it from elsewhere: another proxy, or before this one started.
     """
-    if cached_tokens >= head_tokens * (1 - _INEXACT) - _SLACK_TOKENS:
+    if cached_tokens >= head_tokens * (1 - _INEXACT_WHOLE) - _SLACK_TOKENS:
         return 0
     for_tools, for_system = tools_first.allows(cached_tokens), system_first.allows(cached_tokens)
     if for_tools == for_system:
@@ -131,8 +130,11 @@ class TemplateOrder:
         score = 0
         if cached_tokens is not None and prompt_tokens > 0:
             per_byte = prompt_tokens / chain.size
-            claims = [self._claim(worker, *head, per_byte, before) for head in (tools_first, system_first)]
-            score = vote(cached_tokens, chain.ends[marks.head] * per_byte, *claims)
+            ours = self._claim(worker, *tools_first, per_byte, before)
+            theirs = self._claim(worker, *system_first, per_byte, before)
+            # Not where both parts were seen, each beside another.
+            if ours and theirs and (ours.least < tools_first[1][-2] * per_byte or not theirs.least):
+                score = vote(cached_tokens, chain.ends[marks.head] * per_byte, ours, theirs)
         self._heads[name] = None
         for key in {*tools_first[0][1:], *system_first[0][1:]}:
             self._parts[worker, key] = before
@@ -153,11 +155,13 @@ class TemplateOrder:
 
     def _claim(
         self, worker: WorkerId, keys: tuple[int, ...], ends: tuple[int, ...], per_byte: float, computed: int
-    ) -> Claim:
-        """keys, ends: of a head that is new to the worker."""
+    ) -> Claim | None:
+        """keys, ends: of a head that is new to the worker. None: it may hold what it had of that, or not."""
         at = len(keys) - 2
-        while at > 0 and computed - self._parts.get((worker, keys[at]), -math.inf) > self._recent_tokens:
+        while at > 0 and (worker, keys[at]) not in self._parts:
             at -= 1
+        if at and computed - self._parts[worker, keys[at]] > self._recent_tokens:
+            return None
         return Claim(ends[at] * per_byte, ends[at + 1] * per_byte)
 
     def _vote(self, model: str, score: int) -> bool:

@@ -191,6 +191,18 @@ class Told:
         self._told.append((model, score))
 
 
+@pytest.mark.parametrize("since", [0, RECENT_TOKENS + 1])
+def test_what_may_have_been_evicted_or_not_is_no_evidence(since: int) -> None:
+    """The text was seen long ago beside other tools and is still cached, which looks like the tools' tokens."""
+    order, engine = TemplateOrder(), Engine(tools_first=False)
+    for system, tools in (("s", "xyz"), ("t", "ab"), ("s", "ab")):
+        chain = prompt(system, tools)
+        order.learn("m", W, chain, *engine.ask(chain))
+        if tools == "xyz":
+            order.computed(W, since)
+    assert order.scores() == []
+
+
 def test_one_miss_decides_nothing() -> None:
     order = TemplateOrder()
     heads = [("s", f"{at}bc") for at in range(3)]  # with the text first, a second such head would find it cached

@@ -40,7 +40,7 @@ def rows(
 ) -> None:
     """Prints one fleet's row under each routing, and beside its tokens those that a clairvoyant computes."""
     best: int | None = None
-    for routing in ("clairvoyant", *args.routings):
+    for routing in dict.fromkeys(("clairvoyant", *args.routings)):
         play = Play(sessions(), spoken, replace(setup, routing=routing))
         found = figures.figures(play.run(), spread(play.workers))
         best = best or found.computed

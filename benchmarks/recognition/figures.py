@@ -27,7 +27,7 @@ class BeliefFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Shares are of follow-ups, those of tokens of their prompts. None: nothing to say."""
 
     turns: int
-    local: float | None  # LOCAL, or to the R that answered last
+    local: float | None  # of those that could be
     right: float  # to a worker that holds as much as any
     lost: float | None
     harm: float | None
@@ -52,7 +52,7 @@ def figures(records: Sequence[TurnRecord], busiest: float) -> BeliefFigures:
     judged = [one for one in believed if one.claimed]
     return BeliefFigures(
         turns=len(records),
-        local=_share(later, lambda one: one.route is Route.LOCAL),
+        local=_share([one for one in later if one.route is not Route.REPLICA], lambda one: one.route is Route.LOCAL),
         right=_share(later, lambda one: one.chosen >= one.best) or 0.0,
         lost=_share(believed, lambda one: one.kind in LOST),
         harm=_of(len(believed), sum(one.held < (one.claimed or 0) * HARM_SHARE for one in claims)),

@@ -51,7 +51,7 @@ def rows(
 def play_forms(args: argparse.Namespace) -> None:
     _print(("form", "template", "fleet", "routing", *figures.HEADS))
     templates_of = [""] if args.tokenizer else args.templates
-    for name, form in forms.forms(Random(args.seed)).items():
+    for name, form in forms.FORMS.items():
         if args.forms and not any(wanted in name for wanted in args.forms):
             continue
 
@@ -122,7 +122,7 @@ def _add_replays(parser: argparse.ArgumentParser) -> None:
     add("--template", default="qwen", choices=templates.TEMPLATES)
     add("--capacities", nargs="+", type=float, default=[0.8e6, 1.5e6, 2e6], help="tokens of KV of each worker")
     add("--scale", type=int, default=4, help="all tokens, those of the capacities too, are divided by it")
-    add("--sessions", type=int, default=48, help="of each worker that answers")
+    add("--sessions", type=int, default=32, help="of each worker that answers")
     add("--at-once", type=int, default=16, help="sessions of each worker that answers")
     parser.set_defaults(run=play_replays)
 

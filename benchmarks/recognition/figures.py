@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import lru_cache
 from statistics import fmean
 
 import msgspec
@@ -48,7 +49,7 @@ def figures(records: Sequence[TurnRecord], busiest: float) -> BeliefFigures:
     believed = [one for one in later if one.claimed is not None]
     claims = [one for one in believed if one.claimed and one.route is not Route.SPLIT]
     prompts, all_prompts = _sum(later, "prompt"), _sum(records, "prompt")
-    scored = ScoredTable(DecisionTable.load(find(TABLE)), Weights())
+    scored = _scored()
     judged = [one for one in believed if one.claimed]
     return BeliefFigures(
         turns=len(records),
@@ -67,6 +68,11 @@ def figures(records: Sequence[TurnRecord], busiest: float) -> BeliefFigures:
         users_flips=_share([one for one in judged if one.is_users], lambda one: _flips(one, scored)),
         estimate=_estimate_error(judged),
     )
+
+
+@lru_cache
+def _scored() -> ScoredTable:
+    return ScoredTable(DecisionTable.load(find(TABLE)), Weights())
 
 
 def _flips(one: TurnRecord, scored: ScoredTable) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from random import Random
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ Messages = list[dict[str, Any]]
 
 TURNS = 8
 ROUNDS, LOOP = 3, 6  # of an agent: questions, and requests with calls for each
-SEARCHES = 0.25  # share of questions for which something is retrieved
+SEARCHES = 0.6  # share of questions for which something is retrieved
 THINK_S = 5.0
 
 
@@ -54,10 +55,7 @@ def reminder(random: Random) -> Session:
 
 
 def retrieved(random: Random) -> Session:
-    """Open WebUI: what was retrieved for the last question stands before it, and is gone from the next request.
-
-    A search for every fourth question.
-    """
+    """Open WebUI: what was retrieved for the last question stands before it, and is gone from the next request."""
     messages = [said("system", prose(random, 200))]
     for _ in range(TURNS):
         question = prose(random, random.randint(20, 100))
@@ -139,7 +137,7 @@ def edited(random: Random) -> Session:
     messages = [said("system", prose(random, 400))]
     for turn in range(TURNS):
         if turn % 3 == 2 and len(messages) > 4:
-            messages = messages[:-2] if turn % 2 else messages[:-4]
+            messages = messages[:-4] if turn % 2 else messages[:-2]
         messages.append(said("user", prose(random, random.randint(20, 300))))
         yield _asked(random, messages, said("assistant", prose(random, random.randint(50, 300))))
 
@@ -151,34 +149,26 @@ def twice(random: Random) -> Session:
         yield Asked(messages=prompt, reply=said("assistant", prose(random, 100)), think_s=THINK_S, follows=number > 0)
 
 
-class SharedHeads:
-    """Applications whose sessions share a long system prompt, and nothing else."""
-
-    def __init__(self, random: Random, applications: int = 40, head_tokens: int = 12_000, turns: int = 3) -> None:
-        self._heads = [prose(random, head_tokens) for _ in range(applications)]
-        self._turns = turns
-
-    def __call__(self, random: Random) -> Session:
-        """An agent of one application, as its helpers are: a few turns each."""
-        messages = [said("system", random.choice(self._heads))]
-        for _ in range(self._turns):
-            messages.append(said("user", prose(random, random.randint(50, 300))))
-            yield _asked(random, messages, said("assistant", prose(random, random.randint(50, 300))))
+def shared_head(random: Random) -> Session:
+    """Helpers of 40 applications: the sessions of one share its long system prompt, and nothing else."""
+    messages = [said("system", _shared("application", random.randrange(40), 12_000))]
+    for _ in range(3):
+        messages.append(said("user", prose(random, random.randint(50, 300))))
+        yield _asked(random, messages, said("assistant", prose(random, random.randint(50, 300))))
 
 
-class SharedDocuments:
-    """Questions about the same documents: the document stands first in the first message, under one system prompt."""
+def shared_document(random: Random) -> Session:
+    """Questions about 30 documents: one stands first in the first message, under one system prompt for all."""
+    question = f"{_shared('document', random.randrange(30), 8_000)}\n\n{prose(random, 40)}"
+    messages = [said("system", _shared("system", 0, 200)), said("user", question)]
+    yield _asked(random, messages, said("assistant", prose(random, 150)))
+    messages.append(said("user", prose(random, 40)))
+    yield _asked(random, messages, said("assistant", prose(random, 150)))
 
-    def __init__(self, random: Random, documents: int = 30, tokens: int = 8_000) -> None:
-        self._system = prose(random, 200)
-        self._documents = [prose(random, tokens) for _ in range(documents)]
 
-    def __call__(self, random: Random) -> Session:
-        question = f"{random.choice(self._documents)}\n\n{prose(random, 40)}"
-        messages = [said("system", self._system), said("user", question)]
-        yield _asked(random, messages, said("assistant", prose(random, 150)))
-        messages.append(said("user", prose(random, 40)))
-        yield _asked(random, messages, said("assistant", prose(random, 150)))
+@lru_cache(maxsize=100)
+def _shared(kind: str, number: int, tokens: int) -> str:
+    return prose(Random(f"{kind} {number}"), tokens)
 
 
 class Form(NamedTuple):
@@ -186,28 +176,24 @@ class Form(NamedTuple):
     sessions: int = 1  # where others have one
 
 
-def forms(random: Random) -> Mapping[str, Form]:
-    plain: Mapping[str, Callable[[Random], Session]] = {
-        "grows": grows,
-        "grows, mixed texts": grows_mixed,
-        "reminder at the end": reminder,
-        "retrieved context": retrieved,
-        "clock in the system": clock,
-        "tools change": new_tool,
-        "calls renumbered": renumbered,
-        "tool loop, chat": tool_loop,
-        "tool loop, messages": tool_loop_messages,
-        "tool loop, responses": tool_loop_responses,
-        "compacted": compacted,
-        "cut": cut,
-        "edited": edited,
-        "same prompt twice": twice,
-    }
-    return {
-        **{name: Form(session) for name, session in plain.items()},
-        "shared heads": Form(SharedHeads(random), sessions=4),
-        "shared documents": Form(SharedDocuments(random), sessions=4),
-    }
+FORMS: Mapping[str, Form] = {
+    "grows": Form(grows),
+    "grows, mixed texts": Form(grows_mixed),
+    "reminder at the end": Form(reminder),
+    "retrieved context": Form(retrieved),
+    "clock in the system": Form(clock),
+    "tools change": Form(new_tool),
+    "calls renumbered": Form(renumbered),
+    "tool loop, chat": Form(tool_loop),
+    "tool loop, messages": Form(tool_loop_messages),
+    "tool loop, responses": Form(tool_loop_responses),
+    "compacted": Form(compacted),
+    "cut": Form(cut),
+    "edited": Form(edited),
+    "same prompt twice": Form(twice),
+    "shared heads": Form(shared_head, sessions=4),
+    "shared documents": Form(shared_document, sessions=4),
+}
 
 
 def _asked(random: Random, messages: Messages, reply: dict[str, Any], **members: Any) -> Asked:

@@ -8,6 +8,7 @@ from itertools import islice
 
 import msgspec
 
+from ppd.proxy.errors import AllBusy
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.policy import Route
 
@@ -18,6 +19,7 @@ from .templates import Template, written
 from .tokens import Tokenizer, count
 from .workers import Job, TimedWorker, VirtualTime, fleet
 
+BUSY_S = 1.0  # until a turn that found every worker busy tries again
 STAGGER_S = 0.4  # between the first requests of the sessions that open a run
 
 
@@ -99,7 +101,11 @@ class Play:
         prompt_tokens, output_tokens = count(run), count(reply)
         whole = block_keys(run + reply[:-4])  # the last token of an answer was never an input
         keys = whole[: prompt_tokens // BLOCK_TOKENS]
-        placed = self._routing.place(asked, keys, prompt_tokens)
+        try:
+            placed = self._routing.place(asked, keys, prompt_tokens)
+        except AllBusy:  # it waits, as in the proxy's queue
+            self.time.after(BUSY_S, lambda: self._ask(asked, session, number, turn))
+            return
         record = self._record(asked, placed, keys, prompt_tokens)
         record.session, record.number = number, turn
 

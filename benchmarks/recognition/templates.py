@@ -35,7 +35,7 @@ def qwen(messages: Messages, tools: Sequence[Any], opens: bool) -> str:
         if (reasoning := message.get("reasoning_content")) and at > last_query:
             content = f"<think>\n{reasoning}\n</think>\n\n{content}"
         for call in message.get("tool_calls") or ():
-            content += f"\n<tool_call>\n{_call(call)}\n</tool_call>"
+            content += ("\n" if content else "") + f"<tool_call>\n{_call(call)}\n</tool_call>"
         text.append(f"<|im_start|>{role}\n{content}<|im_end|>\n")
     return "".join(text) + ("<|im_start|>assistant\n" if opens else "")
 

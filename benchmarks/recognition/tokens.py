@@ -16,8 +16,8 @@ from ppd.servers.sim.core import tokens as simulated_engine
 
 SEGMENTS_KEPT = 200_000
 _MARKERS = re.compile(r"(<\|[a-z_]+\|>|</?think>|</?tool_call>|</?tool_response>|\[gMASK\]|<sop>)")
-# About 5 characters of English a token, 3 of JSON and code, 1.5 of Chinese: a real vocabulary's proportions.
-_PIECES = re.compile(r" ?[A-Za-z]{1,7}|\d{1,3}|[\u2e80-\u9fff\uac00-\ud7af]{1,2}|\n+ *|[^\w\s]{1,2}|\s|.", re.DOTALL)
+# Characters a token: about 5 in English, 3 in code, 2 in JSON and Chinese, as real vocabularies have it.
+_PIECES = re.compile(r" ?[A-Za-z]{1,7}|\d{1,2}|[\u2e80-\u9fff\uac00-\ud7af]{1,2}|\n+ *| ?[^\w\s]{1,3}|\s|.", re.DOTALL)
 
 Encode = Callable[[str], Iterable[int]]
 

@@ -70,12 +70,8 @@ def play_replays(args: argparse.Namespace) -> None:
     names = [name for name in replays.REPLAYS if not args.replays or name in args.replays]
     for name, capacity, shape in product(names, args.capacities, args.fleets):
         answering = int(shape.split("_")[-1][:-1])
-        read = partial(
-            *(replays.REPLAYS[name], args.data),
-            scale=args.scale,
-            limit=args.sessions * answering,
-            seed=args.seed,
-        )
+        limit = args.sessions * answering
+        read = partial(replays.REPLAYS[name], args.data, scale=args.scale, limit=limit, seed=args.seed)
         setup = FleetSetup(shape=shape, capacity_tokens=round(capacity / args.scale), at_once=args.at_once * answering)
         rows((name, f"{capacity / 1e6:.1f} M"), args, language(None, args.template), setup, read)
 

@@ -7,8 +7,9 @@ of the prompts that were used least recently go first. A hit takes a free block 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 BLOCK_TOKENS = 16
@@ -22,6 +23,11 @@ def block_keys(tokens: bytes) -> list[int]:
         previous = hash((previous, tokens[start : start + size]))
         keys.append(previous)
     return keys
+
+
+def known_blocks(keys: Sequence[int], is_known: Callable[[int], bool]) -> int:
+    """How many from the start, where none is known without those before it: whoever uses a block uses them too."""
+    return bisect_left(keys, True, key=lambda key: not is_known(key))
 
 
 @dataclass(slots=True)
@@ -46,7 +52,7 @@ class BlockCache:
 
     def holds(self, keys: Sequence[int]) -> int:
         """How many blocks from the prompt's start are here."""
-        return next((at for at, key in enumerate(keys) if key not in self._users and key not in self._free), len(keys))
+        return known_blocks(keys, lambda key: key in self._users or key in self._free)
 
     def take(self, keys: Sequence[int], blocks: int) -> tuple[Lease, int] | None:
         """A lease on `blocks` blocks, and how many of them were found; None where there is no room now.

@@ -12,7 +12,7 @@ from ppd.proxy.errors import AllBusy
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.policy import Route
 
-from .block_cache import BLOCK_TOKENS, block_keys
+from .block_cache import BLOCK_TOKENS, block_keys, known_blocks
 from .requests import Asked
 from .routing import ROUTINGS, Placed, Routing, Usage
 from .templates import Template, written
@@ -144,7 +144,7 @@ class Play:
 
     def _record(self, asked: Asked, placed: Placed, keys: Sequence[int], prompt_tokens: int) -> TurnRecord:
         findable = keys[: (prompt_tokens - 1) // BLOCK_TOKENS]
-        seen = next((at for at, key in enumerate(findable) if key not in self._seen), len(findable))
+        seen = known_blocks(findable, self._seen.__contains__)
         belief = placed.belief
         return TurnRecord(
             session=0,

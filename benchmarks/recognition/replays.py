@@ -15,6 +15,7 @@ import gzip
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from hashlib import shake_128
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,6 +29,8 @@ LONGEST_THINK_S = 60.0
 _SINGLE = 20  # most conversations of mooncake are a single request, so that many stand for one session
 _RELATED = 8  # earlier requests of a session that may be gone on from
 
+_LETTERS = bytes(ord("a") + code % 26 for code in range(256))
+
 Blocks = Sequence[int]
 
 
@@ -38,9 +41,8 @@ class TracedRequest(msgspec.Struct, kw_only=True):
 
 
 def weka(data: Path, *, scale: int, limit: int, seed: int) -> Iterator[Iterator[Asked]]:
-    with gzip.open(data / "weka-agentic-coding" / "sessions.jsonl.gz") as file:
-        sessions = [json.loads(line) for line in file]
-    sessions = [one for one in sessions if _longest(one) <= LONGEST_TOKENS]
+    known = _lines(data / "weka-agentic-coding" / "sessions.jsonl.gz")
+    sessions = [one for one in known if _longest(one) <= LONGEST_TOKENS]
     Random(seed).shuffle(sessions)
     for session in sessions[:limit]:
         size = session["block_size"]
@@ -64,8 +66,7 @@ def _longest(session: Mapping[str, Any]) -> int:
 def mooncake(data: Path, *, scale: int, limit: int, seed: int) -> Iterator[Iterator[Asked]]:
     """In the order of the trace, whatever the seed."""
     folder = data / "mooncake-conversation"
-    with gzip.open(folder / "trace.jsonl.gz") as file:
-        rows = [json.loads(line) for line in file]
+    rows = _lines(folder / "trace.jsonl.gz")
     by_session: dict[str, list[int]] = {}
     with gzip.open(folder / "inferred_sessions.csv.gz", "rt") as listed:
         for line in csv.DictReader(listed):
@@ -97,8 +98,9 @@ class Text:
         return "".join(map(self._of, blocks))
 
     def _words(self, block: int) -> str:
-        random = Random(f"{self._name} {block}")
-        return "".join([" " + "".join(random.choices("abcdefghijklmnop", k=4)) for _ in range(self._tokens)])
+        digest = shake_128(f"{self._name} {block}".encode()).digest(4 * self._tokens)
+        letters = digest.translate(_LETTERS).decode()
+        return "".join([" " + letters[at : at + 4] for at in range(0, len(letters), 4)])
 
 
 class History(msgspec.Struct, kw_only=True):
@@ -128,7 +130,8 @@ def requests(traced: Sequence[TracedRequest], head: int, text: Text) -> Iterator
 def _histories(traced: Sequence[TracedRequest], head: int) -> list[History]:
     histories = list[History]()
     for one in traced:
-        related = [(_common(one.blocks, earlier.blocks), at) for at, earlier in enumerate(histories)][-_RELATED:]
+        latest = range(max(0, len(histories) - _RELATED), len(histories))
+        related = [(_common(one.blocks, histories[at].blocks), at) for at in latest]
         shared, at = max(related, default=(0, -1))
         if not shared:
             parts = [("system", one.blocks[:head]), ("user", one.blocks[head:])]
@@ -168,5 +171,17 @@ def _cut(parent: History, blocks: Blocks, shared: int) -> list[tuple[str, Blocks
 
 
 def _common(one: Blocks, other: Blocks) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((at for at, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(one), len(other)))
+    low, high = 0, min(len(one), len(other))
+    while low < high:  # the first `low` are equal
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@lru_cache
+def _lines(path: Path) -> list[Any]:
+    with gzip.open(path) as file:
+        return [json.loads(line) for line in file]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,11 @@ from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.sessions.table import MatchKind, SessionTable, TurnOutcome
 from tests.support.requests import parse_bytes
 
+PIECES: dict[str, Callable[..., None]] = {
+    "text": lambda reply, text: reply.add_text(text),
+    "call": ReplyKey.add_tool_call,
+    "reasoning": ReplyKey.add_reasoning,
+}
 REWRITES = ("smolagents",)  # it repeats a reply's calls as text, so that only the prompt before them is known
 FOLDER = Path(__file__).parents[2] / "data" / "clients"
 
@@ -37,7 +42,7 @@ def test_each_next_request_of_a_client_is_found_with_its_whole_prefix(recorded: 
         assert match.held_tokens == held
         reply, (prompt, completion) = ReplyKey(request), line["usage"]
         for kind, *piece in line["reply"]:
-            {"text": reply.add_text, "call": reply.add_tool_call, "reasoning": reply.add_reasoning}[kind](*piece)
+            PIECES[kind](reply, *piece)
         outcome = TurnOutcome(
             prompt_tokens=prompt,
             completion_tokens=completion,

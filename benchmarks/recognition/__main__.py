@@ -3,6 +3,7 @@
     python -m benchmarks.recognition forms                            # every form on 2P_2D, 1P_3D and 4R: two minutes
     python -m benchmarks.recognition forms --forms reminder --templates qwen glm llama
     python -m benchmarks.recognition forms --tokenizer FOLDER         # with its own chat template
+    python -m benchmarks.recognition forms --fleets 4R --routings ppd smg    # beside another router
     python -m benchmarks.recognition replay --data ../shared/data     # recorded sessions, three capacities
 
 docs/recognition.md says what the columns are.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -21,13 +22,14 @@ from random import Random
 from . import figures, forms, replays, templates, tokens
 from .play import FleetSetup, Language, Play, spread
 from .requests import Asked
-from .routing import ROUTINGS
+from .routings import ROUTINGS
 
 SHAPES = ("2P_2D", "1P_3D", "4R")
 
 MakeSessions = Callable[[], Iterable[Iterable[Asked]]]
 
 
+@lru_cache
 def language(folder: Path | None, template: str, *, engine: bool = False) -> Language:
     if folder is not None:
         return Language(tokenizer=tokens.from_folder(folder), template=templates.from_folder(folder))

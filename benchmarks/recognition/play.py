@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 
@@ -14,7 +15,8 @@ from ppd.proxy.policy import Route
 
 from .block_cache import BLOCK_TOKENS, block_keys, known_blocks
 from .requests import Asked
-from .routing import ROUTINGS, Placed, Routing, Usage
+from .routing import Placed, Routing, Usage
+from .routings import ROUTINGS
 from .templates import Template, written
 from .tokens import Tokenizer, count
 from .workers import Job, TimedWorker, VirtualTime, fleet
@@ -68,7 +70,8 @@ class Play:
         self.workers = fleet(setup.shape, setup.capacity_tokens, self.time)
         self.records: list[TurnRecord] = []
         self._language = language
-        self._routing: Routing = ROUTINGS[setup.routing](self.time, self.workers)
+        self._stack = ExitStack()  # what the routing started
+        self._routing: Routing = ROUTINGS[setup.routing](self.time, self.workers, self._stack)
         self._answering = [worker for worker in self.workers if worker.role is not Role.PREFILL]
         self._sessions = iter(sessions)
         self._seen: set[int] = set()  # keys of all blocks that any worker has had
@@ -77,7 +80,8 @@ class Play:
             self.time.after(place * STAGGER_S, self._open)
 
     def run(self) -> Sequence[TurnRecord]:
-        self.time.run()
+        with self._stack:
+            self.time.run()
         return self.records
 
     def _open(self) -> None:

@@ -1,4 +1,4 @@
-"""Who computes a prompt: the proxy by its beliefs, a clairvoyant by the truth, or nobody's rule at all.
+"""Who computes a prompt, and how the proxy decides it.
 
 `ProxyRouting` is the proxy's own code without sockets, fed with virtual time: it parses the body, finds the session,
 decides, and learns from the answer what `routing/learning.py` would. All that it knows of the engines is what they
@@ -7,15 +7,14 @@ report. `turn_of` and `Learner` are the wiring that follows `routing/router.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from typing import Protocol
 
 from ppd.proxy.config import Mode, SessionKey
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.registry import Registry
-from ppd.proxy.fleet.worker import Announcement, Role, Source, Worker, WorkerId
+from ppd.proxy.fleet.worker import Announcement, Source, Worker, WorkerId
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Request, parse_request
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
@@ -194,49 +193,6 @@ def reply_key(request: Request, reply: Message) -> ReplyKey:
     return hashed
 
 
-class Clairvoyant:
-    """Knows every cache, and takes the worker that will have computed the prompt first.
-
-    A follow-up is LOCAL where half of it or more is on a D; what that D has queued counts as if it were new.
-    """
-
-    def __init__(self, workers: Sequence[TimedWorker]) -> None:
-        self._prefills = [worker for worker in workers if worker.role is Role.PREFILL]
-        self._others = [worker for worker in workers if worker.role is not Role.PREFILL]
-
-    def place(self, asked: Asked, keys: Sequence[int], prompt_tokens: int) -> Placed:
-        def until_done(worker: TimedWorker) -> tuple[int, int]:
-            new_tokens = prompt_tokens - worker.held(keys, prompt_tokens)
-            return worker.queued_tokens + new_tokens, worker.load.running
-
-        best = min(self._others, key=until_done)
-        if best.role is Role.REPLICA:
-            return Placed(route=Route.REPLICA, decode=best)
-        if best.held(keys, prompt_tokens) * 2 >= prompt_tokens:
-            return Placed(route=Route.LOCAL, decode=best)
-        least = min(self._others, key=lambda worker: worker.load.running + worker.load.waiting)
-        return Placed(route=Route.SPLIT, decode=least, prefill=min(self._prefills, key=until_done))
-
-
-class RoundRobin:
-    """Knows nothing: what caches are worth without any routing for them."""
-
-    def __init__(self, workers: Sequence[TimedWorker]) -> None:
-        self._prefills = _turns(workers, Role.PREFILL)
-        self._decodes = _turns(workers, Role.DECODE)
-        self._replicas = _turns(workers, Role.REPLICA)
-
-    def place(self, asked: Asked, keys: Sequence[int], prompt_tokens: int) -> Placed:
-        replica = next(self._replicas, None)
-        if replica is not None:
-            return Placed(route=Route.REPLICA, decode=replica)
-        return Placed(route=Route.SPLIT, decode=next(self._decodes), prefill=next(self._prefills))
-
-
-def _turns(workers: Sequence[TimedWorker], role: Role) -> Iterator[TimedWorker]:
-    return cycle([worker for worker in workers if worker.role is role])
-
-
 def _address(worker: TimedWorker) -> WorkerId:
     return WorkerId(f"{worker.name.lower()}:8000")
 
@@ -251,10 +207,3 @@ def _announcement(worker: TimedWorker) -> Announcement:
         source=Source.AGENT,
     )
     return Announcement(known, worker.load)
-
-
-ROUTINGS: Mapping[str, Callable[[VirtualTime, Sequence[TimedWorker]], Routing]] = {
-    "ppd": ProxyRouting,
-    "clairvoyant": lambda time, workers: Clairvoyant(workers),
-    "round robin": lambda time, workers: RoundRobin(workers),
-}

@@ -107,7 +107,7 @@ def _add_forms(parser: argparse.ArgumentParser) -> None:
     add("--templates", nargs="+", default=["qwen"], choices=templates.TEMPLATES)
     add("--tokenizer", type=Path, help="a folder with tokenizer.json and tokenizer_config.json")
     add("--engine", action="store_true", help="the simulated engine's tokens")
-    add("--sessions", type=int, default=100)
+    add("--sessions", type=int, default=60, help="of most forms; shared ones have seven times as many")
     add("--at-once", type=int, default=24, help="sessions")
     add("--capacity", type=int, default=300_000, help="tokens of KV of each worker")
     parser.set_defaults(run=play_forms)

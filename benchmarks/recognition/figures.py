@@ -37,6 +37,8 @@ class BeliefFigures(msgspec.Struct, frozen=True, kw_only=True):
     best: float  # tokens
     reused: float  # tokens of all prompts that nobody computed
     possible: float  # tokens of all prompts, where nothing is ever forgotten
+    first: float | None  # tokens of first turns that nobody computed
+    first_possible: float | None  # and where nothing is ever forgotten
     computed: int  # tokens
     busiest: float  # turns of the busiest worker that answers, over the mean
     flips: float | None  # decisions of the table that change when given the truth
@@ -46,6 +48,7 @@ class BeliefFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 def figures(records: Sequence[TurnRecord], busiest: float) -> BeliefFigures:
     later = [one for one in records if one.follows]
+    firsts = [one for one in records if not one.follows]
     believed = [one for one in later if one.claimed is not None]
     claims = [one for one in believed if one.claimed and one.route is not Route.SPLIT]
     prompts, all_prompts = _sum(later, "prompt"), _sum(records, "prompt")
@@ -62,6 +65,8 @@ def figures(records: Sequence[TurnRecord], busiest: float) -> BeliefFigures:
         best=_of(prompts, _sum(later, "best")) or 0.0,
         reused=1.0 - (_of(all_prompts, _sum(records, "computed")) or 0.0),
         possible=_of(all_prompts, _sum(records, "possible")) or 0.0,
+        first=_of(_sum(firsts, "prompt"), _sum(firsts, "prompt") - _sum(firsts, "computed")),
+        first_possible=_of(_sum(firsts, "prompt"), _sum(firsts, "possible")),
         computed=_sum(records, "computed"),
         busiest=busiest,
         flips=_share(judged, lambda one: _flips(one, scored)),
@@ -106,14 +111,14 @@ def _share(records: Collection[TurnRecord], holds: Callable[[TurnRecord], bool])
 
 HEADS = (
     *("turns", "LOCAL %", "right %", "lost %", "harm %", "claimed %", "there %", "best %", "reused %", "possible %"),
-    *("computed k", "x best", "busiest", "flips %", "after user's %", "estimate"),
+    *("first %", "first possible %", "computed k", "x best", "busiest", "flips %", "after user's %", "estimate"),
 )
 
 
 def cells(found: BeliefFigures, best: int) -> list[str]:
     """best: tokens that a clairvoyant computes."""
     shares = (found.local, found.right, found.lost, found.harm, found.claimed, found.there, found.best)
-    percents = [_percent(share) for share in (*shares, found.reused, found.possible)]
+    percents = [_percent(share) for share in (*shares, found.reused, found.possible, found.first, found.first_possible)]
     flips = [_percent(found.flips), _percent(found.users_flips)]
     estimate = "-" if found.estimate is None else f"{found.estimate:.2f}"
     return [

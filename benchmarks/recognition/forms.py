@@ -191,8 +191,8 @@ FORMS: Mapping[str, Form] = {
     "cut": Form(cut),
     "edited": Form(edited),
     "same prompt twice": Form(twice),
-    "shared heads": Form(shared_head, sessions=4),
-    "shared documents": Form(shared_document, sessions=4),
+    "shared heads": Form(shared_head, sessions=7),
+    "shared documents": Form(shared_document, sessions=7),
 }
 
 

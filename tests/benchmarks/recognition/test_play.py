@@ -138,6 +138,8 @@ def record(**values: object) -> TurnRecord:
         ({}, "flips", 0.0),
         ({"claimed": None}, "flips", None),
         ({"follows": False}, "local", None),
+        ({"follows": False, "computed": 550}, "first", 0.5),
+        ({}, "first", None),
     ],
 )
 def test_figures_of_one_turn(values: dict[str, object], figure: str, expected: float | None) -> None:

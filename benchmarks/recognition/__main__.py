@@ -1,6 +1,6 @@
 """Beliefs and truth, form by form.
 
-    python -m benchmarks.recognition forms                            # every form on 2P_2D, 1P_3D and 4R: two minutes
+    python -m benchmarks.recognition forms                            # every form on 2P_2D, 1P_3D and 4R: a few minutes
     python -m benchmarks.recognition forms --forms reminder --templates qwen glm llama
     python -m benchmarks.recognition forms --tokenizer FOLDER         # with its own chat template
     python -m benchmarks.recognition forms --fleets 4R --routings ppd smg    # beside another router

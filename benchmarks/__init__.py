@@ -1,1 +1,2 @@
-"""Programs that measure and compare, one folder a question; `network` uses the clients of `soak`, else none another."""
+"""Programs that measure and compare, one folder a question; `network` uses the clients of `soak`, `recognition` the
+routers of `overhead`, else none another."""

@@ -29,7 +29,7 @@ ROOMS = {
         "experiment",
     ),
     "offline/report": ("write", "sections", "paper", "figures", "analysis", "page"),
-    "benchmarks": ("small", "overhead", "interference", "network", "soak"),
+    "benchmarks": ("small", "recognition", "overhead", "interference", "network", "soak"),
 }
 
 # Public class names that mean two things in one package. Only to be shortened.

@@ -1,0 +1,129 @@
+"""Beliefs and truth, form by form.
+
+    python -m benchmarks.recognition forms                            # every form on 2P_2D, 1P_3D and 4R: a few minutes
+    python -m benchmarks.recognition forms --forms reminder --templates qwen glm llama
+    python -m benchmarks.recognition forms --tokenizer FOLDER         # with its own chat template
+    python -m benchmarks.recognition forms --fleets 4R --routings ppd smg    # beside another router
+    python -m benchmarks.recognition replay --data ../shared/data     # recorded sessions, three capacities
+
+docs/recognition.md says what the columns are.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import product
+from pathlib import Path
+from random import Random
+
+from . import figures, forms, replays, templates, tokens
+from .play import FleetSetup, Language, Play, spread
+from .requests import Asked
+from .routings import ROUTINGS
+
+SHAPES = ("2P_2D", "1P_3D", "4R")
+
+MakeSessions = Callable[[], Iterable[Iterable[Asked]]]
+
+
+@lru_cache
+def language(folder: Path | None, template: str, *, engine: bool = False) -> Language:
+    if folder is not None:
+        return Language(tokenizer=tokens.from_folder(folder), template=templates.from_folder(folder))
+    tokenizer = tokens.by_simulated_engine() if engine else tokens.by_pieces()
+    return Language(tokenizer=tokenizer, template=templates.TEMPLATES[template])
+
+
+def rows(
+    played: Sequence[str], args: argparse.Namespace, spoken: Language, setup: FleetSetup, sessions: MakeSessions
+) -> None:
+    """Prints one fleet's row under each routing, and beside its tokens those that a clairvoyant computes."""
+    best: int | None = None
+    for routing in dict.fromkeys(("clairvoyant", *args.routings)):
+        play = Play(sessions(), spoken, replace(setup, routing=routing))
+        found = figures.figures(play.run(), spread(play.workers))
+        best = best or found.computed
+        if routing in args.routings:
+            _print((*played, setup.shape, routing, *figures.cells(found, best)))
+
+
+def play_forms(args: argparse.Namespace) -> None:
+    _print(("form", "template", "fleet", "routing", *figures.HEADS))
+    templates_of = [""] if args.tokenizer else args.templates
+    for name, form in forms.FORMS.items():
+        if args.forms and not any(wanted in name for wanted in args.forms):
+            continue
+
+        def sessions(name: str = name, form: forms.Form = form) -> Iterator[forms.Session]:
+            for number in range(args.sessions * form.sessions):
+                yield form.session(Random(f"{args.seed} {name} {number}"))
+
+        for template, shape in product(templates_of, args.fleets):
+            spoken = language(args.tokenizer, template, engine=args.engine)
+            setup = FleetSetup(shape=shape, capacity_tokens=args.capacity, at_once=args.at_once)
+            rows((name, template or "its own"), args, spoken, setup, sessions)
+
+
+def play_replays(args: argparse.Namespace) -> None:
+    _print(("replay", "capacity", "fleet", "routing", *figures.HEADS))
+    names = [name for name in replays.REPLAYS if not args.replays or name in args.replays]
+    for name, capacity, shape in product(names, args.capacities, args.fleets):
+        answering = int(shape.split("_")[-1][:-1])
+        limit = args.sessions * answering
+        read = partial(replays.REPLAYS[name], args.data, scale=args.scale, limit=limit, seed=args.seed)
+        setup = FleetSetup(shape=shape, capacity_tokens=round(capacity / args.scale), at_once=args.at_once * answering)
+        rows((name, f"{capacity / 1e6:.1f} M"), args, language(None, args.template), setup, read)
+
+
+def _print(values: Sequence[str]) -> None:
+    print(f"| {' | '.join(values)} |", flush=True)
+    if "routing" in values:
+        print("|---" * 4 + "|---:" * (len(values) - 4) + "|", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.recognition", description="The proxy's beliefs about caches beside the truth."
+    )
+    commands = parser.add_subparsers(required=True)
+    made = commands.add_parser("forms", help="made-up conversations in the forms of real clients")
+    recorded = commands.add_parser("replay", help="recorded sessions")
+    for one in (made, recorded):
+        one.add_argument("--fleets", nargs="+", default=SHAPES, help="as 2P_2D")
+        one.add_argument("--routings", nargs="+", default=["ppd"], choices=ROUTINGS)
+        one.add_argument("--seed", type=int, default=0)
+    _add_forms(made)
+    _add_replays(recorded)
+    args = parser.parse_args()
+    args.run(args)
+
+
+def _add_forms(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--forms", nargs="+", help="those whose name holds one of these words")
+    add("--templates", nargs="+", default=["qwen"], choices=templates.TEMPLATES)
+    add("--tokenizer", type=Path, help="a folder with tokenizer.json and tokenizer_config.json")
+    add("--engine", action="store_true", help="the simulated engine's tokens")
+    add("--sessions", type=int, default=60, help="of most forms; shared ones have seven times as many")
+    add("--at-once", type=int, default=24, help="sessions")
+    add("--capacity", type=int, default=300_000, help="tokens of KV of each worker")
+    parser.set_defaults(run=play_forms)
+
+
+def _add_replays(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--data", type=Path, required=True, help="the folder with weka-agentic-coding and mooncake-conversation")
+    add("--replays", nargs="+", choices=replays.REPLAYS)
+    add("--template", default="qwen", choices=templates.TEMPLATES)
+    add("--capacities", nargs="+", type=float, default=[0.8e6, 1.5e6, 2e6], help="tokens of KV of each worker")
+    add("--scale", type=int, default=4, help="all tokens, those of the capacities too, are divided by it")
+    add("--sessions", type=int, default=32, help="of each worker that answers")
+    add("--at-once", type=int, default=16, help="sessions of each worker that answers")
+    parser.set_defaults(run=play_replays)
+
+
+if __name__ == "__main__":
+    main()

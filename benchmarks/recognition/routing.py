@@ -1,0 +1,209 @@
+"""Who computes a prompt, and how the proxy decides it.
+
+`ProxyRouting` is the proxy's own code without sockets, fed with virtual time: it parses the body, finds the session,
+decides, and learns from the answer what `routing/learning.py` would. All that it knows of the engines is what they
+report. `turn_of` and `Learner` are the wiring that follows `routing/router.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ppd.proxy.config import Mode, SessionKey
+from ppd.proxy.fleet.booking import LegBooking
+from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.fleet.worker import Announcement, Source, Worker, WorkerId
+from ppd.proxy.openai.reply_key import ReplyKey
+from ppd.proxy.openai.request import Request, parse_request
+from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
+from ppd.proxy.sessions.prefix_chain import Hasher
+from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
+from ppd.proxy.sessions.token_estimates import TokenEstimator
+
+from .requests import MODEL, Asked
+from .templates import Message
+from .workers import TimedWorker, VirtualTime
+
+HEARTBEAT_S = 10.0  # as the agents' default
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What an answer says of its turn. cached_tokens: P's after a handoff, as the proxy shows it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Belief:
+    """What was believed of a turn as it was decided."""
+
+    kind: str  # how the session was recognised
+    claimed_tokens: int  # of the prompt, on the worker that answers
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Placed:
+    """One turn under way: where it goes, and whom to tell when it gets there."""
+
+    route: Route
+    decode: TimedWorker  # the D, or the R of a REPLICA turn
+    prefill: TimedWorker | None = None
+    belief: Belief | None = None  # None: of a rule that believes nothing
+    prefilled: Callable[[int], None] = lambda cached: None
+    answering: Callable[[], None] = lambda: None
+    completed: Callable[[Usage], None] = lambda usage: None
+
+
+class Routing(Protocol):
+    def place(self, asked: Asked, keys: Sequence[int], prompt_tokens: int) -> Placed:
+        """keys: of the prompt's blocks, for a rule that knows engines' caches."""
+        ...
+
+
+class ProxyRouting:
+    def __init__(self, time: VirtualTime, workers: Sequence[TimedWorker], mode: Mode = Mode.ALWAYS_LOCAL) -> None:
+        self._time = time
+        self._workers = {_address(worker): worker for worker in workers}
+        self._registry = Registry()
+        self._sessions = SessionTable(ttl_s=86_400.0, capacity=1_000_000)
+        self._tokens = TokenEstimator()
+        self._hasher = Hasher(bytes(16))
+        self._rules = Rules(mode=mode)
+        self._heard_s = -HEARTBEAT_S
+
+    def place(self, asked: Asked, keys: Sequence[int], prompt_tokens: int) -> Placed:
+        self._hear()
+        now_s = self._time.now_s
+        request = parse_request(
+            asked.endpoint,
+            asked.body(),
+            {},
+            tenant="",
+            hasher=self._hasher,
+            session_key=SessionKey.PREFIX,
+        )
+        match = self._sessions.find(request.prompt, now_s)
+        turn = turn_of(request, match, self._tokens)
+        decision = decide(turn, self._registry.fleet(MODEL), self._rules, qps=1.0, now_s=now_s)
+        booking = LegBooking(
+            self._registry,
+            decision.decode.id,
+            decision.prefill.id if decision.prefill is not None else None,
+            prompt_tokens=turn.prompt_tokens,
+            new_tokens=max(1, turn.prompt_tokens - decision.cached_tokens),
+        )
+        booking.reserve()
+        belief = Belief(
+            kind=match.kind,
+            claimed_tokens=decision.cached_tokens,
+            prompt_tokens=turn.prompt_tokens,
+            output_tokens=turn.output_tokens,
+        )
+        return self._placed(asked, request, match, decision, booking, belief)
+
+    def _placed(
+        self,
+        asked: Asked,
+        request: Request,
+        match: SessionMatch,
+        decision: Decision,
+        booking: LegBooking,
+        belief: Belief,
+    ) -> Placed:
+        def prefilled(cached_tokens: int) -> None:
+            booking.free_prefill()
+            booking.prefilled(cached_tokens)
+
+        def answering() -> None:
+            booking.computed()
+            booking.answering()
+
+        def completed(usage: Usage) -> None:
+            booking.release()
+            booking.generated(usage.completion_tokens)
+            self._learn(asked.reply, request, match, decision, usage)
+
+        prefill = decision.prefill
+        return Placed(
+            route=decision.route,
+            decode=self._workers[decision.decode.id],
+            prefill=self._workers[prefill.id] if prefill is not None else None,
+            belief=belief,
+            prefilled=prefilled,
+            answering=answering,
+            completed=completed,
+        )
+
+    def _learn(self, reply: Message, request: Request, match: SessionMatch, decision: Decision, usage: Usage) -> None:
+        """As `Learner._note_usage` of routing/learning.py does."""
+        prompt, completion = usage.prompt_tokens, usage.completion_tokens
+        hashed = reply_key(request, reply)
+        self._tokens.learn(request.model, request.prompt_bytes, prompt, completion)
+        residency = self._registry.residency
+        outcome = TurnOutcome(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            reply_key=hashed.key(),
+            reasoned=hashed.reasoned,
+            decode=residency(decision.decode.id, prompt + completion),
+            prefill=residency(decision.prefill.id, prompt) if decision.prefill else match.prefill,
+        )
+        self._sessions.finish(match, request.prompt, outcome, self._time.now_s)
+
+    def _hear(self) -> None:
+        """Loads reach the proxy every few seconds; between them it knows only what it has placed itself."""
+        if self._time.now_s - self._heard_s < HEARTBEAT_S:
+            return
+        self._heard_s = self._time.now_s
+        for worker in self._workers.values():
+            self._registry.apply(_announcement(worker), self._time.now_s)
+
+
+def turn_of(request: Request, match: SessionMatch, tokens: TokenEstimator) -> Turn:
+    """As `Router._turn` of routing/router.py makes it."""
+    return Turn(
+        model=request.model,
+        session_id=match.session_id,
+        number=match.turn,
+        prompt_tokens=match.held_tokens + tokens.estimate(request.model, match.new_bytes),
+        held_tokens=match.held_tokens,
+        output_tokens=tokens.expected_output(request.model, match.output_tokens, request.max_output_tokens),
+        decode=match.decode,
+        prefill=match.prefill,
+        single_engine=request.single_engine,
+    )
+
+
+def reply_key(request: Request, reply: Message) -> ReplyKey:
+    """The reply as the proxy sees it pass."""
+    hashed = ReplyKey(request)
+    if reply.get("reasoning_content"):
+        hashed.add_reasoning()
+    if reply["content"]:
+        hashed.add_text(reply["content"])
+    for index, call in enumerate(reply.get("tool_calls") or ()):
+        hashed.add_tool_call(index, call["id"], call["function"]["name"], call["function"]["arguments"])
+    return hashed
+
+
+def _address(worker: TimedWorker) -> WorkerId:
+    return WorkerId(f"{worker.name.lower()}:8000")
+
+
+def _announcement(worker: TimedWorker) -> Announcement:
+    known = Worker(
+        role=worker.role,
+        address=_address(worker),
+        models=(MODEL,),
+        engine_version="virtual",
+        incarnation="0",
+        source=Source.AGENT,
+    )
+    return Announcement(known, worker.load)

@@ -1,0 +1,54 @@
+"""Each next request of a client's recorded conversation goes on from the one before, with all of its prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppd.proxy.openai.reply_key import ReplyKey
+from ppd.proxy.openai.request import Endpoint
+from ppd.proxy.sessions.table import MatchKind, SessionTable, TurnOutcome
+from tests.support.requests import parse_bytes
+
+PIECES: dict[str, Callable[..., None]] = {
+    "text": lambda reply, text: reply.add_text(text),
+    "call": ReplyKey.add_tool_call,
+    "reasoning": ReplyKey.add_reasoning,
+}
+REWRITES = ("smolagents",)  # it repeats a reply's calls as text, so that only the prompt before them is known
+FOLDER = Path(__file__).parents[2] / "data" / "clients"
+
+
+def conversations() -> Iterator[Any]:
+    for path in sorted(FOLDER.glob("*.jsonl")):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for endpoint, recorded in groupby(lines, lambda line: Endpoint(line["endpoint"])):
+            yield pytest.param([*recorded], id=f"{path.stem}, {endpoint.name.lower()}")
+
+
+@pytest.mark.parametrize("recorded", [*conversations()])
+def test_each_next_request_of_a_client_is_found_with_its_whole_prefix(recorded: list[dict[str, Any]]) -> None:
+    sessions, held, now_s = SessionTable(ttl_s=3600.0, capacity=100), 0, 0.0
+    assert len(recorded) > 1
+    for turn, line in enumerate(recorded, start=1):
+        request = parse_bytes(json.dumps(line["body"]).encode(), Endpoint(line["endpoint"]))
+        match = sessions.find(request.prompt, now_s)
+        assert (match.kind, match.turn) == (MatchKind.NEXT if turn > 1 else MatchKind.FIRST, turn)
+        assert match.held_tokens == held
+        reply, (prompt, completion) = ReplyKey(request), line["usage"]
+        for kind, *piece in line["reply"]:
+            PIECES[kind](reply, *piece)
+        outcome = TurnOutcome(
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            reply_key=reply.key(),
+            response_id=line["response_id"],
+        )
+        now_s += 1.0
+        sessions.finish(match, request.prompt, outcome, now_s)
+        held = prompt if line["client"].startswith(REWRITES) else prompt + completion

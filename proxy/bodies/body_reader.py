@@ -110,6 +110,7 @@ class BodyReader:
             found.tail,
             found.is_text,
             unit,
+            found.samples,
         )
         request = request_of(
             how.endpoint,

@@ -9,6 +9,7 @@ A string and a list with that one text are the same content; two texts are never
 from __future__ import annotations
 
 import struct
+from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from typing import TypeVar
@@ -18,6 +19,7 @@ from msgspec.json import Decoder, Encoder
 
 from ..errors import RequestError
 from ..sessions.prefix_chain import UNIT_OVERHEAD_BYTES, BlockHash, Chain, Hasher, UnitHash
+from ..sessions.text_kinds import SAMPLED_UNITS, sample
 from ..sessions.tool_call_hash import CallHash
 from .units import structure
 
@@ -91,6 +93,7 @@ class _Units:
         self._unit: UnitHash | None = None
         self.keys: list[int] = []
         self.ends: list[int] = []
+        self._newest = _newest_texts()
 
     def begin(self, role: str, name: str | None = None, call_id: str | None = None) -> UnitHash:
         self._close()
@@ -99,12 +102,13 @@ class _Units:
 
     def chain(self) -> Chain:
         self._close()
-        return Chain(tuple(self.keys), tuple(self.ends), self._hasher)
+        return Chain(tuple(self.keys), tuple(self.ends), self._hasher, samples=tuple(map(sample, self._newest)))
 
     def _close(self) -> None:
         if self._unit is not None:
             self._key = self._unit.key()
             self._size += self._unit.size
+            self._newest.append(self._unit.text)
             self._unit = None
             self.keys.append(self._key)
             self.ends.append(self._size)
@@ -149,6 +153,7 @@ class PromptReader:
         continues = prefills and last.role == "assistant" and not last.tool_calls
         hasher, key, keys, ends = self.hasher, seed, list[int](), list[int]()
         unit: UnitHash | None = None
+        newest = _newest_texts()
         for message in messages:
             content = message.content
             # Fast path: nearly all messages are a text and nothing else.
@@ -162,17 +167,28 @@ class PromptReader:
                 text = content.encode("utf-8", "surrogatepass")
                 key = hasher.text_unit(key, message.role, message.name, message.tool_call_id, text)
                 size += UNIT_OVERHEAD_BYTES + len(text)
+                newest.append(text)
             else:
                 unit = self._message_unit(key, message)
                 key = unit.key()
                 size += unit.size
+                newest.append(unit.text)
+                unit.text = ""
             keys.append(key)
             ends.append(size)
-        return Chain(tuple(keys), tuple(ends), hasher, open_unit=unit if continues else None)
+        return Chain(
+            tuple(keys),
+            tuple(ends),
+            hasher,
+            open_unit=unit if continues else None,
+            samples=tuple(map(sample, newest)),
+        )
 
     def open_unit(self, previous: int, message: bytes) -> UnitHash:
         """The unit of a last message that the reply continues. previous: the key before it."""
-        return self._message_unit(previous, read(_MESSAGE, msgspec.Raw(message), "messages"))
+        unit = self._message_unit(previous, read(_MESSAGE, msgspec.Raw(message), "messages"))
+        unit.text = ""
+        return unit
 
     def _message_unit(self, previous: int, message: _Message) -> UnitHash:
         unit = UnitHash(self.hasher, previous, message.role, message.name or "", message.tool_call_id or "")
@@ -190,7 +206,9 @@ class PromptReader:
             units.keys.append(stored)
             units.ends.append(0)
         if isinstance(items, str):
-            units.begin("user").add_text(items)
+            unit = units.begin("user")
+            unit.add_text(items)
+            unit.show(items)
         elif not items:
             raise RequestError("input: must not be empty", param="input")
         else:
@@ -220,11 +238,13 @@ class PromptReader:
             return Chain(tuple(blocks.keys), tuple(blocks.ends), self.hasher, text, tail, is_text=kind == "text"), 1
         keys = [self.hasher.key(b"P", kind, f"{len(text):x}", text) for kind, text in data]
         whole = self.hasher.key(b"P", f"{seed:x}", *(f"{key:x}" for key in keys))
-        return Chain((whole,), (sum(len(text) for _, text in data),), self.hasher), len(data)
+        kind, text = data[0]
+        samples = (sample(text),) if kind == "text" else ()
+        return Chain((whole,), (sum(len(text) for _, text in data),), self.hasher, samples=samples), len(data)
 
     def embeddings(self, seed: int, raw: msgspec.Raw) -> Chain:
         key = self.hasher.key(b"E", f"{seed:x}", _CANONICAL.encode(read(_ANY, raw, "prompt_embeds")))
-        return Chain((key,), (MEDIA_BYTES,), self.hasher)
+        return Chain((key,), (MEDIA_BYTES,), self.hasher, samples=(None,))
 
     def _add_content(self, unit: UnitHash, content: Content, *, system: bool = False) -> None:
         for part in (content,) if isinstance(content, str) else content or ():
@@ -232,6 +252,7 @@ class PromptReader:
             if (text := _part_text(part)) is not None:
                 if not (system and text.startswith(_BILLING)):
                     unit.add_text(text)
+                    unit.show(text)
             elif not isinstance(part, str):
                 self._add_part(unit, part)
 
@@ -245,6 +266,7 @@ class PromptReader:
                 result = UnitHash(self.hasher, 0, "tool", "error" if failed else "", _string(part, "tool_use_id") or "")
                 self._add_content(result, _content(part, "content"))
                 unit.add_part(b"R", result.key(), result.size)
+                unit.show(result.text)
             case _:
                 self._add_opaque(unit, part)  # media and unknown parts: all their members count
 
@@ -259,6 +281,7 @@ class PromptReader:
         members.pop("cache_control", None)
         text = _CANONICAL.encode(members)
         unit.add_part(b"M", self.hasher.key(b"M", text), min(len(text), MEDIA_BYTES))
+        unit.show(None)
 
     def _add_call(self, unit: UnitHash, id: str | None, function: _Function | None) -> None:
         function = function or _Function()
@@ -267,12 +290,15 @@ class PromptReader:
         if len(raw) > LONG_ARGUMENTS_BYTES:
             unit.add_part(b"C", self.hasher.key(b"L", call.id, call.name, raw), len(raw))
             return
+        arguments = ""
         if raw.startswith(b'"'):
-            call.add(read(_STRING, msgspec.Raw(raw), "arguments") or "")
+            arguments = read(_STRING, msgspec.Raw(raw), "arguments") or ""
         elif raw not in (b"", b"null"):
             read(_ANY, msgspec.Raw(raw), "arguments")
-            call.add(raw.decode())
+            arguments = raw.decode()
+        call.add(arguments)
         unit.add_part(b"C", call.key(), call.size + len(call.name))
+        unit.show(arguments)
 
     def _add_item(self, units: _Units, item: Members) -> None:
         kind = _string(item, "type") or "message"
@@ -290,6 +316,10 @@ class PromptReader:
         else:
             own = {name: raw for name, raw in item.items() if kind == "item_reference" or name not in _SERVERS_OWN}
             self._add_opaque(units.begin(kind), own)
+
+
+def _newest_texts() -> deque[str | bytes | None]:
+    return deque(maxlen=SAMPLED_UNITS)
 
 
 def _check_lists(prompt: bytes) -> None:

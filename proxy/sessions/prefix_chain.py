@@ -17,7 +17,8 @@ reads `T text FF` or `T 4,096 bytes FE digest FF`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from ..errors import ConfigError
+from .text_kinds import Kind, sample, text_kind
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -131,7 +133,7 @@ def _text_end(beyond: blake3 | None) -> bytes:
 class UnitHash:
     """One unit as it is hashed. It grows only at its end, so a reply can be hashed as it streams."""
 
-    __slots__ = ("_beyond", "_hasher", "_head_end", "_state", "size")
+    __slots__ = ("_beyond", "_hasher", "_head_end", "_state", "size", "text")
 
     def __init__(self, hasher: Hasher, previous: int, role: str, name: str = "", call_id: str = "") -> None:
         self._hasher = hasher
@@ -140,6 +142,12 @@ class UnitHash:
         self._head_end = 0  # the size at which the head of the open text is full; 0: no text is open
         self._beyond: blake3 | None = None  # hash of what the open text has beyond its head
         self.size = UNIT_OVERHEAD_BYTES
+        self.text: str | None = ""  # the longest that `show` was given; None where it holds media
+
+    def show(self, text: str | None) -> None:
+        """A text that it holds, whole: what kind of text most of it is matters for counting its tokens."""
+        if self.text is not None and (text is None or len(text) > len(self.text)):
+            self.text = text
 
     def begin_text(self) -> None:
         """The next `add_text` begins a text part of its own."""
@@ -173,7 +181,7 @@ class UnitHash:
         twin = object.__new__(UnitHash)
         twin._hasher, twin._state = self._hasher, self._state.copy()
         twin._beyond = None if self._beyond is None else self._beyond.copy()
-        twin._head_end, twin.size = self._head_end, self.size
+        twin._head_end, twin.size, twin.text = self._head_end, self.size, ""
         return twin
 
     def key(self) -> int:
@@ -236,7 +244,7 @@ class Chain(msgspec.Struct, frozen=True):
 
     If the prompt was hashed in blocks, `data` is all of it, `tail` is what follows the last whole block, and `is_text`
     tells text from token ids; otherwise they are empty. `open_unit` is the last unit, if the reply continues it (an
-    assistant's message that the client began).
+    assistant's message that the client began). `samples` are of the newest units' texts; see `text_kinds`.
     """
 
     keys: tuple[int, ...]
@@ -246,6 +254,7 @@ class Chain(msgspec.Struct, frozen=True):
     tail: bytes = b""
     is_text: bool = False
     open_unit: UnitHash | None = None
+    samples: tuple[bytes | None, ...] = ()
 
     def __repr__(self) -> str:
         return f"Chain(keys={self.keys}, ends={self.ends})"  # without the prompt
@@ -263,8 +272,26 @@ class Chain(msgspec.Struct, frozen=True):
         return blocks
 
     def without_prompt(self) -> Chain:
-        """Without the prompt's bytes, which only `reach` needs."""
-        return replace(self, data=b"") if self.data else self
+        """Without the prompt's bytes, which only `reach` and `beyond` need."""
+        return replace(self, data=b"", samples=()) if self.data or self.samples else self
+
+    def beyond(self, covered: int) -> Mapping[int, int]:
+        """What follows the first `covered` bytes, by `Kind`: bytes of text, and how many units they are."""
+        ends, unread = self.ends, len(self.ends) - len(self.samples)
+        if self.data:
+            kind = text_kind(sample(memoryview(self.data)[covered:])) if self.is_text else Kind.TOKEN_IDS
+            return {Kind.START: not covered, kind: self.size - covered}
+        first = bisect_right(ends, covered)
+        is_start = not covered and ends[0] > 0  # a stored response ends at 0
+        found: dict[int, int] = {Kind.START: is_start, Kind.UNITS: len(ends) - first}
+        if first < unread:
+            found[Kind.UNREAD] = max(0, ends[unread - 1] - covered - UNIT_OVERHEAD_BYTES * (unread - first))
+            covered, first = ends[unread - 1], unread
+        for at in range(first, len(ends)):
+            kind = text_kind(self.samples[at - unread])
+            found[kind] = found.get(kind, 0) + max(0, ends[at] - covered - UNIT_OVERHEAD_BYTES)
+            covered = ends[at]
+        return found
 
     def reach(self, index: int, tail: int, check: int) -> int | None:
         """Bytes of this prompt that a prefix found at `keys[index]` covers; None if its tail is another text."""

@@ -21,7 +21,7 @@ session. An edit of a turn that is no longer remembered becomes a branch of the 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 from operator import attrgetter
 
@@ -65,7 +65,8 @@ class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
     turn: int  # 1-based
     kind: MatchKind
     held_tokens: int  # of the known prefix, as the worker counted them; 0 without one
-    new_bytes: int  # of the prompt, beyond that prefix
+    new_bytes: int  # of the prompt, beyond what those tokens count
+    added: Mapping[int, int]  # the same by kind, as `Chain.beyond` tells it
     decode: Residency | None = None
     prefill: Residency | None = None
     output_tokens: float | None = None  # mean length of this session's answers
@@ -89,6 +90,7 @@ class _PrefixMatch(msgspec.Struct, frozen=True, gc=False):
     session: Session
     prefix: KnownPrefix
     covered: int  # bytes of the request's prompt
+    counted: int  # as far as the prefix's tokens count: a reply with reasoning counts as far as its prompt
 
 
 _COVERED = attrgetter("covered")
@@ -252,7 +254,7 @@ class SessionTable:
             (found.covered for found in self._known_prefixes(prompt, session, now_s) if found.prefix.turn < turn), None
         )
         covered = known if known is not None else ends[-2] if len(ends) > 1 else 0
-        return _matched(kind, session, turn, prompt, _PrefixMatch(session, parent, covered))
+        return _matched(kind, session, turn, prompt, _PrefixMatch(session, parent, covered, covered))
 
     def _known_prefixes(self, prompt: Prompt, named: Session | None, now_s: float) -> Iterator[_PrefixMatch]:
         """The prompt's known prefixes, longest first; of equal ones the named session's comes first."""
@@ -266,11 +268,13 @@ class SessionTable:
             sessions.insert(0, named)
         found = []
         for session in dict.fromkeys(sessions):
+            counted: dict[tuple[int, int], int] = {}  # by turn and tokens; a turn's prompt comes before its reply
             for prefix in session.prefixes():
                 position = positions.get(prefix.key)
                 covered = None if position is None else chain.reach(position, prefix.tail, prefix.check)
                 if covered is not None:
-                    found.append(_PrefixMatch(session, prefix, covered))
+                    at = counted.setdefault((prefix.turn, prefix.tokens), covered)
+                    found.append(_PrefixMatch(session, prefix, covered, at))
         found.sort(key=_COVERED, reverse=True)
         return iter(found)
 
@@ -372,12 +376,14 @@ def _new_prefixes(match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> 
 
 def _matched(kind: MatchKind, session: Session, turn: int, prompt: Prompt, parent: _PrefixMatch | None) -> SessionMatch:
     output_tokens, decode, prefill = session.learnt()
+    counted = parent.counted if parent else 0
     return SessionMatch(
         session_id=session.id if prompt.label is None else hexadecimal(prompt.label),
         turn=turn,
         kind=kind,
         held_tokens=parent.prefix.tokens if parent else 0,
-        new_bytes=prompt.chain.size - (parent.covered if parent else 0),
+        new_bytes=prompt.chain.size - counted,
+        added=prompt.chain.beyond(counted),
         decode=decode,
         prefill=prefill,
         output_tokens=output_tokens,

@@ -72,6 +72,7 @@ def shown(request: Request) -> dict[str, Any]:
         "members": members,
         "keys": chain.keys,
         "ends": chain.ends,
+        "samples": chain.samples,
         "tail": chain.tail,
         "end": chain.end(),
     }

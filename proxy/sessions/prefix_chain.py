@@ -275,15 +275,20 @@ class Chain(msgspec.Struct, frozen=True):
         """Without the prompt's bytes, which only `reach` and `beyond` need."""
         return replace(self, data=b"", samples=()) if self.data or self.samples else self
 
-    def beyond(self, covered: int) -> Mapping[int, int]:
-        """What follows the first `covered` bytes, by `Kind`: bytes of text, and how many units they are."""
+    def beyond(self, covered: int | None) -> Mapping[int, int]:
+        """What follows the first `covered` bytes, by `Kind`: bytes of text, and how many units they are.
+
+        covered: None where nothing is known of what an engine puts before the prompt.
+        """
+        found: dict[int, int] = {Kind.START: 1} if covered is None else {}
+        covered = covered or 0
         ends, unread = self.ends, len(self.ends) - len(self.samples)
         if self.data:
             kind = text_kind(sample(memoryview(self.data)[covered:])) if self.is_text else Kind.TOKEN_IDS
-            return {Kind.START: not covered, kind: self.size - covered}
+            found[kind] = self.size - covered
+            return found
         first = bisect_right(ends, covered)
-        is_start = not covered and ends[0] > 0  # a stored response ends at 0
-        found: dict[int, int] = {Kind.START: is_start, Kind.UNITS: len(ends) - first}
+        found[Kind.UNITS] = len(ends) - first
         if first < unread:
             found[Kind.UNREAD] = max(0, ends[unread - 1] - covered - UNIT_OVERHEAD_BYTES * (unread - first))
             covered, first = ends[unread - 1], unread

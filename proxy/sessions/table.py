@@ -376,13 +376,13 @@ def _new_prefixes(match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> 
 
 def _matched(kind: MatchKind, session: Session, turn: int, prompt: Prompt, parent: _PrefixMatch | None) -> SessionMatch:
     output_tokens, decode, prefill = session.learnt()
-    counted = parent.counted if parent else 0
+    counted = parent.counted if parent else None
     return SessionMatch(
         session_id=session.id if prompt.label is None else hexadecimal(prompt.label),
         turn=turn,
         kind=kind,
         held_tokens=parent.prefix.tokens if parent else 0,
-        new_bytes=prompt.chain.size - counted,
+        new_bytes=prompt.chain.size - (counted or 0),
         added=prompt.chain.beyond(counted),
         decode=decode,
         prefill=prefill,

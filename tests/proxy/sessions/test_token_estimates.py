@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from random import Random
 
 import pytest
@@ -11,15 +10,16 @@ from ppd.proxy.sessions.text_kinds import Kind
 from ppd.proxy.sessions.token_estimates import DEFAULT_OUTPUT_TOKENS, TokenEstimator, decayed_mean
 
 PROSE, JSON = Kind.MARKS_0, Kind.MARKS_40
-TRUE = {Kind.START: 20.0, Kind.UNITS: 6.0, PROSE: 0.21, JSON: 0.5}
+Added = dict[int, int]
+TRUE: dict[int, float] = {Kind.START: 20.0, Kind.UNITS: 6.0, PROSE: 0.21, JSON: 0.5}
 """Tokens for one of each, as some engine's model has them."""
 
 
-def tokens_of(added: Mapping[Kind, int]) -> int:
+def tokens_of(added: Added) -> int:
     return round(sum(TRUE[kind] * amount for kind, amount in added.items()))
 
 
-def taught(*turns: Mapping[Kind, int], rounds: int = 100) -> TokenEstimator:
+def taught(*turns: Added, rounds: int = 100) -> TokenEstimator:
     tokens = TokenEstimator()
     for _ in range(rounds):
         for added in turns:
@@ -40,7 +40,7 @@ def taught(*turns: Mapping[Kind, int], rounds: int = 100) -> TokenEstimator:
         ({Kind.TOKEN_IDS: 4000}, 1000),
     ],
 )
-def test_an_unknown_model_has_the_usual_tokens(added: Mapping[int, int], tokens: int) -> None:
+def test_an_unknown_model_has_the_usual_tokens(added: Added, tokens: int) -> None:
     assert TokenEstimator().estimate("m", added) == tokens
 
 
@@ -53,17 +53,20 @@ def test_each_model_learns_its_own_tokens() -> None:
 
 
 def test_kinds_of_text_and_what_the_template_adds_are_told_apart() -> None:
-    short, long = {Kind.UNITS: 1, PROSE: 60}, {Kind.UNITS: 1, PROSE: 2000}
-    results, both = {Kind.UNITS: 2, JSON: 4000}, {Kind.UNITS: 2, PROSE: 100, JSON: 900}
+    short: Added = {Kind.UNITS: 1, PROSE: 60}
+    long: Added = {Kind.UNITS: 1, PROSE: 2000}
+    results: Added = {Kind.UNITS: 2, JSON: 4000}
+    both: Added = {Kind.UNITS: 2, PROSE: 100, JSON: 900}
     tokens = taught({**short, Kind.START: 1}, short, long, results, both)
-    for added in (short, long, results, both, {Kind.UNITS: 1, Kind.START: 1, PROSE: 500}):
+    first: Added = {Kind.UNITS: 1, Kind.START: 1, PROSE: 500}
+    for added in (short, long, results, both, first):
         assert tokens.estimate("m", added) == pytest.approx(tokens_of(added), rel=0.06)
 
 
 def test_large_results_whose_tokens_vary_leave_short_messages_alone() -> None:
     """With one least-squares fit over tokens, short messages were off by a factor of seven."""
-    random, tokens, short = Random(1), TokenEstimator(), {Kind.UNITS: 1, PROSE: 80}
-    errors = []
+    random, tokens, errors = Random(1), TokenEstimator(), list[float]()
+    short: Added = {Kind.UNITS: 1, PROSE: 80}
     for _ in range(400):
         tokens.learn("m", {Kind.UNITS: 2, PROSE: 40, JSON: 60_000}, round(60_000 * random.uniform(0.35, 0.65)), None)
         tokens.learn("m", short, tokens_of(short), None)
@@ -89,7 +92,7 @@ def test_a_change_of_habit_is_followed() -> None:
 
 @pytest.mark.parametrize("counted", [1, 5, 10**6, 10**400])
 def test_one_count_that_cannot_be_moves_little(counted: int) -> None:
-    added = {Kind.UNITS: 1, PROSE: 4000}
+    added: Added = {Kind.UNITS: 1, PROSE: 4000}
     tokens = taught(added)
     tokens.learn("m", added, counted, None)
     assert tokens.estimate("m", added) == pytest.approx(tokens_of(added), rel=0.05)
@@ -108,7 +111,7 @@ def test_counts_that_can_never_be_keep_estimates_above_nothing_and_finite(counte
     ("added", "new_tokens", "completion"),
     [({}, 5, 0), ({PROSE: 5}, 0, 0), ({PROSE: 500}, -40, 0), ({}, -1, -1), ({Kind.UNITS: 0}, 9, None)],
 )
-def test_counts_of_nothing_teach_nothing(added: Mapping[int, int], new_tokens: int, completion: int | None) -> None:
+def test_counts_of_nothing_teach_nothing(added: Added, new_tokens: int, completion: int | None) -> None:
     tokens = TokenEstimator()
     tokens.learn("m", added, new_tokens, completion)
     assert tokens.estimate("m", {PROSE: 1000, Kind.UNITS: 1}) == 204

@@ -46,6 +46,7 @@ from .runtime.tasks import Drain
 from .runtime.tls import Tls, worker_tls
 from .sessions.prefix_chain import Hasher
 from .sessions.table import SessionTable
+from .sessions.templates import TemplateOrder
 from .sessions.token_estimates import TokenEstimator
 from .settings import Settings
 from .telemetry.access_log import AccessLog
@@ -97,7 +98,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
     drain = Drain()
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
-    bodies = BodyReader(config, state.hasher, state.registry.aliases)
+    bodies = BodyReader(config, state.hasher, state.registry.aliases, templates=lambda: state.templates.known)
     dispatcher = make_dispatcher(config, state, upstream, handoff_release, bodies)
     canary = make_canary(config, state, upstream)
     rules, passed_over, examine = settings.rules(), canary.passed_over, upstream.examine
@@ -164,6 +165,7 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> 
         registry=registry,
         sessions=SessionTable(ttl_s=config.session_ttl_s, capacity=config.session_limit, serial=member.serial),
         tokens=TokenEstimator(),
+        templates=TemplateOrder(config.templates_with_call_ids),
         ledger=Ledger(),
         receipts=Receipts(config.receipts_kept),
         metrics=metrics,

@@ -4,6 +4,7 @@
 
 The router, the dispatcher and all state are real; the worker's answer comes from memory, and the mode is `table`. A
 conversation's earlier turn is played first and not timed, so that its last one is found among `--sessions` others.
+`--tools` adds so many tools of 600 bytes, and a system's text, to each body.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ DECISION_TARGETS_US = {"2 KB": 50, "130 KB": 250}  # limits from the body to the
 WARM_UP = 30
 BATCH_BYTES = 16_000_000
 REPLY = "The answer is forty-two, as far as anybody can tell; shall I go on? "
+SYSTEM = {"role": "system", "content": "You look for what you are asked for. " * 50}
 CONTEXT = TurnContext(Client(name="", tenant=""), {"content-type": "application/json"})
 
 
@@ -149,6 +151,7 @@ class TurnBench:
 
     proxy: Proxy
     router: Router
+    tools: int
     watch: StageStopwatch
 
     def parse(self, body: bytes) -> Request:
@@ -191,7 +194,7 @@ class WatchedDispatcher(Dispatcher):
         return await super().open(running)
 
 
-def bench() -> TurnBench:
+def bench(tools: int) -> TurnBench:
     settings, watch = Settings(ProxyConfig(workers=WORKERS, heartbeat_port=0)), StageStopwatch()
     proxy = assemble(settings)
     state, upstream = proxy.state, cast(Any, MemoryUpstream(watch))
@@ -219,10 +222,10 @@ def bench() -> TurnBench:
         passed_over=canary.passed_over,
         examine=proxy.upstream.examine,
     )
-    return TurnBench(proxy, router, watch)
+    return TurnBench(proxy, router, tools, watch)
 
 
-def conversation(number: int, size: int, messages: int) -> tuple[bytes | None, bytes]:
+def conversation(number: int, size: int, messages: int, tools: int) -> tuple[bytes | None, bytes]:
     """The bodies of a conversation's last two turns; None instead of the first if there is only one."""
     random = Random(number)
     words = [f"{random.getrandbits(20):x}" for _ in range(97)]
@@ -231,11 +234,21 @@ def conversation(number: int, size: int, messages: int) -> tuple[bytes | None, b
     for at in range(messages):
         text = " ".join([f"{number}-{at}", *words] * (share // 500 + 1))[:share]
         history.append({"role": "assistant", "content": REPLY} if at % 2 else {"role": "user", "content": text})
-    return (body(history[:-2]) if messages > 1 else None), body(history)
+    return (body(history[:-2], tools) if messages > 1 else None), body(history, tools)
 
 
-def body(messages: Sequence[object]) -> bytes:
-    return msgspec.json.encode({"model": MODEL, "messages": messages, "max_tokens": 64, "temperature": 0.7})
+def body(messages: Sequence[object], tools: int) -> bytes:
+    said = {"model": MODEL, "messages": messages, "max_tokens": 64, "temperature": 0.7}
+    if tools:
+        said |= {"messages": [SYSTEM, *messages], "tools": [tool(number) for number in range(tools)]}
+    return msgspec.json.encode(said)
+
+
+def tool(number: int) -> object:
+    text = {"type": "string", "description": "What it is told to look for, and where, and how long. " * 5}
+    parameters = {"type": "object", "properties": {"query": text, "limit": {"type": "integer"}}, "required": ["query"]}
+    function = {"name": f"search_{number}", "description": "Looks for something. " * 5, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +273,7 @@ async def play(one: TurnBench, name: str, rounds: int, first: int) -> TimedTurns
     batch = max(1, BATCH_BYTES // SIZES[name][0])
     for start in range(first, first + rounds, batch):
         numbers = range(start, min(start + batch, first + rounds))
-        bodies = [(number, *conversation(number, *SIZES[name])) for number in numbers]
+        bodies = [(number, *conversation(number, *SIZES[name], one.tools)) for number in numbers]
         for number, earlier, _ in bodies:
             if earlier is not None:
                 await asyncio.create_task(one.turn(earlier, number))
@@ -271,8 +284,8 @@ async def play(one: TurnBench, name: str, rounds: int, first: int) -> TimedTurns
     return row
 
 
-async def measure(sessions: int, rounds: int) -> tuple[list[TimedTurns], dict[str, dict[str, float]]]:
-    one, rows = bench(), []
+async def measure(sessions: int, rounds: int, tools: int) -> tuple[list[TimedTurns], dict[str, dict[str, float]]]:
+    one, rows = bench(tools), []
     await play(one, "200 B", sessions, 10**6)
     gc.freeze()  # so that no collection walks through the session table while a turn is timed
     for at, name in enumerate(SIZES, start=1):
@@ -283,7 +296,7 @@ async def measure(sessions: int, rounds: int) -> tuple[list[TimedTurns], dict[st
 
 async def parts(one: TurnBench, name: str, number: int) -> dict[str, float]:
     """Median microseconds of single steps of a last turn, each repeated, so with warm caches."""
-    earlier, last = conversation(number, *SIZES[name])
+    earlier, last = conversation(number, *SIZES[name], one.tools)
     if earlier is not None:
         await one.turn(earlier, number)
     state, rules, request = one.proxy.state, one.router.rules, one.parse(last)
@@ -368,8 +381,9 @@ def _cell(times_us: Sequence[float]) -> str:
 @click.command(help=__doc__)
 @click.option("--sessions", default=10_000, show_default=True, help="Known before the first timed turn.")
 @click.option("--rounds", default=1000, show_default=True, help="Timed turns of each size.")
-def main(sessions: int, rounds: int) -> None:
-    rows, steps = asyncio.run(measure(sessions, rounds))
+@click.option("--tools", default=0, show_default=True, help="In each body.")
+def main(sessions: int, rounds: int, tools: int) -> None:
+    rows, steps = asyncio.run(measure(sessions, rounds, tools))
     click.echo(f"us, median / p99 of {rounds} turns, with {sessions} sessions known; decision = parse + to decision\n")
     show(rows)
     click.echo("\nus, medians of single steps with warm caches\n")

@@ -163,12 +163,12 @@ class Replay:
         match = self._table.find(request.prompt, 0.0)
         prompt = self._counter.prompt(asked)
         new, errors = prompt - match.held_tokens, self.errors[sort]
-        error = self._tokens.estimate("m", match.added) / new - 1.0
-        if match.held_tokens:
-            errors.later.append(error)
-            errors.later_by_ratio.append(self._ratio.estimate(match.new_bytes) / new - 1.0)
-        else:
-            errors.first.append(error)
+        by_kind, by_ratio = self._tokens.estimate("m", match.added), self._ratio.estimate(match.new_bytes)
+        if not match.held_tokens:
+            errors.first.append(by_kind / new - 1.0)
+        elif new > 0:  # not the same prompt again
+            errors.later.append(by_kind / new - 1.0)
+            errors.later_by_ratio.append(by_ratio / new - 1.0)
         key = ReplyKey(request)
         if reply.get("content"):
             key.add_text(reply["content"])

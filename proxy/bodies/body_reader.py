@@ -19,6 +19,8 @@ from ..openai.reply_key import ReplyKey
 from ..openai.request import Endpoint, ReadPrompt, Request, parse_request, request_of
 from ..openai.units import weight
 from ..sessions.prefix_chain import Chain, Hasher
+from ..sessions.templates import Templates
+from ..sessions.text_cuts import TextCuts
 from .body_worker import ForwardedBody, ReadAnswer, ReadForwarded, ReadTurn, TurnBody, Unreadable, WholeAnswer
 from .forwarded import model_of, public_body
 from .helper_process import HelperProcess
@@ -50,10 +52,12 @@ class BodyReader:
         hasher: Hasher,
         aliases: Callable[[], Mapping[str, str]] = dict,
         helper: Helper | None = None,
+        templates: Callable[[], Templates] = Templates,
     ) -> None:
         """aliases: the one name by which sessions know a model, for each other name of it."""
         self._config = config
         self._aliases = aliases
+        self._templates = templates
         self._hasher = hasher
         self._helper = helper or HelperProcess("ppd.proxy.bodies.body_worker")
 
@@ -75,6 +79,7 @@ class BodyReader:
                 units_limit=None if weighs <= config.request_units_limit else config.request_units_limit,
                 salted=None if client.scope is None else client.scope.salt,
                 family=lambda model: aliases.get(model, model),
+                templates=self._templates(),
             )
         how = ReadTurn(
             endpoint=endpoint,
@@ -82,6 +87,7 @@ class BodyReader:
             tenant=client.tenant,
             scope=client.scope,
             aliases=dict(aliases),
+            templates=self._templates(),
             secret=self._hasher.secret,
             session_key=config.session_key,
             depth_limit=config.json_depth_limit,
@@ -101,7 +107,7 @@ class BodyReader:
         )
         unit = None
         if found.open_message:
-            unit = PromptReader(self._hasher).open_unit(found.keys[-2], found.open_message)
+            unit = PromptReader(self._hasher, found.template).open_unit(found.keys[-2], found.open_message)
         chain = Chain(
             tuple(found.keys),
             tuple(found.ends),
@@ -110,7 +116,10 @@ class BodyReader:
             found.tail,
             found.is_text,
             unit,
-            found.samples,
+            found.marks,
+            is_blocks=found.is_blocks,
+            long_texts=TextCuts(found.cuts) or None,
+            samples=found.samples,
         )
         request = request_of(
             how.endpoint,
@@ -121,6 +130,7 @@ class BodyReader:
             session_key=how.session_key,
             salted=how.salted,
             family=how.family,
+            templates=how.templates,
             known=ReadPrompt(chain, found.count, found.opener),
         )
         if found.prompts is None:

@@ -21,7 +21,9 @@ from ..openai.form import is_form
 from ..openai.request import Endpoint, Request, parse_request
 from ..openai.tenant_scope import TenantScope
 from ..openai.units import check_members
-from ..sessions.prefix_chain import Hasher
+from ..sessions.prefix_chain import Hasher, Marks
+from ..sessions.templates import Template, Templates
+from ..sessions.text_cuts import cuts_of
 from .forwarded import model_of, public_body
 from .helper_process import serve
 
@@ -41,6 +43,7 @@ class ReadTurn(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     scope: TenantScope | None
     aliases: dict[str, str]  # of models
+    templates: Templates
     secret: bytes  # of the hasher
     session_key: SessionKey
     depth_limit: int
@@ -65,8 +68,12 @@ class TurnBody(msgspec.Struct, frozen=True, kw_only=True):
     keys: list[int]
     ends: list[int]
     samples: tuple[bytes | None, ...]
+    marks: Marks
+    template: Template
     tail: bytes
     is_text: bool
+    is_blocks: bool
+    cuts: list[tuple[int, int]]
     count: int
     opener: str | None
     prompts: list[tuple[int, int]] | None = None  # start and end of each, in the body, of a list of prompts
@@ -181,6 +188,7 @@ def read_turn(how: ReadTurn, body: bytes) -> tuple[TurnBody, bytes | None]:
         units_limit=how.units_limit,
         salted=how.salted,
         family=how.family,
+        templates=how.templates,
     )
     places, new_body = _placed(body, request.fields)
     text = new_body or body
@@ -192,8 +200,12 @@ def read_turn(how: ReadTurn, body: bytes) -> tuple[TurnBody, bytes | None]:
         keys=list(chain.keys),
         ends=list(chain.ends),
         samples=chain.samples,
+        marks=chain.marks,
+        template=request.template,
         tail=chain.tail,
         is_text=chain.is_text,
+        is_blocks=chain.is_blocks,
+        cuts=list(cuts_of(chain)),
         count=_count(request),
         opener=request.prompt.opener,
         prompts=_prompts(request, text, starts.get("prompt", 0)),
@@ -242,7 +254,7 @@ def _prompts(request: Request, body: bytes, start: int) -> list[tuple[int, int]]
 
 def _open_message(request: Request) -> bytes:
     chain = request.prompt.chain
-    if chain.open_unit is None or len(chain.keys) == 1:
+    if chain.open_unit is None:
         return b""
     last = bytes(msgspec.json.decode(request.fields["messages"], type=list[msgspec.Raw])[-1])
     return last if len(last) <= OPEN_MESSAGE_BYTES else b""

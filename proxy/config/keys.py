@@ -196,6 +196,11 @@ class ProxyConfig:
     )
     session_ttl_s: Seconds = key(3600.0, "idle sessions are forgotten after this time")
     session_limit: AtLeastOne = key(200_000, "how many sessions are remembered; beyond that, the oldest are forgotten")
+    templates_with_call_ids: Texts = key(
+        ("*stral*", "*xtral*", "*kimi*"),
+        "models whose chat template prints the ids of tool calls, by served name in any case; `*` stands for any "
+        "characters. For all others a call is known by its place, so a client may number its calls anew",
+    )
 
     mode: Mode = key(
         Mode.TABLE,

@@ -25,6 +25,7 @@ Places = dict[str, tuple[int, int]]
 SHORT_BYTES = 16_384
 """Up to this size, encoding the members anew takes no longer than finding their positions: about 5 us."""
 
+_NULL = msgspec.Raw(b"null")
 _MOST_MEMBERS = 256  # a microsecond each; no client library sends more
 
 # The body has already been decoded as JSON, so only a brace or a comma can come before a name.
@@ -228,3 +229,24 @@ def _opens_more_than(body: bytes, limit: int) -> bool:
                 return True
             at = body.find(opener, at + 1)
     return False
+
+
+def given(fields: Fields, name: str) -> bool:
+    return name in fields and fields[name] != _NULL
+
+
+def required(fields: Fields, name: str) -> msgspec.Raw:
+    if not given(fields, name):
+        raise RequestError(f"{name}: is missing", param=name)
+    return fields[name]
+
+
+def pruned(value: object) -> object:
+    """Without what has no effect on a prompt: members that are null, and marks of caching."""
+    if isinstance(value, dict):
+        return {
+            name: pruned(member) for name, member in value.items() if member is not None and name != "cache_control"
+        }
+    if isinstance(value, list):
+        return [pruned(member) for member in value]
+    return value

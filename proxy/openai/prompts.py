@@ -1,15 +1,15 @@
-"""Reads each endpoint's prompt into a chain of hashes, one for each message or item.
+"""Reads each endpoint's prompt into a chain of hashes: one for each tool, the system's text, and each message or item.
 
 Hashed is what a chat template renders: role, name, text, tool calls and results, and media by content. Not hashed are
 members that are null or absent, `cache_control` (clients move it from turn to turn), ids and states that a server gave
-its own items, and reasoning, which most templates leave out of earlier turns and many clients do not send back.
+its own items, ids of tool calls (see `tool_call_hash`), and reasoning, which most templates leave out of earlier turns
+and many clients do not send back.
 A string and a list with that one text are the same content; two texts are never the same as their concatenation.
 """
 
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from typing import TypeVar
@@ -18,10 +18,14 @@ import msgspec
 from msgspec.json import Decoder, Encoder
 
 from ..errors import RequestError
-from ..sessions.prefix_chain import UNIT_OVERHEAD_BYTES, BlockHash, Chain, Hasher, UnitHash
-from ..sessions.text_kinds import SAMPLED_UNITS, sample
-from ..sessions.tool_call_hash import CallHash
-from .units import structure
+from ..sessions.prefix_chain import NO_MARKS, NO_UNITS, UNIT_OVERHEAD_BYTES, BlockHash, Chain, Hasher, Marks, UnitHash
+from ..sessions.prompt_head import Head, OpenChain
+from ..sessions.templates import PLAIN, Template
+from ..sessions.text_cuts import LONG_BYTES, TextCuts
+from ..sessions.text_kinds import NewestTexts, sample
+from ..sessions.tool_call_hash import CallHash, CallPlaces
+from .body_members import pruned
+from .units import LIST_LIMIT, check_lists, too_many_prompts
 
 MEDIA_BYTES = 4096
 """The size in prompt bytes of an image, sound or file: about a thousand tokens. Its own size says nothing."""
@@ -34,12 +38,11 @@ Members = dict[str, msgspec.Raw]
 Content = str | list[str | Members] | None
 T = TypeVar("T")
 
-LIST_LIMIT = 1024  # prompts in one request: vLLM's own default (VLLM_MAX_COMPLETION_PROMPTS)
-
 _ABSENT = msgspec.Raw(b"")
 _TEXT = frozenset(("text", "input_text", "output_text"))
 _REASONING = frozenset(("reasoning", "thinking", "redacted_thinking"))
 _CALLS = frozenset(("function_call", "custom_tool_call"))
+_SYSTEM = frozenset(("system", "developer"))
 _SERVERS_OWN = frozenset(("id", "status"))
 _BILLING = "x-anthropic-billing-header"  # differs in every request of a client; vLLM drops it too
 
@@ -66,6 +69,7 @@ class _Message(msgspec.Struct, kw_only=True):
 
 
 _ANY: Decoder[object] = Decoder(object)
+_LIST: Decoder[list[object]] = Decoder(list[object])
 _STRING: Decoder[str | None] = Decoder(str | None)
 _FLAG: Decoder[bool | None] = Decoder(bool | None)
 _CONTENT: Decoder[Content] = Decoder(Content)
@@ -83,66 +87,47 @@ def read(decoder: Decoder[T], raw: msgspec.Raw, name: str) -> T:
         raise RequestError(f"{name}: {exc}", param=name) from exc
 
 
-class _Units:
-    """Builds the chain of one prompt, unit by unit."""
-
-    def __init__(self, hasher: Hasher, seed: int, size: int) -> None:
-        self._hasher = hasher
-        self._key = seed
-        self._size = size
-        self._unit: UnitHash | None = None
-        self.keys: list[int] = []
-        self.ends: list[int] = []
-        self._newest = _newest_texts()
-
-    def begin(self, role: str, name: str | None = None, call_id: str | None = None) -> UnitHash:
-        self._close()
-        self._unit = UnitHash(self._hasher, self._key, role, name or "", call_id or "")
-        return self._unit
-
-    def chain(self) -> Chain:
-        self._close()
-        return Chain(tuple(self.keys), tuple(self.ends), self._hasher, samples=tuple(map(sample, self._newest)))
-
-    def _close(self) -> None:
-        if self._unit is not None:
-            self._key = self._unit.key()
-            self._size += self._unit.size
-            self._newest.append(self._unit.text)
-            self._unit = None
-            self.keys.append(self._key)
-            self.ends.append(self._size)
-
-
 class PromptReader:
-    """Makes the chain of each endpoint's prompt."""
+    """Makes the chain of one prompt."""
 
-    def __init__(self, hasher: Hasher) -> None:
+    def __init__(self, hasher: Hasher, template: Template = PLAIN) -> None:
         self.hasher = hasher
+        self._template, self._newest = template, NewestTexts()
+        self._seen: CallPlaces | None = None  # made with the first call or result: most prompts have none
+        self._cuts = TextCuts()
 
-    def seed(self, scope: int, salt: str, rendered: Mapping[str, msgspec.Raw]) -> tuple[int, int]:
-        """The key before the first unit, and the bytes of what is rendered before it."""
-        if not salt and not rendered:
-            return self.hasher.usual_key(b"S", "", previous=scope), 0  # cached: holds no client data
+    def head(self, scope: int, salt: str, rendered: Mapping[str, msgspec.Raw]) -> Head:
+        """rendered: what comes before the messages, or changes how all of them are rendered."""
         parts: list[str | bytes] = [salt]
-        size = 0
+        size, tools = 0, NO_UNITS
         for name, raw in rendered.items():
-            value, value_size = self.hasher.once(bytes(raw), partial(_canonical, name))
+            data = bytes(raw)
+            if name == "tools" and data.startswith(b"["):
+                tools = self.hasher.units(data, _canonical_items)
+                continue
+            value, value_size = self.hasher.once(data, partial(_canonical, name))
             if value_size:
                 parts += (name, f"{value:x}")
                 size += value_size
-        return self.hasher.key(b"S", *parts, previous=scope), size
+        key = self.hasher.usual_key if parts == [""] else self.hasher.key  # cached where it holds no client data
+        return Head(key(b"S", *parts, previous=scope), size, tools, self._template.tools_first)
 
-    def system(self, seed: int, size: int, raw: msgspec.Raw | None, name: str) -> tuple[int, int]:
+    @property
+    def _places(self) -> CallPlaces:
+        if self._seen is None:
+            self._seen = CallPlaces(as_they_are=self._template.prints_call_ids)
+        return self._seen
+
+    def _system(self, seed: int, raw: msgspec.Raw | None, name: str) -> tuple[int, int] | None:
         content = None if raw is None else read(_CONTENT, raw, name)
         if not content:
-            return seed, size
+            return None
         unit = UnitHash(self.hasher, seed, "system")
         self._add_content(unit, content, system=True)
-        return unit.key(), size + unit.size
+        return unit.key(), unit.size
 
-    def chat(self, seed: int, size: int, raw: msgspec.Raw, *, prefills: bool) -> Chain:
-        """`messages` of chat completions and of Anthropic's Messages.
+    def chat(self, head: Head, raw: msgspec.Raw, *, prefills: bool, system: msgspec.Raw | None = None) -> Chain:
+        """`messages` of chat completions and of Anthropic's Messages, whose `system` is beside them.
 
         prefills: a last message by the assistant starts the reply, and the client will echo both as one message.
         """
@@ -151,79 +136,100 @@ class PromptReader:
             raise RequestError("messages: must not be empty", param="messages")
         last = messages[-1]
         continues = prefills and last.role == "assistant" and not last.tool_calls
-        hasher, key, keys, ends = self.hasher, seed, list[int](), list[int]()
+        before = self._system(head.seed, system, "system")
+        if before is None and messages[0].role in _SYSTEM:
+            before = self._message(head.seed, messages.pop(0))
+        keys, ends, size = head.chain(before)
+        key, first_user, last_user, last_reply = keys[-1], 0, 0, 0
         unit: UnitHash | None = None
-        newest = _newest_texts()
-        for message in messages:
-            content = message.content
-            # Fast path: nearly all messages are a text and nothing else.
-            if (
-                type(content) is str
-                and content
-                and not (message.tool_calls or message.function_call)
-                and not (message.role == "system" and content.startswith(_BILLING))
-                and not (continues and message is last)
-            ):
-                text = content.encode("utf-8", "surrogatepass")
-                key = hasher.text_unit(key, message.role, message.name, message.tool_call_id, text)
-                size += UNIT_OVERHEAD_BYTES + len(text)
-                newest.append(text)
-            else:
+        for place, message in enumerate(messages, len(keys)):
+            self._cuts.start = size
+            role = message.role
+            if role == "assistant":
+                last_reply = place
+            elif role == "user" and _is_by_user(message.content):
+                last_user = place
+                first_user = first_user or place
+            if continues and message is last:
                 unit = self._message_unit(key, message)
-                key = unit.key()
-                size += unit.size
-                newest.append(unit.text)
-                unit.text = ""
+                key, unit_size = unit.key(), unit.size
+            else:
+                key, unit_size = self._message(key, message)
+            size += unit_size
             keys.append(key)
             ends.append(size)
-        return Chain(
-            tuple(keys),
-            tuple(ends),
-            hasher,
-            open_unit=unit if continues else None,
-            samples=tuple(map(sample, newest)),
-        )
+        head_marks = head.marks(has_system=before is not None)
+        marks = Marks(head_marks.tools, head_marks.system, first_user, last_user, last_reply)
+        keys_ends, cuts, samples = (tuple(keys), tuple(ends)), self._cuts or None, self._newest.samples()
+        return Chain(*keys_ends, self.hasher, open_unit=unit, marks=marks, long_texts=cuts, samples=samples)
+
+    def _message(self, previous: int, message: _Message) -> tuple[int, int]:
+        """Its key and size."""
+        content = message.content
+        # Fast path: nearly all messages are a text and nothing else.
+        if (
+            type(content) is str
+            and content
+            and not (message.tool_calls or message.function_call)
+            and not (message.role == "system" and content.startswith(_BILLING))
+        ):
+            text = content.encode("utf-8", "surrogatepass")
+            self._newest.add(text)
+            call_id = message.tool_call_id and self._places.result(message.tool_call_id)
+            if len(text) <= LONG_BYTES:
+                key = self.hasher.text_unit(previous, message.role, message.name, call_id, text)
+                return key, UNIT_OVERHEAD_BYTES + len(text)
+            unit = UnitHash(self.hasher, previous, message.role, message.name or "", call_id or "", self._cuts)
+            unit.add_utf8(text)
+            return unit.key(), unit.size
+        unit = self._message_unit(previous, message)
+        return unit.key(), unit.size
 
     def open_unit(self, previous: int, message: bytes) -> UnitHash:
         """The unit of a last message that the reply continues. previous: the key before it."""
-        unit = self._message_unit(previous, read(_MESSAGE, msgspec.Raw(message), "messages"))
-        unit.text = ""
-        return unit
+        return self._message_unit(previous, read(_MESSAGE, msgspec.Raw(message), "messages"))
 
     def _message_unit(self, previous: int, message: _Message) -> UnitHash:
-        unit = UnitHash(self.hasher, previous, message.role, message.name or "", message.tool_call_id or "")
+        call_id = self._places.result(message.tool_call_id) if message.tool_call_id else ""
+        unit = UnitHash(self.hasher, previous, message.role, message.name or "", call_id, self._cuts)
+        if self._seen is not None:
+            self._seen.begin_round()
         self._add_content(unit, message.content, system=message.role == "system")
         for call in message.tool_calls or ():
             self._add_call(unit, call.id, call.function or call.custom)
         if message.function_call is not None:
             self._add_call(unit, None, message.function_call)
+        self._newest.add(unit.text)
+        unit.text = ""
         return unit
 
-    def responses(self, seed: int, size: int, raw: msgspec.Raw, stored: int | None) -> Chain:
+    def responses(self, head: Head, raw: msgspec.Raw, instructions: msgspec.Raw | None, stored: int | None) -> Chain:
+        """`input` of Responses. stored: key of the response that it continues, which stands for the head too."""
         items = read(_ITEMS, raw, "input")
-        units = _Units(self.hasher, seed if stored is None else stored, size)
-        if stored is not None:  # the input continues this response
-            units.keys.append(stored)
-            units.ends.append(0)
-        if isinstance(items, str):
-            unit = units.begin("user")
-            unit.add_text(items)
-            unit.show(items)
-        elif not items:
+        if items == []:
             raise RequestError("input: must not be empty", param="input")
+        system = self._system(head.seed, instructions, "instructions")
+        if system is None and stored is None and isinstance(items, list) and _string(items[0], "role") in _SYSTEM:
+            opening = OpenChain(self.hasher, [head.seed], [0])
+            self._add_item(opening, items.pop(0))
+            system = opening.end()
+        keys, ends, size = head.chain(system)
+        marks = head.marks(has_system=system is not None)
+        if stored is not None:
+            keys, ends, marks = [stored], [0], NO_MARKS
+        units = OpenChain(self.hasher, keys, ends, size, self._cuts, self._newest)
+        if isinstance(items, str):
+            self._add_content(units.begin("user"), items)
         else:
             for item in items:
                 self._add_item(units, item)
-        chain = units.chain()
-        if len(chain.keys) == (stored is not None):  # only reasoning: an empty unit stands for it
+        if len(keys) == 1 and units.is_closed:  # only reasoning: an empty unit stands for it
             units.begin("")
-            chain = units.chain()
-        return chain
+        return units.chain(marks)
 
     def completions(self, seed: int, raw: msgspec.Raw) -> tuple[Chain, int]:
         """The chain of `prompt`, and how many prompts it holds: several are one unit, known only as a whole."""
-        if memoryview(raw).nbytes > LIST_LIMIT and bytes(raw).count(b"[") > LIST_LIMIT + 1:
-            _check_lists(bytes(raw))
+        check_lists(raw)
         prompt = read(_PROMPT, raw, "prompt")
         several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
         if isinstance(prompt, list) and several and len(prompt) > LIST_LIMIT:
@@ -235,11 +241,11 @@ class PromptReader:
             blocks = BlockHash(self.hasher, self.hasher.key(b"P", f"{seed:x}", kind))
             blocks.add(text)
             tail = text[blocks.ends[-1] :]
-            return Chain(tuple(blocks.keys), tuple(blocks.ends), self.hasher, text, tail, is_text=kind == "text"), 1
-        keys = [self.hasher.key(b"P", kind, f"{len(text):x}", text) for kind, text in data]
-        whole = self.hasher.key(b"P", f"{seed:x}", *(f"{key:x}" for key in keys))
-        kind, text = data[0]
-        samples = (sample(text),) if kind == "text" else ()
+            keys, ends, is_text = tuple(blocks.keys), tuple(blocks.ends), kind == "text"
+            return Chain(keys, ends, self.hasher, text, tail, is_text=is_text, is_blocks=True), 1
+        each = [self.hasher.key(b"P", kind, f"{len(text):x}", text) for kind, text in data]
+        whole = self.hasher.key(b"P", f"{seed:x}", *(f"{key:x}" for key in each))
+        samples = (sample(data[0][1]),) if data[0][0] == "text" else ()
         return Chain((whole,), (sum(len(text) for _, text in data),), self.hasher, samples=samples), len(data)
 
     def embeddings(self, seed: int, raw: msgspec.Raw) -> Chain:
@@ -263,7 +269,8 @@ class PromptReader:
                 self._add_call(unit, _string(part, "id"), call)
             case "tool_result":
                 failed = "is_error" in part and read(_FLAG, part["is_error"], "is_error")
-                result = UnitHash(self.hasher, 0, "tool", "error" if failed else "", _string(part, "tool_use_id") or "")
+                call_id = self._places.result(_string(part, "tool_use_id"))
+                result = UnitHash(self.hasher, 0, "tool", "error" if failed else "", call_id)
                 self._add_content(result, _content(part, "content"))
                 unit.add_part(b"R", result.key(), result.size)
                 unit.show(result.text)
@@ -271,7 +278,7 @@ class PromptReader:
                 self._add_opaque(unit, part)  # media and unknown parts: all their members count
 
     def _add_opaque(self, unit: UnitHash, part: Members) -> None:
-        members = {name: value for name, raw in part.items() if (value := _pruned(read(_ANY, raw, name))) is not None}
+        members = {name: value for name, raw in part.items() if (value := pruned(read(_ANY, raw, name))) is not None}
         image = members.get("image_url")
         if isinstance(image, dict):  # clients write an image nested or flat
             members = {**members, **image, "image_url": image.get("url")}
@@ -285,7 +292,7 @@ class PromptReader:
 
     def _add_call(self, unit: UnitHash, id: str | None, function: _Function | None) -> None:
         function = function or _Function()
-        call = CallHash(self.hasher, id, function.name)
+        call = CallHash(self.hasher, self._places.call(id), function.name)
         raw = bytes(function.arguments) or bytes(function.input)
         if len(raw) > LONG_ARGUMENTS_BYTES:
             unit.add_part(b"C", self.hasher.key(b"L", call.id, call.name, raw), len(raw))
@@ -297,43 +304,55 @@ class PromptReader:
             read(_ANY, msgspec.Raw(raw), "arguments")
             arguments = raw.decode()
         call.add(arguments)
-        unit.add_part(b"C", call.key(), call.size + len(call.name))
         unit.show(arguments)
+        unit.add_part(b"C", call.key(), call.size + len(call.name))
 
-    def _add_item(self, units: _Units, item: Members) -> None:
+    def _add_item(self, units: OpenChain, item: Members) -> None:
         kind = _string(item, "type") or "message"
         if kind in _REASONING:
             return  # no unit
+        if kind in _CALLS:
+            call = _Function(_string(item, "name"), item.get("arguments", _ABSENT), item.get("input", _ABSENT))
+            self._add_call(units.begin("call"), _string(item, "call_id"), call)
+        elif kind.endswith("_call"):
+            self._add_opaque(units.begin(kind), self._named_by_place(item))
+        else:
+            self._places.begin_round()
+            self._add_said(units, kind, item)
+
+    def _named_by_place(self, item: Members) -> Members:
+        named = not self._places.call(_string(item, "call_id"))
+        return {
+            name: raw for name, raw in item.items() if name not in _SERVERS_OWN and not (named and name == "call_id")
+        }
+
+    def _add_said(self, units: OpenChain, kind: str, item: Members) -> None:
+        """An item that is no call."""
         if kind == "message":
             unit = units.begin(_string(item, "role") or "", _string(item, "name"))
             self._add_content(unit, _content(item, "content"))
-        elif kind in _CALLS:
-            call = _Function(_string(item, "name"), item.get("arguments", _ABSENT), item.get("input", _ABSENT))
-            self._add_call(units.begin("call"), _string(item, "call_id"), call)
         elif kind.endswith("_output") and "output" in item:
-            unit = units.begin("tool", call_id=_string(item, "call_id"))
+            unit = units.begin("tool", call_id=self._places.result(_string(item, "call_id")))
             self._add_content(unit, _content(item, "output"))
         else:
             own = {name: raw for name, raw in item.items() if kind == "item_reference" or name not in _SERVERS_OWN}
             self._add_opaque(units.begin(kind), own)
 
 
-def _newest_texts() -> deque[str | bytes | None]:
-    return deque(maxlen=SAMPLED_UNITS)
-
-
-def _check_lists(prompt: bytes) -> None:
-    if structure(prompt).count(b"[") > LIST_LIMIT + 1:
-        raise too_many_prompts()
-
-
-def too_many_prompts() -> RequestError:
-    return RequestError(f"prompt: must be a list of at most {LIST_LIMIT} prompts", param="prompt")
-
-
 def _canonical(name: str, raw: bytes) -> bytes:
-    value = _pruned(read(_ANY, msgspec.Raw(raw), name))
+    value = pruned(read(_ANY, msgspec.Raw(raw), name))
     return b"" if value is None or value in ([], {}) else _CANONICAL.encode(value)  # empty: renders to nothing
+
+
+def _canonical_items(raw: bytes) -> list[bytes]:
+    return [_CANONICAL.encode(pruned(one)) for one in read(_LIST, msgspec.Raw(raw), "tools")]
+
+
+def _is_by_user(content: Content) -> bool:
+    """Whether it is more than results of tools, which Anthropic's clients send in the user's name."""
+    if not isinstance(content, list):
+        return True
+    return any(isinstance(part, str) or _string(part, "type") != "tool_result" for part in content)
 
 
 def first_user_text(raw: msgspec.Raw, name: str) -> str | None:
@@ -379,13 +398,3 @@ def _string(members: Members, name: str) -> str | None:
 
 def _content(members: Members, name: str) -> Content:
     return read(_CONTENT, members[name], name) if name in members else None
-
-
-def _pruned(value: object) -> object:
-    if isinstance(value, dict):
-        return {
-            name: _pruned(member) for name, member in value.items() if member is not None and name != "cache_control"
-        }
-    if isinstance(value, list):
-        return [_pruned(member) for member in value]
-    return value

@@ -16,17 +16,20 @@ from .request import Endpoint, Request
 class ReplyKey:
     """The first choice of one reply; feed it what the worker sends, in order."""
 
-    __slots__ = ("_form", "_hasher", "add_text", "reasoned")
+    __slots__ = ("_form", "_hasher", "_with_call_ids", "add_text", "reasoned")
 
     def __init__(self, request: Request) -> None:
         self._hasher = request.prompt.chain.hasher
         self._form = _form_for(request)
+        self._with_call_ids = request.template.prints_call_ids
         self.add_text = self._form.add_text
         self.reasoned = False  # the model also wrote reasoning, which the next prompt will hardly hold
 
     def add_tool_call(self, index: int, id: str | None, name: str | None, arguments: str) -> None:
         call = self._form.call(index)
-        call.id, call.name = id or call.id, name or call.name
+        call.name = name or call.name
+        if self._with_call_ids:
+            call.id = id or call.id
         call.add(arguments)
 
     def add_reasoning(self) -> None:

@@ -2,10 +2,6 @@
 
 Whatever a client sends, the result is a `Request` or one `RequestError` that names the member at fault. Members that
 routing does not read are left for the worker to judge.
-
-A client may name its conversation. The first name that is present counts: headers `X-Session-ID`, `X-Session-Affinity`,
-`X-Correlation-ID`; body members `conversation_id`, `session_id`, `prompt_cache_key`, and `conversation` of Responses.
-`metadata` is not read, because what clients put there (a user, an account) spans conversations.
 """
 
 from __future__ import annotations
@@ -23,8 +19,10 @@ from ..config import SessionKey
 from ..errors import RequestError
 from ..sessions.prefix_chain import Chain, Hasher
 from ..sessions.session import Prompt, response_key
+from ..sessions.session_name import session_name
+from ..sessions.templates import NO_TEMPLATES, PLAIN, Template, Templates
 from . import body_members
-from .body_members import DEPTH_LIMIT, check_depth
+from .body_members import DEPTH_LIMIT, check_depth, given, required
 from .prompts import PromptReader, first_user_text, read
 from .units import UNITS_LIMIT, check_units
 
@@ -61,6 +59,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt: Prompt
     explicit_id: str | None
     cache_salt: str = ""  # as workers get it: a tenant's own is joined with the client's
+    template: Template = PLAIN
     priority: int | None = None  # vLLM's member: lower is earlier
     prompts: tuple[msgspec.Raw, ...] | None = None  # of a list of prompts, where it has been split already
 
@@ -73,29 +72,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _NO_FIELDS: Fields = {}
-_NULL = msgspec.Raw(b"null")
 _TO_FIT = msgspec.Raw(b"-1")
 _BODY: Decoder[Fields] = Decoder(Fields)
 _STRING: Decoder[Any] = Decoder(str | None)
 _FLAG: Decoder[Any] = Decoder(bool | None)
 _NUMBER: Decoder[Any] = Decoder(int | float | None)
-_ID: Decoder[str | int | None] = Decoder(str | int | None)
 
 
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class _Conversation(msgspec.Struct):
-    id: str
-
-
 _STREAM_OPTIONS: Decoder[Any] = Decoder(_StreamOptions | None)
-_CONVERSATION: Decoder[str | _Conversation | None] = Decoder(str | _Conversation | None)
 
-_ID_HEADERS = ("x-session-id", "x-session-affinity", "x-correlation-id")
-_ID_MEMBERS = ("conversation_id", "session_id", "prompt_cache_key")
-_NAMING = frozenset((*_ID_MEMBERS, "conversation"))
+_NAMES = {Endpoint.RESPONSES: "conversation", Endpoint.MESSAGES: "metadata"}
 _CAPS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 _TEMPLATE = ("chat_template", "chat_template_kwargs", "documents", "mm_processor_kwargs", "media_io_kwargs")
 
@@ -162,6 +152,7 @@ def parse_request(
     units_limit: int | None = UNITS_LIMIT,
     salted: Callable[[str], str] | None = None,
     family: Callable[[str], str] | None = None,
+    templates: Templates = NO_TEMPLATES,
 ) -> Request:
     """RequestError (400) for an invalid body. Names in `headers` are lower-case, or their case is ignored.
 
@@ -183,6 +174,7 @@ def parse_request(
             session_key=session_key,
             salted=salted,
             family=family,
+            templates=templates,
         )
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise RequestError(f"the body is not a JSON object: {exc}") from exc
@@ -200,20 +192,22 @@ def request_of(
     session_key: SessionKey,
     salted: Callable[[str], str] | None = None,
     family: Callable[[str], str] | None = None,
+    templates: Templates = NO_TEMPLATES,
     known: ReadPrompt | None = None,
 ) -> Request:
     """The request of a body's members. known: what another process has read of its prompt."""
     kinds = _READ[endpoint]
     values = {name: _short(kinds[name], raw, name) for name, raw in fields.items() if name in kinds}
     model = _model(values)
-    scope = scope_of(endpoint, hasher, tenant, model if family is None else family(model))
+    name = model if family is None else family(model)
+    scope, template = scope_of(endpoint, hasher, tenant, name), templates.of(name, model)
     salt = values.get("cache_salt") or ""
     if salted is not None:
         salt = salted(salt)
-    prompt = known or _read_prompt(endpoint, fields, values, salt, PromptReader(hasher), scope, session_key)
+    prompt = known or _read_prompt(endpoint, fields, values, salt, PromptReader(hasher, template), scope, session_key)
     chain, opener = prompt.chain, prompt.opener
     choices = prompt.count * _count(values, "n")
-    explicit_id = _explicit_id(endpoint, fields, headers)
+    explicit_id = session_name(headers, fields, _short, _NAMES.get(endpoint))
     named = opener or explicit_id
     return Request(
         endpoint=endpoint,
@@ -227,6 +221,7 @@ def request_of(
         fields=fields,
         prompt=Prompt(
             chain=chain,
+            model=model if family is None else family(model),
             label=hasher.key(b"I", f"{scope:x}", "opener" if opener else "id", named) if named else None,
             opener=opener,
             previous_response_id=values.get("previous_response_id"),
@@ -234,6 +229,7 @@ def request_of(
         ),
         explicit_id=explicit_id,
         cache_salt=salt,
+        template=template,
         priority=_priority(values),
     )
 
@@ -272,36 +268,18 @@ def _chain(
     rendered: Fields = {}
     if not _RENDERED_ANYWHERE.isdisjoint(fields):
         rendered = {name: fields[name] for name in _RENDERED[endpoint] if name in fields}
-    seed, size = reader.seed(scope, salt, rendered)
+    head = reader.head(scope, salt, rendered)
     if endpoint is Endpoint.COMPLETIONS:
-        if not _given(fields, "prompt") and _given(fields, "prompt_embeds"):
-            return reader.embeddings(seed, fields["prompt_embeds"]), 1
-        return reader.completions(seed, _required(fields, "prompt"))
+        if not given(fields, "prompt") and given(fields, "prompt_embeds"):
+            return reader.embeddings(head.seed, fields["prompt_embeds"]), 1
+        return reader.completions(head.seed, required(fields, "prompt"))
     if endpoint is Endpoint.RESPONSES:
-        seed, size = reader.system(seed, size, fields.get("instructions"), "instructions")
         previous = values.get("previous_response_id")
         stored = None if previous is None else response_key(reader.hasher, scope, previous)
-        return reader.responses(seed, size, _required(fields, "input"), stored), 1
-    if endpoint is Endpoint.MESSAGES:
-        seed, size = reader.system(seed, size, fields.get("system"), "system")
+        return reader.responses(head, required(fields, "input"), fields.get("instructions"), stored), 1
+    system = fields.get("system") if endpoint is Endpoint.MESSAGES else None
     prefills = endpoint is Endpoint.MESSAGES or bool(values.get("continue_final_message"))
-    return reader.chat(seed, size, _required(fields, "messages"), prefills=prefills), 1
-
-
-def _explicit_id(endpoint: Endpoint, fields: Fields, headers: Mapping[str, str]) -> str | None:
-    for name in _ID_HEADERS:
-        if given := headers.get(name):
-            return given
-    if _NAMING.isdisjoint(fields):
-        return None
-    for name in _ID_MEMBERS:
-        value = _short(_ID, fields[name], name) if name in fields else None
-        if value not in (None, ""):
-            return str(value)
-    if endpoint is not Endpoint.RESPONSES or "conversation" not in fields:
-        return None
-    conversation = _short(_CONVERSATION, fields["conversation"], "conversation")
-    return conversation.id if isinstance(conversation, _Conversation) else conversation or None
+    return reader.chat(head, required(fields, "messages"), prefills=prefills, system=system), 1
 
 
 def _opener(endpoint: Endpoint, fields: Fields) -> str | None:
@@ -344,11 +322,11 @@ def _single_engine(endpoint: Endpoint, fields: Fields, values: Values, several_c
         return "best_of"
     if values.get("use_beam_search"):
         return "beam_search"
-    if _given(fields, "prompt_logprobs"):
+    if given(fields, "prompt_logprobs"):
         return "prompt_logprobs"
     if values.get("echo"):
         return "echo"
-    return "prompt_embeds" if endpoint is Endpoint.COMPLETIONS and _given(fields, "prompt_embeds") else None
+    return "prompt_embeds" if endpoint is Endpoint.COMPLETIONS and given(fields, "prompt_embeds") else None
 
 
 def _wants_usage(endpoint: Endpoint, values: Values) -> bool:
@@ -359,16 +337,6 @@ def _wants_usage(endpoint: Endpoint, values: Values) -> bool:
 
 
 # -- members of the body
-
-
-def _given(fields: Fields, name: str) -> bool:
-    return name in fields and fields[name] != _NULL
-
-
-def _required(fields: Fields, name: str) -> msgspec.Raw:
-    if not _given(fields, name):
-        raise RequestError(f"{name}: is missing", param=name)
-    return fields[name]
 
 
 def _integer(values: Values, name: str) -> int | None:

@@ -14,6 +14,7 @@ from ..decision_table.score import Verdict
 from ..decision_table.table import ScoredTable
 from ..fleet.residency import Residency
 from ..fleet.view import WorkerView
+from ..fleet.worker import WorkerId
 
 
 class Route(StrEnum):
@@ -33,6 +34,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int  # expected length of the answer
     decode: Residency | None = None  # the D or R that computed the session's last turn
     prefill: Residency | None = None  # the P that last prefilled for it
+    affinity: WorkerId | None = None  # the D or R to prefer where none holds anything
     single_engine: str | None = None  # why one engine must do it all, e.g. "n"
     stored_response: bool = False  # the history is stored in the engine that answered last
     forced: Route | None = None  # what the operator asks for on this request, whatever mode and table say

@@ -14,6 +14,8 @@ from .decision import Turn
 KV_FULL = 0.95  # at this share of KV blocks in use, a new session would evict or preempt others
 LEAST_FACTOR = 0.1  # where slow start begins: a worker that has just joined counts as ten times as loaded
 
+AFFINITY_FACTOR = 1.25  # a preferred worker may have so many times the requests of the least loaded one
+
 Rank = tuple[float, ...]
 
 SlowStart = Callable[[WorkerView], float]
@@ -27,12 +29,19 @@ def slow_start_factor(view: WorkerView, now_s: float, warm_up_s: float) -> float
 
 
 def pick_decode(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowStart) -> WorkerView | None:
-    """The session's own worker if it still holds the prefix, else the least loaded one with room for its KV."""
+    """The session's own worker if it still holds the prefix, else the least loaded one with room for its KV.
+
+    A session whose prefix nobody holds goes to the worker that it prefers, as far as that has not much more to do.
+    """
     if turn.decode is not None:
         for view in candidates:
             if view.worker.address == turn.decode.worker and stale_reason(turn.decode, view) is None:
                 return view
-    return _first(candidates, lambda view: _load_rank(view, slow_start(view)), turn.session_id)
+    best = _first(candidates, lambda view: _load_rank(view, slow_start(view)), turn.session_id)
+    for view in candidates:
+        if view.worker.address == turn.affinity and best is not None and _has_room_beside(view, best, slow_start):
+            return view
+    return best
 
 
 def pick_prefill(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowStart) -> WorkerView | None:
@@ -49,6 +58,11 @@ def held_on(residency: Residency | None, view: WorkerView, prefix_tokens: int) -
     if residency is None or residency.worker != view.worker.address or stale_reason(residency, view) is not None:
         return 0
     return min(residency.tokens, prefix_tokens)
+
+
+def _has_room_beside(view: WorkerView, best: WorkerView, slow_start: SlowStart) -> bool:
+    requests, least = (view.requests + 1) / slow_start(view), (best.requests + 1) / slow_start(best)
+    return view.load.kv_usage < KV_FULL and requests <= least * AFFINITY_FACTOR
 
 
 def _load_rank(view: WorkerView, factor: float) -> tuple[bool, float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from ..policy import Route
@@ -10,6 +11,8 @@ from ..sessions.table import SessionMatch, TurnOutcome
 from ..telemetry.receipts import Receipt
 from .attempt import Attempt, OpenAnswer
 from .state import State
+
+log = logging.getLogger(__name__)
 
 # A LOCAL turn that found less than this share of what was believed resident is a residency miss. The engine caches
 # whole blocks, so the last few tokens never count, but rounding does not lose half of a prefix.
@@ -23,6 +26,7 @@ class Learner:
         self._drain = drain
         self._sessions = state.sessions
         self._tokens = state.tokens
+        self._templates = state.templates
         self._registry = state.registry
         self._metrics = state.metrics
         self._rate_limits = state.rate_limits
@@ -108,13 +112,15 @@ class Learner:
         if decision.route is Route.LOCAL and cached is not None and cached < decision.cached_tokens * MISS_SHARE:
             self._metrics.residency_misses.inc()
         # What an unknown stored response adds to the prompt has tokens, but no bytes here.
-        is_whole = match.parent is not None or request.prompt.previous_response_id is None
+        is_whole = match.source is not None or request.prompt.previous_response_id is None
         self._tokens.learn(request.model, match.added if is_whole else {}, prompt - match.held_tokens, completion)
+        self._learn_template(attempt, prompt, cached, now_s)
         attempt.booking.generated(completion)
         residency = self._registry.residency
         outcome = TurnOutcome(
             prompt_tokens=prompt,
             completion_tokens=completion,
+            cached_tokens=cached if opened.handoff is None and decision.cached_tokens else None,
             reply_key=opened.reply.key(),
             response_id=summary.response_id,
             reasoned=opened.reply.reasoned,
@@ -122,3 +128,11 @@ class Learner:
             prefill=residency(decision.prefill.id, prompt) if decision.prefill else match.prefill,
         )
         self._sessions.finish(match, request.prompt, outcome, now_s)
+
+    def _learn_template(self, attempt: Attempt, prompt: int, cached: int | None, now_s: float) -> None:
+        model = self._registry.family(attempt.request.model)
+        prefill = attempt.decision.prefill
+        worker, chain = attempt.decode if prefill is None else prefill.id, attempt.request.prompt.chain
+        if self._templates.learn(model, worker, chain, prompt, cached, now_s):
+            first = "tools" if self._templates.known.of(model).tools_first else "the system's text"
+            log.info("model %s: its template renders %s first, by what workers have found cached", model, first)

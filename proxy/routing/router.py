@@ -288,6 +288,7 @@ class Router:
             output_tokens=tokens.expected_output(request.model, match.output_tokens, request.max_output_tokens),
             decode=match.decode,
             prefill=match.prefill,
+            affinity=match.affinity,
             single_engine=request.single_engine,
             stored_response=request.prompt.previous_response_id is not None,
             forced=forced,

@@ -15,6 +15,7 @@ from ..health.poisoned_prompts import PoisonedPrompts
 from ..health.worker_health import WorkerHealth
 from ..sessions.prefix_chain import Hasher
 from ..sessions.table import SessionTable
+from ..sessions.templates import TemplateOrder
 from ..sessions.token_estimates import TokenEstimator
 from ..telemetry.metrics import Metrics
 from ..telemetry.receipts import Receipts
@@ -27,6 +28,7 @@ class State:
     registry: Registry
     sessions: SessionTable
     tokens: TokenEstimator
+    templates: TemplateOrder
     ledger: Ledger
     receipts: Receipts
     metrics: Metrics

@@ -1,8 +1,9 @@
 """Chained keyed hashes that name each prefix of a conversation and keep nothing of its text.
 
-A chain starts at a seed: tenant, model, endpoint, salt, and all that is rendered before the first message. Each
-*unit*, a message or an item, turns the key so far into the next one, so equal keys mean equal prefixes. Only the proxy
-knows the secret: a client can neither construct two prompts with one key, nor test a guess at another's prompt.
+A chain starts at a seed: tenant, model, endpoint, salt, and what changes how all of the prompt is rendered. Each
+*unit* turns the key so far into the next one, so equal keys mean equal prefixes: each tool and the system's text (see
+`prompt_head`), then each message or item. Only the proxy knows the secret: a client can neither construct two prompts
+with one key, nor test a guess at another's prompt.
 
 Raw prompts of `/v1/completions` have no units. They are cut into blocks whose ends depend on the offset only: 16
 bytes at first, and from 4 KiB on 1/128 to 1/256 of the offset, so a 64 MiB prompt takes under 3,000 hashes. A prefix
@@ -17,17 +18,16 @@ reads `T text FF` or `T 4,096 bytes FE digest FF`.
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 from blake3 import blake3
 from msgspec.structs import replace
 
 from ..errors import ConfigError
-from .text_kinds import Kind, sample, text_kind
+from .text_kinds import OVERHEAD_BYTES
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -35,10 +35,13 @@ if TYPE_CHECKING:
 KEY_BITS = 60
 """Two of CPython's 30-bit digits: 32 bytes of memory, not 48. Among 2 million keys, two collide in 1 run of 500,000."""
 
-UNIT_OVERHEAD_BYTES = 16
+UNIT_OVERHEAD_BYTES = OVERHEAD_BYTES
 """What a chat template adds around a message (role, separators): about four tokens."""
 
 USUAL_KEYS = 1024
+
+KEPT_UNITS = 100_000
+"""Of lists that many prompts have: at most 10 MB."""
 
 HEAD_BYTES = 4096
 """How much of a unit's text SHA-256 hashes. BLAKE3 hashes the rest, so only longer texts hold its state of 2 KB."""
@@ -59,6 +62,46 @@ class PrefixEnd(msgspec.Struct, frozen=True):
     check: int = 0  # a hash of those bytes in 32 bits, chained to `key`; 0 where there are none
 
 
+class LongTexts(Protocol):
+    """The texts above 4 KiB of one prompt: see `text_cuts`."""
+
+    known: Sequence[tuple[int, int]]
+
+    def note(self, state: _Hash, beyond: memoryview, offset: int) -> None: ...
+    def cuts(self, hasher: Hasher) -> Sequence[tuple[int, int]]: ...
+    def without_text(self) -> LongTexts: ...
+
+
+class Marks(msgspec.Struct, frozen=True, gc=False):
+    """Which of a chain's keys ends each part of the prompt; 0, the seed's place, where there is no such part.
+
+    The later one of `tools` and `system` is the whole head; see `Chain.head`.
+    """
+
+    tools: int = 0  # the last tool
+    system: int = 0  # the system's text
+    first_user: int = 0  # the first message by the user
+    last_user: int = 0  # the newest one; results of tools are not by the user
+    last_reply: int = 0  # the newest message by the assistant, or the last of its items
+
+    @property
+    def head(self) -> int:
+        return max(self.tools, self.system)
+
+
+NO_MARKS = Marks()
+
+
+class Units(msgspec.Struct, frozen=True, gc=False):
+    """A list that many prompts have, hashed without what is before it: `ends[i]` is the size of its first i + 1."""
+
+    keys: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+
+
+NO_UNITS = Units()
+
+
 class Hasher:
     """All keyed hashing: one for the life of the process, and nobody else knows its secret."""
 
@@ -74,6 +117,8 @@ class Hasher:
         # Its key is derived from the secret separately, so neither hash says anything about the other.
         self._beyond = blake3(key=blake3(secret, derive_key_context=_BEYOND_CONTEXT).digest())
         self._once: dict[int, tuple[int, int]] = {}
+        self._lists: dict[int, Units] = {}
+        self._listed = 0  # units in them
         self.usual_key = lru_cache(USUAL_KEYS)(self.key)  # cached, for what nearly every request has again
 
     def start(self, domain: bytes, previous: int = 0) -> _Hash:
@@ -91,11 +136,8 @@ class Hasher:
         return finished(state)
 
     def once(self, raw: bytes, form: Callable[[bytes], bytes]) -> tuple[int, int]:
-        """The key and the size of `form(raw)`, computed once for equal values; only keys and sizes are kept.
-
-        Tools are the same in each turn, and `form` takes 300 us for 30 KB of them.
-        """
-        name = self.key(b"F", raw)
+        """The key and the size of `form(raw)`, computed once for equal values; only keys and sizes are kept."""
+        name = self.name_of(raw)
         found = self._once.get(name)
         if found is None:
             formed = form(raw)
@@ -103,6 +145,34 @@ class Hasher:
                 self._once.clear()
             found = self._once[name] = (self.key(b"V", formed), len(formed))
         return found
+
+    def units(self, raw: bytes, form: Callable[[bytes], list[bytes]]) -> Units:
+        """The units that `form` finds in `raw`, computed once for equal bytes.
+
+        Tools are the same in each turn, and `form` takes 300 us for 30 KB of them.
+        """
+        name = self.name_of(raw)
+        found = self._lists.get(name)
+        if found is None:
+            key, size, keys, ends = 0, 0, list[int](), list[int]()
+            for one in form(raw):
+                key = self.key(b"O", one, previous=key)
+                size += len(one) + 1
+                keys.append(key)
+                ends.append(size)
+            found = Units(tuple(keys), tuple(ends))
+            self._listed += len(keys)
+            if len(self._lists) >= USUAL_KEYS or self._listed > KEPT_UNITS:
+                self._lists.clear()
+                self._listed = len(keys)
+            self._lists[name] = found
+        return found
+
+    def name_of(self, raw: bytes) -> int:
+        """A key for exactly these bytes, by which to remember what was made of them."""
+        if len(raw) <= HEAD_BYTES:
+            return self.key(b"F", raw)
+        return int.from_bytes(self.beyond(raw).digest(8), "little")
 
     def text_unit(self, previous: int, role: str, name: str | None, call_id: str | None, text: bytes) -> int:
         """The key of a `UnitHash` with one text that is not empty, in one step: nearly all messages are that."""
@@ -133,19 +203,28 @@ def _text_end(beyond: blake3 | None) -> bytes:
 class UnitHash:
     """One unit as it is hashed. It grows only at its end, so a reply can be hashed as it streams."""
 
-    __slots__ = ("_beyond", "_hasher", "_head_end", "_state", "size", "text")
+    __slots__ = ("_beyond", "_hasher", "_head_end", "_long_texts", "_state", "size", "text")
 
-    def __init__(self, hasher: Hasher, previous: int, role: str, name: str = "", call_id: str = "") -> None:
+    def __init__(
+        self,
+        hasher: Hasher,
+        previous: int,
+        role: str,
+        name: str = "",
+        call_id: str = "",
+        long_texts: LongTexts | None = None,
+    ) -> None:
+        """long_texts: notes the texts that can be cut; each is then added in one piece."""
         self._hasher = hasher
+        self._long_texts = long_texts
         self._state = hasher.start(b"U", previous)
         self._state.update(b"".join((encoded(role), END, encoded(name), END, encoded(call_id), END)))
         self._head_end = 0  # the size at which the head of the open text is full; 0: no text is open
         self._beyond: blake3 | None = None  # hash of what the open text has beyond its head
         self.size = UNIT_OVERHEAD_BYTES
-        self.text: str | None = ""  # the longest that `show` was given; None where it holds media
+        self.text: str | None = ""  # the longest that it was shown, to count tokens by; None where it holds media
 
     def show(self, text: str | None) -> None:
-        """A text that it holds, whole: what kind of text most of it is matters for counting its tokens."""
         if self.text is not None and (text is None or len(text) > len(self.text)):
             self.text = text
 
@@ -180,6 +259,7 @@ class UnitHash:
     def copy(self) -> UnitHash:
         twin = object.__new__(UnitHash)
         twin._hasher, twin._state = self._hasher, self._state.copy()
+        twin._long_texts = None
         twin._beyond = None if self._beyond is None else self._beyond.copy()
         twin._head_end, twin.size, twin.text = self._head_end, self.size, ""
         return twin
@@ -199,7 +279,10 @@ class UnitHash:
         room = self._head_end - before
         self._state.update(data[:room])
         if len(data) > room:
-            self._beyond = self._hasher.beyond(memoryview(data)[room:])
+            rest = memoryview(data)[room:]
+            self._beyond = self._hasher.beyond(rest)
+            if self._long_texts is not None:
+                self._long_texts.note(self._state, rest, before + room)
 
 
 class BlockHash:
@@ -242,9 +325,14 @@ class BlockHash:
 class Chain(msgspec.Struct, frozen=True):
     """The prefixes of one prompt, shortest first: `keys[i]` names its first `ends[i]` bytes.
 
+    The first key is the seed's, with 0 bytes, or that of a stored response which the prompt continues. Then come the
+    tools and the system's text, in the order that the model's template is believed to have, then messages or items;
+    `marks` tells where these parts end. Equal keys mean equal prefixes, except that inside the head both prompts must
+    have been read in the same order. A chain of several prompts, or of embeddings, has one key and no seed.
+
     If the prompt was hashed in blocks, `data` is all of it, `tail` is what follows the last whole block, and `is_text`
-    tells text from token ids; otherwise they are empty. `open_unit` is the last unit, if the reply continues it (an
-    assistant's message that the client began). `samples` are of the newest units' texts; see `text_kinds`.
+    tells text from token ids; otherwise they are empty. `marks` tells where the prompt's parts end. `open_unit` is the
+    last unit, if the reply continues it (an assistant's message that the client began).
     """
 
     keys: tuple[int, ...]
@@ -254,7 +342,10 @@ class Chain(msgspec.Struct, frozen=True):
     tail: bytes = b""
     is_text: bool = False
     open_unit: UnitHash | None = None
-    samples: tuple[bytes | None, ...] = ()
+    marks: Marks = NO_MARKS
+    is_blocks: bool = False  # it was hashed in blocks
+    long_texts: LongTexts | None = None
+    samples: tuple[bytes | None, ...] = ()  # of the newest units' texts, see `text_kinds`
 
     def __repr__(self) -> str:
         return f"Chain(keys={self.keys}, ends={self.ends})"  # without the prompt
@@ -266,37 +357,36 @@ class Chain(msgspec.Struct, frozen=True):
     def end(self) -> PrefixEnd:
         return self.resume().end() if self.tail else PrefixEnd(self.keys[-1])
 
+    def head(self, *, tools_first: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Keys and ends from the seed to the end of the head, in one of the two orders: see `prompt_head`.
+
+        What the seed holds counts to the first unit in the chain's own order, and to the last in the other.
+        """
+        tools, system = self.marks.tools, self.marks.system
+        keys, ends = self.keys[: self.marks.head + 1], self.ends[: self.marks.head + 1]
+        if not tools or not system or tools_first is (tools < system):
+            return keys, ends
+        if tools < system:  # so they were first
+            text, bytes_before = keys[-1] ^ keys[tools] ^ keys[0], ends[-1] - ends[tools]
+            change, ours, sizes = keys[0] ^ text, keys[1:tools], ends[1:tools]
+            return (
+                (keys[0], text, *(key ^ change for key in ours), keys[-1]),
+                (0, bytes_before, *(bytes_before + size for size in sizes), ends[-1]),
+            )
+        change, before = keys[0] ^ keys[1], ends[1]
+        return (
+            (keys[0], *(key ^ change for key in keys[2:]), keys[-1]),
+            (0, *(size - before for size in ends[2:]), ends[-1]),
+        )
+
     def resume(self) -> BlockHash:
         blocks = BlockHash(self.hasher, self.keys[-1], self.ends[-1])
         blocks.add(self.tail)
         return blocks
 
     def without_prompt(self) -> Chain:
-        """Without the prompt's bytes, which only `reach` and `beyond` need."""
-        return replace(self, data=b"", samples=()) if self.data or self.samples else self
-
-    def beyond(self, covered: int | None) -> Mapping[int, int]:
-        """What follows the first `covered` bytes, by `Kind`: bytes of text, and how many units they are.
-
-        covered: None where nothing is known of what an engine puts before the prompt.
-        """
-        found: dict[int, int] = {Kind.START: 1} if covered is None else {}
-        covered = covered or 0
-        ends, unread = self.ends, len(self.ends) - len(self.samples)
-        if self.data:
-            kind = text_kind(sample(memoryview(self.data)[covered:])) if self.is_text else Kind.TOKEN_IDS
-            found[kind] = self.size - covered
-            return found
-        first = bisect_right(ends, covered)
-        found[Kind.UNITS] = len(ends) - first
-        if first < unread:
-            found[Kind.UNREAD] = max(0, ends[unread - 1] - covered - UNIT_OVERHEAD_BYTES * (unread - first))
-            covered, first = ends[unread - 1], unread
-        for at in range(first, len(ends)):
-            kind = text_kind(self.samples[at - unread])
-            found[kind] = found.get(kind, 0) + max(0, ends[at] - covered - UNIT_OVERHEAD_BYTES)
-            covered = ends[at]
-        return found
+        """Without the prompt's bytes, which only `reach`, cuts and `added` need."""
+        return replace(self, data=b"", samples=(), long_texts=self.long_texts and self.long_texts.without_text())
 
     def reach(self, index: int, tail: int, check: int) -> int | None:
         """Bytes of this prompt that a prefix found at `keys[index]` covers; None if its tail is another text."""

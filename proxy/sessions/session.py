@@ -1,7 +1,8 @@
-"""One session as the table keeps it, and the prefixes by which it is found again.
+"""One session as the table keeps it, and the keys by which it is found again.
 
-Numbers are packed into bytes: an idle session may take 1 KiB, and a `Residency` or a `KnownPrefix` takes four times as
-much memory as an object.
+What its newest prompt and reply are made of is in its units (`kept_units`). What no unit names is a `KnownPrefix`: an
+end inside a block of a raw prompt, and a response that the engine stores. Numbers are packed into bytes: an idle
+session of ten turns may take 1,200 bytes, and a `Residency` or a `KnownPrefix` takes four times as much as an object.
 """
 
 from __future__ import annotations
@@ -15,10 +16,8 @@ from msgspec.structs import astuple
 
 from ..fleet.residency import Residency
 from ..fleet.worker import WorkerId
+from .kept_units import KeptUnits
 from .prefix_chain import KEY_BITS, Chain, Hasher, PrefixEnd
-
-EARLIER_TURNS = 5
-"""How many turns before the newest a session remembers, its first among them: 26 bytes each."""
 
 _PREFIX = struct.Struct("<QIIII??")
 _HEAD = struct.Struct("<dQQQQ")  # see `_Head`
@@ -52,6 +51,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """What the session table needs of a request: the chain of its messages, and the names that its client gave."""
 
     chain: Chain
+    model: str = ""  # the one name by which sessions know it
     label: int | None = None  # key of the client's name for the session, or of the opener
     opener: str | None = None  # MD5 of the first user message, where `session_key` says so
     previous_response_id: str | None = None
@@ -75,6 +75,7 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     decode_incarnation: str = ""
     prefill: WorkerId | None = None
     prefill_incarnation: str = ""
+    units: bytes = b""  # see `KeptUnits`
 
     @property
     def id(self) -> str:
@@ -95,7 +96,6 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         return output_tokens or None, decode, prefill
 
     def prefixes(self) -> list[KnownPrefix]:
-        """Oldest first."""
         return [KnownPrefix(*values) for values in _PREFIX.iter_unpack(self.packed[_HEAD.size :])]
 
     def learn(
@@ -123,32 +123,20 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         )
 
 
-def remembered(prefixes: Iterable[KnownPrefix], turn: int, parent: int | None) -> list[KnownPrefix]:
-    """Which prefixes of earlier turns stay when `turn` becomes the newest, oldest first.
-
-    parent: key of the prefix that the turn grew from; of the turn before only that one stays. Stored responses of
-    older turns go, because each takes an entry in the index.
-    """
-    stay, before = list[KnownPrefix](), list[KnownPrefix]()
-    for prefix in prefixes:
-        if prefix.turn == turn - 1:
-            before.append(prefix)
-        elif prefix.turn < turn and not prefix.is_stored:
-            stay.append(prefix)
-    stay += [prefix for prefix in before if prefix.key == parent] or before[-1:]
-    return stay if len(stay) <= EARLIER_TURNS else [stay[0], *stay[1 - EARLIER_TURNS :]]
-
-
-def index_keys(prefixes: list[KnownPrefix], turn: int) -> set[int]:
-    """The keys by which the index finds the session: the oldest, stored responses, and the newest turn with its reply.
-
-    Whatever starts with a prefix in between also starts with the oldest, so that one is enough.
-    """
-    keys = {prefixes[0].key} if prefixes else set[int]()
-    for prefix in prefixes:
-        if (prefix.turn == turn and not prefix.is_prompt) or prefix.is_stored:
-            keys.add(prefix.key)
+def index_keys(session: Session) -> set[int]:
+    """The keys by which the index finds the session; ValueError for one that this version cannot read."""
+    if len(session.packed) < _HEAD.size or (len(session.packed) - _HEAD.size) % _PREFIX.size:
+        raise ValueError("a session has another layout")
+    keys = {prefix.key for prefix in session.prefixes()}
+    keys.update(KeptUnits(session.units).index_keys())
     return keys
+
+
+def held_tokens(session: Session) -> int:
+    """Of its newest prompt with the reply, as far as a next prompt will hold it."""
+    units = KeptUnits(session.units)
+    known = [prefix.tokens for prefix in session.prefixes()]
+    return max(known, default=0) if not units.count else max(units.tokens(units.count - 1), *known, 0)
 
 
 def hexadecimal(key: int) -> str:
@@ -173,7 +161,7 @@ def summary_of(session: Session) -> SessionSummary:
     return SessionSummary(
         session_id=session.id,
         turn=session.turn,
-        held_tokens=max((prefix.tokens for prefix in session.prefixes()), default=0),
+        held_tokens=held_tokens(session),
         decode=decode.worker if decode else None,
         prefill=prefill.worker if prefill else None,
         seen_s=session.seen_s,

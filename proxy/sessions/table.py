@@ -1,99 +1,54 @@
 """Which session a request continues, at which turn, and which worker holds how much of it.
 
-The table keeps keys, counts and worker names, never text. A request's parent is the longest of its prefixes that was
-once a whole prompt, or a prompt with its reply:
-
-1. The parent is the newest turn of its session: NEXT, the session grows by a turn.
-2. The parent is an older turn, or belongs to a session of another name: BRANCH, a new session from there on.
-3. The whole request is the newest prompt of its session: RETRY, the same turn again. If it gets another reply, a new
-   session begins there: two users with one opener are two sessions from their second turn on.
-4. No prefix is known: FIRST; or LOST, if the client names a known conversation that begins otherwise.
+The table keeps keys, counts and worker names, never text. Of each session it has the units of the newest prompt and the
+reply (`kept_units`), and the index leads to a session by a few of their keys: the first message by the user and cuts of
+its text, all but the newest message, the newest reply, a stored response. `matching` says what a request is to the
+session that has most in common with it. No session has anything in common: FIRST; or LOST, if the client names a known
+conversation that begins otherwise.
 
 A client's id only names a conversation: what workers hold is decided by prefixes alone. So several *histories* may
 share one id (an agent's helpers, an edit, a key that an application shares among its users). Each is found by its own
-prefixes.
+prefixes. What a named conversation lost is computed where the rest of it is (`SessionMatch.affinity`).
 
-A session remembers its newest turn (the prompt, and the prompt with its reply), the four turns before it, and its
-first. Each earlier turn is kept as the prefix that the next turn grew from; more does not fit into the 1 KiB of an idle
-session. An edit of a turn that is no longer remembered becomes a branch of the first turn.
+Of sessions with one opener the index knows the newest. So an edit of an old turn may be placed in another session than
+its own, as far as that has the same start.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from enum import StrEnum
-from operator import attrgetter
-
-import msgspec
+from collections.abc import Collection, Iterable, Mapping
 
 from ..errors import ConfigError
-from ..fleet.residency import Residency
 from ..fleet.worker import WorkerId
 from ..runtime.replicated import Replicated
+from .kept_units import NO_UNITS_KEPT, EndedTurn, KeptUnits, Place, pack
+from .matching import Common, MatchKind, SessionMatch, TurnOutcome, common, judge, newest_end
 from .prefix_chain import KEY_BITS, PrefixEnd
+from .reasoning_rounds import ReasoningRounds, RoundEnd
 from .session import (
     KnownPrefix,
     Prompt,
     Session,
     SessionSummary,
+    held_tokens,
     hexadecimal,
     index_keys,
-    remembered,
     response_key,
     summary_of,
 )
+from .text_cuts import cuts_of
+from .text_kinds import added
 from .token_estimates import decayed_mean
+
+__all__ = ["MatchKind", "SessionMatch", "SessionTable", "TurnOutcome"]
+
+_Judged = tuple[Common, MatchKind, int]
+"""With the kind of match and the turn."""
 
 EXPIRED_AT_ONCE = 32  # sessions dropped by one turn: two microseconds each
 _OUTPUT_DECAY = 0.7  # a session's answers change with its task: the last three or four count
 _SPREAD = 0x9E3779B97F4A7C15  # odd, so that successive ids differ in all bits
-
-
-class MatchKind(StrEnum):
-    FIRST = "first"
-    NEXT = "next"
-    RETRY = "retry"
-    BRANCH = "branch"
-    LOST = "lost"
-
-
-class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What `find` tells of a request: its session and turn, and what is known to be held of its prompt."""
-
-    session_id: str  # hexadecimal
-    turn: int  # 1-based
-    kind: MatchKind
-    held_tokens: int  # of the known prefix, as the worker counted them; 0 without one
-    new_bytes: int  # of the prompt, beyond what those tokens count
-    added: Mapping[int, int]  # the same by kind, as `Chain.beyond` tells it
-    decode: Residency | None = None
-    prefill: Residency | None = None
-    output_tokens: float | None = None  # mean length of this session's answers
-    history: int  # histories under one id share `session_id`
-    parent: int | None = None  # key of the known prefix
-
-
-class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a completed turn taught. A residency of None leaves the known one as it is."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    reply_key: PrefixEnd | None = None
-    response_id: str | None = None
-    decode: Residency | None = None
-    prefill: Residency | None = None
-    reasoned: bool = False  # the reply held reasoning, whose tokens are not in the next prompt
-
-
-class _PrefixMatch(msgspec.Struct, frozen=True, gc=False):
-    session: Session
-    prefix: KnownPrefix
-    covered: int  # bytes of the request's prompt
-    counted: int  # as far as the prefix's tokens count: a reply with reasoning counts as far as its prompt
-
-
-_COVERED = attrgetter("covered")
 
 
 class SessionTable:
@@ -109,6 +64,7 @@ class SessionTable:
         self._named: dict[int, Session] = {}  # the newest history of each label
         self._index: dict[int, Session] = {}  # by prefix key, the newest session that has it
         self._serial = serial
+        self._rounds = ReasoningRounds()
         self.replicated: Replicated[Session, int | None, set[int]] | None = None  # `changed` takes what `adopt` takes
 
     def __len__(self) -> int:
@@ -133,20 +89,18 @@ class SessionTable:
         """Only for a turn that completed: one that failed or was cancelled teaches nothing."""
         if self.replicated is not None:
             self.replicated.catch_up()
+        if match.round_end is not None:
+            self._rounds.learn(prompt.model, match.round_end, outcome.prompt_tokens, outcome.cached_tokens)
         known = self._sessions.get(match.history)
-        known_prefixes = known.prefixes() if known else []
-        if known and _still_there(known, known_prefixes, match, prompt, outcome):
-            session = known
-        else:
-            session, known_prefixes = self._add(match, prompt), []
-        before = index_keys(known_prefixes, session.turn)
-        prefixes = remembered(known_prefixes, match.turn, match.parent) + _new_prefixes(match, prompt, outcome)
-        after = index_keys(prefixes, match.turn)
-        self._unlink(session, before - after)
-        self._index.update(dict.fromkeys(after - before, session))
-        session.turn = match.turn
+        session = known if known and _still_there(known, match, prompt, outcome) else self._add(match, prompt)
+        before = index_keys(session)
+        units, prefixes = self._kept(match, prompt, outcome)
+        session.turn, session.units = match.turn, units
         output_tokens = decayed_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
         session.learn(output_tokens, outcome.decode, outcome.prefill, prefixes)
+        after = index_keys(session)
+        self._unlink(session, before - after)
+        self._index.update(dict.fromkeys(after - before, session))
         self._name(session, prompt.label)
         self._touch(session, now_s)
         if self.replicated is not None:
@@ -158,12 +112,15 @@ class SessionTable:
 
         label: the name by which it is found from now on, if it was given one. keys: those that now lead to it.
         """
+        try:
+            after = index_keys(theirs)
+        except ValueError:  # the process is of another version
+            return
         ours = self._sessions.get(theirs.history)
         if ours is not None:
             if ours.seen_s > theirs.seen_s and ours.turn >= theirs.turn:
                 return
-            after = index_keys(theirs.prefixes(), theirs.turn)
-            for key in index_keys(ours.prefixes(), ours.turn):
+            for key in index_keys(ours):
                 if self._index.get(key) is ours:
                     if key in after:
                         self._index[key] = theirs
@@ -171,7 +128,7 @@ class SessionTable:
                         del self._index[key]
             if ours.label is not None and self._named.get(ours.label) is ours:
                 self._named[ours.label] = theirs
-        self._index.update(dict.fromkeys(keys, theirs))
+        self._index.update(dict.fromkeys(after.intersection(keys), theirs))
         if label is not None:
             self._named[label] = theirs
         self._sessions[theirs.history] = theirs
@@ -186,7 +143,7 @@ class SessionTable:
 
     def lookup_keys(self, session: Session) -> tuple[int | None, list[int]]:
         label = session.label if session.label is not None and self._named.get(session.label) is session else None
-        keys = index_keys(session.prefixes(), session.turn)
+        keys = index_keys(session)
         return label, [key for key in keys if self._index.get(key) is session]
 
     def all(self) -> list[Session]:
@@ -213,72 +170,111 @@ class SessionTable:
     # -- finding
 
     def _match(self, prompt: Prompt, named: Session | None, now_s: float) -> SessionMatch:
-        candidates = self._known_prefixes(prompt, named, now_s)
-        found = next(candidates, None)
-        if found is not None and found.prefix.is_prompt and found.covered == prompt.chain.size:
-            parent = next((shorter for shorter in candidates if shorter.covered < found.covered), None)
-            if _may_grow(found, prompt, named):
-                return _matched(MatchKind.RETRY, found.session, found.prefix.turn, prompt, parent)
-            found = parent  # that turn again, but in a session of its own
-        if found is None:
+        sizes = dict(zip(prompt.chain.keys, prompt.chain.ends, strict=True))
+        best = self._most_in_common(prompt, named, sizes, now_s)
+        if (best is None or not best[0].is_whole) and (cuts := cuts_of(prompt.chain)):
+            sizes.update(cuts)
+            best = self._most_in_common(prompt, named, sizes, now_s)
+        if best is None:
             lost = named is not None or prompt.previous_response_id is not None
             return self._unmatched(MatchKind.LOST if lost else MatchKind.FIRST, prompt, named)
-        if _may_grow(found, prompt, named):
-            return _matched(MatchKind.NEXT, found.session, found.prefix.turn + 1, prompt, found)
-        branch = Session(self._new_history(prompt), prompt.label)
-        branch.learn(*found.session.learnt())
-        return _matched(MatchKind.BRANCH, branch, found.prefix.turn + 1, prompt, found)
+        found, kind, turn = best
+        session, place = found.session, found.counted(sizes)
+        round_end = None if kind is MatchKind.RETRY else found.round_end(prompt.chain)
+        if round_end is not None and not self._rounds.keeps(prompt.model):
+            place = found.up_to(round_end.opening_tokens, sizes)
+        if kind is MatchKind.BRANCH:
+            session = Session(self._new_history(prompt), prompt.label)
+            # At the first turn any worker that shares the prefix will do, and the policy balances them.
+            session.learn(*(found.session.learnt() if turn > 1 else (found.session.output_tokens, None, None)))
+        return _matched(kind, session, turn, prompt, place, found.session, round_end)
+
+    def _most_in_common(
+        self, prompt: Prompt, named: Session | None, sizes: Mapping[int, int], now_s: float
+    ) -> _Judged | None:
+        """The session with the most, and what the request is to it.
+
+        Of equal ones a session that goes on counts before a branch, the named one before others, and then the one that
+        was found by the longest prefix. A session that another name has does not keep the client's own from going on.
+        """
+        best: _Judged | None = None
+        own: _Judged | None = None
+        most = -1, False
+        for session in self._candidates(named, sizes, now_s):
+            found = common(session, prompt.chain, sizes)
+            if found is None or (verdict := judge(found, prompt, named)) is None:
+                continue
+            goes_on = verdict[0] is not MatchKind.BRANCH
+            if goes_on and session.label == prompt.label and (own is None or found.place > own[0].place):
+                own = found, *verdict
+            if (rank := (found.place[0], goes_on)) > most:
+                best, most = (found, *verdict), rank
+        if best is not None and own is not None and prompt.label is not None and best[0].session.label != prompt.label:
+            return own
+        return best
+
+    def _candidates(self, named: Session | None, sizes: Mapping[int, int], now_s: float) -> Iterable[Session]:
+        index = self._index
+        known: Collection[int] = index.keys() & sizes.keys()
+        if len(known) > 1:
+            known = sorted(known, key=sizes.__getitem__, reverse=True)
+        sessions = [session for key in known if not self._has_expired(session := index[key], now_s)]
+        if named is not None:
+            sessions.insert(0, named)
+        return dict.fromkeys(sessions)
 
     def _unmatched(self, kind: MatchKind, prompt: Prompt, named: Session | None) -> SessionMatch:
         """No prefix is known. Under a known id the turns count on, but nothing is believed to be held."""
         new = Session(self._new_history(prompt), prompt.label)
         if named is not None:
             new.learn(named.output_tokens, None, None)
-        return _matched(kind, new, named.turn + 1 if named else 1, prompt, None)
+        affinity = named.decode if named is not None else None
+        return _matched(kind, new, named.turn + 1 if named else 1, prompt, (0, 0), affinity=affinity)
 
     def _match_by_count(self, prompt: Prompt, session: Session | None, now_s: float) -> SessionMatch:
         """The paper's rule: the opener is the session, each request with it a turn, and all of its history is held."""
         if session is None:
             return self._unmatched(MatchKind.FIRST, prompt, None)
         self._touch(session, now_s)
-        prefixes = session.prefixes()
-        end = prompt.chain.end()
-        is_retry = any(one.is_prompt and one.turn == session.turn and one.end == end for one in prefixes)
-        kind, turn = (MatchKind.RETRY, session.turn) if is_retry else (MatchKind.NEXT, session.turn + 1)
-        parent = max((one for one in prefixes if one.turn < turn), key=lambda one: one.tokens, default=None)
-        if parent is None:
-            return _matched(kind, session, turn, prompt, None)
+        chain = prompt.chain
+        found = common(session, chain, dict(zip(chain.keys, chain.ends, strict=True)))
         # The new turn adds what lies beyond the known prefix; without one, the last message.
-        ends = prompt.chain.ends
-        known = next(
-            (found.covered for found in self._known_prefixes(prompt, session, now_s) if found.prefix.turn < turn), None
-        )
-        covered = known if known is not None else ends[-2] if len(ends) > 1 else 0
-        return _matched(kind, session, turn, prompt, _PrefixMatch(session, parent, covered, covered))
-
-    def _known_prefixes(self, prompt: Prompt, named: Session | None, now_s: float) -> Iterator[_PrefixMatch]:
-        """The prompt's known prefixes, longest first; of equal ones the named session's comes first."""
-        chain, index = prompt.chain, self._index
-        positions = dict(zip(chain.keys, range(len(chain.keys)), strict=True))
-        known: Collection[int] = index.keys() & positions.keys()
-        if len(known) > 1:
-            known = sorted(known, key=positions.__getitem__, reverse=True)  # the longest prefix's session first
-        sessions = [session for key in known if not self._has_expired(session := index[key], now_s)]
-        if named is not None:
-            sessions.insert(0, named)
-        found = []
-        for session in dict.fromkeys(sessions):
-            counted: dict[tuple[int, int], int] = {}  # by turn and tokens; a turn's prompt comes before its reply
-            for prefix in session.prefixes():
-                position = positions.get(prefix.key)
-                covered = None if position is None else chain.reach(position, prefix.tail, prefix.check)
-                if covered is not None:
-                    at = counted.setdefault((prefix.turn, prefix.tokens), covered)
-                    found.append(_PrefixMatch(session, prefix, covered, at))
-        found.sort(key=_COVERED, reverse=True)
-        return iter(found)
+        covered = found.place[0] if found is not None else chain.ends[-2] if len(chain.ends) > 1 else 0
+        if newest_end(session, is_prompt=True) == chain.end() and found is not None:
+            return _matched(MatchKind.RETRY, session, session.turn, prompt, found.place, session)
+        place = covered, held_tokens(session)
+        return _matched(MatchKind.NEXT, session, session.turn + 1, prompt, place, session)
 
     # -- keeping
+
+    def _kept(self, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> tuple[bytes, list[KnownPrefix]]:
+        """What the session keeps of its newest prompt and the reply: units, and ends that no unit names."""
+        chain = prompt.chain
+        source = None if match.source is None else self._sessions.get(match.source)
+        sizes = dict(zip(chain.keys, chain.ends, strict=True))
+        if chain.long_texts is not None:
+            sizes.update(chain.long_texts.known)
+        found = None if source is None else common(source, chain, sizes)
+        before, shared, place = NO_UNITS_KEPT, 0, (0, 0)
+        if found is not None:
+            before, shared, place = found.units, found.shared, found.place
+            if match.round_end is not None and not self._rounds.keeps(prompt.model):
+                place = found.up_to(match.round_end.opening_tokens, sizes)
+        held = outcome.held_tokens
+        ended = EndedTurn(match.turn, outcome.prompt_tokens, outcome.reply_key, held, outcome.reasoned)
+        units = pack(before, shared, sizes, place, chain, ended)
+        kept = KeptUnits(units)
+        prefixes = list[KnownPrefix]()
+        if source is not None:  # the stored response that the prompt continues
+            prefixes += [one for one in source.prefixes() if one.is_stored and one.key == chain.keys[0]]
+        if (kept.is_blocks or not kept.count) and chain.size > 0:
+            prefixes.append(KnownPrefix.at(chain.end(), match.turn, outcome.prompt_tokens, is_prompt=True))
+            if outcome.reply_key is not None:
+                prefixes.append(KnownPrefix.at(outcome.reply_key, match.turn, held))
+        if outcome.response_id is not None and prompt.response_scope is not None:
+            stored = PrefixEnd(response_key(chain.hasher, prompt.response_scope, outcome.response_id))
+            prefixes.append(KnownPrefix.at(stored, match.turn, held, is_stored=True))
+        return units, prefixes
 
     def _add(self, match: SessionMatch, prompt: Prompt) -> Session:
         history = match.history if match.history not in self._sessions else self._new_history(prompt)
@@ -321,7 +317,7 @@ class SessionTable:
 
     def _forget(self, session: Session) -> None:
         del self._sessions[session.history]
-        self._unlink(session, index_keys(session.prefixes(), session.turn))
+        self._unlink(session, index_keys(session))
         if session.label is not None and self._named.get(session.label) is session:
             del self._named[session.label]
 
@@ -331,62 +327,45 @@ class SessionTable:
                 del self._index[key]
 
 
-def _may_grow(found: _PrefixMatch, prompt: Prompt, named: Session | None) -> bool:
-    """Whether the request continues the very session that has its parent.
-
-    The parent must be that session's newest turn, and the labels must agree: a session without a label takes the first
-    that it is given, unless another session has that label already.
-    """
-    session, label = found.session, prompt.label
-    if found.prefix.turn != session.turn:
-        return False
-    return label is None or label == session.label or (session.label is None and named is None)
-
-
-def _still_there(
-    session: Session, prefixes: Iterable[KnownPrefix], match: SessionMatch, prompt: Prompt, outcome: TurnOutcome
-) -> bool:
+def _still_there(session: Session, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> bool:
     """Whether the session is still as `find` saw it: another turn of it may have ended since."""
     if prompt.opener is not None:
         return match.turn >= session.turn
     if prompt.label is not None and session.label not in (None, prompt.label):
         return False  # it was given another name meanwhile
-    newest = [prefix for prefix in prefixes if prefix.turn == session.turn]
+    newest = newest_end(session, is_prompt=True)
     if match.kind is MatchKind.NEXT:
-        return session.turn == match.turn - 1 and match.parent in [prefix.key for prefix in newest]
-    if match.kind is not MatchKind.RETRY or session.turn != match.turn:
+        return session.turn == match.turn - 1 and newest is not None and newest.key == match.parent
+    if match.kind is not MatchKind.RETRY or session.turn != match.turn or newest != prompt.chain.end():
         return False
-    replies = [prefix.end for prefix in newest if not prefix.is_prompt]
-    same_reply = not replies or outcome.reply_key is None or outcome.reply_key in replies
-    return same_reply and any(prefix.is_prompt and prefix.end == prompt.chain.end() for prefix in newest)
+    return outcome.reply_key is None or newest_end(session, is_prompt=False) in (None, outcome.reply_key)
 
 
-def _new_prefixes(match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> list[KnownPrefix]:
-    prompt_tokens, both = outcome.prompt_tokens, outcome.prompt_tokens + outcome.completion_tokens
-    prefixes = []
-    if prompt.chain.size > 0:
-        prefixes.append(KnownPrefix.at(prompt.chain.end(), match.turn, prompt_tokens, is_prompt=True))
-    if outcome.reply_key is not None:
-        prefixes.append(KnownPrefix.at(outcome.reply_key, match.turn, prompt_tokens if outcome.reasoned else both))
-    if outcome.response_id is not None and prompt.response_scope is not None:
-        stored = PrefixEnd(response_key(prompt.chain.hasher, prompt.response_scope, outcome.response_id))
-        prefixes.append(KnownPrefix.at(stored, match.turn, both, is_stored=True))
-    return prefixes
-
-
-def _matched(kind: MatchKind, session: Session, turn: int, prompt: Prompt, parent: _PrefixMatch | None) -> SessionMatch:
+def _matched(
+    kind: MatchKind,
+    session: Session,
+    turn: int,
+    prompt: Prompt,
+    place: Place,
+    source: Session | None = None,
+    round_end: RoundEnd | None = None,
+    affinity: WorkerId | None = None,
+) -> SessionMatch:
     output_tokens, decode, prefill = session.learnt()
-    counted = parent.counted if parent else None
+    newest = None if source is None else newest_end(source, is_prompt=True)
     return SessionMatch(
         session_id=session.id if prompt.label is None else hexadecimal(prompt.label),
         turn=turn,
         kind=kind,
-        held_tokens=parent.prefix.tokens if parent else 0,
-        new_bytes=prompt.chain.size - (counted or 0),
-        added=prompt.chain.beyond(counted),
+        held_tokens=place[1],
+        new_bytes=prompt.chain.size - place[0],
+        added=added(prompt.chain, None if source is None else place[0]),
         decode=decode,
         prefill=prefill,
         output_tokens=output_tokens,
         history=session.history,
-        parent=parent.prefix.key if parent else None,
+        source=None if source is None else source.history,
+        parent=None if newest is None else newest.key,
+        affinity=affinity,
+        round_end=round_end,
     )

@@ -8,11 +8,19 @@ tool's result says much less.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Mapping
 from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .prefix_chain import Chain
 
 SAMPLED_UNITS = 16
 """How many of a prompt's newest units are looked at. A turn seldom adds more."""
 
+OVERHEAD_BYTES = 16  # what units count for beside their text
 _SAMPLE = 256  # bytes or characters from a text's start, and as many from its middle
 
 
@@ -34,6 +42,7 @@ class Kind(IntEnum):
     HANGUL = 12
     MEDIA = 13
     TOKEN_IDS = 14
+    HEAD = 15  # tools, and the system's text beside them
 
 
 _TYPICAL_TOKENS: dict[Kind, float] = {
@@ -52,6 +61,7 @@ _TYPICAL_TOKENS: dict[Kind, float] = {
     Kind.HANGUL: 0.22,
     Kind.MEDIA: 0.25,
     Kind.TOKEN_IDS: 0.25,
+    Kind.HEAD: 0.27,
 }
 TYPICAL_TOKENS = tuple(_TYPICAL_TOKENS[kind] for kind in Kind)
 """Tokens for one of each kind, the means of the four tokenizers above."""
@@ -87,6 +97,46 @@ def text_kind(sampled: bytes | None) -> int:
         if following * 10 > size * 3:
             return _of_three_bytes(sampled) if following * 20 > size * 11 else Kind.TWO_BYTES
     return _BY_TWENTIETHS[len(sampled.translate(None, _NO_MARKS)) * 20 // size]
+
+
+class NewestTexts:
+    """The texts of a prompt's newest units, while it is read."""
+
+    __slots__ = ("_texts", "add")
+
+    def __init__(self) -> None:
+        self._texts: deque[str | bytes | None] = deque(maxlen=SAMPLED_UNITS)
+        self.add = self._texts.append
+
+    def samples(self) -> tuple[bytes | None, ...]:
+        return tuple(map(sample, self._texts))
+
+
+def added(chain: Chain, covered: int | None) -> Mapping[int, int]:
+    """What follows a prompt's first `covered` bytes, by `Kind`: bytes of text, and how many units they are.
+
+    covered: None where nothing is known of what an engine puts before the prompt.
+    """
+    found: dict[int, int] = {Kind.START: 1} if covered is None else {}
+    covered = covered or 0
+    ends, unread = chain.ends, len(chain.ends) - len(chain.samples)
+    if chain.data:
+        kind = text_kind(sample(memoryview(chain.data)[covered:])) if chain.is_text else Kind.TOKEN_IDS
+        found[kind] = chain.size - covered
+        return found
+    first = bisect_right(ends, covered)
+    head = chain.marks.head if chain.marks.tools else -1
+    if first <= head:
+        found[Kind.HEAD], covered, first = ends[head] - covered, ends[head], head + 1
+    found[Kind.UNITS] = len(ends) - first
+    if first < unread:
+        found[Kind.UNREAD] = max(0, ends[unread - 1] - covered - OVERHEAD_BYTES * (unread - first))
+        covered, first = ends[unread - 1], unread
+    for at in range(first, len(ends)):
+        kind = text_kind(chain.samples[at - unread])
+        found[kind] = found.get(kind, 0) + max(0, ends[at] - covered - OVERHEAD_BYTES)
+        covered = ends[at]
+    return found
 
 
 def _of_three_bytes(sampled: bytes) -> int:

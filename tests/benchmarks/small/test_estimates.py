@@ -29,9 +29,10 @@ class CountedByKind:
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     (tmp_path / "bfcl-multi-turn").mkdir()
-    asked = {"messages": [{"role": "user", "content": f"Please look up what is known of order {n}."} for n in range(4)]}
     with gzip.open(tmp_path / "bfcl-multi-turn" / "user_turns.jsonl.gz", "wt") as lines:
-        lines.write((json.dumps(asked) + "\n") * 12)
+        for task in range(12):
+            texts = [f"Please look up what is known of order {task}-{number}." for number in range(4)]
+            lines.write(json.dumps({"messages": [{"role": "user", "content": text} for text in texts]}) + "\n")
     return tmp_path
 
 

@@ -212,7 +212,7 @@ async def test_a_newcomer_learns_20000_sessions_while_turns_go_on() -> None:
         for number in range(20_000):
             one = session(number + 1, now_s - 100.0 + number * 0.001, address)
             for proxy in group.proxies.values():
-                proxy.proxy.state.sessions.adopt(one, one.label, index_keys(one.prefixes(), one.turn))
+                proxy.proxy.state.sessions.adopt(one, one.label, index_keys(one))
         chats = [group.chat() for _ in range(4)]
         slowest = 0.0
         ended = asyncio.Event()

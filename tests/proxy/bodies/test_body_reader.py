@@ -20,6 +20,7 @@ from ppd.proxy.openai.prompt_list import prompt_list
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
 from ppd.proxy.openai.tenant_scope import TenantScope
+from ppd.proxy.sessions.templates import Templates
 from tests.support.requests import CHAT, COMPLETIONS, HASHER, MESSAGES, RESPONSES, USER
 
 HEADERS = {"x-session-id": "ann"}
@@ -28,6 +29,11 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"required":
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBO" * 20_000}}
 
 
+SYSTEM = {"role": "system", "content": "be brief"}
+ROUND = [
+    {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": "{}"}}]},
+    {"role": "tool", "tool_call_id": "c1", "content": "4"},
+]
 ANYBODY = Client(name="", tenant="t")
 TENANT = Client(name="k", tenant="t", scope=TenantScope(b"c" * 32, b"i" * 32))
 ALIASES = {"m": "another name"}
@@ -73,6 +79,7 @@ def shown(request: Request) -> dict[str, Any]:
         "keys": chain.keys,
         "ends": chain.ends,
         "samples": chain.samples,
+        "marks": chain.marks,
         "tail": chain.tail,
         "end": chain.end(),
     }
@@ -82,6 +89,8 @@ BODIES: list[tuple[Endpoint, dict[str, Any]]] = [
     (CHAT, {"messages": [USER, {"role": "assistant", "content": LONG}, USER], "stream": True, "tools": [TOOL]}),
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": LONG}, IMAGE]}], "n": 2, "user": "é"}),
     (CHAT, {"messages": [USER, {"role": "assistant", "content": LONG}], "continue_final_message": True}),
+    (CHAT, {"messages": [SYSTEM, USER, *ROUND, {"role": "assistant", "content": LONG}], "tools": [TOOL, TOOL]}),
+    (CHAT, {"messages": [{"role": "assistant", "content": "so"}], "continue_final_message": True}),
     (CHAT, {"messages": [USER], "prompt_cache_key": "k", "priority": 3, "logit_bias": {"1": 2}}),
     (COMPLETIONS, {"prompt": LONG}),
     (COMPLETIONS, {"prompt": [LONG]}),
@@ -89,7 +98,7 @@ BODIES: list[tuple[Endpoint, dict[str, Any]]] = [
     (COMPLETIONS, {"prompt": ["a", LONG, "a"], "n": 2}),
     (COMPLETIONS, {"prompt": [[1, 2], [1, 2], [3]]}),
     (RESPONSES, {"input": LONG, "instructions": "be brief", "previous_response_id": "r"}),
-    (MESSAGES, {"system": LONG, "messages": [USER], "max_tokens": 9}),
+    (MESSAGES, {"system": LONG, "messages": [USER], "max_tokens": 9, "tools": [TOOL]}),
 ]
 
 
@@ -117,6 +126,23 @@ async def test_a_request_is_the_same_whichever_process_read_it(
     assert (lists[0] is None) == (lists[1] is None)
     if lists[0] is not None and lists[1] is not None:
         assert list(map(bytes, lists[1].prompts)) == list(map(bytes, lists[0].prompts))
+
+
+@pytest.mark.parametrize("templates", [Templates(("*",)), Templates(tools_first=frozenset(ALIASES.values()))])
+async def test_what_is_known_of_templates_reaches_the_helper(templates: Templates) -> None:
+    tool_use = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    begun = {"role": "assistant", "content": [tool_use, {"type": "text", "text": "so"}]}
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": LONG}]}
+    messages = [USER, {"role": "assistant", "content": [tool_use]}, result, begun]
+    body = json.dumps({"model": "m", "system": "be brief", "messages": messages, "tools": [TOOL, {"a": 1}]}).encode()
+    some = BodyReader(ProxyConfig(), HASHER, lambda: ALIASES, InThisProcess(), lambda: templates)
+    one, other = [await some.turn(MESSAGES, HEADERS, ANYBODY, given) for given in (body, SharedBytes.of([body]))]
+    assert shown(one) == shown(other)
+    assert one.prompt.chain.keys != here(MESSAGES, body, ANYBODY).prompt.chain.keys
+    replies = [ReplyKey(request) for request in (one, other)]
+    for reply in replies:
+        reply.add_tool_call(0, "u", "f", "{}")
+    assert replies[0].key() == replies[1].key()
 
 
 @pytest.mark.parametrize("start", [b'{"model":"x"', b'{"mod\\u0065l":"x"'])

@@ -51,6 +51,7 @@ SAME = {
         [assistant(tool_calls=[call(arguments='{"a": 1, "b": "x y"}')])],
         [assistant(tool_calls=[call(arguments='{"a":1,"b":"x y"}')])],
     ),
+    "a call's id": ([assistant(tool_calls=[call(id="c1")])], [assistant(tool_calls=[call(id="c2")])]),
     "escapes in arguments": (
         [assistant(tool_calls=[call(arguments='{"a":"\\u00e9\\/"}')])],
         [assistant(tool_calls=[call(arguments='{"a":"é/"}')])],
@@ -79,7 +80,6 @@ DIFFERENT = {
     "images": ([user([image("data:,A")])], [user([image("data:,B")])]),
     "detail": ([user([image("u", detail="low")])], [user([image("u", detail="high")])]),
     "uuid": ([user([{**image("u"), "uuid": "1"}])], [user([{**image("u"), "uuid": "2"}])]),
-    "call id": ([assistant(tool_calls=[call(id="c1")])], [assistant(tool_calls=[call(id="c2")])]),
     "call name": ([assistant(tool_calls=[call(name="f")])], [assistant(tool_calls=[call(name="g")])]),
     "arguments": (
         [assistant(tool_calls=[call(arguments='{"a":1}')])],
@@ -116,7 +116,8 @@ def test_what_counts(case: str) -> None:
 @pytest.mark.parametrize(
     "members",
     [
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tools": {"f": "not a list"}},
+        {"functions": [{"name": "f"}]},
         {"cache_salt": "s"},
         {"chat_template": "x"},
         {"chat_template_kwargs": {"enable_thinking": False}},
@@ -211,7 +212,7 @@ def tool_result(**changes: Any) -> dict[str, Any]:
         (tool_result(), tool_result(content="5"), False),
         (tool_use(), tool_use(cache_control={"type": "ephemeral"}), True),
         (tool_use(), tool_use(input={"a": 2}), False),
-        (tool_use(), tool_use(id="t2"), False),
+        (tool_use(), tool_use(id="t2"), True),
         (
             {"type": "image", "source": {"type": "url", "url": "u"}},
             {"type": "image", "source": {"url": "u", "type": "url"}},
@@ -250,7 +251,7 @@ FUNCTION_OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "4"
         ([USER, OUTPUT], [USER, assistant("yo")], True),
         ([USER, {"type": "reasoning", "id": "rs", "summary": []}, OUTPUT], [USER, OUTPUT], True),
         ([FUNCTION_CALL], [{**FUNCTION_CALL, "id": "fc_2", "status": "completed"}], True),
-        ([FUNCTION_CALL], [{**FUNCTION_CALL, "call_id": "d"}], False),
+        ([FUNCTION_CALL], [{**FUNCTION_CALL, "call_id": "d"}], True),
         ([FUNCTION_OUTPUT], [{**FUNCTION_OUTPUT, "output": [{"type": "input_text", "text": "4"}]}], True),
         ([FUNCTION_OUTPUT], [{**FUNCTION_OUTPUT, "output": "5"}], False),
         ([{"type": "item_reference", "id": "a"}], [{"type": "item_reference", "id": "b"}], False),
@@ -274,7 +275,7 @@ def test_a_stored_response_stands_for_its_history() -> None:
 
 def test_only_reasoning_is_still_a_prompt_of_its_own() -> None:
     request = parse(RESPONSES, [{"type": "reasoning", "summary": []}])
-    assert len(request.prompt.chain.keys) == 1
+    assert len(request.prompt.chain.keys) == 2, "the seed's, and its own"
     assert request.prompt.chain.keys != parse(RESPONSES, "hi").prompt.chain.keys
 
 

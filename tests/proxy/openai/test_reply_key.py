@@ -83,7 +83,7 @@ A, B = ("c1", "f", '{"x": 1}'), ("c2", "g", '{"y": [2, "z z"]}')
 )
 def test_chat_echoes_a_reply_as_one_message(pieces: list[str | Call], echo: dict[str, Any]) -> None:
     following = chat(USER, {"role": "assistant", **echo}, NEXT)
-    assert following.prompt.chain.keys[1:2] == (reply(chat(USER), *pieces).key,)  # type: ignore[union-attr]
+    assert following.prompt.chain.keys[2:3] == (reply(chat(USER), *pieces).key,)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -159,11 +159,11 @@ def test_a_retry_is_not_a_new_turn(client: Client) -> None:
     first = client.turn(HI)
     again = client.turn(HI)
     assert (again.kind, again.turn, again.session_id) == (MatchKind.RETRY, 1, first.session_id)
-    assert again.held_tokens == 0
+    assert (again.held_tokens, again.new_bytes) == (tokens_of(HI), 0)
     second = client.turn(HI, assistant("yo"), user("more"))
     retried = client.find(HI, assistant("yo"), user("more"))
     assert (retried.kind, retried.turn, retried.session_id) == (MatchKind.RETRY, 2, second.session_id)
-    assert (retried.held_tokens, retried.new_bytes) == (second.held_tokens, second.new_bytes)
+    assert (retried.held_tokens, retried.new_bytes) == (tokens_of(HI, assistant("yo"), user("more")), 0)
     assert len(client.table) == 1
 
 
@@ -197,18 +197,15 @@ def test_an_edit_of_the_first_message_is_a_new_conversation(client: Client) -> N
 
 
 @pytest.mark.parametrize("edited", range(2, 10))
-def test_an_edit_is_placed_at_its_turn_or_at_the_nearest_before_it_that_is_remembered(
-    client: Client, edited: int
-) -> None:
+def test_an_edit_is_placed_at_its_turn(client: Client, edited: int) -> None:
     history = [HI]
     for number in range(2, 10):
         client.turn(*history)
         history += [assistant("yo"), user(f"question {number}")]
     client.turn(*history)
     place = client.find(*history[: 2 * edited - 2], user("something else"))
-    remembered = edited if edited in (2, 6, 7, 8, 9) else 2
-    assert (place.kind, place.turn, place.decode) == (MatchKind.BRANCH, remembered, D1)
-    assert place.held_tokens == tokens_of(*history[: 2 * remembered - 2])
+    assert (place.kind, place.turn, place.decode) == (MatchKind.BRANCH, edited, D1)
+    assert place.held_tokens == tokens_of(*history[: 2 * edited - 2])
 
 
 def test_of_two_turns_at_once_after_one_parent_the_second_becomes_a_session_of_its_own(client: Client) -> None:
@@ -334,7 +331,8 @@ def test_the_papers_key_counts_the_requests_with_one_opener(table: SessionTable)
         MatchKind.NEXT,
     ]
     assert len({place.session_id for place in (first, second, retry, third)}) == 1
-    assert second.held_tokens == retry.held_tokens == tokens_of(HI, assistant("yo"))
+    assert second.held_tokens == tokens_of(HI, assistant("yo"))
+    assert retry.held_tokens == tokens_of(SYSTEM, HI, assistant("edited"), user("a"))
     assert third.held_tokens == tokens_of(SYSTEM, HI, assistant("edited"), user("a"), assistant("yo"))
     assert third.decode == D1
     assert client.find(HI, session_key=key, tenant="u").turn == 1
@@ -366,10 +364,11 @@ def play(client: Client, prompt: list[Message], reply: Message) -> SessionMatch:
     return place
 
 
-def expected(prompt: list[Message]) -> tuple[int, int]:
-    """The turn, and the tokens of all up to the last reply."""
+def expected(prompt: list[Message], kind: MatchKind = MatchKind.NEXT) -> tuple[int, int]:
+    """The turn, and the tokens of all up to the last reply; of all, if it was sent before."""
     replies = [at for at, message in enumerate(prompt) if message["role"] == "assistant"]
-    return len(replies) + 1, tokens_of(*prompt[: replies[-1] + 1]) if replies else 0
+    held = prompt if kind is MatchKind.RETRY else prompt[: replies[-1] + 1] if replies else []
+    return len(replies) + 1, tokens_of(*held)
 
 
 @pytest.mark.parametrize("name", ["mt-bench-101.jsonl", "swe-agent.jsonl"])
@@ -392,4 +391,4 @@ def test_every_path_of_real_message_trees_is_placed_by_its_own_history(client: C
     assert len(turns) > 30
     for prompt, reply in turns:
         place = play(client, prompt, reply)
-        assert (place.turn, place.held_tokens) == expected(prompt)
+        assert (place.turn, place.held_tokens) == expected(prompt, place.kind)

@@ -10,6 +10,7 @@ import pytest
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.sessions.prefix_chain import Chain
 from ppd.proxy.sessions.text_kinds import SAMPLED_UNITS, Kind, sample, text_kind
+from ppd.proxy.sessions.text_kinds import added as added_to
 from tests.support.requests import (
     CHAT,
     COMPLETIONS,
@@ -62,8 +63,9 @@ def test_a_text_of_lone_surrogates_has_a_kind() -> None:
 
 def added(endpoint: Endpoint, prompt: Any, covered: int | None = None) -> dict[Kind, int]:
     """Without those that nothing was added of."""
-    chain: Chain = parse(endpoint, prompt).prompt.chain
-    return {Kind(kind): amount for kind, amount in chain.beyond(covered).items() if amount}
+    return {
+        Kind(kind): amount for kind, amount in added_to(parse(endpoint, prompt).prompt.chain, covered).items() if amount
+    }
 
 
 ONE = {Kind.START: 1, Kind.UNITS: 1}
@@ -118,7 +120,7 @@ def test_only_what_follows_the_known_prefix_is_added() -> None:
 
 def test_what_follows_a_stored_response_is_no_start() -> None:
     chain = parse(RESPONSES, PROSE, previous_response_id="resp_1").prompt.chain
-    assert chain.beyond(0) == {Kind.UNITS: 1, Kind.MARKS_0: len(PROSE)}
+    assert added_to(chain, 0) == {Kind.UNITS: 1, Kind.MARKS_0: len(PROSE)}
 
 
 def test_of_many_messages_only_the_newest_are_looked_at() -> None:
@@ -132,7 +134,7 @@ def test_of_many_messages_only_the_newest_are_looked_at() -> None:
 
 
 def test_a_chain_made_without_texts_counts_them_as_unread() -> None:
-    assert Chain((1, 2, 3), (0, 400, 1000), HASHER).beyond(400) == {Kind.UNITS: 1, Kind.UNREAD: 584}
+    assert added_to(Chain((1, 2, 3), (0, 400, 1000), HASHER), 400) == {Kind.UNITS: 1, Kind.UNREAD: 584}
 
 
 def test_nothing_of_the_prompt_outlives_the_asking() -> None:

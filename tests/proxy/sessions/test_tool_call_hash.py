@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.proxy.sessions.tool_call_hash import CallHash, CanonicalJson
+from ppd.proxy.sessions.tool_call_hash import CallHash, CallPlaces, CanonicalJson
 from tests.support.requests import HASHER
 
 
@@ -68,3 +68,42 @@ def test_calls_differ_by_id_name_and_arguments() -> None:
     assert len(set(keys)) == 4
     assert call("1", "f", "") == keys[0]
     assert call("1", "f", '{"b": 1, "a": 2}') != call("1", "f", '{"a": 2, "b": 1}')
+
+
+# Calls ("+", with an id) and results ("-"), "|" between messages; the places for which the results stand.
+ROUNDS = {
+    "in order": ("+a +b | -a -b", "#1 #2"),
+    "out of order": ("+a +b | -b -a", "#2 #1"),
+    "several rounds": ("+a | -a | +b +c | -c -b", "#1 #3 #2"),
+    "an id again in the next round": ("+a | -a | +a | -a", "#1 #2"),
+    "ids that begin anew": ("+0 +1 | -0 -1 | +0 +1 | -1 -0", "#1 #2 #4 #3"),
+    "an id twice in one round": ("+a +a | -a -a", "#1 #2"),
+    "an id again, the first without a result": ("+a | +a | -a", "#2"),
+    "a result again": ("+a | -a | -a", "#1 #1"),
+    "a result before its call": ("-a | +a", "=a"),
+    "a result of no call": ("+a | -b", "=b"),
+    "an id that looks like a place": ("+a | -#1 -=a", "=#1 ==a"),
+    "calls without an id": ("+ +a | -a -", "#2 "),
+}
+
+
+@pytest.mark.parametrize("case", ROUNDS)
+def test_results_stand_for_the_places_of_their_calls(case: str) -> None:
+    told, expected = ROUNDS[case]
+    places, as_they_are = CallPlaces(), CallPlaces(as_they_are=True)
+    results = []
+    for one in told.split(" "):
+        sign, id = one[0], one[1:]
+        if sign == "|":
+            places.begin_round()
+        elif sign == "+":
+            assert (places.call(id), as_they_are.call(id)) == ("", id)
+        else:
+            results.append(places.result(id))
+            assert as_they_are.result(id) == id
+    assert " ".join(results) == expected
+
+
+def test_no_id_is_an_empty_one() -> None:
+    for places in (CallPlaces(), CallPlaces(as_they_are=True)):
+        assert places.call(None) == places.result(None) == ""

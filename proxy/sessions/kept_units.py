@@ -1,0 +1,267 @@
+"""What a session keeps of its newest prompt and the reply to it: the end of each unit, packed into 14 bytes.
+
+Keys are chained. So if one unit is in another prompt, all before it are too, and the last common one is found by binary
+search. A unit's tokens are a worker's own count where a prompt or a reply ended there; between two such counts they go
+by bytes. Its turn is the one that a prompt has which differs from this unit on: a reply is of the turn that follows it.
+
+Units of the head are not kept: what only the head has in common is no conversation. Of more than `KEPT` units, the
+middle is thinned out: an edit there is placed at the nearest before it that is left, an eighth of the history before at
+most. Of a raw prompt the blocks are kept by which it has grown by an eighth.
+
+Cuts of long texts (`text_cuts`) are kept of the opener, which is the first message by the user, and of the newest
+message, because those are what other prompts begin with or replace.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from .prefix_chain import Chain, PrefixEnd
+from .text_cuts import FIRST_LONG_BLOCK, kept_blocks
+
+KEPT = 256
+"""Units, 3.6 KB of them; nine in ten sessions have fewer."""
+
+_FIRST = 32  # of these, so many of the first and of the newest always stay
+_NEWEST = 128
+
+_HEAD = struct.Struct("<IHHHHB")
+_UNIT = struct.Struct("<QIH")
+_KEY = struct.Struct("<Q")
+_MOST = (1 << 32) - 1  # tokens
+_MOST_TURNS = (1 << 16) - 1
+_REASONED, _BLOCKS = 1, 2
+
+Place = tuple[int, int]
+"""Bytes of a prompt, and the tokens up to there."""
+
+
+class EndedTurn(msgspec.Struct, frozen=True):
+    """What is kept of a turn: its number, and the worker's counts."""
+
+    turn: int
+    prompt_tokens: int
+    reply: PrefixEnd | None
+    reply_tokens: int  # of the prompt with its reply, as far as the next prompt will hold it
+    reasoned: bool
+
+
+class KeptUnits:
+    """Reads what `pack` has written. Units come first, then cuts, the opener's before those of the newest message."""
+
+    __slots__ = ("_data", "count", "in_prompt", "is_blocks", "opener", "opener_cuts", "reasoned", "round_tokens")
+
+    def __init__(self, data: bytes) -> None:
+        """ValueError for bytes that `pack` does not write."""
+        self._data = data
+        if not data:
+            data = _EMPTY
+        elif len(data) < _HEAD.size or (len(data) - _HEAD.size) % _UNIT.size:
+            raise ValueError("kept units have another layout")
+        # round_tokens: of the newest prompt that ended in the user's message. reasoned: a reply since then was.
+        self.round_tokens, self.count, self.in_prompt, self.opener, self.opener_cuts, flags = _HEAD.unpack_from(data)
+        self.reasoned, self.is_blocks = bool(flags & _REASONED), bool(flags & _BLOCKS)
+        if not self.opener <= self.in_prompt <= self.count <= self.count + self.opener_cuts <= self._entries:
+            raise ValueError("kept units have another layout")
+
+    def key(self, place: int) -> int:
+        key: int = _KEY.unpack_from(self._data, _HEAD.size + place * _UNIT.size)[0]
+        return key
+
+    def tokens(self, place: int) -> int:
+        return _UNIT.unpack_from(self._data, _HEAD.size + place * _UNIT.size)[1]  # type: ignore[no-any-return]
+
+    def turn(self, place: int) -> int:
+        return _UNIT.unpack_from(self._data, _HEAD.size + place * _UNIT.size)[2]  # type: ignore[no-any-return]
+
+    @property
+    def reply(self) -> PrefixEnd | None:
+        return PrefixEnd(self.key(self.in_prompt)) if self.count > self.in_prompt else None
+
+    def shared(self, sizes: Mapping[int, int]) -> int:
+        """How many of the units are in a prompt, of whose keys these are."""
+        if self.count and self.key(self.count - 1) in sizes:  # nearly always: the session goes on
+            return self.count
+        return bisect_left(range(self.count), True, key=lambda place: self.key(place) not in sizes)
+
+    def place(self, shared: int, sizes: Mapping[int, int]) -> Place | None:
+        """Where the last of so many shared units is; where the first is that needs no more tokens."""
+        if not shared:
+            return None
+        at, tokens = shared - 1, self.tokens(shared - 1)
+        while at and self.tokens(at - 1) == tokens:  # a reply whose reasoning stands in the way counts nothing
+            at -= 1
+        return sizes[self.key(at)], tokens
+
+    def last_cut(self, sizes: Mapping[int, int], beyond: int) -> Place | None:
+        """The last cut that is in a prompt, beyond so many bytes of it."""
+        for place in range(self._entries - 1, self.count - 1, -1):
+            size = sizes.get(self.key(place), 0)
+            if size > beyond:
+                return size, self.tokens(place)
+        return None
+
+    def within(self, tokens: int, shared: int) -> int:
+        """How many of the first `shared` units end within so many tokens."""
+        return bisect_right(range(shared), tokens, key=self.tokens)
+
+    def index_keys(self) -> Iterable[int]:
+        """The opener and its cuts, the newest prompt without its last unit, and the reply.
+
+        Of a raw prompt, whose opener nobody can tell, the end of its first turn, and the blocks beyond 4 KiB.
+        """
+        for place in range(self.count, self.count + self.opener_cuts):
+            yield self.key(place)
+        places = {self.opener, max(self.opener, self.in_prompt - 2), self.in_prompt}
+        if self.is_blocks:
+            places = {self.opener, *range(FIRST_LONG_BLOCK, self.in_prompt)}
+        for place in places:
+            if place < self.count:
+                yield self.key(place)
+
+    def slice(self, start: int, end: int) -> bytes:
+        return self._data[_HEAD.size + start * _UNIT.size : _HEAD.size + end * _UNIT.size]
+
+    @property
+    def _entries(self) -> int:
+        return max(0, len(self._data) - _HEAD.size) // _UNIT.size
+
+
+_EMPTY = _HEAD.pack(0, 0, 0, 0, 0, 0)
+NO_UNITS_KEPT = KeptUnits(b"")
+
+
+def pack(
+    before: KeptUnits, shared: int, sizes: Mapping[int, int], since: Place, chain: Chain, ended: EndedTurn
+) -> bytes:
+    """The units of a prompt and its reply. The first `shared` ones of `before` are the same, and stay as they are.
+
+    sizes: bytes of the prompt at each key. since: the last place of it whose tokens were known before.
+    """
+    if since[1] > ended.prompt_tokens:  # this history is rendered in fewer tokens than it was
+        since = 0, 0
+    shared = before.within(since[1] or ended.prompt_tokens, shared)
+    while since[1] and shared and sizes[before.key(shared - 1)] > since[0]:
+        shared -= 1
+    start = (sizes[before.key(shared - 1)], before.tokens(shared - 1)) if shared else (0, 0)
+    line = _Line(start, since, (chain.size, ended.prompt_tokens))
+    places = _new_places(chain, start[0])
+    units = before.slice(0, shared) + _packed(chain.keys, chain.ends, places, line, ended.turn)
+    if len(units) > KEPT * _UNIT.size:
+        every = [units[at : at + _UNIT.size] for at in range(0, len(units), _UNIT.size)]
+        units = b"".join([every[place] for place in _thinned([_UNIT.unpack(one)[1] for one in every])])
+    in_prompt = len(units) // _UNIT.size
+    if ended.reply is not None and in_prompt and not chain.is_blocks:
+        units += _UNIT.pack(ended.reply.key, min(ended.reply_tokens, _MOST), _stamp(ended.turn + 1))
+    if before.opener < shared:
+        opener = before.opener
+        opener_cuts = before.slice(before.count, before.count + before.opener_cuts)
+    else:
+        opener = max(0, min(shared + _opener(chain, places), in_prompt - 1))
+        opener_cuts = b""
+    first, newest = _cuts(chain, line, ended.turn)
+    round_tokens, reasoned = _round(before, since, chain, ended, line)
+    return b"".join(
+        (
+            _HEAD.pack(
+                min(round_tokens, _MOST),
+                len(units) // _UNIT.size,
+                in_prompt,
+                opener,
+                len(opener_cuts or first) // _UNIT.size,
+                reasoned * _REASONED + chain.is_blocks * _BLOCKS,
+            ),
+            units,
+            opener_cuts or first,
+            newest,
+        )
+    )
+
+
+class _Line:
+    """Tokens by bytes, between places where both are known."""
+
+    def __init__(self, *places: Place) -> None:
+        known = {0: 0, **dict(places)}
+        self._ends, self._tokens = list(known), list(known.values())
+
+    def at(self, end: int) -> int:
+        after = min(bisect_left(self._ends, end), len(self._ends) - 1)
+        if end >= self._ends[after]:
+            return self._tokens[after]
+        start, tokens = self._ends[after - 1], self._tokens[after - 1]
+        return tokens + (self._tokens[after] - tokens) * (end - start) // (self._ends[after] - start)
+
+
+def _new_places(chain: Chain, beyond: int) -> Sequence[int]:
+    """Which keys of a prompt are kept, beyond so many bytes of it."""
+    ends = chain.ends
+    if chain.is_blocks:
+        return [place for place in kept_blocks(ends) if ends[place] > beyond]
+    start = max(bisect_right(ends, beyond), chain.marks.head + 1 if chain.marks.head else 0)
+    return [start + place for place in _thinned(ends[start:])]  # thinned, if it is a history that nobody has seen grow
+
+
+def _packed(keys: Sequence[int], ends: Sequence[int], places: Iterable[int], line: _Line, turn: int) -> bytes:
+    stamp, pack_one = _stamp(turn), _UNIT.pack
+    return b"".join([pack_one(keys[at], min(line.at(ends[at]), _MOST), stamp) for at in places])
+
+
+def _thinned(ends: Sequence[int]) -> Sequence[int]:
+    """Which units stay: gaps in the middle grow with the distance to the nearer end of the history."""
+    if len(ends) <= KEPT:
+        return range(len(ends))
+    for share in (8, 4, 2, 1):
+        at = len(ends) - _NEWEST
+        kept = [*range(len(ends) - 1, at - 1, -1)]
+        while True:
+            end = ends[at]
+            at = min(at - 1, bisect_left(ends, end - min(end - ends[0], ends[-1] - end) // share))
+            if at < _FIRST:
+                break
+            kept.append(at)
+        if len(kept) + _FIRST <= KEPT:
+            break
+    return [*range(_FIRST), *reversed(kept)]
+
+
+def _opener(chain: Chain, places: Sequence[int]) -> int:
+    """Which of these places is the opener's: of a raw prompt the last, as it is one text."""
+    if chain.is_blocks:
+        return len(places) - 1
+    first_user = chain.marks.first_user
+    return places.index(first_user) if first_user and first_user in places else 0
+
+
+def _cuts(chain: Chain, line: _Line, turn: int) -> tuple[bytes, bytes]:
+    """The cuts that were made of the opener, and those of the newest message where that is another."""
+    known = () if chain.long_texts is None else chain.long_texts.known
+    if not known:
+        return b"", b""
+    ends, marks = chain.ends, chain.marks
+    opener = marks.first_user or min(marks.head + 1 if marks.head else bisect_right(ends, 0), len(ends) - 1)
+    newest = ends[-2] if len(ends) > 1 and opener < len(ends) - 1 else ends[-1]
+    keys, sizes = [key for key, _ in known], [size for _, size in known]
+    in_opener = range(bisect_right(sizes, ends[opener - 1] if opener else 0), bisect_right(sizes, ends[opener]))
+    in_newest = range(bisect_right(sizes, newest), len(sizes))
+    return _packed(keys, sizes, in_opener, line, turn), _packed(keys, sizes, in_newest, line, turn)
+
+
+def _round(before: KeptUnits, since: Place, chain: Chain, ended: EndedTurn, line: _Line) -> tuple[int, bool]:
+    """Tokens up to the newest message by the user, and whether a reply since then was reasoned."""
+    last_user = chain.marks.last_user
+    if not last_user:
+        return 0, False
+    if last_user == len(chain.keys) - 1:
+        return ended.prompt_tokens, ended.reasoned
+    if before.round_tokens and chain.ends[last_user] <= since[0]:
+        return before.round_tokens, before.reasoned or ended.reasoned
+    return line.at(chain.ends[last_user]), ended.reasoned
+
+
+def _stamp(turn: int) -> int:
+    return min(turn, _MOST_TURNS)

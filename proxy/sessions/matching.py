@@ -1,0 +1,179 @@
+"""Judges what one session has in common with a request: which turn of which session the request is.
+
+A request shares its prefix with the session that has the longest one in common with it:
+
+1. The session's newest prompt is all of the request: RETRY, the same turn again. If it gets another reply, a new
+   session begins there: two users with one opener are two sessions from their second turn on.
+2. The request continues the newest prompt, with its reply or another: NEXT, the session grows by a turn.
+3. Something of the newest turn is replaced, and the conversation has gone on by a reply and a message: NEXT too.
+   Clients do so that put a reminder or what they have retrieved into the newest message only. Nobody else has sent
+   what was replaced, as a turn of his own would have been seen.
+4. Whatever else shares more than the head: BRANCH, a new session from there on. The newest message was edited and
+   nothing follows yet; an older turn was; the history was compacted or cut; or it is known by another name.
+
+A branch at the first turn must share `LEAST_SHARED` tokens: less is not worth a worker.
+
+What the template drops of the round before counts as not shared: see `reasoning_rounds`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+from ..fleet.residency import Residency
+from ..fleet.worker import WorkerId
+from .kept_units import KeptUnits, Place
+from .prefix_chain import Chain, PrefixEnd
+from .reasoning_rounds import RoundEnd
+from .session import KnownPrefix, Prompt, Session
+
+LEAST_SHARED = 256
+
+
+class MatchKind(StrEnum):
+    FIRST = "first"
+    NEXT = "next"
+    RETRY = "retry"
+    BRANCH = "branch"
+    LOST = "lost"
+
+
+class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
+    """What `find` tells of a request: its session and turn, and what is known to be held of its prompt."""
+
+    session_id: str  # hexadecimal
+    turn: int  # 1-based
+    kind: MatchKind
+    held_tokens: int  # of the known prefix, the most that a worker holds of this prompt; 0 without one
+    new_bytes: int  # of the prompt, beyond what those tokens count
+    added: Mapping[int, int]  # the same by kind, see `text_kinds.added`
+    decode: Residency | None = None
+    prefill: Residency | None = None
+    output_tokens: float | None = None  # mean length of this session's answers
+    history: int  # histories under one id share `session_id`
+    source: int | None = None  # the history that the prefix is of: this one, or what a branch leaves; None without one
+    parent: int | None = None  # key of that history's newest prompt, as it was found
+    affinity: WorkerId | None = None  # where to compute what nobody holds: the D of the session that the client names
+    round_end: RoundEnd | None = None  # of the round before, if what is held depends on the template
+
+
+class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a completed turn taught. A residency of None leaves the known one as it is."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None  # of the prompt, on a worker believed to hold its prefix; None: on no such worker
+    reply_key: PrefixEnd | None = None
+    response_id: str | None = None
+    decode: Residency | None = None
+    prefill: Residency | None = None
+    reasoned: bool = False  # the reply held reasoning, whose tokens are not in the next prompt
+
+    @property
+    def held_tokens(self) -> int:
+        """Of the prompt with its reply, as far as a next prompt will hold it."""
+        return self.prompt_tokens if self.reasoned else self.prompt_tokens + self.completion_tokens
+
+
+class Common(msgspec.Struct, frozen=True, gc=False):
+    """What a session has in common with a prompt."""
+
+    session: Session
+    units: KeptUnits
+    shared: int  # units
+    place: Place  # the last common one; its bytes are those of the prompt
+    is_whole: bool  # the session's newest prompt is in it
+    turn: int  # that a prompt has which differs from there on
+
+    @property
+    def tokens(self) -> int:
+        return self.place[1]
+
+    def counted(self, sizes: Mapping[int, int]) -> Place:
+        """`place`, or the prompt's end before a reasoned reply: its tokens count no further."""
+        last = self.units.in_prompt - 1
+        if 0 <= last < self.shared - 1 and self.units.tokens(last) == self.tokens:
+            return sizes[self.units.key(last)], self.tokens
+        return self.place
+
+    def round_end(self, chain: Chain) -> RoundEnd | None:
+        """Where the round before the prompt's own ends, if one of its replies was reasoned."""
+        units = self.units
+        if not units.reasoned or not 0 < units.round_tokens < self.tokens:
+            return None
+        if chain.marks.last_user != len(chain.keys) - 1:
+            return None
+        return RoundEnd(units.round_tokens, self.tokens)
+
+    def up_to(self, tokens: int, sizes: Mapping[int, int]) -> Place:
+        """The last common unit within so many tokens."""
+        return self.units.place(self.units.within(tokens, self.shared), sizes) or (0, 0)
+
+
+def common(session: Session, chain: Chain, sizes: Mapping[int, int]) -> Common | None:
+    """None if there is nothing. sizes: bytes of the prompt at each of its keys, and of its cuts."""
+    units = KeptUnits(session.units)
+    shared = units.shared(sizes)
+    is_whole = 0 < units.in_prompt <= shared and not units.is_blocks
+    place = units.place(shared, sizes)
+    turn = units.turn(shared) if shared < units.count else session.turn + (not units.is_blocks)
+    if not is_whole:
+        place = units.last_cut(sizes, place[0] if place else 0) or place
+        if shared and sizes[units.key(shared - 1)] == chain.size:  # an earlier prompt, from its start to its end
+            turn = units.turn(shared - 1)
+    for prefix in session.prefixes():
+        size = _reach(prefix, chain, sizes)
+        if size is not None and (place is None or size >= place[0]):
+            place, turn = (size, prefix.tokens), prefix.turn + 1
+            is_whole = prefix.turn == session.turn
+    return None if place is None else Common(session, units, shared, place, is_whole, turn)
+
+
+def newest_end(session: Session, *, is_prompt: bool) -> PrefixEnd | None:
+    """Where its newest prompt ends, or the reply to it."""
+    units = KeptUnits(session.units)
+    if units.count and not units.is_blocks:
+        return PrefixEnd(units.key(units.in_prompt - 1)) if is_prompt else units.reply
+    for prefix in session.prefixes():
+        if prefix.turn == session.turn and prefix.is_prompt is is_prompt and not prefix.is_stored:
+            return prefix.end
+    return None
+
+
+def judge(found: Common, prompt: Prompt, named: Session | None) -> tuple[MatchKind, int] | None:
+    """Which turn of the session, or of a branch of it, the request is; None if what it shares is not worth it."""
+    session, chain = found.session, prompt.chain
+    may_grow = _may_grow(session, prompt, named)
+    turn = found.turn
+    if found.is_whole and newest_end(session, is_prompt=True) == chain.end():
+        if may_grow:
+            return MatchKind.RETRY, session.turn
+        turn = session.turn
+    elif may_grow and (found.is_whole or _has_gone_on(found, chain)):
+        return MatchKind.NEXT, session.turn + 1
+    return None if turn == 1 and found.tokens < LEAST_SHARED else (MatchKind.BRANCH, turn)
+
+
+def _may_grow(session: Session, prompt: Prompt, named: Session | None) -> bool:
+    """Labels must agree: a session without one takes the first it is given, unless another session has that already."""
+    label = prompt.label
+    return label is None or label == session.label or (session.label is None and named is None)
+
+
+def _has_gone_on(found: Common, chain: Chain) -> bool:
+    """Whether part of the newest turn was replaced, and at least a reply and a message have followed."""
+    if found.turn != found.session.turn or found.units.is_blocks:
+        return False
+    replaced = found.units.in_prompt - found.shared
+    return len(chain.keys) - bisect_right(chain.ends, found.place[0]) >= replaced + 2
+
+
+def _reach(prefix: KnownPrefix, chain: Chain, sizes: Mapping[int, int]) -> int | None:
+    start = sizes.get(prefix.key)
+    if start is None or not prefix.tail:
+        return start
+    return chain.reach(bisect_left(chain.ends, start), prefix.tail, prefix.check)

@@ -1,0 +1,131 @@
+"""The head of a prompt, tools and the system's text, hashed so that either may be the first.
+
+Some chat templates render the tools first (GLM, Kimi), others the system's text (Qwen, Llama). What two prompts have in
+common depends on that, and the order is learned while sessions live (`templates`). So a tool's digest depends on the
+tools before it only, and is joined by XOR to the key of what is rendered before the tools: the seed, or the system's
+text. The last key of the head is then the same in both orders, and so are all keys after it: conversations outlive a
+change of the order. 20,000 tools that many requests have are hashed once.
+
+XOR keeps keys apart, as all its operands are digests of different kinds under a secret, and no client sees any of them.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .prefix_chain import NO_UNITS, Chain, Hasher, Marks, UnitHash, Units
+from .text_cuts import TextCuts
+from .text_kinds import NewestTexts
+
+
+class Head(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a prompt before its system's text and its messages are read."""
+
+    seed: int
+    size: int = 0  # bytes of what the seed holds and the template renders
+    tools: Units = NO_UNITS
+    tools_first: bool = False
+
+    def chain(self, system: tuple[int, int] | None) -> tuple[list[int], list[int], int]:
+        """Keys and ends from the seed to the head's end, and the bytes up to there.
+
+        system: key, chained to the seed, and bytes of the system's text; None: there is none.
+        """
+        seed, size, tools = self.seed, self.size, self.tools
+        keys, ends = [seed], [0]
+        if system is None and not tools.keys:
+            return keys, ends, size
+        if system is None or (self.tools_first and tools.keys):
+            keys += map(seed.__xor__, tools.keys)
+            ends += map(size.__add__, tools.ends)
+            if system is not None:
+                key, text_size = system
+                keys.append(key ^ tools.keys[-1])
+                ends.append(ends[-1] + text_size)
+        else:
+            key, text_size = system
+            size += text_size
+            keys.append(key)
+            ends.append(size)
+            keys += map(key.__xor__, tools.keys)
+            ends += map(size.__add__, tools.ends)
+        return keys, ends, ends[-1]
+
+    def marks(self, *, has_system: bool) -> Marks:
+        tools = len(self.tools.keys)
+        if not has_system:
+            return Marks(tools)
+        if self.tools_first and tools:
+            return Marks(tools, tools + 1)
+        return Marks(tools + 1 if tools else 0, 1)
+
+
+class OpenChain:
+    """A chain that grows by units after its head."""
+
+    __slots__ = (
+        "_cuts",
+        "_ends",
+        "_first_user",
+        "_hasher",
+        "_keys",
+        "_last_reply",
+        "_last_user",
+        "_newest",
+        "_size",
+        "_unit",
+    )
+
+    def __init__(
+        self,
+        hasher: Hasher,
+        keys: list[int],
+        ends: list[int],
+        size: int = 0,
+        cuts: TextCuts | None = None,
+        newest: NewestTexts | None = None,
+    ) -> None:
+        """size: bytes up to the head's end, whose keys and ends are given. cuts: of the texts after the head."""
+        self._cuts = cuts
+        self._newest = newest or NewestTexts()
+        self._hasher = hasher
+        self._keys = keys
+        self._ends = ends
+        self._size = size
+        self._unit: UnitHash | None = None
+        self._first_user = self._last_user = self._last_reply = 0
+
+    @property
+    def is_closed(self) -> bool:
+        return self._unit is None
+
+    def begin(self, role: str, name: str | None = None, call_id: str = "") -> UnitHash:
+        self._close()
+        place = len(self._keys)
+        if role == "user":
+            self._first_user, self._last_user = self._first_user or place, place
+        elif role == "assistant" or role.endswith("call"):
+            self._last_reply = place
+        if self._cuts is not None:
+            self._cuts.start = self._size
+        self._unit = UnitHash(self._hasher, self._keys[-1], role, name or "", call_id, self._cuts)
+        return self._unit
+
+    def end(self) -> tuple[int, int]:
+        """The last key, and the bytes up to there."""
+        self._close()
+        return self._keys[-1], self._size
+
+    def chain(self, head: Marks) -> Chain:
+        self._close()
+        marks = Marks(head.tools, head.system, self._first_user, self._last_user, self._last_reply)
+        keys, ends, samples = tuple(self._keys), tuple(self._ends), self._newest.samples()
+        return Chain(keys, ends, self._hasher, marks=marks, long_texts=self._cuts or None, samples=samples)
+
+    def _close(self) -> None:
+        if self._unit is not None:
+            self._size += self._unit.size
+            self._newest.add(self._unit.text)
+            self._keys.append(self._unit.key())
+            self._ends.append(self._size)
+            self._unit = None

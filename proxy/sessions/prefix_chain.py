@@ -27,7 +27,6 @@ from blake3 import blake3
 from msgspec.structs import replace
 
 from ..errors import ConfigError
-from .text_kinds import OVERHEAD_BYTES
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 KEY_BITS = 60
 """Two of CPython's 30-bit digits: 32 bytes of memory, not 48. Among 2 million keys, two collide in 1 run of 500,000."""
 
-UNIT_OVERHEAD_BYTES = OVERHEAD_BYTES
+UNIT_OVERHEAD_BYTES = 16
 """What a chat template adds around a message (role, separators): about four tokens."""
 
 USUAL_KEYS = 1024

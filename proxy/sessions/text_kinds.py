@@ -12,15 +12,12 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .prefix_chain import Chain
+from .prefix_chain import UNIT_OVERHEAD_BYTES, Chain
 
 SAMPLED_UNITS = 16
 """How many of a prompt's newest units are looked at. A turn seldom adds more."""
 
-OVERHEAD_BYTES = 16  # what units count for beside their text
 _SAMPLE = 256  # bytes or characters from a text's start, and as many from its middle
 
 
@@ -130,11 +127,11 @@ def added(chain: Chain, covered: int | None) -> Mapping[int, int]:
         found[Kind.HEAD], covered, first = ends[head] - covered, ends[head], head + 1
     found[Kind.UNITS] = len(ends) - first
     if first < unread:
-        found[Kind.UNREAD] = max(0, ends[unread - 1] - covered - OVERHEAD_BYTES * (unread - first))
+        found[Kind.UNREAD] = max(0, ends[unread - 1] - covered - UNIT_OVERHEAD_BYTES * (unread - first))
         covered, first = ends[unread - 1], unread
     for at in range(first, len(ends)):
         kind = text_kind(chain.samples[at - unread])
-        found[kind] = found.get(kind, 0) + max(0, ends[at] - covered - OVERHEAD_BYTES)
+        found[kind] = found.get(kind, 0) + max(0, ends[at] - covered - UNIT_OVERHEAD_BYTES)
         covered = ends[at]
     return found
 

@@ -96,7 +96,7 @@ class PolicyRouting:
         def completed(prompt: int, output: int) -> None:
             booking.release()
             booking.generated(output)
-            self._tokens.learn(MODEL, prompt_tokens * BYTES_PER_TOKEN, prompt, output)
+            self._tokens.learn(MODEL, match.added, prompt - match.held_tokens, output)
             residency = self._registry.residency
             outcome = TurnOutcome(
                 prompt_tokens=prompt,
@@ -121,7 +121,7 @@ class PolicyRouting:
             model=MODEL,
             session_id=match.session_id,
             number=match.turn,
-            prompt_tokens=match.held_tokens + self._tokens.estimate(MODEL, match.new_bytes),
+            prompt_tokens=match.held_tokens + self._tokens.estimate(MODEL, match.added),
             held_tokens=match.held_tokens,
             output_tokens=self._tokens.expected_output(MODEL, match.output_tokens, planned.output_tokens),
             decode=match.decode,

@@ -119,6 +119,7 @@ class BodyReader:
             found.marks,
             is_blocks=found.is_blocks,
             long_texts=TextCuts(found.cuts) or None,
+            samples=found.samples,
         )
         request = request_of(
             how.endpoint,

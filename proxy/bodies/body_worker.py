@@ -67,6 +67,7 @@ class TurnBody(msgspec.Struct, frozen=True, kw_only=True):
     new_body_bytes: int = 0  # 0: the members lie in the body as it came
     keys: list[int]
     ends: list[int]
+    samples: tuple[bytes | None, ...]
     marks: Marks
     template: Template
     tail: bytes
@@ -198,6 +199,7 @@ def read_turn(how: ReadTurn, body: bytes) -> tuple[TurnBody, bytes | None]:
         new_body_bytes=len(new_body),
         keys=list(chain.keys),
         ends=list(chain.ends),
+        samples=chain.samples,
         marks=chain.marks,
         template=request.template,
         tail=chain.tail,

@@ -22,9 +22,10 @@ from ..sessions.prefix_chain import NO_MARKS, NO_UNITS, UNIT_OVERHEAD_BYTES, Blo
 from ..sessions.prompt_head import Head, OpenChain
 from ..sessions.templates import PLAIN, Template
 from ..sessions.text_cuts import LONG_BYTES, TextCuts
+from ..sessions.text_kinds import NewestTexts, sample
 from ..sessions.tool_call_hash import CallHash, CallPlaces
 from .body_members import pruned
-from .units import structure
+from .units import LIST_LIMIT, check_lists, too_many_prompts
 
 MEDIA_BYTES = 4096
 """The size in prompt bytes of an image, sound or file: about a thousand tokens. Its own size says nothing."""
@@ -36,8 +37,6 @@ call."""
 Members = dict[str, msgspec.Raw]
 Content = str | list[str | Members] | None
 T = TypeVar("T")
-
-LIST_LIMIT = 1024  # prompts in one request: vLLM's own default (VLLM_MAX_COMPLETION_PROMPTS)
 
 _ABSENT = msgspec.Raw(b"")
 _TEXT = frozenset(("text", "input_text", "output_text"))
@@ -93,7 +92,7 @@ class PromptReader:
 
     def __init__(self, hasher: Hasher, template: Template = PLAIN) -> None:
         self.hasher = hasher
-        self._template = template
+        self._template, self._newest = template, NewestTexts()
         self._seen: CallPlaces | None = None  # made with the first call or result: most prompts have none
         self._cuts = TextCuts()
 
@@ -161,7 +160,8 @@ class PromptReader:
             ends.append(size)
         head_marks = head.marks(has_system=before is not None)
         marks = Marks(head_marks.tools, head_marks.system, first_user, last_user, last_reply)
-        return Chain(tuple(keys), tuple(ends), self.hasher, open_unit=unit, marks=marks, long_texts=self._cuts or None)
+        keys_ends, cuts, samples = (tuple(keys), tuple(ends)), self._cuts or None, self._newest.samples()
+        return Chain(*keys_ends, self.hasher, open_unit=unit, marks=marks, long_texts=cuts, samples=samples)
 
     def _message(self, previous: int, message: _Message) -> tuple[int, int]:
         """Its key and size."""
@@ -174,6 +174,7 @@ class PromptReader:
             and not (message.role == "system" and content.startswith(_BILLING))
         ):
             text = content.encode("utf-8", "surrogatepass")
+            self._newest.add(text)
             call_id = message.tool_call_id and self._places.result(message.tool_call_id)
             if len(text) <= LONG_BYTES:
                 key = self.hasher.text_unit(previous, message.role, message.name, call_id, text)
@@ -198,6 +199,8 @@ class PromptReader:
             self._add_call(unit, call.id, call.function or call.custom)
         if message.function_call is not None:
             self._add_call(unit, None, message.function_call)
+        self._newest.add(unit.text)
+        unit.text = ""
         return unit
 
     def responses(self, head: Head, raw: msgspec.Raw, instructions: msgspec.Raw | None, stored: int | None) -> Chain:
@@ -214,9 +217,9 @@ class PromptReader:
         marks = head.marks(has_system=system is not None)
         if stored is not None:
             keys, ends, marks = [stored], [0], NO_MARKS
-        units = OpenChain(self.hasher, keys, ends, size, self._cuts)
+        units = OpenChain(self.hasher, keys, ends, size, self._cuts, self._newest)
         if isinstance(items, str):
-            units.begin("user").add_text(items)
+            self._add_content(units.begin("user"), items)
         else:
             for item in items:
                 self._add_item(units, item)
@@ -226,8 +229,7 @@ class PromptReader:
 
     def completions(self, seed: int, raw: msgspec.Raw) -> tuple[Chain, int]:
         """The chain of `prompt`, and how many prompts it holds: several are one unit, known only as a whole."""
-        if memoryview(raw).nbytes > LIST_LIMIT and bytes(raw).count(b"[") > LIST_LIMIT + 1:
-            _check_lists(bytes(raw))
+        check_lists(raw)
         prompt = read(_PROMPT, raw, "prompt")
         several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
         if isinstance(prompt, list) and several and len(prompt) > LIST_LIMIT:
@@ -243,11 +245,12 @@ class PromptReader:
             return Chain(keys, ends, self.hasher, text, tail, is_text=is_text, is_blocks=True), 1
         each = [self.hasher.key(b"P", kind, f"{len(text):x}", text) for kind, text in data]
         whole = self.hasher.key(b"P", f"{seed:x}", *(f"{key:x}" for key in each))
-        return Chain((whole,), (sum(len(text) for _, text in data),), self.hasher), len(data)
+        samples = (sample(data[0][1]),) if data[0][0] == "text" else ()
+        return Chain((whole,), (sum(len(text) for _, text in data),), self.hasher, samples=samples), len(data)
 
     def embeddings(self, seed: int, raw: msgspec.Raw) -> Chain:
         key = self.hasher.key(b"E", f"{seed:x}", _CANONICAL.encode(read(_ANY, raw, "prompt_embeds")))
-        return Chain((key,), (MEDIA_BYTES,), self.hasher)
+        return Chain((key,), (MEDIA_BYTES,), self.hasher, samples=(None,))
 
     def _add_content(self, unit: UnitHash, content: Content, *, system: bool = False) -> None:
         for part in (content,) if isinstance(content, str) else content or ():
@@ -255,6 +258,7 @@ class PromptReader:
             if (text := _part_text(part)) is not None:
                 if not (system and text.startswith(_BILLING)):
                     unit.add_text(text)
+                    unit.show(text)
             elif not isinstance(part, str):
                 self._add_part(unit, part)
 
@@ -269,6 +273,7 @@ class PromptReader:
                 result = UnitHash(self.hasher, 0, "tool", "error" if failed else "", call_id)
                 self._add_content(result, _content(part, "content"))
                 unit.add_part(b"R", result.key(), result.size)
+                unit.show(result.text)
             case _:
                 self._add_opaque(unit, part)  # media and unknown parts: all their members count
 
@@ -283,6 +288,7 @@ class PromptReader:
         members.pop("cache_control", None)
         text = _CANONICAL.encode(members)
         unit.add_part(b"M", self.hasher.key(b"M", text), min(len(text), MEDIA_BYTES))
+        unit.show(None)
 
     def _add_call(self, unit: UnitHash, id: str | None, function: _Function | None) -> None:
         function = function or _Function()
@@ -291,11 +297,14 @@ class PromptReader:
         if len(raw) > LONG_ARGUMENTS_BYTES:
             unit.add_part(b"C", self.hasher.key(b"L", call.id, call.name, raw), len(raw))
             return
+        arguments = ""
         if raw.startswith(b'"'):
-            call.add(read(_STRING, msgspec.Raw(raw), "arguments") or "")
+            arguments = read(_STRING, msgspec.Raw(raw), "arguments") or ""
         elif raw not in (b"", b"null"):
             read(_ANY, msgspec.Raw(raw), "arguments")
-            call.add(raw.decode())
+            arguments = raw.decode()
+        call.add(arguments)
+        unit.show(arguments)
         unit.add_part(b"C", call.key(), call.size + len(call.name))
 
     def _add_item(self, units: OpenChain, item: Members) -> None:
@@ -328,15 +337,6 @@ class PromptReader:
         else:
             own = {name: raw for name, raw in item.items() if kind == "item_reference" or name not in _SERVERS_OWN}
             self._add_opaque(units.begin(kind), own)
-
-
-def _check_lists(prompt: bytes) -> None:
-    if structure(prompt).count(b"[") > LIST_LIMIT + 1:
-        raise too_many_prompts()
-
-
-def too_many_prompts() -> RequestError:
-    return RequestError(f"prompt: must be a list of at most {LIST_LIMIT} prompts", param="prompt")
 
 
 def _canonical(name: str, raw: bytes) -> bytes:

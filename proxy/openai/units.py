@@ -13,6 +13,7 @@ import msgspec
 from ..errors import RequestError
 
 UNITS_LIMIT = 20_000
+LIST_LIMIT = 1024  # prompts in one request: vLLM's own default (VLLM_MAX_COMPLETION_PROMPTS)
 MEMBERS_LIMIT = 1_000_000
 """Of names, and of brackets, in a whole body: far more than the units that a body may have can need."""
 
@@ -38,6 +39,19 @@ def check_units(members: Iterable[msgspec.Raw], limit: int) -> None:
             f"the request has {units} units (messages, parts, items, tool calls, tools); at most {limit} are allowed"
             " (request_units_limit)"
         )
+
+
+def check_lists(prompt: msgspec.Raw) -> None:
+    """RequestError if it is a list of more prompts than one request may have."""
+    if memoryview(prompt).nbytes <= LIST_LIMIT:
+        return
+    text = bytes(prompt)
+    if text.count(b"[") > LIST_LIMIT + 1 and structure(text).count(b"[") > LIST_LIMIT + 1:
+        raise too_many_prompts()
+
+
+def too_many_prompts() -> RequestError:
+    return RequestError(f"prompt: must be a list of at most {LIST_LIMIT} prompts", param="prompt")
 
 
 def weight(body: bytes) -> int:

@@ -111,7 +111,9 @@ class Learner:
         self._metrics.completion_tokens.add(decision.route, by=completion)
         if decision.route is Route.LOCAL and cached is not None and cached < decision.cached_tokens * MISS_SHARE:
             self._metrics.residency_misses.inc()
-        self._tokens.learn(request.model, request.prompt_bytes, prompt, completion)
+        # What an unknown stored response adds to the prompt has tokens, but no bytes here.
+        is_whole = match.source is not None or request.prompt.previous_response_id is None
+        self._tokens.learn(request.model, match.added if is_whole else {}, prompt - match.held_tokens, completion)
         self._learn_template(attempt, prompt, cached)
         attempt.booking.generated(completion)
         residency = self._registry.residency

@@ -27,6 +27,7 @@ from ..fleet.worker import Role
 from ..health.poisoned_prompts import life_of
 from ..openai.form import is_form
 from ..sessions.prefix_chain import PrefixEnd
+from ..sessions.text_kinds import Kind
 from ..upstream.call import Answer, Call, Timeouts
 from ..upstream.client import Upstream
 from ..upstream.relayed_headers import RelayedHeaders
@@ -142,7 +143,8 @@ class Passthrough:
             if model:
                 check_model(model, self._registry.views())
             raise NoWorkerError(f"no worker can serve model {model!r} now")
-        bill = _Bill(self._state, client, 0 if is_form(content_type) else self._state.tokens.estimate(model, len(body)))
+        estimated = 0 if is_form(content_type) else self._state.tokens.estimate(model, {Kind.UNREAD: len(body)})
+        bill = _Bill(self._state, client, estimated)
         permit = await self._permit(model, client, bill)
         try:
             return await self._first_success(permit, _Asked(method, path, _bytes_of(body), headers, model), bill)

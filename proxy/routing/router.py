@@ -278,7 +278,7 @@ class Router:
 
     def _turn(self, request: Request, match: SessionMatch, forced: Route | None) -> Turn:
         tokens = self._state.tokens
-        new_tokens = tokens.estimate(request.model, match.new_bytes)
+        new_tokens = tokens.estimate(request.model, match.added)
         return Turn(
             model=request.model,
             session_id=match.session_id,

@@ -49,7 +49,8 @@ class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
     turn: int  # 1-based
     kind: MatchKind
     held_tokens: int  # of the known prefix, the most that a worker holds of this prompt; 0 without one
-    new_bytes: int  # of the prompt, beyond that prefix
+    new_bytes: int  # of the prompt, beyond what those tokens count
+    added: Mapping[int, int]  # the same by kind, see `text_kinds.added`
     decode: Residency | None = None
     prefill: Residency | None = None
     output_tokens: float | None = None  # mean length of this session's answers
@@ -91,6 +92,13 @@ class Common(msgspec.Struct, frozen=True, gc=False):
     @property
     def tokens(self) -> int:
         return self.place[1]
+
+    def counted(self, sizes: Mapping[int, int]) -> Place:
+        """`place`, or the prompt's end before a reasoned reply: its tokens count no further."""
+        last = self.units.in_prompt - 1
+        if 0 <= last < self.shared - 1 and self.units.tokens(last) == self.tokens:
+            return sizes[self.units.key(last)], self.tokens
+        return self.place
 
     def round_end(self, chain: Chain) -> RoundEnd | None:
         """Where the round before the prompt's own ends, if one of its replies was reasoned."""

@@ -202,7 +202,7 @@ def _text_end(beyond: blake3 | None) -> bytes:
 class UnitHash:
     """One unit as it is hashed. It grows only at its end, so a reply can be hashed as it streams."""
 
-    __slots__ = ("_beyond", "_hasher", "_head_end", "_long_texts", "_state", "size")
+    __slots__ = ("_beyond", "_hasher", "_head_end", "_long_texts", "_state", "size", "text")
 
     def __init__(
         self,
@@ -221,6 +221,11 @@ class UnitHash:
         self._head_end = 0  # the size at which the head of the open text is full; 0: no text is open
         self._beyond: blake3 | None = None  # hash of what the open text has beyond its head
         self.size = UNIT_OVERHEAD_BYTES
+        self.text: str | None = ""  # the longest that it was shown, to count tokens by; None where it holds media
+
+    def show(self, text: str | None) -> None:
+        if self.text is not None and (text is None or len(text) > len(self.text)):
+            self.text = text
 
     def begin_text(self) -> None:
         """The next `add_text` begins a text part of its own."""
@@ -255,7 +260,7 @@ class UnitHash:
         twin._hasher, twin._state = self._hasher, self._state.copy()
         twin._long_texts = None
         twin._beyond = None if self._beyond is None else self._beyond.copy()
-        twin._head_end, twin.size = self._head_end, self.size
+        twin._head_end, twin.size, twin.text = self._head_end, self.size, ""
         return twin
 
     def key(self) -> int:
@@ -339,6 +344,7 @@ class Chain(msgspec.Struct, frozen=True):
     marks: Marks = NO_MARKS
     is_blocks: bool = False  # it was hashed in blocks
     long_texts: LongTexts | None = None
+    samples: tuple[bytes | None, ...] = ()  # of the newest units' texts, see `text_kinds`
 
     def __repr__(self) -> str:
         return f"Chain(keys={self.keys}, ends={self.ends})"  # without the prompt
@@ -378,8 +384,8 @@ class Chain(msgspec.Struct, frozen=True):
         return blocks
 
     def without_prompt(self) -> Chain:
-        """Without the prompt's bytes, which only `reach` and cuts need."""
-        return replace(self, data=b"", long_texts=self.long_texts and self.long_texts.without_text())
+        """Without the prompt's bytes, which only `reach`, cuts and `added` need."""
+        return replace(self, data=b"", samples=(), long_texts=self.long_texts and self.long_texts.without_text())
 
     def reach(self, index: int, tail: int, check: int) -> int | None:
         """Bytes of this prompt that a prefix found at `keys[index]` covers; None if its tail is another text."""

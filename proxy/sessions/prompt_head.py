@@ -15,6 +15,7 @@ import msgspec
 
 from .prefix_chain import NO_UNITS, Chain, Hasher, Marks, UnitHash, Units
 from .text_cuts import TextCuts
+from .text_kinds import NewestTexts
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
@@ -70,15 +71,23 @@ class OpenChain:
         "_keys",
         "_last_reply",
         "_last_user",
+        "_newest",
         "_size",
         "_unit",
     )
 
     def __init__(
-        self, hasher: Hasher, keys: list[int], ends: list[int], size: int = 0, cuts: TextCuts | None = None
+        self,
+        hasher: Hasher,
+        keys: list[int],
+        ends: list[int],
+        size: int = 0,
+        cuts: TextCuts | None = None,
+        newest: NewestTexts | None = None,
     ) -> None:
         """size: bytes up to the head's end, whose keys and ends are given. cuts: of the texts after the head."""
         self._cuts = cuts
+        self._newest = newest or NewestTexts()
         self._hasher = hasher
         self._keys = keys
         self._ends = ends
@@ -110,11 +119,13 @@ class OpenChain:
     def chain(self, head: Marks) -> Chain:
         self._close()
         marks = Marks(head.tools, head.system, self._first_user, self._last_user, self._last_reply)
-        return Chain(tuple(self._keys), tuple(self._ends), self._hasher, marks=marks, long_texts=self._cuts or None)
+        keys, ends, samples = tuple(self._keys), tuple(self._ends), self._newest.samples()
+        return Chain(keys, ends, self._hasher, marks=marks, long_texts=self._cuts or None, samples=samples)
 
     def _close(self) -> None:
         if self._unit is not None:
             self._size += self._unit.size
+            self._newest.add(self._unit.text)
             self._keys.append(self._unit.key())
             self._ends.append(self._size)
             self._unit = None

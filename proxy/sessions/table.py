@@ -38,6 +38,7 @@ from .session import (
     summary_of,
 )
 from .text_cuts import cuts_of
+from .text_kinds import added
 from .token_estimates import decayed_mean
 
 __all__ = ["MatchKind", "SessionMatch", "SessionTable", "TurnOutcome"]
@@ -178,7 +179,7 @@ class SessionTable:
             lost = named is not None or prompt.previous_response_id is not None
             return self._unmatched(MatchKind.LOST if lost else MatchKind.FIRST, prompt, named)
         found, kind, turn = best
-        session, place = found.session, found.place
+        session, place = found.session, found.counted(sizes)
         round_end = None if kind is MatchKind.RETRY else found.round_end(prompt.chain)
         if round_end is not None and not self._rounds.keeps(prompt.model):
             place = found.up_to(round_end.opening_tokens, sizes)
@@ -358,6 +359,7 @@ def _matched(
         kind=kind,
         held_tokens=place[1],
         new_bytes=prompt.chain.size - place[0],
+        added=added(prompt.chain, None if source is None else place[0]),
         decode=decode,
         prefill=prefill,
         output_tokens=output_tokens,

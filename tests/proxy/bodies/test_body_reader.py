@@ -80,6 +80,7 @@ def shown(request: Request) -> dict[str, Any]:
         "keys": chain.keys,
         "ends": chain.ends,
         "cuts": list(cuts_of(chain)),
+        "samples": chain.samples,
         "marks": chain.marks,
         "tail": chain.tail,
         "end": chain.end(),

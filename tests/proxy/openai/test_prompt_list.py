@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ppd.proxy.errors import BodyTooLarge, RequestError
 from ppd.proxy.openai.prompt_list import AnswerMerge, BrokenAnswer, PromptList, StreamMerge, prompt_list
-from ppd.proxy.openai.prompts import LIST_LIMIT
 from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.openai.sse import LIMIT_BYTES
+from ppd.proxy.openai.units import LIST_LIMIT
 from tests.support.requests import COMPLETIONS, parse, parse_bytes
 
 MIB = 1024 * 1024

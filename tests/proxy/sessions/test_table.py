@@ -123,11 +123,12 @@ def test_a_reply_with_reasoning_counts_as_far_as_its_prompt(client: Client) -> N
     request = client.request(HI)
     place = client.table.find(request.prompt, 0.0)
     key = ReplyKey(request)
-    key.add_text("yo")
+    key.add_text("yo " * 300)
     outcome = TurnOutcome(prompt_tokens=12, completion_tokens=900, reply_key=key.key(), reasoned=True)
     client.table.finish(place, request.prompt, outcome, 0.0)
-    following = client.find(HI, assistant("yo"), user("more"))
+    following = client.find(HI, assistant("yo " * 300), user("more"))
     assert (following.turn, following.held_tokens) == (2, 12)
+    assert following.new_bytes > 900  # the reply is in no count yet
 
 
 def test_a_turn_that_did_not_complete_changes_nothing(client: Client) -> None:

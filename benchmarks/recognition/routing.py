@@ -20,6 +20,7 @@ from ppd.proxy.openai.request import Request, parse_request
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
 from ppd.proxy.sessions.prefix_chain import Hasher
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
+from ppd.proxy.sessions.templates import TemplateOrder
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 
 from .requests import MODEL, Asked
@@ -74,6 +75,7 @@ class ProxyRouting:
         self._registry = Registry()
         self._sessions = SessionTable(ttl_s=86_400.0, capacity=1_000_000)
         self._tokens = TokenEstimator()
+        self._templates = TemplateOrder()
         self._hasher = Hasher(bytes(16))
         self._rules = Rules(mode=mode)
         self._heard_s = -HEARTBEAT_S
@@ -88,6 +90,7 @@ class ProxyRouting:
             tenant="",
             hasher=self._hasher,
             session_key=SessionKey.PREFIX,
+            templates=self._templates.known,
         )
         match = self._sessions.find(request.prompt, now_s)
         turn = turn_of(request, match, self._tokens)
@@ -145,11 +148,16 @@ class ProxyRouting:
         """As `Learner._note_usage` of routing/learning.py does."""
         prompt, completion = usage.prompt_tokens, usage.completion_tokens
         hashed = reply_key(request, reply)
-        self._tokens.learn(request.model, request.prompt_bytes, prompt, completion)
+        self._tokens.learn(request.model, match.added, prompt - match.held_tokens, completion)
+        if decision.prefill is not None:
+            self._templates.computed(decision.decode.id, prompt)
+        computed_on = (decision.prefill or decision.decode).id
+        self._templates.learn(request.model, computed_on, request.prompt.chain, prompt, usage.cached_tokens)
         residency = self._registry.residency
         outcome = TurnOutcome(
             prompt_tokens=prompt,
             completion_tokens=completion,
+            cached_tokens=usage.cached_tokens if decision.prefill is None and decision.cached_tokens else None,
             reply_key=hashed.key(),
             reasoned=hashed.reasoned,
             decode=residency(decision.decode.id, prompt + completion),
@@ -172,7 +180,7 @@ def turn_of(request: Request, match: SessionMatch, tokens: TokenEstimator) -> Tu
         model=request.model,
         session_id=match.session_id,
         number=match.turn,
-        prompt_tokens=match.held_tokens + tokens.estimate(request.model, match.new_bytes),
+        prompt_tokens=match.held_tokens + tokens.estimate(request.model, match.added),
         held_tokens=match.held_tokens,
         output_tokens=tokens.expected_output(request.model, match.output_tokens, request.max_output_tokens),
         decode=match.decode,

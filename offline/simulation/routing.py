@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from msgspec.structs import replace
 
 from ppd.proxy.beliefs.beliefs import Beliefs
 from ppd.proxy.beliefs.held import PromptEntry
 from ppd.proxy.beliefs.turn_touches import TurnTouches
 from ppd.proxy.config import Mode
+from ppd.proxy.errors import AllBusy
 from ppd.proxy.fleet.booking import LegBooking
+from ppd.proxy.fleet.places import UNKNOWN
 from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.fleet.view import Fleet, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.policy import Route, Rules, Turn, decide
 from ppd.proxy.sessions.prefix_chain import KEY_BITS, Chain, Hasher, PrefixEnd
@@ -43,6 +47,7 @@ class Routed:
     route: Route
     decode: SimulatedWorker  # the D, or the R of a REPLICA turn
     prefill: SimulatedWorker | None = None
+    claimed_tokens: int = 0  # of the prompt, that `decode` was believed to hold
     prefilled: Callable[[int], None] = lambda cached: None  # P is done; it had found so many tokens cached
     answering: Callable[[], None] = lambda: None  # the first token is here
     completed: Callable[[int, int, int], None] = lambda prompt, output, cached: None  # as the engine counts its tokens
@@ -78,7 +83,10 @@ class PolicyRouting:
         said = self._prompt(conversation, turn)
         match = self._sessions.find(said, now_s)
         entry, asked = self._turn(match, said, conversation.turns[turn - 1])
-        decision = decide(asked, self._registry.fleet(asked.model), _RULES, qps=0.0, now_s=now_s)
+        try:
+            decision = decide(asked, self._registry.fleet(asked.model), _RULES, qps=0.0, now_s=now_s)
+        except AllBusy:
+            decision = decide(asked, self._roomy_fleet(), _RULES, qps=0.0, now_s=now_s)
         decode, prefill = decision.decode.id, decision.prefill.id if decision.prefill is not None else None
         prompt_estimate, new_tokens = asked.prompt_tokens, max(1, asked.prompt_tokens - decision.cached_tokens)
         booking = LegBooking(self._registry, decode, prefill, prompt_tokens=prompt_estimate, new_tokens=new_tokens)
@@ -86,6 +94,7 @@ class PolicyRouting:
             self._beliefs, entry, asked.held, decode=decode, prefill=prefill, prompt_tokens=prompt_estimate
         )
         booking.reserve()
+        touches.sent()
 
         def prefilled(cached_tokens: int) -> None:
             booking.free_prefill()
@@ -97,6 +106,7 @@ class PolicyRouting:
 
         def completed(prompt: int, output: int, cached: int) -> None:
             booking.release()
+            touches.close()
             touches.answered(cached)
             self._tokens.learn(MODEL, prompt_tokens * BYTES_PER_TOKEN, prompt, output)
             residency = self._beliefs.residency
@@ -113,6 +123,7 @@ class PolicyRouting:
             decision.route,
             self._workers[decode],
             self._workers[prefill] if prefill is not None else None,
+            decision.cached_tokens,
             prefilled,
             answering,
             completed,
@@ -134,6 +145,11 @@ class PolicyRouting:
             forced=planned.route,
         )
         return entry, turn
+
+    def _roomy_fleet(self) -> Fleet:
+        """Where the live proxy's queue would hold a turn back, it waits in an engine: there is no queue here."""
+        views = [replace(view, places=UNKNOWN) for view in self._registry.views()]
+        return Fleet.of({view.id: view for view in views}, taking_turns(views, MODEL))
 
     def _prompt(self, conversation: Conversation, turn: int) -> Prompt:
         """What `parse_request` makes of a chat body with this history; the keys are made up instead of hashed."""

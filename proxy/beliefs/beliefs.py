@@ -17,7 +17,7 @@ from ..fleet.worker import WorkerId
 from .cache_book import CacheBook
 from .held import BeliefEvidence, Held, Mark, PromptEntry, Residency
 
-SHARED_TOKENS = 256  # shorter beginnings are not worth a worker
+SHARED_BYTES = 1024  # about 256 tokens: shorter beginnings are not worth a worker
 MARKS = 3  # of one prompt
 MARKS_KEPT = 16_384  # of all prompts; 150 bytes each
 
@@ -106,15 +106,37 @@ class Beliefs:
             shared = [mark for mark in marks if book.held(mark.key) or self._is_shared(mark.key, history)]
             book.touch(history, where.tokens, shared)
 
-    def touched(self, worker: WorkerId, history: int) -> int:
-        book = self._books.get(worker)
-        return 0 if book is None else book.touched(history)
+    def expect(self, history: int, worker: WorkerId, tokens: int, marks: Sequence[Mark]) -> int:
+        """A turn was sent there; see `CacheBook.expect`. Returns, for `found`, what was used since this history was."""
+        where = self.residency(worker, tokens)
+        book = None if where is None else self._book(where)
+        if book is None:
+            return 0
+        since = book.used_since(history) if book.held(history) else 0
+        book.expect(history, tokens, marks)
+        return since
 
-    def found(self, history: int, touched: int, where: Residency, cached: int) -> None:
+    def begun(self, history: int, worker: WorkerId) -> None:
+        """The turn that was expected there uses its prefix now."""
+        book = self._books.get(worker)
+        if book is not None:
+            book.begun(history)
+
+    def withdraw(self, history: int, worker: WorkerId) -> None:
+        """The turn that was expected there has failed before it used anything."""
+        book = self._books.get(worker)
+        if book is not None:
+            book.withdraw(history)
+
+    def tokens_of(self, history: int, worker: WorkerId) -> int:
+        book = self._books.get(worker)
+        return 0 if book is None else book.held(history)
+
+    def found(self, since: int, where: Residency, cached: int) -> None:
         """An answer says how much of what was believed had been cached; see `CacheBook.found`."""
         book = self._book(where)
         if book is not None:
-            book.found(history, touched, where.tokens, cached)
+            book.found(since, where.tokens, cached)
 
     def forget(self, history: int, workers: Iterable[WorkerId | None]) -> None:
         for worker in workers:
@@ -151,9 +173,8 @@ def marks_of(keys: Sequence[int], ends: Sequence[int], size: int, prompt_tokens:
     """
     marks = list[Mark]()
     for key, end in zip(keys, ends, strict=True):
-        tokens = prompt_tokens * end // size if size else 0
-        if tokens >= SHARED_TOKENS:
-            marks.append(Mark(key, tokens))
+        if end >= SHARED_BYTES:  # not tokens: each process would estimate others
+            marks.append(Mark(key, prompt_tokens * end // size))
             if len(marks) == MARKS:
                 break
     return marks

@@ -12,17 +12,19 @@ whole raises that a little, up to what the engine reports.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import islice
 
 from .held import Mark
 
 BLOCK_TOKENS = 16
-"""Engines cache whole blocks, of 16 tokens as a rule: if fewer are missing, nothing is."""
+"""Engines cache whole blocks, of 16 tokens as a rule, and compute at least one token of each prompt. So up to two
+blocks fewer are found of what is there."""
 
 ENTRIES_KEPT = 32_768  # bounded where the capacity is unknown; 150 bytes each
-RECOVERY = 64  # prefixes found whole until a capacity that was believed to be 0 is as reported again
+LOOKED_AT = 256  # newest entries, which takes 15 us
+RECOVERY = 256  # prefixes found whole until a capacity that was believed to be 0 is as reported again
 
 _BITS = 30  # for each of the two counts of an entry
 _MASK = (1 << _BITS) - 1
@@ -31,17 +33,17 @@ _MASK = (1 << _BITS) - 1
 class CacheBook:
     """Prefixes by their keys, used longest ago first.
 
-    An entry is one number, as an object would take twice its memory: when it was touched (a count of touches), its
-    tokens from the prompt's start, and those of them that no other entry counts.
+    An entry is one number, as an object would take twice its memory: how many tokens from the prompt's start are held,
+    and for how many it takes room that no other entry counts.
     """
 
-    __slots__ = ("_believed", "_entries", "_has_missed", "_reported", "_tokens", "_touches", "incarnation")
+    __slots__ = ("_awaited", "_believed", "_entries", "_has_missed", "_reported", "_tokens", "incarnation")
 
     def __init__(self, incarnation: str) -> None:
         self.incarnation = incarnation
         self._entries: OrderedDict[int, int] = OrderedDict()
         self._tokens = 0  # of all entries
-        self._touches = 0
+        self._awaited = Counter[int]()  # turns that were sent and have not used their entry yet
         self._reported = 0  # capacity; 0: unknown, and nothing is ever believed to be evicted
         self._believed = 0  # capacity by the answers; 0: as reported
         self._has_missed = False  # the last answer that told something of an older turn's prefix
@@ -60,11 +62,22 @@ class CacheBook:
         return len(self._entries)
 
     def held(self, key: int) -> int:
-        return self._entries.get(key, 0) >> _BITS & _MASK
+        return self._entries.get(key, 0) >> _BITS
 
-    def touched(self, key: int) -> int:
-        """When the entry was last touched, for `found`; 0: there is none."""
-        return self._entries.get(key, 0) >> 2 * _BITS
+    def used_since(self, key: int) -> int:
+        """Tokens of what was used after this entry, which must be there.
+
+        Of all others, where that would take long to count, or nothing is about to be evicted.
+        """
+        others = self._tokens - (self._entries[key] & _MASK)
+        if 2 * self._tokens < self.capacity:
+            return others
+        since = 0
+        for newer, entry in islice(reversed(self._entries.items()), LOOKED_AT):
+            if newer == key:
+                return since
+            since += entry & _MASK
+        return others
 
     def report(self, capacity: int) -> None:
         """As the engine says."""
@@ -77,32 +90,53 @@ class CacheBook:
 
         shared: prefixes of it that other entries share, shortest first.
         """
-        shared = [mark for mark in shared if mark.tokens < tokens]
-        starts = [0, *(mark.tokens for mark in shared)]
-        self._put(key, tokens, tokens - starts[-1])
-        for mark, start in zip(reversed(shared), reversed(starts[:-1]), strict=True):
-            self._put(mark.key, mark.tokens, mark.tokens - start)
-        self._shrink()
+        self._enter(key, tokens, tokens, shared)
+
+    def expect(self, key: int, tokens: int, shared: Sequence[Mark] = ()) -> None:
+        """A turn was sent that will use this prefix, and have so many tokens, before turns that are sent later."""
+        if not self._reported:
+            return
+        self._awaited[key] += 1
+        held = self.held(key)
+        if not held:  # where nothing is believed, no answer will raise it
+            self._raise(self._reported // RECOVERY)
+        self._enter(key, held, max(held, tokens), [mark for mark in shared if self.held(mark.key)])
+
+    def begun(self, key: int) -> None:
+        """A turn that was expected uses its prefix now."""
+        if self._awaited[key] > 1:
+            self._awaited[key] -= 1
+        else:
+            del self._awaited[key]
+
+    def withdraw(self, key: int) -> None:
+        """A turn that was expected does not come."""
+        self.begun(key)
+        entry = self._entries.get(key, 0)
+        held, room = entry >> _BITS, entry & _MASK
+        if room > held:
+            self._tokens -= room - held
+            self._entries[key] = entry - (room - held)
+            if not held:
+                del self._entries[key]
 
     def forget(self, key: int) -> None:
         """Nobody will ask for it again. Where the capacity is known it goes on taking room, as in the engine."""
         if not self._reported:
             self._tokens -= self._entries.pop(key, 0) & _MASK
 
-    def found(self, key: int, touched: int, held: int, cached: int) -> None:
-        """An answer says how much of an entry the engine had cached. touched: when it had been used, as of `touched`.
+    def found(self, since: int, held: int, cached: int) -> None:
+        """An answer says how much of an entry the engine had cached. since: as of `used_since`, when the turn was sent.
 
         Text that the model's template leaves out of a later prompt looks like eviction. So what was used recently is
         taken for evicted only if the answer before said so too.
         """
-        if not touched or not self._reported:
+        if not self._reported:
             return
-        if cached > held - BLOCK_TOKENS:
+        if cached > held - 2 * BLOCK_TOKENS:
             self._has_missed = False
             self._raise(max(1, self._reported // RECOVERY, cached - held))
             return
-        newer = takewhile(lambda item: item[1] >> 2 * _BITS > touched, reversed(self._entries.items()))
-        since = sum(entry & _MASK for newer_key, entry in newer if newer_key != key)
         fits = max(BLOCK_TOKENS, since + cached)
         if self._has_missed or 2 * fits >= self.capacity:
             self._believed = min(fits, self.capacity)
@@ -114,11 +148,21 @@ class CacheBook:
             raised = self._believed + tokens
             self._believed = 0 if raised >= self._reported else raised
 
+    def _enter(self, key: int, held: int, room: int, shared: Sequence[Mark]) -> None:
+        shared = [mark for mark in shared if mark.tokens < room]
+        starts = [0, *(mark.tokens for mark in shared)]
+        self._put(key, held, room - starts[-1])
+        for mark, start in zip(reversed(shared), reversed(starts[:-1]), strict=True):
+            self._put(mark.key, mark.tokens, mark.tokens - start)
+        for waiting in self._awaited:  # their turns are still to come
+            if waiting in self._entries:
+                self._entries.move_to_end(waiting)
+        self._shrink()
+
     def _put(self, key: int, tokens: int, own: int) -> None:
-        self._touches += 1
         tokens, own = min(tokens, _MASK), min(own, _MASK)
         self._tokens += own - (self._entries.pop(key, 0) & _MASK)
-        self._entries[key] = (self._touches << _BITS | tokens) << _BITS | own
+        self._entries[key] = tokens << _BITS | own
 
     def _shrink(self) -> None:
         over = self._tokens - self.capacity if self.capacity else 0
@@ -129,6 +173,7 @@ class CacheBook:
             self._tokens -= going
             over -= going
             if going < own:
-                self._entries[key] = entry - (going << _BITS | going)
+                held = min(going, entry >> _BITS)
+                self._entries[key] = entry - (held << _BITS | going)
             else:
                 del self._entries[key]

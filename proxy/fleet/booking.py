@@ -38,11 +38,11 @@ class LegBooking:
     def reserve(self) -> None:
         """Both workers at the decision, or a burst of turns would all find the same workers idle."""
         if self._prefill is None:
-            self._registry.reserve(self._decode, self._new_tokens, self._prompt_tokens)
+            self._registry.reserve(self._decode, self._new_tokens, self._new_tokens)
             self._computes_here = True
         else:
-            self._registry.reserve(self._decode, 0, self._prompt_tokens)  # what D pulls it does not compute
-            self._registry.reserve(self._prefill, self._prompt_tokens, self._prompt_tokens)
+            self._registry.reserve(self._decode, 0, self._new_tokens)  # what D pulls it does not compute
+            self._registry.reserve(self._prefill, self._prompt_tokens)
             self._holds_prefill = True
         self._holds_decode = True
 

@@ -29,7 +29,7 @@ class Use:
 
     inflight: int = 0
     queued_prefill_tokens: int = 0
-    placed_tokens: int = 0  # of the turns that began there since the engine last reported its load
+    placed_tokens: int = 0  # of KV that turns brought to a D or R since it last reported its load
     answers: int = 0  # seconds in which the worker sent some of an answer
 
 
@@ -196,7 +196,7 @@ class Registry:
     # -- what this proxy does there
 
     def reserve(self, worker_id: WorkerId, prefill_tokens: int, placed_tokens: int = 0) -> None:
-        """placed_tokens: of KV, which the engine's next report of its load will count."""
+        """placed_tokens: of KV that the turn brings there; the engine's next report of its load tells of them."""
         self._add(worker_id, 1, prefill_tokens, placed_tokens)
 
     def prefilled(self, worker_id: WorkerId, prefill_tokens: int) -> None:

@@ -34,7 +34,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     held_tokens: int  # prompt tokens that an earlier turn of this session covers: the most that is held of it
     output_tokens: int  # expected length of the answer
     held: Mapping[WorkerId, Held] = {}  # of the prompt, by each P, D and R that holds any of it
-    decode: WorkerId | None = None  # the D or R that computed the session's last turn, and stores its responses
+    decode: WorkerId | None = None  # the D or R of the session's last turn, which stores its responses
     lost: str | None = None  # why `decode` holds nothing of it: `decode_restarted` or `evicted`
     single_engine: str | None = None  # why one engine must do it all, e.g. "n"
     stored_response: bool = False  # the history is stored in the engine that answered last

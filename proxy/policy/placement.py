@@ -35,7 +35,8 @@ def pick_decode(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowSt
        be computed or moved.
     2. One that holds a beginning which other sessions share, if that means less work than on the least loaded worker.
        It must not be busier than others: else all sessions of one application would meet on it.
-    3. The least loaded worker with room for the prompt's KV.
+    3. Where earlier turns cover nothing, the session's last worker: it may hold more than is known.
+    4. The least loaded worker with room for the prompt's KV.
     """
     own = own_worker(turn, candidates)
     if own is not None:
@@ -44,7 +45,11 @@ def pick_decode(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowSt
     def work_tokens(view: WorkerView) -> float:
         return (view.queued_prefill_tokens + turn.prompt_tokens - turn.held_by(view)) / slow_start(view)
 
-    least = _first(candidates, lambda view: _load_rank(view, slow_start(view)), turn.session_id)
+    last = next((view for view in candidates if not turn.held_tokens and view.id == turn.decode), None)
+    if last is not None and turn.lost != "decode_restarted" and not is_overloaded(last, candidates):
+        least: WorkerView | None = last
+    else:
+        least = _first(candidates, lambda view: _load_rank(view, slow_start(view)), turn.session_id)
     holders = [view for view in candidates if turn.held_by(view) and _is_at_ease(view, candidates, turn.prompt_tokens)]
     if least is None or not holders:
         return least

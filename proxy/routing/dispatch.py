@@ -73,6 +73,7 @@ class Dispatcher:
         """The answer at its first event; LegError, with everything closed, where a leg fails."""
         try:
             attempt.booking.reserve()
+            attempt.touches.sent()
             attempt.on_close = self._closed
             if attempt.decision.prefill is not None:
                 return await self._handoff_release.shielded(self._split(attempt), attempt)
@@ -89,6 +90,7 @@ class Dispatcher:
             self._end_leg(attempt, attempt.leg)
         self._free_prefill(attempt.booking)
         attempt.booking.release()
+        attempt.touches.close()
 
     def release(self, attempt: Attempt) -> None:
         """Has another D pull the KV of a handoff whose own D was never reached."""

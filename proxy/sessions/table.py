@@ -393,6 +393,6 @@ def _matched(kind: MatchKind, session: Session, turn: int, prompt: Prompt, paren
         decode=decode,
         output_tokens=output_tokens,
         history=session.history,
-        source=parent.session.history if parent else None,
+        source=session.history if kind is MatchKind.RETRY else parent.session.history if parent else None,
         parent=parent.prefix.key if parent else None,
     )

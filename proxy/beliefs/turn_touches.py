@@ -38,7 +38,7 @@ class TurnTouches:
         self._awaited = set[WorkerId]()  # those that have not used it yet
 
     def sent(self) -> None:
-        """The turn goes to its first worker, where turns that are sent later find the cache as this one will leave it."""
+        """To its first worker: turns that are sent there later find the cache as this one will leave it."""
         self._expect(self._decode if self._prefill is None else self._prefill)
 
     def prefilled(self, cached: int | None) -> None:

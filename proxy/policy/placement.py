@@ -115,9 +115,9 @@ def _mean(values: Iterable[int]) -> float:
 
 def _load_rank(view: WorkerView, factor: float) -> Rank:
     """KV in use is as the engine last reported it; what was placed there since counts at once."""
-    load, requests = view.load, (view.requests + 1) / factor
+    load, requests, queued = view.load, (view.requests + 1) / factor, view.queued_prefill_tokens / factor
     placed = view.placed_tokens / load.kv_capacity_tokens if load.kv_capacity_tokens else 0.0
-    return (load.kv_usage >= KV_FULL, requests, round(load.kv_usage + placed, 2), view.placed_tokens / factor)
+    return (load.kv_usage >= KV_FULL, requests, queued, round(load.kv_usage + placed, 2), view.placed_tokens / factor)
 
 
 def _first(

@@ -3,6 +3,7 @@
 `api.requests` turns a body into a `Generation`. `engine.engine` gives its sequences to `core.scheduler`, which runs
 them in steps over the prefix cache (`core.block_pool`). `core.handoffs` pins the KV that P has finished until D has
 pulled it through `engine.side_channel`. `core.answer_text` makes the text from the KV that the engine really holds.
+`templates` write the prompt of a conversation.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
+import zmq
 from aiohttp import web
 
 from ppd.proxy.errors import ConfigError
@@ -40,8 +42,9 @@ async def running_engine(
         peers = Peers(session, model=config.model, block_size=config.block_size, timeout_s=config.peer_timeout_s)
         events = None
         if config.kv_events_endpoint:
-            events = KvEventPublisher(config.kv_events_endpoint, config.kv_events_topic, config.block_size)
+            events = _publisher(config)
             stack.callback(events.close)
+            events.start()
         engine = SimEngine(config, peers, events=events, now=now, kill=kill)
         stack.push_async_callback(engine.close)
         if config.transfers_kv:
@@ -58,9 +61,30 @@ async def running_engine(
             engine.side_address = (config.side_channel_host or config.host, engine.side_listener.port)
         engine.listener = await _serve(stack, create_app(engine), config, config.port)
         engine.address = f"{config.host}:{engine.listener.port}"
+        if events is not None:
+            events.topic = events.topic.replace("{address}", engine.address)
         engine.start()
         stack.callback(engine.stop)
         yield engine
+
+
+def _publisher(config: SimConfig) -> KvEventPublisher:
+    try:
+        return KvEventPublisher(
+            config.kv_events_endpoint,
+            config.kv_events_topic,
+            config.block_size,
+            encoding=config.kv_events_encoding,
+            replay_endpoint=config.kv_events_replay_endpoint,
+            buffer_steps=config.kv_events_buffer_steps,
+        )
+    except zmq.ZMQError as exc:
+        endpoints = f"{config.kv_events_endpoint!r} and {config.kv_events_replay_endpoint!r}"
+        raise ConfigError(
+            f"kv_events_endpoint and kv_events_replay_endpoint = {endpoints}: each must be a ZeroMQ endpoint that is "
+            f"free, such as tcp://*:5557 ({exc})",
+            param="kv_events_endpoint",
+        ) from exc
 
 
 async def _serve(stack: AsyncExitStack, app: web.Application, config: SimConfig, port: int) -> Listener:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,10 @@ import msgspec
 from ..core.block_pool import Namespace
 from ..core.config import SimConfig
 from ..core.errors import BadRequest, UnknownName
+from ..core.reasoning import Thoughts
 from ..core.sequence import Generation, Sampling
 from ..core.structured_text import AnswerForm
-from ..core.tokens import VOCABULARY_SIZE
+from ..core.tokens import VOCABULARY_SIZE, is_token
 
 _MAX_CHOICES = 128
 _MAX_SALT = 128
@@ -81,15 +83,17 @@ class JsonBody:
         return tuple(value)
 
 
-def is_token(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < VOCABULARY_SIZE
-
-
 def served_model(body: JsonBody, config: SimConfig) -> str:
     name = body.text("model") or config.model
     if name not in config.names:
         raise UnknownName(f"The model `{name}` does not exist.", "model")
     return name
+
+
+def session_id(body: JsonBody, headers: Mapping[str, str]) -> str | None:
+    """As vLLM 0.28 and later looks for it."""
+    extra = (body.mapping("vllm_xargs") or {}).get("session_id")
+    return body.text("session_id") or headers.get("X-Session-ID") or (extra if isinstance(extra, str) else None) or None
 
 
 def read_generation(
@@ -122,14 +126,22 @@ def read_generation(
         sampling=_sampling(body, _limit(config, prompts, asked[0] if asked else None, default_limit), stop),
         transfer_params=body.mapping("kv_transfer_params"),
         stream=stream,
+        include_reasoning=body.raw("include_reasoning") is None or body.flag("include_reasoning"),
+        reasoning_field=config.reasoning_field if config.reasoning else None,
         include_usage=options.flag("include_usage"),
         continuous_usage=options.flag("continuous_usage_stats"),
         return_token_ids=body.flag("return_token_ids"),
     )
 
 
-def formed(generation: Generation, form: AnswerForm | None, logprobs: int | None = None) -> Generation:
-    return replace(generation, sampling=replace(generation.sampling, form=form, logprobs=logprobs))
+def formed(
+    generation: Generation,
+    form: AnswerForm | None,
+    thoughts: Thoughts | None = None,
+    *,
+    logprobs: int | None = None,
+) -> Generation:
+    return replace(generation, sampling=replace(generation.sampling, form=form, thoughts=thoughts, logprobs=logprobs))
 
 
 def _limit(config: SimConfig, prompts: tuple[tuple[int, ...], ...], asked: int | None, default: int | None) -> int:

@@ -6,6 +6,7 @@ import hmac
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from .fault_injection import Ended, InjectedFault
 from .messages import Messages
 from .prompts import chat_prompt, messages_prompt
 from .reply import Dialect, Reply, openai_error
-from .requests import JsonBody, served_model
+from .requests import JsonBody, served_model, session_id
 from .response_store import ResponseStore
 from .responses import Responses
 
@@ -67,6 +68,9 @@ def create_app(engine: SimEngine) -> web.Application:
     get("/health", server.health)
     get("/ping", server.health)
     post("/ping", server.health)
+    get("/kv_event_sources", server.kv_event_sources)
+    if engine.config.dev_mode:
+        post("/reset_prefix_cache", server.reset_prefix_cache)
     if engine.config.allow_faults:
         post("/faults", server.set_faults)
     return app
@@ -134,9 +138,9 @@ class _Server:
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
         if body.raw("messages") is not None:
-            tokens = chat_prompt(body)
+            tokens = chat_prompt(body, self._config)
         elif isinstance(prompt := body.raw("prompt"), str):
-            (tokens,) = read_prompts(prompt)
+            (tokens,) = read_prompts(prompt, self._config.tokenizer)
         else:
             raise BadRequest("prompt or messages is required.", "prompt")
         texts = [decode((token,)) for token in tokens] if body.flag("return_token_strs") else None
@@ -147,7 +151,7 @@ class _Server:
         try:
             body = await _body(request)
             served_model(body, self._config)
-            return _json({"input_tokens": len(messages_prompt(body))})
+            return _json({"input_tokens": len(messages_prompt(body, self._config))})
         except SimError as error:
             return _json(Messages().error(error), status=error.status)
 
@@ -184,6 +188,26 @@ class _Server:
     async def health(self, request: web.Request) -> web.StreamResponse:
         return web.Response(status=503 if self._engine.is_dead else 200)
 
+    async def kv_event_sources(self, request: web.Request) -> web.StreamResponse:
+        """By data-parallel rank. The limits of vLLM's queues are its defaults."""
+        if (events := self._engine.events) is None:
+            return _json({})
+        source = {
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "endpoint": events.endpoint,
+            "replay_endpoint": events.replay_endpoint,
+            "buffer_steps": events.buffer_steps,
+            "hwm": 100_000,
+            "max_queue_size": 100_000,
+            "topic": events.topic,
+        }
+        return _json({"0": source})
+
+    async def reset_prefix_cache(self, request: web.Request) -> web.StreamResponse:
+        preempts = request.query.get("reset_running_requests", "false").lower() in ("true", "1", "yes", "on")
+        return _json({"success": self._engine.reset_prefix_cache(preempts=preempts)})
+
     async def set_faults(self, request: web.Request) -> web.StreamResponse:
         try:
             self._engine.faults = msgspec.json.decode(await request.read(), type=Faults)
@@ -198,6 +222,10 @@ class _Server:
         body = JsonBody.decode(raw)
         try:
             generation = dialect.read(body, self._config)
+            members = (
+                JsonBody({}) if isinstance(dialect, Messages) else body
+            )  # in Anthropic's API only the header counts
+            generation = replace(generation, session_id=session_id(members, request.headers))
         except SimError:
             self._engine.decline(body.raw("kv_transfer_params"))
             raise

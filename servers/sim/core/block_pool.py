@@ -10,7 +10,7 @@ import hashlib
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 BlockHash = int
 """64 bits, of a block's tokens, all tokens before it, and their namespace."""
@@ -31,6 +31,7 @@ class BlockStored:
     parent_hash: BlockHash | None  # None: the first block of a prompt
     tokens: tuple[int, ...]
     namespace: Namespace
+    session_id: str | None = None  # of the request that stored the block, or hit it
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,12 @@ class BlockRemoved:
     block_hash: BlockHash
 
 
-CacheEvent = BlockStored | BlockRemoved
+@dataclass(frozen=True, slots=True)
+class AllBlocksCleared:
+    pass
+
+
+CacheEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 def chain_hash(parent: BlockHash | None, tokens: Sequence[int], namespace: Namespace) -> BlockHash:
@@ -70,14 +76,18 @@ class Block:
 class BlockPool:
     """All blocks of one engine. A block with references is in use; the others may be hit again, or reused.
 
-    `events` collects what is stored and removed if `records_events` is set; the publisher empties it.
+    `events` collects what is stored and removed if `records_events` is set; the publisher empties it. With
+    `announces_hits` a hit is announced again as stored, as vLLM does since 0.26.
     """
 
-    def __init__(self, capacity: int, block_size: int, *, records_events: bool = False) -> None:
+    def __init__(
+        self, capacity: int, block_size: int, *, records_events: bool = False, announces_hits: bool = True
+    ) -> None:
         self.capacity = capacity
         self.block_size = block_size
         self.events: list[CacheEvent] = []
         self._records_events = records_events
+        self._announces_hits = announces_hits
         self._blocks = [Block(block_id, block_size) for block_id in range(capacity)]
         self._free = OrderedDict((block.id, block) for block in self._blocks)  # the first is reused next
         self._cached: dict[BlockHash, Block] = {}
@@ -111,14 +121,14 @@ class BlockPool:
             found.append(block)
         return found
 
-    def share(self, blocks: Iterable[Block]) -> None:
-        """Adds a reference to each block. A hit is announced again as stored, as vLLM does since 0.26."""
+    def share(self, blocks: Iterable[Block], session_id: str | None = None) -> None:
+        """Adds a reference to each block, for a request of that session."""
         for block in blocks:
             if block.refs == 0:
                 del self._free[block.id]
             block.refs += 1
-            if self._records_events and block.stored is not None:
-                self.events.append(block.stored)
+            if self._announces_hits and block.stored is not None:
+                self.events.append(replace(block.stored, session_id=session_id))
 
     def allocate(self, count: int) -> list[Block] | None:
         """`count` blocks, least recently used first; None, with no change, if too few are free."""
@@ -143,6 +153,25 @@ class BlockPool:
             assert block.refs >= 0, f"{block!r} released too often"
             if block.refs == 0:
                 self._free[block.id] = block
+
+    def clear(self) -> bool:
+        """Empties the prefix cache; False, with no change, while a block is in use."""
+        if self.used:
+            return False
+        self._forget()
+        if self._records_events:
+            self.events.append(AllBlocksCleared())
+        return True
+
+    def restart(self) -> None:
+        """Empties the prefix cache and announces nothing. Blocks in use stay with their sequences."""
+        self._forget()
+        self.events.clear()
+
+    def _forget(self) -> None:
+        for block in self._cached.values():
+            block.block_hash = block.stored = None
+        self._cached.clear()
 
     def _take(self) -> Block:
         _, block = self._free.popitem(last=False)

@@ -54,6 +54,14 @@ class FaultLeg(StrEnum):
     PLAIN = "plain"  # neither
 
 
+class BatchFate(StrEnum):
+    """What becomes of one batch of KV events. Its number is used up and replay has it whole in any case."""
+
+    SENT = "sent"
+    LOST = "lost"  # as a message that a full queue drops
+    GARBLED = "garbled"  # half of the payload is sent
+
+
 class Order(msgspec.Struct, forbid_unknown_fields=True):
     """One fault, for the next `times` requests of this `leg`."""
 
@@ -84,6 +92,9 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True):
     cut_after_events: _Number = 1
     wedge: list[str] = []  # ids of P engines whose KV does not move, set on P or on D; "*": all
     deaf_s: _Seconds = 0.0  # for how long connections are refused, from now on
+    lose_events: _Number = 0  # batches of KV events that are not sent
+    garble_events: _Number = 0  # batches of KV events that are sent in part
+    restart_events: bool = False  # once: KV events count from 0, replay has nothing, and the prefix cache is empty
 
     def take(self, leg: FaultLeg = FaultLeg.PLAIN) -> Order | None:
         for order in self.orders:
@@ -102,6 +113,15 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True):
                 order.times -= 1
                 return True
         return False
+
+    def take_batch(self) -> BatchFate:
+        if self.lose_events:
+            self.lose_events -= 1
+            return BatchFate.LOST
+        if self.garble_events:
+            self.garble_events -= 1
+            return BatchFate.GARBLED
+        return BatchFate.SENT
 
     def wedges(self, engine_id: str) -> bool:
         return "*" in self.wedge or engine_id in self.wedge

@@ -117,6 +117,11 @@ class Scheduler:
             self._pulling.pop(sequence.id, None)
             self._pool.release(sequence.forget_blocks())
 
+    def preempt_all(self) -> None:
+        """Gives back the blocks of all running sequences, which are computed again later."""
+        while self._running:
+            self._preempt(self._running.pop())
+
     def plan(self) -> Step:
         """The next step; EngineDied where a real scheduler's assertion fails."""
         budget = self._profile.max_batched_tokens
@@ -209,7 +214,7 @@ class Scheduler:
         """Shares the cached blocks of the longest prefix; at least one token is left to compute."""
         most = (len(sequence.tokens) - 1) // self._pool.block_size
         hits = self._pool.match(sequence.block_hashes(self._pool.block_size)[:most])
-        self._pool.share(hits)
+        self._pool.share(hits, sequence.session_id)
         sequence.blocks = hits
         sequence.computed = len(hits) * self._pool.block_size
 
@@ -284,7 +289,8 @@ class Scheduler:
         for at in range(start // size, sequence.computed // size):
             tokens = tuple(sequence.tokens[at * size : (at + 1) * size])
             parent = hashes[at - 1] if at else None
-            self._pool.seal(sequence.blocks[at], BlockStored(hashes[at], parent, tokens, sequence.namespace))
+            stored = BlockStored(hashes[at], parent, tokens, sequence.namespace, sequence.session_id)
+            self._pool.seal(sequence.blocks[at], stored)
 
     def _sample(self, sequence: Sequence) -> Output:
         token = sequence.sample()

@@ -84,7 +84,7 @@ class SimEngine:
         self.is_dead = False
         self.is_stopping = False
         self._peers = peers
-        self._events = events
+        self.events = events
         self._now = now
         self._new_id = new_id
         self._kill = kill
@@ -97,7 +97,12 @@ class SimEngine:
 
     def _start_empty(self) -> None:
         config = self.config
-        self.pool = BlockPool(config.num_blocks, config.block_size, records_events=self._events is not None)
+        self.pool = BlockPool(
+            config.num_blocks,
+            config.block_size,
+            records_events=self.events is not None,
+            announces_hits=self.events is not None and self.events.announces_hits,
+        )
         self.handoffs = HandoffLedger(self.pool, self.counters, lease_s=config.lease_s, now=self._now)
         self.scheduler = Scheduler(
             self.pool, self.handoffs, self.counters, config.profile, max_num_seqs=config.max_num_seqs
@@ -111,6 +116,9 @@ class SimEngine:
     def faults(self, faults: Faults) -> None:
         self._faults = faults
         self._announce_change()
+        if faults.restart_events and self.events is not None:
+            self.pool.restart()
+            self.events.restart()
         if faults.deaf_s:
             self.listener.close()
             self._spawn(self._listen_again(faults.deaf_s, self._fault_change))
@@ -139,6 +147,13 @@ class SimEngine:
         for state in self._output_states.values():
             state.deltas.put(Delta(state.choice, "", None, Finish.ABORT))
         self._output_states.clear()
+
+    def reset_prefix_cache(self, *, preempts: bool) -> bool:
+        """False while a block is in use, which running sequences no longer do if they are preempted first."""
+        if preempts:
+            self.scheduler.preempt_all()
+            self.wake()
+        return self.pool.clear()
 
     def kill(self) -> None:
         """As by SIGKILL: no client or peer is told, and the memory is gone."""
@@ -210,6 +225,8 @@ class SimEngine:
                 prompt=prompt,
                 sampling=generation.sampling,
                 namespace=generation.namespace,
+                session_id=generation.session_id,
+                tokenizer=self.config.tokenizer,
                 answer_key=key,
                 transfer=transfer,
             )
@@ -365,8 +382,9 @@ class SimEngine:
         change.set()
 
     def _publish(self) -> None:
-        if self._events is not None:
-            self._events.publish(self.pool.events)
+        """As on vLLM only while it steps: a cleared cache is announced with what the next request stores."""
+        if self.events is not None and self.pool.events:
+            self.events.publish(self.pool.events, self._faults.take_batch())
 
     async def _pause(self, duration_s: float) -> None:
         await asyncio.sleep(duration_s * self.config.time_scale)

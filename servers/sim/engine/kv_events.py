@@ -1,84 +1,130 @@
-"""KV events over ZeroMQ PUB, as vLLM 0.24 and later send them: `[topic, sequence number, msgpack payload]`.
+"""KV events over ZeroMQ, as vLLM's publisher sends them: `[topic, sequence number, payload]` to whoever subscribes.
 
-Payload: `[time, events, data-parallel rank]`, each event a map with its `type`. A step with events sends one message.
+A step with events sends one message. Numbers are 8 bytes, big-endian, from 0. A subscriber that missed some asks the
+replay endpoint, a ROUTER, for all from a number on, and gets those that are still kept, then an end mark.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections import deque
+from collections.abc import Callable
 
-import msgspec
 import zmq
+import zmq.asyncio
 
-from ..core.block_pool import BlockRemoved, BlockStored, CacheEvent
+from ..core.block_pool import CacheEvent
+from ..core.config import EventEncoding
+from ..core.fault_orders import BatchFate
+from .kv_event_encoding import encode_batch
 
-
-def encode_batch(events: Iterable[CacheEvent], *, time_s: float, block_size: int) -> bytes:
-    maps: list[dict[str, Any]] = []
-    for event in events:
-        if isinstance(event, BlockRemoved):
-            maps.append({"type": "BlockRemoved", "block_hashes": [event.block_hash], "medium": "GPU", "group_idx": 0})
-        elif maps and maps[-1]["type"] == "BlockStored" and maps[-1]["block_hashes"][-1] == event.parent_hash:
-            maps[-1]["block_hashes"].append(event.block_hash)
-            maps[-1]["token_ids"] += event.tokens
-            maps[-1]["extra_keys"].append(_extra_keys(event))
-        else:
-            maps.append(_stored(event, block_size))
-    return msgspec.msgpack.encode([time_s, maps, 0])
-
-
-def _stored(event: BlockStored, block_size: int) -> dict[str, Any]:
-    return {
-        "type": "BlockStored",
-        "block_hashes": [event.block_hash],
-        "parent_block_hash": event.parent_hash,
-        "token_ids": list(event.tokens),
-        "block_size": block_size,
-        "lora_id": None,
-        "medium": "GPU",
-        "lora_name": event.namespace.lora,
-        "extra_keys": [_extra_keys(event)],
-        "group_idx": 0,
-    }
-
-
-def _extra_keys(event: BlockStored) -> list[str] | None:
-    """The LoRA adapter for every block, the cache salt for a prompt's first; None without both."""
-    keys = [event.namespace.lora, event.namespace.cache_salt if event.parent_hash is None else None]
-    return [key for key in keys if key is not None] or None
+_END = (-1).to_bytes(8, signed=True)
 
 
 class KvEventPublisher:
-    """Owns the socket. An endpoint with a wildcard, `::`, ipc or inproc is bound, any other is connected."""
+    """Owns the sockets. An endpoint with a wildcard, `::`, ipc or inproc is bound, any other is connected.
 
-    def __init__(self, endpoint: str, topic: str, block_size: int, *, now: Callable[[], float] = time.time) -> None:
-        self._topic = topic.encode()
+    replay_endpoint: always bound; empty: none.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        topic: str,
+        block_size: int,
+        *,
+        encoding: EventEncoding = EventEncoding.MAP,
+        replay_endpoint: str = "",
+        buffer_steps: int = 10_000,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.topic = topic
         self._block_size = block_size
+        self._encoding = encoding
         self._now = now
         self._sequence = 0
+        self._sent: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.PUB)
         self._socket.linger = 0
-        if any(mark in endpoint for mark in ("*", "::", "ipc:", "inproc:")):
-            self._socket.bind(endpoint)
-        else:
-            self._socket.connect(endpoint)
+        self._replay: zmq.asyncio.Socket | None = None
+        self._replays: asyncio.Task[None] | None = None
+        try:
+            self._open(endpoint, replay_endpoint)
+        except zmq.ZMQError:
+            self.close()
+            raise
 
     @property
     def endpoint(self) -> str:
         return str(self._socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
-    def publish(self, events: list[CacheEvent]) -> None:
+    @property
+    def replay_endpoint(self) -> str | None:
+        return None if self._replay is None else str(self._replay.getsockopt_string(zmq.LAST_ENDPOINT))
+
+    @property
+    def buffer_steps(self) -> int:
+        return self._sent.maxlen or 0
+
+    @property
+    def announces_hits(self) -> bool:
+        return self._encoding is EventEncoding.MAP
+
+    def start(self) -> None:
+        """Answers requests for replay until `close`."""
+        if self._replay is not None:
+            self._replays = asyncio.create_task(self._answer_replays(self._replay))
+
+    def publish(self, events: list[CacheEvent], fate: BatchFate = BatchFate.SENT) -> None:
+        """Empties the list."""
         if not events:
             return
-        payload = encode_batch(events, time_s=self._now(), block_size=self._block_size)
+        payload = encode_batch(events, time_s=self._now(), block_size=self._block_size, encoding=self._encoding)
         events.clear()
-        # A PUB socket drops messages without a subscriber, so this never waits.
-        self._socket.send_multipart([self._topic, self._sequence.to_bytes(8), payload])
+        self._sent.append((self._sequence, payload))
+        if fate is BatchFate.GARBLED:
+            payload = payload[: len(payload) // 2]
+        if fate is not BatchFate.LOST:
+            # A PUB socket drops messages without a subscriber, so this never waits.
+            self._socket.send_multipart([self.topic.encode(), self._sequence.to_bytes(8), payload])
         self._sequence += 1
 
+    def restart(self) -> None:
+        """As a new process: it counts from 0 and has nothing to replay."""
+        self._sequence = 0
+        self._sent.clear()
+
     def close(self) -> None:
+        if self._replays is not None:
+            self._replays.cancel()
+        if self._replay is not None:
+            self._replay.close()
         self._socket.close()
         self._context.term()
+
+    def _open(self, endpoint: str, replay_endpoint: str) -> None:
+        if any(mark in endpoint for mark in ("*", "::", "ipc:", "inproc:")):
+            self._socket.bind(endpoint)
+        else:
+            self._socket.connect(endpoint)
+        if replay_endpoint:
+            self._replay = zmq.asyncio.Socket(self._context, zmq.ROUTER)
+            self._replay.linger = 0
+            self._replay.bind(replay_endpoint)
+
+    async def _answer_replays(self, replay: zmq.asyncio.Socket) -> None:
+        while True:
+            asked = await replay.recv_multipart()
+            if len(asked) != 3:  # the client, an empty frame, the first number that it wants
+                continue
+            client, _, first = asked
+            for sequence, payload in list(self._sent):
+                if sequence >= int.from_bytes(first):
+                    await self._answer(replay, client, self.topic.encode(), sequence.to_bytes(8), payload)
+            await self._answer(replay, client, b"", _END, b"")
+
+    async def _answer(self, replay: zmq.asyncio.Socket, client: bytes, topic: bytes, *frames: bytes) -> None:
+        named = [topic] if self._encoding is EventEncoding.MAP else []  # vLLM names the topic since 0.26
+        await replay.send_multipart([client, b"", *named, *frames])

@@ -1,10 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ppd.servers.sim.core.block_pool import Block, BlockPool, BlockRemoved, BlockStored, Namespace, chain_hash
+from ppd.servers.sim.core.block_pool import (
+    AllBlocksCleared,
+    Block,
+    BlockPool,
+    BlockRemoved,
+    BlockStored,
+    Namespace,
+    chain_hash,
+)
 
 HERE = Namespace("m")
 
@@ -115,6 +125,41 @@ def test_reuse_is_announced_again() -> None:
     pool.events.clear()
     pool.share(blocks)
     assert pool.events == [stored((1, 2))]
+
+
+def test_a_hit_names_the_session_that_hit() -> None:
+    pool = BlockPool(2, 2, records_events=True)
+    blocks = filled(pool, (1, 2))
+    pool.events.clear()
+    pool.share(blocks, "other")
+    assert pool.events == [replace(stored((1, 2)), session_id="other")]
+
+
+def test_an_engine_of_old_announces_no_hits() -> None:
+    pool = BlockPool(2, 2, records_events=True, announces_hits=False)
+    pool.share(filled(pool, (1, 2)))
+    assert pool.events == [stored((1, 2))]
+
+
+def test_a_cache_in_use_is_not_cleared() -> None:
+    pool = BlockPool(2, 2, records_events=True)
+    blocks = filled(pool, (1, 2))
+    pool.events.clear()
+    assert not pool.clear()
+    assert pool.match(hashes((1, 2))) == blocks
+    pool.release(blocks)
+    assert pool.clear()
+    assert pool.match(hashes((1, 2))) == []
+    assert pool.events == [AllBlocksCleared()]
+
+
+def test_a_restart_empties_the_cache_and_says_nothing() -> None:
+    pool = BlockPool(2, 2, records_events=True)
+    held = filled(pool, (1, 2))
+    pool.restart()
+    assert (pool.match(hashes((1, 2))), pool.events, pool.used) == ([], [], 1)
+    pool.release(held)
+    assert pool.free == 2
 
 
 class PoolMachine(RuleBasedStateMachine):

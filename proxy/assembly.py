@@ -14,6 +14,7 @@ from .admission.arrival_rate import Arrivals
 from .admission.gate import Admission
 from .admission.key_file import KeyRing
 from .admission.rate_limits import RateLimits
+from .beliefs.beliefs import Beliefs
 from .bodies.body_memory import BodyMemory, default_limit, usable_bytes
 from .bodies.body_reader import BodyReader
 from .config import AccessFormat, ProxyConfig, convert
@@ -161,9 +162,11 @@ def make_operated(settings: Settings, router: Router) -> Operated:
 
 def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> State:
     registry, metrics, retries = Registry(), Metrics(), RetryBudget(config.retry_share, config.retry_burst)
+    beliefs, ttl_s, limit = Beliefs(registry.view), config.session_ttl_s, config.session_limit
     return State(
         registry=registry,
-        sessions=SessionTable(ttl_s=config.session_ttl_s, capacity=config.session_limit, serial=member.serial),
+        sessions=SessionTable(ttl_s=ttl_s, capacity=limit, serial=member.serial, beliefs=beliefs),
+        beliefs=beliefs,
         tokens=TokenEstimator(),
         templates=TemplateOrder(config.templates_with_call_ids, config.processes),
         ledger=Ledger(),

@@ -20,7 +20,7 @@ ROOMS = {
     "proxy": (
         *("cli", "downstream", "app", "assembly", "peers", "routing", "bodies", "health", "admission", "settings"),
         *("discovery", "policy", "connectors", "upstream", "openai", "sessions", "telemetry", "decision_table"),
-        *("fleet", "runtime", "config", "errors", "failures"),
+        *("beliefs", "fleet", "runtime", "config", "errors", "failures"),
     ),
     "servers": ("__main__", "cli", "agent", "fleet", "vllm", "sim", "engine_profile"),
     "servers/sim": ("__main__", "command", "launch", "api", "engine", "templates", "core"),

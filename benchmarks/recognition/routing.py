@@ -2,7 +2,7 @@
 
 `ProxyRouting` is the proxy's own code without sockets, fed with virtual time: it parses the body, finds the session,
 decides, and learns from the answer what `routing/learning.py` would. All that it knows of the engines is what they
-report. `turn_of` and `Learner` are the wiring that follows `routing/router.py`.
+report. `_turn` and `_learn` are the wiring that follows `routing/router.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ppd.proxy.beliefs.beliefs import Beliefs
+from ppd.proxy.beliefs.held import PromptEntry
+from ppd.proxy.beliefs.turn_touches import TurnTouches
 from ppd.proxy.config import Mode, SessionKey
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.registry import Registry
@@ -19,6 +22,7 @@ from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Request, parse_request
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
 from ppd.proxy.sessions.prefix_chain import Hasher
+from ppd.proxy.sessions.session import marks_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.templates import TemplateOrder
 from ppd.proxy.sessions.token_estimates import TokenEstimator
@@ -73,7 +77,8 @@ class ProxyRouting:
         self._time = time
         self._workers = {_address(worker): worker for worker in workers}
         self._registry = Registry()
-        self._sessions = SessionTable(ttl_s=86_400.0, capacity=1_000_000)
+        self._beliefs = Beliefs(self._registry.view)
+        self._sessions = SessionTable(ttl_s=86_400.0, capacity=1_000_000, beliefs=self._beliefs)
         self._tokens = TokenEstimator()
         self._templates = TemplateOrder()
         self._hasher = Hasher(bytes(16))
@@ -93,45 +98,49 @@ class ProxyRouting:
             templates=self._templates.known,
         )
         match = self._sessions.find(request.prompt, now_s)
-        turn = turn_of(request, match, self._tokens)
+        entry, turn = self._turn(request, match)
         decision = decide(turn, self._registry.fleet(MODEL), self._rules, qps=1.0, now_s=now_s)
-        booking = LegBooking(
-            self._registry,
-            decision.decode.id,
-            decision.prefill.id if decision.prefill is not None else None,
-            prompt_tokens=turn.prompt_tokens,
-            new_tokens=max(1, turn.prompt_tokens - decision.cached_tokens),
+        decode, prefill = decision.decode.id, decision.prefill.id if decision.prefill is not None else None
+        prompt, new = turn.prompt_tokens, max(1, turn.prompt_tokens - decision.cached_tokens)
+        booking = LegBooking(self._registry, decode, prefill, prompt_tokens=prompt, new_tokens=new)
+        touches = TurnTouches(
+            self._beliefs, entry, turn.held, decode=decode, prefill=prefill, prompt_tokens=turn.prompt_tokens
         )
         booking.reserve()
+        touches.sent()
         belief = Belief(
             kind=match.kind,
             claimed_tokens=decision.cached_tokens,
             prompt_tokens=turn.prompt_tokens,
             output_tokens=turn.output_tokens,
         )
-        return self._placed(asked, request, match, decision, booking, belief)
+
+        def completed(usage: Usage) -> None:
+            touches.close()
+            touches.answered(usage.cached_tokens)
+            self._learn(asked.reply, request, match, decision, usage)
+
+        return self._placed(decision, booking, touches, belief, completed)
 
     def _placed(
         self,
-        asked: Asked,
-        request: Request,
-        match: SessionMatch,
         decision: Decision,
         booking: LegBooking,
+        touches: TurnTouches,
         belief: Belief,
+        learn: Callable[[Usage], None],
     ) -> Placed:
         def prefilled(cached_tokens: int) -> None:
             booking.free_prefill()
-            booking.prefilled(cached_tokens)
+            touches.prefilled(cached_tokens)
 
         def answering() -> None:
             booking.computed()
-            booking.answering()
+            touches.answering()
 
         def completed(usage: Usage) -> None:
             booking.release()
-            booking.generated(usage.completion_tokens)
-            self._learn(asked.reply, request, match, decision, usage)
+            learn(usage)
 
         prefill = decision.prefill
         return Placed(
@@ -153,7 +162,7 @@ class ProxyRouting:
             self._templates.computed(decision.decode.id, prompt)
         computed_on = (decision.prefill or decision.decode).id
         self._templates.learn(request.model, computed_on, request.prompt.chain, prompt, usage.cached_tokens)
-        residency = self._registry.residency
+        residency = self._beliefs.residency
         outcome = TurnOutcome(
             prompt_tokens=prompt,
             completion_tokens=completion,
@@ -161,9 +170,28 @@ class ProxyRouting:
             reply_key=hashed.key(),
             reasoned=hashed.reasoned,
             decode=residency(decision.decode.id, prompt + completion),
-            prefill=residency(decision.prefill.id, prompt) if decision.prefill else match.prefill,
+            prefill=residency(decision.prefill.id, prompt) if decision.prefill else None,
         )
         self._sessions.finish(match, request.prompt, outcome, self._time.now_s)
+
+    def _turn(self, request: Request, match: SessionMatch) -> tuple[PromptEntry, Turn]:
+        """As `Router._turn` of routing/router.py makes it."""
+        prompt_tokens = match.held_tokens + self._tokens.estimate(request.model, match.added)
+        entry = PromptEntry(match.history, match.source, marks_of_prompt(request.prompt, prompt_tokens), match.decode)
+        turn = Turn(
+            model=request.model,
+            session_id=match.session_id,
+            number=match.turn,
+            prompt_tokens=prompt_tokens,
+            held_tokens=match.held_tokens,
+            output_tokens=self._tokens.expected_output(request.model, match.output_tokens, request.max_output_tokens),
+            held=self._beliefs.held(self._registry.fleet(MODEL).views, entry, match.held_tokens),
+            decode=None if match.decode is None else match.decode.worker,
+            affinity=match.affinity,
+            lost=self._beliefs.why_lost(match.decode),
+            single_engine=request.single_engine,
+        )
+        return entry, turn
 
     def _hear(self) -> None:
         """Loads reach the proxy every few seconds; between them it knows only what it has placed itself."""
@@ -172,21 +200,6 @@ class ProxyRouting:
         self._heard_s = self._time.now_s
         for worker in self._workers.values():
             self._registry.apply(_announcement(worker), self._time.now_s)
-
-
-def turn_of(request: Request, match: SessionMatch, tokens: TokenEstimator) -> Turn:
-    """As `Router._turn` of routing/router.py makes it."""
-    return Turn(
-        model=request.model,
-        session_id=match.session_id,
-        number=match.turn,
-        prompt_tokens=match.held_tokens + tokens.estimate(request.model, match.added),
-        held_tokens=match.held_tokens,
-        output_tokens=tokens.expected_output(request.model, match.output_tokens, request.max_output_tokens),
-        decode=match.decode,
-        prefill=match.prefill,
-        single_engine=request.single_engine,
-    )
 
 
 def reply_key(request: Request, reply: Message) -> ReplyKey:

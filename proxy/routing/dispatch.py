@@ -73,6 +73,7 @@ class Dispatcher:
         """The answer at its first event; LegError, with everything closed, where a leg fails."""
         try:
             attempt.booking.reserve()
+            attempt.touches.sent()
             attempt.on_close = self._closed
             if attempt.decision.prefill is not None:
                 return await self._handoff_release.shielded(self._split(attempt), attempt)
@@ -89,6 +90,7 @@ class Dispatcher:
             self._end_leg(attempt, attempt.leg)
         self._free_prefill(attempt.booking)
         attempt.booking.release()
+        attempt.touches.close()
 
     def release(self, attempt: Attempt) -> None:
         """Has another D pull the KV of a handoff whose own D was never reached."""
@@ -135,7 +137,7 @@ class Dispatcher:
         if connector.needs_handoff:
             attempt.expiry = Expiry.of(asked_s, self._handoff_max_age_s)
             self._ledger.open(attempt.leg_id("p"), self._now())
-        attempt.booking.prefilled(found.cached_tokens or 0)
+        attempt.touches.prefilled(found.cached_tokens)
         return found
 
     async def _prefill_body(self, view: WorkerView, leg: LegRequest, attempt: Attempt, record: LegRecord) -> bytes:
@@ -178,7 +180,7 @@ class Dispatcher:
             raise
         finally:
             attempt.booking.computed()
-        attempt.booking.answering()
+        attempt.touches.answering()
         return opened
 
     async def _first_event(self, attempt: Attempt, answer: Answer, record: LegRecord) -> OpenAnswer:

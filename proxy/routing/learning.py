@@ -28,6 +28,7 @@ class Learner:
         self._tokens = state.tokens
         self._templates = state.templates
         self._registry = state.registry
+        self._beliefs = state.beliefs
         self._metrics = state.metrics
         self._rate_limits = state.rate_limits
         self._log = log
@@ -115,8 +116,8 @@ class Learner:
         is_whole = match.source is not None or request.prompt.previous_response_id is None
         self._tokens.learn(request.model, match.added if is_whole else {}, prompt - match.held_tokens, completion)
         self._learn_template(attempt, prompt, cached)
-        attempt.booking.generated(completion)
-        residency = self._registry.residency
+        attempt.touches.answered(cached)
+        residency = self._beliefs.residency
         outcome = TurnOutcome(
             prompt_tokens=prompt,
             completion_tokens=completion,
@@ -125,7 +126,7 @@ class Learner:
             response_id=summary.response_id,
             reasoned=opened.reply.reasoned,
             decode=residency(attempt.decode, prompt + completion),
-            prefill=residency(decision.prefill.id, prompt) if decision.prefill else match.prefill,
+            prefill=residency(decision.prefill.id, prompt) if decision.prefill else None,
         )
         self._sessions.finish(match, request.prompt, outcome, now_s)
 

@@ -24,7 +24,7 @@ from enum import StrEnum
 
 import msgspec
 
-from ..fleet.residency import Residency
+from ..beliefs.held import Residency
 from ..fleet.worker import WorkerId
 from .kept_units import KeptUnits, Place
 from .prefix_chain import Chain, PrefixEnd
@@ -51,8 +51,7 @@ class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
     held_tokens: int  # of the known prefix, the most that a worker holds of this prompt; 0 without one
     new_bytes: int  # of the prompt, beyond what those tokens count
     added: Mapping[int, int]  # the same by kind, see `text_kinds.added`
-    decode: Residency | None = None
-    prefill: Residency | None = None
+    decode: Residency | None = None  # after the session's last turn
     output_tokens: float | None = None  # mean length of this session's answers
     history: int  # histories under one id share `session_id`
     source: int | None = None  # the history that the prefix is of: this one, or what a branch leaves; None without one

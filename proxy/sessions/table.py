@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 
+from ..beliefs.beliefs import Beliefs
 from ..errors import ConfigError
 from ..fleet.worker import WorkerId
 from ..runtime.replicated import Replicated
@@ -34,6 +35,7 @@ from .session import (
     held_tokens,
     hexadecimal,
     index_keys,
+    marks_of_prompt,
     response_key,
     summary_of,
 )
@@ -54,7 +56,7 @@ _SPREAD = 0x9E3779B97F4A7C15  # odd, so that successive ids differ in all bits
 class SessionTable:
     """All sessions; `now_s` must never decrease. `find` changes nothing but a session's time of last use."""
 
-    def __init__(self, *, ttl_s: float, capacity: int, serial: int = 0) -> None:
+    def __init__(self, *, ttl_s: float, capacity: int, serial: int = 0, beliefs: Beliefs | None = None) -> None:
         """serial: where this process's session numbers begin; other processes' begin elsewhere."""
         if ttl_s <= 0 or capacity < 1:
             raise ConfigError(f"sessions need a ttl_s above 0 and a capacity of at least 1, not {ttl_s} and {capacity}")
@@ -65,6 +67,7 @@ class SessionTable:
         self._index: dict[int, Session] = {}  # by prefix key, the newest session that has it
         self._serial = serial
         self._rounds = ReasoningRounds()
+        self._beliefs = beliefs or Beliefs(lambda worker: None)
         self.replicated: Replicated[Session, int | None, set[int]] | None = None  # `changed` takes what `adopt` takes
 
     def __len__(self) -> int:
@@ -101,6 +104,9 @@ class SessionTable:
         after = index_keys(session)
         self._unlink(session, before - after)
         self._index.update(dict.fromkeys(after - before, session))
+        if session is not known:
+            session.marks = marks_of_prompt(prompt, outcome.prompt_tokens)
+        self._beliefs.ended(session.history, (outcome.decode, outcome.prefill), session.marks)
         self._name(session, prompt.label)
         self._touch(session, now_s)
         if self.replicated is not None:
@@ -117,6 +123,7 @@ class SessionTable:
         except ValueError:  # the process is of another version
             return
         ours = self._sessions.get(theirs.history)
+        _, decode, prefill = theirs.learnt()
         if ours is not None:
             if ours.seen_s > theirs.seen_s and ours.turn >= theirs.turn:
                 return
@@ -128,6 +135,9 @@ class SessionTable:
                         del self._index[key]
             if ours.label is not None and self._named.get(ours.label) is ours:
                 self._named[ours.label] = theirs
+            if ours.learnt()[2] == prefill:
+                prefill = None  # its turn had no P
+        self._beliefs.ended(theirs.history, (decode, prefill), theirs.marks)
         self._index.update(dict.fromkeys(after.intersection(keys), theirs))
         if label is not None:
             self._named[label] = theirs
@@ -280,7 +290,7 @@ class SessionTable:
         history = match.history if match.history not in self._sessions else self._new_history(prompt)
         session = Session(history, prompt.label)
         if match.kind is not MatchKind.FIRST:  # which has learnt nothing yet
-            session.learn(match.output_tokens, match.decode, match.prefill)
+            session.learn(match.output_tokens, match.decode, None)
         self._sessions[history] = session
         return session
 
@@ -320,6 +330,7 @@ class SessionTable:
         self._unlink(session, index_keys(session))
         if session.label is not None and self._named.get(session.label) is session:
             del self._named[session.label]
+        self._beliefs.forget(session.history, (session.decode, session.prefill))
 
     def _unlink(self, session: Session, keys: set[int]) -> None:
         for key in keys:
@@ -351,7 +362,7 @@ def _matched(
     round_end: RoundEnd | None = None,
     affinity: WorkerId | None = None,
 ) -> SessionMatch:
-    output_tokens, decode, prefill = session.learnt()
+    output_tokens, decode, _ = session.learnt()
     newest = None if source is None else newest_end(source, is_prompt=True)
     return SessionMatch(
         session_id=session.id if prompt.label is None else hexadecimal(prompt.label),
@@ -361,7 +372,6 @@ def _matched(
         new_bytes=prompt.chain.size - place[0],
         added=added(prompt.chain, None if source is None else place[0]),
         decode=decode,
-        prefill=prefill,
         output_tokens=output_tokens,
         history=session.history,
         source=None if source is None else source.history,

@@ -164,7 +164,7 @@ def test_a_document_in_first_messages_is_shared_as_far_as_its_last_cut(table: Se
     assert (first.kind, second.kind, second.turn, second.source) == (FIRST, BRANCH, 1, first.history)
     assert common * 0.88 <= second.held_tokens <= common
     assert second.session_id != first.session_id
-    assert (second.decode, second.prefill) == (None, None)  # the policy weighs all workers that hold it
+    assert second.decode is None  # the policy weighs all workers that hold it
     third = find(table, SYSTEM, user(DOCUMENT + "Who wrote it?"), assistant("r" * 200), user("and when?"))
     assert (third.kind, third.turn, third.decode) == (NEXT, 2, D2)
 

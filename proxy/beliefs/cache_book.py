@@ -1,0 +1,179 @@
+"""One engine's prefix cache as the proxy's own turns have filled it: what was used last, and what still fits.
+
+An engine keeps whole prompts while there is room. Then it evicts the blocks that have not been used for longest, of
+one prompt the last ones first. So an entry stands while it fits into the capacity together with all that was used
+since, and it shrinks from its end. A prefix that several entries share has an entry of its own, which is touched after
+them: it counts once, and outlives them.
+
+Answers correct the capacity. A prefix that is gone although it should fit tells that other traffic uses the cache too,
+or that the engine evicts otherwise: then only as much is believed to fit as was used since. Each prefix that is found
+whole raises that a little, up to what the engine reports.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from itertools import islice
+
+from .held import Mark
+
+BLOCK_TOKENS = 16
+"""Engines cache whole blocks, of 16 tokens as a rule, and compute at least one token of each prompt. So up to two
+blocks fewer are found of what is there."""
+
+ENTRIES_KEPT = 32_768  # bounded where the capacity is unknown; 150 bytes each
+LOOKED_AT = 256  # newest entries, which takes 15 us
+RECOVERY = 256  # prefixes found whole until a capacity that was believed to be 0 is as reported again
+
+_BITS = 30  # for each of the two counts of an entry
+_MASK = (1 << _BITS) - 1
+
+
+class CacheBook:
+    """Prefixes by their keys, used longest ago first.
+
+    An entry is one number, as an object would take twice its memory: how many tokens from the prompt's start are held,
+    and for how many it takes room that no other entry counts.
+    """
+
+    __slots__ = ("_awaited", "_believed", "_entries", "_has_missed", "_reported", "_tokens", "incarnation")
+
+    def __init__(self, incarnation: str) -> None:
+        self.incarnation = incarnation
+        self._entries: OrderedDict[int, int] = OrderedDict()
+        self._tokens = 0  # of all entries
+        self._awaited = Counter[int]()  # turns that were sent and have not used their entry yet
+        self._reported = 0  # capacity; 0: unknown, and nothing is ever believed to be evicted
+        self._believed = 0  # capacity by the answers; 0: as reported
+        self._has_missed = False  # the last answer that told something of an older turn's prefix
+
+    @property
+    def capacity(self) -> int:
+        """In tokens; 0: unknown."""
+        return min(self._believed, self._reported) if self._believed else self._reported
+
+    @property
+    def tokens(self) -> int:
+        """Of all that is believed to be held."""
+        return self._tokens
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def held(self, key: int) -> int:
+        return self._entries.get(key, 0) >> _BITS
+
+    def used_since(self, key: int) -> int:
+        """Tokens of what was used after this entry, which must be there.
+
+        Of all others, where that would take long to count, or nothing is about to be evicted.
+        """
+        others = self._tokens - (self._entries[key] & _MASK)
+        if 2 * self._tokens < self.capacity:
+            return others
+        since = 0
+        for newer, entry in islice(reversed(self._entries.items()), LOOKED_AT):
+            if newer == key:
+                return since
+            since += entry & _MASK
+        return others
+
+    def report(self, capacity: int) -> None:
+        """As the engine says."""
+        if capacity != self._reported:
+            self._reported = capacity
+            self._shrink()
+
+    def touch(self, key: int, tokens: int, shared: Sequence[Mark] = ()) -> None:
+        """The engine has just used this prefix, and holds so many tokens of it.
+
+        shared: prefixes of it that other entries share, shortest first.
+        """
+        self._enter(key, tokens, tokens, shared)
+
+    def expect(self, key: int, tokens: int, shared: Sequence[Mark] = ()) -> None:
+        """A turn was sent that will use this prefix, and have so many tokens, before turns that are sent later."""
+        if not self._reported:
+            return
+        self._awaited[key] += 1
+        held = self.held(key)
+        if not held:  # where nothing is believed, no answer will raise it
+            self._raise(self._reported // RECOVERY)
+        self._enter(key, held, max(held, tokens), [mark for mark in shared if self.held(mark.key)])
+
+    def begun(self, key: int) -> None:
+        """A turn that was expected uses its prefix now."""
+        if self._awaited[key] > 1:
+            self._awaited[key] -= 1
+        else:
+            del self._awaited[key]
+
+    def withdraw(self, key: int) -> None:
+        """A turn that was expected does not come."""
+        self.begun(key)
+        entry = self._entries.get(key, 0)
+        held, room = entry >> _BITS, entry & _MASK
+        if room > held:
+            self._tokens -= room - held
+            self._entries[key] = entry - (room - held)
+            if not held:
+                del self._entries[key]
+
+    def forget(self, key: int) -> None:
+        """Nobody will ask for it again. Where the capacity is known it goes on taking room, as in the engine."""
+        if not self._reported:
+            self._tokens -= self._entries.pop(key, 0) & _MASK
+
+    def found(self, since: int, held: int, cached: int) -> None:
+        """An answer says how much of an entry the engine had cached. since: as of `used_since`, when the turn was sent.
+
+        Text that the model's template leaves out of a later prompt looks like eviction. So what was used recently is
+        taken for evicted only if the answer before said so too.
+        """
+        if not self._reported:
+            return
+        if cached > held - 2 * BLOCK_TOKENS:
+            self._has_missed = False
+            self._raise(max(1, self._reported // RECOVERY, cached - held))
+            return
+        fits = max(BLOCK_TOKENS, since + cached)
+        if self._has_missed or 2 * fits >= self.capacity:
+            self._believed = min(fits, self.capacity)
+            self._shrink()
+        self._has_missed = True
+
+    def _raise(self, tokens: int) -> None:
+        if self._believed:
+            raised = self._believed + tokens
+            self._believed = 0 if raised >= self._reported else raised
+
+    def _enter(self, key: int, held: int, room: int, shared: Sequence[Mark]) -> None:
+        shared = [mark for mark in shared if mark.tokens < room]
+        starts = [0, *(mark.tokens for mark in shared)]
+        self._put(key, held, room - starts[-1])
+        for mark, start in zip(reversed(shared), reversed(starts[:-1]), strict=True):
+            self._put(mark.key, mark.tokens, mark.tokens - start)
+        for waiting in self._awaited:  # their turns are still to come
+            if waiting in self._entries:
+                self._entries.move_to_end(waiting)
+        self._shrink()
+
+    def _put(self, key: int, tokens: int, own: int) -> None:
+        tokens, own = min(tokens, _MASK), min(own, _MASK)
+        self._tokens += own - (self._entries.pop(key, 0) & _MASK)
+        self._entries[key] = tokens << _BITS | own
+
+    def _shrink(self) -> None:
+        over = self._tokens - self.capacity if self.capacity else 0
+        while self._entries and (over > 0 or len(self._entries) > ENTRIES_KEPT):
+            key, entry = next(iter(self._entries.items()))
+            own = entry & _MASK
+            going = min(own, over) if over > 0 and len(self._entries) <= ENTRIES_KEPT else own
+            self._tokens -= going
+            over -= going
+            if going < own:
+                held = min(going, entry >> _BITS)
+                self._entries[key] = entry - (held << _BITS | going)
+            else:
+                del self._entries[key]

@@ -1,0 +1,86 @@
+"""What one attempt at a turn tells the books of its workers, as its legs go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..fleet.worker import WorkerId
+from .beliefs import Beliefs
+from .held import BeliefEvidence, Held, PromptEntry
+
+
+class TurnTouches:
+    """Touches the prompt's entries, and compares what answers say with what was believed at the decision.
+
+    Each call states what has happened; `close` may come at any time, and twice.
+    """
+
+    __slots__ = ("_awaited", "_beliefs", "_decode", "_entry", "_held", "_prefill", "_prompt_tokens", "_since")
+
+    def __init__(
+        self,
+        beliefs: Beliefs,
+        entry: PromptEntry,
+        held: Mapping[WorkerId, Held],
+        *,
+        decode: WorkerId,
+        prefill: WorkerId | None,
+        prompt_tokens: int,
+    ) -> None:
+        """held: as the decision saw it; prompt_tokens: an estimate."""
+        self._beliefs = beliefs
+        self._entry = entry
+        self._held = held
+        self._decode = decode
+        self._prefill = prefill
+        self._prompt_tokens = prompt_tokens
+        self._since: dict[WorkerId, int] = {}  # tokens that each worker had used since it used the prefix
+        self._awaited = set[WorkerId]()  # those that have not used it yet
+
+    def sent(self) -> None:
+        """To its first worker: turns that are sent there later find the cache as this one will leave it."""
+        self._expect(self._decode if self._prefill is None else self._prefill)
+
+    def prefilled(self, cached: int | None) -> None:
+        """The prompt's KV is on P, which had found so many of its tokens cached; None: P does not say."""
+        assert self._prefill is not None, "only a SPLIT has a P"
+        self._compare(self._prefill, cached)
+        self._touch(self._prefill)
+        self._expect(self._decode)
+
+    def answering(self) -> None:
+        """The prompt's KV is on the answering worker from here on, whatever becomes of its answer."""
+        self._touch(self._decode)
+        if self._entry.source is None:  # it opens its session: what begins like it may come at once
+            self._beliefs.passed(self._entry.history, self._entry.marks)
+
+    def answered(self, cached: int | None) -> None:
+        """So many of the prompt's tokens had been cached on the answering worker; after a handoff it cannot say."""
+        if self._prefill is None:
+            self._compare(self._decode, cached)
+
+    def close(self) -> None:
+        """Workers that have not got so far will not."""
+        while self._awaited:
+            self._beliefs.withdraw(self._entry.history, self._awaited.pop())
+
+    def _expect(self, worker: WorkerId) -> None:
+        entry = self._entry
+        self._since[worker] = self._beliefs.expect(entry.history, worker, self._prompt_tokens, entry.marks)
+        self._awaited.add(worker)
+
+    def _touch(self, worker: WorkerId) -> None:
+        if worker in self._awaited:
+            self._awaited.remove(worker)
+            self._beliefs.begun(self._entry.history, worker)
+        # An estimate, and perhaps of less than is there: a turn that is sent again repeats only its prompt.
+        tokens = max(self._prompt_tokens, self._beliefs.tokens_of(self._entry.history, worker))
+        where = self._beliefs.residency(worker, tokens)
+        if where is not None:
+            self._beliefs.touch(self._entry.history, where, self._entry.marks)
+
+    def _compare(self, worker: WorkerId, cached: int | None) -> None:
+        held = self._held.get(worker)
+        where = None if held is None else self._beliefs.residency(worker, held.tokens)
+        if cached is not None and where is not None and held is not None and held.evidence is BeliefEvidence.OWN_TURNS:
+            self._beliefs.found(self._since.get(worker, 0), where, cached)

@@ -1,0 +1,109 @@
+"""Which worker of a role gets a turn: what each holds of it, against what each has to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import pytest
+from msgspec.structs import replace
+
+from ppd.proxy.beliefs.held import BeliefEvidence, Held
+from ppd.proxy.config import Mode
+from ppd.proxy.fleet.booking import LegBooking
+from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
+from ppd.proxy.policy import Route, Turn, decide
+from tests.support.decisions import D1, D2, EVICTED, FIRST, NEXT, P1, P2, R1, held, rules, run, view
+
+SHARED = BeliefEvidence.SHARED_PREFIX
+LONG = replace(FIRST, prompt_tokens=10_000)
+R2, R3, R4 = (view("R", number) for number in (2, 3, 4))
+
+
+def shared(*holders: WorkerView, tokens: int = 8000) -> Mapping[WorkerId, Held]:
+    return {one.id: Held(tokens, SHARED) for one in holders}
+
+
+@pytest.mark.parametrize(
+    ("fleet", "holders", "chosen"),
+    [
+        ((D1, D2), (), {"D1", "D2"}),
+        ((D1, D2), (D2,), {"D2"}),
+        ((D1, D2, view("D", 3)), (D2, D1), {"D1", "D2"}),
+        ((D1, replace(D2, inflight=1)), (D2,), {"D1"}),  # above 1.25 times the mean, as are two beside one
+        ((replace(D1, inflight=8), replace(D2, inflight=9)), (D2,), {"D2"}),
+        ((replace(D1, inflight=8), replace(D2, inflight=15)), (D2,), {"D1"}),
+        ((D1, replace(D2, load=Load(running=14))), (D2,), {"D1"}),
+        ((D1, replace(D2, load=Load(kv_usage=0.97))), (D2,), {"D1"}),
+        ((D1, replace(D2, placed_tokens=15_000)), (D2,), {"D2"}),
+        ((D1, replace(D2, placed_tokens=40_000)), (D2,), {"D1"}),
+        ((D1, replace(D2, queued_prefill_tokens=9000)), (D2,), {"D1"}),  # it would have more to compute
+        ((R1, R2, R3, R4), (R3,), {"R3"}),
+        ((R1, R2, replace(R3, inflight=2), R4), (R3,), {"R1", "R2", "R4"}),
+    ],
+)
+def test_a_first_turn_goes_to_who_holds_its_beginning_unless_others_are_idler(
+    fleet: tuple[WorkerView, ...], holders: tuple[WorkerView, ...], chosen: set[str]
+) -> None:
+    found = {
+        run(replace(LONG, held=shared(*holders), session_id=f"{n:016x}"), (P1, *fleet)).decode.name for n in range(30)
+    }
+    assert found == chosen
+
+
+@pytest.mark.parametrize(("queued", "chosen"), [(7900, "P2"), (8100, "P1")])
+def test_a_p_that_holds_the_beginning_is_worth_as_many_queued_tokens(queued: int, chosen: str) -> None:
+    turn = replace(LONG, held=shared(P2))
+    decision = run(turn, (P1, replace(P2, queued_prefill_tokens=queued), D1))
+    assert decision.prefill is not None and decision.prefill.name == chosen
+
+
+@pytest.mark.parametrize(
+    ("turn", "fleet", "chosen"),
+    [
+        (replace(NEXT, held=held(D2, 500)), (P1, D1, replace(D2, inflight=9)), "D2"),  # its own, however busy
+        (replace(NEXT, held=held(D2, 499)), (P1, D1, replace(D2, inflight=9)), "D1"),
+        (EVICTED, (P1, D1, replace(D2, inflight=1)), "D1"),
+        (replace(NEXT, held={}, held_tokens=0), (P1, D1, replace(D2, inflight=1)), "D2"),  # where it last was
+        (replace(NEXT, held={}, held_tokens=0), (P1, D1, replace(D2, inflight=9)), "D1"),
+        (replace(NEXT, held={}, held_tokens=0, lost="decode_restarted"), (P1, D1, replace(D2, inflight=1)), "D1"),
+        (replace(NEXT, held={}, stored_response=True), (P1, D1, replace(D2, inflight=9)), "D2"),
+    ],
+)
+def test_a_follow_up_that_is_split_returns_to_its_own_worker(
+    turn: Turn, fleet: tuple[WorkerView, ...], chosen: str
+) -> None:
+    assert run(turn, fleet, rules(Mode.ALWAYS_SPLIT)).decode.name == chosen
+
+
+# -- what was placed counts at once
+
+
+def idle_fleet(usage: Mapping[str, float]) -> Registry:
+    registry = Registry()
+    for name in ("P1", "P2", "D1", "D2"):
+        worker = Worker(role=Role(name[0]), address=f"{name}:1", models=("m",), incarnation="i", source=Source.AGENT)
+        load = Load(kv_usage=usage.get(name, 0.0), kv_capacity_tokens=400_000)
+        registry.apply(Announcement(worker, load), 0.0)
+    return registry
+
+
+@pytest.mark.parametrize("usage", [{}, {"D2": 0.02}, {"D1": 0.03, "D2": 0.01}])
+@pytest.mark.parametrize("head", [False, True])
+def test_first_turns_between_two_reports_of_an_idle_fleet_spread_over_it(usage: dict[str, float], head: bool) -> None:
+    """Each ends before the next comes, so no worker is ever busier than another."""
+    registry, chosen, holders = idle_fleet(usage), Counter[str](), dict[WorkerId, Held]()
+    for number in range(48):
+        turn = replace(LONG, session_id=f"{number:016x}", held=dict(holders) if head else {})
+        decision = decide(turn, registry.fleet("m"), rules(), qps=0.0, now_s=0.0)
+        assert decision.route is Route.SPLIT and decision.prefill is not None
+        decode = decision.decode.id
+        new = turn.prompt_tokens - decision.cached_tokens
+        booking = LegBooking(registry, decode, decision.prefill.id, prompt_tokens=turn.prompt_tokens, new_tokens=new)
+        booking.reserve()
+        booking.release()
+        holders[decode] = Held(8000, SHARED)
+        chosen[decision.decode.name] += 1
+    assert max(chosen.values()) <= 1.25 * 24, chosen

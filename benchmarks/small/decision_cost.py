@@ -61,12 +61,8 @@ CONTEXT = TurnContext(Client(name="", tenant=""), {"content-type": "application/
 class StageStopwatch:
     """Microseconds that one turn spends in each stage."""
 
-    def __init__(self) -> None:
-        self.spent_us: defaultdict[str, float] = defaultdict(float)
-        self._since_ns = 0
-
     def start(self) -> None:
-        self.spent_us = defaultdict(float)
+        self.spent_us: defaultdict[str, float] = defaultdict(float)
         self._since_ns = time.perf_counter_ns()
 
     def lap(self, stage: str) -> None:
@@ -94,9 +90,7 @@ def _answer(**members: object) -> bytes:
             "object": "chat.completion",
             "created": 1_760_000_000,
             "model": MODEL,
-            "choices": [
-                {"index": 0, "message": {"role": "assistant", "content": REPLY}, "finish_reason": "stop"},
-            ],
+            "choices": [{"index": 0, "message": {"role": "assistant", "content": REPLY}, "finish_reason": "stop"}],
             "usage": {"prompt_tokens": 900, "completion_tokens": 20, "total_tokens": 920},
             **members,
         }

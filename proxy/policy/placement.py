@@ -95,8 +95,8 @@ def holds_most(turn: Turn, view: WorkerView) -> bool:
 
 
 def is_overloaded(view: WorkerView, views: Sequence[WorkerView]) -> bool:
-    """Whether a worker has more than its share of requests, and more than one of them."""
-    return view.requests > EASE * _mean(each.requests for each in views) + 1
+    """Whether a worker has no room, or more than its share of requests, and more than one of them."""
+    return view.load.kv_usage >= KV_FULL or view.requests > EASE * _mean(each.requests for each in views) + 1
 
 
 def _is_at_ease(view: WorkerView, views: Sequence[WorkerView], prompt_tokens: int) -> bool:

@@ -361,8 +361,8 @@ def test_force_does_not_do_what_the_fleet_or_the_request_cannot(
     [
         (D1, (0, 0), 0.0, D1),
         (D2, (0, 0), 0.0, D2),
-        (D2, (3, 4), 0.0, D2),  # with this turn 5, a quarter more than 4
-        (D2, (3, 5), 0.0, D1),
+        (D2, (3, 7), 0.0, D2),  # a quarter more than the mean, and one
+        (D2, (3, 8), 0.0, D1),
         (D2, (3, 3), 0.96, D1),  # full
         (R1, (1, 0), 0.0, D2),  # not one that may take it
     ],
@@ -370,7 +370,7 @@ def test_force_does_not_do_what_the_fleet_or_the_request_cannot(
 def test_what_nobody_holds_goes_where_its_conversation_was_unless_that_has_more_to_do(
     prefers: WorkerView, requests: tuple[int, int], kv_usage: float, chosen: WorkerView
 ) -> None:
-    lost = replace(NEXT, held_tokens=0, decode=None, prefill=None, affinity=prefers.id)
+    lost = replace(NEXT, held_tokens=0, held={}, decode=None, affinity=prefers.id)
     fleet = (P1, P2, replace(D1, inflight=requests[0]), replace(D2, inflight=requests[1], load=Load(kv_usage=kv_usage)))
     decision = run(lost, fleet)
     assert (decision.route, decision.decode.id, decision.cached_tokens) == (Route.SPLIT, chosen.id, 0)

@@ -89,7 +89,7 @@ class Router:
         try:
             permit = await self._state.admission.enter(self._ticket(request, turn, context, started_s))
             receipt.waited_s = self._now() - started_s
-            job = Job(request, turn, receipt, context, started_s, permit)
+            job = Job(request, turn, receipt, context, started_s, permit, match.history)
             attempt, opened = await self._first_success(job)
         except BaseException as exc:
             if permit is None:
@@ -245,6 +245,7 @@ class Router:
             headers=job.context.headers,
             started_s=job.started_s,
             asked_s=now_s,
+            history=job.history,
         )
 
     def _give_up(self, attempt: Attempt, exc: LegError) -> FailureRule:

@@ -42,7 +42,7 @@ def static_workers(config: ProxyConfig) -> tuple[Worker, ...]:
 
 
 def parse_worker(text: str) -> Worker:
-    """A static worker from "ROLE=host:port", then ",name=value": connector, model, engine_version, events, coordinates."""
+    """A static worker from "ROLE=host:port", then ",name=value" of WORKER_OPTIONS."""
     allowed = "ROLE=host:port with ROLE P, D or R, then any of " + WORKER_OPTIONS
     first, *rest = text.split(",")
     role, _, address = first.partition("=")

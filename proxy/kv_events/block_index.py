@@ -224,7 +224,8 @@ class BlockIndex:
                 moved[number] = (run.parent << PLACE_BITS) + run.offset
         for number in moved:
             del self._runs[number]
-        for session, place in self._sessions.items():
+        for session, last in self._sessions.items():
+            place = last
             while place >> PLACE_BITS in moved:
                 place = moved[place >> PLACE_BITS]
             if run := self._runs.get(place >> PLACE_BITS):

@@ -60,8 +60,12 @@ class EngineCaches:
 
     def gauges(self, views: Iterable[WorkerView]) -> Iterator[Metric]:
         """Workers whose events say what they hold, by role, and how many blocks those are."""
-        heard = GaugeMetricFamily("ppd_workers_on_kv_events", "Workers whose KV events are up to date", labels=("role",))
-        blocks = GaugeMetricFamily("ppd_kv_event_blocks", "KV blocks that workers hold by their events", labels=("role",))
+        heard = GaugeMetricFamily(
+            "ppd_workers_on_kv_events", "Workers whose KV events are up to date", labels=("role",)
+        )
+        blocks = GaugeMetricFamily(
+            "ppd_kv_event_blocks", "KV blocks that workers hold by their events", labels=("role",)
+        )
         known = [(view.role, list(self.streams(view.id))) for view in views]
         for role in Role:
             streams = [streams for one, streams in known if one is role]

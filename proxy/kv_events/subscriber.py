@@ -74,14 +74,16 @@ class EventSubscriber:
         """ConfigError where the port can't be bound; called before anything is served."""
         if not self._bound_to:
             return
-        self.bound = self._socket()
+        socket = self._socket()
         try:
-            self.bound.bind(self._bound_to)
+            socket.bind(self._bound_to)
         except zmq.ZMQError as exc:
+            socket.close()
             raise ConfigError(
                 f"kv_events_bind = {self._bound_to!r}: must be tcp:// and a free port ({exc.strerror})",
                 param="kv_events_bind",
             ) from exc
+        self.bound = socket
 
     async def run(self) -> None:
         while True:

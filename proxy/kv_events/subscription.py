@@ -139,9 +139,7 @@ class Subscription:
     async def _catch_up(self, publisher: Publisher) -> None:
         """Has the publisher replay what is missing; without that nothing is known."""
         is_first = publisher.stream.is_new
-        closed = await replay(
-            self._context, publisher.replay_endpoint, publisher.stream, self._throttle, self._dropped
-        )
+        closed = await replay(self._context, publisher.replay_endpoint, publisher.stream, self._throttle, self._dropped)
         if not closed:
             publisher.stream.lost()
         if not is_first:

@@ -15,8 +15,9 @@ from .event_stream import EventStream, Replay
 
 FRAME_LIMIT_BYTES = 64 * 1024 * 1024  # a step with many long prompts takes a tenth of it
 HELD_BATCHES = 1000
-REPLAY_TIMEOUT_S = 5.0  # without a batch; vLLM looks for requests every 0.1 s, if it has nothing to publish
-TRIES = 50  # a publisher drops batches of a replay that is read too slowly; each try brings a thousand more
+FIRST_TIMEOUT_S = 5.0  # until an answer begins; vLLM looks for requests every 0.1 s, if it has nothing to publish
+NEXT_TIMEOUT_S = 0.5  # a publisher drops what is read too slowly, with the end mark
+TRIES = 50  # each brings a thousand batches or more
 SLICE_S = 0.002
 PAUSE_SHARE = 4.0
 SEQUENCE_BYTES = 8
@@ -60,9 +61,11 @@ async def replay(
 async def _answer(
     socket: zmq.asyncio.Socket, stream: EventStream, throttle: Throttle, dropped: Callable[[str], None]
 ) -> Replay:
-    """How far the answer to one request has come: OPEN if it ended early."""
+    """How far the answer to one request has come: OPEN if there is none."""
     waiting: zmq.Socket[bytes] = zmq.Socket.shadow(socket)
-    while await socket.poll(int(1000 * REPLAY_TIMEOUT_S)):
+    timeout_s = FIRST_TIMEOUT_S
+    while await socket.poll(int(1000 * timeout_s)):
+        timeout_s = NEXT_TIMEOUT_S
         async with throttle.slice() as until_s:
             while time.perf_counter() < until_s:
                 try:
@@ -82,7 +85,7 @@ async def _answer(
                     continue
                 if state is not Replay.OPEN:
                     return state
-    return Replay.OPEN
+    return Replay.OPEN if timeout_s == FIRST_TIMEOUT_S else Replay.AGAIN
 
 
 def set_limits(socket: zmq.asyncio.Socket) -> None:

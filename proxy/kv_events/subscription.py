@@ -17,6 +17,9 @@ from .event_stream import EventStream, Order
 from .replay import SEQUENCE_BYTES, Throttle, replay
 
 FRAMES = 3  # topic, sequence number, batch
+AGAIN_MS = 1000
+"""After this long without a batch a new subscription looks again: the publisher may have learnt of it after it had
+answered the replay, and have published in between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +60,22 @@ class Subscription:
         poller, is_connected = zmq.asyncio.Poller(), False
         poller.register(socket, zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
-        stream = publisher.stream
+        stream, wait_ms = publisher.stream, None
         try:
             while True:
-                ready = dict(await poller.poll())
+                ready = dict(await poller.poll(wait_ms))
+                wait_ms = None
                 if monitor in ready:
                     event = parse_monitor_message(await monitor.recv_multipart())["event"]
                     is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
                     stream.is_behind = True
                     if is_connected:
                         await self._catch_up(publisher)
+                        wait_ms = AGAIN_MS if publisher.replay_endpoint else None
                 elif socket in ready:
                     await self.read(socket)
+                else:
+                    await self._catch_up(publisher)
                 stream.is_behind = not is_connected or bool(socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
         finally:
             stream.is_behind = True

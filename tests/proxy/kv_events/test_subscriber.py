@@ -241,15 +241,15 @@ async def test_what_is_no_batch_of_events_is_counted_and_dropped() -> None:
 
 async def test_a_flood_leaves_the_loop_to_others() -> None:
     with publishing(buffer_steps=20_000) as publisher:
-        publish(publisher, *range(5000))
+        publish(publisher, *range(1500))
         async with subscribing() as lab:
             lab.add(source(publisher))
             turns = 0
-            while lab.held() != 5000:
+            while lab.held() != 1500:
                 await asyncio.sleep(0)
                 turns += 1
             # A pause of four times its length follows each slice, in which an idle loop turns hundreds of times.
-            assert turns > 1000
+            assert turns > 300
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from .admission.arrival_rate import Arrivals
 from .admission.gate import Admission
 from .admission.key_file import KeyRing
 from .admission.rate_limits import RateLimits
+from .beliefs.beliefs import Beliefs
 from .bodies.body_memory import BodyMemory, default_limit, usable_bytes
 from .bodies.body_reader import BodyReader
 from .config import AccessFormat, ProxyConfig, convert
@@ -99,14 +100,13 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     upstream = make_upstream(config, state, tls)
     handoff_release = HandoffRelease(state, upstream)
     receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
-    drain = Drain()
+    drain, keys = Drain(), make_keys(config)
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
     bodies = BodyReader(config, state.hasher, state.registry.aliases)
     dispatcher = make_dispatcher(config, state, upstream, handoff_release, bodies)
     canary = make_canary(config, state, upstream)
     rules, passed_over, examine = settings.rules(), canary.passed_over, upstream.examine
     router = Router(config, rules, state, dispatcher, learner, passed_over=passed_over, examine=examine)
-    keys = make_keys(config)
     passthrough = Passthrough(config, state, upstream, bodies)
     body_memory = BodyMemory(body_memory_limit(config), config.head_timeout_s)
     state.metrics.watch(lambda: chain(_gauges(state), body_memory.gauges()))
@@ -166,9 +166,11 @@ def make_operated(settings: Settings, router: Router) -> Operated:
 def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> State:
     registry, metrics, retries = Registry(), Metrics(), RetryBudget(config.retry_share, config.retry_burst)
     hasher = Hasher(member.secret)
+    beliefs, ttl_s, limit = Beliefs(registry.view), config.session_ttl_s, config.session_limit
     return State(
         registry=registry,
-        sessions=SessionTable(ttl_s=config.session_ttl_s, capacity=config.session_limit, serial=member.serial),
+        sessions=SessionTable(ttl_s=ttl_s, capacity=limit, serial=member.serial, beliefs=beliefs),
+        beliefs=beliefs,
         tokens=TokenEstimator(),
         ledger=Ledger(),
         receipts=Receipts(config.receipts_kept),

@@ -20,8 +20,7 @@ ROOMS = {
     "proxy": (
         *("cli", "downstream", "app", "assembly", "peers", "routing", "bodies", "health", "admission", "settings"),
         *("discovery", "policy", "connectors", "upstream", "openai", "sessions", "kv_events", "telemetry"),
-        "decision_table",
-        *("fleet", "runtime", "config", "errors", "failures"),
+        *("decision_table", "beliefs", "fleet", "runtime", "config", "errors", "failures"),
     ),
     "servers": ("__main__", "cli", "agent", "fleet", "vllm", "sim", "engine_profile"),
     "servers/sim": ("__main__", "command", "launch", "api", "engine", "core"),

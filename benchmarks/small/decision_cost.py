@@ -13,7 +13,7 @@ import contextlib
 import gc
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
 from random import Random
@@ -25,8 +25,10 @@ import msgspec
 from ppd.offline.experiment.statistics import percentile
 from ppd.proxy.admission.keys import Client
 from ppd.proxy.assembly import Proxy, assemble, make_canary
+from ppd.proxy.beliefs.held import Held, PromptEntry
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.connectors import plain_leg
+from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.openai.answer import AnswerObserver
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
@@ -36,8 +38,10 @@ from ppd.proxy.routing.dispatch import Dispatcher
 from ppd.proxy.routing.handoff_release import HandoffRelease
 from ppd.proxy.routing.learning import Learner
 from ppd.proxy.routing.router import Router
+from ppd.proxy.routing.state import State
 from ppd.proxy.runtime.tasks import Drain
-from ppd.proxy.sessions.table import TurnOutcome
+from ppd.proxy.sessions.session import marks_of_prompt
+from ppd.proxy.sessions.table import SessionMatch, TurnOutcome
 from ppd.proxy.settings import Settings
 from ppd.proxy.telemetry.receipts import Receipt
 
@@ -289,6 +293,7 @@ async def parts(one: TurnBench, name: str, number: int) -> dict[str, float]:
     state, rules, request = one.proxy.state, one.router.rules, one.parse(last)
     now_s = state.now()
     place = state.sessions.find(request.prompt, now_s)
+    held = holders(state, request, place)
     turn = Turn(
         model=request.model,
         session_id=place.session_id,
@@ -296,8 +301,8 @@ async def parts(one: TurnBench, name: str, number: int) -> dict[str, float]:
         prompt_tokens=place.held_tokens + place.new_bytes // 4,
         held_tokens=place.held_tokens,
         output_tokens=64,
-        decode=place.decode,
-        prefill=place.prefill,
+        held=held(),
+        decode=None if place.decode is None else place.decode.worker,
     )
     decision = decide(turn, state.registry.fleet(turn.model), rules, qps=1.0, now_s=now_s)
     worker = decision.decode.id
@@ -305,7 +310,7 @@ async def parts(one: TurnBench, name: str, number: int) -> dict[str, float]:
         prompt_tokens=900,
         completion_tokens=20,
         reply_key=ReplyKey(request).key(),
-        decode=state.registry.residency(worker, 920),
+        decode=state.beliefs.residency(worker, 920),
     )
 
     def observe() -> None:
@@ -318,6 +323,7 @@ async def parts(one: TurnBench, name: str, number: int) -> dict[str, float]:
     steps: dict[str, Callable[[], object]] = {
         "parse_request": lambda: one.parse(last),
         "find": lambda: state.sessions.find(request.prompt, now_s),
+        "held": held,
         "has_room": lambda: has_room(state.registry.fleet(request.model), rules),
         "decide": lambda: decide(turn, state.registry.fleet(turn.model), rules, qps=1.0, now_s=now_s),
         "plain leg": lambda: plain_leg(request.endpoint, request.fields, "id"),
@@ -326,6 +332,11 @@ async def parts(one: TurnBench, name: str, number: int) -> dict[str, float]:
         "finish": lambda: state.sessions.finish(place, request.prompt, outcome, now_s),
     }
     return {step: _median_us(call) for step, call in steps.items()}
+
+
+def holders(state: State, request: Request, place: SessionMatch) -> Callable[[], Mapping[WorkerId, Held]]:
+    entry = PromptEntry(place.history, place.source, marks_of_prompt(request.prompt, 900), place.decode)
+    return lambda: state.beliefs.held(state.registry.fleet(request.model).views, entry, place.held_tokens)
 
 
 def _median_us(call: Callable[[], object], calls: int = 300) -> float:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.small.session_memory --sessions 100000
 
-Every session has an id of its own from the client, a D and a P that hold its prefix, and `--turns` finished turns: the
-most that an idle chat session keeps. Prints one JSON line per number of turns.
+Every session has an id of its own from the client, a D and a P that hold its prefix, in whose books it has entries, and
+`--turns` finished turns: the most that an idle chat session keeps. Prints one JSON line per number of turns.
 """
 
 from __future__ import annotations
@@ -15,15 +15,22 @@ import time
 import tracemalloc
 from statistics import quantiles
 
+from ppd.proxy.beliefs.beliefs import Beliefs
+from ppd.proxy.beliefs.held import PromptEntry, Residency
 from ppd.proxy.config import SessionKey
-from ppd.proxy.fleet.residency import Residency
-from ppd.proxy.fleet.worker import WorkerId
+from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.worker import Role, Worker, WorkerId
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
 from ppd.proxy.sessions.prefix_chain import Hasher
+from ppd.proxy.sessions.session import marks_of_prompt
 from ppd.proxy.sessions.table import SessionTable, TurnOutcome
 
 WORKERS = tuple((WorkerId(f"10.0.0.{n}:8000"), f"incarnation-{n}") for n in range(8))
+VIEWS = {
+    worker: WorkerView(worker=Worker(role=Role.DECODE, address=worker), name=f"D{n}", incarnation=incarnation)
+    for n, (worker, incarnation) in enumerate(WORKERS, start=1)
+}
 
 
 def conversation(number: int, turns: int, hasher: Hasher) -> list[Request]:
@@ -44,12 +51,14 @@ def reply_to(turn: int) -> str:
     return f"answer {turn}"
 
 
-def play(table: SessionTable, requests: list[Request], number: int, now_s: float) -> float:
-    """Finishes the requests in order; returns the seconds that `find` took for the last one."""
+def play(table: SessionTable, beliefs: Beliefs, requests: list[Request], number: int, now_s: float) -> float:
+    """Finishes the requests in order; returns the seconds that it took to find the last one, and who holds it."""
     took_s = 0.0
     for turn, request in enumerate(requests):
         started_s = time.perf_counter()
         place = table.find(request.prompt, now_s)
+        marks = marks_of_prompt(request.prompt, place.held_tokens + place.new_bytes // 4)
+        beliefs.held(VIEWS, PromptEntry(place.history, place.source, marks), place.held_tokens)
         took_s = time.perf_counter() - started_s
         reply = ReplyKey(request)
         reply.add_text(reply_to(turn))
@@ -58,16 +67,16 @@ def play(table: SessionTable, requests: list[Request], number: int, now_s: float
             prompt_tokens=prompt,
             completion_tokens=completion,
             reply_key=reply.key(),
-            decode=residency(number, prompt + completion, turn),
-            prefill=residency(number + 1, prompt, turn),
+            decode=residency(number, prompt + completion),
+            prefill=residency(number + 1, prompt),
         )
         table.finish(place, request.prompt, outcome, now_s)
     return took_s
 
 
-def residency(number: int, tokens: int, turn: int) -> Residency:
+def residency(number: int, tokens: int) -> Residency:
     worker, incarnation = WORKERS[number % len(WORKERS)]
-    return Residency(worker, incarnation, tokens, 10**9 + number * 7 + turn)
+    return Residency(worker, incarnation, tokens)
 
 
 def bytes_per_session(sessions: int, turns: int) -> tuple[float, list[float]]:
@@ -76,15 +85,16 @@ def bytes_per_session(sessions: int, turns: int) -> tuple[float, list[float]]:
     tracemalloc.start()
     try:
         before = _traced_bytes()
-        table = SessionTable(ttl_s=1e9, capacity=sessions)
+        beliefs = Beliefs(VIEWS.get)
+        table = SessionTable(ttl_s=1e9, capacity=sessions, beliefs=beliefs)
         for number in range(sessions):
-            play(table, conversation(number, turns, hasher), number, float(number))
+            play(table, beliefs, conversation(number, turns, hasher), number, float(number))
         after = _traced_bytes()
     finally:
         tracemalloc.stop()
     assert len(table) == sessions, "every conversation is one session"
     times_s = [
-        play(table, conversation(number, turns, hasher)[-1:], number, float(sessions))
+        play(table, beliefs, conversation(number, turns, hasher)[-1:], number, float(sessions))
         for number in range(sessions - min(sessions, 2000), sessions)
     ]
     return (after - before) / sessions, times_s

@@ -128,7 +128,8 @@ class Clients:
 
     def _finished(self, request: _Request, routed: Routed) -> None:
         conversation, turn = request.conversation, request.turn
-        routed.completed(request.prompt_tokens, request.reply.tokens)
+        cached = 0 if request.job is None else request.job.cached_tokens
+        routed.completed(request.prompt_tokens, request.reply.tokens, cached)
         prefill = routed.prefill.name if routed.prefill else ""
         self._record(request, routed.route, prefill, routed.decode.name, 200, "")
         self.connections.give_back()

@@ -12,13 +12,16 @@ from typing import Protocol
 
 import numpy as np
 
+from ppd.proxy.beliefs.beliefs import Beliefs
+from ppd.proxy.beliefs.held import PromptEntry
+from ppd.proxy.beliefs.turn_touches import TurnTouches
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.policy import Route, Rules, Turn, decide
 from ppd.proxy.sessions.prefix_chain import KEY_BITS, Chain, Hasher, PrefixEnd
-from ppd.proxy.sessions.session import Prompt
+from ppd.proxy.sessions.session import Prompt, marks_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 
@@ -42,7 +45,7 @@ class Routed:
     prefill: SimulatedWorker | None = None
     prefilled: Callable[[int], None] = lambda cached: None  # P is done; it had found so many tokens cached
     answering: Callable[[], None] = lambda: None  # the first token is here
-    completed: Callable[[int, int], None] = lambda prompt, output: None  # with the engine's own token counts
+    completed: Callable[[int, int, int], None] = lambda prompt, output, cached: None  # as the engine counts its tokens
 
 
 class Routing(Protocol):
@@ -60,7 +63,8 @@ class PolicyRouting:
         self._timeline = timeline
         self._workers: Mapping[WorkerId, SimulatedWorker] = {_address(worker): worker for worker in fleet.workers}
         self._registry = Registry()
-        self._sessions = SessionTable(ttl_s=3600.0, capacity=1_000_000)
+        self._beliefs = Beliefs(self._registry.view)
+        self._sessions = SessionTable(ttl_s=3600.0, capacity=1_000_000, beliefs=self._beliefs)
         self._tokens = TokenEstimator()
         self._hasher = Hasher(bytes(16))
         self._heartbeat_s = heartbeat_s
@@ -73,61 +77,63 @@ class PolicyRouting:
         now_s = self._timeline.now_s
         said = self._prompt(conversation, turn)
         match = self._sessions.find(said, now_s)
-        asked = self._turn(match, conversation.turns[turn - 1])
+        entry, asked = self._turn(match, said, conversation.turns[turn - 1])
         decision = decide(asked, self._registry.fleet(asked.model), _RULES, qps=0.0, now_s=now_s)
-        prefill = decision.prefill
-        booking = LegBooking(
-            self._registry,
-            decision.decode.id,
-            prefill.id if prefill is not None else None,
-            prompt_tokens=asked.prompt_tokens,
-            new_tokens=max(1, asked.prompt_tokens - decision.cached_tokens),
+        decode, prefill = decision.decode.id, decision.prefill.id if decision.prefill is not None else None
+        prompt_estimate, new_tokens = asked.prompt_tokens, max(1, asked.prompt_tokens - decision.cached_tokens)
+        booking = LegBooking(self._registry, decode, prefill, prompt_tokens=prompt_estimate, new_tokens=new_tokens)
+        touches = TurnTouches(
+            self._beliefs, entry, asked.held, decode=decode, prefill=prefill, prompt_tokens=prompt_estimate
         )
         booking.reserve()
 
         def prefilled(cached_tokens: int) -> None:
             booking.free_prefill()
-            booking.prefilled(cached_tokens)
+            touches.prefilled(cached_tokens)
 
         def answering() -> None:
             booking.computed()
-            booking.answering()
+            touches.answering()
 
-        def completed(prompt: int, output: int) -> None:
+        def completed(prompt: int, output: int, cached: int) -> None:
             booking.release()
-            booking.generated(output)
+            touches.answered(cached)
             self._tokens.learn(MODEL, prompt_tokens * BYTES_PER_TOKEN, prompt, output)
-            residency = self._registry.residency
+            residency = self._beliefs.residency
             outcome = TurnOutcome(
                 prompt_tokens=prompt,
                 completion_tokens=output,
                 reply_key=PrefixEnd(_key(conversation, 2 * turn)),
-                decode=residency(decision.decode.id, prompt + output),
-                prefill=residency(prefill.id, prompt) if prefill is not None else match.prefill,
+                decode=residency(decode, prompt + output),
+                prefill=residency(prefill, prompt) if prefill is not None else None,
             )
             self._sessions.finish(match, said, outcome, self._timeline.now_s)
 
         return Routed(
             decision.route,
-            self._workers[decision.decode.id],
-            self._workers[prefill.id] if prefill is not None else None,
+            self._workers[decode],
+            self._workers[prefill] if prefill is not None else None,
             prefilled,
             answering,
             completed,
         )
 
-    def _turn(self, match: SessionMatch, planned: PlannedTurn) -> Turn:
-        return Turn(
+    def _turn(self, match: SessionMatch, prompt: Prompt, planned: PlannedTurn) -> tuple[PromptEntry, Turn]:
+        prompt_tokens = match.held_tokens + self._tokens.estimate(MODEL, match.new_bytes)
+        entry = PromptEntry(match.history, match.source, marks_of_prompt(prompt, prompt_tokens), match.decode)
+        turn = Turn(
             model=MODEL,
             session_id=match.session_id,
             number=match.turn,
-            prompt_tokens=match.held_tokens + self._tokens.estimate(MODEL, match.new_bytes),
+            prompt_tokens=prompt_tokens,
             held_tokens=match.held_tokens,
             output_tokens=self._tokens.expected_output(MODEL, match.output_tokens, planned.output_tokens),
-            decode=match.decode,
-            prefill=match.prefill,
+            held=self._beliefs.held(self._registry.fleet(MODEL).views, entry, match.held_tokens),
+            decode=None if match.decode is None else match.decode.worker,
+            lost=self._beliefs.why_lost(match.decode),
             forced=planned.route,
         )
+        return entry, turn
 
     def _prompt(self, conversation: Conversation, turn: int) -> Prompt:
         """What `parse_request` makes of a chat body with this history; the keys are made up instead of hashed."""

@@ -1,1 +1,1 @@
-"""The workers: what they are, what state they are in, and which prefixes they hold."""
+"""The workers: what they are, and what state they are in."""

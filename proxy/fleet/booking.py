@@ -38,11 +38,11 @@ class LegBooking:
     def reserve(self) -> None:
         """Both workers at the decision, or a burst of turns would all find the same workers idle."""
         if self._prefill is None:
-            self._registry.reserve(self._decode, self._new_tokens)
+            self._registry.reserve(self._decode, self._new_tokens, self._prompt_tokens)
             self._computes_here = True
         else:
-            self._registry.reserve(self._decode, 0)  # what D pulls it does not compute
-            self._registry.reserve(self._prefill, self._prompt_tokens)
+            self._registry.reserve(self._decode, 0, self._prompt_tokens)  # what D pulls it does not compute
+            self._registry.reserve(self._prefill, self._prompt_tokens, self._prompt_tokens)
             self._holds_prefill = True
         self._holds_decode = True
 
@@ -54,24 +54,11 @@ class LegBooking:
             self._registry.prefilled(self._prefill, self._prompt_tokens)
             self._registry.release(self._prefill)
 
-    def prefilled(self, cached_tokens: int) -> None:
-        """The prompt's KV is on P, which had found so many of its tokens cached."""
-        assert self._prefill is not None, "only a SPLIT has a P"
-        self._registry.wrote(self._prefill, max(0, self._prompt_tokens - cached_tokens))
-
     def computed(self) -> None:
         """The answering worker computes nothing more of the prompt: it has begun to answer, or has failed."""
         if self._computes_here:
             self._computes_here = False
             self._registry.prefilled(self._decode, self._new_tokens)
-
-    def answering(self) -> None:
-        """The prompt's KV is on the answering worker from here on, whatever becomes of its answer."""
-        self._registry.wrote(self._decode, self._new_tokens)
-
-    def generated(self, output_tokens: int) -> None:
-        """The whole answer is there; its prompt was counted when it began."""
-        self._registry.wrote(self._decode, output_tokens)
 
     @property
     def holds_prefill(self) -> bool:

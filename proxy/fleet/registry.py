@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from ..runtime.replicated import Replicated
 from .places import learned
-from .residency import Residency
 from .view import Fleet, Takers, WorkerView, taking_turns
 from .worker import Announcement, Load, Role, Source, Worker, WorkerId, settled
 from .worker_names import WorkerNames
@@ -30,7 +29,7 @@ class Use:
 
     inflight: int = 0
     queued_prefill_tokens: int = 0
-    written_tokens: int = 0
+    placed_tokens: int = 0  # of the turns that began there since the engine last reported its load
     answers: int = 0  # seconds in which the worker sent some of an answer
 
 
@@ -60,7 +59,6 @@ class Registry:
         self._aliases: dict[str, str] | None = None  # of all workers, until a worker changes
         self._names = WorkerNames()
         self._joined = 0
-        self._written_total = 0  # on all workers: the count of one that joins begins here
         self.replicated: Replicated[WorkerId, WorkerChange] | None = None
 
     def views(self) -> tuple[WorkerView, ...]:
@@ -197,8 +195,9 @@ class Registry:
 
     # -- what this proxy does there
 
-    def reserve(self, worker_id: WorkerId, prefill_tokens: int) -> None:
-        self._add(worker_id, 1, prefill_tokens)
+    def reserve(self, worker_id: WorkerId, prefill_tokens: int, placed_tokens: int = 0) -> None:
+        """placed_tokens: of KV, which the engine's next report of its load will count."""
+        self._add(worker_id, 1, prefill_tokens, placed_tokens)
 
     def prefilled(self, worker_id: WorkerId, prefill_tokens: int) -> None:
         """The leg's prompt is computed: its tokens no longer queue."""
@@ -206,13 +205,6 @@ class Registry:
 
     def release(self, worker_id: WorkerId) -> None:
         self._add(worker_id, -1, 0)
-
-    def wrote(self, worker_id: WorkerId, tokens: int) -> None:
-        used = self._used.get(worker_id)
-        self._written_total += max(0, tokens)
-        if used is not None:
-            used.written_tokens += max(0, tokens)
-            self._use_changed(worker_id)
 
     def answered(self, worker_id: WorkerId) -> None:
         """The worker has sent some of an answer; told once a second."""
@@ -230,24 +222,14 @@ class Registry:
         """The worker serves again after it did not: slow start begins."""
         self._change(worker_id, since_s=now_s)
 
-    def residency(self, worker_id: WorkerId, tokens: int) -> Residency | None:
-        """A record that this worker holds `tokens` of a prefix now; None for a worker that is gone."""
-        view, used = self._views.get(worker_id), self._used.get(worker_id)
-        if view is None or used is None:
-            return None
-        written = used.written_tokens
-        for use in self._others.get(worker_id, {}).values():
-            written += use.written_tokens
-        return Residency(worker_id, view.incarnation, tokens, written)
-
     # -- what other processes send
 
     def adopt(self, view: WorkerView) -> None:
         """Takes a worker from the process that watches them: all of its view except the use."""
         old = self._views.get(view.id)
         used = self._used.setdefault(view.id, Use())
-        if old is None or old.incarnation != view.incarnation:
-            used.written_tokens = max(used.written_tokens, self._written_total)
+        if old is None or old.load != view.load:
+            used.placed_tokens = 0
         self._put(view)
         self._keep_name(view)
         self._use_changed(view.id)
@@ -279,25 +261,14 @@ class Registry:
                 yield process, worker_id, use
 
     def used_by(self, process: int, worker_id: WorkerId, use: Use) -> None:
-        uses = self._others.setdefault(worker_id, {})
-        if process in uses:  # a successor may send this before it knows what its predecessor had written
-            use.written_tokens = max(use.written_tokens, uses[process].written_tokens)
-        uses[process] = use
+        self._others.setdefault(worker_id, {})[process] = use
         self._changed.add(worker_id)
 
-    def inherit(self, worker_id: WorkerId, written_tokens: int) -> None:
-        """Continues the count of a predecessor of this process, as counts never start over."""
-        used = self._used.get(worker_id)
-        if used is not None:
-            used.written_tokens = max(used.written_tokens, written_tokens)
-            self._written_total = max(self._written_total, used.written_tokens)
-            self._use_changed(worker_id)
-
     def ended(self, process: int) -> None:
-        """The process has ended: it has no legs any more, but what it wrote still counts."""
+        """The process has ended: it has no legs any more."""
         for worker_id, uses in self._others.items():
             if process in uses:
-                uses[process] = Use(written_tokens=uses[process].written_tokens, answers=uses[process].answers)
+                uses[process] = Use(answers=uses[process].answers)
                 self._changed.add(worker_id)
 
     # -- inside
@@ -335,8 +306,7 @@ class Registry:
             heard_s=now_s,
             since_s=now_s,
         )
-        used = self._used.setdefault(worker.id, Use())
-        used.written_tokens = self._written_total
+        self._used.setdefault(worker.id, Use())
         if old is not None:  # its cache is gone or its role changed; these still hold
             fresh = replace(
                 fresh, up=old.up, unanswered=old.unanswered, held_back=old.held_back, configured=old.configured
@@ -355,11 +325,12 @@ class Registry:
         _, is_ours, joined = view.incarnation.rpartition(JOINED)
         self._joined = max(self._joined, int(joined) if is_ours and joined.isdecimal() else 0)
 
-    def _add(self, worker_id: WorkerId, inflight: int, tokens: int) -> None:
+    def _add(self, worker_id: WorkerId, inflight: int, tokens: int, placed: int = 0) -> None:
         used = self._used.get(worker_id)
         if used is not None:  # None: the worker has left meanwhile
             used.inflight = max(0, used.inflight + inflight)
             used.queued_prefill_tokens = max(0, used.queued_prefill_tokens + tokens)
+            used.placed_tokens += placed
             self._use_changed(worker_id, legs=inflight != 0)
 
     def _use_changed(self, worker_id: WorkerId, *, legs: bool = False) -> None:
@@ -376,13 +347,13 @@ class Registry:
             if view is None:
                 continue
             used = self._used[worker_id]
-            inflight, queued, written = used.inflight, used.queued_prefill_tokens, used.written_tokens
+            inflight, queued, placed = used.inflight, used.queued_prefill_tokens, used.placed_tokens
             for use in self._others.get(worker_id, {}).values():
                 inflight += use.inflight
                 queued += use.queued_prefill_tokens
-                written += use.written_tokens
+                placed += use.placed_tokens
             self._views[worker_id] = replace(
-                view, inflight=inflight, queued_prefill_tokens=queued, written_tokens=written
+                view, inflight=inflight, queued_prefill_tokens=queued, placed_tokens=placed
             )
 
     def _learned(self, worker_id: WorkerId, load: Load | None) -> dict[str, object]:
@@ -390,6 +361,9 @@ class Registry:
         view = self.view(worker_id)
         if view is None or load is None:
             return {}
+        if self._used[worker_id].placed_tokens:
+            self._used[worker_id].placed_tokens = 0
+            self._use_changed(worker_id)
         if view.role is Role.PREFILL:  # what it queues is prompts to compute, which wait nowhere better
             return {"load": load}
         return {"load": load, "places": learned(view.places, view.inflight, view.load, load)}

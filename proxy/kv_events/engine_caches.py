@@ -24,21 +24,20 @@ class EngineCaches:
         """Whether any worker's events are heard."""
         return bool(self._streams)
 
+    def observed(self, history: int, most: int) -> dict[WorkerId, int]:
+        """`held` by each worker whose events tell it, `most` at most."""
+        if not self._streams:
+            return {}
+        session = self._session_of(history)
+        found = ((worker, _least_held(streams.values(), session)) for worker, streams in self._streams.items())
+        return {worker: min(held, most) for worker, held in found if held is not None}
+
     def held(self, worker: WorkerId, history: int) -> int | None:
         """Tokens of the history's newest prompt and reply that the worker holds, whole blocks; None: no evidence.
 
         Of several ranks the least, as any of them may get the next turn.
         """
-        streams = self._streams.get(worker)
-        if streams is None:
-            return None
-        session, least = self._session_of(history), None
-        for stream in streams.values():
-            held = stream.held(session)
-            if held is None:
-                return None
-            least = held if least is None else min(least, held)
-        return least
+        return _least_held(self.streams(worker), self._session_of(history))
 
     def session_id(self, worker: Worker, history: int) -> str | None:
         """What a leg names as its session, so that the worker's events carry it; None for one that tells nothing."""
@@ -72,6 +71,16 @@ class EngineCaches:
             heard.add_metric((role,), sum(bool(some) and not any(s.is_behind for s in some) for some in streams))
             blocks.add_metric((role,), sum(len(stream.index) for some in streams for stream in some))
         yield from (heard, blocks)
+
+
+def _least_held(streams: Iterable[EventStream], session: int) -> int | None:
+    least: int | None = None
+    for stream in streams:
+        held = stream.held(session)
+        if held is None:
+            return None
+        least = held if least is None else min(least, held)
+    return least
 
 
 def _names_sessions(version: str) -> bool:

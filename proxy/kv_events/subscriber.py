@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol
 
 import zmq
@@ -60,10 +60,8 @@ class EventSubscriber:
         self._registry = registry
         self._caches = caches
         self._hosts = hosts
-        self._context = zmq.asyncio.Context()
-        self._context.set(zmq.MAX_SOCKETS, 4 * SUBSCRIPTIONS_LIMIT)  # a monitor and a replay for each, and room
+        self._has_context = False
         self._throttle = Throttle()
-        self._subscription = Subscription(self._context, self._throttle, metrics, self._sender)
         self._metrics = metrics
         self._sources: dict[WorkerId, EventSource] = {}
         self._subscribed: dict[WorkerId, Background] = {}
@@ -85,6 +83,14 @@ class EventSubscriber:
             ) from exc
         self.bound = socket
 
+    @cached_property
+    def _context(self) -> zmq.asyncio.Context:
+        """Only where there is a socket: most fleets publish nothing."""
+        context = zmq.asyncio.Context()
+        context.set(zmq.MAX_SOCKETS, 4 * SUBSCRIPTIONS_LIMIT)  # a monitor and a replay for each, and room
+        self._has_context = True
+        return context
+
     async def run(self) -> None:
         while True:
             views = {view.id: view for view in self._registry.views()}
@@ -100,9 +106,10 @@ class EventSubscriber:
     async def run_bound(self) -> None:
         """Reads the port to which engines connect."""
         assert self.bound is not None, "open was called"
+        subscription = Subscription(self._context, self._throttle, self._metrics, self._sender)
         while True:
             await self.bound.poll()
-            await self._subscription.read(self.bound)
+            await subscription.read(self.bound)
             is_behind = bool(self.bound.getsockopt(zmq.EVENTS) & zmq.POLLIN)
             for worker in self._connected:
                 for stream in self._caches.streams(worker):
@@ -112,7 +119,8 @@ class EventSubscriber:
         for worker in list(self._sources):
             await self._leave(worker)
         self._hosts.close()
-        self._context.destroy(linger=0)
+        if self._has_context:
+            self._context.destroy(linger=0)
 
     def _follow(self, worker: Worker) -> None:
         source = worker.kv_events

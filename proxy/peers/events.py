@@ -64,7 +64,7 @@ class UseChanged(Event, tag="use"):
     worker: WorkerId
     inflight: int
     queued_prefill_tokens: int
-    written_tokens: int
+    placed_tokens: int
     answers: int = 0
 
 

@@ -247,12 +247,9 @@ class Replication:
         }
 
     def _apply_use(self, event: UseChanged) -> None:
-        registry = self._state.registry
-        if event.by == self._member.index:
-            registry.inherit(event.worker, event.written_tokens)
-        else:
-            use = Use(event.inflight, event.queued_prefill_tokens, event.written_tokens, event.answers)
-            registry.used_by(event.by, event.worker, use)
+        if event.by != self._member.index:  # a snapshot holds what a predecessor of this process did
+            use = Use(event.inflight, event.queued_prefill_tokens, event.placed_tokens, event.answers)
+            self._state.registry.used_by(event.by, event.worker, use)
 
     def _apply_inside(self, sender: int, event: InflightCount) -> None:
         self._inside[sender], admission = event, self._state.admission
@@ -281,4 +278,4 @@ class Replication:
 
 
 def _use_event(process: int, worker: WorkerId, use: Use) -> UseChanged:
-    return UseChanged(process, worker, use.inflight, use.queued_prefill_tokens, use.written_tokens, use.answers)
+    return UseChanged(process, worker, use.inflight, use.queued_prefill_tokens, use.placed_tokens, use.answers)

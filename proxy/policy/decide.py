@@ -31,11 +31,18 @@ from ..decision_table.score import Verdict
 from ..decision_table.table import TableQuery
 from ..errors import AllBusy, AllDown, NoWorkerError
 from ..fleet.places import LEAST
-from ..fleet.residency import stale_reason
 from ..fleet.view import Fleet, WorkerView, check_model
 from ..fleet.worker import PairId, Role, WorkerId
 from .decision import Decision, Route, Rules, Turn
-from .placement import held_on, pick_decode, pick_prefill, slow_start_factor
+from .placement import (
+    holds_most,
+    holds_session,
+    is_overloaded,
+    own_worker,
+    pick_decode,
+    pick_prefill,
+    slow_start_factor,
+)
 
 _DECODE, _REPLICA = Role.DECODE, Role.REPLICA  # looking up enum members by name is slow in a loop
 
@@ -53,7 +60,7 @@ class _Candidates(msgspec.Struct, frozen=True):
     replicas: Sequence[WorkerView]
     full: Collection[WorkerId]
     excluded: Excluded
-    known: WorkerView | None  # the worker that answered the session last, whether or not it may take this turn
+    known: WorkerView | None  # the D for LOCAL: see `_known`; whether or not it may take this turn
     now_s: float
     warm_up_s: float
 
@@ -95,8 +102,8 @@ def decide(
     candidates = _candidates(turn, fleet, rules, now_s, avoid, blocked)
     preference = _preference(turn, candidates, rules, qps)
     decision = _carry_out(turn, preference, candidates)
-    held = held_on(turn.decode, decision.decode, turn.held_tokens)
-    return replace(decision, verdict=preference.verdict, qps=qps, cached_tokens=held)
+    held = turn.held.get(decision.decode.id)
+    return replace(decision, verdict=preference.verdict, qps=qps, held=held)
 
 
 def has_room(fleet: Fleet, rules: Rules, blocked: Excluded = ()) -> bool:
@@ -128,13 +135,12 @@ def _any_full(fleet: Fleet, rules: Rules) -> bool:
 def _candidates(
     turn: Turn, fleet: Fleet, rules: Rules, now_s: float, avoid: Excluded, blocked: Excluded
 ) -> _Candidates:
-    known = None if turn.decode is None else fleet.views.get(turn.decode.worker)
+    known = _known(turn, fleet)
     prefills, decodes, replicas = fleet.prefills, fleet.decodes, fleet.replicas
     full: Collection[WorkerId] = ()
     if avoid or blocked or _any_full(fleet, rules):
-        prefills, decodes, replicas, full = _narrowed(
-            fleet, rules.worker_limit or math.inf, avoid, blocked, _own(turn, known)
-        )
+        own = own_worker(turn, chain(decodes, replicas))
+        prefills, decodes, replicas, full = _narrowed(fleet, rules.worker_limit or math.inf, avoid, blocked, own)
     if not decodes and not replicas:
         if full:
             raise AllBusy(f"every worker that serves model {turn.model!r} is busy")
@@ -167,10 +173,15 @@ def _narrowed(
     return prefills, [v for v in free if v.role is _DECODE], [v for v in free if v.role is _REPLICA], full
 
 
-def _own(turn: Turn, known: WorkerView | None) -> WorkerView | None:
-    """The worker that holds the session's prefix, or stores its history."""
-    is_own = known is not None and (turn.stored_response or held_on(turn.decode, known, turn.held_tokens))
-    return known if is_own else None
+def _known(turn: Turn, fleet: Fleet) -> WorkerView | None:
+    """Where LOCAL would run: the D that holds most of the session; without one, the session's last worker."""
+    last = None if turn.decode is None else fleet.views.get(turn.decode)
+    if turn.stored_response or not turn.held:
+        return last
+    holders = (fleet.views.get(worker) for worker in turn.held)
+    decodes = [view for view in holders if view is not None and view.role is _DECODE]
+    best = max(decodes, key=lambda view: (turn.held_by(view), view.id == turn.decode), default=last)
+    return best if best is None or holds_most(turn, best) or not (turn.held_tokens and turn.decode) else last
 
 
 def _preference(turn: Turn, candidates: _Candidates, rules: Rules, qps: float) -> _Preference:
@@ -189,7 +200,7 @@ def _preference(turn: Turn, candidates: _Candidates, rules: Rules, qps: float) -
         return _Preference(Route.SPLIT, "first_turn")
     match rules.mode:
         case Mode.TABLE | Mode.REPLICA:  # mode `replica` without a replica decides by the table
-            return _by_table(turn, rules, qps)
+            return _by_table(turn, candidates.known, rules, qps)
         case Mode.ALWAYS_LOCAL:
             return _Preference(Route.LOCAL, "mode_always_local")
         case Mode.ALWAYS_SPLIT:
@@ -200,16 +211,18 @@ def _preference(turn: Turn, candidates: _Candidates, rules: Rules, qps: float) -
 
 
 def _is_stored_on_decode(turn: Turn, candidates: _Candidates) -> bool:
-    decode = turn.decode
     # A replica cannot read a response that a D stores.
-    return turn.stored_response and decode is not None and any(view.id == decode.worker for view in candidates.decodes)
+    return turn.stored_response and any(view.id == turn.decode for view in candidates.decodes)
 
 
-def _by_table(turn: Turn, rules: Rules, qps: float) -> _Preference:
+def _by_table(turn: Turn, known: WorkerView | None, rules: Rules, qps: float) -> _Preference:
     uncovered = Route.LOCAL if rules.uncovered is Uncovered.LOCAL else Route.SPLIT
     if rules.scored is None:
         return _Preference(uncovered, "no_table")
-    verdict = rules.scored.lookup(TableQuery(turn.new_tokens, turn.held_tokens, turn.output_tokens, qps))
+    # Where nothing is held the table is asked all the same, so that the veto shows what that costs.
+    held = (turn.held_by(known) if known is not None else 0) or turn.held_tokens
+    new = max(1, turn.prompt_tokens - held)
+    verdict = rules.scored.lookup(TableQuery(new, held, turn.output_tokens, qps))
     if verdict.local is None:
         return _Preference(uncovered, "no_evidence", verdict)
     return (
@@ -226,7 +239,7 @@ def _carry_out(turn: Turn, preference: _Preference, candidates: _Candidates) -> 
             return _on_replica(turn, preference, candidates, preference.reason, ())
         vetoes = ("no_replica_worker",)
     if preference.route is Route.LOCAL:
-        veto = _local_veto(turn, candidates)
+        veto = _local_veto(turn, preference, candidates)
         if veto is None:
             assert candidates.known is not None, "its absence is a veto"
             return Decision(
@@ -252,9 +265,10 @@ def _carry_out(turn: Turn, preference: _Preference, candidates: _Candidates) -> 
     )
 
 
-def _local_veto(turn: Turn, candidates: _Candidates) -> str | None:
+def _local_veto(turn: Turn, preference: _Preference, candidates: _Candidates) -> str | None:
     known = candidates.known
-    if turn.decode is None or (turn.held_tokens == 0 and not turn.stored_response):
+    held = 0 if known is None else turn.held_by(known)
+    if not (turn.stored_response or held or (turn.held_tokens and turn.decode is not None)):
         return "not_resident"
     if known is None:
         return "decode_gone"
@@ -268,17 +282,26 @@ def _local_veto(turn: Turn, candidates: _Candidates) -> str | None:
         if turn.stored_response:
             raise AllBusy("the worker that stores the response is busy")
         return "decode_busy"
-    for view in candidates.decodes:
-        if view is known:
-            return stale_reason(turn.decode, known)
-    return "decode_failed"
+    if all(view is not known for view in candidates.decodes):
+        return "decode_failed"
+    return None if turn.stored_response else _lacks(turn, preference, known, candidates)
+
+
+def _lacks(turn: Turn, preference: _Preference, known: WorkerView, candidates: _Candidates) -> str | None:
+    """The veto where this D holds too little of the prompt, or too many sessions like this one."""
+    is_judged = preference.verdict is not None and turn.held_by(known) > 0  # by the table, with what is held
+    if not is_judged and not holds_most(turn, known):
+        return turn.lost or ("evicted" if turn.held_tokens else "not_resident")
+    if not holds_session(turn, known) and is_overloaded(known, candidates.decodes):
+        return "decode_busy"
+    return None
 
 
 def _on_one_engine(
     turn: Turn, preference: _Preference, candidates: _Candidates, reason: str, vetoes: tuple[str, ...]
 ) -> Decision:
     """Without a handoff: on the D that holds the prefix, else on a replica, else on a D that computes all of it."""
-    own = next((view for view in candidates.decodes if held_on(turn.decode, view, max(1, turn.held_tokens))), None)
+    own = own_worker(turn, candidates.decodes)
     if own is None and candidates.replicas:
         return _on_replica(turn, preference, candidates, reason, vetoes)
     decode = own or pick_decode(turn, candidates.decodes, candidates.slow_start)

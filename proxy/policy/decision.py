@@ -5,15 +5,17 @@ These are msgspec Structs, because they cost a tenth of frozen dataclasses to ma
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
 
+from ..beliefs.held import Held
 from ..config import Mode, Uncovered
 from ..decision_table.score import Verdict
 from ..decision_table.table import ScoredTable
-from ..fleet.residency import Residency
 from ..fleet.view import WorkerView
+from ..fleet.worker import WorkerId
 
 
 class Route(StrEnum):
@@ -29,10 +31,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str
     number: int  # 1-based
     prompt_tokens: int
-    held_tokens: int  # prompt tokens that an earlier turn of this session covers
+    held_tokens: int  # prompt tokens that an earlier turn of this session covers: the most that is held of it
     output_tokens: int  # expected length of the answer
-    decode: Residency | None = None  # the D or R that computed the session's last turn
-    prefill: Residency | None = None  # the P that last prefilled for it
+    held: Mapping[WorkerId, Held] = {}  # of the prompt, by each P, D and R that holds any of it
+    decode: WorkerId | None = None  # the D or R that computed the session's last turn, and stores its responses
+    lost: str | None = None  # why `decode` holds nothing of it: `decode_restarted` or `evicted`
     single_engine: str | None = None  # why one engine must do it all, e.g. "n"
     stored_response: bool = False  # the history is stored in the engine that answered last
     forced: Route | None = None  # what the operator asks for on this request, whatever mode and table say
@@ -40,6 +43,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def new_tokens(self) -> int:
         return max(1, self.prompt_tokens - self.held_tokens)
+
+    def held_by(self, view: WorkerView) -> int:
+        """Tokens of the prompt."""
+        held = self.held.get(view.worker.address)  # type: ignore[call-overload]  # as `view.id`, without its call
+        return 0 if held is None else min(held.tokens, self.prompt_tokens)
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,4 +72,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     vetoes: tuple[str, ...] = ()
     verdict: Verdict | None = None
     qps: float = 0.0
-    cached_tokens: int = 0  # prompt tokens that `decode` is believed to hold already
+    held: Held | None = None  # what `decode` is believed to hold of the prompt
+
+    @property
+    def cached_tokens(self) -> int:
+        return 0 if self.held is None else self.held.tokens

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 
+from ..beliefs.held import BeliefEvidence
 from ..connectors import can_pair
-from ..fleet.residency import Residency, stale_reason
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role
 from .decision import Turn
 
 KV_FULL = 0.95  # at this share of KV blocks in use, a new session would evict or preempt others
+EASE = 1.25  # times the mean load of its role: so busy a worker gets no session for what it holds
+MOST = 0.5  # of what a session's earlier turns cover: who holds less is not where the session lives
 LEAST_FACTOR = 0.1  # where slow start begins: a worker that has just joined counts as ten times as loaded
 
 Rank = tuple[float, ...]
@@ -27,33 +29,90 @@ def slow_start_factor(view: WorkerView, now_s: float, warm_up_s: float) -> float
 
 
 def pick_decode(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowStart) -> WorkerView | None:
-    """The session's own worker if it still holds the prefix, else the least loaded one with room for its KV."""
-    if turn.decode is not None:
-        for view in candidates:
-            if view.worker.address == turn.decode.worker and stale_reason(turn.decode, view) is None:
-                return view
-    return _first(candidates, lambda view: _load_rank(view, slow_start(view)), turn.session_id)
+    """For the leg that answers, on D or on R.
+
+    1. The worker that holds the session, or stores its history, however busy it is: elsewhere all of it would have to
+       be computed or moved.
+    2. One that holds a beginning which other sessions share, if that means less work than on the least loaded worker.
+       It must not be busier than others: else all sessions of one application would meet on it.
+    3. The least loaded worker with room for the prompt's KV.
+    """
+    own = own_worker(turn, candidates)
+    if own is not None:
+        return own
+
+    def work_tokens(view: WorkerView) -> float:
+        return (view.queued_prefill_tokens + turn.prompt_tokens - turn.held_by(view)) / slow_start(view)
+
+    least = _first(candidates, lambda view: _load_rank(view, slow_start(view)), turn.session_id)
+    holders = [view for view in candidates if turn.held_by(view) and _is_at_ease(view, candidates, turn.prompt_tokens)]
+    if least is None or not holders:
+        return least
+    best = min(holders, key=lambda view: (work_tokens(view), _load_rank(view, slow_start(view))))
+    return best if work_tokens(best) < work_tokens(least) else least
 
 
 def pick_prefill(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowStart) -> WorkerView | None:
-    """The P that will finish this prompt first: queued prefill tokens plus those that it must compute itself."""
+    """The P that will finish this prompt first: queued prefill tokens plus those that it must compute itself.
+
+    What it holds may so outweigh only as many queued tokens, and a P has no other work: it needs no other limit.
+    """
 
     def tokens_until_done(view: WorkerView) -> tuple[float, int]:
-        tokens = view.queued_prefill_tokens + turn.prompt_tokens - held_on(turn.prefill, view, turn.held_tokens)
+        tokens = view.queued_prefill_tokens + turn.prompt_tokens - turn.held_by(view)
         return (tokens / slow_start(view), view.requests)
 
     return _first(candidates, tokens_until_done, turn.session_id)
 
 
-def held_on(residency: Residency | None, view: WorkerView, prefix_tokens: int) -> int:
-    if residency is None or residency.worker != view.worker.address or stale_reason(residency, view) is not None:
-        return 0
-    return min(residency.tokens, prefix_tokens)
+def own_worker(turn: Turn, views: Iterable[WorkerView]) -> WorkerView | None:
+    """Of these, the one that holds the session by its own turns, or that stores its history."""
+    if turn.stored_response:
+        return next((view for view in views if view.id == turn.decode), None)
+    if not turn.held_tokens:
+        return None
+    own = [view for view in views if holds_session(turn, view)]
+    return max(own, key=lambda view: (turn.held_by(view), view.id == turn.decode), default=None)
 
 
-def _load_rank(view: WorkerView, factor: float) -> tuple[bool, float, float]:
-    requests = (view.requests + 1) / factor
-    return (view.load.kv_usage >= KV_FULL, requests, round(view.load.kv_usage, 2))
+def holds_session(turn: Turn, view: WorkerView) -> bool:
+    """Whether it holds most of what earlier turns of the session cover, as no worker for other sessions does."""
+    held = turn.held.get(view.id)
+    is_own = held is not None and held.evidence is not BeliefEvidence.SHARED_PREFIX
+    return is_own and holds_most(turn, view)
+
+
+def holds_most(turn: Turn, view: WorkerView) -> bool:
+    """Of what earlier turns cover; without them, of the prompt."""
+    return turn.held_by(view) >= max(1.0, MOST * (turn.held_tokens or turn.prompt_tokens))
+
+
+def is_overloaded(view: WorkerView, views: Sequence[WorkerView]) -> bool:
+    """Whether a worker has more than its share of requests, and more than one of them."""
+    return view.requests > EASE * _mean(each.requests for each in views) + 1
+
+
+def _is_at_ease(view: WorkerView, views: Sequence[WorkerView], prompt_tokens: int) -> bool:
+    """Whether it may get a session for what it holds.
+
+    Each request slows the others that it decodes, so requests are its load; and the tokens placed there since it last
+    reported tell of turns that have ended since, or that have not begun.
+    """
+    requests, placed = _mean(each.requests for each in views), _mean(each.placed_tokens for each in views)
+    is_idle_enough = view.requests + 1 <= EASE * (requests + 1)
+    return is_idle_enough and view.placed_tokens <= EASE * placed + prompt_tokens and view.load.kv_usage < KV_FULL
+
+
+def _mean(values: Iterable[int]) -> float:
+    every = list(values)
+    return sum(every) / len(every)
+
+
+def _load_rank(view: WorkerView, factor: float) -> Rank:
+    """KV in use is as the engine last reported it; what was placed there since counts at once."""
+    load, requests = view.load, (view.requests + 1) / factor
+    placed = view.placed_tokens / load.kv_capacity_tokens if load.kv_capacity_tokens else 0.0
+    return (load.kv_usage >= KV_FULL, requests, round(load.kv_usage + placed, 2), view.placed_tokens / factor)
 
 
 def _first(

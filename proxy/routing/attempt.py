@@ -13,6 +13,8 @@ from msgspec.structs import replace
 from ..admission.gate import Permit
 from ..admission.keys import Client
 from ..admission.queue import effective_priority
+from ..beliefs.held import PromptEntry
+from ..beliefs.turn_touches import TurnTouches
 from ..bodies.shared_bytes import SharedBytes
 from ..connectors.leg import Handoff
 from ..errors import TOO_MANY, WORKERS_LOST, LegError, NotFound, Overloaded, PPDError
@@ -47,6 +49,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     receipt: Receipt
     client: Client
     booking: LegBooking
+    touches: TurnTouches
     charged_tokens: int  # the estimate that its key was charged with
     headers: Mapping[str, str]  # what every leg carries: authorization, content type, tracing
     started_s: float  # the turn's arrival
@@ -155,11 +158,11 @@ class Job(msgspec.Struct, frozen=True):
 
     request: Request
     turn: Turn
+    entry: PromptEntry
     receipt: Receipt
     context: TurnContext
     started_s: float
     permit: Permit
-    history: int  # the session's
 
 
 MOST_ASKED = 2  # requests of one turn to one worker

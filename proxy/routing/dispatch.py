@@ -158,7 +158,7 @@ class Dispatcher:
         if connector.needs_handoff:
             attempt.expiry = Expiry.of(asked_s, self._handoff_max_age_s)
             self._ledger.open(attempt.leg_id("p"), self._now())
-        attempt.booking.prefilled(found.cached_tokens or 0)
+        attempt.touches.prefilled(found.cached_tokens)
         return found
 
     async def _prefill_body(self, view: WorkerView, leg: LegRequest, attempt: Attempt, record: LegRecord) -> bytes:
@@ -202,7 +202,7 @@ class Dispatcher:
             raise
         finally:
             attempt.booking.computed()
-        attempt.booking.answering()
+        attempt.touches.answering()
         return opened
 
     async def _first_event(self, attempt: Attempt, answer: Answer, record: LegRecord) -> OpenAnswer:

@@ -23,7 +23,7 @@ class Learner:
         self._drain = drain
         self._sessions = state.sessions
         self._tokens = state.tokens
-        self._registry = state.registry
+        self._beliefs = state.beliefs
         self._metrics = state.metrics
         self._rate_limits = state.rate_limits
         self._log = log
@@ -108,8 +108,8 @@ class Learner:
         if decision.route is Route.LOCAL and cached is not None and cached < decision.cached_tokens * MISS_SHARE:
             self._metrics.residency_misses.inc()
         self._tokens.learn(request.model, request.prompt_bytes, prompt, completion)
-        attempt.booking.generated(completion)
-        residency = self._registry.residency
+        attempt.touches.answered(cached)
+        residency = self._beliefs.residency
         outcome = TurnOutcome(
             prompt_tokens=prompt,
             completion_tokens=completion,
@@ -117,6 +117,6 @@ class Learner:
             response_id=summary.response_id,
             reasoned=opened.reply.reasoned,
             decode=residency(attempt.decode, prompt + completion),
-            prefill=residency(decision.prefill.id, prompt) if decision.prefill else match.prefill,
+            prefill=residency(decision.prefill.id, prompt) if decision.prefill else None,
         )
         self._sessions.finish(match, request.prompt, outcome, now_s)

@@ -11,9 +11,12 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import msgspec
+from msgspec.structs import replace
 
 from ..admission.gate import Permit
 from ..admission.queue import Ticket, effective_priority
+from ..beliefs.held import PromptEntry
+from ..beliefs.turn_touches import TurnTouches
 from ..config import ProxyConfig
 from ..errors import TOO_MANY, AllBusy, AllDown, LegError, NoWorkerError, Overloaded, PPDError, Refused
 from ..failures import Cause, FailureRule, HandoffEffect
@@ -23,6 +26,7 @@ from ..health.poisoned_prompts import life_of
 from ..health.worker_health import Key, blamed_view
 from ..openai.request import Request
 from ..policy import Decision, Excluded, Route, Rules, Turn, decide, has_room
+from ..sessions.session import marks_of_prompt
 from ..sessions.table import SessionMatch
 from ..telemetry.receipts import CellRecord, Receipt
 from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext, is_loss, workers_lost
@@ -75,7 +79,7 @@ class Router:
         """Raises PPDError where the client gets an error."""
         started_s = self._now()
         match = self._state.sessions.find(request.prompt, started_s)
-        turn = self._turn(request, match, context.forced)
+        entry, turn = self._turn(request, match, context.forced)
         _note_turn(receipt, match, turn)
         self._check_poison(request)
         tokens = turn.prompt_tokens + turn.output_tokens
@@ -89,7 +93,7 @@ class Router:
         try:
             permit = await self._state.admission.enter(self._ticket(request, turn, context, started_s))
             receipt.waited_s = self._now() - started_s
-            job = Job(request, turn, receipt, context, started_s, permit, match.history)
+            job = Job(request, turn, entry, receipt, context, started_s, permit)
             attempt, opened = await self._first_success(job)
         except BaseException as exc:
             if permit is None:
@@ -123,7 +127,8 @@ class Router:
             self._check_poison(job.request)
             now_s = self._now()
             try:
-                decision = self._decide(job, failed, now_s)
+                turn = self._with_beliefs(job)
+                decision = self._decide(job, turn, failed, now_s)
             except AllBusy:
                 await job.permit.wait_again(self._now() + BUSY_S, is_moved=failed is not None and failed.is_moved)
                 continue
@@ -132,7 +137,7 @@ class Router:
                 continue
             if failed is not None and not self._may_pay(failed):
                 continue
-            attempt = self._attempt(job, decision, now_s)
+            attempt = self._attempt(job, turn, decision, now_s)
             try:
                 self._state.health.asked(decision)
                 opened = await self._opened(attempt)
@@ -212,8 +217,16 @@ class Router:
                 raise error from late
             raise
 
-    def _decide(self, job: Job, failed: FailedAttempts | None, now_s: float) -> Decision:
-        rules, turn = self.rules, job.turn
+    def _with_beliefs(self, job: Job) -> Turn:
+        """What workers hold, as it is believed now: the turn may have waited, and a worker may have restarted since."""
+        beliefs, turn = self._state.beliefs, job.turn
+        views, source = self._state.registry.fleet(turn.model).views, job.entry.source
+        observed = self._state.engine_caches.observed(source, turn.held_tokens) if source is not None else None
+        held = beliefs.held(views, job.entry, turn.held_tokens, observed)
+        return replace(turn, held=held, lost=beliefs.why_lost(job.entry.last))
+
+    def _decide(self, job: Job, turn: Turn, failed: FailedAttempts | None, now_s: float) -> Decision:
+        rules = self.rules
         counts_turns = rules.scored is not None and rules.scored.table.axes.qps_counts == "turns"
         arrivals = self._state.arrivals
         qps = (arrivals.turns if counts_turns else arrivals.conversations).rate_rps(now_s)
@@ -224,28 +237,24 @@ class Router:
         blocked = self._passed_over(now_s)
         return decide(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
 
-    def _attempt(self, job: Job, decision: Decision, now_s: float) -> Attempt:
+    def _attempt(self, job: Job, turn: Turn, decision: Decision, now_s: float) -> Attempt:
         _note_decision(job.receipt, job.turn, decision, self.rules)
-        prefill = decision.prefill
-        booking = LegBooking(
-            self._state.registry,
-            decision.decode.id,
-            prefill.id if prefill is not None else None,
-            prompt_tokens=job.receipt.estimated_prompt_tokens,
-            new_tokens=job.receipt.estimated_new_tokens,
-        )
+        decode, prefill = decision.decode.id, None if decision.prefill is None else decision.prefill.id
+        prompt, new = job.receipt.estimated_prompt_tokens, job.receipt.estimated_new_tokens
+        beliefs, held = self._state.beliefs, turn.held
         return Attempt(
             request=job.request,
             decision=decision,
-            decode=decision.decode.id,
+            decode=decode,
             receipt=job.receipt,
             client=job.context.client,
-            booking=booking,
+            booking=LegBooking(self._state.registry, decode, prefill, prompt_tokens=prompt, new_tokens=new),
+            touches=TurnTouches(beliefs, job.entry, held, decode=decode, prefill=prefill, prompt_tokens=prompt),
             charged_tokens=job.turn.prompt_tokens + job.turn.output_tokens,
             headers=job.context.headers,
             started_s=job.started_s,
             asked_s=now_s,
-            history=job.history,
+            history=job.entry.history,
         )
 
     def _give_up(self, attempt: Attempt, exc: LegError) -> FailureRule:
@@ -277,22 +286,23 @@ class Router:
             fits=lambda: has_room(self._state.registry.fleet(model), self.rules, self._passed_over(self._now())),
         )
 
-    def _turn(self, request: Request, match: SessionMatch, forced: Route | None) -> Turn:
-        tokens = self._state.tokens
-        new_tokens = tokens.estimate(request.model, match.new_bytes)
-        return Turn(
+    def _turn(self, request: Request, match: SessionMatch, forced: Route | None) -> tuple[PromptEntry, Turn]:
+        tokens, prompt = self._state.tokens, request.prompt
+        prompt_tokens = match.held_tokens + tokens.estimate(request.model, match.new_bytes)
+        entry = PromptEntry(match.history, match.source, marks_of_prompt(prompt, prompt_tokens), match.decode)
+        turn = Turn(
             model=request.model,
             session_id=match.session_id,
             number=match.turn,
-            prompt_tokens=match.held_tokens + new_tokens,
+            prompt_tokens=prompt_tokens,
             held_tokens=match.held_tokens,
             output_tokens=tokens.expected_output(request.model, match.output_tokens, request.max_output_tokens),
-            decode=match.decode,
-            prefill=match.prefill,
+            decode=None if match.decode is None else match.decode.worker,
             single_engine=request.single_engine,
-            stored_response=request.prompt.previous_response_id is not None,
+            stored_response=prompt.previous_response_id is not None,
             forced=forced,
         )
+        return entry, turn
 
 
 def _error_name(exc: PPDError) -> str:
@@ -330,6 +340,7 @@ def _note_decision(receipt: Receipt, turn: Turn, decision: Decision, rules: Rule
     receipt.prefill = decision.prefill.name if decision.prefill else ""
     receipt.qps = round(decision.qps, 3)
     receipt.estimated_cached_tokens = decision.cached_tokens
+    receipt.cached_evidence = "" if decision.held is None else decision.held.evidence
     receipt.estimated_new_tokens = max(1, turn.prompt_tokens - decision.cached_tokens)
     verdict, scored = decision.verdict, rules.scored
     if verdict is not None and scored is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..admission.arrival_rate import Arrivals
 from ..admission.gate import Admission
 from ..admission.rate_limits import RateLimits
+from ..beliefs.beliefs import Beliefs
 from ..fleet.booking import Ledger
 from ..fleet.registry import Registry
 from ..health.circuit_breaker import RetryBudget
@@ -27,6 +28,7 @@ class State:
 
     registry: Registry
     sessions: SessionTable
+    beliefs: Beliefs
     tokens: TokenEstimator
     ledger: Ledger
     receipts: Receipts

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import astuple
 
-from ..fleet.residency import Residency
+from ..beliefs.beliefs import marks_of
+from ..beliefs.held import Mark, Residency
 from ..fleet.worker import WorkerId
 from .prefix_chain import KEY_BITS, Chain, Hasher, PrefixEnd
 
@@ -21,9 +22,10 @@ EARLIER_TURNS = 5
 """How many turns before the newest a session remembers, its first among them: 26 bytes each."""
 
 _PREFIX = struct.Struct("<QIIII??")
-_HEAD = struct.Struct("<dQQQQ")  # see `_Head`
-_Head = tuple[float, int, int, int, int]
-"""Mean length of answers in tokens, 0 before any turn has ended; tokens and stamp of D's residency, then of P's."""
+_HEAD = struct.Struct("<dII")  # see `_Head`
+_Head = tuple[float, int, int]
+"""Mean length of answers in tokens, 0 before any turn has ended; tokens of D's residency, then of P's."""
+_MARK = struct.Struct("<QI")
 
 
 class KnownPrefix(msgspec.Struct, frozen=True, gc=False):
@@ -63,6 +65,14 @@ def response_key(hasher: Hasher, scope: int, response_id: str) -> int:
     return hasher.key(b"R", f"{scope:x}", response_id)
 
 
+def marks_of_prompt(prompt: Prompt, tokens: int) -> list[Mark]:
+    """Up to where other sessions' prompts may be the same. tokens: the prompt's."""
+    if prompt.previous_response_id is not None:  # what it repeats by name has tokens, but no bytes
+        return []
+    chain = prompt.chain
+    return marks_of(chain.keys, chain.ends, chain.size, tokens)
+
+
 class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     """One history; `label` is the key of the client's name for it, if any. No `gc`: it is in no reference cycle."""
 
@@ -70,11 +80,12 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     label: int | None
     turn: int = 0
     seen_s: float = 0.0  # when it was last used
-    packed: bytes = _HEAD.pack(0.0, 0, 0, 0, 0)  # the head, then the prefixes
+    packed: bytes = _HEAD.pack(0.0, 0, 0)  # the head, then the prefixes
     decode: WorkerId | None = None
     decode_incarnation: str = ""
     prefill: WorkerId | None = None
     prefill_incarnation: str = ""
+    packed_marks: bytes = b""
 
     @property
     def id(self) -> str:
@@ -86,12 +97,12 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
 
     def learnt(self) -> tuple[float | None, Residency | None, Residency | None]:
         """Mean length of its answers, and what the decode and the prefill worker held after its last turn."""
-        output_tokens, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp = _HEAD.unpack_from(self.packed)
+        output_tokens, decode_tokens, prefill_tokens = _HEAD.unpack_from(self.packed)
         decode = prefill = None
         if self.decode is not None:
-            decode = Residency(self.decode, self.decode_incarnation, decode_tokens, decode_stamp)
+            decode = Residency(self.decode, self.decode_incarnation, decode_tokens)
         if self.prefill is not None:
-            prefill = Residency(self.prefill, self.prefill_incarnation, prefill_tokens, prefill_stamp)
+            prefill = Residency(self.prefill, self.prefill_incarnation, prefill_tokens)
         return output_tokens or None, decode, prefill
 
     def prefixes(self) -> list[KnownPrefix]:
@@ -107,20 +118,27 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     ) -> None:
         """Sets the mean length of answers; None leaves a residency, or the prefixes, as they were."""
         head: _Head = _HEAD.unpack_from(self.packed)
-        _, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp = head
+        _, decode_tokens, prefill_tokens = head
         if decode is not None:
             self.decode, self.decode_incarnation = decode.worker, decode.incarnation
-            decode_tokens, decode_stamp = decode.tokens, decode.stamp
+            decode_tokens = decode.tokens
         if prefill is not None:
             self.prefill, self.prefill_incarnation = prefill.worker, prefill.incarnation
-            prefill_tokens, prefill_stamp = prefill.tokens, prefill.stamp
+            prefill_tokens = prefill.tokens
         if prefixes is None:
             packed = self.packed[_HEAD.size :]
         else:
             packed = b"".join([_PREFIX.pack(*astuple(prefix)) for prefix in prefixes])
-        self.packed = (
-            _HEAD.pack(output_tokens or 0.0, decode_tokens, decode_stamp, prefill_tokens, prefill_stamp) + packed
-        )
+        self.packed = _HEAD.pack(output_tokens or 0.0, decode_tokens, prefill_tokens) + packed
+
+    @property
+    def marks(self) -> list[Mark]:
+        """Of its first prompt, shortest first: what its other turns add, few share."""
+        return [Mark(*values) for values in _MARK.iter_unpack(self.packed_marks)]
+
+    @marks.setter
+    def marks(self, marks: Iterable[Mark]) -> None:
+        self.packed_marks = b"".join([_MARK.pack(*astuple(mark)) for mark in marks])
 
 
 def remembered(prefixes: Iterable[KnownPrefix], turn: int, parent: int | None) -> list[KnownPrefix]:

@@ -27,8 +27,9 @@ from operator import attrgetter
 
 import msgspec
 
+from ..beliefs.beliefs import Beliefs
+from ..beliefs.held import Residency
 from ..errors import ConfigError
-from ..fleet.residency import Residency
 from ..fleet.worker import WorkerId
 from ..runtime.replicated import Replicated
 from .prefix_chain import KEY_BITS, PrefixEnd
@@ -39,6 +40,7 @@ from .session import (
     SessionSummary,
     hexadecimal,
     index_keys,
+    marks_of_prompt,
     remembered,
     response_key,
     summary_of,
@@ -66,10 +68,10 @@ class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
     kind: MatchKind
     held_tokens: int  # of the known prefix, as the worker counted them; 0 without one
     new_bytes: int  # of the prompt, beyond that prefix
-    decode: Residency | None = None
-    prefill: Residency | None = None
+    decode: Residency | None = None  # after the session's last turn
     output_tokens: float | None = None  # mean length of this session's answers
     history: int  # histories under one id share `session_id`
+    source: int | None = None  # the history whose entries in the workers' books cover the known prefix
     parent: int | None = None  # key of the known prefix
 
 
@@ -97,7 +99,7 @@ _COVERED = attrgetter("covered")
 class SessionTable:
     """All sessions; `now_s` must never decrease. `find` changes nothing but a session's time of last use."""
 
-    def __init__(self, *, ttl_s: float, capacity: int, serial: int = 0) -> None:
+    def __init__(self, *, ttl_s: float, capacity: int, serial: int = 0, beliefs: Beliefs | None = None) -> None:
         """serial: where this process's session numbers begin; other processes' begin elsewhere."""
         if ttl_s <= 0 or capacity < 1:
             raise ConfigError(f"sessions need a ttl_s above 0 and a capacity of at least 1, not {ttl_s} and {capacity}")
@@ -107,6 +109,7 @@ class SessionTable:
         self._named: dict[int, Session] = {}  # the newest history of each label
         self._index: dict[int, Session] = {}  # by prefix key, the newest session that has it
         self._serial = serial
+        self._beliefs = beliefs or Beliefs(lambda worker: None)
         self.replicated: Replicated[Session, int | None, set[int]] | None = None  # `changed` takes what `adopt` takes
 
     def __len__(self) -> int:
@@ -145,6 +148,9 @@ class SessionTable:
         session.turn = match.turn
         output_tokens = decayed_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
         session.learn(output_tokens, outcome.decode, outcome.prefill, prefixes)
+        if session is not known:
+            session.marks = marks_of_prompt(prompt, outcome.prompt_tokens)
+        self._beliefs.ended(session.history, (outcome.decode, outcome.prefill), session.marks)
         self._name(session, prompt.label)
         self._touch(session, now_s)
         if self.replicated is not None:
@@ -157,6 +163,7 @@ class SessionTable:
         label: the name by which it is found from now on, if it was given one. keys: those that now lead to it.
         """
         ours = self._sessions.get(theirs.history)
+        _, decode, prefill = theirs.learnt()
         if ours is not None:
             if ours.seen_s > theirs.seen_s and ours.turn >= theirs.turn:
                 return
@@ -169,6 +176,9 @@ class SessionTable:
                         del self._index[key]
             if ours.label is not None and self._named.get(ours.label) is ours:
                 self._named[ours.label] = theirs
+            if ours.learnt()[2] == prefill:
+                prefill = None  # its turn had no P
+        self._beliefs.ended(theirs.history, (decode, prefill), theirs.marks)
         self._index.update(dict.fromkeys(keys, theirs))
         if label is not None:
             self._named[label] = theirs
@@ -224,7 +234,8 @@ class SessionTable:
         if _may_grow(found, prompt, named):
             return _matched(MatchKind.NEXT, found.session, found.prefix.turn + 1, prompt, found)
         branch = Session(self._new_history(prompt), prompt.label)
-        branch.learn(*found.session.learnt())
+        output_tokens, decode, _ = found.session.learnt()
+        branch.learn(output_tokens, decode, None)
         return _matched(MatchKind.BRANCH, branch, found.prefix.turn + 1, prompt, found)
 
     def _unmatched(self, kind: MatchKind, prompt: Prompt, named: Session | None) -> SessionMatch:
@@ -280,7 +291,7 @@ class SessionTable:
         history = match.history if match.history not in self._sessions else self._new_history(prompt)
         session = Session(history, prompt.label)
         if match.kind is not MatchKind.FIRST:  # which has learnt nothing yet
-            session.learn(match.output_tokens, match.decode, match.prefill)
+            session.learn(match.output_tokens, match.decode, None)
         self._sessions[history] = session
         return session
 
@@ -320,6 +331,7 @@ class SessionTable:
         self._unlink(session, index_keys(session.prefixes(), session.turn))
         if session.label is not None and self._named.get(session.label) is session:
             del self._named[session.label]
+        self._beliefs.forget(session.history, (session.decode, session.prefill))
 
     def _unlink(self, session: Session, keys: set[int]) -> None:
         for key in keys:
@@ -371,7 +383,7 @@ def _new_prefixes(match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> 
 
 
 def _matched(kind: MatchKind, session: Session, turn: int, prompt: Prompt, parent: _PrefixMatch | None) -> SessionMatch:
-    output_tokens, decode, prefill = session.learnt()
+    output_tokens, decode, _ = session.learnt()
     return SessionMatch(
         session_id=session.id if prompt.label is None else hexadecimal(prompt.label),
         turn=turn,
@@ -379,8 +391,8 @@ def _matched(kind: MatchKind, session: Session, turn: int, prompt: Prompt, paren
         held_tokens=parent.prefix.tokens if parent else 0,
         new_bytes=prompt.chain.size - (parent.covered if parent else 0),
         decode=decode,
-        prefill=prefill,
         output_tokens=output_tokens,
         history=session.history,
+        source=parent.session.history if parent else None,
         parent=parent.prefix.key if parent else None,
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ppd.proxy.admission.keys import Client
+from ppd.proxy.beliefs.beliefs import Beliefs
+from ppd.proxy.beliefs.held import PromptEntry, Residency
+from ppd.proxy.beliefs.turn_touches import TurnTouches
 from ppd.proxy.failures import Leg
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.registry import Registry
-from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
 from ppd.proxy.policy import Decision, Route
@@ -14,9 +16,9 @@ from ppd.proxy.routing.attempt import Attempt
 from ppd.proxy.telemetry.receipts import LegRecord, Receipt
 from tests.support.requests import parse
 
-D1 = Residency(WorkerId("d1:80"), "i", 100, 0)
-D2 = Residency(WorkerId("d2:80"), "i", 100, 0)
-P1 = Residency(WorkerId("p1:80"), "i", 90, 0)
+D1 = Residency(WorkerId("d1:80"), "i", 100)
+D2 = Residency(WorkerId("d2:80"), "i", 100)
+P1 = Residency(WorkerId("p1:80"), "i", 90)
 ROUTES = {Leg.PREFILL: Route.SPLIT, Leg.DECODE: Route.SPLIT, Leg.LOCAL: Route.LOCAL, Leg.REPLICA: Route.REPLICA}
 
 
@@ -34,17 +36,19 @@ def decision(leg: Leg, prefill: WorkerView | None = None, decode: WorkerView | N
 
 def running(made: Decision, *begun: Leg, stream: bool = True) -> Attempt:
     """An attempt of which these legs were begun."""
-    request = parse(stream=stream)
+    request, registry = parse(stream=stream), Registry()
+    decode, prefill = made.decode.id, made.prefill.id if made.prefill else None
     receipt = Receipt(id="r", at="", endpoint="", model="m", stream=stream, session="", turn=1, kind="first")
     receipt.legs = [LegRecord(kind=leg, worker="", address="", started_s=0.0) for leg in begun]
     return Attempt(
         request=request,
         decision=made,
-        decode=made.decode.id,
+        decode=decode,
         receipt=receipt,
         client=Client(name="", tenant=""),
-        booking=LegBooking(
-            Registry(), made.decode.id, made.prefill.id if made.prefill else None, prompt_tokens=0, new_tokens=0
+        booking=LegBooking(registry, decode, prefill, prompt_tokens=0, new_tokens=0),
+        touches=TurnTouches(
+            Beliefs(registry.view), PromptEntry(0), {}, decode=decode, prefill=prefill, prompt_tokens=0
         ),
         charged_tokens=0,
         headers={},

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
+from ppd.proxy.beliefs.held import BeliefEvidence, Held
 from ppd.proxy.config import Mode
 from ppd.proxy.decision_table.score import Weights
 from ppd.proxy.decision_table.table import DecisionTable, find
-from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
-from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.fleet.worker import Role, Worker, WorkerId
 from ppd.proxy.policy import Decision, Excluded, Rules, Turn, decide
 
 
@@ -25,8 +26,10 @@ FLEET = (P1, P2, D1, D2, R1)
 TABLE = DecisionTable.load(find("h100-llama-3.1-8b-2P_2D"))
 
 
-def held(worker: WorkerView, tokens: int = 1000, incarnation: str = "i", stamp: int = 0) -> Residency:
-    return Residency(worker.id, incarnation, tokens, stamp)
+def held(
+    worker: WorkerView, tokens: int = 1000, evidence: BeliefEvidence = BeliefEvidence.OWN_TURNS
+) -> Mapping[WorkerId, Held]:
+    return {worker.id: Held(tokens, evidence)}
 
 
 FIRST = Turn(model="m", session_id="0" * 16, number=1, prompt_tokens=100, held_tokens=0, output_tokens=50)
@@ -37,9 +40,10 @@ NEXT = Turn(
     prompt_tokens=1040,
     held_tokens=1000,
     output_tokens=50,
-    decode=held(D2),
-    prefill=held(P2, 900),
+    held={**held(D2), **held(P2, 900)},
+    decode=D2.id,
 )
+EVICTED = replace(NEXT, held={}, lost="evicted")
 
 
 def rules(mode: Mode = Mode.ALWAYS_LOCAL, **changes: Any) -> Rules:

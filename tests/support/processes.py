@@ -28,12 +28,6 @@ def worker(registry: Registry, address: str = R1) -> WorkerId:
     return one.id
 
 
-def written(registry: Registry, worker_id: WorkerId = R1) -> int:
-    view = registry.view(worker_id)
-    assert view is not None
-    return view.written_tokens
-
-
 class Pair:
     """Two processes, 0 and 1; tests do what their event loops would."""
 

@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ppd.proxy.beliefs.held import PromptEntry
 from ppd.proxy.failures import Cause, ClientGets, HandoffEffect, HealthEffect, Leg, OtherLeg, Phase, ResidencyEffect
 from ppd.proxy.fleet.worker import PairId, Role, WorkerId
 from ppd.proxy.policy import Route
-from ppd.proxy.policy.placement import held_on
 from ppd.proxy.telemetry.receipts import LegRecord, Receipt
 from tests.e2e.failures.faults import ODD_TEXT, Case, Provocation, Strike
 from tests.e2e.failures.fleet import FaultFleet, Seen, Talk
@@ -332,9 +332,10 @@ def held_by(field: FaultFleet, session: str, leg: Leg) -> tuple[WorkerId, int]:
     _, decode, prefill = found.learnt()
     residency = prefill if leg is Leg.PREFILL else decode
     assert residency is not None
-    view = field.proxy.state.registry.view(residency.worker)
-    assert view is not None
-    return residency.worker, held_on(residency, view, residency.tokens)
+    views = {view.id: view for view in field.proxy.state.registry.views()}
+    entry = PromptEntry(found.history, found.history)
+    held = field.proxy.state.beliefs.held(views, entry, residency.tokens).get(residency.worker)
+    return residency.worker, 0 if held is None else held.tokens
 
 
 def check_residency(out: Outcome) -> None:

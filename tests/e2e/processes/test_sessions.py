@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from ppd.proxy.beliefs.held import Residency
 from ppd.proxy.config import Mode
-from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.sessions.prefix_chain import PrefixEnd
 from ppd.proxy.sessions.session import KnownPrefix, Session, index_keys
 from tests.support.processes import ProxyGroup, proxy_group
@@ -201,7 +201,7 @@ def session(number: int, at_s: float, address: str) -> Session:
         KnownPrefix.at(PrefixEnd(key, number, 1), 1, 100, is_prompt=True),
         KnownPrefix.at(PrefixEnd(key ^ 1, number, 2), 1, 120),
     ]
-    found.learn(20.0, Residency(address, "i", 120, 5), None, prefixes)  # type: ignore[arg-type]
+    found.learn(20.0, Residency(address, "i", 120), None, prefixes)  # type: ignore[arg-type]
     return found
 
 

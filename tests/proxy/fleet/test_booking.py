@@ -20,35 +20,31 @@ def registry() -> Registry:
 
 
 def held(registry: Registry) -> list[tuple[int, int, int]]:
-    """On P and on D: legs, prompt tokens to compute, tokens written."""
-    return [(view.inflight, view.queued_prefill_tokens, view.written_tokens) for view in registry.views()]
+    """On P and on D: legs, prompt tokens to compute, tokens placed."""
+    return [(view.inflight, view.queued_prefill_tokens, view.placed_tokens) for view in registry.views()]
 
 
 def test_a_split_holds_p_until_it_has_prefilled_and_d_until_the_end(registry: Registry) -> None:
     booking = LegBooking(registry, D, P, prompt_tokens=100, new_tokens=40)
     booking.reserve()
-    assert held(registry) == [(1, 100, 0), (1, 0, 0)]
+    assert held(registry) == [(1, 100, 100), (1, 0, 100)]
     booking.free_prefill()
-    booking.prefilled(cached_tokens=30)
-    assert held(registry) == [(0, 0, 70), (1, 0, 0)]
+    assert held(registry) == [(0, 0, 100), (1, 0, 100)]
     booking.computed()
-    booking.answering()
-    assert held(registry) == [(0, 0, 70), (1, 0, 40)]
+    assert held(registry) == [(0, 0, 100), (1, 0, 100)]
     booking.release()
-    booking.generated(8)
-    assert held(registry) == [(0, 0, 70), (0, 0, 48)]
+    assert held(registry) == [(0, 0, 100), (0, 0, 100)]
 
 
 def test_a_local_turn_queues_its_new_tokens_on_d_until_it_answers(registry: Registry) -> None:
     other, booking = (LegBooking(registry, D, None, prompt_tokens=100, new_tokens=40) for _ in range(2))
     other.reserve()
     booking.reserve()
-    assert held(registry) == [(0, 0, 0), (2, 80, 0)]
+    assert held(registry) == [(0, 0, 0), (2, 80, 200)]
     booking.computed()
-    booking.answering()
-    assert held(registry) == [(0, 0, 0), (2, 40, 40)]
+    assert held(registry) == [(0, 0, 0), (2, 40, 200)]
     booking.release()
-    assert held(registry) == [(0, 0, 0), (1, 40, 40)], "what another turn has queued stays"
+    assert held(registry) == [(0, 0, 0), (1, 40, 200)], "what another turn has queued stays"
 
 
 def test_what_ends_early_or_twice_is_given_back_once(registry: Registry) -> None:
@@ -59,14 +55,14 @@ def test_what_ends_early_or_twice_is_given_back_once(registry: Registry) -> None
     for _ in range(2):
         booking.free_prefill()
         booking.release()
-    assert held(registry) == [(1, 100, 0), (1, 0, 0)]
+    assert held(registry) == [(1, 100, 200), (1, 0, 200)]
 
 
 def test_a_local_turn_that_never_answers_leaves_no_tokens_queued(registry: Registry) -> None:
     booking = LegBooking(registry, D, None, prompt_tokens=100, new_tokens=40)
     booking.reserve()
     booking.release()
-    assert held(registry) == [(0, 0, 0), (0, 0, 0)]
+    assert held(registry) == [(0, 0, 0), (0, 0, 100)]
 
 
 def samples(ledger: Ledger, now_s: float) -> list[float]:

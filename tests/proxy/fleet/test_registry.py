@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace as replace_view
 
 from ppd.proxy.connectors import can_pair
 from ppd.proxy.fleet.registry import MODELS_KEPT, Registry, Use
-from ppd.proxy.fleet.residency import stale_reason
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.fleet.worker_names import NAMES_KEPT
@@ -60,13 +60,10 @@ def test_static_workers_do_not_expire_but_go_down_and_up_by_probes() -> None:
 
 def test_a_new_incarnation_is_seen_and_what_is_in_flight_there_stays_counted() -> None:
     registry = heard(Announcement(D))
-    registry.wrote(D.id, 500)
     registry.reserve(D.id, 0)
-    before = registry.residency(D.id, 100)
     registry.apply(Announcement(replace(D, incarnation="b")), 1.0)
     view = only(registry)
     assert (view.incarnation, view.inflight) == ("b", 1)
-    assert before is not None and before.incarnation != view.incarnation
 
 
 def test_an_engine_that_tells_no_incarnation_gets_a_new_one_when_it_rejoins() -> None:
@@ -197,16 +194,28 @@ def test_answers_of_every_process_are_signs_of_life_and_none_is_forgotten() -> N
     assert seen == [0, 1, 6, 6]
 
 
-def test_a_worker_that_was_away_counts_what_was_written_since() -> None:
-    """Its record must not look younger than it is: the count of written tokens never starts over."""
-    registry = heard(Announcement(D))
-    registry.wrote(D.id, 900)
-    record = registry.residency(D.id, 500)
-    registry.expire(100.0, ttl_s=30.0)
-    registry.apply(Announcement(D, Load(kv_capacity_tokens=1000)), 101.0)
-    registry.wrote(D.id, 600)
-    assert record is not None
-    assert stale_reason(record, only(registry)) == "evicted"
+@pytest.mark.parametrize("reported", [Load(kv_usage=0.2), Load()])
+def test_what_was_placed_counts_until_the_engine_reports_its_load(reported: Load) -> None:
+    registry = heard(Announcement(D, Load()))
+    for _ in range(2):
+        registry.reserve(D.id, 100, placed_tokens=300)
+        registry.release(D.id)
+    registry.used_by(1, D.id, Use(placed_tokens=50))
+    assert only(registry).placed_tokens == 650, "ended turns too, as the engine has not told what became of them"
+    registry.apply(Announcement(D), 1.0)
+    assert only(registry).placed_tokens == 650
+    registry.loaded(D.id, reported)
+    assert only(registry).placed_tokens == 50, "the other process will say that it has heard"
+
+
+def test_what_was_placed_counts_until_another_process_tells_of_another_load() -> None:
+    registry = heard(Announcement(D, Load()))
+    registry.reserve(D.id, 100, placed_tokens=300)
+    told = only(registry)
+    registry.adopt(told)
+    assert only(registry).placed_tokens == 300
+    registry.adopt(replace_view(told, load=Load(kv_usage=0.2)))
+    assert only(registry).placed_tokens == 0
 
 
 def test_strangers_names_do_not_pile_up_and_the_newest_stay() -> None:
@@ -247,9 +256,7 @@ def test_what_happens_on_a_worker_that_left_is_ignored() -> None:
     registry = Registry()
     registry.reserve(WorkerId("gone:1"), 5)
     registry.release(WorkerId("gone:1"))
-    registry.wrote(WorkerId("gone:1"), 5)
     assert registry.views() == ()
-    assert registry.residency(WorkerId("gone:1"), 5) is None
 
 
 @pytest.mark.parametrize(
@@ -302,11 +309,10 @@ FLEET_STEPS: list[Callable[[Registry], object]] = [
     lambda registry: registry.outranked(STATIC.id, 0.0),
     lambda registry: registry.hold_back(D.id, True),
     lambda registry: registry.reserve(D.id, 10),
-    lambda registry: registry.wrote(STATIC.id, 10),
+    lambda registry: registry.reserve(STATIC.id, 0, 10),
     lambda registry: registry.release(D.id),
     lambda registry: registry.used_by(1, D.id, Use(inflight=3)),
     lambda registry: registry.ended(1),
-    lambda registry: registry.inherit(STATIC.id, 1000),
     lambda registry: registry.adopt(
         WorkerView(worker=STATIC, name="D9", incarnation="x"),
     ),

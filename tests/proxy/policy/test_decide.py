@@ -7,6 +7,7 @@ from dataclasses import replace as replace_worker
 import pytest
 from msgspec.structs import replace
 
+from ppd.proxy.beliefs.held import BeliefEvidence
 from ppd.proxy.config import Mode, Uncovered
 from ppd.proxy.errors import AllDown, NotFound, NoWorkerError
 from ppd.proxy.fleet.view import WorkerView
@@ -16,6 +17,7 @@ from ppd.proxy.policy.decide import session_share
 from tests.support.decisions import (
     D1,
     D2,
+    EVICTED,
     FIRST,
     FLEET,
     NEXT,
@@ -28,6 +30,8 @@ from tests.support.decisions import (
     rules,
     run,
 )
+
+SHARED = BeliefEvidence.SHARED_PREFIX
 
 
 @pytest.mark.parametrize(
@@ -65,14 +69,18 @@ def test_a_local_turn_runs_on_the_worker_that_holds_the_prefix() -> None:
 @pytest.mark.parametrize(
     ("turn", "fleet", "veto"),
     [
-        (replace(NEXT, decode=None), FLEET, "not_resident"),
-        (replace(NEXT, held_tokens=0), FLEET, "not_resident"),
-        (replace(NEXT, decode=held(R1)), FLEET, "not_resident"),
+        (replace(NEXT, held={}, decode=None), FLEET, "not_resident"),
+        (replace(NEXT, held={}, held_tokens=0), FLEET, "not_resident"),
+        (replace(NEXT, held=held(R1), decode=R1.id), FLEET, "not_resident"),
+        (replace(NEXT, held=held(D2, 400, SHARED), held_tokens=0, number=3), FLEET, "not_resident"),
         (NEXT, (P1, D1, R1), "decode_gone"),
         (NEXT, (P1, D1, replace(D2, up=False)), "decode_down"),
         (NEXT, (P1, D1, replace(D2, draining=True)), "decode_draining"),
-        (NEXT, (P1, D1, replace(D2, incarnation="j")), "decode_restarted"),
-        (NEXT, (P1, D1, replace(D2, load=Load(kv_capacity_tokens=5000), written_tokens=4001)), "evicted"),
+        (replace(NEXT, held={}, lost="decode_restarted"), FLEET, "decode_restarted"),
+        (EVICTED, FLEET, "evicted"),
+        (replace(NEXT, held=held(D2, 499), lost="evicted"), FLEET, "evicted"),
+        (replace(EVICTED, held=held(D1, 400, SHARED)), (P1, D1, replace(D2, up=False)), "decode_down"),
+        (replace(NEXT, held=held(D2, 800, SHARED)), (P1, D1, replace(D2, inflight=3)), "decode_busy"),
     ],
 )
 def test_what_stands_against_local_makes_it_a_split_with_the_reason_named(
@@ -83,9 +91,27 @@ def test_what_stands_against_local_makes_it_a_split_with_the_reason_named(
     assert decision.wanted is Route.LOCAL
 
 
-def test_a_prefix_stays_believed_until_the_cache_was_written_over() -> None:
-    fleet = (P1, D1, replace(D2, load=Load(kv_capacity_tokens=5000), written_tokens=4000))
-    assert run(NEXT, fleet).route is Route.LOCAL
+@pytest.mark.parametrize(
+    ("turn", "by", "route", "cached"),
+    [
+        (replace(NEXT, held=held(D2, 500)), rules(), Route.LOCAL, 500),
+        (replace(NEXT, held={**held(D2, 300), **held(D1, 900)}), rules(), Route.LOCAL, 900),
+        (replace(NEXT, held=held(D1, 800, SHARED)), rules(), Route.LOCAL, 800),
+        (replace(FIRST, held=held(D1, 80, SHARED), forced=Route.LOCAL), rules(), Route.LOCAL, 80),
+    ],
+)
+def test_local_runs_where_most_is_held(turn: Turn, by: Rules, route: Route, cached: int) -> None:
+    decision = run(turn, by=by)
+    assert (decision.route, decision.cached_tokens) == (route, cached)
+
+
+def test_the_table_judges_what_is_left_of_a_prefix() -> None:
+    """Little is new to the session, and much to its D: as a turn that adds so much to so little."""
+    whole = replace(NEXT, prompt_tokens=8400, held_tokens=8192, held=held(D2, 8192))
+    left = replace(whole, held=held(D2, 1024))
+    as_such = replace(whole, held_tokens=1024, held=held(D2, 1024))
+    verdicts = [run(turn, by=by_table(1, 1)).verdict for turn in (whole, left, as_such)]
+    assert verdicts[0] != verdicts[1] == verdicts[2]
 
 
 def test_a_split_follow_up_returns_to_the_worker_that_lacks_only_the_new_blocks() -> None:
@@ -297,7 +323,7 @@ def test_a_turn_forced_to_be_local_appends_where_its_prefix_is(mode: Mode) -> No
     ("turn", "fleet", "veto"),
     [
         (replace(FIRST, forced=Route.LOCAL), FLEET, "not_resident"),
-        (replace(NEXT, forced=Route.LOCAL, decode=None), FLEET, "not_resident"),
+        (replace(NEXT, forced=Route.LOCAL, held={}, decode=None), FLEET, "not_resident"),
         (replace(NEXT, forced=Route.LOCAL), (P1, D1, R1), "decode_gone"),
         (replace(NEXT, forced=Route.REPLICA), (P1, D1, D2), "no_replica_worker"),
         (replace(FIRST, forced=Route.REPLICA), (P1, D1, replace(R1, draining=True)), "no_replica_worker"),

@@ -11,13 +11,13 @@ from ppd.proxy.policy import has_room
 from tests.support.decisions import (
     D1,
     D2,
+    EVICTED,
     FIRST,
     NEXT,
     P1,
     P2,
     R1,
     fleet_of,
-    held,
     rules,
     run,
 )
@@ -41,7 +41,7 @@ def test_a_worker_without_places_gets_no_turn_but_those_whose_prefix_it_holds() 
     crowded = replace(D2, inflight=8, places=8)
     assert run(FIRST, (P1, crowded, replace(D1, inflight=20))).decode.name == "D1"
     assert run(NEXT, (P1, D1, crowded)).decode is crowded
-    assert run(replace(NEXT, decode=held(D2, incarnation="j")), (P1, D1, crowded)).decode is D1  # its cache is gone
+    assert run(EVICTED, (P1, D1, crowded)).decode is D1  # its cache is gone
     decision = run(NEXT, (P1, D1, replace(crowded, inflight=9)), replace(rules(), worker_limit=9))
     assert (decision.decode, decision.reason) == (D1, "decode_busy")
     with pytest.raises(AllBusy):

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from ppd.proxy.beliefs.held import Residency
 from ppd.proxy.config import SessionKey
-from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
@@ -103,7 +103,7 @@ def test_a_conversation_is_one_session_and_counts_its_turns(client: Client) -> N
     assert (first.held_tokens, first.decode) == (0, None)
     assert second.held_tokens == tokens_of(SYSTEM, HI, assistant("yo"))
     assert third.held_tokens == tokens_of(SYSTEM, HI, assistant("yo"), user("more"), assistant("sure"))
-    assert (third.decode, third.prefill) == (D1, P1)
+    assert (third.decode, third.source) == (D1, first.history)
 
 
 def test_new_bytes_are_those_beyond_the_known_prefix(client: Client) -> None:

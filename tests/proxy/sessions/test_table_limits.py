@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
+from ppd.proxy.beliefs.held import Residency
 from ppd.proxy.errors import ConfigError
-from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.sessions.prefix_chain import Chain, PrefixEnd
 from ppd.proxy.sessions.session import Prompt, index_keys
@@ -240,7 +240,7 @@ def _play(table: SessionTable, number: int, turns: int, workers: list[tuple[Work
         chain = Chain(keys, tuple(range(20, 20 * len(keys) + 20, 20)), HASHER)
         asked = Prompt(chain=chain, label=HASHER.key(b"I", str(number)))
         keys += (HASHER.key(b"T", f"{number} {number_of_turn} reply"),)
-        held = Residency(*workers[number % 8], 1000 * number_of_turn + number, 10**9 + number)
+        held = Residency(*workers[number % 8], 1000 * number_of_turn + number)
         outcome = TurnOutcome(
             prompt_tokens=1000 * number_of_turn,
             completion_tokens=300 + number,

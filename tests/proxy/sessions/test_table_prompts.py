@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from ppd.proxy.beliefs.held import Residency
 from ppd.proxy.config import SessionKey
-from ppd.proxy.fleet.residency import Residency
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, parse_request
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome

@@ -1,0 +1,1 @@
+"""What each worker holds of a prompt, and on which evidence."""

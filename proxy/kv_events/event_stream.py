@@ -37,7 +37,7 @@ class EventStream:
         self.index = index or BlockIndex()
         self.counts = Counter[str]()  # of events by kind, and of those passed over by why
         self.is_behind = True  # batches are missing, or wait to be read: what it holds is not known now
-        self._expected: int | None = None
+        self.expected: int | None = None  # the number of the next batch; None: any
         self._last_live = -1
         self._last_time_s = 0.0
         self._has_replayed = False  # the replay under way has brought a batch
@@ -48,17 +48,17 @@ class EventStream:
     @property
     def is_new(self) -> bool:
         """Nothing can be missing: it has taken no batch, or has given up what came before."""
-        return self._expected is None
+        return self.expected is None
 
     # -- as batches come
 
     def order(self, sequence: int) -> Order:
         """Of a batch that was published just now; those of a replay have no order."""
-        if self._expected is None:
+        if self.expected is None:
             return Order.NEXT if sequence == 0 else Order.GAP
-        if sequence == self._expected:
+        if sequence == self.expected:
             return Order.NEXT
-        if sequence > self._expected:
+        if sequence > self.expected:
             return Order.GAP
         return Order.AGAIN if sequence > self._last_live else Order.RESTART
 
@@ -70,7 +70,7 @@ class EventStream:
     def skip(self, sequence: int) -> None:
         """The next batch can't be read, nor be had otherwise."""
         self.index.forget()
-        self._expected, self._last_live = sequence + 1, sequence
+        self.expected, self._last_live = sequence + 1, sequence
 
     def pass_over(self, sequence: int) -> None:
         """A batch that a replay has brought already."""
@@ -79,29 +79,29 @@ class EventStream:
     def restarted(self) -> None:
         """Another process publishes now. Its cache was empty at its number 0, which is expected next."""
         self.index.clear()
-        self._expected, self._last_live = 0, -1
+        self.expected, self._last_live = 0, -1
 
     def lost(self) -> None:
         """What is missing can't be had: any batch may come next, and only what it says is known."""
         self.index.forget()
-        self._expected = None
+        self.expected = None
 
     def resume(self, sequence: int) -> None:
         """What comes before this batch is given up."""
         self.lost()
-        self._expected = sequence
+        self.expected = sequence
 
     # -- replay
 
     def replay_from(self) -> int:
         """Where a replay is to begin; it is then read by `replayed` and `replay_ended`."""
         self._has_replayed = False
-        return max(0, (self._expected or 0) - 1)
+        return max(0, (self.expected or 0) - 1)
 
     def replayed(self, sequence: int, payload: bytes | memoryview) -> Replay:
         """One batch of a replay, in the publisher's order. FormatError, and nothing is known, if it can't be read."""
         is_first, self._has_replayed = not self._has_replayed, True
-        expected = self._expected or 0
+        expected = self.expected or 0
         if is_first and sequence == expected - 1:
             if decode(payload).time_s == self._last_time_s:
                 return Replay.OPEN
@@ -116,19 +116,19 @@ class EventStream:
                 batch = decode(payload)
             except FormatError:
                 self.index.forget()
-                self._expected = sequence + 1
+                self.expected = sequence + 1
                 raise
             self._apply(sequence, batch)
         return Replay.OPEN
 
     def replay_ended(self) -> Replay:
-        if self._has_replayed or not self._expected:
+        if self._has_replayed or not self.expected:
             return Replay.CLOSED
         self.restarted()  # it has not come as far as the batch that was taken last
         return Replay.AGAIN
 
     def _apply(self, sequence: int, batch: EventBatch) -> None:
-        self._expected, self._last_time_s = sequence + 1, batch.time_s
+        self.expected, self._last_time_s = sequence + 1, batch.time_s
         counts = self.counts
         for change in batch.changes:
             passed_over = self.index.apply(change)

@@ -210,6 +210,7 @@ def bench() -> TurnBench:
         admission=state.admission,
         metrics=state.metrics,
         bodies=proxy.bodies,
+        session_id=state.engine_caches.session_id,
         now=state.now,
     )
     dispatcher.watch = watch

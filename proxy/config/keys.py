@@ -349,7 +349,9 @@ CONSTRAINTS = (
     ),
     Constraint(("tls_cert_file", "tls_key_file"), "set with tls_key_file", _both_or_neither),
     Constraint(
-        ("kv_events_bind",), "empty, or tcp://host:port", lambda bind: not bind or re.fullmatch(r"tcp://.+:\d+", bind)
+        ("kv_events_bind",),
+        "empty, or tcp://host:port",
+        lambda bind: not bind or re.fullmatch(r"tcp://.+:\d+", bind) is not None,
     ),
     Constraint(("kv_events_bind", "processes"), "empty where processes is above 1", lambda bind, n: not bind or n == 1),
     Constraint(("worker_cert_file", "worker_key_file"), "set with worker_key_file", _both_or_neither),

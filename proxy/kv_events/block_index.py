@@ -13,8 +13,6 @@ Only evidence is kept. What follows a block that is not known, or contradicts th
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from itertools import islice
 
 import msgspec
 
@@ -145,7 +143,7 @@ class BlockIndex:
         else:
             place = known + 1
             self._heal(place)
-        end = self._follow(place, array("Q", stored.hashes))
+        end = self._follow(place, stored.hashes)
         if end is None:
             return "contradiction"
         if stored.session is not None:
@@ -228,8 +226,8 @@ class BlockIndex:
             place = last
             while place >> PLACE_BITS in moved:
                 place = moved[place >> PLACE_BITS]
-            if run := self._runs.get(place >> PLACE_BITS):
-                place = min(place, (run.number << PLACE_BITS) + len(run.hashes))
+            if (last_run := self._runs.get(place >> PLACE_BITS)) is not None:
+                place = min(place, (last_run.number << PLACE_BITS) + len(last_run.hashes))
             self._sessions[session] = place
         self._sweep_at = self._sweep_slack + 2 * (len(self._gone) + len(self._runs) + len(self._sessions))
 
@@ -237,14 +235,14 @@ class BlockIndex:
         length = len(run.hashes)
         while length > least and run.hashes[length - 1] in self._gone:
             length -= 1
-        for block in islice(run.hashes, length, None):
+        for block in run.hashes[length:]:
             self._places.pop(block, None)
             self._gone.discard(block)
         del run.hashes[length:]
         run.unbroken = min(run.unbroken, length)
 
 
-def _common(some: Sequence[int], others: Sequence[int]) -> int:
+def _common(some: array[int], others: array[int]) -> int:
     """How many of their first members are the same."""
     if len(some) <= len(others) and some == others[: len(some)]:
         return len(some)

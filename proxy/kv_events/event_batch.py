@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Annotated
 
 import msgspec
@@ -23,12 +23,13 @@ _BITS = 0xFFFF_FFFF_FFFF_FFFF
 _NIL = msgspec.Raw(b"\xc0")
 _NAME = re.compile("ppd-([0-9a-f]{15})")
 _Hash = int | bytes
+_GPU = ("GPU", None)  # None: engines up to 0.10, which had no other
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
     """Blocks that follow each other, cached for one request, which holds all blocks before them too."""
 
-    hashes: Sequence[int]
+    hashes: array[int]  # 64 bits each
     parent: int | None  # the block before the first; None: the prompt begins here
     block_tokens: int
     group: int
@@ -36,7 +37,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
 
 
 class Removed(msgspec.Struct, frozen=True, gc=False):
-    hashes: Sequence[int]
+    hashes: array[int]  # 64 bits each
     group: int
 
 
@@ -53,7 +54,7 @@ class EventBatch(msgspec.Struct, frozen=True):
     passed_over: Counter[str]  # other events, by why they are
 
 
-class _Batch(msgspec.Struct, array_like=True):
+class _RawBatch(msgspec.Struct, array_like=True):
     ts: float
     events: list[msgspec.Raw]
 
@@ -114,8 +115,15 @@ class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True):
     pass
 
 
+class _MapBatch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[_StoredMap | _RemovedMap | _ClearedMap]
+
+
+_Event = _StoredMap | _RemovedMap | _ClearedMap | _StoredArray | _RemovedArray | _ClearedArray
 _KNOWN = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
-_BATCH = msgspec.msgpack.Decoder(_Batch)
+_MAP_BATCH = msgspec.msgpack.Decoder(_MapBatch)
+_RAW_BATCH = msgspec.msgpack.Decoder(_RawBatch)
 _RANK = msgspec.msgpack.Decoder(_Rank)
 _MAP = msgspec.msgpack.Decoder(_StoredMap | _RemovedMap | _ClearedMap)
 _ARRAY = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
@@ -125,18 +133,27 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Overflow
 def decode(payload: bytes | memoryview) -> EventBatch:
     """FormatError for what is no batch, and for an event of a known type that lacks anything."""
     try:
-        batch = _BATCH.decode(payload)
+        batch = _MAP_BATCH.decode(payload)
+        return _batch(batch.ts, batch.events)
+    except _UNREADABLE:
+        pass  # arrays, an event of another type, or no batch at all
+    try:
+        raw = _RAW_BATCH.decode(payload)
     except _UNREADABLE as exc:
         raise FormatError("KV events: not a batch") from exc
+    return _batch(raw.ts, map(_event, raw.events))
+
+
+def _batch(time_s: float, events: Iterable[_Event | None]) -> EventBatch:
     passed_over = Counter[str]()
     changes = list[CacheChange]()
-    for raw in batch.events:
-        change = _change(raw)
+    for event in events:
+        change = _change(event)
         if isinstance(change, str):
             passed_over[change] += 1
         else:
             changes.append(change)
-    return EventBatch(batch.ts, changes, passed_over)
+    return EventBatch(time_s, changes, passed_over)
 
 
 def rank_of(payload: bytes | memoryview) -> int:
@@ -147,20 +164,26 @@ def rank_of(payload: bytes | memoryview) -> int:
         raise FormatError("KV events: not a batch") from exc
 
 
-def _change(raw: msgspec.Raw) -> CacheChange | str:
-    """The change, or why the event is none of the engine's own memory."""
+def _event(raw: msgspec.Raw) -> _Event | None:
+    """None for a type that is not known."""
     view = memoryview(raw)
     is_map = view[0] & 0xF0 == 0x80 or view[0] in (0xDE, 0xDF)
     try:
-        event = (_MAP if is_map else _ARRAY).decode(view)
+        return (_MAP if is_map else _ARRAY).decode(view)
     except _UNREADABLE as exc:
         if _type_of(view) in _KNOWN:
             raise FormatError("KV events: an event of another shape") from exc
+        return None
+
+
+def _change(event: _Event | None) -> CacheChange | str:
+    """The change, or why the event is none of the engine's own memory."""
+    if event is None:
         return "unknown_type"
     if isinstance(event, (_ClearedMap, _ClearedArray)):
         return Cleared()
     # CPU offload and stores behind the engine are not what a prompt finds at once, so they do not count as held.
-    if (event.medium or "GPU").upper() != "GPU" or event.locality == "REMOTE" or event.ownership:
+    if event.medium not in _GPU or event.locality == "REMOTE" or event.ownership:
         return "other_medium"
     if isinstance(event, _RemovedMap):
         return Removed(_keys(event.block_hashes), event.group_idx or 0)
@@ -193,7 +216,7 @@ def session_named(name: str | None) -> int | None:
     return None if match is None else int(match[1], 16)
 
 
-def _keys(hashes: list[_Hash]) -> Sequence[int]:
+def _keys(hashes: list[_Hash]) -> array[int]:
     try:
         return array("Q", hashes)  # type: ignore[arg-type]  # bytes and negative numbers are refused
     except (TypeError, OverflowError):

@@ -24,7 +24,7 @@ from ..telemetry.metrics import Metrics
 from .engine_caches import EngineCaches
 from .event_batch import rank_of
 from .replay import Throttle, set_limits
-from .subscription import Frames, Publisher, Subscription
+from .subscription import Frames, Publisher, Subscription, has_more
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class EventSubscriber:
         while True:
             await self.bound.poll()
             await subscription.read(self.bound)
-            is_behind = bool(self.bound.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+            is_behind = has_more(self.bound)
             for worker in self._connected:
                 for stream in self._caches.streams(worker):
                     stream.is_behind = is_behind
@@ -151,8 +151,7 @@ class EventSubscriber:
         publisher = Publisher(self._caches.stream(worker.id, rank), worker.role, source.replay_endpoint)
         subscription = Subscription(self._context, self._throttle, self._metrics, lambda _: publisher)
         with self._socket() as socket:
-            socket.connect(source.endpoint)
-            await subscription.run_connected(socket, publisher)
+            await subscription.run_connected(socket, source.endpoint, publisher)
 
     def _socket(self) -> zmq.asyncio.Socket:
         socket = self._context.socket(zmq.SUB)

@@ -54,12 +54,13 @@ class Subscription:
         self._metrics = metrics
         self._sender = sender
 
-    async def run_connected(self, socket: zmq.asyncio.Socket, publisher: Publisher) -> None:
+    async def run_connected(self, socket: zmq.asyncio.Socket, endpoint: str, publisher: Publisher) -> None:
         """A socket that connects to one publisher, until cancelled."""
         monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         poller, is_connected = zmq.asyncio.Poller(), False
         poller.register(socket, zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
+        socket.connect(endpoint)  # now that its events are seen
         stream, wait_ms = publisher.stream, None
         try:
             while True:
@@ -76,7 +77,7 @@ class Subscription:
                     await self.read(socket)
                 else:
                     await self._catch_up(publisher)
-                stream.is_behind = not is_connected or bool(socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+                stream.is_behind = not is_connected or has_more(socket)
         finally:
             stream.is_behind = True
             socket.disable_monitor()
@@ -161,6 +162,10 @@ class Subscription:
 
     def _dropped(self, why: str) -> None:
         self._metrics.kv_event_batches_dropped.labels(why).inc()
+
+
+def has_more(socket: zmq.asyncio.Socket) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 def _is_event(frames: Frames) -> bool:

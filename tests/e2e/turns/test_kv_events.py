@@ -140,6 +140,8 @@ async def test_every_process_knows_what_engines_say() -> None:
                 await crowd(group.proxies[0], engine, 8)
             await group.until(lambda: all(is_heard(one, engine) for one in group.proxies.values()))
             history = group.proxies[0].proxy.state.sessions.all()[0].history
-            held = [one.proxy.state.engine_caches.held(engine.address, history) for one in group.proxies.values()]
+            held = [
+                one.proxy.state.engine_caches.held(WorkerId(engine.address), history) for one in group.proxies.values()
+            ]
             assert held[0] == held[1]
             assert bool(held[0]) is not evicts

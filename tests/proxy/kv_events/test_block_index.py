@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,11 +18,11 @@ Step = tuple[Any, ...]
 
 
 def store(hashes: Sequence[int], parent: int | None = None, session: int | None = A, **other: int) -> Stored:
-    return Stored(hashes, parent, other.get("tokens", 16), other.get("group", 0), session)
+    return Stored(array("Q", hashes), parent, other.get("tokens", 16), other.get("group", 0), session)
 
 
 def remove(*hashes: int, group: int = 0) -> Removed:
-    return Removed(hashes, group)
+    return Removed(array("Q", hashes), group)
 
 
 PROMPT, MORE = store([1, 2, 3]), store([4, 5], 3)
@@ -168,6 +169,6 @@ def test_an_index_answers_as_chains_written_out(sweep_slack: int, data: st.DataO
 def test_hashes_of_no_chain_do_no_harm(events: list[tuple[list[int], int | None, bool]]) -> None:
     index = BlockIndex(sweep_slack=0)
     for hashes, parent, stores in events:
-        index.apply(store(hashes, parent) if stores else Removed(hashes, 0))
+        index.apply(store(hashes, parent) if stores else remove(*hashes))
         held = index.held(A)
         assert held is None or 0 <= held <= 16 * index.slots

@@ -17,7 +17,7 @@ import msgspec
 
 from ..connectors.p2p_nccl import P2pNccl
 from ..errors import FormatError
-from ..fleet.worker import Announcement, EventSource, Load, Role, Source, Worker
+from ..fleet.worker import NO_EVENTS, Announcement, EventSource, Load, Role, Source, Worker
 from ..openai.request import MODEL_LIMIT
 
 VERSION = 1
@@ -52,7 +52,7 @@ class Heartbeat(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     draining: bool = False
     leaving: bool = False  # the engine is about to stop: forget it now
     tls: bool = False  # whether `http_address` speaks TLS
-    kv_events: EventSource = EventSource()  # on the host of `http_address`
+    kv_events: EventSource = NO_EVENTS  # on the host of `http_address`
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)

@@ -56,6 +56,9 @@ class EventSource:
         return EventSource(_after(self.endpoint, rank), _after(self.replay_endpoint, rank))
 
 
+NO_EVENTS = EventSource()
+
+
 def _after(endpoint: str, rank: int) -> str:
     host, _, port = endpoint.rpartition(":")
     return f"{host}:{int(port) + rank}" if endpoint else ""
@@ -76,7 +79,7 @@ class Worker:
     incarnation: str = ""
     source: Source = Source.STATIC
     tls: bool = False
-    kv_events: EventSource = EventSource()
+    kv_events: EventSource = NO_EVENTS
     is_trusted: bool = True  # False: who announced it is not known, so the proxy's own key does not go there
 
     @property

@@ -18,7 +18,7 @@ from ..config import ProxyConfig
 from ..errors import ConfigError, FormatError
 from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
-from ..fleet.worker import EventSource, Worker, WorkerId
+from ..fleet.worker import NO_EVENTS, EventSource, Worker, WorkerId
 from ..runtime.tasks import Background
 from ..telemetry.metrics import Metrics
 from .engine_caches import EngineCaches
@@ -97,7 +97,7 @@ class EventSubscriber:
             for worker in self._sources.keys() - views.keys():
                 await self._leave(worker)
             for view in views.values():
-                if view.worker.kv_events != self._sources.get(view.id, EventSource()):
+                if view.worker.kv_events != self._sources.get(view.id, NO_EVENTS):
                     await self._leave(view.id)
                     self._follow(view.worker)
             self._check_connected(views)

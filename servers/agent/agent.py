@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from ppd.proxy.discovery.heartbeat import VERSION, Heartbeat
-from ppd.proxy.fleet.worker import EventSource, Load, Role
+from ppd.proxy.fleet.worker import NO_EVENTS, EventSource, Load, Role
 from ppd.proxy.health.probe import EngineStatus, probe
 
 from ..fleet.process import EngineFailed, EngineProcess
@@ -69,7 +69,7 @@ class Identity:
     engine: str = "vllm"
     connector: str = "nixl"
     coordinates: dict[str, str]
-    kv_events: EventSource = EventSource()
+    kv_events: EventSource = NO_EVENTS
     launch_id: str  # the incarnation, if the engine does not report its start time
 
 

@@ -19,7 +19,7 @@ from aiohttp.test_utils import TestServer
 from ppd.proxy.discovery.heartbeat import decode
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.engine_metrics import EngineMetrics
-from ppd.proxy.fleet.worker import EventSource, Announcement, Load, Role
+from ppd.proxy.fleet.worker import Announcement, EventSource, Load, Role
 from ppd.proxy.health.probe import EngineStatus
 from ppd.servers.agent.agent import MISSES, Agent, AgentPhase, EngineWatch, Identity, heartbeat_of, is_idle
 from ppd.servers.agent.announcer import Announcer

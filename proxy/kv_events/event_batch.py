@@ -169,7 +169,7 @@ def _event(raw: msgspec.Raw) -> _Event | None:
     view = memoryview(raw)
     is_map = view[0] & 0xF0 == 0x80 or view[0] in (0xDE, 0xDF)
     try:
-        return (_MAP if is_map else _ARRAY).decode(view)
+        return _MAP.decode(view) if is_map else _ARRAY.decode(view)
     except _UNREADABLE as exc:
         if _type_of(view) in _KNOWN:
             raise FormatError("KV events: an event of another shape") from exc

@@ -18,7 +18,7 @@ import zmq.auth
 from ppd.proxy.connectors import CONNECTORS
 from ppd.proxy.discovery.heartbeat import check_address
 from ppd.proxy.errors import ConfigError, PPDError
-from ppd.proxy.fleet.worker import EventSource, Role
+from ppd.proxy.fleet.worker import NO_EVENTS, EventSource, Role
 
 from ..agent.agent import Agent, Identity, run_until_signal
 from ..agent.announcer import Announcer
@@ -109,8 +109,10 @@ def identity_of(options: AgentOptions, address: str) -> Identity:
 def _event_source(options: AgentOptions, address: str) -> EventSource:
     """As proxies reach it: on the engine's own host."""
     host = address.rpartition(":")[0]
-    ports = options.kv_events_port, options.kv_replay_port
-    return EventSource(*(f"tcp://{host}:{port}" if port and options.kv_events_port else "" for port in ports))
+    if not options.kv_events_port:
+        return NO_EVENTS
+    replay = f"tcp://{host}:{options.kv_replay_port}" if options.kv_replay_port else ""
+    return EventSource(f"tcp://{host}:{options.kv_events_port}", replay)
 
 
 def _indices(text: str) -> tuple[int, ...]:

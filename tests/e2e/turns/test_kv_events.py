@@ -118,7 +118,7 @@ async def test_engines_with_events_get_the_proxys_name_of_a_session(start_fleet:
             await add(fleet, name, publishes=publishes)
         chat = fleet.conversation(X_Session_Id="a client's")
         for text in ("one", "two"):
-            assert (await chat.say(text, session_id="a client's too")).status == 200
+            assert (await chat.say(f"{text} {LONG}", session_id="a client's too")).status == 200
         legs = [leg for engine in fleet.engines.values() for leg in engine.received]
         named = {(leg.headers.get("X-Session-Id"), json.loads(leg.body)["session_id"]) for leg in legs}
         assert len(legs) == 3

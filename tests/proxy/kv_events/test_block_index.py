@@ -68,7 +68,13 @@ def test_a_session_holds_what_is_unbroken_from_its_start(changes: list[CacheChan
 def test_changes_that_say_nothing_are_told() -> None:
     index = BlockIndex()
     index.apply(PROMPT)
-    changes = [store([9], 8), store([2], 3), store([4], 3, group=1), store([4], 3, tokens=4), remove(1, group=1)]
+    changes: list[CacheChange] = [
+        store([9], 8),
+        store([2], 3),
+        store([4], 3, group=1),
+        store([4], 3, tokens=4),
+        remove(1, group=1),
+    ]
     reasons = ["unknown_parent", "contradiction", "other_group", "partial_block", "other_group"]
     assert [index.apply(change) for change in changes] == reasons
 
@@ -160,8 +166,8 @@ def test_an_index_answers_as_chains_written_out(sweep_slack: int, data: st.DataO
         model.apply(change)
         assert len(index) == len(model.there)
         for session in range(1, 5):
-            held, known = index.held(session), model.held(session)
-            assert held == known or (sweep_slack == 0 and held is not None and known is not None and held < known)
+            found, known = index.held(session), model.held(session)
+            assert found == known or (sweep_slack == 0 and found is not None and known is not None and found < known)
 
 
 @settings(max_examples=30, deadline=None)

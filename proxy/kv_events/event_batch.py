@@ -125,8 +125,12 @@ _KNOWN = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
 _MAP_BATCH = msgspec.msgpack.Decoder(_MapBatch)
 _RAW_BATCH = msgspec.msgpack.Decoder(_RawBatch)
 _RANK = msgspec.msgpack.Decoder(_Rank)
-_MAP = msgspec.msgpack.Decoder(_StoredMap | _RemovedMap | _ClearedMap)
-_ARRAY = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedArray)
+_MAP: msgspec.msgpack.Decoder[_StoredMap | _RemovedMap | _ClearedMap] = msgspec.msgpack.Decoder(
+    _StoredMap | _RemovedMap | _ClearedMap
+)
+_ARRAY: msgspec.msgpack.Decoder[_StoredArray | _RemovedArray | _ClearedArray] = msgspec.msgpack.Decoder(
+    _StoredArray | _RemovedArray | _ClearedArray
+)
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 
 

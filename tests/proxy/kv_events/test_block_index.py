@@ -155,8 +155,8 @@ def test_an_index_answers_as_chains_written_out(sweep_slack: int, data: st.DataO
         change: CacheChange
         if what == "s":
             hashes = chain(data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=6)))
-            known = [end for end in range(len(hashes)) if hashes[end] in model.there]
-            start = data.draw(st.sampled_from([0, *(end + 1 for end in known if end + 1 < len(hashes))]))
+            ends = [end for end in range(len(hashes)) if hashes[end] in model.there]
+            start = data.draw(st.sampled_from([0, *(end + 1 for end in ends if end + 1 < len(hashes))]))
             change = store(hashes[start:], hashes[start - 1] if start else None, data.draw(st.integers(1, 4)))
         elif what == "r" and model.there:
             change = remove(*data.draw(st.lists(st.sampled_from(sorted(model.there)), max_size=3)))

@@ -11,6 +11,9 @@ BESIDE := $(PYTEST) --numprocesses $(JOBS) --dist loadfile
 # Python may keep what it compiled: the next run collects its tests in half the time.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Folders without a quick test are not even imported.
+QUICK := -p no:schemathesis --ignore tests/e2e --ignore tests/fuzz --ignore tests/vllm
+
 # What clients are promised, whichever data plane speaks to them: tested on both.
 CONFORMANCE := $(patsubst %,tests/e2e/%.py,access/test_edge access/test_keys access/test_queue \
 	access/test_web_pages failures/test_cancel_matrix \
@@ -25,6 +28,7 @@ demo: $(PLAYS)
 # Quick tests first: a broken rule shows in seconds, not after the engines have started.
 test: $(READY)
 	$(MAKE) --no-print-directory promtool check browser
+	$(BESIDE) -m "hypothesis and not alone" $(QUICK)
 	$(BESIDE) -m "(e2e or wheel) and not alone"
 	$(BESIDE) --data-plane asgi $(CONFORMANCE)
 	$(PYTEST) -m alone
@@ -62,10 +66,9 @@ check: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-# Folders without a quick test are not even imported.
+# Properties are checked on fewer examples than `make test` has for them.
 quick: $(READY)
-	$(BESIDE) -m "not e2e and not wheel and not vllm and not alone" -p no:schemathesis \
-		--ignore tests/e2e --ignore tests/fuzz --ignore tests/vllm
+	$(BESIDE) -m "not e2e and not wheel and not vllm and not alone" --hypothesis-profile quick $(QUICK)
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -11,6 +13,7 @@ from tests.support.clock import FakeClock
 
 # The same examples everywhere and no clock: a slow machine must not fail a test, nor a lucky one pass it.
 settings.register_profile("project", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("project"), max_examples=40)  # `make check`'s
 settings.load_profile("project")
 
 
@@ -22,6 +25,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     proxy_client.DEFAULTS["data_plane"] = DataPlane(config.getoption("--data-plane"))
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests and what they import stay to the end: a collector that walks them again and again is dear."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 10, 10)
 
 
 @pytest.fixture

@@ -83,6 +83,16 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def statements(path: Path) -> tuple[ast.AST, ...]:
+    """Imports and definitions among them; what is inside of expressions is not looked at, which takes far longer."""
+    found: list[ast.AST] = [tree(path)]
+    for node in found:  # grows meanwhile
+        for part in ("body", "handlers", "orelse", "finalbody", "cases"):
+            found += getattr(node, part, ())
+    return tuple(found)
+
+
 def modules(root: Path, package: str) -> dict[str, Path]:
     """Modules by name, the package's own `__init__` as an empty one."""
     found = {}
@@ -97,7 +107,7 @@ def imports(root: Path, package: str) -> Iterator[Import]:
     known = modules(root, package)
     for name, path in known.items():
         folder = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-        for node in ast.walk(tree(path)):
+        for node in statements(path):
             if not isinstance(node, ast.ImportFrom):
                 continue
             if node.level:
@@ -157,7 +167,7 @@ def documented(root: Path, package: str) -> tuple[int, int]:
     functions = [
         node
         for path in modules(root, package).values()
-        for node in ast.walk(tree(path))
+        for node in statements(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     return sum(ast.get_docstring(node) is not None for node in functions), len(functions)

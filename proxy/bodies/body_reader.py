@@ -169,8 +169,12 @@ def _weight(body: bytes) -> float:
 def _read(decoder: msgspec.msgpack.Decoder[tuple[T | None, Unreadable | None]], answer: bytes) -> T:
     found, refused = decoder.decode(answer)
     if refused is not None:
-        error = RequestError(refused.message, param=refused.param)
-        error.status = refused.status
-        raise error
+        raise _error(refused)
     assert found is not None, "it was read, or refused"
     return found
+
+
+def _error(refused: Unreadable) -> RequestError:
+    error = RequestError(refused.message, param=refused.param)
+    error.status = refused.status
+    return error

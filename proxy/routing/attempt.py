@@ -17,7 +17,7 @@ from ..beliefs.held import PromptEntry
 from ..beliefs.turn_touches import TurnTouches
 from ..bodies.shared_bytes import SharedBytes
 from ..connectors.leg import Handoff
-from ..errors import TOO_MANY, WORKERS_LOST, LegError, NotFound, Overloaded, PPDError
+from ..errors import TOO_MANY, WORKERS_LOST, LegError, NotFound, Overloaded, PPDError, without_frames
 from ..failures import Cause, ClientGets, FailureRule, HealthEffect, Leg, Phase
 from ..fleet.booking import LegBooking
 from ..fleet.view import WorkerView
@@ -206,6 +206,7 @@ class FailedAttempts:
 
     def may_try_again(self, attempt: Attempt, exc: LegError, row: FailureRule) -> bool:
         """Books the failure. True where its row of the failure table and the limit allow another attempt."""
+        without_frames(exc)
         leg, decision = attempt.failed_leg, attempt.decision
         gets = row.client_gets(stream=attempt.request.stream)
         computed_by, self.computed_by = self.computed_by, None

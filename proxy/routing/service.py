@@ -17,7 +17,7 @@ from ..admission.rate_limits import with_limits
 from ..admission.web_pages import check_is_json
 from ..bodies.body_reader import Body, BodyReader
 from ..config import ProxyConfig
-from ..errors import PPDError, answer_body, comes_back
+from ..errors import PPDError, answer_body, comes_back, without_frames
 from ..openai.prompt_list import prompt_list
 from ..openai.request import Endpoint, Request
 from ..policy import Route
@@ -93,6 +93,7 @@ class TurnService:
             each = replace(context, is_counted=True)
             return await self._fan_out.answer(ListTurn(prompts, partial(self._parse_one, caller), receipt, each))
         except PPDError as exc:
+            without_frames(exc)
             reply = error_reply(exc, caller.endpoint)
             reply.headers.update(decision_headers(receipt))
             return reply

@@ -110,6 +110,7 @@ class Announcer:
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(HANDSHAKE_S * 1000))
         if self._curve is not None:
             socket.curve_publickey, socket.curve_secretkey, socket.curve_serverkey = self._curve
+        socket.get_monitor_socket()  # `_warn` reads it: a first connection may have failed for good before that begins
         socket.connect(f"tcp://{address}")
         return socket
 

@@ -15,10 +15,18 @@ from ppd.proxy.fleet.worker import Role
 
 from ..engine_profile.profile_file import find
 from ..engine_profile.step_time import EngineProfile
-from .core.config import EventEncoding, LoadFailurePolicy, SimConfig
+from .core.config import EventEncoding, LoadFailurePolicy, ReasoningField, SimConfig, TemplateName
+from .core.tokens import Tokenizer
 from .launch import running_engine
 
 _DEFAULT = SimConfig()
+_CHOICES = {
+    "load_failure_policy": LoadFailurePolicy,
+    "kv_events_encoding": EventEncoding,
+    "template": TemplateName,
+    "tokenizer": Tokenizer,
+    "reasoning_field": ReasoningField,
+}
 
 
 def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EngineProfile:
@@ -53,6 +61,36 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
 @click.option("--port", default=8000, show_default=True, help="0: a free one.")
 @click.option("--model", default=_DEFAULT.model, show_default=True, help="Name to serve.")
 @click.option("--lora", "loras", multiple=True, help="A further name to serve; repeatable.")
+@click.option(
+    "--template",
+    type=click.Choice([template.value for template in TemplateName]),
+    default=_DEFAULT.template.value,
+    show_default=True,
+    help="The order of a prompt: as Qwen3 writes it (system, then tools), as GLM-4.6 does (tools, then system), both "
+    "with reasoning only after the last user's message, or plain.",
+)
+@click.option(
+    "--tokenizer",
+    type=click.Choice([tokenizer.value for tokenizer in Tokenizer]),
+    default=_DEFAULT.tokenizer.value,
+    show_default=True,
+    help="A token is a character, or a piece: 4 characters of prose, 3 of JSON, 1.5 of Chinese on average.",
+)
+@click.option(
+    "--reasoning",
+    type=click.FloatRange(0, 1),
+    default=_DEFAULT.reasoning,
+    show_default=True,
+    help="Share of the answers that begin with reasoning where the request does not say (enable_thinking, "
+    "reasoning_effort); with 0 the model never reasons.",
+)
+@click.option(
+    "--reasoning-field",
+    type=click.Choice([name.value for name in ReasoningField]),
+    default=_DEFAULT.reasoning_field.value,
+    show_default=True,
+    help="Member of a chat's answer that holds the reasoning.",
+)
 @click.option("--block-size", default=_DEFAULT.block_size, show_default=True, help="Tokens per KV block.")
 @click.option("--num-blocks", default=_DEFAULT.num_blocks, show_default=True, help="KV blocks.")
 @click.option("--max-model-len", default=_DEFAULT.max_model_len, show_default=True, help="Tokens of context.")
@@ -61,10 +99,9 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
 @click.option("--side-channel-host", default="", show_default="--host", help="The name peers are given to pull from.")
 @click.option("--side-channel-port", default=0, show_default="a free one", help="Where peers pull KV.")
 @click.option("--kv-events-endpoint", default="", help="ZeroMQ endpoint, such as tcp://*:5557.")
-@click.option("--kv-events-topic", default="")
+@click.option("--kv-events-topic", default="", help="{address} in it stands for the engine's own host:port.")
 @click.option(
     "--kv-events-encoding",
-    "kv_events_encoding",
     type=click.Choice([encoding.value for encoding in EventEncoding]),
     default=_DEFAULT.kv_events_encoding.value,
     show_default=True,
@@ -94,18 +131,16 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
 @click.option("--allow-faults", is_flag=True, help="POST /faults makes the engine misbehave; for tests.")
 def command(
     role: str,
-    load_failure_policy: str,
-    kv_events_encoding: str,
     costs: EngineProfile,
     max_num_batched_tokens: int,
     **options: Any,
 ) -> None:
     """Run a simulated vLLM engine until SIGTERM or SIGINT; requests in flight then end as aborted."""
+    chosen: dict[str, Any] = {name: kind(options.pop(name)) for name, kind in _CHOICES.items()}
     try:
         config = SimConfig(
             role=Role(role),
-            load_failure_policy=LoadFailurePolicy(load_failure_policy),
-            kv_events_encoding=EventEncoding(kv_events_encoding),
+            **chosen,
             profile=replace(costs, max_batched_tokens=max_num_batched_tokens),
             **options,
         )

@@ -3,6 +3,7 @@
 `api.requests` turns a body into a `Generation`. `engine.engine` gives its sequences to `core.scheduler`, which runs
 them in steps over the prefix cache (`core.block_pool`). `core.handoffs` pins the KV that P has finished until D has
 pulled it through `engine.side_channel`. `core.answer_text` makes the text from the KV that the engine really holds.
+`templates` write the prompt of a conversation.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ async def running_engine(
             engine.side_address = (config.side_channel_host or config.host, engine.side_listener.port)
         engine.listener = await _serve(stack, create_app(engine), config, config.port)
         engine.address = f"{config.host}:{engine.listener.port}"
+        if events is not None:
+            events.topic = events.topic.replace("{address}", engine.address)
         engine.start()
         stack.callback(engine.stop)
         yield engine

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pandas as pd
-
 from ...experiment.cells import MeasuredCell, why_no_evidence
 from ...experiment.statistics import Estimate
 from ..analysis.arms import Arm, share
@@ -56,6 +54,8 @@ def ordered(cells: Sequence[MeasuredCell]) -> list[MeasuredCell]:
 
 def csv(cells: Sequence[MeasuredCell]) -> bytes:
     """Unrounded, times in s."""
+    import pandas as pd  # takes longer than all else a report imports
+
     return pd.DataFrame([_record(cell) for cell in ordered(cells)]).to_csv(index=False, lineterminator="\n").encode()
 
 

@@ -8,14 +8,14 @@ from typing import Any
 from ..core.config import SimConfig
 from ..core.errors import BadRequest, SimError
 from ..core.sequence import Generation, Ranking
-from ..core.tokens import decode, encode
+from ..core.tokens import Tokenizer, decode, is_token
 from ..engine.deltas import Delta
+from .answer_parts import Piece
 from .logprobs import chat_logprobs, chat_logprobs_asked, completion_logprobs, completion_logprobs_asked
-from .prompts import chat_prompt
+from .prompts import chat_prompt, thoughts
 from .reply import DONE, Choice, Reply, data_event, openai_error
-from .requests import JsonBody, formed, is_token, read_generation
+from .requests import JsonBody, formed, read_generation
 from .structured import chat_form, completions_form
-from .tool_calls import Piece
 
 
 class _OpenAI:
@@ -56,9 +56,8 @@ class ChatCompletions(_OpenAI):
     chunk_object = "chat.completion.chunk"
 
     def read(self, body: JsonBody, config: SimConfig) -> Generation:
-        prompt = transferred_prompt(body) or chat_prompt(body)
-        generation = read_generation(body, config, (prompt,), limits=("max_completion_tokens", "max_tokens"))
-        return formed(generation, chat_form(body), chat_logprobs_asked(body))
+        prompt = transferred_prompt(body) or chat_prompt(body, config)
+        return _chat_generation(body, config, (prompt,))
 
     def whole(self, reply: Reply) -> dict[str, Any]:
         with_ids = reply.generation.return_token_ids
@@ -96,16 +95,22 @@ class ChatCompletions(_OpenAI):
             calls = [_call_head(reply, at) | _function(called.name, called.arguments)]
         return {
             "index": at,
-            "message": {"role": "assistant", "content": choice.content, "refusal": None, "tool_calls": calls},
+            "message": {
+                "role": "assistant",
+                "content": choice.content,
+                "refusal": None,
+                "tool_calls": calls,
+                **({} if (name := reply.generation.reasoning_field) is None else {name: choice.reasoning or None}),
+            },
             "logprobs": self._logprobs(reply, choice.logprobs),
             "finish_reason": reply.finish_reason(at),
             "stop_reason": choice.stop_reason,
-            "token_ids": choice.token_ids if reply.generation.return_token_ids else None,
+            "token_ids": choice.token_ids if reply.generation.return_token_ids and reply.shows_tokens else None,
         }
 
     def _logprobs(self, reply: Reply, rankings: list[Ranking]) -> dict[str, Any] | None:
         top = reply.generation.sampling.logprobs
-        return None if top is None else chat_logprobs(rankings, top)
+        return None if top is None or not reply.shows_tokens else chat_logprobs(rankings, top)
 
 
 class BatchChatCompletions(ChatCompletions):
@@ -117,9 +122,8 @@ class BatchChatCompletions(ChatCompletions):
         batch = body.raw("messages")
         if not isinstance(batch, list) or not batch:
             raise BadRequest("messages must be a list of conversations.", "messages")
-        prompts = tuple(chat_prompt(body.with_members(messages=messages)) for messages in batch)
-        generation = read_generation(body, config, prompts, limits=("max_completion_tokens", "max_tokens"))
-        return formed(generation, chat_form(body), chat_logprobs_asked(body))
+        prompts = tuple(chat_prompt(body.with_members(messages=messages), config) for messages in batch)
+        return _chat_generation(body, config, prompts)
 
 
 class Completions(_OpenAI):
@@ -128,9 +132,9 @@ class Completions(_OpenAI):
     chunk_object = "text_completion"
 
     def read(self, body: JsonBody, config: SimConfig) -> Generation:
-        prompts = read_prompts(body.raw("prompt"))
+        prompts = read_prompts(body.raw("prompt"), config.tokenizer)
         generation = read_generation(body, config, prompts, limits=("max_tokens",), default_limit=16)
-        return formed(generation, completions_form(body), completion_logprobs_asked(body))
+        return formed(generation, completions_form(body), logprobs=completion_logprobs_asked(body))
 
     def whole(self, reply: Reply) -> dict[str, Any]:
         choices = [self._choice(reply, at, choice) for at, choice in enumerate(reply.choices)]
@@ -174,9 +178,14 @@ class Completions(_OpenAI):
         return completion_logprobs([delta.logprobs], len(before))
 
 
+def _chat_generation(body: JsonBody, config: SimConfig, prompts: tuple[tuple[int, ...], ...]) -> Generation:
+    generation = read_generation(body, config, prompts, limits=("max_completion_tokens", "max_tokens"))
+    return formed(generation, chat_form(body), thoughts(body, config), logprobs=chat_logprobs_asked(body))
+
+
 def is_shown(reply: Reply, delta: Delta) -> bool:
     """False while text is held back for a stop string, or for the name of a tool."""
-    is_asked = reply.generation.return_token_ids or delta.logprobs is not None
+    is_asked = reply.shows_tokens and (reply.generation.return_token_ids or delta.logprobs is not None)
     return bool(reply.choices[delta.choice].latest != Piece() or delta.finish or is_asked)
 
 
@@ -187,7 +196,10 @@ def _chat_delta(reply: Reply, at: int) -> dict[str, Any]:
         return {"tool_calls": [call]}
     if piece.arguments:
         return {"tool_calls": [{"index": 0, "function": {"arguments": piece.arguments}}]}
-    return {"content": piece.content}
+    delta = {"content": piece.content} if piece.content or not piece.reasoning else {}
+    if piece.reasoning and (name := reply.generation.reasoning_field) is not None:
+        delta[name] = piece.reasoning
+    return delta
 
 
 def _call_head(reply: Reply, at: int) -> dict[str, Any]:
@@ -202,7 +214,7 @@ def ending(reply: Reply, delta: Delta) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if delta.finish is not None:
         fields["stop_reason"] = delta.stop_reason
-    if reply.generation.return_token_ids:
+    if reply.generation.return_token_ids and reply.shows_tokens:
         fields["token_ids"] = [] if delta.token is None else [delta.token]
     return fields
 
@@ -218,17 +230,17 @@ def transferred_prompt(body: JsonBody) -> tuple[int, ...] | None:
     return tokens
 
 
-def read_prompts(prompt: Any) -> tuple[tuple[int, ...], ...]:
+def read_prompts(prompt: Any, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
     if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and is_token(prompt[0])):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:
         raise BadRequest("prompt must be a string, a list of token ids, or a list of either.", "prompt")
-    return tuple(_prompt(item) for item in prompt)
+    return tuple(_prompt(item, tokenizer) for item in prompt)
 
 
-def _prompt(item: Any) -> tuple[int, ...]:
+def _prompt(item: Any, tokenizer: Tokenizer) -> tuple[int, ...]:
     if isinstance(item, str):
-        return tuple(encode(item))
+        return tuple(tokenizer.tokens(item))
     if not isinstance(item, list) or not all(is_token(token) for token in item):
         raise BadRequest("prompt must be a string, a list of token ids, or a list of either.", "prompt")
     return tuple(item)

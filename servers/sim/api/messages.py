@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from ..core.config import SimConfig
 from ..core.errors import BadRequest, SimError
 from ..core.sequence import Finish, Generation
 from ..engine.deltas import Delta
-from .prompts import messages_prompt
+from .answer_parts import Piece, parsed_arguments
+from .prompts import messages_prompt, thoughts
 from .reply import DONE, Reply, named_event
 from .requests import JsonBody, formed, read_generation
 from .structured import messages_form
-from .tool_calls import Piece, parsed_arguments
 
 _ERROR_KINDS = {400: "invalid_request_error", 404: "not_found_error"}
 
@@ -24,14 +25,14 @@ class Messages:
     def read(self, body: JsonBody, config: SimConfig) -> Generation:
         if body.raw("max_tokens") is None:
             raise BadRequest("max_tokens is required.", "max_tokens")
-        prompts = (messages_prompt(body),)
+        prompts = (messages_prompt(body, config),)
         generation = read_generation(body, config, prompts, limits=("max_tokens",), stop="stop_sequences")
-        return formed(generation, messages_form(body))
+        return formed(generation, messages_form(body), thoughts(body, config))
 
     def whole(self, reply: Reply) -> dict[str, Any]:
         return {
             **_head(reply),
-            "content": [_block(reply)],
+            "content": _blocks(reply),
             "stop_reason": _stop_reason(reply),
             "stop_sequence": _stop_sequence(reply),
             "usage": _usage(reply),
@@ -45,18 +46,21 @@ class Messages:
 
     def delta(self, reply: Reply, delta: Delta) -> Iterable[bytes]:
         piece = reply.choices[0].latest
-        if piece == Piece():
-            return
-        yield from _opened(reply)
+        if piece.reasoning:
+            yield from _opened(reply, "thinking")
+            yield _block_delta(reply, {"type": "thinking_delta", "thinking": piece.reasoning})
+        if replace(piece, reasoning="") != Piece():
+            yield from _opened(reply, "text" if reply.choices[0].called is None else "tool_use")
         if piece.arguments:
-            yield _block_delta({"type": "input_json_delta", "partial_json": piece.arguments})
+            yield _block_delta(reply, {"type": "input_json_delta", "partial_json": piece.arguments})
         if piece.content:
-            yield _block_delta({"type": "text_delta", "text": piece.content})
+            yield _block_delta(reply, {"type": "text_delta", "text": piece.content})
 
     def closing(self, reply: Reply) -> Iterable[bytes]:
         stop = {"stop_reason": _stop_reason(reply), "stop_sequence": _stop_sequence(reply)}
-        yield from _opened(reply)
-        yield named_event({"type": "content_block_stop", "index": 0})
+        if not reply.part:
+            yield from _opened(reply, "text")
+        yield from _closed(reply)
         yield named_event({"type": "message_delta", "delta": stop, "usage": _usage(reply)})
         yield named_event({"type": "message_stop"})
         yield DONE
@@ -73,24 +77,44 @@ def _head(reply: Reply) -> dict[str, Any]:
     return {"id": reply.id, "type": "message", "role": "assistant", "model": reply.generation.model}
 
 
-def _block(reply: Reply) -> dict[str, Any]:
-    choice = reply.choices[0]
-    if (called := choice.called) is None:
-        return {"type": "text", "text": choice.text}
-    call_id = f"chatcmpl-tool-{reply.call_id(0)}"
-    return {"type": "tool_use", "id": call_id, "name": called.name, "input": parsed_arguments(called.arguments)}
+def _blocks(reply: Reply) -> list[dict[str, Any]]:
+    """An answer without any part is one empty text."""
+    choice, blocks = reply.choices[0], []
+    if choice.reasoning:
+        blocks.append({"type": "thinking", "thinking": choice.reasoning, "signature": reply.call_id(0)})
+    if choice.called is not None:
+        blocks.append(_call(reply) | {"input": parsed_arguments(choice.called.arguments)})
+    elif choice.said or not blocks:
+        blocks.append({"type": "text", "text": choice.said})
+    return blocks
 
 
-def _opened(reply: Reply) -> Iterable[bytes]:
-    """The start of the block, whose kind the first piece of the answer shows."""
-    if not reply.is_open:
-        reply.is_open = True
-        empty: dict[str, Any] = {"text": ""} if reply.choices[0].called is None else {"input": {}}
-        yield named_event({"type": "content_block_start", "index": 0, "content_block": _block(reply) | empty})
+def _call(reply: Reply) -> dict[str, Any]:
+    called = reply.choices[0].called
+    name = None if called is None else called.name
+    return {"type": "tool_use", "id": f"chatcmpl-tool-{reply.call_id(0)}", "name": name, "input": {}}
 
 
-def _block_delta(delta: dict[str, Any]) -> bytes:
-    return named_event({"type": "content_block_delta", "index": 0, "delta": delta})
+def _opened(reply: Reply, kind: str) -> Iterable[bytes]:
+    """The start of a block, unless one of its kind is open."""
+    if reply.part == kind:
+        return
+    if reply.part:
+        yield from _closed(reply)
+        reply.place += 1
+    reply.part = kind
+    block = _call(reply) if kind == "tool_use" else {"type": kind, kind: ""}
+    yield named_event({"type": "content_block_start", "index": reply.place, "content_block": block})
+
+
+def _closed(reply: Reply) -> Iterable[bytes]:
+    if reply.part == "thinking":
+        yield _block_delta(reply, {"type": "signature_delta", "signature": reply.call_id(0)})
+    yield named_event({"type": "content_block_stop", "index": reply.place})
+
+
+def _block_delta(reply: Reply, delta: dict[str, Any]) -> bytes:
+    return named_event({"type": "content_block_delta", "index": reply.place, "delta": delta})
 
 
 def _usage(reply: Reply) -> dict[str, Any]:

@@ -91,7 +91,11 @@ def transcription(file_name: str, content: bytes) -> dict[str, Any]:
 
 def _inputs(body: JsonBody, config: SimConfig) -> tuple[tuple[int, ...], ...]:
     """The prompts in `input`, or the conversation in `messages`; BadRequest if one exceeds the context."""
-    prompts = (chat_prompt(body),) if body.raw("messages") is not None else read_prompts(body.raw("input"))
+    prompts = (
+        (chat_prompt(body, config),)
+        if body.raw("messages") is not None
+        else read_prompts(body.raw("input"), config.tokenizer)
+    )
     if max(map(len, prompts)) > config.max_model_len:
         raise BadRequest(f"This model's maximum context length is {config.max_model_len} tokens.", "input")
     return prompts

@@ -1,163 +1,170 @@
-"""Conversations of every API, rendered to token ids by one chat template.
-
-    <|im_start|>role\\ncontent<|im_end|>\\n ... <|im_start|>assistant\\n
-
-Tools come first, in a system turn of their own; a tool call is JSON inside the assistant's turn.
-"""
+"""Reads the conversation of a request of any API, and has its prompt rendered by the engine's chat template."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
+from ..core.config import SimConfig
 from ..core.errors import BadRequest
-from ..core.structured_text import CALL_ARGUMENTS, CALL_CLOSING, CALL_OPENING
-from ..core.tokens import TURN_END, TURN_START, encode, media_tokens
+from ..core.reasoning import Thoughts
+from ..templates.conversation import Call, Conversation, Media, Message, Part, Result, json_text
+from ..templates.template import render, thoughts_of
 from .requests import JsonBody
 
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 _MEDIA_PARTS = frozenset(
     {"image_url", "input_image", "image", "image_embeds", "input_audio", "audio_url", "video_url", "file", "document"}
 )
-_NEWLINE = ord("\n")
+_DEFAULT = SimConfig()
 
 
-@dataclass(frozen=True, slots=True)
-class PromptMessage:
-    """`content`: token ids."""
-
-    role: str
-    content: list[int]
-
-
-def render(
-    turns: Iterable[PromptMessage], *, tools: Any = None, kwargs: Any = None, opens: bool = True
-) -> tuple[int, ...]:
-    """`opens`: end with the head of the assistant's turn. `kwargs`: chat_template_kwargs, which change the prompt."""
-    tokens: list[int] = []
-    if kwargs:
-        tokens += _turn("config", encode(_json(kwargs)))
-    if tools:
-        tokens += _turn("system", encode("# Tools\n" + "\n".join(_json(tool) for tool in tools)))
-    for turn in turns:
-        tokens += _turn(turn.role, turn.content)
-    if opens:
-        tokens += [TURN_START, *encode("assistant\n")]
-    return tuple(tokens)
-
-
-def chat_prompt(body: JsonBody) -> tuple[int, ...]:
-    turns = [_chat_turn(message) for message in _objects(body.raw("messages"), "messages")]
-    if not turns:
+def chat_prompt(body: JsonBody, config: SimConfig = _DEFAULT) -> tuple[int, ...]:
+    messages = [_chat_message(message) for message in _objects(body.raw("messages"), "messages")]
+    if not messages:
         raise BadRequest("messages must not be empty.", "messages")
     continues = body.flag("continue_final_message")
-    opens = body.raw("add_generation_prompt") is not False and not continues
-    tokens = render(turns, tools=_tools(body), kwargs=body.mapping("chat_template_kwargs"), opens=opens)
-    return tokens[:-2] if continues else tokens  # continues: without the end of the last turn
+    conversation = Conversation(
+        messages=messages,
+        tools=_tools(body),
+        kwargs=body.mapping("chat_template_kwargs"),
+        thinks=_thinks(body),
+        opens=body.raw("add_generation_prompt") is not False and not continues,
+        continues=continues,
+    )
+    return render(conversation, config)
 
 
-def responses_prompt(body: JsonBody) -> tuple[int, ...]:
+def responses_prompt(body: JsonBody, config: SimConfig = _DEFAULT) -> tuple[int, ...]:
     given = body.raw("input")
-    turns = [PromptMessage("system", encode(text))] if (text := body.text("instructions")) else []
+    messages = [Message("system", [text])] if (text := body.text("instructions")) else []
     if isinstance(given, str):
-        turns.append(PromptMessage("user", encode(given)))
+        messages.append(Message("user", [given]))
     else:
-        turns += [_responses_turn(item) for item in _objects(given, "input")]
+        messages += [_responses_message(item) for item in _objects(given, "input")]
     if not given:
         raise BadRequest("input must not be empty.", "input")
-    return render(turns, tools=_tools(body))
+    return render(Conversation(messages=messages, tools=_tools(body), thinks=_thinks(body)), config)
 
 
-def messages_prompt(body: JsonBody) -> tuple[int, ...]:
-    turns = [_chat_turn(message) for message in _objects(body.raw("messages"), "messages")]
-    if not turns:
+def messages_prompt(body: JsonBody, config: SimConfig = _DEFAULT) -> tuple[int, ...]:
+    messages = [_chat_message(message) for message in _objects(body.raw("messages"), "messages")]
+    if not messages:
         raise BadRequest("messages must not be empty.", "messages")
     if system := body.raw("system"):
-        turns.insert(0, PromptMessage("system", _content(system)))
-    return render(turns, tools=_tools(body))
+        messages.insert(0, Message("system", _content(system)))
+    return render(Conversation(messages=messages, tools=_tools(body), thinks=_thinks(body)), config)
 
 
-def _turn(role: str, content: list[int]) -> list[int]:
-    return [TURN_START, *encode(role), _NEWLINE, *content, TURN_END, _NEWLINE]
+def thoughts(body: JsonBody, config: SimConfig) -> Thoughts | None:
+    """How the answer to a conversation begins; None: at once."""
+    return thoughts_of(config, _thinks(body))
 
 
-def _chat_turn(message: dict[str, Any]) -> PromptMessage:
+def _thinks(body: JsonBody) -> bool | None:
+    """As vLLM reads it: an effort is a wish to reason unless the template is told otherwise."""
+    told = _member(body, "chat_template_kwargs", "enable_thinking")
+    if isinstance(told, bool):
+        return told
+    if _member(body, "thinking", "type") == "disabled":  # Anthropic's API
+        return False
+    nested = (_member(body, name, "effort") for name in ("reasoning", "output_config"))
+    effort = next((effort for effort in (body.raw("reasoning_effort"), *nested) if isinstance(effort, str)), None)
+    return None if effort is None else effort != "none"
+
+
+def _member(body: JsonBody, holder: str, name: str) -> Any:
+    held = body.raw(holder)
+    return held.get(name) if isinstance(held, dict) else None
+
+
+def _chat_message(message: dict[str, Any]) -> Message:
     role = message.get("role")
     if not isinstance(role, str):
         raise BadRequest("Every message needs a role.", "messages")
-    content = _content(message.get("content"))
+    parts = _content(message.get("content"))
     for call in message.get("tool_calls") or ():
         function = call.get("function") if isinstance(call, dict) else None
-        content += _tool_call(function if isinstance(function, dict) else {})
-    return PromptMessage(role, content)
+        parts.append(_call(function if isinstance(function, dict) else {}))
+    return Message(role, parts, _reasoning(message))
 
 
-def _responses_turn(item: dict[str, Any]) -> PromptMessage:
+def _reasoning(message: dict[str, Any]) -> str:
+    """In the member of today, in its older name, or in the blocks of Anthropic's API."""
+    for name in ("reasoning", "reasoning_content"):
+        if isinstance(text := message.get(name), str):
+            return text
+    content = message.get("content")
+    blocks = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    texts = [part.get("thinking") for part in blocks if part.get("type") == "thinking"]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _responses_message(item: dict[str, Any]) -> Message:
     kind = item.get("type", "message")
     if kind == "function_call":
-        return PromptMessage("assistant", _tool_call(item))
+        return Message("assistant", [_call(item)], joins=True)
     if kind == "function_call_output":
-        return PromptMessage("tool", _content(item.get("output")))
+        return Message("tool", _content(item.get("output")))
     if kind == "reasoning":
-        return PromptMessage("assistant", [])
-    return _chat_turn(item)
+        return Message("assistant", [], _item_reasoning(item), joins=True)
+    message = _chat_message(item)
+    message.joins = message.role == "assistant"
+    return message
 
 
-def _content(content: Any) -> list[int]:
+def _item_reasoning(item: dict[str, Any]) -> str:
+    """The first text of its content, else of its summary, as vLLM takes it."""
+    for parts in (item.get("content"), item.get("summary")):
+        if isinstance(parts, list) and parts and isinstance(parts[0], dict):
+            return text if isinstance(text := parts[0].get("text"), str) else ""
+    return ""
+
+
+def _content(content: Any) -> list[Part]:
     if content is None:
         return []
     if isinstance(content, str):
-        return encode(content)
+        return [content]
     if not isinstance(content, list):
         raise BadRequest("content must be a string or a list of parts.", "messages")
-    return [token for part in content for token in _part(part)]
+    return [read for part in content if (read := _part(part)) is not None]
 
 
-def _part(part: Any) -> list[int]:
+def _part(part: Any) -> Part | None:
     if isinstance(part, str):
-        return encode(part)
+        return part
     if not isinstance(part, dict) or not isinstance(kind := part.get("type"), str):
         raise BadRequest("Every content part needs a type.", "messages")
     if kind in _TEXT_PARTS:
         text = part.get(_TEXT_PARTS[kind])
         if not isinstance(text, str):
             raise BadRequest(f"A content part of type {kind} needs its text.", "messages")
-        return encode(text)
+        return text
     if kind in _MEDIA_PARTS:
-        return media_tokens(_json(part.get(kind) or part.get("source") or part.get("image_url")).encode())
+        content = part.get(kind) or part.get("source") or part.get("image_url")
+        return Media(json_text(content, is_sorted=True).encode())
     if kind == "tool_use":
-        return _tool_call({"name": part.get("name"), "arguments": part.get("input")})
+        return Call(part.get("name"), part.get("input"))
     if kind == "tool_result":
-        return encode("<tool_response>\n") + _content(part.get("content")) + encode("\n</tool_response>")
-    if kind == "thinking":
-        return []  # templates drop the reasoning of earlier turns
+        parts = _content(part.get("content"))
+        return Result(tuple(part for part in parts if isinstance(part, str | Media)))
+    if kind in ("thinking", "redacted_thinking"):
+        return None
     raise BadRequest(f"Unknown content part type: {kind}.", "messages")
 
 
-def _tool_call(function: dict[str, Any]) -> list[int]:
-    """As the engine writes a call, so that its own is a prefix-cache hit on the next turn."""
-    arguments = function.get("arguments")
-    if not isinstance(arguments, str):
-        arguments = msgspec.json.encode(arguments).decode()
-    return encode(f"{CALL_OPENING}{_json(function.get('name'))}{CALL_ARGUMENTS}{arguments}{CALL_CLOSING}")
+def _call(function: dict[str, Any]) -> Call:
+    return Call(function.get("name"), function.get("arguments"))
 
 
-def _tools(body: JsonBody) -> list[Any] | None:
+def _tools(body: JsonBody) -> list[Any]:
     tools = body.raw("tools")
     if tools is not None and not isinstance(tools, list):
         raise BadRequest("tools must be a list.", "tools")
-    return tools
+    return tools or []
 
 
 def _objects(value: Any, name: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise BadRequest(f"{name} must be a list of objects.", name)
     return value
-
-
-def _json(value: Any) -> str:
-    """With sorted keys, so that equal values have equal text."""
-    return msgspec.json.encode(value, order="sorted").decode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -13,19 +13,22 @@ from ..core.config import SimConfig
 from ..core.errors import SimError
 from ..core.sequence import Finish, Generation, Ranking
 from ..engine.deltas import Delta
+from .answer_parts import AnswerParser, CallParser, Piece
 from .requests import JsonBody
-from .tool_calls import CallParser, Piece
 
 
 @dataclass(slots=True)
 class Choice:
-    """`text`: as it was generated, with the marks of a call; `content`: without the call.
+    """`text`: as it was generated, with the marks of reasoning and of a call; `said`: without both.
 
-    parser: None if nothing can be called.
+    parser: None if the answer can have neither.
     """
 
     text: str = ""
-    parser: CallParser | None = None
+    said: str = ""
+    reasoning: str = ""
+    reasoning_tokens: int = 0
+    parser: AnswerParser | None = None
     latest: Piece = field(default_factory=Piece)
     token_ids: list[int] = field(default_factory=list)
     finish: Finish | None = None
@@ -36,11 +39,14 @@ class Choice:
     @property
     def called(self) -> CallParser | None:
         """The parser of a call, once its tool is known."""
-        return self.parser if self.parser is not None and self.parser.name is not None else None
+        call = None if self.parser is None else self.parser.call
+        return call if call is not None and call.name is not None else None
 
     @property
     def content(self) -> str | None:
-        return self.text if self.called is None else None
+        if self.called is not None or (self.reasoning_tokens and not self.said):
+            return None
+        return self.said
 
 
 @dataclass(slots=True)
@@ -53,12 +59,14 @@ class Reply:
     choices: list[Choice] = field(default_factory=list)
     cached_tokens: int = 0
     events: int = 0  # streamed so far, for an API that numbers them
-    is_open: bool = False  # its block or item has begun, in an API that streams such
+    part: str = ""  # the kind of the block or item that is open, in an API that streams such
+    place: int = 0  # of that part
 
     def __post_init__(self) -> None:
-        form = self.generation.sampling.form
+        form, thoughts = self.generation.sampling.form, self.generation.sampling.thoughts
+        calls = form is not None and bool(form.tools)
         self.choices = [
-            Choice(parser=CallParser() if form is not None and form.tools else None)
+            Choice(parser=AnswerParser(thoughts, calls=calls) if calls or thoughts is not None else None)
             for _ in range(len(self.generation.prompts) * self.generation.choices)
         ]
 
@@ -66,7 +74,13 @@ class Reply:
         choice = self.choices[delta.choice]
         choice.text += delta.text
         is_last = delta.finish is not None
-        choice.latest = choice.parser.push(delta.text, is_last=is_last) if choice.parser else Piece(delta.text)
+        piece = choice.parser.push(delta.text, is_last=is_last) if choice.parser else Piece(delta.text)
+        choice.reasoning_tokens += bool(piece.reasoning)
+        if not self.generation.include_reasoning:
+            piece = replace(piece, reasoning="")
+        choice.latest = piece
+        choice.said += piece.content
+        choice.reasoning += piece.reasoning
         if delta.logprobs is not None:
             choice.logprobs.append(delta.logprobs)
         if delta.token is not None:
@@ -100,12 +114,27 @@ class Reply:
     def completion_tokens(self) -> int:
         return sum(len(choice.token_ids) for choice in self.choices)
 
+    @property
+    def reasons(self) -> bool:
+        """Whether the model does so at all."""
+        return self.generation.reasoning_field is not None
+
+    @property
+    def shows_tokens(self) -> bool:
+        """False where token ids and logprobs would show reasoning that the client does not want."""
+        return self.generation.include_reasoning or not self.reasons
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(choice.reasoning_tokens for choice in self.choices)
+
     def usage(self) -> dict[str, Any]:
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "completion_tokens": self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            **({"completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens}} if self.reasons else {}),
         }
 
 

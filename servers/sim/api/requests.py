@@ -11,9 +11,10 @@ import msgspec
 from ..core.block_pool import Namespace
 from ..core.config import SimConfig
 from ..core.errors import BadRequest, UnknownName
+from ..core.reasoning import Thoughts
 from ..core.sequence import Generation, Sampling
 from ..core.structured_text import AnswerForm
-from ..core.tokens import VOCABULARY_SIZE
+from ..core.tokens import VOCABULARY_SIZE, is_token
 
 _MAX_CHOICES = 128
 _MAX_SALT = 128
@@ -82,10 +83,6 @@ class JsonBody:
         return tuple(value)
 
 
-def is_token(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < VOCABULARY_SIZE
-
-
 def served_model(body: JsonBody, config: SimConfig) -> str:
     name = body.text("model") or config.model
     if name not in config.names:
@@ -129,14 +126,22 @@ def read_generation(
         sampling=_sampling(body, _limit(config, prompts, asked[0] if asked else None, default_limit), stop),
         transfer_params=body.mapping("kv_transfer_params"),
         stream=stream,
+        include_reasoning=body.raw("include_reasoning") is None or body.flag("include_reasoning"),
+        reasoning_field=config.reasoning_field if config.reasoning else None,
         include_usage=options.flag("include_usage"),
         continuous_usage=options.flag("continuous_usage_stats"),
         return_token_ids=body.flag("return_token_ids"),
     )
 
 
-def formed(generation: Generation, form: AnswerForm | None, logprobs: int | None = None) -> Generation:
-    return replace(generation, sampling=replace(generation.sampling, form=form, logprobs=logprobs))
+def formed(
+    generation: Generation,
+    form: AnswerForm | None,
+    thoughts: Thoughts | None = None,
+    *,
+    logprobs: int | None = None,
+) -> Generation:
+    return replace(generation, sampling=replace(generation.sampling, form=form, thoughts=thoughts, logprobs=logprobs))
 
 
 def _limit(config: SimConfig, prompts: tuple[tuple[int, ...], ...], asked: int | None, default: int | None) -> int:

@@ -138,9 +138,9 @@ class _Server:
     async def tokenize(self, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
         if body.raw("messages") is not None:
-            tokens = chat_prompt(body)
+            tokens = chat_prompt(body, self._config)
         elif isinstance(prompt := body.raw("prompt"), str):
-            (tokens,) = read_prompts(prompt)
+            (tokens,) = read_prompts(prompt, self._config.tokenizer)
         else:
             raise BadRequest("prompt or messages is required.", "prompt")
         texts = [decode((token,)) for token in tokens] if body.flag("return_token_strs") else None
@@ -151,7 +151,7 @@ class _Server:
         try:
             body = await _body(request)
             served_model(body, self._config)
-            return _json({"input_tokens": len(messages_prompt(body))})
+            return _json({"input_tokens": len(messages_prompt(body, self._config))})
         except SimError as error:
             return _json(Messages().error(error), status=error.status)
 

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .tokens import encode
+from .tokens import LETTERS_A_PIECE, TURN_START, Tokenizer, decode, encode
 
 VOWELS, CONSONANTS = "aeiou", "bdfgklmnprstvz"
 _VOWELS = frozenset(encode(VOWELS))
@@ -24,29 +24,35 @@ _SHORTEST, _SPREAD = 24, 72  # natural lengths: 24 to 95 tokens, with the end-of
 class AnswerChain:
     """The state that determines the next token. `key` stands for the weights: equal keys give equal answers."""
 
-    def __init__(self, key: bytes, tokens: Iterable[int]) -> None:
+    def __init__(self, key: bytes, tokens: Iterable[int], tokenizer: Tokenizer = Tokenizer.CHARACTERS) -> None:
         held = array("I", tokens)
         self._digest = hashlib.blake2b(held.tobytes(), digest_size=8, key=key)
-        self._last = held[-1] if held else 0
+        self._tokenizer = tokenizer
+        self._last = _last_letter(held[-1]) if held else 0
 
     def append(self, token: int) -> None:
         self._digest.update(array("I", (token,)).tobytes())
-        self._last = token
+        self._last = _last_letter(token)
 
     def natural_length(self) -> int:
         return _SHORTEST + (self._draw() >> 32) % _SPREAD
 
+    def reasoning_length(self, share: float) -> int:
+        """In tokens; 0 for all but a `share` of the answers."""
+        draw = self._draw(b"reasoning")
+        return _SHORTEST + (draw >> 32) % _SPREAD if (draw & 0xFFFF) / 0x10000 < share else 0
+
     def next_token(self) -> int:
-        """After a vowel a consonant or (three times in eight) a space; after a consonant a vowel."""
         draw = self._draw()
-        if self._last in _VOWELS:
-            if draw % 8 < 3:
-                return _SPACE
-            return _CLOSED[(draw >> 8) % len(_CLOSED)]
-        if self._last in _CLOSED:
-            return _OPEN[(draw >> 8) % len(_OPEN)]
-        letters = _CLOSED + _OPEN
-        return letters[(draw >> 8) % len(letters)]
+        if self._tokenizer is Tokenizer.CHARACTERS:
+            return _letter_after(self._last, draw)
+        letters, last = [], self._last
+        for _ in range(LETTERS_A_PIECE):
+            last = _letter_after(last, draw)
+            letters.append(last)
+            draw >>= 12
+        (piece,) = self._tokenizer.tokens("".join(map(chr, letters)))
+        return piece
 
     def choose(self, options: Sequence[Any], turn: int) -> Any:
         """One of the options. Draws of different `turn` differ, though no token came between them."""
@@ -66,6 +72,25 @@ class AnswerChain:
         digest = self._digest.copy()
         digest.update(salt)
         return int.from_bytes(digest.digest())
+
+
+def _letter_after(last: int, draw: int) -> int:
+    """After a vowel a consonant or (three times in eight) a space; after a consonant a vowel."""
+    if last in _VOWELS:
+        if draw % 8 < 3:
+            return _SPACE
+        return _CLOSED[(draw >> 8) % len(_CLOSED)]
+    if last in _CLOSED:
+        return _OPEN[(draw >> 8) % len(_OPEN)]
+    letters = _CLOSED + _OPEN
+    return letters[(draw >> 8) % len(letters)]
+
+
+def _last_letter(token: int) -> int:
+    if token < TURN_START:
+        return token
+    text = decode((token,))
+    return ord(text[-1]) if text else token
 
 
 class StopText:

@@ -9,6 +9,7 @@ from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
 
 from ...engine_profile.step_time import EngineProfile
+from .tokens import Tokenizer
 
 
 class LoadFailurePolicy(StrEnum):
@@ -16,6 +17,21 @@ class LoadFailurePolicy(StrEnum):
 
     FAIL = "fail"  # the request ends with 500
     RECOMPUTE = "recompute"  # D computes the prompt itself
+
+
+class TemplateName(StrEnum):
+    """The order in which a prompt is written."""
+
+    PLAIN = "plain"  # tools, then messages as they are
+    QWEN = "qwen"  # system, then tools; reasoning only after the last user's message
+    GLM = "glm"  # tools, then system; reasoning only after the last user's message
+
+
+class ReasoningField(StrEnum):
+    """The member of a chat's answer that holds the reasoning."""
+
+    REASONING = "reasoning"
+    REASONING_CONTENT = "reasoning_content"  # its older name
 
 
 class EventEncoding(StrEnum):
@@ -36,6 +52,10 @@ class SimConfig:
     aliases: tuple[str, ...] = ()  # further names of the model
     loras: tuple[str, ...] = ()  # further model names, each with answers of its own
     seed: int = 0
+    tokenizer: Tokenizer = Tokenizer.CHARACTERS
+    template: TemplateName = TemplateName.PLAIN
+    reasoning: float = 0.0  # share of answers that begin with reasoning, where the request says nothing; 0: never any
+    reasoning_field: ReasoningField = ReasoningField.REASONING
     block_size: int = 16  # tokens per KV block
     num_blocks: int = 16_384
     max_model_len: int = 32_768
@@ -49,7 +69,7 @@ class SimConfig:
     peer_timeout_s: float = 5.0
     load_failure_policy: LoadFailurePolicy = LoadFailurePolicy.FAIL
     kv_events_endpoint: str = ""  # empty: none; with * it is bound, else connected
-    kv_events_topic: str = ""
+    kv_events_topic: str = ""  # {address} stands for the engine's host:port
     kv_events_encoding: EventEncoding = EventEncoding.MAP
     kv_events_replay_endpoint: str = ""  # bound, for subscribers that missed events; empty: none
     kv_events_buffer_steps: int = 10_000  # how many of the latest batches can be replayed
@@ -66,6 +86,8 @@ class SimConfig:
         for name in (*counts, "lease_s", "peer_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}", param=name)
+        if not 0 <= self.reasoning <= 1:
+            raise ConfigError(f"reasoning must be between 0 and 1, got {self.reasoning}", param="reasoning")
         if self.time_scale < 0:
             raise ConfigError(f"time_scale must not be negative, got {self.time_scale}", param="time_scale")
         if self.num_blocks * self.block_size < self.max_model_len:

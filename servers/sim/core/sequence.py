@@ -9,8 +9,9 @@ from typing import Any
 from .answer_text import AnswerChain, StopText
 from .block_pool import Block, BlockHash, Namespace, chain_hash
 from .handoffs import Transfer
+from .reasoning import Thinking, Thoughts
 from .structured_text import AnswerForm, Guide
-from .tokens import TURN_END, decode
+from .tokens import TURN_END, Tokenizer, decode
 
 Ranking = tuple[tuple[int, float], ...]  # likely tokens and their log probabilities; the sampled one leads
 
@@ -48,6 +49,7 @@ class Sampling:
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False
     form: AnswerForm | None = None  # free text
+    thoughts: Thoughts | None = None  # of a model that may reason first
     logprobs: int | None = None  # how many of the most likely tokens are ranked beside each sampled one
 
 
@@ -63,6 +65,8 @@ class Generation:
     transfer_params: dict[str, Any] | None = None
     session_id: str | None = None  # the client's name of its conversation, which KV events repeat
     stream: bool = False
+    include_reasoning: bool = True  # False: it is generated and counted, but not shown
+    reasoning_field: str | None = None  # the member that holds it; None: the model does not reason
     include_usage: bool = False
     continuous_usage: bool = False
     return_token_ids: bool = False
@@ -79,6 +83,7 @@ class Sequence:
     answer_key: bytes = b""  # the weights
     transfer: Transfer = field(default_factory=Transfer)
     session_id: str | None = None
+    tokenizer: Tokenizer = Tokenizer.CHARACTERS
     state: SequenceState = SequenceState.WAITING
     tokens: list[int] = field(default_factory=list)  # the prompt and the answer so far
     blocks: list[Block] = field(default_factory=list)
@@ -92,13 +97,16 @@ class Sequence:
     _hashes: list[BlockHash] = field(default_factory=list)
     _chain: AnswerChain | None = None
     _natural_length: int = 0
+    _thinking: Thinking | None = None
     _guide: Guide | None = None
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
         self.wants_pull = self.transfer.remote is not None or self.transfer.trap is not None
         self.text = StopText(self.sampling.stop, include_stop=self.sampling.include_stop)
-        self._guide = self.sampling.form.guide() if self.sampling.form is not None else None
+        if self.sampling.thoughts is not None:
+            self._thinking = Thinking(self.sampling.thoughts, self.tokenizer)
+        self._guide = self.sampling.form.guide(self.tokenizer) if self.sampling.form is not None else None
 
     @property
     def answered(self) -> int:
@@ -143,12 +151,15 @@ class Sequence:
         """Draws the next token from the blocks' contents and adds it to `tokens`."""
         if self._chain is None:
             held = [token for block in self.blocks for token in block.content]
-            self._chain = AnswerChain(self.answer_key, held[: len(self.tokens)])
+            self._chain = AnswerChain(self.answer_key, held[: len(self.tokens)], self.tokenizer)
             if not self.answered:
                 self._natural_length = max(self._chain.natural_length(), self.sampling.min_tokens + 1)
-        token = self._guide.next_token(self._chain) if self._guide else None
+        token = self._thinking.next_token(self._chain) if self._thinking else None
+        if token is None and self._guide:
+            token = self._guide.next_token(self._chain)
         if token is None:
-            is_end = not self.sampling.ignore_eos and self.answered + 1 >= self._natural_length
+            thought = self._thinking.tokens if self._thinking else 0
+            is_end = not self.sampling.ignore_eos and self.answered - thought + 1 >= self._natural_length
             token = TURN_END if is_end else self._chain.next_token()
         if self.sampling.logprobs is not None:
             self.logprobs = self._chain.rank(token, self.sampling.logprobs)

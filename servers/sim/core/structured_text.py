@@ -13,7 +13,7 @@ from typing import Any
 
 from .answer_text import AnswerChain
 from .json_steps import Steps, json_text, value_steps
-from .tokens import TURN_END
+from .tokens import TURN_END, Tokenizer, decode
 
 CALL_OPENING, CALL_ARGUMENTS, CALL_CLOSING = '\n<tool_call>\n{"name":', ',"arguments":', "}\n</tool_call>"
 
@@ -38,8 +38,8 @@ class AnswerForm:
     is_named: bool = False
     schema: Any = None
 
-    def guide(self) -> Guide:
-        return Guide(self._steps())
+    def guide(self, tokenizer: Tokenizer = Tokenizer.CHARACTERS) -> Guide:
+        return Guide(self._steps(), tokenizer)
 
     def _steps(self) -> Generator[Any, Any, bool]:
         """Returns whether free text follows."""
@@ -58,11 +58,13 @@ class AnswerForm:
 class Guide:
     """Where one answer is in its form. Kept while its sequence is preempted."""
 
-    def __init__(self, steps: Steps) -> None:
+    def __init__(self, steps: Steps, tokenizer: Tokenizer = Tokenizer.CHARACTERS) -> None:
         self._steps = steps
+        self._tokenizer = tokenizer
         self._chosen: Any = None
         self._choices = 0
-        self._due: deque[str] = deque()
+        self._due: deque[int] = deque()
+        self._open = ""  # text that belongs to a piece which may go on
         self._is_over = self._is_free = False
 
     def next_token(self, chain: AnswerChain) -> int | None:
@@ -70,7 +72,7 @@ class Guide:
         while not self._due and not self._is_over:
             self._advance(chain)
         if self._due:
-            return ord(self._due.popleft())
+            return self._due.popleft()
         return None if self._is_free else TURN_END
 
     def _advance(self, chain: AnswerChain) -> None:
@@ -78,10 +80,25 @@ class Guide:
             step = self._steps.send(self._chosen)
         except StopIteration as end:
             self._is_over, self._is_free = True, bool(end.value)
+            self._settle(self._tokenizer.tokens(self._open))
             return
         self._chosen = None
         if isinstance(step, str):
-            self._due.extend(step)
+            self._write(step)
             return
         self._chosen = chain.choose(step, self._choices)
         self._choices += 1
+
+    def _write(self, text: str) -> None:
+        """What the tokeniser would make of the whole answer, so that it is the same tokens as a prompt's."""
+        if self._tokenizer is Tokenizer.CHARACTERS:
+            self._due.extend(map(ord, text))
+            return
+        tokens = self._tokenizer.tokens(self._open + text)
+        self._open = decode(tokens[-1:])
+        self._settle(tokens[:-1])
+
+    def _settle(self, tokens: list[int]) -> None:
+        """A value that holds the mark of an answer's end does not end it."""
+        for token in tokens:
+            self._due.extend(map(ord, decode((token,))) if token == TURN_END else (token,))

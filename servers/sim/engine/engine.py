@@ -226,6 +226,7 @@ class SimEngine:
                 sampling=generation.sampling,
                 namespace=generation.namespace,
                 session_id=generation.session_id,
+                tokenizer=self.config.tokenizer,
                 answer_key=key,
                 transfer=transfer,
             )

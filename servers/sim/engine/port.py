@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 _BACKLOG = 2048
+_ROUNDS = 3  # of the loop, after which asyncio has made the protocol of a connection that it has accepted
 
 
 class Listener:
@@ -25,11 +26,16 @@ class Listener:
         )
         self._host = host
         self._server: asyncio.Server | None = None
+        self._closing: asyncio.Server | None = None
+        self._is_severed = False
         self.port = port
 
     async def open(self) -> None:
         if self._server is not None:
             return
+        while self._closing is not None:
+            await asyncio.sleep(0)
+        self._is_severed = False
         if self._runner.server is None:
             await self._runner.setup()
         factory = self._runner.server
@@ -49,13 +55,14 @@ class Listener:
 
     def sever(self) -> None:
         """Refuses connections and drops all, also those with a request in progress."""
+        self._is_severed = True
         self._stop_listening()
-        for connection in self._connections():
-            if connection.transport is not None:
-                connection.transport.abort()
+        self._abort_all()
 
     async def end(self) -> None:
         self._stop_listening()
+        while self._closing is not None:
+            await asyncio.sleep(0)
         await self._runner.cleanup()
 
     @web.middleware
@@ -69,10 +76,28 @@ class Listener:
         finally:
             self._busy.discard(transport)
 
+    def _abort_all(self) -> None:
+        for connection in self._connections():
+            if connection.transport is not None:
+                connection.transport.abort()
+
     def _stop_listening(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._server is None:
+            return
+        self._closing, self._server = self._server, None
+        for listening in self._closing.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        self._close(_ROUNDS)
+
+    def _close(self, rounds: int) -> None:
+        """Only now: asyncio loses a connection whose server is closed between its being accepted and made."""
+        if rounds:
+            asyncio.get_running_loop().call_soon(self._close, rounds - 1)
+        elif self._closing is not None:
+            self._closing.close()
+            self._closing = None
+            if self._is_severed:
+                self._abort_all()
 
     def _connections(self) -> list[web.RequestHandler]:
         return [] if self._runner.server is None else list(self._runner.server.connections)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from ppd.proxy.config import Mode
-from tests.e2e.failures.fleet import FaultFleet, Seen, Talk
+from tests.e2e.failures.fleet import PATH, FaultFleet, Seen, Talk
 
 Ask = Callable[[FaultFleet, int], Awaitable[None]]
 
@@ -62,8 +64,26 @@ async def left(field: FaultFleet, number: int) -> None:
     await field.until(field.at_rest)
 
 
+async def large(field: FaultFleet, number: int) -> None:
+    """Read by the helper process, from shared memory."""
+    assert "context length" in await refused(field, f"{number} {'word ' * 300_000}")
+
+
+async def intricate(field: FaultFleet, number: int) -> None:
+    """Refused by the helper process."""
+    assert "parts" in await refused(field, [{"type": "text", "text": f"{number} {'word ' * 10}"}] * 25_000)
+
+
+async def refused(field: FaultFleet, content: object) -> str:
+    body = json.dumps({"model": "sim", "messages": [{"role": "user", "content": content}]}).encode()
+    headers = {"Content-Type": "application/json"}
+    async with field.session.post(field.base_url + PATH, data=io.BytesIO(body), headers=headers) as answer:
+        assert answer.status == 400
+        return str((await answer.json())["error"]["message"])
+
+
 @pytest.mark.parametrize("mode", [Mode.ALWAYS_SPLIT, Mode.ALWAYS_LOCAL])
-@pytest.mark.parametrize("turn", [whole, streamed, left], ids=lambda turn: turn.__name__)
+@pytest.mark.parametrize("turn", [whole, streamed, left, large, intricate], ids=lambda turn: turn.__name__)
 async def test_turns_leave_nothing_to_the_collector(turn: Ask, mode: Mode) -> None:
     async with FaultFleet.of("P1 D1", mode=mode) as field:
         await turn(field, TURNS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -106,6 +106,7 @@ def sweep_in() -> MakeSweep:
         *topologies: str,
         qps: tuple[float, ...] = (1, 4, 8),
         turns: tuple[int, ...] = (2,),
+        later: Sequence[str] = tuple(LATER),
         seeds: int = 2,
         fails: Callable[[Run], str] = lambda run: "",
         origin: Origin = ORIGIN,
@@ -114,7 +115,7 @@ def sweep_in() -> MakeSweep:
         grid = Grid(
             arms=tuple(Arms(topology=t, x=() if t.endswith("R") else (0.0, 1.0)) for t in topologies),
             first=(FIRST,),
-            later=tuple(LATER.values()),
+            later=tuple(LATER[name] for name in later),
             qps=qps,
             turns=turns,
             seconds=5.0,

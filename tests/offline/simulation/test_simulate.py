@@ -138,7 +138,8 @@ def test_requests_of_a_shared_prefix_find_it() -> None:
     assert {record.cached_tokens for record in of_turn(records, 1)} == {0, 256}
 
 
-def test_a_run_without_end_is_one_clear_error() -> None:
+def test_a_run_without_end_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppd.offline.simulation.simulate.HORIZON_S", 3600.0)
     patient = Workload(first=BUSY.first, later=BUSY.later, think_s=1e9)
     with pytest.raises(ConfigError, match=r"first_later-think1e\+09/q4-s0: \d+ conversations have no end"):
         simulate(run_of(workload=patient), SETUP)

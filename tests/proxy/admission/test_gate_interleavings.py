@@ -85,7 +85,7 @@ def check_at_rest(door: Door) -> None:
         assert not any(door.fits(needs) and door.admission._line.is_wanted(needs) for needs in "mn")
 
 
-@settings(max_examples=150)
+@settings(max_examples=2 * settings().max_examples)
 @given(steps=st.lists(STEPS, min_size=10, max_size=60), inside=st.integers(1, 4), queue=st.integers(0, 4))
 def test_whatever_happens_the_counts_are_right_and_nobody_waits_for_nothing(
     steps: list[tuple[str, Any]], inside: int, queue: int
@@ -93,7 +93,7 @@ def test_whatever_happens_the_counts_are_right_and_nobody_waits_for_nothing(
     run(play(steps, inside, queue))
 
 
-@settings(max_examples=50)
+@settings(max_examples=settings().max_examples // 2)
 @given(
     arrivals=st.lists(st.sampled_from("ab"), min_size=5, max_size=40),
     slots=st.integers(1, 3),

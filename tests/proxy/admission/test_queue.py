@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
@@ -341,5 +341,4 @@ class LineMachine(RuleBasedStateMachine):
         assert not self.line._classes
 
 
-LineMachine.TestCase.settings = settings(max_examples=60)
 TestLineMachine = LineMachine.TestCase

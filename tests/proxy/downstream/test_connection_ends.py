@@ -232,7 +232,7 @@ def traced() -> Iterator[Callable[[], int]]:
 
 @on_both_loops
 async def test_a_body_in_tiny_chunks_takes_no_more_memory_than_its_size(traced: Callable[[], int]) -> None:
-    size = 400_000
+    size = 100_000
     wire = TURN + CHUNKED + b"2\r\nxx\r\n" * (size // 2)
     async with site(waits=True) as at, connected(at) as (_, writer):
         held = traced()

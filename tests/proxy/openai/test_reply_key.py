@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.proxy.config import SessionKey
@@ -184,7 +184,6 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
 
 
 @given(text=TEXT, calls=CALLS, cuts=CUTS, asked=st.booleans())
-@settings(max_examples=60)
 @pytest.mark.parametrize("endpoint", Endpoint)
 def test_however_a_reply_was_cut_its_key_is_that_of_its_echo(
     endpoint: Endpoint, text: str, calls: list[Call], cuts: list[int], asked: bool

@@ -273,7 +273,7 @@ MESSAGE = st.fixed_dictionaries(
 
 @pytest.mark.parametrize("endpoint", Endpoint)
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples // 2)
 def test_any_json_gives_a_request_or_a_request_error(endpoint: Endpoint, data: st.DataObject) -> None:
     session_key = data.draw(st.sampled_from(SessionKey))
     prompt = data.draw(st.lists(MESSAGE, min_size=1) | st.lists(PART, min_size=1) | JSON)

@@ -67,7 +67,7 @@ def looks(one: Proxy) -> None:
 async def test_a_newcomer_serves_when_it_knows_the_newest_sessions_and_is_told_the_others_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    count = 1000
+    count = 200
     monkeypatch.setattr(replication, "FIRST_SESSIONS", 2)
     monkeypatch.setattr(replication, "BATCH_SESSIONS", 1)
     monkeypatch.setattr(membership, "SNAPSHOT_S", 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -126,6 +127,18 @@ async def test_a_warning_says_what_is_there_instead_of_a_proxy(
         port = await there(context, stack)
         await stack.enter_async_context(watching(announcing(port, server_key)))
         await said(caplog, f"proxy 127.0.0.1:{port} takes no heartbeats: {text}")
+    context.destroy(linger=0)
+
+
+async def test_what_happens_before_the_watch_begins_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    """ZeroMQ's thread connects at once, and gives up for good where no keys are taken."""
+    context = zmq.asyncio.Context()
+    async with AsyncExitStack() as stack:
+        port = await plain(context, stack)
+        announcer = announcing(port, SERVER[0])
+        time.sleep(0.15)  # noqa: ASYNC251  # the loop stands still
+        await stack.enter_async_context(watching(announcer))
+        await said(caplog, "it takes no keys")
     context.destroy(linger=0)
 
 

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from ppd.servers.engine_profile.profile_file import ProfileFile, Status, Transfers, encode
 from ppd.servers.engine_profile.step_time import EngineProfile
 from ppd.servers.sim.command import command
+from ppd.servers.sim.core.tokens import Tokenizer
 
 ABOUT: Any = {
     "status": Status.MODELLED,
@@ -101,7 +102,14 @@ async def test_a_profile_says_what_flags_do_not(lab: Any, tmp_path: Path) -> Non
     costs = EngineProfile(step_s=1e-3, max_batched_tokens=512)
     path = tmp_path / "small.json"
     path.write_bytes(encode(ProfileFile(name="small", costs=costs, kv_capacity_tokens=6400, block_size=32, **ABOUT)))
-    async with process("--profile", str(path), "--max-model-len", "3000", "--num-blocks", "100") as r:
+    model = ("--template", "glm", "--tokenizer", "pieces", "--reasoning", "1", "--reasoning-field", "reasoning_content")
+    async with process("--profile", str(path), "--max-model-len", "3000", "--num-blocks", "100", *model) as r:
+        answer = (await lab.chat(r, HI, max_tokens=20, return_token_ids=True)).json
+        assert (
+            Tokenizer.PIECES.tokens("[gMASK]<sop><|user|>\nhi from another process<|assistant|>")
+            == (answer["prompt_token_ids"])
+        )
+        assert answer["choices"][0]["message"]["reasoning_content"]
         metrics = (await lab.fetch(r, "/metrics")).body.decode()
         assert re.search(r'vllm:cache_config_info\{[^}]*block_size="32"[^}]*num_gpu_blocks="100"', metrics), metrics
 
@@ -112,6 +120,8 @@ async def test_a_profile_says_what_flags_do_not(lab: Any, tmp_path: Path) -> Non
         (["--block-size", "0"], "block_size must be positive"),
         (["--num-blocks", "1"], "max_model_len must fit"),
         (["--role", "X"], "--role"),
+        (["--template", "llama"], "--template"),
+        (["--reasoning", "2"], "--reasoning"),
         (["--max-num-batched-tokens", "0"], "max_batched_tokens"),
         (["--profile", "no-such-engine"], "must be "),
     ],

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ppd.servers.sim.core.answer_text import AnswerChain, StopText
-from ppd.servers.sim.core.tokens import decode, encode
+from ppd.servers.sim.core.tokens import Tokenizer, decode, encode
 
 
 def answer(prompt: list[int], key: bytes = b"weights", length: int = 60) -> str:
@@ -84,3 +86,14 @@ def test_before_the_least_length_nothing_stops() -> None:
     out = StopText(("b",))
     assert out.push("b", may_stop=False) == "b"
     assert out.matched is None
+
+
+@given(st.text(max_size=40), st.integers(1, 40))
+def test_an_answer_in_pieces_is_what_a_prompt_with_its_text_holds(prompt: str, count: int) -> None:
+    chain = AnswerChain(b"k", Tokenizer.PIECES.tokens(prompt + "\n"), Tokenizer.PIECES)
+    tokens: list[int] = []
+    for _ in range(count):
+        tokens.append(chain.next_token())
+        chain.append(tokens[-1])
+    assert Tokenizer.PIECES.tokens(decode(tokens)) == tokens
+    assert len(decode(tokens)) == 5 * count

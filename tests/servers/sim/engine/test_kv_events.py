@@ -152,7 +152,7 @@ async def answered(lab: Any, engine: Any, subscriber: Subscriber, prompt: str, *
 @pytest.fixture
 async def engine(lab: Any, subscriber: Subscriber) -> Any:
     """One whose events reach the subscriber, with an empty cache."""
-    events = {"kv_events_endpoint": subscriber.endpoint, "kv_events_topic": "kv@R"}
+    events = {"kv_events_endpoint": subscriber.endpoint, "kv_events_topic": "kv@{address}"}
     started = await lab.start(**SETTINGS, **events, dev_mode=True)
     await subscriber.heard(started.events)
     started.faults = Faults(restart_events=True)
@@ -164,7 +164,7 @@ async def test_events_say_what_the_engine_holds(lab: Any, engine: Any, subscribe
     for number in range(4):
         await lab.post(engine, "/v1/completions", {"prompt": chr(97 + number) * 12, "max_tokens": 1})
         topic, sequence, payload = await subscriber.batch()
-        assert (topic, sequence) == (b"kv@R", number)
+        assert (topic.decode(), sequence) == (f"kv@{engine.address}", number)
         for event in msgspec.msgpack.decode(payload)[1]:
             if event["type"] == "BlockRemoved":
                 held -= set(event["block_hashes"])
@@ -250,7 +250,8 @@ async def test_orders_spoil_as_many_batches_as_they_say(lab: Any, engine: Any, s
 
 async def test_a_proxy_can_ask_where_events_come_from(lab: Any, engine: Any, subscriber: Subscriber) -> None:
     (source,) = (await lab.fetch(engine, "/kv_event_sources")).json.values()
-    assert (source["endpoint"], source["replay_endpoint"], source["topic"]) == (subscriber.endpoint, None, "kv@R")
+    assert (source["endpoint"], source["replay_endpoint"]) == (subscriber.endpoint, None)
+    assert source["topic"] == f"kv@{engine.address}"
     assert (await lab.fetch(await lab.start(), "/kv_event_sources")).json == {}
 
 

@@ -8,13 +8,17 @@ from typing import Any
 import openai
 import pytest
 
+from ppd.proxy.fleet.worker import Role
+from ppd.servers.sim.core.config import SimConfig
+from ppd.servers.sim.launch import running_engine
+
 
 @pytest.fixture
-async def client(lab: Any) -> AsyncIterator[openai.AsyncOpenAI]:
-    engine = await lab.start(model="m", api_key="secret")
-    base_url = f"http://{engine.address}/v1"
-    async with openai.AsyncOpenAI(base_url=base_url, api_key="secret", max_retries=0) as client:
-        yield client
+async def client() -> AsyncIterator[openai.AsyncOpenAI]:
+    async with running_engine(SimConfig(role=Role.REPLICA, model="m", api_key="secret")) as engine:
+        base_url = f"http://{engine.address}/v1"
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="secret", max_retries=0) as client:
+            yield client
 
 
 async def test_chat(client: openai.AsyncOpenAI) -> None:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ppd.servers.sim.api.tool_calls import CallParser, Piece, parsed_arguments
+from ppd.servers.sim.api.answer_parts import CallParser, Piece, ThoughtsParser, parsed_arguments
+from ppd.servers.sim.core.reasoning import Thoughts
 
 CALL = '\n<tool_call>\n{"name":"we\\"ather","arguments":{"a":"}\\"{","b":[{}]}}\n</tool_call>'
 
@@ -38,3 +41,33 @@ def test_a_cut_call_has_what_was_there() -> None:
 
 def test_text_is_not_held_back() -> None:
     assert CallParser().push("w", is_last=False) == Piece("w")
+
+
+QWEN = Thoughts("<think>\n", "\n</think>\n\n", share=0.5)
+GLM = Thoughts("\n<think>", "</think>\n", none="\n<think></think>\n", share=0.5)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize(
+    ("thoughts", "text", "reasoning", "rest"),
+    [
+        (QWEN, "<think>\nhm <b>\n\n</think>\n\nyes", "hm <b>\n", "yes"),
+        (QWEN, "<thinner", "", "<thinner"),
+        (QWEN, "<thi", "", "<thi"),
+        (QWEN, "<think>\nhm\n</th", "hm\n</th", ""),
+        (QWEN, "yes <think>\nno\n</think>\n\n", "", "yes <think>\nno\n</think>\n\n"),
+        (GLM, "\n<think>hm</think>\nyes", "hm", "yes"),
+        (GLM, "\n<think></think>\nyes", "", "yes"),
+        (GLM, "\n<think></think", "</think", ""),
+        (GLM, "\n<think>", "", ""),
+        (replace(GLM, none="\n", share=0.0), "\nyes", "", "yes"),
+        (replace(GLM, share=0.0), "\n<think>no", "", "\n<think>no"),
+    ],
+)
+def test_reasoning_is_parted_from_what_follows(
+    thoughts: Thoughts, text: str, reasoning: str, rest: str, step: int
+) -> None:
+    parser = ThoughtsParser(thoughts)
+    parts = [text[at : at + step] for at in range(0, len(text), step)]
+    seen = [parser.push(part, is_last=False) for part in parts] + [parser.push("", is_last=True)]
+    assert ("".join(thought for thought, _ in seen), "".join(other for _, other in seen)) == (reasoning, rest)

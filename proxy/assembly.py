@@ -19,6 +19,7 @@ from .bodies.body_memory import BodyMemory, default_limit, usable_bytes
 from .bodies.body_reader import BodyReader
 from .config import AccessFormat, ProxyConfig, convert
 from .discovery.heartbeat_listener import HeartbeatListener
+from .discovery.senders import HostAddresses
 from .errors import ConfigError
 from .fleet.booking import Ledger
 from .fleet.registry import Registry
@@ -29,6 +30,8 @@ from .health.poisoned_prompts import PoisonedPrompts
 from .health.probe import probing_session
 from .health.prober import Prober
 from .health.worker_health import WorkerHealth
+from .kv_events.engine_caches import EngineCaches
+from .kv_events.subscriber import EventSubscriber
 from .peers.channels import Member
 from .peers.membership import Membership
 from .peers.replication import Operated, Replication
@@ -76,6 +79,7 @@ class Proxy:
     load_watch: LoadWatch
     canary: Canary
     listener: HeartbeatListener
+    event_subscriber: EventSubscriber
     keys: KeyRing | None  # None: clients need no key
     tls: Tls  # towards workers
     drain: Drain
@@ -97,14 +101,13 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     upstream = make_upstream(config, state, tls)
     handoff_release = HandoffRelease(state, upstream)
     receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
-    drain = Drain()
+    drain, keys = Drain(), make_keys(config)
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
     bodies = BodyReader(config, state.hasher, state.registry.aliases, templates=lambda: state.templates.known)
     dispatcher = make_dispatcher(config, state, upstream, handoff_release, bodies)
     canary = make_canary(config, state, upstream)
     rules, passed_over, examine = settings.rules(), canary.passed_over, upstream.examine
     router = Router(config, rules, state, dispatcher, learner, passed_over=passed_over, examine=examine)
-    keys = make_keys(config)
     passthrough = Passthrough(config, state, upstream, bodies)
     body_memory = BodyMemory(body_memory_limit(config), config.head_timeout_s)
     state.metrics.watch(lambda: chain(_gauges(state), body_memory.gauges()))
@@ -127,6 +130,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         load_watch=LoadWatch(config, state.registry, upstream),
         canary=canary,
         listener=HeartbeatListener(config, state.registry, state.metrics, now),
+        event_subscriber=make_event_subscriber(config, state),
         keys=keys,
         tls=tls,
         drain=drain,
@@ -162,6 +166,7 @@ def make_operated(settings: Settings, router: Router) -> Operated:
 
 def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> State:
     registry, metrics, retries = Registry(), Metrics(), RetryBudget(config.retry_share, config.retry_burst)
+    hasher = Hasher(member.secret)
     beliefs, ttl_s, limit = Beliefs(registry.view), config.session_ttl_s, config.session_limit
     return State(
         registry=registry,
@@ -186,7 +191,9 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> 
             on_waited=metrics.queue_wait.observe,
         ),
         rate_limits=RateLimits(),
-        hasher=Hasher(member.secret),
+        hasher=hasher,
+        # A key of a key, so that whoever reads events learns none of a prompt.
+        engine_caches=EngineCaches(lambda history: hasher.key(b"X", f"{history:x}")),
         now=now,
     )
 
@@ -206,8 +213,14 @@ def make_dispatcher(
         admission=state.admission,
         metrics=state.metrics,
         bodies=bodies,
+        session_id=state.engine_caches.session_id,
         now=state.now,
     )
+
+
+def make_event_subscriber(config: ProxyConfig, state: State) -> EventSubscriber:
+    hosts = HostAddresses(state.now)
+    return EventSubscriber(config, state.registry, state.engine_caches, state.metrics, hosts)
 
 
 def make_keys(config: ProxyConfig) -> KeyRing | None:
@@ -249,6 +262,7 @@ def open_log(path: str, metrics: Metrics) -> ReceiptLog:
 
 def _gauges(state: State) -> Iterator[Metric]:
     yield from fleet_gauges(state.registry.views())
+    yield from state.engine_caches.gauges(state.registry.views())
     yield from state.ledger.gauges(state.now())
     yield gauge("ppd_sessions", "Sessions known", len(state.sessions))
     yield gauge("ppd_inflight_turns", "Requests admitted to the fleet", state.admission.inside)

@@ -19,8 +19,8 @@ ORDER = ("proxy", "servers", "offline", "benchmarks")  # each may import those b
 ROOMS = {
     "proxy": (
         *("cli", "downstream", "app", "assembly", "peers", "routing", "bodies", "health", "admission", "settings"),
-        *("discovery", "policy", "connectors", "upstream", "openai", "sessions", "telemetry", "decision_table"),
-        *("beliefs", "fleet", "runtime", "config", "errors", "failures"),
+        *("discovery", "policy", "connectors", "upstream", "openai", "sessions", "kv_events", "telemetry"),
+        *("decision_table", "beliefs", "fleet", "runtime", "config", "errors", "failures"),
     ),
     "servers": ("__main__", "cli", "agent", "fleet", "vllm", "sim", "engine_profile"),
     "servers/sim": ("__main__", "command", "launch", "api", "engine", "templates", "core"),

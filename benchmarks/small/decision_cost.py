@@ -207,6 +207,7 @@ def bench(tools: int) -> TurnBench:
         admission=state.admission,
         metrics=state.metrics,
         bodies=proxy.bodies,
+        session_id=state.engine_caches.session_id,
         now=state.now,
     )
     dispatcher.watch = watch

@@ -25,6 +25,9 @@ def start(proxy: Proxy) -> Background:
     background = Background()
     for socket, encrypted in proxy.listener.sockets:
         background.start("heartbeats", partial(proxy.listener.run, socket, encrypted))
+    background.start("KV events", proxy.event_subscriber.run)
+    if proxy.event_subscriber.bound is not None:
+        background.start("KV events of engines that connect", proxy.event_subscriber.run_bound)
     if proxy.membership.leads:
         background.start("prober", proxy.prober.run)
         background.start("canary", proxy.canary.run)
@@ -47,6 +50,7 @@ async def close(proxy: Proxy, background: Background) -> None:
     await proxy.membership.close()
     await proxy.handoff_release.close()
     proxy.listener.close()
+    await proxy.event_subscriber.close()
     await proxy.upstream.close()
     await proxy.prober.close()
     await proxy.bodies.close()

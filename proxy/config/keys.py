@@ -172,11 +172,16 @@ class ProxyConfig:
     workers: Texts = key(
         (),
         "static workers, `ROLE=host:port`, optionally followed by `,connector=nixl|p2p_nccl|none`, `,model=NAME`, "
-        "`,tls=true`",
+        "`,tls=true`, `,events=tcp://host:port`, `,replay=tcp://host:port`, `,ranks=N`",
         live=True,
     )
     allow_empty: bool = key(
         False, "a changed file may be empty, or name no worker where it named some; otherwise it is not used", live=True
+    )
+    kv_events_bind: Text = key(
+        "",
+        "where engines that connect to the proxy publish KV events, as `tcp://127.0.0.1:5557`, under topics "
+        "`kv@host:port` of their HTTP addresses; needs `processes = 1`; empty: the proxy connects to engines",
     )
     probe_interval_s: Seconds = key(5.0, "how often workers without an agent are probed for health and load")
     worker_api_key: Text = key(
@@ -348,6 +353,12 @@ CONSTRAINTS = (
         lambda some, file: not some or file,
     ),
     Constraint(("tls_cert_file", "tls_key_file"), "set with tls_key_file", _both_or_neither),
+    Constraint(
+        ("kv_events_bind",),
+        "empty, or tcp://host:port",
+        lambda bind: not bind or re.fullmatch(r"tcp://.+:\d+", bind) is not None,
+    ),
+    Constraint(("kv_events_bind", "processes"), "empty where processes is above 1", lambda bind, n: not bind or n == 1),
     Constraint(("worker_cert_file", "worker_key_file"), "set with worker_key_file", _both_or_neither),
     Constraint(
         ("tls_client_ca_file", "tls_cert_file"), "set with tls_cert_file", lambda ca, cert: bool(cert) or not ca

@@ -17,12 +17,15 @@ import msgspec
 
 from ..connectors.p2p_nccl import P2pNccl
 from ..errors import FormatError
-from ..fleet.worker import Announcement, Load, Role, Source, Worker
+from ..fleet.worker import NO_EVENTS, Announcement, EventSource, Load, Role, Source, Worker
 from ..openai.request import MODEL_LIMIT
 
 VERSION = 1
 COORDINATES_LIMIT = 32
 MODELS_LIMIT = 1024
+RANKS_LIMIT = 64
+PORT_LIMIT = 65535
+TCP = "tcp://"
 _NAME = r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63}){0,20}"
 _COORDINATE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _TOKEN = re.compile(r"[\x21-\x7e]{0,256}")  # ends up in heads and bodies of legs
@@ -49,6 +52,7 @@ class Heartbeat(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     draining: bool = False
     leaving: bool = False  # the engine is about to stop: forget it now
     tls: bool = False  # whether `http_address` speaks TLS
+    kv_events: EventSource = NO_EVENTS  # on the host of `http_address`
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -91,9 +95,31 @@ def _ours(message: dict[str, Any]) -> Announcement:
         incarnation=beat.incarnation,
         source=Source.AGENT,
         tls=beat.tls,
+        kv_events=_own_events(beat.kv_events, beat.http_address),
     )
     load = Load(beat.running, beat.waiting, beat.kv_usage, beat.kv_capacity_tokens)
     return Announcement(worker, load, beat.draining, beat.leaving)
+
+
+def _own_events(source: EventSource, address: str) -> EventSource:
+    """The same; FormatError if they are published elsewhere than at the engine, or could not be subscribed to."""
+    check_events(source)
+    for endpoint in (source.endpoint, source.replay_endpoint):
+        if endpoint and endpoint.removeprefix(TCP).rpartition(":")[0] != address.rpartition(":")[0]:
+            raise FormatError("kv_events: must be on the host of http_address")
+    return source
+
+
+def check_events(source: EventSource) -> None:
+    """FormatError unless each endpoint is tcp://host:port, with ports for all ranks."""
+    for endpoint in (source.endpoint, source.replay_endpoint):
+        if endpoint:
+            if not endpoint.startswith(TCP):
+                raise FormatError("kv_events: must be tcp://host:port")
+            check_address(endpoint.removeprefix(TCP), "kv_events")
+            last = int(endpoint.rpartition(":")[2]) + source.ranks - 1
+            if not 0 < source.ranks <= RANKS_LIMIT or last > PORT_LIMIT:
+                raise FormatError(f"kv_events: ranks must be 1 to {RANKS_LIMIT}, with a port each")
 
 
 def _ping(message: dict[str, Any]) -> Announcement:
@@ -148,7 +174,7 @@ def _check_token(text: str, name: str) -> None:
 def check_address(text: str, name: str) -> str:
     """`host:port`, or FormatError naming the field: an address becomes a URL and must hold nothing else."""
     match = _ADDRESS.fullmatch(text)
-    if match is None or not 0 < int(match.group(1)) < 65536:
+    if match is None or not 0 < int(match.group(1)) <= PORT_LIMIT:
         raise FormatError(f"{name}: must be host:port")
     if text.startswith("["):
         try:

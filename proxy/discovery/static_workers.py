@@ -7,8 +7,8 @@ from collections import Counter
 from ..config import ProxyConfig, all_of, refused
 from ..connectors import CONNECTORS
 from ..errors import ConfigError, FormatError
-from ..fleet.worker import Role, Source, Worker
-from .heartbeat import check_address, check_coordinates
+from ..fleet.worker import EventSource, Role, Source, Worker
+from .heartbeat import check_address, check_coordinates, check_events
 
 _COORDINATES = sorted({name for connector in CONNECTORS.values() for name in connector.coordinates})
 WORKER_OPTIONS = ", ".join(
@@ -17,6 +17,9 @@ WORKER_OPTIONS = ", ".join(
         '",model=NAME"',
         '",engine_version=V"',
         '",tls=true"',
+        '",events=tcp://host:port"',
+        '",replay=tcp://host:port"',
+        '",ranks=N"',
         *(f'",{name}=host:port"' for name in _COORDINATES),
     )
 )
@@ -39,7 +42,7 @@ def static_workers(config: ProxyConfig) -> tuple[Worker, ...]:
 
 
 def parse_worker(text: str) -> Worker:
-    """A static worker from "ROLE=host:port", then ",name=value": connector, model, engine_version, or coordinates."""
+    """A static worker from "ROLE=host:port", then ",name=value" of WORKER_OPTIONS."""
     allowed = "ROLE=host:port with ROLE P, D or R, then any of " + WORKER_OPTIONS
     first, *rest = text.split(",")
     role, _, address = first.partition("=")
@@ -48,6 +51,9 @@ def parse_worker(text: str) -> Worker:
         options = dict(part.split("=", 1) for part in rest)
         connector, model = options.pop("connector", "nixl"), options.pop("model", "")
         version, tls = options.pop("engine_version", ""), options.pop("tls", "false")
+        ranks = int(options.pop("ranks", "1"))
+        events = EventSource(options.pop("events", ""), options.pop("replay", ""), ranks)
+        check_events(events)
         if tls not in ("true", "false"):
             raise ValueError(text)
         if connector not in CONNECTORS or not options.keys() <= set(_COORDINATES):
@@ -61,6 +67,7 @@ def parse_worker(text: str) -> Worker:
             coordinates=check_coordinates(options),
             source=Source.STATIC,
             tls=tls == "true",
+            kv_events=events,
         )
     except (ValueError, FormatError):
         raise refused("workers", text, allowed) from None

@@ -43,6 +43,27 @@ class Load:
     kv_capacity_tokens: int = 0  # 0: unknown
 
 
+@dataclass(frozen=True, slots=True)
+class EventSource:
+    """Where an engine publishes its KV events, over ZeroMQ; of several data-parallel ranks the first."""
+
+    endpoint: str = ""  # tcp://host:port; empty: it does not, or connects to the proxy
+    replay_endpoint: str = ""  # where it sends them again; empty: nowhere
+    ranks: int = 1  # the ports of the others follow
+
+    def of_rank(self, rank: int) -> EventSource:
+        """Of one rank alone, as vLLM numbers its ports."""
+        return EventSource(_after(self.endpoint, rank), _after(self.replay_endpoint, rank))
+
+
+NO_EVENTS = EventSource()
+
+
+def _after(endpoint: str, rank: int) -> str:
+    host, _, port = endpoint.rpartition(":")
+    return f"{host}:{int(port) + rank}" if endpoint else ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     """One backend server's identity; a changed `incarnation` means that its KV cache is gone."""
@@ -58,6 +79,7 @@ class Worker:
     incarnation: str = ""
     source: Source = Source.STATIC
     tls: bool = False
+    kv_events: EventSource = NO_EVENTS
     is_trusted: bool = True  # False: who announced it is not known, so the proxy's own key does not go there
 
     @property

@@ -54,6 +54,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     headers: Mapping[str, str]  # what every leg carries: authorization, content type, tracing
     started_s: float  # the turn's arrival
     asked_s: float  # when this attempt began
+    history: int  # the session's, by which engines' events name it
     attempt_id: str = msgspec.field(default_factory=new_id)
     handoff: Handoff | None = None  # what P announced, whether or not D has pulled it
     expiry: Expiry | None = None  # the handoff's, where P's blocks are a lease

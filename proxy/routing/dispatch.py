@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ..admission.auth import SESSION
 from ..admission.gate import Admission
 from ..bodies.body_reader import BodyReader
 from ..bodies.body_worker import ReadAnswer
@@ -23,10 +24,12 @@ from ..errors import LegError, refusal
 from ..failures import Cause, Leg, Phase
 from ..fleet.booking import Ledger, LegBooking
 from ..fleet.view import WorkerView
+from ..fleet.worker import Worker
 from ..openai.answer import AnswerObserver, AnswerSummary
+from ..openai.body_members import Edited, encoded
 from ..openai.edits import Redaction, edited_body
 from ..openai.reply_key import ReplyKey
-from ..openai.request import CHOOSING, Endpoint
+from ..openai.request import CHOOSING, Endpoint, Fields
 from ..openai.stream_relay import Edits, StreamRelay
 from ..telemetry.metrics import Metrics
 from ..telemetry.receipts import LegRecord
@@ -36,6 +39,7 @@ from ..upstream.relayed_headers import RelayedHeaders
 from .attempt import ABORTED, Attempt, OpenAnswer
 from .handoff_release import HandoffRelease
 
+SESSION_MEMBER = "session_id"
 OPENING_LIMIT_BYTES = 8 * 1024 * 1024  # of a stream before its first event; a single event of 4 MiB is in pieces
 
 
@@ -52,13 +56,16 @@ class Dispatcher:
         admission: Admission,
         metrics: Metrics,
         bodies: BodyReader,
+        session_id: Callable[[Worker, int], str | None],
         now: Callable[[], float],
     ) -> None:
+        """session_id(worker, history): what a leg names as its session, if its worker's events are to tell of it."""
         self._ledger = ledger
         self._admission = admission
         self._metrics = metrics
         self._now = now
         self._bodies = bodies
+        self._session_id = session_id
         self._shows_own_key = bool(config.worker_api_key or config.keys_file)
         self._header_rules = RelayedHeaders(config.relay_headers)
         self._upstream = upstream
@@ -78,12 +85,26 @@ class Dispatcher:
             if attempt.decision.prefill is not None:
                 return await self._handoff_release.shielded(self._split(attempt), attempt)
             kind = attempt.answering_leg
-            leg = plain_leg(attempt.request.endpoint, attempt.request.fields, attempt.leg_id(kind[0]))
+            fields = self._fields(attempt, attempt.decision.decode.worker)
+            leg = plain_leg(attempt.request.endpoint, fields, attempt.leg_id(kind[0]))
             return await self._answered(attempt, leg, kind)
         except BaseException:
             if not attempt.is_left:  # else `HandoffRelease` closes it
                 attempt.close()
             raise
+
+    def _fields(self, attempt: Attempt, worker: Worker) -> Fields:
+        """The request's members. A name of the session in them would count before the one in the head."""
+        fields = attempt.request.fields
+        if SESSION_MEMBER not in fields or (name := self._session_id(worker, attempt.history)) is None:
+            return fields
+        return Edited.of(fields, {SESSION_MEMBER: encoded(name)})
+
+    def _headers(self, attempt: Attempt, leg: LegRequest, worker: Worker) -> dict[str, str]:
+        headers = {**attempt.headers, **leg.headers}
+        if (name := self._session_id(worker, attempt.history)) is not None:
+            headers[SESSION] = name
+        return headers
 
     def _closed(self, attempt: Attempt) -> None:
         if attempt.leg is not None:
@@ -106,12 +127,14 @@ class Dispatcher:
         assert decision.prefill is not None, "a SPLIT has a P"
         connector = CONNECTORS[decision.prefill.worker.connector]
         pair = Pair(decision.prefill.worker, decision.decode.worker)
-        prefill = connector.prefill_leg(request.endpoint, request.fields, pair, attempt.leg_id("p"))
+        fields = self._fields(attempt, pair.prefill)
+        prefill = connector.prefill_leg(request.endpoint, fields, pair, attempt.leg_id("p"))
         attempt.handoff = await self._prefilled(attempt, connector, pair, prefill)
         if attempt.is_left:
             raise asyncio.CancelledError  # `HandoffRelease` frees the handoff
         leg_id = prefill.headers[REQUEST_ID] if connector.shares_request_id else attempt.leg_id("d")
-        leg = connector.decode_leg(request.endpoint, request.fields, pair, leg_id, attempt.handoff)
+        fields = self._fields(attempt, pair.decode)
+        leg = connector.decode_leg(request.endpoint, fields, pair, leg_id, attempt.handoff)
         opened = await self._answered(attempt, leg, Leg.DECODE)
         self._ledger.close(attempt.leg_id("p"))  # D has begun to answer, so it has the KV
         return opened
@@ -147,7 +170,7 @@ class Dispatcher:
             async with (
                 asyncio.timeout(timeouts.connect_s + timeouts.first_s),
                 self._upstream.answer(
-                    call, leg.path, body=leg.parts, headers={**attempt.headers, **leg.headers}, timeouts=timeouts
+                    call, leg.path, body=leg.parts, headers=self._headers(attempt, leg, view.worker), timeouts=timeouts
                 ) as answer,
             ):
                 record.status = answer.status
@@ -168,8 +191,9 @@ class Dispatcher:
         attempt.call = Call(view.worker, once=attempt.handoff is not None, expiry=attempt.expiry)
         timeouts = self._stream_timeouts if attempt.request.stream else self._answer_timeouts
         try:
+            headers = self._headers(attempt, leg, view.worker)
             answer = attempt.answer = await self._upstream.ask(
-                attempt.call, leg.path, body=leg.parts, headers={**attempt.headers, **leg.headers}, timeouts=timeouts
+                attempt.call, leg.path, body=leg.parts, headers=headers, timeouts=timeouts
             )
             record.status = answer.status
             if answer.status != 200:

@@ -220,7 +220,9 @@ class Router:
     def _with_beliefs(self, job: Job) -> Turn:
         """What workers hold, as it is believed now: the turn may have waited, and a worker may have restarted since."""
         beliefs, turn = self._state.beliefs, job.turn
-        held = beliefs.held(self._state.registry.fleet(turn.model).views, job.entry, turn.held_tokens)
+        views, source = self._state.registry.fleet(turn.model).views, job.entry.source
+        observed = self._state.engine_caches.observed(source, turn.held_tokens) if source is not None else None
+        held = beliefs.held(views, job.entry, turn.held_tokens, observed)
         return replace(turn, held=held, lost=beliefs.why_lost(job.entry.last))
 
     def _decide(self, job: Job, turn: Turn, failed: FailedAttempts | None, now_s: float) -> Decision:
@@ -252,6 +254,7 @@ class Router:
             headers=job.context.headers,
             started_s=job.started_s,
             asked_s=now_s,
+            history=job.entry.history,
         )
 
     def _give_up(self, attempt: Attempt, exc: LegError) -> FailureRule:

@@ -14,6 +14,7 @@ from ..fleet.registry import Registry
 from ..health.circuit_breaker import RetryBudget
 from ..health.poisoned_prompts import PoisonedPrompts
 from ..health.worker_health import WorkerHealth
+from ..kv_events.engine_caches import EngineCaches
 from ..sessions.prefix_chain import Hasher
 from ..sessions.table import SessionTable
 from ..sessions.templates import TemplateOrder
@@ -41,4 +42,5 @@ class State:
     admission: Admission
     rate_limits: RateLimits
     hasher: Hasher
+    engine_caches: EngineCaches
     now: Callable[[], float]  # seconds, monotonic

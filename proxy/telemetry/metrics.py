@@ -139,6 +139,9 @@ class Metrics:
         self.residency_misses = counter("ppd_residency_misses", "LOCAL turns whose prefix was not cached after all")
         self.handoffs_missing = counter("ppd_handoffs_missing", "Prefill answers without a usable handoff", "reason")
         self.heartbeats = counter("ppd_heartbeats", "Messages on the heartbeat ports", "result")
+        self.kv_events = counter("ppd_kv_events", "Engines' KV events, by what became of them", "kind", "role")
+        self.kv_event_batches_dropped = counter("ppd_kv_event_batches_dropped", "Batches of them not used", "reason")
+        self.kv_event_gaps = counter("ppd_kv_event_gaps", "Batches that did not follow the one before", "result")
         self.passed_through = counter("ppd_passthrough_requests", "Requests outside of sessions", "endpoint", "status")
         self.config_reloads = counter("ppd_config_reloads", "Reads of a changed config, key or TLS file", "result")
 

@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from ppd.proxy.discovery.heartbeat import VERSION, Heartbeat
-from ppd.proxy.fleet.worker import Load, Role
+from ppd.proxy.fleet.worker import NO_EVENTS, EventSource, Load, Role
 from ppd.proxy.health.probe import EngineStatus, probe
 
 from ..fleet.process import EngineFailed, EngineProcess
@@ -69,6 +69,7 @@ class Identity:
     engine: str = "vllm"
     connector: str = "nixl"
     coordinates: dict[str, str]
+    kv_events: EventSource = NO_EVENTS
     launch_id: str  # the incarnation, if the engine does not report its start time
 
 
@@ -89,6 +90,7 @@ def heartbeat_of(identity: Identity, status: EngineStatus, phase: AgentPhase) ->
         engine_version=status.version,
         connector=identity.connector,
         coordinates=identity.coordinates,
+        kv_events=identity.kv_events,
         incarnation=status.metrics.incarnation or identity.launch_id,
         running=load.running,
         waiting=load.waiting,

@@ -18,7 +18,7 @@ import zmq.auth
 from ppd.proxy.connectors import CONNECTORS
 from ppd.proxy.discovery.heartbeat import check_address
 from ppd.proxy.errors import ConfigError, PPDError
-from ppd.proxy.fleet.worker import Role
+from ppd.proxy.fleet.worker import NO_EVENTS, EventSource, Role
 
 from ..agent.agent import Agent, Identity, run_until_signal
 from ..agent.announcer import Announcer
@@ -42,6 +42,7 @@ class AgentOptions:
     side_channel_host: str
     side_channel_port: int
     kv_events_port: int
+    kv_replay_port: int
     device: Device
     gpus: str
     tensor_parallel: int
@@ -62,6 +63,11 @@ def launch_of(options: AgentOptions) -> Launch:
     if options.engine == "sim":
         argv = [sys.executable, "-m", "ppd.servers.sim", "--role", options.role, "--host", options.host]
         argv += ["--port", str(options.port), "--side-channel-port", str(options.side_channel_port)]
+        if options.kv_events_port:
+            argv += ["--kv-events-endpoint", f"tcp://*:{options.kv_events_port}"]
+            argv += (
+                ["--kv-events-replay-endpoint", f"tcp://*:{options.kv_replay_port}"] if options.kv_replay_port else []
+            )
         return Launch((*argv, *(("--model", options.model) if options.model else ()), *options.engine_args))
     if not options.model:
         raise ConfigError("model = '': must name the model that the engine serves", param="model")
@@ -72,6 +78,7 @@ def launch_of(options: AgentOptions) -> Launch:
         port=options.port,
         side_channel_host=options.side_channel_host or options.advertise.rpartition(":")[0],
         kv_events_port=options.kv_events_port or None,
+        kv_replay_port=options.kv_replay_port or None,
         side_channel_port=options.side_channel_port,
         device=options.device,
         gpus=_indices(options.gpus),
@@ -94,8 +101,18 @@ def identity_of(options: AgentOptions, address: str) -> Identity:
         engine=options.engine,
         connector=options.connector,
         coordinates={name: value for name, _, value in pairs},
+        kv_events=_event_source(options, options.advertise or address),
         launch_id=uuid.uuid4().hex,
     )
+
+
+def _event_source(options: AgentOptions, address: str) -> EventSource:
+    """As proxies reach it: on the engine's own host."""
+    host = address.rpartition(":")[0]
+    if not options.kv_events_port:
+        return NO_EVENTS
+    replay = f"tcp://{host}:{options.kv_replay_port}" if options.kv_replay_port else ""
+    return EventSource(f"tcp://{host}:{options.kv_events_port}", replay)
 
 
 def _indices(text: str) -> tuple[int, ...]:
@@ -139,6 +156,7 @@ def address_of(url: str) -> str:
 @click.option("--side-channel-host", default="", help="where other engines reach NIXL; default: as --advertise, --host")
 @click.option("--side-channel-port", type=click.IntRange(1, 65535), default=5600, show_default=True, help="of NIXL")
 @click.option("--kv-events-port", type=click.IntRange(0, 65535), default=0, help="publish KV events; default: not")
+@click.option("--kv-replay-port", type=click.IntRange(0, 65535), default=0, help="publish missed ones again there")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True)
 @click.option("--gpus", default="", help="indices, such as 0,1; default: all")
 @click.option("--tensor-parallel", type=click.IntRange(1), default=1, show_default=True)

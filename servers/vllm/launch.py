@@ -37,6 +37,7 @@ class EngineSpec:
     gpus: tuple[int, ...] = ()  # indices of the GPUs it may use; empty: all
     tensor_parallel: int = 1
     kv_events_port: int | None = None  # where KV events are published over ZeroMQ
+    kv_replay_port: int | None = None  # where those are sent again that a subscriber missed
     extra_args: tuple[str, ...] = ()  # vLLM's own flags; they come last and win
     python: str = "python"
 
@@ -107,11 +108,13 @@ def kv_transfer_config(role: Role) -> dict[str, str]:
 
 def kv_events_config(spec: EngineSpec) -> dict[str, str | bool]:
     """The topic names the worker, so that one subscriber can tell engines apart."""
+    replay = {} if spec.kv_replay_port is None else {"replay_endpoint": f"tcp://*:{spec.kv_replay_port}"}
     return {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
         "endpoint": f"tcp://*:{spec.kv_events_port}",
         "topic": f"kv@{spec.address}",
+        **replay,
     }
 
 

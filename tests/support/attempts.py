@@ -54,4 +54,5 @@ def running(made: Decision, *begun: Leg, stream: bool = True) -> Attempt:
         headers={},
         started_s=0.0,
         asked_s=0.0,
+        history=0,
     )

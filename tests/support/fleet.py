@@ -54,7 +54,7 @@ class Fleet(ProxyClient):
     async def add(self, name: str, *, options: str = "", **changes: Any) -> SimEngine:
         """One more engine, known to the proxy as a static worker and found healthy."""
         engine = await self.start(name, **changes)
-        await self.join(name, engine, engine.address, options)
+        await self.join(name, engine, engine.address, event_options(engine) + options)
         return engine
 
     async def start(self, name: str, **changes: Any) -> SimEngine:
@@ -92,6 +92,14 @@ class Fleet(ProxyClient):
         pinned = any(engine.pinned for engine in self.engines.values())
         running = any(list(engine.scheduler.sequences) for engine in self.engines.values())
         return not (busy or pinned or running or self.proxy.state.ledger.outstanding(self.proxy.state.now()))
+
+
+def event_options(engine: SimEngine) -> str:
+    """Of a worker: where it publishes KV events, if it does."""
+    if engine.events is None:
+        return ""
+    replay = engine.events.replay_endpoint
+    return f",events={engine.events.endpoint}" + (f",replay={replay}" if replay else "")
 
 
 def static_workers(addresses: Iterable[tuple[str, str]]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from ppd.proxy.fleet.worker import Role, Worker, WorkerId
 from ppd.proxy.peers.channels import End, Member, make_ends
 from ppd.proxy.settings import Settings
 from ppd.servers.sim.engine.engine import SimEngine
-from tests.support.fleet import Fleet, start_engine, static_workers
+from tests.support.fleet import Fleet, event_options, start_engine, static_workers
 from tests.support.proxy import Chat, ProxyClient, running_proxy
 
 R1 = WorkerId("r1:1")
@@ -135,7 +135,7 @@ async def proxy_group(
         for end in (end for one in ends for end in one.values()):
             stack.callback(end.close)
         engines = {name: await start_engine(stack, name, **(engine or {})) for name in names.split()}
-        workers = static_workers((name, one.address) for name, one in engines.items())
+        workers = static_workers((name, one.address + event_options(one)) for name, one in engines.items())
         group = ProxyGroup(ends, {**Fleet.settings, "workers": workers, **settings}, Member().secret, engines=engines)
         try:
             await asyncio.gather(*(group.start(index) for index in range(count)))

@@ -11,7 +11,7 @@ import pytest
 from ppd.proxy.config import Draft, Mode, ProxyConfig, build, convert, with_changes
 from ppd.proxy.discovery.static_workers import parse_worker, static_workers
 from ppd.proxy.errors import ConfigError, ConfigErrors
-from ppd.proxy.fleet.worker import Role
+from ppd.proxy.fleet.worker import EventSource, Role
 
 
 def write(path: Path, text: str) -> Path:
@@ -207,6 +207,26 @@ def test_a_static_worker_may_name_connector_model_and_coordinates() -> None:
         ("m",),
     )
     assert worker.coordinates == {"zmq_address": "10.0.0.1:21001"}
+
+
+def test_a_static_worker_may_say_where_it_publishes_kv_events() -> None:
+    worker = parse_worker("D=10.0.0.6:8200,events=tcp://10.0.0.7:5557,replay=tcp://10.0.0.7:5600,ranks=2")
+    assert worker.kv_events == EventSource("tcp://10.0.0.7:5557", "tcp://10.0.0.7:5600", 2)
+    assert worker.kv_events.of_rank(1) == EventSource("tcp://10.0.0.7:5558", "tcp://10.0.0.7:5601")
+
+
+@pytest.mark.parametrize("option", ["events=10.0.0.6:5557", "events=ipc:///tmp/x", "replay=inproc://x", "ranks=two"])
+def test_kv_events_are_published_over_tcp(option: str) -> None:
+    with pytest.raises(ConfigError, match=r"^workers = .*,events=tcp://host:port"):
+        parse_worker(f"D=10.0.0.6:8200,{option}")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"kv_events_bind": "ipc:///tmp/x"}, {"kv_events_bind": "tcp://*:1", "processes": 2}]
+)
+def test_engines_connect_over_tcp_to_the_only_process(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"^kv_events_bind = .*: must be empty"):
+        ProxyConfig(**changes)
 
 
 def test_a_changed_file_takes_live_keys_and_names_those_that_wait_for_a_restart(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ppd.proxy.discovery.heartbeat import Heartbeat, decode
 from ppd.proxy.errors import FormatError
-from ppd.proxy.fleet.worker import Role, Source
+from ppd.proxy.fleet.worker import EventSource, Role, Source
 
 OURS: dict[str, Any] = {
     "version": 1,
@@ -52,6 +52,33 @@ def test_our_heartbeat_survives_the_wire() -> None:
     assert (said.worker.models, said.worker.incarnation) == (("m",), "1763660000.12")
     assert said.load is not None
     assert (said.load.running, said.load.kv_capacity_tokens, said.draining) == (3, 400_000, True)
+
+
+def test_a_heartbeat_says_where_kv_events_are_published() -> None:
+    source = EventSource("tcp://10.0.0.5:5557", "tcp://10.0.0.5:5558", 2)
+    assert decode(Heartbeat(**OURS, kv_events=source).encode()).worker.kv_events == source
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"endpoint": "tcp://10.0.0.6:5557"},
+        {"endpoint": "tcp://10.0.0.5:5557", "replay_endpoint": "tcp://10.0.0.6:5558"},
+        {"endpoint": "inproc://events"},
+        {"endpoint": "ipc:///tmp/events"},
+        {"endpoint": "tcp://10.0.0.5:*"},
+        {"endpoint": "tcp://10.0.0.5:0"},
+        {"endpoint": "tcp://10.0.0.5"},
+        {"endpoint": "tcp://10.0.0.5:5557", "ranks": 0},
+        {"endpoint": "tcp://10.0.0.5:5557", "ranks": 65},
+        {"endpoint": "tcp://10.0.0.5:65535", "ranks": 2},
+        {"endpoint": 5},
+        "tcp://10.0.0.5:5557",
+    ],
+)
+def test_kv_events_come_from_the_engines_own_host_over_tcp(source: Any) -> None:
+    with pytest.raises(FormatError, match="kv_events"):
+        decode(pack({**OURS, "kv_events": source}))
 
 
 def test_the_p2p_nccl_ping_names_a_worker_and_its_coordinates() -> None:

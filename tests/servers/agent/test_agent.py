@@ -19,7 +19,7 @@ from aiohttp.test_utils import TestServer
 from ppd.proxy.discovery.heartbeat import decode
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.engine_metrics import EngineMetrics
-from ppd.proxy.fleet.worker import Announcement, Load, Role
+from ppd.proxy.fleet.worker import Announcement, EventSource, Load, Role
 from ppd.proxy.health.probe import EngineStatus
 from ppd.servers.agent.agent import MISSES, Agent, AgentPhase, EngineWatch, Identity, heartbeat_of, is_idle
 from ppd.servers.agent.announcer import Announcer
@@ -296,6 +296,7 @@ def options(**changes: Any) -> AgentOptions:
         "side_channel_host": "",
         "side_channel_port": 5600,
         "kv_events_port": 0,
+        "kv_replay_port": 0,
         "device": "cuda",
         "gpus": "",
         "tensor_parallel": 1,
@@ -340,6 +341,20 @@ def test_an_identity_may_advertise_another_address_and_coordinates() -> None:
     assert (made.address, made.coordinates) == ("10.0.0.9:80", {"zmq_address": "10.0.0.9:21001"})
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         identity_of(options(coordinates=("zmq_address",)), "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("ports", "source"),
+    [
+        ((0, 0), EventSource()),
+        ((0, 5558), EventSource()),
+        ((5557, 0), EventSource("tcp://10.0.0.9:5557")),
+        ((5557, 5558), EventSource("tcp://10.0.0.9:5557", "tcp://10.0.0.9:5558")),
+    ],
+)
+def test_an_identity_says_where_kv_events_are_published(ports: tuple[int, int], source: EventSource) -> None:
+    asked = options(advertise="10.0.0.9:80", kv_events_port=ports[0], kv_replay_port=ports[1])
+    assert identity_of(asked, "127.0.0.1:1").kv_events == source
 
 
 def test_an_engine_that_listens_everywhere_must_say_where_it_is_reached() -> None:

@@ -125,6 +125,8 @@ def test_kv_events_are_published_under_the_workers_address() -> None:
         "endpoint": "tcp://*:5557",
         "topic": "kv@127.0.0.1:8100",
     }
+    replayed = document(command(spec(port=8100, kv_events_port=5557, kv_replay_port=5558)).argv, "--kv-events-config")
+    assert replayed["replay_endpoint"] == "tcp://*:5558"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,151 @@
+"""What KV events cost: memory a block, the time to take a batch, and to ask what a session's worker holds.
+
+    python -m benchmarks.small.kv_events --blocks 1000000
+
+An engine's life in small: sessions whose turns share a system prompt and grow by a few blocks, until so many blocks are
+there; then each turn evicts as much as it stores. Times are of the processor. Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import resource
+import time
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import count, islice, pairwise
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import msgspec
+
+from ppd.proxy.kv_events.event_batch import session_name
+from ppd.proxy.kv_events.event_stream import EventStream
+
+BLOCK = 16
+SHARED_BLOCKS = 128  # of each session's prompt: a system prompt of 2,048 tokens
+TURN_BLOCKS = 64  # half of them prompt, stored at once, half reply, stored one by one
+TURNS = 40
+LONG_BLOCKS = 100_000 // BLOCK
+LONG = 0  # the session of a prompt of 100,000 tokens
+EVENTS = 1000  # of a batch
+KB = 1024
+
+
+def stored(hashes: list[int], parent: int | None, session: int) -> dict[str, Any]:
+    return {
+        "type": "BlockStored",
+        "block_hashes": hashes,
+        "parent_block_hash": parent,
+        "token_ids": [7] * (BLOCK * len(hashes)),
+        "block_size": BLOCK,
+        "lora_id": None,
+        "medium": "GPU",
+        "lora_name": None,
+        "extra_keys": [None] * len(hashes),
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+        "session_id": session_name(session),
+    }
+
+
+def removed(block: int) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": [block], "medium": "GPU", "group_idx": 0}
+
+
+def life(capacity: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Events without end. In a full cache the blocks of the session least recently used go, its last one first."""
+    rng = random.Random(seed)
+    shared = [rng.getrandbits(64) for _ in range(SHARED_BLOCKS)]
+    yield stored(shared, None, LONG)
+    long = [rng.getrandbits(64) for _ in range(LONG_BLOCKS - SHARED_BLOCKS)]
+    yield stored(long, shared[-1], LONG)
+    sessions: OrderedDict[int, array[int]] = OrderedDict()  # arrays, or the collector would look through all blocks
+    held, numbers = LONG_BLOCKS, count(1)
+    while True:
+        if not sessions or rng.random() < 1 / TURNS:
+            sessions[session := next(numbers)] = array("Q")
+        else:
+            sessions.move_to_end(session := rng.choice(list(islice(reversed(sessions), 64))))
+        blocks = sessions[session]
+        new = [rng.getrandbits(64) for _ in range(TURN_BLOCKS)]
+        prompt = new[: TURN_BLOCKS // 2]
+        yield stored(prompt, blocks[-1] if blocks else shared[-1], session)
+        for before, block in pairwise(new[len(prompt) - 1 :]):
+            yield stored([block], before, session)
+        blocks.extend(new)
+        held += len(new)
+        while held > capacity:
+            oldest = next(iter(sessions))
+            yield removed(sessions[oldest].pop())
+            held -= 1
+            if not sessions[oldest]:
+                del sessions[oldest]
+
+
+def batches(events: Iterator[dict[str, Any]], size: int) -> Iterator[bytes]:
+    for number in count():
+        yield msgspec.msgpack.encode([float(number), list(islice(events, size)), 0])
+
+
+def resident_kb() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // KB
+
+
+def measure(blocks: int, seed: int = 1) -> dict[str, Any]:
+    stream, events, number, most_kb = EventStream(), life(blocks, seed), 0, 0
+    stream.is_behind = False
+    before_kb = resident_kb()
+    while len(stream.index) < blocks - TURN_BLOCKS:
+        stream.take(number, next(batches(events, 50)))
+        number += 1
+    full_kb = resident_kb() - before_kb
+    times_s = []
+    for payload in islice(batches(events, EVENTS), 300):
+        began_s = time.thread_time()
+        stream.take(number, payload)
+        times_s.append(time.thread_time() - began_s)
+        number += 1
+        most_kb = max(most_kb, resident_kb() - before_kb)
+    lookups_s = []
+    for _ in range(200):
+        began_s = time.thread_time()
+        assert stream.held(LONG) == LONG_BLOCKS * BLOCK
+        lookups_s.append(time.thread_time() - began_s)
+    return {
+        "blocks": len(stream.index),
+        "slots": stream.index.slots,
+        "memory_mb": round(full_kb / KB, 1),
+        "most_memory_mb": round(most_kb / KB, 1),
+        "batch_ms_p50": round(1e3 * median(times_s), 3),
+        "batch_ms_p99": round(1e3 * quantiles(times_s, n=100)[98], 3),
+        "batch_ms_max": round(1e3 * max(times_s), 3),
+        "decode_hit_ms": round(1e3 * announce_hit(stream, number), 3),
+        "lookup_us": round(1e6 * median(lookups_s), 2),
+    }
+
+
+def announce_hit(stream: EventStream, number: int) -> float:
+    """Seconds for one event that names all blocks of the long prompt again."""
+    rng = random.Random(1)
+    hashes = [rng.getrandbits(64) for _ in range(LONG_BLOCKS)]
+    payload = msgspec.msgpack.encode([0.0, [stored(hashes, None, LONG)], 0])
+    began_s = time.thread_time()
+    stream.take(number, payload)
+    return time.thread_time() - began_s
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    print(json.dumps(measure(options.blocks, options.seed)))
+
+
+if __name__ == "__main__":
+    main()

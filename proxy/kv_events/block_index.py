@@ -1,0 +1,249 @@
+"""Which blocks one engine's prefix cache holds, and how far each session's prompt reaches unbroken from its start.
+
+Chains of blocks are kept as *runs*, which split only where prompts part: a radix tree. A run knows how many of its
+first blocks are there, so the answer for a session takes one step a fork, however long its prompt is. What is removed
+keeps its place until a sweep, because a prompt that loses its tail still holds its head.
+
+That a block was stored proves that all blocks before it are there, as the request uses them. That counts where engines
+hold one block twice, of two requests that computed it at once: they announce the removal of each copy.
+
+Only evidence is kept. What follows a block that is not known, or contradicts the tree, is passed over.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+
+from .event_batch import CacheChange, Cleared, Removed, Stored
+
+BLOCKS_LIMIT = 4_000_000
+SESSIONS_LIMIT = 200_000
+SWEEP_SLACK = 4096
+PLACE_BITS = 32
+_POSITION = (1 << PLACE_BITS) - 1
+_NO_RUN = 0
+_NOTHING = 0  # the place of a session of which nothing is left
+
+
+class Run(msgspec.Struct, gc=False):
+    """Blocks of which each follows the one before. By number, not by reference, so that no cycle is to be collected."""
+
+    number: int
+    parent: int  # the run that it branches off, or _NO_RUN
+    offset: int  # how many blocks of the parent come before it
+    hashes: array[int]
+    unbroken: int = 0  # how many of its first blocks are there
+
+
+class BlockIndex:
+    def __init__(
+        self,
+        blocks_limit: int = BLOCKS_LIMIT,
+        sessions_limit: int = SESSIONS_LIMIT,
+        sweep_slack: int = SWEEP_SLACK,
+    ) -> None:
+        self._sweep_slack = sweep_slack
+        self._blocks_limit = blocks_limit
+        self._sessions_limit = sessions_limit
+        self.is_full = False  # more blocks than it may keep: it knows nothing until it is cleared
+        self._sessions: dict[int, int] = {}  # to the place after its last block, or _NOTHING; oldest news first
+        self._empty()
+
+    def __len__(self) -> int:
+        """Blocks that are there."""
+        return len(self._places) - len(self._gone)
+
+    @property
+    def slots(self) -> int:
+        """Blocks that it remembers, with those that are gone."""
+        return sum(len(run.hashes) for run in self._runs.values())
+
+    def held(self, session: int) -> int | None:
+        """Tokens of the session's prompt that are there, from its start; None if nothing was heard of the session."""
+        place = self._sessions.get(session)
+        if place is None or self.is_full:
+            return None
+        number, held = place >> PLACE_BITS, place & _POSITION
+        if number == _NO_RUN:
+            return 0
+        run = self._runs[number]
+        held = min(held, run.unbroken)
+        while run.parent != _NO_RUN:
+            parent = self._runs[run.parent]
+            held = run.offset + held if parent.unbroken >= run.offset else parent.unbroken
+            run = parent
+        return held * self._block_tokens
+
+    def apply(self, change: CacheChange) -> str | None:
+        """Why the change was passed over, if it was."""
+        if isinstance(change, Cleared):
+            self.clear()
+            return None
+        if self.is_full:
+            return "full"
+        if isinstance(change, Removed):
+            return self._remove(change)
+        reason = self._store(change)
+        if len(self) > self._blocks_limit:
+            self.forget()
+            self.is_full = True
+        elif len(self._gone) + len(self._runs) + len(self._sessions) > self._sweep_at:
+            self._sweep()
+        return reason
+
+    def clear(self) -> None:
+        """Nothing is there: each session that is known holds nothing."""
+        self._empty()
+        self.is_full = False
+        self._sessions = dict.fromkeys(self._sessions, _NOTHING)
+
+    def forget(self) -> None:
+        """Nothing is known."""
+        self._empty()
+        self.is_full = False
+        self._sessions.clear()
+
+    def _empty(self) -> None:
+        self._runs: dict[int, Run] = {}
+        self._places: dict[int, int] = {}  # of each block that has one: its run's number, and its position there
+        self._gone: set[int] = set()  # those of them that are not there
+        self._numbers = _NO_RUN
+        self._block_tokens = 0  # 0: not known yet
+        self._group = 0
+        self._sweep_at = self._sweep_slack
+
+    # -- changes
+
+    def _remove(self, removed: Removed) -> str | None:
+        if removed.group != self._group:
+            return "other_group"
+        for block in removed.hashes:
+            place = self._places.get(block)
+            if place is not None and block not in self._gone:
+                self._gone.add(block)
+                run = self._runs[place >> PLACE_BITS]
+                run.unbroken = min(run.unbroken, place & _POSITION)
+        return None
+
+    def _store(self, stored: Stored) -> str | None:
+        if not stored.hashes:
+            return None
+        if not self._block_tokens:
+            self._block_tokens, self._group = stored.block_tokens, stored.group
+        if stored.group != self._group:
+            return "other_group"
+        if stored.block_tokens != self._block_tokens:
+            return "partial_block"
+        if stored.parent is None:
+            place = _NO_RUN
+        elif (known := self._places.get(stored.parent)) is None:
+            return "unknown_parent"
+        else:
+            place = known + 1
+            self._heal(place)
+        end = self._follow(place, stored.hashes)
+        if end is None:
+            return "contradiction"
+        if stored.session is not None:
+            self._name(stored.session, end)
+        return None
+
+    def _heal(self, place: int) -> None:
+        """All blocks before this place are there."""
+        number, upto = place >> PLACE_BITS, place & _POSITION
+        while number != _NO_RUN:
+            run = self._runs[number]
+            if run.unbroken < upto:
+                self._gone.difference_update(run.hashes[run.unbroken : upto])
+                run.unbroken = upto
+                while run.unbroken < len(run.hashes) and run.hashes[run.unbroken] not in self._gone:
+                    run.unbroken += 1
+            number, upto = run.parent, run.offset
+
+    def _follow(self, place: int, hashes: array[int]) -> int | None:
+        """The place after these blocks, which begin at `place`; None if one of them belongs elsewhere."""
+        while hashes:
+            run, position = self._runs.get(place >> PLACE_BITS), place & _POSITION
+            if run is not None and position < len(run.hashes) and run.hashes[position] == hashes[0]:
+                known = _common(run.hashes[position : position + len(hashes)], hashes)
+                place += known
+                self._heal(place)
+            elif (other := self._places.get(hashes[0])) is not None:  # where another prompt went on from here
+                branch = self._runs[other >> PLACE_BITS]
+                if other & _POSITION or (branch.parent << PLACE_BITS) + branch.offset != place:
+                    return None
+                place, known = other, 0
+            else:
+                known = self._unknown(hashes)
+                place = self._extend(place, hashes[:known])
+            hashes = hashes[known:]
+        return place
+
+    def _unknown(self, hashes: array[int]) -> int:
+        """How many of them, from the first, have no place."""
+        if self._places.keys().isdisjoint(hashes):
+            return len(hashes)
+        return next(count for count, block in enumerate(hashes) if block in self._places)
+
+    def _extend(self, place: int, hashes: array[int]) -> int:
+        """Adds blocks that have no place yet after `place`: to its run where that ends there, else as a branch."""
+        run, position = self._runs.get(place >> PLACE_BITS), place & _POSITION
+        if run is None or position < len(run.hashes):
+            self._numbers += 1
+            run = Run(self._numbers, place >> PLACE_BITS, position, array("Q"))
+            self._runs[run.number] = run
+        start = (run.number << PLACE_BITS) + len(run.hashes)
+        self._places.update(zip(hashes, range(start, start + len(hashes)), strict=True))
+        if run.unbroken == len(run.hashes):
+            run.unbroken += len(hashes)
+        run.hashes.extend(hashes)
+        return start + len(hashes)
+
+    def _name(self, session: int, place: int) -> None:
+        self._sessions.pop(session, None)
+        self._sessions[session] = place
+        if len(self._sessions) > self._sessions_limit:
+            del self._sessions[next(iter(self._sessions))]
+
+    # -- sweeping
+
+    def _sweep(self) -> None:
+        """Forgets the tails of runs that are not there. Children have higher numbers, so they go first."""
+        needed = dict[int, int]()  # by run, up to where its children need it
+        moved = dict[int, int]()  # by run that is dropped, the place that it branched off
+        for number in reversed(self._runs):
+            run = self._runs[number]
+            self._trim(run, needed.get(number, 0))
+            if run.hashes:
+                needed[run.parent] = max(needed.get(run.parent, 0), run.offset)
+            else:
+                moved[number] = (run.parent << PLACE_BITS) + run.offset
+        for number in moved:
+            del self._runs[number]
+        for session, last in self._sessions.items():
+            place = last
+            while place >> PLACE_BITS in moved:
+                place = moved[place >> PLACE_BITS]
+            if (last_run := self._runs.get(place >> PLACE_BITS)) is not None:
+                place = min(place, (last_run.number << PLACE_BITS) + len(last_run.hashes))
+            self._sessions[session] = place
+        self._sweep_at = self._sweep_slack + 2 * (len(self._gone) + len(self._runs) + len(self._sessions))
+
+    def _trim(self, run: Run, least: int) -> None:
+        length = len(run.hashes)
+        while length > least and run.hashes[length - 1] in self._gone:
+            length -= 1
+        for block in run.hashes[length:]:
+            self._places.pop(block, None)
+            self._gone.discard(block)
+        del run.hashes[length:]
+        run.unbroken = min(run.unbroken, length)
+
+
+def _common(some: array[int], others: array[int]) -> int:
+    """How many of their first members are the same."""
+    if len(some) <= len(others) and some == others[: len(some)]:
+        return len(some)
+    return next(count for count, (one, other) in enumerate(zip(some, others, strict=False)) if one != other)

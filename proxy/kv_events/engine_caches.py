@@ -1,0 +1,91 @@
+"""What each engine holds, by its own KV events: one place to ask for all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from ..fleet.view import WorkerView
+from ..fleet.worker import Role, Worker, WorkerId
+from .event_batch import session_name
+from .event_stream import EventStream
+
+_NAMING = (0, 30)  # the first vLLM whose events carry the session that a request names
+
+
+class EngineCaches:
+    def __init__(self, session_of: Callable[[int], int]) -> None:
+        """session_of(history): 60 bits, the same in each of this proxy's processes."""
+        self._session_of = session_of
+        self._streams: dict[WorkerId, dict[int, EventStream]] = {}  # by data-parallel rank
+
+    def __bool__(self) -> bool:
+        """Whether any worker's events are heard."""
+        return bool(self._streams)
+
+    def observed(self, history: int, most: int) -> dict[WorkerId, int]:
+        """`held` by each worker whose events tell it, `most` at most."""
+        if not self._streams:
+            return {}
+        session = self._session_of(history)
+        found = ((worker, _least_held(streams.values(), session)) for worker, streams in self._streams.items())
+        return {worker: min(held, most) for worker, held in found if held is not None}
+
+    def held(self, worker: WorkerId, history: int) -> int | None:
+        """Tokens of the history's newest prompt and reply that the worker holds, whole blocks; None: no evidence.
+
+        Of several ranks the least, as any of them may get the next turn.
+        """
+        return _least_held(self.streams(worker), self._session_of(history))
+
+    def session_id(self, worker: Worker, history: int) -> str | None:
+        """What a leg names as its session, so that the worker's events carry it; None for one that tells nothing."""
+        if worker.id not in self._streams or not _names_sessions(worker.engine_version):
+            return None
+        return session_name(self._session_of(history))
+
+    # -- for those that read events
+
+    def stream(self, worker: WorkerId, rank: int) -> EventStream:
+        return self._streams.setdefault(worker, {}).setdefault(rank, EventStream())
+
+    def streams(self, worker: WorkerId) -> Iterable[EventStream]:
+        """Of all ranks that were heard."""
+        return self._streams.get(worker, {}).values()
+
+    def drop(self, worker: WorkerId) -> None:
+        self._streams.pop(worker, None)
+
+    def gauges(self, views: Iterable[WorkerView]) -> Iterator[Metric]:
+        """Workers whose events say what they hold, by role, and how many blocks those are."""
+        heard = GaugeMetricFamily(
+            "ppd_workers_on_kv_events", "Workers whose KV events are up to date", labels=("role",)
+        )
+        blocks = GaugeMetricFamily(
+            "ppd_kv_event_blocks", "KV blocks that workers hold by their events", labels=("role",)
+        )
+        known = [(view.role, list(self.streams(view.id))) for view in views]
+        for role in Role:
+            streams = [streams for one, streams in known if one is role]
+            heard.add_metric((role,), sum(bool(some) and not any(s.is_behind for s in some) for some in streams))
+            blocks.add_metric((role,), sum(len(stream.index) for some in streams for stream in some))
+        yield from (heard, blocks)
+
+
+def _least_held(streams: Iterable[EventStream], session: int) -> int | None:
+    least: int | None = None
+    for stream in streams:
+        held = stream.held(session)
+        if held is None:
+            return None
+        least = held if least is None else min(least, held)
+    return least
+
+
+def _names_sessions(version: str) -> bool:
+    """Also where the version is not known: an older engine passes the name over."""
+    number = version.removeprefix("v").split(".")
+    return not (number[0].isdigit() and number[1:] and number[1].isdigit()) or (
+        (int(number[0]), int(number[1])) >= _NAMING
+    )

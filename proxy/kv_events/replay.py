@@ -1,0 +1,94 @@
+"""Asks a publisher for batches that were missed: vLLM's ROUTER answers with each that it keeps, and an end mark."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import zmq
+import zmq.asyncio
+
+from ..errors import FormatError
+from .event_stream import EventStream, Replay
+
+FRAME_LIMIT_BYTES = 64 * 1024 * 1024  # a step with many long prompts takes a tenth of it
+HELD_BATCHES = 1000
+FIRST_TIMEOUT_S = 5.0  # until an answer begins; vLLM looks for requests every 0.1 s, if it has nothing to publish
+NEXT_TIMEOUT_S = 0.5  # a publisher drops what is read too slowly, with the end mark
+TRIES = 50  # each brings a thousand batches or more
+SLICE_S = 0.002
+PAUSE_SHARE = 4.0
+SEQUENCE_BYTES = 8
+_END = (-1).to_bytes(SEQUENCE_BYTES, signed=True)
+
+
+class Throttle:
+    """Who reads events takes turns, in slices with pauses after them: together they get a fifth of the loop."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def slice(self) -> AsyncIterator[float]:
+        """Until when to read."""
+        async with self._turn:
+            began_s = time.perf_counter()
+            yield began_s + SLICE_S
+            await asyncio.sleep(PAUSE_SHARE * (time.perf_counter() - began_s))
+
+
+async def replay(
+    context: zmq.asyncio.Context,
+    endpoint: str,
+    stream: EventStream,
+    throttle: Throttle,
+    dropped: Callable[[str], None],
+) -> bool:
+    """Whether nothing is missing any more. endpoint: empty: the publisher replays nothing. dropped(why): a batch."""
+    for _ in range(TRIES if endpoint else 0):
+        with context.socket(zmq.DEALER) as socket:  # a new one, as the rest of the last answer may still come
+            set_limits(socket)
+            socket.connect(endpoint)
+            await socket.send_multipart([b"", stream.replay_from().to_bytes(SEQUENCE_BYTES)])
+            state = await _answer(socket, stream, throttle, dropped)
+        if state is not Replay.AGAIN:
+            return state is Replay.CLOSED
+    return False
+
+
+async def _answer(
+    socket: zmq.asyncio.Socket, stream: EventStream, throttle: Throttle, dropped: Callable[[str], None]
+) -> Replay:
+    """How far the answer to one request has come: OPEN if there is none."""
+    waiting: zmq.Socket[bytes] = zmq.Socket.shadow(socket)
+    timeout_s = FIRST_TIMEOUT_S
+    while await socket.poll(int(1000 * timeout_s)):
+        timeout_s = NEXT_TIMEOUT_S
+        async with throttle.slice() as until_s:
+            while time.perf_counter() < until_s:
+                try:
+                    frames = waiting.recv_multipart(zmq.NOBLOCK)
+                except zmq.Again:
+                    break
+                # Up to 0.25 without the topic: an empty frame, the number, the batch.
+                if len(frames) not in (3, 4) or len(frames[-2]) != SEQUENCE_BYTES:
+                    dropped("foreign")
+                    return Replay.OPEN
+                if frames[-2] == _END:
+                    return stream.replay_ended()
+                try:
+                    state = stream.replayed(int.from_bytes(frames[-2]), frames[-1])
+                except FormatError:
+                    dropped("unreadable")
+                    continue
+                if state is not Replay.OPEN:
+                    return state
+    return Replay.OPEN if timeout_s == FIRST_TIMEOUT_S else Replay.AGAIN
+
+
+def set_limits(socket: zmq.asyncio.Socket) -> None:
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, FRAME_LIMIT_BYTES)
+    socket.setsockopt(zmq.RCVHWM, HELD_BATCHES)

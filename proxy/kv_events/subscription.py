@@ -1,0 +1,172 @@
+"""One SUB socket: reads batches in slices, has gaps closed, and says when a stream is not up to date."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from ..errors import FormatError
+from ..fleet.worker import Role
+from ..telemetry.metrics import Metrics
+from .event_stream import EventStream, Order
+from .replay import SEQUENCE_BYTES, Throttle, replay
+
+FRAMES = 3  # topic, sequence number, batch
+AGAIN_MS = 1000
+"""After this long without a batch a new subscription looks again: the publisher may have learnt of it after it had
+answered the replay, and have published in between."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """Where a stream comes from."""
+
+    stream: EventStream
+    role: Role
+    replay_endpoint: str  # empty: it replays nothing
+
+
+Frames = Sequence[zmq.Frame]
+Sender = Callable[[Frames], Publisher | str]
+"""The publisher of a message, or why it is dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A batch before which others are missing."""
+
+    publisher: Publisher
+    sequence: int
+    payload: memoryview
+
+
+class Subscription:
+    """Reads; whoever opens a socket closes it."""
+
+    def __init__(self, context: zmq.asyncio.Context, throttle: Throttle, metrics: Metrics, sender: Sender) -> None:
+        self._context = context
+        self._throttle = throttle
+        self._metrics = metrics
+        self._sender = sender
+
+    async def run_connected(self, socket: zmq.asyncio.Socket, endpoint: str, publisher: Publisher) -> None:
+        """A socket that connects to one publisher, until cancelled."""
+        monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        poller, is_connected = zmq.asyncio.Poller(), False
+        poller.register(socket, zmq.POLLIN)
+        poller.register(monitor, zmq.POLLIN)
+        socket.connect(endpoint)  # now that its events are seen
+        stream, wait_ms = publisher.stream, None
+        try:
+            while True:
+                ready = dict(await poller.poll(wait_ms))
+                wait_ms = None
+                if monitor in ready:
+                    event = parse_monitor_message(await monitor.recv_multipart())["event"]
+                    is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                    stream.is_behind = True
+                    if is_connected:
+                        await self._catch_up(publisher)
+                        wait_ms = AGAIN_MS if publisher.replay_endpoint else None
+                elif socket in ready:
+                    await self.read(socket)
+                else:
+                    await self._catch_up(publisher)
+                stream.is_behind = not is_connected or has_more(socket)
+        finally:
+            stream.is_behind = True
+            socket.disable_monitor()
+
+    async def read(self, socket: zmq.asyncio.Socket) -> None:
+        """One slice of what waits, and the gap that it may have met."""
+        async with self._throttle.slice() as until_s:
+            held = self._slice(zmq.Socket.shadow(socket), until_s)
+        if held is not None:
+            await self._close_gap(held)
+
+    def _slice(self, waiting: zmq.Socket[bytes], until_s: float) -> _Held | None:
+        while time.perf_counter() < until_s:
+            try:
+                frames = waiting.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            publisher = self._sender(frames) if _is_event(frames) else "foreign"
+            if isinstance(publisher, str):
+                self._dropped(publisher)
+                continue
+            held = _Held(publisher, int.from_bytes(frames[1].bytes), frames[2].buffer)
+            if not self._takes(held):
+                return held
+        return None
+
+    def _takes(self, held: _Held) -> bool:
+        """False for a batch before which others are missing, and for one that can't be read."""
+        stream = held.publisher.stream
+        if stream.order(held.sequence) is Order.RESTART:
+            self._metrics.kv_event_gaps.labels("restart").inc()
+            stream.restarted()
+        match stream.order(held.sequence):
+            case Order.AGAIN:
+                stream.pass_over(held.sequence)
+                return True
+            case Order.NEXT:
+                try:
+                    stream.take(held.sequence, held.payload)
+                except FormatError:
+                    self._dropped("unreadable")
+                    return False
+                self._count(held.publisher)
+                return True
+            case _:
+                return False
+
+    async def _close_gap(self, held: _Held) -> None:
+        publisher, stream = held.publisher, held.publisher.stream
+        stream.is_behind = True
+        await self._catch_up(publisher)
+        match stream.order(held.sequence):
+            case Order.AGAIN:
+                stream.pass_over(held.sequence)
+                return
+            case Order.NEXT:
+                pass
+            case _:
+                stream.resume(held.sequence)
+        try:
+            stream.take(held.sequence, held.payload)
+        except FormatError:
+            self._dropped("unreadable")
+            stream.skip(held.sequence)
+        self._count(publisher)
+
+    async def _catch_up(self, publisher: Publisher) -> None:
+        """Has the publisher replay what is missing; without that nothing is known."""
+        is_first = publisher.stream.is_new
+        closed = await replay(self._context, publisher.replay_endpoint, publisher.stream, self._throttle, self._dropped)
+        if not closed:
+            publisher.stream.lost()
+        if not is_first:
+            self._metrics.kv_event_gaps.labels("closed" if closed else "open").inc()
+        self._count(publisher)
+
+    def _count(self, publisher: Publisher) -> None:
+        counts = publisher.stream.counts
+        for kind, count in counts.items():
+            self._metrics.kv_events.labels(kind, publisher.role).inc(count)
+        counts.clear()
+
+    def _dropped(self, why: str) -> None:
+        self._metrics.kv_event_batches_dropped.labels(why).inc()
+
+
+def has_more(socket: zmq.asyncio.Socket) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
+def _is_event(frames: Frames) -> bool:
+    return len(frames) == FRAMES and len(frames[1].buffer) == SEQUENCE_BYTES

@@ -1,0 +1,313 @@
+"""The simulated engine's publisher over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from ppd.proxy.config import ProxyConfig
+from ppd.proxy.errors import ConfigError
+from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.fleet.worker import EventSource, Role, Worker
+from ppd.proxy.kv_events.engine_caches import EngineCaches
+from ppd.proxy.kv_events.event_batch import session_name
+from ppd.proxy.kv_events.subscriber import EventSubscriber
+from ppd.proxy.runtime.tasks import Background
+from ppd.proxy.telemetry.metrics import Metrics
+from ppd.servers.sim.core.block_pool import AllBlocksCleared, BlockStored, CacheEvent, Namespace
+from ppd.servers.sim.core.fault_orders import BatchFate
+from ppd.servers.sim.engine.kv_events import KvEventPublisher
+
+HISTORY = 5
+D = Worker(role=Role.DECODE, address="127.0.0.1:8200")
+ANY = "tcp://127.0.0.1:*"
+
+
+class OwnHosts:
+    def __init__(self, *own: str) -> None:
+        self.own = own
+
+    def is_own(self, address: str, sender: str, *, looks_up: bool) -> bool:
+        return sender in self.own
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Lab:
+    """A subscriber, and what it is told of."""
+
+    subscriber: EventSubscriber
+    caches: EngineCaches
+    registry: Registry = field(default_factory=Registry)
+    metrics: Metrics = field(default_factory=Metrics)
+
+    def held(self) -> int | None:
+        return self.caches.held(D.id, HISTORY)
+
+    async def until_held(self, tokens: int | None) -> None:
+        async with asyncio.timeout(20):
+            while self.held() != tokens:
+                await asyncio.sleep(0.005)
+
+    def add(self, events: EventSource) -> None:
+        self.registry.add_static(Worker(role=D.role, address=D.address, kv_events=events), 0.0)
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+@asynccontextmanager
+async def subscribing(bind: str = "", hosts: OwnHosts | None = None) -> AsyncIterator[Lab]:
+    registry, metrics, caches = Registry(), Metrics(), EngineCaches(lambda history: history)
+    config = ProxyConfig(kv_events_bind=bind)
+    subscriber = EventSubscriber(config, registry, caches, metrics, hosts or OwnHosts("127.0.0.1"))
+    background = Background()
+    try:
+        subscriber.open()
+        background.start("events", subscriber.run)
+        if bind:
+            background.start("bound", subscriber.run_bound)
+        yield Lab(subscriber, caches, registry, metrics)
+    finally:
+        await background.close()
+        await subscriber.close()
+
+
+class BoundPublisher(KvEventPublisher):
+    """Binds a port that it is given, where an engine would have a wildcard: on every interface."""
+
+    def _open(self, endpoint: str, replay_endpoint: str) -> None:
+        super()._open(ANY, replay_endpoint)
+        self._socket.unbind(self.endpoint)
+        self._socket.bind(endpoint)
+
+
+@contextlib.contextmanager
+def publishing(
+    endpoint: str = ANY, topic: str = "kv@D", *, replay: str = ANY, binds: bool = True, **settings: Any
+) -> Iterator[KvEventPublisher]:
+    kind = BoundPublisher if binds else KvEventPublisher
+    publisher = kind(endpoint, topic, 1, replay_endpoint=replay, **settings)
+    publisher.start()
+    try:
+        yield publisher
+    finally:
+        publisher.close()
+
+
+def source(publisher: KvEventPublisher, *, replays: bool = True) -> EventSource:
+    return EventSource(publisher.endpoint, (publisher.replay_endpoint or "") if replays else "")
+
+
+def block(number: int, life: int = 0) -> CacheEvent:
+    """The session's block of this number, which ends its prompt."""
+    first = 1000 * life
+    parent = first + number - 1 if number else None
+    return BlockStored(first + number, parent, (0,), Namespace("m"), session_name(HISTORY))
+
+
+def publish(publisher: KvEventPublisher, *numbers: int, fate: BatchFate = BatchFate.SENT, life: int = 0) -> None:
+    """A batch for each."""
+    for number in numbers:
+        publisher.publish([block(number, life)], fate)
+
+
+async def test_what_an_engine_has_published_before_is_replayed() -> None:
+    with publishing() as publisher:
+        publish(publisher, 0, 1, 2)
+        async with subscribing() as lab:
+            lab.add(source(publisher))
+            await lab.until_held(3)
+            publish(publisher, 3)
+            await lab.until_held(4)
+            assert lab.value("ppd_kv_events_total", kind="stored", role="D") == 4
+            lab.registry.remove(D.id)
+            await lab.until_held(None)
+            assert not lab.caches
+
+
+@pytest.mark.parametrize("fate", [BatchFate.LOST, BatchFate.GARBLED])
+async def test_a_gap_is_closed_by_replay(fate: BatchFate) -> None:
+    with publishing() as publisher:
+        async with subscribing() as lab:
+            lab.add(source(publisher))
+            await subscribed(lab, publisher)
+            publish(publisher, 1, 2, fate=fate)
+            publish(publisher, 3)
+            await lab.until_held(4)
+            assert lab.value("ppd_kv_event_gaps_total", result="closed") >= 1
+            assert lab.value("ppd_kv_event_gaps_total", result="open") == 0
+
+
+async def test_a_gap_without_replay_leaves_nothing_known_until_a_prompt_is_stored_from_its_start() -> None:
+    with publishing() as publisher:
+        async with subscribing() as lab:
+            lab.add(source(publisher, replays=False))
+            await subscribed(lab, publisher)
+            publish(publisher, 1, fate=BatchFate.LOST)
+            publish(publisher, 2)
+            await lab.until_held(None)
+            assert lab.value("ppd_kv_event_gaps_total", result="open") == 1
+            publish(publisher, 0, 1)
+            await lab.until_held(2)
+
+
+async def test_an_unreadable_batch_without_replay_leaves_nothing_known() -> None:
+    with publishing() as publisher:
+        async with subscribing() as lab:
+            lab.add(source(publisher, replays=False))
+            await subscribed(lab, publisher)
+            publish(publisher, 1, fate=BatchFate.GARBLED)
+            await lab.until_held(None)
+            publish(publisher, 0)
+            await lab.until_held(1)
+            assert lab.value("ppd_kv_event_batches_dropped_total", reason="unreadable") == 2  # and once more in the gap
+
+
+@pytest.mark.parametrize("batches", [0, 1, 5])
+async def test_an_engine_that_starts_over_holds_nothing_of_before(batches: int) -> None:
+    async with subscribing() as lab:
+        with publishing() as publisher:
+            lab.add(source(publisher))
+            await subscribed(lab, publisher)
+            publish(publisher, 1, 2)
+            await lab.until_held(3)
+            endpoint, replay = publisher.endpoint, str(publisher.replay_endpoint)
+        await lab.until_held(None)  # it has gone, and what it holds is not known
+        with publishing(endpoint, replay=replay) as publisher:
+            publisher.publish([BlockStored(9, None, (0,), Namespace("m"))])
+            publish(publisher, *range(batches), life=1)
+            await lab.until_held(batches)
+
+
+async def test_a_cleared_cache_holds_nothing() -> None:
+    with publishing() as publisher:
+        async with subscribing() as lab:
+            lab.add(source(publisher))
+            await subscribed(lab, publisher)
+            publisher.publish([AllBlocksCleared()])
+            await lab.until_held(0)
+
+
+async def test_every_rank_must_be_heard_and_the_least_of_them_counts() -> None:
+    with publishing() as first:
+        port = int(first.endpoint.rpartition(":")[2])
+        with contextlib.ExitStack() as stack, contextlib.suppress(zmq.ZMQError):
+            second = stack.enter_context(publishing(f"tcp://127.0.0.1:{port + 1}", replay=""))
+            async with subscribing() as lab:
+                lab.add(EventSource(first.endpoint, "", 2))
+                publish(first, 0, 1)
+                await asyncio.sleep(0)
+                assert lab.held() is None
+                async with asyncio.timeout(20):
+                    while lab.held() != 1:
+                        publish(first, 0, 1)
+                        publish(second, 0)
+                        await asyncio.sleep(0.01)
+
+
+async def test_what_is_no_batch_of_events_is_counted_and_dropped() -> None:
+    context = zmq.Context()
+    with context, context.socket(zmq.PUB) as foreign:
+        foreign.linger = 0
+        port = foreign.bind_to_random_port("tcp://127.0.0.1")
+        async with subscribing() as lab:
+            lab.add(EventSource(f"tcp://127.0.0.1:{port}"))
+            hostile = [
+                [b"x"],
+                [b"", b"", b""],
+                [b"", b"1234567", b"x"],
+                [b"", bytes(8), b"x"],
+                [b"", bytes(8), b"x", b""],
+            ]
+            async with asyncio.timeout(20):
+                while lab.value("ppd_kv_event_batches_dropped_total", reason="unreadable") < 2:
+                    for frames in hostile:
+                        foreign.send_multipart(frames)
+                    await asyncio.sleep(0.01)
+            assert lab.value("ppd_kv_event_batches_dropped_total", reason="foreign") > 0
+            assert lab.held() is None
+
+
+async def test_a_flood_leaves_the_loop_to_others() -> None:
+    with publishing(buffer_steps=20_000) as publisher:
+        publish(publisher, *range(1500))
+        async with subscribing() as lab:
+            lab.add(source(publisher))
+            turns = 0
+            while lab.held() != 1500:
+                await asyncio.sleep(0)
+                turns += 1
+            # A pause of four times its length follows each slice, in which an idle loop turns hundreds of times.
+            assert turns > 300
+
+
+@pytest.mark.parametrize(
+    ("topic", "own", "dropped"),
+    [
+        (f"kv@{D.address}", "127.0.0.1", None),
+        (f"kv@{D.address}@model", "127.0.0.1", None),
+        (f"kv@{D.address}", "10.0.0.1", "foreign"),
+        ("kv@127.0.0.1:9", "127.0.0.1", "unknown_worker"),
+        ("", "127.0.0.1", "unknown_worker"),
+    ],
+)
+async def test_engines_may_connect_and_only_a_workers_own_host_is_believed(
+    topic: str, own: str, dropped: str | None
+) -> None:
+    bind = free_endpoint()
+    async with subscribing(bind, OwnHosts(own)) as lab:
+        with publishing(bind, topic, binds=False) as publisher:
+            lab.add(EventSource(replay_endpoint=str(publisher.replay_endpoint)))
+            async with asyncio.timeout(20):
+                while not (
+                    lab.held() == 1 or (dropped and lab.value("ppd_kv_event_batches_dropped_total", reason=dropped))
+                ):
+                    publish(publisher, 0)
+                    await asyncio.sleep(0.01)
+            assert lab.held() == (None if dropped else 1)
+
+
+async def test_an_engine_that_connects_and_starts_over_is_known_by_its_incarnation() -> None:
+    bind = free_endpoint()
+    async with subscribing(bind) as lab:
+        lab.registry.add_static(D, 0.0)
+        lab.registry.probed(D.id, Worker(role=D.role, address=D.address, incarnation="1"), None, 0.0)
+        with publishing(bind, f"kv@{D.address}", replay="", binds=False) as publisher:
+            async with asyncio.timeout(20):
+                while lab.held() != 1:
+                    publish(publisher, 0)
+                    await asyncio.sleep(0.01)
+        lab.registry.probed(D.id, Worker(role=D.role, address=D.address, incarnation="2"), None, 0.0)
+        await lab.until_held(None)
+
+
+async def test_a_port_that_is_taken_is_an_error() -> None:
+    bind = free_endpoint()
+    async with subscribing(bind):
+        with pytest.raises(ConfigError, match=r"^kv_events_bind = 'tcp://127.0.0.1:.*': must be .* a free port"):
+            async with subscribing(bind):
+                pass
+
+
+def free_endpoint() -> str:
+    with zmq.Context() as context, context.socket(zmq.PUB) as socket:
+        return f"tcp://127.0.0.1:{socket.bind_to_random_port('tcp://127.0.0.1')}"
+
+
+async def subscribed(lab: Lab, publisher: KvEventPublisher) -> None:
+    """The session's first block has come, so no later batch is lost."""
+    async with asyncio.timeout(20):
+        while lab.held() != 1:
+            publish(publisher, 0)
+            await asyncio.sleep(0.01)

@@ -70,7 +70,7 @@ class CacheBook:
         Of all others, where that would take long to count, or nothing is about to be evicted.
         """
         others = self._tokens - (self._entries[key] & _MASK)
-        if 2 * self._tokens < self.capacity:
+        if not self._reported or 2 * self._tokens < self.capacity:
             return others
         since = 0
         for newer, entry in islice(reversed(self._entries.items()), LOOKED_AT):

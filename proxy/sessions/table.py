@@ -48,6 +48,9 @@ __all__ = ["MatchKind", "SessionMatch", "SessionTable", "TurnOutcome"]
 _Judged = tuple[Common, MatchKind, int]
 """With the kind of match and the turn."""
 
+MOST_CANDIDATES = 32
+"""Sessions that are compared with one prompt: those found by its longest prefixes, and the one found by its opener."""
+
 EXPIRED_AT_ONCE = 32  # sessions dropped by one turn: two microseconds each
 _OUTPUT_DECAY = 0.7  # a session's answers change with its task: the last three or four count
 _SPREAD = 0x9E3779B97F4A7C15  # odd, so that successive ids differ in all bits
@@ -228,6 +231,8 @@ class SessionTable:
         known: Collection[int] = index.keys() & sizes.keys()
         if len(known) > 1:
             known = sorted(known, key=sizes.__getitem__, reverse=True)
+            if len(known) > MOST_CANDIDATES:
+                known = [*known[: MOST_CANDIDATES - 1], known[-1]]
         sessions = [session for key in known if not self._has_expired(session := index[key], now_s)]
         if named is not None:
             sessions.insert(0, named)

@@ -180,6 +180,18 @@ def test_a_session_forgotten_during_its_turn_is_learnt_anew() -> None:
     assert (following.turn, following.decode, following.session_id) == (3, D1, place.session_id)
 
 
+def test_of_many_sessions_that_begin_a_prompt_the_one_with_the_most_is_found() -> None:
+    table = SessionTable(ttl_s=10.0, capacity=1000)
+    text = "ab" * 200
+    for length in range(1, len(text), 2):
+        asked = prompt(text[:length], str(length))  # names keep them apart
+        finish(table, table.find(asked, 0.0), asked, text[:length], "", 0.0)
+    assert len(table) == 200
+    found = table.find(prompt(text + "c"), 0.0)
+    assert found.held_tokens == 10 * (len(text) - 1)
+    check(table)
+
+
 def test_a_dropped_session_is_gone_with_all_its_histories() -> None:
     table = SessionTable(ttl_s=10.0, capacity=5)
     first = turn(table, "a", name="1")

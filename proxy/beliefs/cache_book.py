@@ -98,7 +98,7 @@ class CacheBook:
             return
         self._awaited[key] += 1
         held = self.held(key)
-        if not held:  # where nothing is believed, no answer will raise it
+        if 2 * held < tokens:  # no LOCAL turn comes for so little, whose answer could raise it
             self._raise(self._reported // RECOVERY)
         self._enter(key, held, max(held, tokens), [mark for mark in shared if self.held(mark.key)])
 
@@ -128,20 +128,22 @@ class CacheBook:
     def found(self, since: int, held: int, cached: int) -> None:
         """An answer says how much of an entry the engine had cached. since: as of `used_since`, when the turn was sent.
 
-        Text that the model's template leaves out of a later prompt looks like eviction. So what was used recently is
-        taken for evicted only if the answer before said so too.
+        Text that the model's template leaves out of a later prompt looks like eviction, and estimates err. So an eighth
+        that is missing tells nothing. What was used recently is taken for evicted only if most of it is gone, and the
+        answer before said so too.
         """
         if not self._reported:
             return
-        if cached > held - 2 * BLOCK_TOKENS:
+        if held - cached <= max(2 * BLOCK_TOKENS, held // 8):
             self._has_missed = False
             self._raise(max(1, self._reported // RECOVERY, cached - held))
             return
         fits = max(BLOCK_TOKENS, since + cached)
-        if self._has_missed or 2 * fits >= self.capacity:
+        is_gone = 2 * cached < held
+        if 2 * fits >= self._reported or (is_gone and self._has_missed):
             self._believed = min(fits, self.capacity)
             self._shrink()
-        self._has_missed = True
+        self._has_missed |= is_gone
 
     def _raise(self, tokens: int) -> None:
         if self._believed:

@@ -162,7 +162,7 @@ async def test_a_probe_that_succeeds_brings_the_worker_back(start_fleet: Any, ca
         await fleet.until(lambda: states(fleet) == {"R1": "half_open"})
         found = await openers(fleet, 24)
         assert states(fleet) == {}
-        assert found[200, "R1"] > 4 and found[200, "R2"] > 4
+        assert found[200, "R1"] > 4, "it had less placed on it meanwhile, so it may get nearly all"
 
 
 async def test_failures_with_a_success_between_them_open_nothing(

@@ -118,6 +118,8 @@ class KeptUnits:
 
     def within(self, tokens: int, shared: int) -> int:
         """How many of the first `shared` units end within so many tokens."""
+        if shared and self.tokens(shared - 1) <= tokens:  # nearly always
+            return shared
         return bisect_right(range(shared), tokens, key=self.tokens)
 
     def index_keys(self) -> set[int]:
@@ -198,7 +200,8 @@ class _Line:
     """Tokens by bytes, between places where both are known."""
 
     def __init__(self, *places: Place) -> None:
-        known = {0: 0, **dict(places)}
+        known = {0: 0}
+        known.update(places)
         self._ends, self._tokens = list(known), list(known.values())
 
     def at(self, end: int) -> int:
@@ -215,6 +218,8 @@ def _new_places(chain: Chain, beyond: int) -> Sequence[int]:
     if chain.is_blocks:
         return [place for place in kept_blocks(ends) if ends[place] > beyond]
     start = max(bisect_right(ends, beyond), chain.marks.head + 1 if chain.marks.head else 0)
+    if len(ends) - start <= KEPT:  # nearly always
+        return range(start, len(ends))
     return [start + place for place in _thinned(ends[start:])]  # thinned, if it is a history that nobody has seen grow
 
 

@@ -167,7 +167,7 @@ def make_operated(settings: Settings, router: Router) -> Operated:
 def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> State:
     registry, metrics, retries = Registry(), Metrics(), RetryBudget(config.retry_share, config.retry_burst)
     hasher = Hasher(member.secret)
-    beliefs, ttl_s, limit = Beliefs(registry.view), config.session_ttl_s, config.session_limit
+    beliefs, ttl_s, limit = Beliefs(registry.engine), config.session_ttl_s, config.session_limit
     return State(
         registry=registry,
         sessions=SessionTable(ttl_s=ttl_s, capacity=limit, serial=member.serial, beliefs=beliefs),

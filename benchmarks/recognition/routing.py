@@ -77,7 +77,7 @@ class ProxyRouting:
         self._time = time
         self._workers = {_address(worker): worker for worker in workers}
         self._registry = Registry()
-        self._beliefs = Beliefs(self._registry.view)
+        self._beliefs = Beliefs(self._registry.engine)
         self._sessions = SessionTable(ttl_s=86_400.0, capacity=1_000_000, beliefs=self._beliefs)
         self._tokens = TokenEstimator()
         self._templates = TemplateOrder()

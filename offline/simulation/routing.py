@@ -68,7 +68,7 @@ class PolicyRouting:
         self._timeline = timeline
         self._workers: Mapping[WorkerId, SimulatedWorker] = {_address(worker): worker for worker in fleet.workers}
         self._registry = Registry()
-        self._beliefs = Beliefs(self._registry.view)
+        self._beliefs = Beliefs(self._registry.engine)
         self._sessions = SessionTable(ttl_s=3600.0, capacity=1_000_000, beliefs=self._beliefs)
         self._tokens = TokenEstimator()
         self._hasher = Hasher(bytes(16))

@@ -49,18 +49,17 @@ class Beliefs:
         """
         source, shares = entry.source, BeliefEvidence.SHARED_PREFIX
         own = BeliefEvidence.OWN_TURNS if source == entry.history else shares
-        passed = [(mark.key, self._marks[mark.key]) for mark in reversed(entry.marks) if mark.key in self._marks]
-        found = {}
+        passed = self._passed(entry.marks)
+        found = dict[WorkerId, Held]()
         for worker, book in self._books.items():
+            tokens = 0 if source is None else min(book.held(source), most)
+            shared = book.longest(passed) if passed and tokens < max(1, most) else 0
+            if not tokens and not shared:  # nearly all
+                continue
             view = views.get(worker)
             if view is None or view.incarnation != book.incarnation or (observed and worker in observed):
                 continue
-            tokens = 0 if source is None else min(book.held(source), most)
-            shared = 0 if tokens and tokens == most else _shared(book, passed)
-            if shared > tokens:
-                found[worker] = Held(shared, shares)
-            elif tokens:
-                found[worker] = Held(tokens, own)
+            found[worker] = Held(shared, shares) if shared > tokens else Held(tokens, own)
         for worker, tokens in (observed or {}).items():
             if tokens > 0 and worker in views:
                 found[worker] = Held(tokens, BeliefEvidence.KV_EVENTS)
@@ -101,15 +100,13 @@ class Beliefs:
 
         marks: the prompt's, shortest first.
         """
-        book = self._book(where)
+        book = self._book(where.worker, where.incarnation)
         if book is not None:
-            shared = [mark for mark in marks if book.held(mark.key) or self._is_shared(mark.key, history)]
-            book.touch(history, where.tokens, shared)
+            book.touch(history, where.tokens, self._shared(book, history, marks))
 
     def expect(self, history: int, worker: WorkerId, tokens: int, marks: Sequence[Mark]) -> int:
         """A turn was sent there; see `CacheBook.expect`. Returns, for `found`, what was used since this history was."""
-        where = self.residency(worker, tokens)
-        book = None if where is None else self._book(where)
+        book = self._book(worker)
         if book is None:
             return 0
         since = book.used_since(history) if book.held(history) else 0
@@ -122,19 +119,21 @@ class Beliefs:
         if book is not None:
             book.begun(history)
 
+    def uses(self, history: int, worker: WorkerId, tokens: int, marks: Sequence[Mark]) -> None:
+        """As `touch`, of the engine that is there now; tokens: it may hold more of the history, and then keeps it."""
+        book = self._book(worker)
+        if book is not None:
+            book.touch(history, max(tokens, book.held(history)), self._shared(book, history, marks))
+
     def withdraw(self, history: int, worker: WorkerId) -> None:
         """The turn that was expected there has failed before it used anything."""
         book = self._books.get(worker)
         if book is not None:
             book.withdraw(history)
 
-    def tokens_of(self, history: int, worker: WorkerId) -> int:
-        book = self._books.get(worker)
-        return 0 if book is None else book.held(history)
-
     def found(self, since: int, where: Residency, cached: int) -> None:
         """An answer says how much of what was believed had been cached; see `CacheBook.found`."""
-        book = self._book(where)
+        book = self._book(where.worker, where.incarnation)
         if book is not None:
             book.found(since, where.tokens, cached)
 
@@ -148,20 +147,31 @@ class Beliefs:
         """In tokens, as far as they are believed; 0: unknown."""
         return {worker: book.capacity for worker, book in self._books.items()}
 
-    def _is_shared(self, key: int, history: int) -> bool:
-        known = self._marks.get(key)
-        return known is not None and known >> _BITS != history
+    def _passed(self, marks: Iterable[Mark]) -> list[tuple[int, int, int]]:
+        """As `CacheBook.longest` takes them, longest first."""
+        passed = list[tuple[int, int, int]]()
+        for mark in marks:
+            known = self._marks.get(mark.key)
+            if known is not None:
+                passed.append((mark.key, known >> _BITS, known & _MASK))
+        passed.reverse()
+        return passed
 
-    def _book(self, where: Residency) -> CacheBook | None:
-        """The worker's, up to date; None if it is about an engine that is there no more."""
-        view = self._view(where.worker)
-        if view is None or view.incarnation != where.incarnation:
+    def _shared(self, book: CacheBook, history: int, marks: Sequence[Mark]) -> list[Mark]:
+        """Those that have an entry, and those that another history has passed."""
+        own = history << _BITS
+        return [mark for mark in marks if book.held(mark.key) or self._marks.get(mark.key, own) >> _BITS != history]
+
+    def _book(self, worker: WorkerId, incarnation: str | None = None) -> CacheBook | None:
+        """The worker's, up to date; None if it is gone, or another engine than this one is there."""
+        view = self._view(worker)
+        if view is None or (incarnation is not None and view.incarnation != incarnation):
             return None
-        book = self._books.get(where.worker)
-        if book is None or book.incarnation != where.incarnation:
-            for worker in [worker for worker in self._books if self._view(worker) is None]:
-                del self._books[worker]
-            book = self._books[where.worker] = CacheBook(where.incarnation)
+        book = self._books.get(worker)
+        if book is None or book.incarnation != view.incarnation:
+            for gone in [known for known in self._books if self._view(known) is None]:
+                del self._books[gone]
+            book = self._books[worker] = CacheBook(view.incarnation)
         book.report(view.load.kv_capacity_tokens)
         return book
 
@@ -178,12 +188,3 @@ def marks_of(keys: Sequence[int], ends: Sequence[int], size: int, prompt_tokens:
             if len(marks) == MARKS:
                 break
     return marks
-
-
-def _shared(book: CacheBook, passed: Iterable[tuple[int, int]]) -> int:
-    """What it holds of the longest mark that it knows, whether by an entry of its own or by a session's."""
-    for key, known in passed:
-        tokens = book.held(key) or min(book.held(known >> _BITS), known & _MASK)
-        if tokens:
-            return tokens
-    return 0

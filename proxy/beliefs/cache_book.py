@@ -12,8 +12,7 @@ whole raises that a little, up to what the engine reports.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from .held import Mark
@@ -22,7 +21,7 @@ BLOCK_TOKENS = 16
 """Engines cache whole blocks, of 16 tokens as a rule, and compute at least one token of each prompt. So up to two
 blocks fewer are found of what is there."""
 
-ENTRIES_KEPT = 32_768  # bounded where the capacity is unknown; 150 bytes each
+ENTRIES_KEPT = 32_768  # bounded where the capacity is unknown; 100 bytes each
 LOOKED_AT = 256  # newest entries, which takes 15 us
 RECOVERY = 256  # prefixes found whole until a capacity that was believed to be 0 is as reported again
 
@@ -34,16 +33,17 @@ class CacheBook:
     """Prefixes by their keys, used longest ago first.
 
     An entry is one number, as an object would take twice its memory: how many tokens from the prompt's start are held,
-    and for how many it takes room that no other entry counts.
+    and for how many it takes room that no other entry counts. They are in a plain dict, as an `OrderedDict` would take
+    twice its memory too; so what is evicted at once is looked for once.
     """
 
     __slots__ = ("_awaited", "_believed", "_entries", "_has_missed", "_reported", "_tokens", "incarnation")
 
     def __init__(self, incarnation: str) -> None:
         self.incarnation = incarnation
-        self._entries: OrderedDict[int, int] = OrderedDict()
+        self._entries: dict[int, int] = {}
         self._tokens = 0  # of all entries
-        self._awaited = Counter[int]()  # turns that were sent and have not used their entry yet
+        self._awaited: dict[int, int] = {}  # turns that were sent and have not used their entry yet
         self._reported = 0  # capacity; 0: unknown, and nothing is ever believed to be evicted
         self._believed = 0  # capacity by the answers; 0: as reported
         self._has_missed = False  # the last answer that told something of an older turn's prefix
@@ -63,6 +63,18 @@ class CacheBook:
 
     def held(self, key: int) -> int:
         return self._entries.get(key, 0) >> _BITS
+
+    def longest(self, marks: Iterable[tuple[int, int, int]]) -> int:
+        """What is held of the first mark that is known, by an entry of its own or by that of a history with it.
+
+        Each mark is its key, the key of such a history, and tokens.
+        """
+        known = self._entries.get
+        for key, history, most in marks:
+            tokens = known(key, 0) >> _BITS or min(known(history, 0) >> _BITS, most)
+            if tokens:
+                return tokens
+        return 0
 
     def used_since(self, key: int) -> int:
         """Tokens of what was used after this entry, which must be there.
@@ -96,7 +108,7 @@ class CacheBook:
         """A turn was sent that will use this prefix, and have so many tokens, before turns that are sent later."""
         if not self._reported:
             return
-        self._awaited[key] += 1
+        self._awaited[key] = self._awaited.get(key, 0) + 1
         held = self.held(key)
         if 2 * held < tokens:  # no LOCAL turn comes for so little, whose answer could raise it
             self._raise(self._reported // RECOVERY)
@@ -104,10 +116,10 @@ class CacheBook:
 
     def begun(self, key: int) -> None:
         """A turn that was expected uses its prefix now."""
-        if self._awaited[key] > 1:
+        if self._awaited.get(key, 0) > 1:
             self._awaited[key] -= 1
         else:
-            del self._awaited[key]
+            self._awaited.pop(key, None)
 
     def withdraw(self, key: int) -> None:
         """A turn that was expected does not come."""
@@ -151,14 +163,14 @@ class CacheBook:
             self._believed = 0 if raised >= self._reported else raised
 
     def _enter(self, key: int, held: int, room: int, shared: Sequence[Mark]) -> None:
-        shared = [mark for mark in shared if mark.tokens < room]
-        starts = [0, *(mark.tokens for mark in shared)]
-        self._put(key, held, room - starts[-1])
-        for mark, start in zip(reversed(shared), reversed(starts[:-1]), strict=True):
-            self._put(mark.key, mark.tokens, mark.tokens - start)
+        end, tokens = key, held
+        for mark in reversed([mark for mark in shared if mark.tokens < room] if shared else ()):
+            self._put(end, tokens, room - mark.tokens)
+            end, tokens, room = mark.key, mark.tokens, mark.tokens
+        self._put(end, tokens, room)
         for waiting in self._awaited:  # their turns are still to come
             if waiting in self._entries:
-                self._entries.move_to_end(waiting)
+                self._entries[waiting] = self._entries.pop(waiting)
         self._shrink()
 
     def _put(self, key: int, tokens: int, own: int) -> None:
@@ -168,14 +180,26 @@ class CacheBook:
 
     def _shrink(self) -> None:
         over = self._tokens - self.capacity if self.capacity else 0
-        while self._entries and (over > 0 or len(self._entries) > ENTRIES_KEPT):
-            key, entry = next(iter(self._entries.items()))
+        surplus = len(self._entries) - ENTRIES_KEPT
+        if surplus > 0:
+            surplus += ENTRIES_KEPT // 8  # the next ones have room
+        if over > 0 or surplus > 0:
+            self._evict(over, surplus)
+
+    def _evict(self, over: int, surplus: int) -> None:
+        """At least so many tokens, and so many entries."""
+        gone = list[int]()
+        for key, entry in self._entries.items():
             own = entry & _MASK
-            going = min(own, over) if over > 0 and len(self._entries) <= ENTRIES_KEPT else own
+            going = own if len(gone) < surplus else min(own, over)
             self._tokens -= going
             over -= going
             if going < own:
                 held = min(going, entry >> _BITS)
                 self._entries[key] = entry - (held << _BITS | going)
             else:
-                del self._entries[key]
+                gone.append(key)
+            if over <= 0 and len(gone) >= surplus:
+                break
+        for key in gone:
+            del self._entries[key]

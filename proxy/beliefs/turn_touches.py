@@ -74,10 +74,7 @@ class TurnTouches:
             self._awaited.remove(worker)
             self._beliefs.begun(self._entry.history, worker)
         # An estimate, and perhaps of less than is there: a turn that is sent again repeats only its prompt.
-        tokens = max(self._prompt_tokens, self._beliefs.tokens_of(self._entry.history, worker))
-        where = self._beliefs.residency(worker, tokens)
-        if where is not None:
-            self._beliefs.touch(self._entry.history, where, self._entry.marks)
+        self._beliefs.uses(self._entry.history, worker, self._prompt_tokens, self._entry.marks)
 
     def _compare(self, worker: WorkerId, cached: int | None) -> None:
         held = self._held.get(worker)

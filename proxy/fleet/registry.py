@@ -95,6 +95,10 @@ class Registry:
         self._catch_up()
         return self._views.get(worker_id)
 
+    def engine(self, worker_id: WorkerId) -> WorkerView | None:
+        """As `view`, but what it says of the worker's use may be old."""
+        return self._views.get(worker_id)
+
     # -- which workers there are
 
     def apply(self, announcement: Announcement, now_s: float) -> None:

@@ -178,9 +178,13 @@ def _known(turn: Turn, fleet: Fleet) -> WorkerView | None:
     last = None if turn.decode is None else fleet.views.get(turn.decode)
     if turn.stored_response or not turn.held:
         return last
-    holders = (fleet.views.get(worker) for worker in turn.held)
-    decodes = [view for view in holders if view is not None and view.role is _DECODE]
-    best = max(decodes, key=lambda view: (turn.held_by(view), view.id == turn.decode), default=last)
+    best, most = last, (0, False)
+    for worker in turn.held:
+        view = fleet.views.get(worker)
+        if view is not None and view.role is _DECODE:
+            rank = turn.held_by(view), worker == turn.decode
+            if rank > most:
+                best, most = view, rank
     return best if best is None or holds_most(turn, best) or not (turn.held_tokens and turn.decode) else last
 
 

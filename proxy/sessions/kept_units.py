@@ -17,6 +17,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -25,6 +26,8 @@ from .text_cuts import FIRST_LONG_BLOCK, kept_blocks
 
 KEPT = 256
 """Units, 3.6 KB of them; nine in ten sessions have fewer."""
+
+UNPACKED = 32  # of the sessions that were read last
 
 _FIRST = 32  # of these, so many of the first and of the newest always stay
 _NEWEST = 128
@@ -115,21 +118,22 @@ class KeptUnits:
 
     def within(self, tokens: int, shared: int) -> int:
         """How many of the first `shared` units end within so many tokens."""
+        if shared and self.tokens(shared - 1) <= tokens:  # nearly always
+            return shared
         return bisect_right(range(shared), tokens, key=self.tokens)
 
-    def index_keys(self) -> Iterable[int]:
+    def index_keys(self) -> set[int]:
         """The opener and its cuts, the newest prompt without its last unit, and the reply.
 
         Of a raw prompt, whose opener nobody can tell, the end of its first turn, and the blocks beyond 4 KiB.
         """
-        for place in range(self.count, self.count + self.opener_cuts):
-            yield self.key(place)
-        places = {self.opener, max(self.opener, self.in_prompt - 2), self.in_prompt}
         if self.is_blocks:
-            places = {self.opener, *range(FIRST_LONG_BLOCK, self.in_prompt)}
-        for place in places:
-            if place < self.count:
-                yield self.key(place)
+            places = [self.opener, *range(FIRST_LONG_BLOCK, self.in_prompt)]
+        else:
+            places = [self.opener, max(self.opener, self.in_prompt - 2), self.in_prompt]
+        keys = {self.key(place) for place in places if place < self.count}
+        keys.update(map(self.key, range(self.count, self.count + self.opener_cuts)))
+        return keys
 
     def slice(self, start: int, end: int) -> bytes:
         return self._data[_HEAD.size + start * _UNIT.size : _HEAD.size + end * _UNIT.size]
@@ -141,6 +145,8 @@ class KeptUnits:
 
 _EMPTY = _HEAD.pack(0, 0, 0, 0, 0, 0)
 NO_UNITS_KEPT = KeptUnits(b"")
+
+unpacked = lru_cache(UNPACKED)(KeptUnits)  # the steps of a turn read the same units
 
 
 def pack(
@@ -194,7 +200,8 @@ class _Line:
     """Tokens by bytes, between places where both are known."""
 
     def __init__(self, *places: Place) -> None:
-        known = {0: 0, **dict(places)}
+        known = {0: 0}
+        known.update(places)
         self._ends, self._tokens = list(known), list(known.values())
 
     def at(self, end: int) -> int:
@@ -211,6 +218,8 @@ def _new_places(chain: Chain, beyond: int) -> Sequence[int]:
     if chain.is_blocks:
         return [place for place in kept_blocks(ends) if ends[place] > beyond]
     start = max(bisect_right(ends, beyond), chain.marks.head + 1 if chain.marks.head else 0)
+    if len(ends) - start <= KEPT:  # nearly always
+        return range(start, len(ends))
     return [start + place for place in _thinned(ends[start:])]  # thinned, if it is a history that nobody has seen grow
 
 

@@ -26,7 +26,7 @@ import msgspec
 
 from ..beliefs.held import Residency
 from ..fleet.worker import WorkerId
-from .kept_units import KeptUnits, Place
+from .kept_units import KeptUnits, Place, unpacked
 from .prefix_chain import Chain, PrefixEnd
 from .reasoning_rounds import RoundEnd
 from .session import KnownPrefix, Prompt, Session
@@ -115,7 +115,7 @@ class Common(msgspec.Struct, frozen=True, gc=False):
 
 def common(session: Session, chain: Chain, sizes: Mapping[int, int]) -> Common | None:
     """None if there is nothing. sizes: bytes of the prompt at each of its keys, and of its cuts."""
-    units = KeptUnits(session.units)
+    units = unpacked(session.units)
     shared = units.shared(sizes)
     is_whole = 0 < units.in_prompt <= shared and not units.is_blocks
     place = units.place(shared, sizes)
@@ -134,7 +134,7 @@ def common(session: Session, chain: Chain, sizes: Mapping[int, int]) -> Common |
 
 def newest_end(session: Session, *, is_prompt: bool) -> PrefixEnd | None:
     """Where its newest prompt ends, or the reply to it."""
-    units = KeptUnits(session.units)
+    units = unpacked(session.units)
     if units.count and not units.is_blocks:
         return PrefixEnd(units.key(units.in_prompt - 1)) if is_prompt else units.reply
     for prefix in session.prefixes():

@@ -17,7 +17,7 @@ from msgspec.structs import astuple
 from ..beliefs.beliefs import marks_of
 from ..beliefs.held import Mark, Residency
 from ..fleet.worker import WorkerId
-from .kept_units import KeptUnits
+from .kept_units import unpacked
 from .prefix_chain import KEY_BITS, Chain, Hasher, PrefixEnd
 
 _PREFIX = struct.Struct("<QIIII??")
@@ -85,7 +85,7 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     decode_incarnation: str = ""
     prefill: WorkerId | None = None
     prefill_incarnation: str = ""
-    units: bytes = b""  # see `KeptUnits`
+    units: bytes = b""  # see `kept_units`
     packed_marks: bytes = b""
 
     @property
@@ -107,6 +107,8 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         return output_tokens or None, decode, prefill
 
     def prefixes(self) -> list[KnownPrefix]:
+        if len(self.packed) == _HEAD.size:  # nearly always
+            return []
         return [KnownPrefix(*values) for values in _PREFIX.iter_unpack(self.packed[_HEAD.size :])]
 
     def learn(
@@ -145,14 +147,12 @@ def index_keys(session: Session) -> set[int]:
     """The keys by which the index finds the session; ValueError for one that this version cannot read."""
     if len(session.packed) < _HEAD.size or (len(session.packed) - _HEAD.size) % _PREFIX.size:
         raise ValueError("a session has another layout")
-    keys = {prefix.key for prefix in session.prefixes()}
-    keys.update(KeptUnits(session.units).index_keys())
-    return keys
+    return unpacked(session.units).index_keys().union([prefix.key for prefix in session.prefixes()])
 
 
 def held_tokens(session: Session) -> int:
     """Of its newest prompt with the reply, as far as a next prompt will hold it."""
-    units = KeptUnits(session.units)
+    units = unpacked(session.units)
     known = [prefix.tokens for prefix in session.prefixes()]
     return max(known, default=0) if not units.count else max(units.tokens(units.count - 1), *known, 0)
 

@@ -23,7 +23,7 @@ from ..beliefs.beliefs import Beliefs
 from ..errors import ConfigError
 from ..fleet.worker import WorkerId
 from ..runtime.replicated import Replicated
-from .kept_units import NO_UNITS_KEPT, EndedTurn, KeptUnits, Place, pack
+from .kept_units import NO_UNITS_KEPT, EndedTurn, Place, pack, unpacked
 from .matching import Common, MatchKind, SessionMatch, TurnOutcome, common, judge, newest_end
 from .prefix_chain import KEY_BITS, PrefixEnd
 from .reasoning_rounds import ReasoningRounds, RoundEnd
@@ -278,7 +278,7 @@ class SessionTable:
         held = outcome.held_tokens
         ended = EndedTurn(match.turn, outcome.prompt_tokens, outcome.reply_key, held, outcome.reasoned)
         units = pack(before, shared, sizes, place, chain, ended)
-        kept = KeptUnits(units)
+        kept = unpacked(units)
         prefixes = list[KnownPrefix]()
         if source is not None:  # the stored response that the prompt continues
             prefixes += [one for one in source.prefixes() if one.is_stored and one.key == chain.keys[0]]

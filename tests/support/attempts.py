@@ -48,7 +48,7 @@ def running(made: Decision, *begun: Leg, stream: bool = True) -> Attempt:
         client=Client(name="", tenant=""),
         booking=LegBooking(registry, decode, prefill, prompt_tokens=0, new_tokens=0),
         touches=TurnTouches(
-            Beliefs(registry.view), PromptEntry(0), {}, decode=decode, prefill=prefill, prompt_tokens=0
+            Beliefs(registry.engine), PromptEntry(0), {}, decode=decode, prefill=prefill, prompt_tokens=0
         ),
         charged_tokens=0,
         headers={},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import zmq
@@ -25,18 +25,23 @@ _END = (-1).to_bytes(SEQUENCE_BYTES, signed=True)
 
 
 class Throttle:
-    """Who reads events takes turns, in slices with pauses after them: together they get a fifth of the loop."""
+    """Who reads events takes turns, in slices with pauses after them: together they get a fifth of the loop.
 
-    def __init__(self) -> None:
+    By processor time. A slice in which this process had to wait for a processor would be followed by a pause four times
+    as long as that wait, and meanwhile engines are believed to hold what they did.
+    """
+
+    def __init__(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         self._turn = asyncio.Lock()
+        self._sleep = sleep
 
     @asynccontextmanager
     async def slice(self) -> AsyncIterator[float]:
         """Until when to read."""
         async with self._turn:
-            began_s = time.perf_counter()
-            yield began_s + SLICE_S
-            await asyncio.sleep(PAUSE_SHARE * (time.perf_counter() - began_s))
+            began_s = time.thread_time()
+            yield time.perf_counter() + SLICE_S
+            await self._sleep(PAUSE_SHARE * (time.thread_time() - began_s))
 
 
 async def replay(

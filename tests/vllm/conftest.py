@@ -162,17 +162,25 @@ class Beside(StreamClient):
         return not busy and state.ledger.outstanding(state.now()) == 0
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmFleet]:
+@pytest.fixture(scope="session")
+def tiny_spec() -> Callable[[Role], EngineSpec]:
+    """An engine of this role with the tiny model, on ports of its own."""
     if reason := unsupported_reason():
         pytest.skip(f"real vLLM is not tested here: {reason}")
-    environment = await asyncio.to_thread(ensure, print)
-    model = await asyncio.to_thread(ensure_model, environment)
+    environment = ensure(print)
+    model = ensure_model(environment)
+    return lambda role: engine_spec(role, model, environment.python)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def fleet(
+    tiny_spec: Callable[[Role], EngineSpec], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[VllmFleet]:
     logs = tmp_path_factory.mktemp("engines")
     async with AsyncExitStack() as stack:
         engines, urls, specs = {}, {}, {}
         for role in Role:
-            spec = specs[role] = engine_spec(role, model, environment.python)
+            spec = specs[role] = tiny_spec(role)
             urls[role] = f"http://{spec.address}"
             process = EngineProcess(command(spec), logs / f"{role}.log", name=role)
             engines[role] = await stack.enter_async_context(process)

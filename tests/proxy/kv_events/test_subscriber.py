@@ -4,83 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import zmq
 import zmq.asyncio
 
-from ppd.proxy.config import ProxyConfig
 from ppd.proxy.errors import ConfigError
-from ppd.proxy.fleet.registry import Registry
-from ppd.proxy.fleet.worker import EventSource, Role, Worker
-from ppd.proxy.kv_events.engine_caches import EngineCaches
+from ppd.proxy.fleet.worker import EventSource, Worker
 from ppd.proxy.kv_events.event_batch import session_name
-from ppd.proxy.kv_events.subscriber import EventSubscriber
-from ppd.proxy.runtime.tasks import Background
-from ppd.proxy.telemetry.metrics import Metrics
+from ppd.proxy.kv_events.replay import Throttle
 from ppd.servers.sim.core.block_pool import AllBlocksCleared, BlockStored, CacheEvent, Namespace
 from ppd.servers.sim.core.fault_orders import BatchFate
 from ppd.servers.sim.engine.kv_events import KvEventPublisher
+from tests.support.kv_events import HISTORY, D, Lab, OwnHosts, subscribing
 
-HISTORY = 5
-D = Worker(role=Role.DECODE, address="127.0.0.1:8200")
 ANY = "tcp://127.0.0.1:*"
-
-
-class OwnHosts:
-    def __init__(self, *own: str) -> None:
-        self.own = own
-
-    def is_own(self, address: str, sender: str, *, looks_up: bool) -> bool:
-        return sender in self.own
-
-    def close(self) -> None:
-        pass
-
-
-@dataclass
-class Lab:
-    """A subscriber, and what it is told of."""
-
-    subscriber: EventSubscriber
-    caches: EngineCaches
-    registry: Registry = field(default_factory=Registry)
-    metrics: Metrics = field(default_factory=Metrics)
-
-    def held(self) -> int | None:
-        return self.caches.held(D.id, HISTORY)
-
-    async def until_held(self, tokens: int | None) -> None:
-        async with asyncio.timeout(20):
-            while self.held() != tokens:
-                await asyncio.sleep(0.005)
-
-    def add(self, events: EventSource) -> None:
-        self.registry.add_static(Worker(role=D.role, address=D.address, kv_events=events), 0.0)
-
-    def value(self, name: str, **labels: str) -> float:
-        return self.metrics.registry.get_sample_value(name, labels) or 0.0
-
-
-@asynccontextmanager
-async def subscribing(bind: str = "", hosts: OwnHosts | None = None) -> AsyncIterator[Lab]:
-    registry, metrics, caches = Registry(), Metrics(), EngineCaches(lambda history: history)
-    config = ProxyConfig(kv_events_bind=bind)
-    subscriber = EventSubscriber(config, registry, caches, metrics, hosts or OwnHosts("127.0.0.1"))
-    background = Background()
-    try:
-        subscriber.open()
-        background.start("events", subscriber.run)
-        if bind:
-            background.start("bound", subscriber.run_bound)
-        yield Lab(subscriber, caches, registry, metrics)
-    finally:
-        await background.close()
-        await subscriber.close()
+WAIT_S = 0.05
 
 
 class BoundPublisher(KvEventPublisher):
@@ -250,6 +192,18 @@ async def test_a_flood_leaves_the_loop_to_others() -> None:
                 turns += 1
             # A pause of four times its length follows each slice, in which an idle loop turns hundreds of times.
             assert turns > 300
+
+
+async def test_waiting_for_a_processor_is_not_followed_by_a_pause() -> None:
+    pauses_s = list[float]()
+
+    async def sleep(pause_s: float) -> None:
+        pauses_s.append(pause_s)
+
+    async with Throttle(sleep).slice():
+        time.sleep(WAIT_S)  # noqa: ASYNC251  # as a process that is not run
+    assert len(pauses_s) == 1
+    assert pauses_s[0] < WAIT_S
 
 
 @pytest.mark.parametrize(

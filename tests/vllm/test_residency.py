@@ -1,0 +1,217 @@
+"""What the proxy says that an engine holds, beside what the engine finds, where sessions evict each other."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from ppd.proxy.beliefs.held import BeliefEvidence
+from ppd.proxy.config import Mode
+from ppd.proxy.fleet.worker import Role, WorkerId
+from ppd.servers.fleet.ports import free_ports
+from ppd.servers.fleet.process import EngineProcess
+from ppd.servers.vllm.launch import TINY_ARGS, TINY_NAME, EngineSpec, command
+from tests.support.fleet import proxy_before
+from tests.support.proxy import Chat, ProxyClient
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+BLOCK = 32  # tokens, the least on CPUs
+BLOCKS = 64
+FEW_BLOCKS = ("--max-model-len", str(BLOCK * (BLOCKS - 1)), "--num-gpu-blocks-override", str(BLOCKS))
+SESSIONS, TURNS = 5, 40
+LONGEST = 1100  # tokens; then the session starts over
+QUIET_S = 0.05  # vLLM publishes from a thread of its own, which may be later than the answer
+LINE = "Now {} more friends agreed to join us in the {} bus. Does this change our mode of transportation, and how? "
+OWN_TURNS, KV_EVENTS = BeliefEvidence.OWN_TURNS, BeliefEvidence.KV_EVENTS
+serial = itertools.count()
+
+
+@dataclass
+class TightEngine:
+    """Its KV cache has room for two or three of the sessions here. One engine is a D or an R as a proxy names it."""
+
+    spec: EngineSpec
+    stack: AsyncExitStack
+    logs: Path
+    process: EngineProcess
+    starts: int = 0
+
+    async def start(self) -> None:
+        self.starts += 1
+        process = EngineProcess(command(self.spec), self.logs / f"tight-{self.starts}.log", name="tight")
+        self.process = await self.stack.enter_async_context(process)
+        await process.wait_healthy(f"http://{self.spec.address}", timeout_s=600)
+
+    def worker(self, evidence: BeliefEvidence) -> str:
+        """A static worker's address, with the options by which its events are heard."""
+        if evidence is OWN_TURNS:
+            return self.spec.address
+        events, replay = self.spec.kv_events_port, self.spec.kv_replay_port
+        return f"{self.spec.address},events=tcp://127.0.0.1:{events},replay=tcp://127.0.0.1:{replay}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one turn claimed, and what the engine found."""
+
+    claimed: int
+    evidence: str
+    cached: int
+    prompt: int
+
+    @property
+    def harms(self) -> bool:
+        return 2 * self.cached < self.claimed
+
+    def is_within(self, tokens: int) -> bool:
+        return abs(self.claimed - self.cached) <= tokens
+
+
+@dataclass
+class Sessions(ProxyClient):
+    """Conversations through one proxy before one engine."""
+
+    engine: str = ""
+    salt: str = ""
+    chats: list[Chat] = field(default_factory=list)
+    asked: list[tuple[list[dict[str, Any]], str]] = field(default_factory=list)  # with the answer
+
+    async def say(self, number: int) -> Finding:
+        """The next turn of this session."""
+        while len(self.chats) <= number:
+            self.chats.append(self.conversation())
+        chat, turn = self.chats[number], len(self.asked)
+        text = f"{number}: {LINE.format(turn, 'first' if turn % 2 else 'second')}" * (1 + turn % 2)
+        answer = await chat.say(text, cache_salt=self.salt)
+        assert (answer.status, answer.route) in ((200, "LOCAL"), (200, "REPLICA")), answer.body
+        self.asked.append((list(chat.messages[:-1]), answer.text))
+        receipt, usage = await self.receipt(answer), answer.body["usage"]
+        if usage["prompt_tokens"] > LONGEST:
+            self.chats[number] = self.conversation()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return Finding(receipt["estimated_cached_tokens"], receipt["cached_evidence"], cached, usage["prompt_tokens"])
+
+    async def straight(self, messages: list[dict[str, Any]]) -> str:
+        """What the engine answers without a proxy and without anything cached; and it evicts what others use."""
+        body = {"model": self.model, "messages": messages, "max_tokens": 24, "temperature": 0}
+        body["cache_salt"] = f"straight-{next(serial)}"
+        async with self.session.post(f"http://{self.engine}/v1/chat/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            text: str = (await response.json())["choices"][0]["message"]["content"]
+            return text
+
+    async def check_texts(self) -> None:
+        for messages, text in self.asked:
+            assert text == await self.straight(messages)
+
+    async def heard(self) -> None:
+        """Nothing more comes of what the engine has published."""
+        async with asyncio.timeout(60):
+            taken, before = self._batches(), -1
+            while taken != before or taken < 0:
+                await asyncio.sleep(QUIET_S)
+                taken, before = self._batches(), taken
+
+    def _batches(self) -> int:
+        """-1 while the engine is not heard."""
+        [stream] = self.proxy.state.engine_caches.streams(WorkerId(self.engine))
+        return -1 if stream.is_behind else stream.expected or 0
+
+    def incarnation(self) -> str:
+        [view] = self.proxy.state.registry.views()
+        return view.incarnation if view.state == "up" else ""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def engine(
+    tiny_spec: Callable[[Role], EngineSpec], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[TightEngine]:
+    events, replay = free_ports(2)
+    spec = replace(
+        tiny_spec(Role.REPLICA), kv_events_port=events, kv_replay_port=replay, extra_args=(*TINY_ARGS, *FEW_BLOCKS)
+    )
+    logs = tmp_path_factory.mktemp("tight")
+    async with AsyncExitStack() as stack:
+        tight = TightEngine(spec, stack, logs, EngineProcess(command(spec), logs / "none.log"))
+        await tight.start()
+        yield tight
+
+
+@asynccontextmanager
+async def sessions(engine: TightEngine, role: Role, evidence: BeliefEvidence) -> AsyncIterator[Sessions]:
+    """Of a D without any P each turn is LOCAL."""
+    mode = Mode.REPLICA if role is Role.REPLICA else Mode.ALWAYS_LOCAL
+    workers = [(role, engine.worker(evidence))]
+    async with proxy_before(workers, limit_s=60, mode=mode, probe_interval_s=0.5) as running:
+        yield Sessions(*running, TINY_NAME, engine.spec.address, f"residency-{next(serial)}")
+
+
+def visits() -> list[int]:
+    """Which session speaks: some often, some after many others."""
+    random = Random(3)
+    return [min(int(random.expovariate(0.7)), SESSIONS - 1) for _ in range(TURNS)]
+
+
+def check_claims(found: list[Finding], evidence: BeliefEvidence, tokens: int) -> None:
+    """One turn in twenty may err, by more than so many tokens."""
+    claims = [one for one in found if one.claimed]
+    assert {one.evidence for one in claims} == {evidence}
+    assert len(claims) >= TURNS // 4
+    assert sum(one.cached == 0 and one.prompt > LONGEST // 2 for one in found) >= TURNS // 10, "nothing was evicted"
+    assert sum(one.harms for one in claims) <= len(claims) // 20, found
+    assert sum(not one.is_within(tokens) for one in found) <= TURNS // 20, found
+
+
+async def test_own_turns_tell_what_an_engine_keeps(engine: TightEngine) -> None:
+    async with sessions(engine, Role.DECODE, OWN_TURNS) as some:
+        found = [await some.say(number) for number in visits()]
+        # Whole blocks are cached, and the book knows of those that have 16 tokens.
+        check_claims(found, OWN_TURNS, 2 * BLOCK)
+        await some.check_texts()
+
+
+async def test_events_tell_what_an_engine_keeps_whoever_uses_it(engine: TightEngine) -> None:
+    async with sessions(engine, Role.REPLICA, KV_EVENTS) as some:
+        found = []
+        for turn, number in enumerate(visits()):
+            if turn % 5 == 4:
+                await some.straight([{"role": "user", "content": f"{turn} of another client. " * 20}])
+            await some.heard()
+            found.append(await some.say(number))
+        check_claims(found, KV_EVENTS, BLOCK)
+        await some.check_texts()
+        assert await some.metric('ppd_kv_event_gaps_total{result="open"}') == 0
+
+
+async def test_a_d_that_was_started_again_is_claimed_to_hold_nothing(engine: TightEngine) -> None:
+    async with (
+        sessions(engine, Role.DECODE, OWN_TURNS) as believing,
+        sessions(engine, Role.DECODE, KV_EVENTS) as hearing,
+    ):
+        await hearing.heard()
+        for some in (believing, hearing):
+            await some.say(0)
+            assert (await some.say(0)).claimed > 0
+        was = [some.incarnation() for some in (believing, hearing)]
+        await engine.process.kill()
+        await engine.start()
+        for some, old in zip((believing, hearing), was, strict=True):
+            await some.until(lambda some=some, old=old: some.incarnation() not in ("", old), limit_s=60)
+            first = await some.say(0)
+            assert (first.claimed, first.cached) == (0, 0)
+        await hearing.heard()
+        for some, evidence in ((believing, OWN_TURNS), (hearing, KV_EVENTS)):
+            again = await some.say(0)
+            assert again.evidence == evidence
+            assert again.is_within(2 * BLOCK)
+            await some.check_texts()

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -193,6 +194,10 @@ async def test_events_tell_what_an_engine_keeps_whoever_uses_it(engine: TightEng
         assert await some.metric('ppd_kv_event_gaps_total{result="open"}') == 0
 
 
+def is_another(some: Sessions, old: str) -> bool:
+    return some.incarnation() not in ("", old)
+
+
 async def test_a_d_that_was_started_again_is_claimed_to_hold_nothing(engine: TightEngine) -> None:
     async with (
         sessions(engine, Role.DECODE, OWN_TURNS) as believing,
@@ -206,7 +211,7 @@ async def test_a_d_that_was_started_again_is_claimed_to_hold_nothing(engine: Tig
         await engine.process.kill()
         await engine.start()
         for some, old in zip((believing, hearing), was, strict=True):
-            await some.until(lambda some=some, old=old: some.incarnation() not in ("", old), limit_s=60)
+            await some.until(partial(is_another, some, old), limit_s=60)
             first = await some.say(0)
             assert (first.claimed, first.cached) == (0, 0)
         await hearing.heard()

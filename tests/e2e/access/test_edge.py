@@ -259,9 +259,10 @@ async def test_idle_clients_leave_files_for_the_turns_of_those_at_work(tmp_path:
         engine = await stack.enter_async_context(running_engine(SimConfig(role=Role.REPLICA)))
         flags = ("--mode", "replica", "--workers", f"R={engine.address}", "--head-timeout-s", "60")
         port = await stack.enter_async_context(own_process(tmp_path / "log", *flags, open_files=256))
+        early = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
         session = await stack.enter_async_context(aiohttp.ClientSession(f"http://127.0.0.1:{port}"))
         await stack.enter_async_context(asyncio.timeout(30))
-        async with session.get("/health") as response:  # its connection stays
+        async with early.get("/health") as response:  # its connection stays, until it is evicted
             await response.read()
         clients = await asyncio.to_thread(burst, port, 300)
         assert await asyncio.to_thread(clients[0].recv, 1) == b""

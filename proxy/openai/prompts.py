@@ -364,8 +364,7 @@ def _is_by_user(content: Content) -> bool:
 def _reasons(reply: _Message) -> bool:
     if any(bytes(raw) not in _NO_TEXT for raw in (reply.reasoning, reply.reasoning_content)):
         return True
-    parts = reply.content or ()
-    return any(not isinstance(part, str) and _string(part, "type") in _SHOWN for part in parts)
+    return any(not isinstance(part, str) and _string(part, "type") in _SHOWN for part in reply.content or ())
 
 
 def first_user_text(raw: msgspec.Raw, name: str) -> str | None:

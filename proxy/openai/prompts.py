@@ -9,7 +9,6 @@ A string and a list with that one text are the same content; two texts are never
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from functools import partial
 from typing import TypeVar
@@ -25,7 +24,7 @@ from ..sessions.text_cuts import LONG_BYTES, TextCuts
 from ..sessions.text_kinds import NewestTexts, sample
 from ..sessions.tool_call_hash import CallHash, CallPlaces
 from .body_members import pruned
-from .units import LIST_LIMIT, check_lists, too_many_prompts
+from .units import LIST_LIMIT, check_lists, prompt_bytes, too_many_prompts
 
 MEDIA_BYTES = 4096
 """The size in prompt bytes of an image, sound or file: about a thousand tokens. Its own size says nothing."""
@@ -40,10 +39,12 @@ T = TypeVar("T")
 
 _ABSENT = msgspec.Raw(b"")
 _TEXT = frozenset(("text", "input_text", "output_text"))
-_REASONING = frozenset(("reasoning", "thinking", "redacted_thinking"))
+_SHOWN = frozenset(("reasoning", "thinking"))
+_REASONING = _SHOWN | {"redacted_thinking"}
 _CALLS = frozenset(("function_call", "custom_tool_call"))
 _SYSTEM = frozenset(("system", "developer"))
 _SERVERS_OWN = frozenset(("id", "status"))
+_NO_TEXT = frozenset((b"", b"null", b'""'))
 _BILLING = "x-anthropic-billing-header"  # differs in every request of a client; vLLM drops it too
 
 
@@ -66,6 +67,8 @@ class _Message(msgspec.Struct, kw_only=True):
     tool_call_id: str | None = None
     tool_calls: list[_ToolCall] | None = None
     function_call: _Function | None = None
+    reasoning: msgspec.Raw = _ABSENT
+    reasoning_content: msgspec.Raw = _ABSENT
 
 
 _ANY: Decoder[object] = Decoder(object)
@@ -142,11 +145,12 @@ class PromptReader:
         keys, ends, size = head.chain(before)
         key, first_user, last_user, last_reply = keys[-1], 0, 0, 0
         unit: UnitHash | None = None
+        reply: _Message | None = None
         for place, message in enumerate(messages, len(keys)):
             self._cuts.start = size
             role = message.role
             if role == "assistant":
-                last_reply = place
+                last_reply, reply = place, message
             elif role == "user" and _is_by_user(message.content):
                 last_user = place
                 first_user = first_user or place
@@ -159,7 +163,8 @@ class PromptReader:
             keys.append(key)
             ends.append(size)
         head_marks = head.marks(has_system=before is not None)
-        marks = Marks(head_marks.tools, head_marks.system, first_user, last_user, last_reply)
+        reasons = reply is not None and _reasons(reply)
+        marks = Marks(head_marks.tools, head_marks.system, first_user, last_user, last_reply, reasons)
         keys_ends, cuts, samples = (tuple(keys), tuple(ends)), self._cuts or None, self._newest.samples()
         return Chain(*keys_ends, self.hasher, open_unit=unit, marks=marks, long_texts=cuts, samples=samples)
 
@@ -235,7 +240,7 @@ class PromptReader:
         if isinstance(prompt, list) and several and len(prompt) > LIST_LIMIT:
             raise too_many_prompts()
         prompts: list[object] = [*prompt] if isinstance(prompt, list) and several else [prompt]
-        data = [_prompt_bytes(one) for one in prompts]
+        data = [prompt_bytes(one) for one in prompts]
         if len(data) == 1:
             kind, text = data[0]
             blocks = BlockHash(self.hasher, self.hasher.key(b"P", f"{seed:x}", kind))
@@ -310,7 +315,8 @@ class PromptReader:
     def _add_item(self, units: OpenChain, item: Members) -> None:
         kind = _string(item, "type") or "message"
         if kind in _REASONING:
-            return  # no unit
+            units.reasoning()  # has no unit
+            return
         if kind in _CALLS:
             call = _Function(_string(item, "name"), item.get("arguments", _ABSENT), item.get("input", _ABSENT))
             self._add_call(units.begin("call"), _string(item, "call_id"), call)
@@ -355,6 +361,12 @@ def _is_by_user(content: Content) -> bool:
     return any(isinstance(part, str) or _string(part, "type") != "tool_result" for part in content)
 
 
+def _reasons(reply: _Message) -> bool:
+    if any(bytes(raw) not in _NO_TEXT for raw in (reply.reasoning, reply.reasoning_content)):
+        return True
+    return any(not isinstance(part, str) and _string(part, "type") in _SHOWN for part in reply.content or ())
+
+
 def first_user_text(raw: msgspec.Raw, name: str) -> str | None:
     items = read(_ITEMS, raw, name)
     if isinstance(items, str):
@@ -366,18 +378,6 @@ def first_user_text(raw: msgspec.Raw, name: str) -> str | None:
                 return content
             return "\n".join(text for part in content or () if (text := _part_text(part)))
     return None
-
-
-def _prompt_bytes(prompt: object) -> tuple[str, bytes]:
-    """The kind of prompt, and its bytes: UTF-8 of a text, four for each token id."""
-    if isinstance(prompt, str):
-        return "text", prompt.encode()
-    if isinstance(prompt, list) and prompt:
-        try:
-            return "ids", struct.pack(f"<{len(prompt)}I", *prompt)
-        except struct.error as exc:
-            raise RequestError("prompt: token ids must be integers from 0 to 2**32 - 1", param="prompt") from exc
-    raise RequestError("prompt: must be text, token ids, or a list of either, and not empty", param="prompt")
 
 
 def _part_text(part: str | Members) -> str | None:

@@ -6,6 +6,7 @@ of them. Long texts cost little: what is inside of strings is not counted.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 
 import msgspec
@@ -52,6 +53,18 @@ def check_lists(prompt: msgspec.Raw) -> None:
 
 def too_many_prompts() -> RequestError:
     return RequestError(f"prompt: must be a list of at most {LIST_LIMIT} prompts", param="prompt")
+
+
+def prompt_bytes(prompt: object) -> tuple[str, bytes]:
+    """The kind of prompt, and its bytes: UTF-8 of a text, four for each token id."""
+    if isinstance(prompt, str):
+        return "text", prompt.encode()
+    if isinstance(prompt, list) and prompt:
+        try:
+            return "ids", struct.pack(f"<{len(prompt)}I", *prompt)
+        except struct.error as exc:
+            raise RequestError("prompt: token ids must be integers from 0 to 2**32 - 1", param="prompt") from exc
+    raise RequestError("prompt: must be text, token ids, or a list of either, and not empty", param="prompt")
 
 
 def weight(body: bytes) -> int:

@@ -11,6 +11,7 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
 from ..health.circuit_breaker import Circuit
 from ..sessions.prefix_chain import PrefixEnd
+from ..sessions.rendered_replies import Case
 from ..sessions.session import Session
 
 
@@ -61,6 +62,13 @@ class TemplateLearned(Event, tag="template"):
     """What is known of the order in a model's chat template: see `TemplateOrder.adopt`."""
 
     model: str
+    score: int
+
+
+class RepliesLearned(Event, tag="replies"):
+    """What is known of how a model's chat template renders replies: see `RenderedReplies.adopt`."""
+
+    case: Case
     score: int
 
 
@@ -189,6 +197,7 @@ AnyEvent = (
     | SnapshotRequest
     | SnapshotEnd
     | TemplateLearned
+    | RepliesLearned
     | SessionLearned
     | SessionDropped
     | UseChanged

@@ -22,6 +22,7 @@ from ..health.prober import Prober
 from ..health.worker_health import Key
 from ..routing.state import State
 from ..sessions.prefix_chain import PrefixEnd
+from ..sessions.rendered_replies import Case
 from ..sessions.session import Session
 from ..settings import Settings
 from .channels import Channels, Member
@@ -35,6 +36,7 @@ from .events import (
     LimitOwed,
     PairsLeft,
     PromptSuspected,
+    RepliesLearned,
     SessionDropped,
     SessionLearned,
     TemplateLearned,
@@ -90,6 +92,7 @@ class Replication:
         self._channels, state, catch_up = channels, self._state, channels.drain
         state.sessions.replicated = _Copies(catch_up, self._session_learned)
         state.templates.replicated = _Copies(catch_up, self._template_learned)
+        state.sessions.rendered.replicated = _Copies(catch_up, self._replies_learned)
         state.registry.replicated = _Copies(catch_up, self._worker_changed)
         state.health.breakers.replicated = _Copies(catch_up, self._circuit_changed)
         state.rate_limits.replicated = _Copies(catch_up, self._limit_charged)
@@ -106,6 +109,9 @@ class Replication:
 
     def _template_learned(self, model: str, score: int) -> None:
         self._channels.queue(TemplateLearned(model, score))
+
+    def _replies_learned(self, case: Case, score: int) -> None:
+        self._channels.queue(RepliesLearned(case, score))
 
     def _worker_changed(self, worker: WorkerId, change: WorkerChange) -> None:
         if change is WorkerChange.LEGS or change is WorkerChange.TOKENS:
@@ -190,6 +196,7 @@ class Replication:
         ]
         yield [ConfigRead(*settings.live())]
         yield [TemplateLearned(model, score) for model, score in state.templates.scores()]
+        yield [RepliesLearned(case, score) for case, score in state.sessions.rendered.scores()]
         yield [LimitOwed(name, limit, full_s) for name, limit, full_s in state.rate_limits.debts()]
         yield [_use_event(process, worker, use) for process, worker, use in state.registry.others()]
         yield [CircuitChanged(key, circuit) for key, circuit in state.health.breakers.circuits().items()]
@@ -235,6 +242,7 @@ class Replication:
             UseChanged: lambda _, event: self._apply_use(event),
             SessionLearned: lambda _, event: state.sessions.adopt(event.session, event.label, event.keys),
             TemplateLearned: lambda _, event: state.templates.adopt(event.model, event.score),
+            RepliesLearned: lambda _, event: state.sessions.rendered.adopt(event.case, event.score),
             TurnsArrived: lambda _, event: state.arrivals.adopt(
                 now(), turns=event.turns, conversations=event.conversations
             ),

@@ -37,7 +37,7 @@ _UNIT = struct.Struct("<QIH")
 _KEY = struct.Struct("<Q")
 _MOST = (1 << 32) - 1  # tokens
 _MOST_TURNS = (1 << 16) - 1
-_REASONED, _BLOCKS = 1, 2
+_REASONED, _BLOCKS, _REPLY_REASONED = 1, 2, 4
 
 Place = tuple[int, int]
 """Bytes of a prompt, and the tokens up to there."""
@@ -49,8 +49,8 @@ class EndedTurn(msgspec.Struct, frozen=True):
     turn: int
     prompt_tokens: int
     reply: PrefixEnd | None
-    reply_tokens: int  # of the prompt with its reply, as far as the next prompt will hold it
-    reasoned: bool
+    reply_tokens: int  # of the prompt with its reply
+    reasoned: bool  # the reply was
 
 
 class KeptUnits:
@@ -58,12 +58,23 @@ class KeptUnits:
 
     round_tokens: int  # of the newest prompt that ended in the user's message
     reasoned: bool  # a reply since then was
+    reply_reasoned: bool  # the newest was
     count: int
     in_prompt: int  # without the reply
     opener: int
     opener_cuts: int
 
-    __slots__ = ("_data", "count", "in_prompt", "is_blocks", "opener", "opener_cuts", "reasoned", "round_tokens")
+    __slots__ = (
+        "_data",
+        "count",
+        "in_prompt",
+        "is_blocks",
+        "opener",
+        "opener_cuts",
+        "reasoned",
+        "reply_reasoned",
+        "round_tokens",
+    )
 
     def __init__(self, data: bytes) -> None:
         """ValueError for bytes that `pack` does not write."""
@@ -74,6 +85,7 @@ class KeptUnits:
             raise ValueError("kept units have another layout")
         self.round_tokens, self.count, self.in_prompt, self.opener, self.opener_cuts, flags = _HEAD.unpack_from(data)
         self.reasoned, self.is_blocks = bool(flags & _REASONED), bool(flags & _BLOCKS)
+        self.reply_reasoned = bool(flags & _REPLY_REASONED)
         if not self.opener <= self.in_prompt <= self.count <= self.count + self.opener_cuts <= self._entries:
             raise ValueError("kept units have another layout")
 
@@ -104,7 +116,7 @@ class KeptUnits:
         if not shared:
             return None
         at, tokens = shared - 1, self.tokens(shared - 1)
-        while at and self.tokens(at - 1) == tokens:  # a reply whose reasoning stands in the way counts nothing
+        while at and self.tokens(at - 1) == tokens:
             at -= 1
         return sizes[self.key(at)], tokens
 
@@ -187,7 +199,7 @@ def pack(
                 in_prompt,
                 opener,
                 len(opener_cuts or first) // _UNIT.size,
-                reasoned * _REASONED + chain.is_blocks * _BLOCKS,
+                reasoned * _REASONED + chain.is_blocks * _BLOCKS + ended.reasoned * _REPLY_REASONED,
             ),
             units,
             opener_cuts or first,

@@ -13,7 +13,7 @@ A request shares its prefix with the session that has the longest one in common 
 
 A branch at the first turn must share `LEAST_SHARED` tokens: less is not worth a worker.
 
-What the template drops of the round before counts as not shared: see `reasoning_rounds`.
+What the template leaves out of the newest reply, or of the round before, counts as not shared: see `rendered_replies`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..beliefs.held import Residency
 from ..fleet.worker import WorkerId
 from .kept_units import KeptUnits, Place, unpacked
 from .prefix_chain import Chain, PrefixEnd
-from .reasoning_rounds import RoundEnd
+from .rendered_replies import Doubt
 from .session import KnownPrefix, Prompt, Session
 
 LEAST_SHARED = 256
@@ -57,7 +57,7 @@ class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
     source: int | None = None  # the history that the prefix is of: this one, or what a branch leaves; None without one
     parent: int | None = None  # key of that history's newest prompt, as it was found
     affinity: WorkerId | None = None  # where to compute what nobody holds: the D of the session that the client names
-    round_end: RoundEnd | None = None  # of the round before, if what is held depends on the template
+    doubt: Doubt | None = None  # where what is held depends on the template
 
 
 class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,11 +70,11 @@ class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
     response_id: str | None = None
     decode: Residency | None = None
     prefill: Residency | None = None
-    reasoned: bool = False  # the reply held reasoning, whose tokens are not in the next prompt
+    reasoned: bool = False  # the reply held reasoning
 
     @property
     def held_tokens(self) -> int:
-        """Of the prompt with its reply, as far as a next prompt will hold it."""
+        """Of the prompt with its reply, as far as a next prompt that names it will surely hold it."""
         return self.prompt_tokens if self.reasoned else self.prompt_tokens + self.completion_tokens
 
 
@@ -92,24 +92,24 @@ class Common(msgspec.Struct, frozen=True, gc=False):
     def tokens(self) -> int:
         return self.place[1]
 
-    def counted(self, sizes: Mapping[int, int]) -> Place:
-        """`place`, or the prompt's end before a reasoned reply: its tokens count no further."""
-        last = self.units.in_prompt - 1
-        if 0 <= last < self.shared - 1 and self.units.tokens(last) == self.tokens:
-            return sizes[self.units.key(last)], self.tokens
-        return self.place
-
-    def round_end(self, chain: Chain) -> RoundEnd | None:
-        """Where the round before the prompt's own ends, if one of its replies was reasoned."""
-        units = self.units
-        if not units.reasoned or not 0 < units.round_tokens < self.tokens:
+    def doubt(self, chain: Chain) -> Doubt | None:
+        """What the template may have left out of the newest reply, or of the round before the prompt's own."""
+        units, tokens = self.units, self.tokens
+        has_reply = units.in_prompt < self.shared
+        before_reply = units.tokens(units.in_prompt - 1) if has_reply else tokens
+        if units.reply_reasoned and not chain.marks.reasons:
+            tokens = before_reply  # the client has left it out
+        round_is_over = chain.ends[chain.marks.last_user] > self.place[0]
+        if round_is_over and units.reasoned and 0 < units.round_tokens < tokens:
+            return Doubt(units.round_tokens, tokens, is_reasoned=True, round_is_over=True)
+        if not has_reply:
             return None
-        if chain.marks.last_user != len(chain.keys) - 1:
-            return None
-        return RoundEnd(units.round_tokens, self.tokens)
+        return Doubt(before_reply, tokens, is_reasoned=units.reply_reasoned, round_is_over=round_is_over)
 
     def up_to(self, tokens: int, sizes: Mapping[int, int]) -> Place:
-        """The last common unit within so many tokens."""
+        """The last common unit within so many tokens, or `place` if that is."""
+        if tokens >= self.tokens:
+            return self.place
         return self.units.place(self.units.within(tokens, self.shared), sizes) or (0, 0)
 
 

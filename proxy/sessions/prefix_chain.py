@@ -82,6 +82,7 @@ class Marks(msgspec.Struct, frozen=True, gc=False):
     first_user: int = 0  # the first message by the user
     last_user: int = 0  # the newest one; results of tools are not by the user
     last_reply: int = 0  # the newest message by the assistant, or the last of its items
+    reasons: bool = False  # that reply comes with its reasoning, which has no key
 
     @property
     def head(self) -> int:

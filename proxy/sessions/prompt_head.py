@@ -72,6 +72,8 @@ class OpenChain:
         "_last_reply",
         "_last_user",
         "_newest",
+        "_reasoning",
+        "_reasons",
         "_size",
         "_unit",
     )
@@ -94,6 +96,7 @@ class OpenChain:
         self._size = size
         self._unit: UnitHash | None = None
         self._first_user = self._last_user = self._last_reply = 0
+        self._reasoning = self._reasons = False  # before the next item; with the newest reply
 
     @property
     def is_closed(self) -> bool:
@@ -105,11 +108,17 @@ class OpenChain:
         if role == "user":
             self._first_user, self._last_user = self._first_user or place, place
         elif role == "assistant" or role.endswith("call"):
+            self._reasons = self._reasoning or (self._reasons and self._last_reply == place - 1)
             self._last_reply = place
+        self._reasoning = False
         if self._cuts is not None:
             self._cuts.start = self._size
         self._unit = UnitHash(self._hasher, self._keys[-1], role, name or "", call_id, self._cuts)
         return self._unit
+
+    def reasoning(self) -> None:
+        """The next item comes with it."""
+        self._reasoning = True
 
     def end(self) -> tuple[int, int]:
         """The last key, and the bytes up to there."""
@@ -118,7 +127,7 @@ class OpenChain:
 
     def chain(self, head: Marks) -> Chain:
         self._close()
-        marks = Marks(head.tools, head.system, self._first_user, self._last_user, self._last_reply)
+        marks = Marks(head.tools, head.system, self._first_user, self._last_user, self._last_reply, self._reasons)
         keys, ends, samples = tuple(self._keys), tuple(self._ends), self._newest.samples()
         return Chain(keys, ends, self._hasher, marks=marks, long_texts=self._cuts or None, samples=samples)
 

@@ -154,7 +154,9 @@ def held_tokens(session: Session) -> int:
     """Of its newest prompt with the reply, as far as a next prompt will hold it."""
     units = unpacked(session.units)
     known = [prefix.tokens for prefix in session.prefixes()]
-    return max(known, default=0) if not units.count else max(units.tokens(units.count - 1), *known, 0)
+    if units.count:
+        known.append(units.tokens((units.in_prompt if units.reply_reasoned else units.count) - 1))
+    return max(known, default=0)
 
 
 def hexadecimal(key: int) -> str:

@@ -20,13 +20,14 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 
 from ..beliefs.beliefs import Beliefs
+from ..beliefs.held import Residency
 from ..errors import ConfigError
 from ..fleet.worker import WorkerId
 from ..runtime.replicated import Replicated
 from .kept_units import NO_UNITS_KEPT, EndedTurn, Place, pack, unpacked
 from .matching import Common, MatchKind, SessionMatch, TurnOutcome, common, judge, newest_end
 from .prefix_chain import KEY_BITS, PrefixEnd
-from .reasoning_rounds import ReasoningRounds, RoundEnd
+from .rendered_replies import Doubt, RenderedReplies
 from .session import (
     KnownPrefix,
     Prompt,
@@ -69,7 +70,7 @@ class SessionTable:
         self._named: dict[int, Session] = {}  # the newest history of each label
         self._index: dict[int, Session] = {}  # by prefix key, the newest session that has it
         self._serial = serial
-        self._rounds = ReasoningRounds()
+        self.rendered = RenderedReplies()
         self._beliefs = beliefs or Beliefs(lambda worker: None)
         self.replicated: Replicated[Session, int | None, set[int]] | None = None  # `changed` takes what `adopt` takes
 
@@ -95,8 +96,9 @@ class SessionTable:
         """Only for a turn that completed: one that failed or was cancelled teaches nothing."""
         if self.replicated is not None:
             self.replicated.catch_up()
-        if match.round_end is not None:
-            self._rounds.learn(prompt.model, match.round_end, outcome.prompt_tokens, outcome.cached_tokens)
+        if match.doubt is not None:
+            cached = outcome.cached_tokens if _is_same(match.decode, outcome.decode) else None
+            self.rendered.learn(prompt.model, match.doubt, outcome.prompt_tokens, cached)
         known = self._sessions.get(match.history)
         session = known if known and _still_there(known, match, prompt, outcome) else self._add(match, prompt)
         before = index_keys(session)
@@ -192,15 +194,13 @@ class SessionTable:
             lost = named is not None or prompt.previous_response_id is not None
             return self._unmatched(MatchKind.LOST if lost else MatchKind.FIRST, prompt, named)
         found, kind, turn = best
-        session, place = found.session, found.counted(sizes)
-        round_end = None if kind is MatchKind.RETRY else found.round_end(prompt.chain)
-        if round_end is not None and not self._rounds.keeps(prompt.model):
-            place = found.up_to(round_end.opening_tokens, sizes)
+        session, doubt = found.session, found.doubt(prompt.chain)
+        place = found.up_to(self.rendered.held(prompt.model, doubt, found.tokens), sizes)
         if kind is MatchKind.BRANCH:
             session = Session(self._new_history(prompt), prompt.label)
             # At the first turn any worker that shares the prefix will do, and the policy balances them.
             session.learn(*(found.session.learnt() if turn > 1 else (found.session.output_tokens, None, None)))
-        return _matched(kind, session, turn, prompt, place, found.session, round_end)
+        return _matched(kind, session, turn, prompt, place, found.session, doubt)
 
     def _most_in_common(
         self, prompt: Prompt, named: Session | None, sizes: Mapping[int, int], now_s: float
@@ -272,11 +272,10 @@ class SessionTable:
         found = None if source is None else common(source, chain, sizes)
         before, shared, place = NO_UNITS_KEPT, 0, (0, 0)
         if found is not None:
-            before, shared, place = found.units, found.shared, found.place
-            if match.round_end is not None and not self._rounds.keeps(prompt.model):
-                place = found.up_to(match.round_end.opening_tokens, sizes)
-        held = outcome.held_tokens
-        ended = EndedTurn(match.turn, outcome.prompt_tokens, outcome.reply_key, held, outcome.reasoned)
+            before, shared = found.units, found.shared
+            place = found.up_to(self.rendered.held(prompt.model, found.doubt(chain), found.tokens), sizes)
+        held, whole = outcome.held_tokens, outcome.prompt_tokens + outcome.completion_tokens
+        ended = EndedTurn(match.turn, outcome.prompt_tokens, outcome.reply_key, whole, outcome.reasoned)
         units = pack(before, shared, sizes, place, chain, ended)
         kept = unpacked(units)
         prefixes = list[KnownPrefix]()
@@ -357,6 +356,11 @@ def _still_there(session: Session, match: SessionMatch, prompt: Prompt, outcome:
     return outcome.reply_key is None or newest_end(session, is_prompt=False) in (None, outcome.reply_key)
 
 
+def _is_same(before: Residency | None, now: Residency | None) -> bool:
+    """Whether the worker that ended the session's last turn has ended this one: it has held the reply."""
+    return before is not None and now is not None and before.worker == now.worker
+
+
 def _matched(
     kind: MatchKind,
     session: Session,
@@ -364,7 +368,7 @@ def _matched(
     prompt: Prompt,
     place: Place,
     source: Session | None = None,
-    round_end: RoundEnd | None = None,
+    doubt: Doubt | None = None,
     affinity: WorkerId | None = None,
 ) -> SessionMatch:
     output_tokens, decode, _ = session.learnt()
@@ -382,5 +386,5 @@ def _matched(
         source=None if source is None else source.history,
         parent=None if newest is None else newest.key,
         affinity=affinity,
-        round_end=round_end,
+        doubt=doubt,
     )

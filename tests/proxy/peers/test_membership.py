@@ -27,6 +27,7 @@ from ppd.proxy.peers.events import (
     WorkerGone,
 )
 from ppd.proxy.sessions.prefix_chain import Chain, Hasher, Marks
+from ppd.proxy.sessions.rendered_replies import Doubt
 from ppd.proxy.sessions.templates import TemplateOrder
 from ppd.proxy.settings import Settings
 from tests.support.processes import R1, Pair, worker
@@ -256,17 +257,21 @@ async def test_what_one_learns_of_a_template_all_know_and_those_that_come(pair: 
     assert not two.state.templates.known.tools_first
     teach(learned, "n")
     teach(two.state.templates, "o")
+    doubt = Doubt(1000, 2000, is_reasoned=True, round_is_over=False)
+    one.state.sessions.rendered.learn("m", doubt, 2100, 2000)
     for process in pair.ones:
         process.membership._channels.flush()
     for process in pair.ones:
         process.membership.catch_up()
     assert learned.known.tools_first == {"m", "n", "o"}
     assert two.state.templates.known.tools_first == {"n", "o"}
+    assert two.state.sessions.rendered.keeps("m", doubt)
     two.membership._channels.close()
     pair.ones[1] = successor = pair.begin(1)
     await asyncio.gather(successor.membership.join(), catching_up(one, 20))
     successor.membership.catch_up()
     assert successor.state.templates.known.tools_first == {"m", "n", "o"}
+    assert successor.state.sessions.rendered.keeps("m", doubt)
     await pair.hush()
 
 

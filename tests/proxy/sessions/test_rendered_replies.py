@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.sessions.reasoning_rounds import ReasoningRounds, RoundEnd, keeps_reasoning
+from ppd.proxy.sessions.rendered_replies import Doubt, RenderedReplies, keeps_reply
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
-from tests.support.attempts import D1
+from tests.support.attempts import D1, D2
 from tests.support.requests import MESSAGES, RESPONSES, assistant, call, parse, user
 
-ROUND = RoundEnd(2772, 8678)
+ROUND = Doubt(2772, 8678, is_reasoned=True, round_is_over=True)
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ ROUND = RoundEnd(2772, 8678)
     ],
 )
 def test_what_an_answer_shows_of_the_template(prompt_tokens: int, cached: int | None, keeps: bool | None) -> None:
-    assert keeps_reasoning(ROUND, prompt_tokens, cached) is keeps
+    assert keeps_reply(ROUND, prompt_tokens, cached) is keeps
 
 
 def test_a_short_round_shows_nothing() -> None:
-    assert keeps_reasoning(RoundEnd(1000, 1255), 1300, 1255) is None
+    assert keeps_reply(Doubt(1000, 1255, is_reasoned=True, round_is_over=True), 1300, 1255) is None
 
 
 @pytest.mark.parametrize(
@@ -52,18 +52,18 @@ def test_a_short_round_shows_nothing() -> None:
     ],
 )
 def test_a_models_template_is_learned_from_its_newest_answers(answers: str, keeps: bool) -> None:
-    rounds = ReasoningRounds()
+    rounds = RenderedReplies()
     for answer in answers:
         rounds.learn("m", ROUND, 9000, {"k": 8672, "d": 2768, "?": 0}[answer])
-    assert rounds.keeps("m") is keeps
-    assert rounds.keeps("another") is False
+    assert rounds.keeps("m", ROUND) is keeps
+    assert rounds.keeps("another", ROUND) is False
 
 
 def test_the_models_that_are_remembered_are_bounded() -> None:
-    rounds = ReasoningRounds(capacity=2)
+    rounds = RenderedReplies(capacity=2)
     for model in ("a", "b", "a", "c"):
         rounds.learn(model, ROUND, 9000, 8672)
-    assert [rounds.keeps(model) for model in "abc"] == [True, False, True]
+    assert [rounds.keeps(model, ROUND) for model in "abc"] == [True, False, True]
 
 
 class Agent:
@@ -110,7 +110,7 @@ def test_the_first_turn_after_a_loop_claims_what_came_before_it_until_the_templa
     agent.loop(13, 2772)
     match = agent.turn(user("thanks, and now"), prompt_tokens=7874, cached=2768)
     assert (match.kind, match.turn, match.held_tokens) == (MatchKind.NEXT, 14, claimed)
-    assert (match.round_end is not None) is reasons
+    assert match.doubt is not None and match.doubt.is_reasoned is reasons
     if reasons:
         before = parse(prompt=agent.history[:1]).prompt_bytes
         assert match.new_bytes == parse(prompt=agent.history[:-1]).prompt_bytes - before
@@ -120,7 +120,7 @@ def test_inside_of_a_loop_each_turn_claims_the_prompt_before_it() -> None:
     agent = Agent(keeps=False)
     last = agent.loop(5, 2772)
     match = agent.turn(prompt_tokens=last + 600)
-    assert (match.held_tokens, match.round_end) == (last, None)
+    assert match.held_tokens == last
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -163,3 +163,78 @@ def test_results_of_tools_are_no_message_by_the_user() -> None:
     use = assistant([{"type": "tool_use", "id": "t1", "name": "f", "input": {}}])
     marks = parse(MESSAGES, [user("q"), use, result]).prompt.chain.marks
     assert (marks.first_user, marks.last_user) == (1, 1)
+
+
+REASONED = {"reasoning_content": "hm " * 300}
+
+
+@pytest.mark.parametrize(
+    ("sent_back", "reasoned", "cached", "claimed"),
+    [
+        (REASONED, True, 1800, [1000, 1800]),  # kept: believed from the second reply on
+        ({"reasoning": "hm"}, True, 1800, [1000, 1800]),
+        (REASONED, True, 1008, [1000, 1000]),  # dropped
+        (REASONED, True, 0, [1000, 1000]),  # evicted
+        ({"reasoning_content": ""}, True, 1800, [1000, 1000]),  # not sent back: nothing is learned
+        ({}, True, 1800, [1000, 1000]),
+        ({}, False, 1008, [1800, 1000]),  # an empty block stood before the reply
+        ({}, False, 1792, [1800, 1800]),
+        ({}, False, 0, [1800, 1800]),
+    ],
+)
+def test_inside_of_a_loop_a_reply_is_claimed_as_answers_have_shown(
+    sent_back: dict[str, Any], reasoned: bool, cached: int, claimed: list[int]
+) -> None:
+    table = SessionTable(ttl_s=3600.0, capacity=10)
+    for expected in claimed:
+        agent = Agent(keeps=True, reasons=reasoned)
+        agent.table = table
+        agent.turn(user(f"q{expected}{len(table)}"), prompt_tokens=1000)
+        agent.history[-1].update(sent_back)
+        result = {"role": "tool", "tool_call_id": "1", "content": "result"}
+        assert agent.turn(result, prompt_tokens=1900, cached=cached).held_tokens == expected
+
+
+def test_a_worker_that_did_not_write_the_reply_shows_nothing_of_the_template() -> None:
+    agent = Agent(keeps=True, reasons=False)
+    agent.turn(user("q"), prompt_tokens=1000)
+    match = agent.table.find(parse(prompt=[*agent.history, user("more")]).prompt, 0.0)
+    assert match.doubt is not None
+    outcome = TurnOutcome(prompt_tokens=1900, completion_tokens=9, cached_tokens=1000, decode=D2)
+    agent.table.finish(match, parse(prompt=[*agent.history, user("more")]).prompt, outcome, 0.0)
+    assert agent.table.rendered.scores() == []
+
+
+THINKS = {"type": "reasoning", "id": "r", "summary": [], "content": []}
+CALLS = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+RESULT = {"type": "function_call_output", "call_id": "c", "output": "42"}
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt", "reasons"),
+    [
+        (MESSAGES, [user("q"), assistant([{"type": "thinking", "thinking": "hm"}]), user("r")], True),
+        (MESSAGES, [user("q"), assistant([{"type": "redacted_thinking", "data": "x"}]), user("r")], False),
+        (RESPONSES, [user("q"), THINKS, CALLS, CALLS, RESULT, RESULT], True),
+        (RESPONSES, [user("q"), THINKS, CALLS, RESULT, CALLS, RESULT], False),
+        (RESPONSES, [user("q"), THINKS, user("r"), CALLS, RESULT], False),
+    ],
+)
+def test_whether_the_newest_reply_comes_with_its_reasoning(path: str, prompt: list[Any], reasons: bool) -> None:
+    assert parse(path, prompt).prompt.chain.marks.reasons is reasons
+
+
+def test_other_processes_hear_of_what_changes() -> None:
+    ours, theirs, sent = RenderedReplies(), RenderedReplies(), list[Any]()
+
+    class Copies:
+        def catch_up(self) -> None: ...
+
+        def changed(self, case: Any, score: int) -> None:
+            sent.append(case)
+            theirs.adopt(case, score)
+
+    ours.replicated = Copies()
+    for _ in range(10):
+        ours.learn("m", ROUND, 9000, 8672)
+    assert theirs.keeps("m", ROUND) and len(sent) == 3

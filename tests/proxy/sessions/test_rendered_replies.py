@@ -220,7 +220,7 @@ RESULT = {"type": "function_call_output", "call_id": "c", "output": "42"}
         (RESPONSES, [user("q"), THINKS, user("r"), CALLS, RESULT], False),
     ],
 )
-def test_whether_the_newest_reply_comes_with_its_reasoning(path: str, prompt: list[Any], reasons: bool) -> None:
+def test_whether_the_newest_reply_comes_with_its_reasoning(path: Endpoint, prompt: list[Any], reasons: bool) -> None:
     assert parse(path, prompt).prompt.chain.marks.reasons is reasons
 
 

@@ -18,8 +18,9 @@ from itertools import islice
 from .held import Mark
 
 BLOCK_TOKENS = 16
-"""Engines cache whole blocks, of 16 tokens as a rule, and compute at least one token of each prompt. So up to two
-blocks fewer are found of what is there."""
+BLOCK_TOKENS_LIMIT = 256
+"""Engines cache whole blocks, and compute at least one token of each prompt. So up to two blocks fewer are found of
+what is there. Blocks have 16 tokens as a rule; larger ones show in the counts of cached tokens, their multiples."""
 
 ENTRIES_KEPT = 32_768  # bounded where the capacity is unknown; 100 bytes each
 LOOKED_AT = 256  # newest entries, which takes 15 us
@@ -37,7 +38,7 @@ class CacheBook:
     twice its memory too; so what is evicted at once is looked for once.
     """
 
-    __slots__ = ("_awaited", "_believed", "_entries", "_has_missed", "_reported", "_tokens", "incarnation")
+    __slots__ = ("_awaited", "_believed", "_counts", "_entries", "_has_missed", "_reported", "_tokens", "incarnation")
 
     def __init__(self, incarnation: str) -> None:
         self.incarnation = incarnation
@@ -46,6 +47,7 @@ class CacheBook:
         self._awaited: dict[int, int] = {}  # turns that were sent and have not used their entry yet
         self._reported = 0  # capacity; 0: unknown, and nothing is ever believed to be evicted
         self._believed = 0  # capacity by the answers; 0: as reported
+        self._counts = 0  # of cached tokens, all bits of all of them
         self._has_missed = False  # the last answer that told something of an older turn's prefix
 
     @property
@@ -146,11 +148,13 @@ class CacheBook:
         """
         if not self._reported:
             return
-        if held - cached <= max(2 * BLOCK_TOKENS, held // 8):
+        self._counts |= cached
+        block = min(max(self._counts & -self._counts, BLOCK_TOKENS), BLOCK_TOKENS_LIMIT)
+        if held - cached <= max(2 * block, held // 8):
             self._has_missed = False
             self._raise(max(1, self._reported // RECOVERY, cached - held))
             return
-        fits = max(BLOCK_TOKENS, since + cached)
+        fits = max(block, since + cached)
         is_gone = 2 * cached < held
         if 2 * fits >= self._reported or (is_gone and self._has_missed):
             self._believed = min(fits, self.capacity)

@@ -16,7 +16,7 @@ from ppd.servers.fleet.ports import free_ports
 from ppd.servers.sim.core.block_pool import BlockStored, Namespace
 from ppd.servers.sim.engine.kv_event_encoding import encode_batch
 from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
-from tests.proxy.kv_events.publishers import HISTORY, D, subscribing
+from tests.support.announcements import HISTORY, D, subscribing
 
 KEPT = 4  # batches
 PROGRAM = """

@@ -226,3 +226,13 @@ def test_the_sum_is_that_of_its_entries_and_fits(steps: list[tuple[str, int, int
         rooms = [entry & cache_book._MASK for entry in found._entries.values()]
         assert found.tokens == sum(rooms) <= found.capacity <= 1000
         assert all(0 <= found.held(name) <= 900 for name in range(6))
+
+
+@pytest.mark.parametrize("block", [16, 32, 64, 128, 256])
+def test_what_larger_blocks_leave_over_is_not_taken_for_evicted(block: int) -> None:
+    found, held = book(100_000), 900
+    for _ in range(20):
+        found.touch(ord("a"), held)
+        found.found(0, held, held // block * block)
+        held += 171
+    assert found.capacity == 100_000

@@ -19,7 +19,7 @@ from ppd.proxy.kv_events.replay import Throttle
 from ppd.servers.sim.core.block_pool import AllBlocksCleared, BlockStored, CacheEvent, Namespace
 from ppd.servers.sim.core.fault_orders import BatchFate
 from ppd.servers.sim.engine.kv_events import KvEventPublisher
-from tests.proxy.kv_events.publishers import HISTORY, D, Lab, OwnHosts, subscribing
+from tests.support.announcements import HISTORY, D, Lab, OwnHosts, subscribing
 
 ANY = "tcp://127.0.0.1:*"
 WAIT_S = 0.05

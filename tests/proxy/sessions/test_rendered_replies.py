@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ppd.proxy.openai.reply_key import ReplyKey
+from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.sessions.rendered_replies import Doubt, RenderedReplies, keeps_reply
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
 from tests.support.attempts import D1, D2

@@ -13,7 +13,7 @@ from tests.support.clock import FakeClock
 
 # The same examples everywhere and no clock: a slow machine must not fail a test, nor a lucky one pass it.
 settings.register_profile("project", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", settings.get_profile("project"), max_examples=40)  # `make check`'s
+settings.register_profile("quick", settings.get_profile("project"), max_examples=25)  # `make check`'s
 settings.load_profile("project")
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from benchmarks.network.fault_link import Conditions, FaultLink, LinkDirection, Way
 
+pytestmark = pytest.mark.e2e  # processes and sockets, for which it waits
+
 Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 

@@ -27,6 +27,8 @@ from ppd.servers.cli.agent import AgentOptions, address_of, curve_keys, identity
 from ppd.servers.fleet.process import EngineFailed, EngineProcess
 from ppd.servers.vllm.launch import Launch
 
+pytestmark = pytest.mark.e2e  # processes and sockets, for which it waits
+
 IDENTITY = Identity(role=Role.DECODE, address="10.0.0.1:8200", coordinates={}, launch_id="launch")
 
 

@@ -16,6 +16,8 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 
 from ppd.servers.agent.announcer import Announcer, Link, Trouble
 
+pytestmark = pytest.mark.e2e  # processes and sockets, for which it waits
+
 DOWN = zmq.EVENT_DISCONNECTED
 RETRIED = zmq.EVENT_CONNECT_RETRIED
 FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL

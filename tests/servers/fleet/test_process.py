@@ -14,6 +14,8 @@ from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineFailed, EngineProcess
 from ppd.servers.vllm.launch import Launch
 
+pytestmark = pytest.mark.e2e  # processes and sockets, for which it waits
+
 # Holds a connection to argv[1] open for as long as it lives.
 CONNECT = "import socket, sys; line = socket.create_connection(('127.0.0.1', int(sys.argv[1])))"
 WAIT = "import signal; signal.pause()"

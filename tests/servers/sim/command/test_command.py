@@ -21,6 +21,8 @@ from ppd.servers.engine_profile.step_time import EngineProfile
 from ppd.servers.sim.command import command
 from ppd.servers.sim.core.tokens import Tokenizer
 
+pytestmark = pytest.mark.e2e  # processes and sockets, for which it waits
+
 ABOUT: Any = {
     "status": Status.MODELLED,
     "model": "m",

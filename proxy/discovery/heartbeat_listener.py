@@ -8,7 +8,6 @@ a key. A message that can't be read changes nothing.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ from ..config import ProxyConfig, refused
 from ..errors import ConfigError, FormatError
 from ..fleet.registry import Registry
 from ..fleet.worker import Announcement, Source, WorkerId
+from ..runtime.tasks import Throttle
 from ..telemetry.metrics import Metrics
 from .heartbeat import decode
 from .senders import Senders
@@ -33,8 +33,6 @@ MESSAGE_LIMIT_BYTES = 64 * 1024
 FRAMES = 2  # the sender's ZeroMQ identity, and its message
 COMPLAIN_EVERY_S = 60.0
 HELD_MESSAGES = 64  # of one connection, until they are read
-SLICE_S = 0.002  # of reading at once
-PAUSE_SHARE = 4.0  # the pause after it is so many times as long: a flood gets a fifth of the loop
 
 
 class HeartbeatListener:
@@ -46,6 +44,7 @@ class HeartbeatListener:
         self._metrics = metrics
         self._now = now
         self._senders = Senders(config, registry, now)
+        self._throttle = Throttle()
         self._context = zmq.asyncio.Context()
         self._authenticator: AsyncioAuthenticator | None = None
         self._complained_s = -COMPLAIN_EVERY_S
@@ -71,9 +70,8 @@ class HeartbeatListener:
         waiting: zmq.Socket[bytes] = zmq.Socket.shadow(socket)  # to read what is there without an await
         while True:
             await socket.poll()
-            began_s = time.perf_counter()
-            self._apply(self._read(waiting, encrypted, began_s + SLICE_S))
-            await asyncio.sleep(PAUSE_SHARE * (time.perf_counter() - began_s))
+            async with self._throttle.slice() as until_s:
+                self._apply(self._read(waiting, encrypted, until_s))
 
     def _read(self, socket: zmq.Socket[bytes], encrypted: bool, until_s: float) -> Iterable[Announcement]:
         """What is announced by the messages that are there. Of those about one worker the last one holds."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 import zmq
 import zmq.asyncio
 
 from ..errors import FormatError
+from ..runtime.tasks import Throttle
 from .event_stream import EventStream, Replay
 
 FRAME_LIMIT_BYTES = 64 * 1024 * 1024  # a step with many long prompts takes a tenth of it
@@ -18,30 +17,8 @@ HELD_BATCHES = 1000
 FIRST_TIMEOUT_S = 5.0  # until an answer begins; vLLM looks for requests every 0.1 s, if it has nothing to publish
 NEXT_TIMEOUT_S = 0.5  # a publisher drops what is read too slowly, with the end mark
 TRIES = 50  # each brings a thousand batches or more
-SLICE_S = 0.002
-PAUSE_SHARE = 4.0
 SEQUENCE_BYTES = 8
 _END = (-1).to_bytes(SEQUENCE_BYTES, signed=True)
-
-
-class Throttle:
-    """Who reads events takes turns, in slices with pauses after them: together they get a fifth of the loop.
-
-    By processor time. A slice in which this process had to wait for a processor would be followed by a pause four times
-    as long as that wait, and meanwhile engines are believed to hold what they did.
-    """
-
-    def __init__(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        self._turn = asyncio.Lock()
-        self._sleep = sleep
-
-    @asynccontextmanager
-    async def slice(self) -> AsyncIterator[float]:
-        """Until when to read."""
-        async with self._turn:
-            began_s = time.thread_time()
-            yield time.perf_counter() + SLICE_S
-            await self._sleep(PAUSE_SHARE * (time.thread_time() - began_s))
 
 
 async def replay(

@@ -19,11 +19,11 @@ from ..errors import ConfigError, FormatError
 from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
 from ..fleet.worker import NO_EVENTS, EventSource, Worker, WorkerId
-from ..runtime.tasks import Background
+from ..runtime.tasks import Background, Throttle
 from ..telemetry.metrics import Metrics
 from .engine_caches import EngineCaches
 from .event_batch import rank_of
-from .replay import Throttle, set_limits
+from .replay import set_limits
 from .subscription import Frames, Publisher, Subscription, has_more
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,10 @@ from zmq.utils.monitor import parse_monitor_message
 
 from ..errors import FormatError
 from ..fleet.worker import Role
+from ..runtime.tasks import Throttle
 from ..telemetry.metrics import Metrics
 from .event_stream import EventStream, Order
-from .replay import SEQUENCE_BYTES, Throttle, replay
+from .replay import SEQUENCE_BYTES, replay
 
 FRAMES = 3  # topic, sequence number, batch
 AGAIN_MS = 1000

@@ -1,4 +1,4 @@
-"""The proxy's background tasks, restarted when they fail, and the drain that ends a proxy.
+"""The proxy's background tasks, restarted when they fail, their share of the loop, and the drain that ends a proxy.
 
 A drain is a switch that a signal sets once. It is read wherever new work is accepted.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 from ..errors import Overloaded
@@ -15,6 +17,8 @@ from ..errors import Overloaded
 log = logging.getLogger(__name__)
 
 RESTART_S = 1.0
+SLICE_S = 0.002  # of reading at once
+PAUSE_SHARE = 4.0  # the pause after it is so many times as long: a flood gets a fifth of the loop
 
 
 class Background:
@@ -31,6 +35,26 @@ class Background:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class Throttle:
+    """Tasks that read what others send take turns, in slices with pauses: together they get a fifth of the loop.
+
+    By processor time. A slice in which this process stood still would be followed by a pause four times as long, and
+    meanwhile workers would count as silent, and engines be believed to hold what they did.
+    """
+
+    def __init__(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self._turn = asyncio.Lock()
+        self._sleep = sleep
+
+    @asynccontextmanager
+    async def slice(self) -> AsyncIterator[float]:
+        """Until when to read."""
+        async with self._turn:
+            began_s = time.thread_time()
+            yield time.perf_counter() + SLICE_S
+            await self._sleep(PAUSE_SHARE * (time.thread_time() - began_s))
 
 
 async def _kept_up(name: str, work: Callable[[], Coroutine[Any, Any, None]], restart_s: float) -> None:

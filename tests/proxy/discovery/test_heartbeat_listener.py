@@ -14,8 +14,9 @@ from prometheus_client import generate_latest
 
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.discovery.heartbeat import Heartbeat
-from ppd.proxy.discovery.heartbeat_listener import SLICE_S, HeartbeatListener
+from ppd.proxy.discovery.heartbeat_listener import HeartbeatListener
 from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.runtime.tasks import SLICE_S
 from ppd.proxy.telemetry.metrics import Metrics
 from tests.support.clock import FakeClock
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,14 +14,12 @@ import zmq.asyncio
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import EventSource, Worker
 from ppd.proxy.kv_events.event_batch import session_name
-from ppd.proxy.kv_events.replay import Throttle
 from ppd.servers.sim.core.block_pool import AllBlocksCleared, BlockStored, CacheEvent, Namespace
 from ppd.servers.sim.core.fault_orders import BatchFate
 from ppd.servers.sim.engine.kv_events import KvEventPublisher
 from tests.support.announcements import HISTORY, D, Lab, OwnHosts, subscribing
 
 ANY = "tcp://127.0.0.1:*"
-WAIT_S = 0.05
 
 
 class BoundPublisher(KvEventPublisher):
@@ -192,18 +189,6 @@ async def test_a_flood_leaves_the_loop_to_others() -> None:
                 turns += 1
             # A pause of four times its length follows each slice, in which an idle loop turns hundreds of times.
             assert turns > 300
-
-
-async def test_waiting_for_a_processor_is_not_followed_by_a_pause() -> None:
-    pauses_s = list[float]()
-
-    async def sleep(pause_s: float) -> None:
-        pauses_s.append(pause_s)
-
-    async with Throttle(sleep).slice():
-        time.sleep(WAIT_S)  # noqa: ASYNC251  # as a process that is not run
-    assert len(pauses_s) == 1
-    assert pauses_s[0] < WAIT_S
 
 
 @pytest.mark.parametrize(

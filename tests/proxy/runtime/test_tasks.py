@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
-from ppd.proxy.runtime.tasks import Background
+from ppd.proxy.runtime.tasks import Background, Throttle
 
 
 async def test_a_task_that_fails_is_logged_and_started_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -27,3 +28,15 @@ async def test_a_task_that_fails_is_logged_and_started_again(caplog: pytest.LogC
     await tasks.close()
     assert runs == 3
     assert caplog.text.count("background task probe failed") == 2
+
+
+async def test_a_slice_in_which_the_process_stood_still_is_not_followed_by_a_long_pause() -> None:
+    stood_s, pauses_s = 0.05, list[float]()
+
+    async def sleep(pause_s: float) -> None:
+        pauses_s.append(pause_s)
+
+    async with Throttle(sleep).slice():
+        time.sleep(stood_s)  # noqa: ASYNC251  # as a process that is stopped
+    assert len(pauses_s) == 1
+    assert pauses_s[0] < stood_s

@@ -47,7 +47,8 @@ class SimulatedLeg:
 
     prompt: tuple[Span, ...]
     prompt_tokens: int
-    reply: Span
+    reply: tuple[Span, ...]
+    output_tokens: int
     first_token: Callable[[], None]
     finished: Callable[[], None]
 
@@ -77,7 +78,7 @@ class SimulatedFleet:
         return tokens <= self._setup.profile.kv_capacity_tokens
 
     def ask(self, worker: SimulatedWorker, leg: SimulatedLeg) -> SimulatedSequence:
-        job = SimulatedSequence(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished)
+        job = SimulatedSequence(leg.prompt, leg.reply, leg.output_tokens, leg.first_token, leg.finished)
         delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=False)
         self._timeline.after(delay_s, worker.engine.add, job)
         return job
@@ -98,7 +99,7 @@ class SimulatedFleet:
             self._timeline.at(handoff.deadline_s, self._expire, handoff)
             handed_over(handoff)
 
-        job = SimulatedSequence(leg.prompt, Span(leg.reply.id, 1), 1, leg.first_token, finished, keeps_kv=True)
+        job = SimulatedSequence(leg.prompt, (), 1, _nothing, finished, keeps_kv=True)
         delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=False)
         self._timeline.after(delay_s, worker.engine.add, job)
 
@@ -115,7 +116,7 @@ class SimulatedFleet:
             self._close(handoff)
             worker.engine.pulled(job)
 
-        job = SimulatedSequence(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished, pull)
+        job = SimulatedSequence(leg.prompt, leg.reply, leg.output_tokens, leg.first_token, leg.finished, pull)
         delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=True)
         self._timeline.after(delay_s, worker.engine.add, job)
         return job
@@ -138,6 +139,10 @@ class SimulatedFleet:
         cache = KvCache(profile.kv_capacity_tokens, profile.block_size)
         engine = Engine(self._timeline, self._profile, cache, max_num_seqs=profile.max_num_seqs)
         return SimulatedWorker(f"{role}{number}", role, engine)
+
+
+def _nothing() -> None:
+    """P's own token is not for the client."""
 
 
 def transfer(sender: Port, receiver: Port, profile: EngineProfile, tokens: int, now_s: float) -> float:

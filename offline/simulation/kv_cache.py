@@ -1,8 +1,10 @@
 """One engine's KV memory with its prefix cache, counted in tokens.
 
 Prompts are made of *spans*: runs of tokens with an id that stands for them and everything before them, so equal ids
-mean equal prefixes. A prompt of 100,000 tokens is a handful of spans, and its lookup is as cheap. Not modelled: a last
-block that is not full (at most 15 tokens of 16). Hits are whole blocks, as in vLLM.
+mean equal prefixes. A prompt of 100,000 tokens is a handful of spans, and its lookup is as cheap. A prompt may end
+inside a span that others have more of, and nothing else follows it there: where prompts part, a span ends. So a span
+is evicted from its end, as vLLM evicts its blocks. Not modelled: a last block that is not full (at most 15 tokens of
+16). Hits are whole blocks, as in vLLM.
 """
 
 from __future__ import annotations
@@ -27,6 +29,21 @@ class Held:
     id: int
     tokens: int
     users: int = 0  # sequences that use it now; with none it waits to be found again, or evicted
+
+
+def with_answer(prompt: tuple[Span, ...], reply: Sequence[Span], tokens: int) -> tuple[Span, ...]:
+    """A prompt and the first `tokens` tokens of the answer behind it, which may begin inside the prompt's last span."""
+    spans = list(prompt)
+    for span in reply:
+        if tokens <= 0:
+            break
+        written = min(span.tokens, tokens)
+        tokens -= written
+        if spans[-1].id == span.id:
+            spans[-1] = Span(span.id, spans[-1].tokens + written)
+        else:
+            spans.append(Span(span.id, written))
+    return tuple(spans)
 
 
 class KvCache:
@@ -57,22 +74,24 @@ class KvCache:
         A hit is whole blocks and leaves at least one token to compute. Tokens computed again need no more memory.
         """
         found: list[Held] = []
-        held_tokens = 0
+        held_tokens, is_whole = 0, True
         for span in prompt:
             held = self._spans.get(span.id)
             if held is None:
+                is_whole = False
                 break
             found.append(held)
-            held_tokens += min(held.tokens, span.tokens)
             if held.tokens < span.tokens:
+                held_tokens, is_whole = held_tokens + held.tokens, False
                 break
+            held_tokens += span.tokens
         for held in found:
             if not held.users:
                 del self._unused[held.id]
                 self._kept_tokens -= held.tokens
                 self.used_tokens += held.tokens
             held.users += 1
-        hit = min(held_tokens, sum(span.tokens for span in prompt) - 1)
+        hit = held_tokens - is_whole
         return found, held_tokens, hit - hit % self.block_size
 
     def reserve(self, tokens: int) -> bool:

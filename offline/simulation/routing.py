@@ -1,7 +1,7 @@
 """Who computes a turn in the simulation, and what the proxy learns from it.
 
-`PolicyRouting` is the proxy's own code, fed with virtual time: its session table, registry, estimates and `decide`.
-What its legs take of the workers goes through the dispatcher's own `LegBooking`.
+`PolicyRouting` is the proxy's own code, fed with virtual time: its session table, registry, estimates, arrival rates
+and `decide`. What its legs take of the workers goes through the dispatcher's own `LegBooking`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from msgspec.structs import replace
 
+from ppd.proxy.admission.arrival_rate import Arrivals
 from ppd.proxy.beliefs.beliefs import Beliefs
 from ppd.proxy.beliefs.held import PromptEntry
 from ppd.proxy.beliefs.turn_touches import TurnTouches
@@ -23,21 +24,30 @@ from ppd.proxy.fleet.places import UNKNOWN
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
-from ppd.proxy.policy import Route, Rules, Turn, decide
-from ppd.proxy.sessions.prefix_chain import KEY_BITS, Chain, Hasher, PrefixEnd
+from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
+from ppd.proxy.sessions.prefix_chain import Chain, Hasher, PrefixEnd
 from ppd.proxy.sessions.session import Prompt, marks_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 
-from ..experiment.plan import Conversation, PlannedTurn
 from ..experiment.run import Run
 from .fleet import SimulatedFleet, SimulatedWorker
 from .kv_cache import KvCache
+from .sessions import Asked
 from .timeline import Timeline
 
 MODEL = "simulated"
-BYTES_PER_TOKEN = 4  # of the prompts that the simulated clients send
-_RULES = Rules(mode=Mode.TABLE)  # without a table: every turn is forced, as a sweep does it with a live proxy
+FORCED = Rules(mode=Mode.TABLE)  # without a table: for sweeps, which force every turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxySetup:
+    """The simulated proxy's settings. Turns that a plan forces go its way, whatever the rules say."""
+
+    rules: Rules = FORCED
+    qps_window_s: float = 30.0
+    max_tokens: int | None = None  # that clients ask for; the proxy sees no other limit of an answer
+    oracle: bool = False  # the proxy knows how long each answer will be
 
 
 @dataclass(slots=True, eq=False)
@@ -54,18 +64,26 @@ class Routed:
 
 
 class Routing(Protocol):
-    def route(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Routed:
-        """Where to compute turn `turn` (from 1) of a conversation, whose prompt has so many tokens."""
+    def route(self, session: int, asked: Asked) -> Routed:
+        """Where to compute a turn of the session with this number."""
         ...
 
 
 class PolicyRouting:
-    """The proxy's own routing; each turn's route is what the run's plan forces, as far as nothing stands against it."""
+    """The proxy's own routing; a turn that a plan forces goes its way as far as nothing stands against it."""
 
     def __init__(
-        self, timeline: Timeline, fleet: SimulatedFleet, *, heartbeat_s: float, heartbeat_delay_s: float
+        self,
+        timeline: Timeline,
+        fleet: SimulatedFleet,
+        proxy: ProxySetup,
+        *,
+        heartbeat_s: float,
+        heartbeat_delay_s: float,
     ) -> None:
         self._timeline = timeline
+        self._proxy = proxy
+        self._arrivals = Arrivals(proxy.qps_window_s, timeline.now_s)
         self._workers: Mapping[WorkerId, SimulatedWorker] = {_address(worker): worker for worker in fleet.workers}
         self._registry = Registry()
         self._beliefs = Beliefs(self._registry.engine)
@@ -78,20 +96,18 @@ class PolicyRouting:
             self._registry.apply(_announcement(worker), 0.0)
             timeline.after(heartbeat_s, self._beat, worker)
 
-    def route(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Routed:
+    def route(self, session: int, asked: Asked) -> Routed:
         now_s = self._timeline.now_s
-        said = self._prompt(conversation, turn)
+        said = Prompt(chain=Chain(asked.keys, asked.ends, self._hasher))
         match = self._sessions.find(said, now_s)
-        entry, asked = self._turn(match, said, conversation.turns[turn - 1])
-        try:
-            decision = decide(asked, self._registry.fleet(asked.model), _RULES, qps=0.0, now_s=now_s)
-        except AllBusy:
-            decision = decide(asked, self._roomy_fleet(), _RULES, qps=0.0, now_s=now_s)
+        entry, turn = self._turn(match, said, asked)
+        self._arrivals.count(now_s, opens=turn.number == 1)
+        decision = self._decide(turn, now_s)
         decode, prefill = decision.decode.id, decision.prefill.id if decision.prefill is not None else None
-        prompt_estimate, new_tokens = asked.prompt_tokens, max(1, asked.prompt_tokens - decision.cached_tokens)
+        prompt_estimate, new_tokens = turn.prompt_tokens, max(1, turn.prompt_tokens - decision.cached_tokens)
         booking = LegBooking(self._registry, decode, prefill, prompt_tokens=prompt_estimate, new_tokens=new_tokens)
         touches = TurnTouches(
-            self._beliefs, entry, asked.held, decode=decode, prefill=prefill, prompt_tokens=prompt_estimate
+            self._beliefs, entry, turn.held, decode=decode, prefill=prefill, prompt_tokens=prompt_estimate
         )
         booking.reserve()
         touches.sent()
@@ -113,7 +129,7 @@ class PolicyRouting:
             outcome = TurnOutcome(
                 prompt_tokens=prompt,
                 completion_tokens=output,
-                reply_key=PrefixEnd(_key(conversation, 2 * turn)),
+                reply_key=PrefixEnd(asked.reply_key),
                 decode=residency(decode, prompt + output),
                 prefill=residency(prefill, prompt) if prefill is not None else None,
             )
@@ -129,38 +145,40 @@ class PolicyRouting:
             completed,
         )
 
-    def _turn(self, match: SessionMatch, prompt: Prompt, planned: PlannedTurn) -> tuple[PromptEntry, Turn]:
+    def _turn(self, match: SessionMatch, prompt: Prompt, asked: Asked) -> tuple[PromptEntry, Turn]:
         prompt_tokens = match.held_tokens + self._tokens.estimate(MODEL, match.added)
         entry = PromptEntry(match.history, match.source, marks_of_prompt(prompt, prompt_tokens), match.decode)
+        output_tokens = asked.output_tokens
+        if not self._proxy.oracle:
+            output_tokens = self._tokens.expected_output(MODEL, match.output_tokens, self._proxy.max_tokens)
         turn = Turn(
             model=MODEL,
             session_id=match.session_id,
             number=match.turn,
             prompt_tokens=prompt_tokens,
             held_tokens=match.held_tokens,
-            output_tokens=self._tokens.expected_output(MODEL, match.output_tokens, planned.output_tokens),
+            output_tokens=output_tokens,
             held=self._beliefs.held(self._registry.fleet(MODEL).views, entry, match.held_tokens),
             decode=None if match.decode is None else match.decode.worker,
+            affinity=match.affinity,
             lost=self._beliefs.why_lost(match.decode),
-            forced=planned.route,
+            forced=asked.forced,
         )
         return entry, turn
+
+    def _decide(self, turn: Turn, now_s: float) -> Decision:
+        rules, arrivals = self._proxy.rules, self._arrivals
+        counts_turns = rules.scored is not None and rules.scored.table.axes.qps_counts == "turns"
+        qps = (arrivals.turns if counts_turns else arrivals.conversations).rate_rps(now_s)
+        try:
+            return decide(turn, self._registry.fleet(MODEL), rules, qps=qps, now_s=now_s)
+        except AllBusy:
+            return decide(turn, self._roomy_fleet(), rules, qps=qps, now_s=now_s)
 
     def _roomy_fleet(self) -> Fleet:
         """Where the live proxy's queue would hold a turn back, it waits in an engine: there is no queue here."""
         views = [replace(view, places=UNKNOWN) for view in self._registry.views()]
         return Fleet.of({view.id: view for view in views}, taking_turns(views, MODEL))
-
-    def _prompt(self, conversation: Conversation, turn: int) -> Prompt:
-        """What `parse_request` makes of a chat body with this history; the keys are made up instead of hashed."""
-        keys, ends = [_key(conversation, 0)], [0]
-        for number, planned in enumerate(conversation.turns[:turn], start=1):
-            keys.append(_key(conversation, 2 * number - 1))
-            ends.append(ends[-1] + planned.new_tokens * BYTES_PER_TOKEN)
-            if number < turn:
-                keys.append(_key(conversation, 2 * number))
-                ends.append(ends[-1] + planned.output_tokens * BYTES_PER_TOKEN)
-        return Prompt(chain=Chain(tuple(keys), tuple(ends), self._hasher))
 
     def _beat(self, worker: SimulatedWorker) -> None:
         """The engine's load as it is now reaches the registry a moment later."""
@@ -183,9 +201,9 @@ class PublishedRouting:
         self._random = np.random.default_rng([run.seed, 0x9D])
         self._hashes: dict[int, int] = {}
 
-    def route(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Routed:
-        number = self._hashes.setdefault(conversation.number, int(self._random.integers(1 << 60)))
-        route = conversation.turns[turn - 1].route
+    def route(self, session: int, asked: Asked) -> Routed:
+        number = self._hashes.setdefault(session, int(self._random.integers(1 << 60)))
+        route = asked.forced or Route.SPLIT
         if route is Route.LOCAL and self._random.random() < self._unrecognised:
             route = Route.SPLIT
         if route is Route.REPLICA:
@@ -196,11 +214,6 @@ class PublishedRouting:
 
 def _pick(workers: list[SimulatedWorker], number: int) -> SimulatedWorker:
     return workers[number % len(workers)]
-
-
-def _key(conversation: Conversation, place: int) -> int:
-    """The chain's key after so many messages: unique in a simulation, spread as hashes are."""
-    return ((conversation.number << 16 | place) * 0x9E3779B97F4A7C15) & ((1 << KEY_BITS) - 1)
 
 
 def _address(worker: SimulatedWorker) -> WorkerId:

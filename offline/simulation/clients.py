@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ppd.proxy.policy import Route
 
@@ -16,6 +17,7 @@ from .sessions import Asked, SimulatedSession
 from .timeline import Timeline
 
 TOO_LONG = 400  # the HTTP status of a prompt that no engine can hold
+UNFINISHED = "not finished when the run was over"
 
 
 class ClientPool:
@@ -60,24 +62,55 @@ class _Request:
     job: SimulatedSequence | None = None
 
 
+class Watch(Protocol):
+    """Is told of each request."""
+
+    def sent(self, turn: int, now_s: float) -> None: ...
+    def ended(self, record: Record, known_tokens: int) -> None: ...
+
+
 @dataclass(slots=True, eq=False)
 class Clients:
-    """`records` fills in the order in which requests end."""
+    """`records` fills in the order in which requests end, where no watch takes them."""
 
     timeline: Timeline
     fleet: SimulatedFleet
     routing: Routing
     connections: ClientPool
+    watch: Watch | None = None
     records: list[Record] = field(default_factory=list)
     open_sessions: int = 0
+    _under_way: dict[_Request, None] = field(default_factory=dict)
 
     def play(self, sessions: Sequence[SimulatedSession]) -> None:
         self.open_sessions = len(sessions)
         for session in sessions:
             self.timeline.at(session.arrival_s, self._send, session, 1)
 
+    def play_endless(self, sessions: Iterator[SimulatedSession]) -> None:
+        """Sessions in order of arrival, each asked for when the one before it begins."""
+        self._await(sessions)
+
+    def give_up(self) -> None:
+        """Records what has not ended, as failed."""
+        for request in [*self._under_way]:
+            self._record(request, "", 0, UNFINISHED)
+
+    def _await(self, sessions: Iterator[SimulatedSession]) -> None:
+        session = next(sessions, None)
+        if session is not None:
+            self.open_sessions += 1
+            self.timeline.at(session.arrival_s, self._begin, session, sessions)
+
+    def _begin(self, session: SimulatedSession, following: Iterator[SimulatedSession]) -> None:
+        self._await(following)
+        self._send(session, 1)
+
     def _send(self, session: SimulatedSession, turn: int) -> None:
         request = _Request(session, turn, session.ask(turn), self.timeline.now_s)
+        self._under_way[request] = None
+        if self.watch is not None:
+            self.watch.sent(turn, request.scheduled_s)
         self.connections.ask(lambda: self._start(request))
 
     def _start(self, request: _Request) -> None:
@@ -134,31 +167,36 @@ class Clients:
         session, now_s = request.session, self.timeline.now_s
         for turn in range(request.turn + 1, session.turns + 1):
             unsent = _Request(session, turn, _UNSENT, now_s, now_s)
+            if self.watch is not None:
+                self.watch.sent(turn, now_s)
             self._record(unsent, session.wants(turn), 0, f"not sent: turn {request.turn} failed")
 
     def _record(self, request: _Request, route: str, status: int, error: str, routed: Routed | None = None) -> None:
         cached = request.prefill_cached  # as the proxy reports it: after a handoff, D counts all that it pulled
         if cached is None and request.job is not None:
             cached = request.job.cached_tokens
-        self.records.append(
-            Record(
-                conversation=request.session.number,
-                turn=request.turn,
-                measured=request.session.measures(request.scheduled_s),
-                scheduled_s=request.scheduled_s,
-                sent_s=request.sent_s,
-                first_token_s=request.first_token_s,
-                last_token_s=None if error else self.timeline.now_s,
-                prompt_tokens=request.asked.prompt_tokens,
-                cached_tokens=cached,
-                output_tokens=0 if error else request.asked.output_tokens,
-                route=route,
-                prefill=routed.prefill.name if routed is not None and routed.prefill else "",
-                decode=routed.decode.name if routed is not None else "",
-                status=status,
-                error=error,
-            )
+        record = Record(
+            conversation=request.session.number,
+            turn=request.turn,
+            measured=request.session.measures(request.scheduled_s),
+            scheduled_s=request.scheduled_s,
+            sent_s=request.sent_s,
+            first_token_s=request.first_token_s,
+            last_token_s=None if error else self.timeline.now_s,
+            prompt_tokens=request.asked.prompt_tokens,
+            cached_tokens=cached,
+            output_tokens=0 if error else request.asked.output_tokens,
+            route=route,
+            prefill=routed.prefill.name if routed is not None and routed.prefill else "",
+            decode=routed.decode.name if routed is not None else "",
+            status=status,
+            error=error,
         )
+        self._under_way.pop(request, None)
+        if self.watch is None:
+            self.records.append(record)
+        else:
+            self.watch.ended(record, request.asked.known_tokens)
 
 
 _UNSENT = Asked((), 0, (), 0, 0, (), (), 0)

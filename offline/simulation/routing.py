@@ -25,7 +25,7 @@ from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
-from ppd.proxy.sessions.prefix_chain import Chain, Hasher, PrefixEnd
+from ppd.proxy.sessions.prefix_chain import NO_MARKS, Chain, Hasher, Marks, PrefixEnd
 from ppd.proxy.sessions.session import Prompt, marks_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.token_estimates import TokenEstimator
@@ -98,7 +98,8 @@ class PolicyRouting:
 
     def route(self, session: int, asked: Asked) -> Routed:
         now_s = self._timeline.now_s
-        said = Prompt(chain=Chain(asked.keys, asked.ends, self._hasher))
+        marks = Marks(system=asked.head) if asked.head else NO_MARKS
+        said = Prompt(chain=Chain(asked.keys, asked.ends, self._hasher, marks=marks))
         match = self._sessions.find(said, now_s)
         entry, turn = self._turn(match, said, asked)
         self._arrivals.count(now_s, opens=turn.number == 1)

@@ -31,6 +31,7 @@ class Asked:
     ends: tuple[int, ...]  # in bytes
     reply_key: int
     forced: Route | None = None
+    head: int = 0  # of the units, how many are a system prompt
 
 
 class SimulatedSession(Protocol):

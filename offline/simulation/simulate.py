@@ -12,10 +12,12 @@ from ..experiment.records import Record, in_order
 from ..experiment.run import Run, Topology
 from .clients import ClientPool, Clients
 from .fleet import SimulatedFleet
+from .playback import Playback, Window, traced_sessions
 from .routing import PolicyRouting, ProxySetup, PublishedRouting, Routing
 from .sessions import planned_sessions
 from .setup import Setup
 from .timeline import Timeline
+from .traced_prompts import TracedPrompts
 
 HORIZON_S = 7 * 86400.0  # of virtual time
 
@@ -47,6 +49,29 @@ def simulate(
             "virtual time: the load is far beyond this fleet"
         )
     return in_order(clients.records)
+
+
+def play(
+    prompts: TracedPrompts, playback: Playback, topology: str, setup: Setup, proxy: ProxySetup | None = None
+) -> Window:
+    """Plays a trace's sessions until the window is full and its turns have ended; then the rest is given up.
+
+    The same playback gives the same turns. ConfigError where the window cannot be filled by this trace.
+    """
+    if setup.published_routing:
+        raise ConfigError("published_routing: its routes are a plan's, and a trace has none", param="setup")
+    if playback.later_turns and not prompts.later_turns:
+        raise ConfigError("the trace has no later turns: later_turns must be 0", param="later_turns")
+    timeline = Timeline()
+    fleet = SimulatedFleet(timeline, Topology.parse(topology), setup)
+    routing = policy_routing(timeline, fleet, setup, proxy or ProxySetup())
+    window = Window(playback, playback.warm_up(prompts))
+    clients = Clients(timeline, fleet, routing, ClientPool(timeline, setup.connections), window)
+    clients.play_endless(traced_sessions(playback, prompts, window))
+    timeline.run(until=lambda: window.is_over(timeline.now_s) or timeline.now_s > HORIZON_S)
+    clients.give_up()
+    window.played.sort(key=lambda one: (one.record.conversation, one.record.turn))
+    return window
 
 
 def policy_routing(timeline: Timeline, fleet: SimulatedFleet, setup: Setup, proxy: ProxySetup) -> PolicyRouting:

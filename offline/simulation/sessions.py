@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from ppd.proxy.policy import Route
 from ppd.proxy.sessions.prefix_chain import KEY_BITS
@@ -18,8 +19,7 @@ _SPREAD = 0x9E3779B97F4A7C15
 _MASK = (1 << KEY_BITS) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """One request. The answer's length is not known to the proxy, unless an oracle tells it."""
 
     prompt: tuple[Span, ...]

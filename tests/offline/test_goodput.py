@@ -86,7 +86,8 @@ def test_the_search_finds_the_highest_rate_that_passes(limit: float, first: floa
 @pytest.mark.parametrize(("passes", "rate", "failed"), [(lambda _: True, 64.0, None), (lambda _: False, 0.0, 0.25)])
 def test_a_search_ends_at_its_bounds(passes: Callable[[float], bool], rate: float, failed: float | None) -> None:
     found = highest_rate(passes, first=1.0, least=0.25, most=64.0, precision=1.0)
-    assert (found.rate, found.failed) == (pytest.approx(rate), failed)
+    assert found.rate == pytest.approx(rate)
+    assert found.failed == failed
 
 
 @pytest.mark.parametrize(

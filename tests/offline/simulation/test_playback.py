@@ -124,10 +124,8 @@ def test_what_many_sessions_begin_with_is_their_system_prompt() -> None:
 
 @pytest.mark.parametrize(("pauses", "wait_s"), [({"think_s": 5.0}, 5.0), ({"gap_s": 30.0}, 30.0)])
 def test_pauses_are_from_the_answer_or_from_the_request_before(pauses: dict[str, float], wait_s: float) -> None:
-    first, second = (
-        one.record
-        for one in played_of(trace([turn(HISTORY), turn(range(12), **pauses)]), sessions=1, later_turns=1).played[:2]
-    )
+    prompts = trace([turn(HISTORY), replace(turn(range(12)), **pauses)])  # type: ignore[arg-type]
+    first, second = (one.record for one in played_of(prompts, sessions=1, later_turns=1).played[:2])
     assert first.last_token_s is not None
     since_s = first.last_token_s if "think_s" in pauses else first.scheduled_s
     assert second.scheduled_s == pytest.approx(since_s + wait_s)

@@ -32,7 +32,7 @@ CHATS = Workload(
 def routes(
     rules: Rules, qps: float = 4.0, topology: str = "1P_2D", turns: range = range(2, 9), **proxy: object
 ) -> Counter[str]:
-    return Counter(record.route for record in records(rules, qps, topology, **proxy) if record.turn in turns)
+    return Counter(record.route for record in records(rules, qps, topology, **proxy) if record.turn in turns)  # type: ignore[arg-type]
 
 
 def records(rules: Rules, qps: float, topology: str, workload: Workload = CHATS, **proxy: object) -> tuple[Record, ...]:

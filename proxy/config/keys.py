@@ -25,7 +25,7 @@ OPERATOR_PATHS: tuple[OperatorPath, ...] = ("/health", "/ready", "/metrics")
 
 
 class Mode(StrEnum):
-    """How follow-up turns are routed; turn 1 is SPLIT in every mode but `replica`."""
+    """How follow-up turns are routed, and turn 1 where a D holds most of it; else turn 1 is SPLIT, but in `replica`."""
 
     TABLE = "table"  # by the decision table
     ALWAYS_LOCAL = "always_local"  # x = 1

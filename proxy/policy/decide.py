@@ -5,7 +5,7 @@ The first of these that applies says which route is wanted:
 1. REPLICA, if a forced route or the mode says so and there is an R, or if there is no D. Not if a D stores the history.
 2. LOCAL, if one engine has to compute the whole request, or stores its history: whatever the table says.
 3. The route that the operator forces on this turn, the first included: whatever mode and table say.
-4. SPLIT on turn 1: there is nothing to append to.
+4. SPLIT on turn 1, unless a D holds most of the prompt, by the turns of other sessions: there is nothing to append to.
 5. On later turns what the mode asks for; in mode `table`, LOCAL if the cell's score is above 0.
 
 Then the fleet decides whether that can be done:
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 
@@ -152,6 +153,8 @@ def _candidates(
             raise AllDown(f"every worker that serves model {turn.model!r} is down")
         check_model(turn.model, fleet.views.values())
         raise NoWorkerError(f"no decode or replica worker can serve model {turn.model!r} now")
+    if turn.held and not turn.held_tokens and decodes:  # by no turns of its own: where it would go in any case
+        known = pick_decode(turn, decodes, partial(slow_start_factor, now_s=now_s, warm_up_s=rules.warm_up_s))
     excluded = frozenset((*avoid, *blocked)) if avoid else blocked
     return _Candidates(prefills, decodes, replicas, full, excluded, known, now_s, rules.warm_up_s)
 
@@ -200,7 +203,7 @@ def _preference(turn: Turn, candidates: _Candidates, rules: Rules, qps: float) -
         return _Preference(Route.LOCAL, "single_engine")
     if turn.forced is not None:
         return _Preference(turn.forced, "forced")
-    if turn.number == 1:
+    if turn.number == 1 and (candidates.known is None or not holds_most(turn, candidates.known)):
         return _Preference(Route.SPLIT, "first_turn")
     match rules.mode:
         case Mode.TABLE | Mode.REPLICA:  # mode `replica` without a replica decides by the table

@@ -105,18 +105,18 @@ def test_a_second_copy_of_a_trace_shares_nothing_with_the_first() -> None:
 
 
 def test_the_proxy_knows_a_history_again_and_where_it_was_edited() -> None:
-    """An edit of the third turn is a branch at it, LOCAL where the rest is; an edit of the first is a first turn."""
-    turns = [turn(HISTORY), turn(range(14)), turn(range(18)), turn((*range(16), 20)), turn((*range(8), 30))]
+    """An edit of the third turn is a branch at it, LOCAL where the rest is; what shares little is a first turn."""
+    turns = [turn(HISTORY), turn(range(14)), turn(range(18)), turn((*range(16), 20)), turn((*range(3), *range(30, 37)))]
     played = played_of(trace(turns), "1P_2D", sessions=1, later_turns=4).played[:5]
     assert [one.record.route for one in played] == ["SPLIT", "LOCAL", "LOCAL", "LOCAL", "SPLIT"]
     assert len({one.record.decode for one in played[:4]}) == 1
     assert [one.record.cached_tokens for one in played[:4]] == [0, 640, 896, 1024]
-    assert [one.known_tokens for one in played] == [0, 650, 906, 1024, 512]
+    assert [one.known_tokens for one in played] == [0, 650, 906, 1024, 192]
 
 
 def test_what_many_sessions_begin_with_is_their_system_prompt() -> None:
     """So a session that has only that in common with others is new to the proxy: its first turn is SPLIT."""
-    prompts = trace(*([turn((*range(8), 100 * at, 100 * at + 1))] for at in range(1, 6)))
+    prompts = trace(*([turn((*range(4), *range(100 * at, 100 * at + 6)))] for at in range(1, 6)))
     played = played_of(prompts, "1P_2D", sessions=10, later_turns=0).played
     assert {one.record.route for one in played} == {"SPLIT"}
     assert [turns[0].head for turns in prompts.conversations] == [1] * 5

@@ -119,7 +119,10 @@ class Clients:
             self._record(request, Route.SPLIT, TOO_LONG, "the engines' KV cache is too small for this prompt")
             self._end(request)
             return
-        routed = self.routing.route(request.session.number, asked)
+        self.routing.route(request.session.number, asked, lambda routed: self._serve(request, routed))
+
+    def _serve(self, request: _Request, routed: Routed) -> None:
+        asked = request.asked
         leg = SimulatedLeg(
             prompt=asked.prompt,
             prompt_tokens=asked.prompt_tokens,

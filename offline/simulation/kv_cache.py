@@ -10,7 +10,7 @@ is evicted from its end, as vLLM evicts its blocks. Not modelled: a last block t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -54,6 +54,7 @@ class KvCache:
         self.block_size = block_size
         self.used_tokens = 0
         self.evicted_tokens = 0  # counts up
+        self.changed: Callable[[int, int], None] | None = None  # told the id of a span, and how much of it is here now
         self._kept_tokens = 0
         self._spans: dict[int, Held] = {}
         self._unused: OrderedDict[int, Held] = OrderedDict()  # the first is evicted next
@@ -124,6 +125,8 @@ class KvCache:
             if known.tokens < span.tokens:
                 moved += span.tokens - known.tokens
                 known.tokens = span.tokens
+                if self.changed is not None:
+                    self.changed(span.id, span.tokens)
         self._evict(self.used_tokens + self._kept_tokens - self.capacity_tokens)
         return moved
 
@@ -146,6 +149,8 @@ class KvCache:
             tokens -= going
             self._kept_tokens -= going
             self.evicted_tokens += going
+            if self.changed is not None:
+                self.changed(held.id, held.tokens)
             if not held.tokens:
                 del self._unused[held.id]
                 del self._spans[held.id]

@@ -6,6 +6,7 @@ and `decide`. What its legs take of the workers goes through the dispatcher's ow
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,16 +16,16 @@ from msgspec.structs import replace
 
 from ppd.proxy.admission.arrival_rate import Arrivals
 from ppd.proxy.beliefs.beliefs import Beliefs
-from ppd.proxy.beliefs.held import PromptEntry
+from ppd.proxy.beliefs.held import Held, PromptEntry
 from ppd.proxy.beliefs.turn_touches import TurnTouches
 from ppd.proxy.config import Mode
-from ppd.proxy.errors import AllBusy
+from ppd.proxy.errors import AllBusy, ConfigError
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.places import UNKNOWN
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
-from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
+from ppd.proxy.policy import Decision, Route, Rules, Turn, decide, has_room
 from ppd.proxy.sessions.prefix_chain import NO_MARKS, Chain, Hasher, Marks, PrefixEnd
 from ppd.proxy.sessions.session import Prompt, marks_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
@@ -32,6 +33,7 @@ from ppd.proxy.sessions.token_estimates import TokenEstimator
 
 from ..experiment.run import Run
 from .fleet import SimulatedFleet, SimulatedWorker
+from .heard_cache import HeardCache
 from .kv_cache import KvCache
 from .sessions import Asked
 from .timeline import Timeline
@@ -48,6 +50,21 @@ class ProxySetup:
     qps_window_s: float = 30.0
     max_tokens: int | None = None  # that clients ask for; the proxy sees no other limit of an answer
     oracle: bool = False  # the proxy knows how long each answer will be
+    queues: bool = False  # turns wait in the proxy while every engine is full, and not in an engine
+    kv_events_delay_s: float | None = None  # after which the proxy hears what caches hold; None: it never does
+
+    def __post_init__(self) -> None:
+        for name, least in (("qps_window_s", 1e-3), ("max_tokens", 1), ("kv_events_delay_s", 0)):
+            if (value := getattr(self, name)) is not None and not value >= least:
+                raise ConfigError(f"{name} = {value}: must be at least {least:g}", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    asked: Asked
+    said: Prompt
+    match: SessionMatch
+    go: Callable[[Routed], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -64,8 +81,8 @@ class Routed:
 
 
 class Routing(Protocol):
-    def route(self, session: int, asked: Asked) -> Routed:
-        """Where to compute a turn of the session with this number."""
+    def route(self, session: int, asked: Asked, go: Callable[[Routed], None]) -> None:
+        """Says where to compute a turn of the session with this number, now or when it has waited."""
         ...
 
 
@@ -84,6 +101,8 @@ class PolicyRouting:
         self._timeline = timeline
         self._proxy = proxy
         self._arrivals = Arrivals(proxy.qps_window_s, timeline.now_s)
+        self._queue: deque[_Waiting] = deque()
+        self._heard: dict[WorkerId, HeardCache] = {}
         self._workers: Mapping[WorkerId, SimulatedWorker] = {_address(worker): worker for worker in fleet.workers}
         self._registry = Registry()
         self._beliefs = Beliefs(self._registry.engine)
@@ -95,15 +114,38 @@ class PolicyRouting:
         for worker in fleet.workers:
             self._registry.apply(_announcement(worker), 0.0)
             timeline.after(heartbeat_s, self._beat, worker)
+            if proxy.kv_events_delay_s is not None:
+                heard = HeardCache(lambda: timeline.now_s, proxy.kv_events_delay_s)
+                self._heard[_address(worker)] = heard
+                worker.engine.cache.changed = heard.happened
 
-    def route(self, session: int, asked: Asked) -> Routed:
+    def route(self, session: int, asked: Asked, go: Callable[[Routed], None]) -> None:
         now_s = self._timeline.now_s
         marks = Marks(system=asked.head) if asked.head else NO_MARKS
         said = Prompt(chain=Chain(asked.keys, asked.ends, self._hasher, marks=marks))
         match = self._sessions.find(said, now_s)
+        self._arrivals.count(now_s, opens=match.turn == 1)
+        turn = _Waiting(asked, said, match, go)
+        if not self._proxy.queues:
+            self._start(turn)
+            return
+        self._queue.append(turn)
+        self._serve_queue()
+
+    def _serve_queue(self) -> None:
+        """In order of arrival, as the proxy serves one tenant."""
+        while self._queue and has_room(self._registry.fleet(MODEL), self._proxy.rules):
+            turn = self._queue.popleft()
+            try:
+                self._start(turn)
+            except AllBusy:
+                self._queue.appendleft(turn)
+                return
+
+    def _start(self, waiting: _Waiting) -> None:
+        asked, said, match = waiting.asked, waiting.said, waiting.match
         entry, turn = self._turn(match, said, asked)
-        self._arrivals.count(now_s, opens=turn.number == 1)
-        decision = self._decide(turn, now_s)
+        decision = self._decide(turn, self._timeline.now_s)
         decode, prefill = decision.decode.id, decision.prefill.id if decision.prefill is not None else None
         prompt_estimate, new_tokens = turn.prompt_tokens, max(1, turn.prompt_tokens - decision.cached_tokens)
         booking = LegBooking(self._registry, decode, prefill, prompt_tokens=prompt_estimate, new_tokens=new_tokens)
@@ -135,15 +177,18 @@ class PolicyRouting:
                 prefill=residency(prefill, prompt) if prefill is not None else None,
             )
             self._sessions.finish(match, said, outcome, self._timeline.now_s)
+            self._serve_queue()
 
-        return Routed(
-            decision.route,
-            self._workers[decode],
-            self._workers[prefill] if prefill is not None else None,
-            decision.cached_tokens,
-            prefilled,
-            answering,
-            completed,
+        waiting.go(
+            Routed(
+                decision.route,
+                self._workers[decode],
+                self._workers[prefill] if prefill is not None else None,
+                decision.cached_tokens,
+                prefilled,
+                answering,
+                completed,
+            )
         )
 
     def _turn(self, match: SessionMatch, prompt: Prompt, asked: Asked) -> tuple[PromptEntry, Turn]:
@@ -159,13 +204,20 @@ class PolicyRouting:
             prompt_tokens=prompt_tokens,
             held_tokens=match.held_tokens,
             output_tokens=output_tokens,
-            held=self._beliefs.held(self._registry.fleet(MODEL).views, entry, match.held_tokens),
+            held=self._held(entry, match, asked),
             decode=None if match.decode is None else match.decode.worker,
             affinity=match.affinity,
             lost=self._beliefs.why_lost(match.decode),
             forced=asked.forced,
         )
         return entry, turn
+
+    def _held(self, entry: PromptEntry, match: SessionMatch, asked: Asked) -> Mapping[WorkerId, Held]:
+        most, observed = match.held_tokens, dict[WorkerId, int]()
+        if self._heard and match.source is not None:
+            heard = ((worker, cache.held(asked.prompt, most)) for worker, cache in self._heard.items())
+            observed = {worker: tokens for worker, tokens in heard if tokens is not None}
+        return self._beliefs.held(self._registry.fleet(MODEL).views, entry, most, observed)
 
     def _decide(self, turn: Turn, now_s: float) -> Decision:
         rules, arrivals = self._proxy.rules, self._arrivals
@@ -174,18 +226,24 @@ class PolicyRouting:
         try:
             return decide(turn, self._registry.fleet(MODEL), rules, qps=qps, now_s=now_s)
         except AllBusy:
-            return decide(turn, self._roomy_fleet(), rules, qps=qps, now_s=now_s)
+            if self._proxy.queues:
+                raise
+            return decide(turn, self._roomy_fleet(), replace(rules, worker_limit=0), qps=qps, now_s=now_s)
 
     def _roomy_fleet(self) -> Fleet:
-        """Where the live proxy's queue would hold a turn back, it waits in an engine: there is no queue here."""
+        """Where no queue holds a turn back, it waits in an engine."""
         views = [replace(view, places=UNKNOWN) for view in self._registry.views()]
         return Fleet.of({view.id: view for view in views}, taking_turns(views, MODEL))
 
     def _beat(self, worker: SimulatedWorker) -> None:
         """The engine's load as it is now reaches the registry a moment later."""
         said = _announcement(worker)
-        self._timeline.after(self._delay_s, lambda: self._registry.apply(said, self._timeline.now_s))
+        self._timeline.after(self._delay_s, self._hear, said)
         self._timeline.after(self._heartbeat_s, self._beat, worker)
+
+    def _hear(self, said: Announcement) -> None:
+        self._registry.apply(said, self._timeline.now_s)
+        self._serve_queue()
 
 
 class PublishedRouting:
@@ -202,15 +260,16 @@ class PublishedRouting:
         self._random = np.random.default_rng([run.seed, 0x9D])
         self._hashes: dict[int, int] = {}
 
-    def route(self, session: int, asked: Asked) -> Routed:
+    def route(self, session: int, asked: Asked, go: Callable[[Routed], None]) -> None:
         number = self._hashes.setdefault(session, int(self._random.integers(1 << 60)))
         route = asked.forced or Route.SPLIT
         if route is Route.LOCAL and self._random.random() < self._unrecognised:
             route = Route.SPLIT
         if route is Route.REPLICA:
-            return Routed(route, _pick(self._fleet.of(Role.REPLICA), number))
+            go(Routed(route, _pick(self._fleet.of(Role.REPLICA), number)))
+            return
         prefill = _pick(self._fleet.of(Role.PREFILL), number) if route is Route.SPLIT else None
-        return Routed(route, _pick(self._fleet.of(Role.DECODE), number), prefill)
+        go(Routed(route, _pick(self._fleet.of(Role.DECODE), number), prefill))
 
 
 def _pick(workers: list[SimulatedWorker], number: int) -> SimulatedWorker:

@@ -60,6 +60,8 @@ def play(
     """
     if setup.published_routing:
         raise ConfigError("published_routing: its routes are a plan's, and a trace has none", param="setup")
+    if setup.retokenised_replies:
+        raise ConfigError("retokenised_replies: a trace itself says which answers come back", param="setup")
     if playback.later_turns and not prompts.later_turns:
         raise ConfigError("the trace has no later turns: later_turns must be 0", param="later_turns")
     timeline = Timeline()

@@ -209,6 +209,12 @@ def test_what_cannot_be_played_is_one_clear_error(call: object, message: str) ->
         call()  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("setting", ["published_routing", "retokenised_replies"])
+def test_settings_of_a_plan_are_refused_for_a_trace(setting: str) -> None:
+    with pytest.raises(ConfigError, match=setting):
+        play(TIMED, Playback(rate=1.0), "1P_1D", replace(SETUP, **{setting: True}))  # type: ignore[arg-type]
+
+
 # -- windows
 
 

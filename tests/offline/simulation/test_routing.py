@@ -123,3 +123,24 @@ def test_routing_of_the_published_prototype_has_no_rules() -> None:
     run = Run(topology="1P_2D", workload=CHATS, qps=1.0, x=0.0)
     with pytest.raises(ConfigError, match="published_routing"):
         simulate(run, Setup(profile=profile_of(), published_routing=True), proxy=ProxySetup())
+
+
+@pytest.mark.parametrize(
+    "setting", [{"qps_window_s": 0.0}, {"max_tokens": 0}, {"kv_events_delay_s": -1.0}, {"qps_window_s": float("nan")}]
+)
+def test_a_setting_out_of_range_is_named(setting: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(setting))):
+        ProxySetup(**setting)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("queues", [True, False])
+def test_where_every_engine_is_full_a_turn_waits_in_the_proxy(queues: bool) -> None:
+    """In order of arrival, with its clock running, and none is forgotten; without a queue it waits in the engine."""
+    run = Run(topology="1R", workload=replace(CHATS, turns=1), qps=40.0, seconds=0.5)
+    proxy = ProxySetup(rules=replace(rules(Mode.REPLICA), worker_limit=1), queues=queues)
+    found = sorted(simulate(run, SETUP, proxy=proxy), key=lambda one: one.scheduled_s)
+    spans = [(one.first_token_s or 0.0, one.last_token_s or 0.0) for one in found]
+    assert all(0 < began < ended for began, ended in spans)
+    assert spans == sorted(spans)
+    at_once = max(sum(began <= at < ended for began, ended in spans) for at, _ in spans)
+    assert (at_once == 1) is queues

@@ -21,7 +21,7 @@ from ppd.proxy.fleet.worker import Announcement, Source, Worker, WorkerId
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Request, parse_request
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
-from ppd.proxy.sessions.prefix_chain import Hasher
+from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.session import marks_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.templates import TemplateOrder

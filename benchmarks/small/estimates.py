@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from ppd.proxy.config import SessionKey
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, parse_request
-from ppd.proxy.sessions.prefix_chain import Hasher
+from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.table import SessionTable, TurnOutcome
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 from ppd.servers.sim.api.prompts import chat_prompt

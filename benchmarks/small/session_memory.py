@@ -22,7 +22,7 @@ from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
-from ppd.proxy.sessions.prefix_chain import Hasher
+from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.session import marks_of_prompt
 from ppd.proxy.sessions.table import SessionTable, TurnOutcome
 

@@ -18,7 +18,8 @@ from ..openai.prompts import PromptReader
 from ..openai.reply_key import ReplyKey
 from ..openai.request import Endpoint, ReadPrompt, Request, parse_request, request_of
 from ..openai.units import weight
-from ..sessions.prefix_chain import Chain, Hasher
+from ..sessions.hasher import Hasher
+from ..sessions.prefix_chain import Chain
 from ..sessions.templates import Templates
 from ..sessions.text_cuts import TextCuts
 from .body_worker import ForwardedBody, ReadAnswer, ReadForwarded, ReadTurn, TurnBody, Unreadable, WholeAnswer

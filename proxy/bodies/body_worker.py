@@ -12,6 +12,7 @@ from functools import lru_cache
 import msgspec
 
 from ..admission.keys import Client
+from ..admission.tenant_scope import TenantScope
 from ..config import SessionKey
 from ..errors import PPDError, RequestError
 from ..openai.answer import AnswerObserver, AnswerSummary
@@ -19,9 +20,9 @@ from ..openai.body_members import Fields, Places, members, places_in
 from ..openai.edits import Edits, edited_body
 from ..openai.form import is_form
 from ..openai.request import Endpoint, Request, parse_request
-from ..openai.tenant_scope import TenantScope
 from ..openai.units import check_members
-from ..sessions.prefix_chain import Hasher, Marks
+from ..sessions.hasher import Hasher
+from ..sessions.prefix_chain import Marks
 from ..sessions.templates import Template, Templates
 from ..sessions.text_cuts import cuts_of
 from .forwarded import model_of, public_body

@@ -17,13 +17,15 @@ from msgspec.structs import replace
 
 from ..config import SessionKey
 from ..errors import RequestError
-from ..sessions.prefix_chain import Chain, Hasher
+from ..sessions.hasher import Hasher
+from ..sessions.prefix_chain import Chain
 from ..sessions.session import Prompt, response_key
 from ..sessions.session_name import session_name
 from ..sessions.templates import NO_TEMPLATES, PLAIN, Template, Templates
 from . import body_members
 from .body_members import DEPTH_LIMIT, check_depth, given, required
-from .prompts import PromptReader, first_user_text, read
+from .prompt_shapes import first_user_text, read
+from .prompts import PromptReader
 from .units import UNITS_LIMIT, check_units
 
 Fields = body_members.Fields

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import msgspec
 
-from .prefix_chain import NO_UNITS, Chain, Hasher, Marks, UnitHash, Units
+from .hasher import NO_UNITS, Hasher, Units
+from .prefix_chain import Chain, Marks, UnitHash
 from .text_cuts import TextCuts
 from .text_kinds import NewestTexts
 

@@ -24,9 +24,10 @@ from ..beliefs.held import Residency
 from ..errors import ConfigError
 from ..fleet.worker import WorkerId
 from ..runtime.replicated import Replicated
+from .hasher import KEY_BITS
 from .kept_units import NO_UNITS_KEPT, EndedTurn, Place, pack, unpacked
 from .matching import Common, MatchKind, SessionMatch, TurnOutcome, common, judge, newest_end
-from .prefix_chain import KEY_BITS, PrefixEnd
+from .prefix_chain import PrefixEnd
 from .rendered_replies import Doubt, RenderedReplies
 from .session import (
     KnownPrefix,

@@ -7,7 +7,7 @@ from typing import Any
 
 from ppd.proxy.config import SessionKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
-from ppd.proxy.sessions.prefix_chain import Hasher
+from ppd.proxy.sessions.hasher import Hasher
 
 HASHER = Hasher(b"a secret of the proxy")
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import asdict
 
 from ppd.proxy.admission.keys import Client
+from ppd.proxy.admission.tenant_scope import TenantScope
 from ppd.proxy.bodies.body_reader import BodyReader
 from ppd.proxy.bodies.body_worker import TASKS
 from ppd.proxy.bodies.shared_bytes import LARGE_BYTES, SharedBytes
@@ -19,7 +20,6 @@ from ppd.proxy.errors import RequestError
 from ppd.proxy.openai.prompt_list import prompt_list
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
-from ppd.proxy.openai.tenant_scope import TenantScope
 from ppd.proxy.sessions.templates import Templates
 from ppd.proxy.sessions.text_cuts import cuts_of
 from tests.support.requests import CHAT, COMPLETIONS, HASHER, MESSAGES, RESPONSES, USER

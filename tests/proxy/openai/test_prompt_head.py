@@ -9,7 +9,8 @@ import pytest
 
 from ppd.proxy.config import SessionKey
 from ppd.proxy.openai.request import Endpoint, parse_request
-from ppd.proxy.sessions.prefix_chain import KEPT_UNITS, Chain, Hasher, Marks
+from ppd.proxy.sessions.hasher import KEPT_UNITS, Hasher
+from ppd.proxy.sessions.prefix_chain import Chain, Marks
 from ppd.proxy.sessions.templates import Templates
 from tests.support.requests import CHAT, HASHER, MESSAGES, RESPONSES, USER, assistant, call, text, user
 

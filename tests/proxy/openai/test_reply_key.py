@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from ppd.proxy.config import SessionKey
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
-from ppd.proxy.sessions.prefix_chain import Hasher, PrefixEnd
+from ppd.proxy.sessions.hasher import Hasher
+from ppd.proxy.sessions.prefix_chain import PrefixEnd
 
 HASHER = Hasher(b"a secret of the proxy")
 USER = {"role": "user", "content": "hi"}

@@ -20,7 +20,7 @@ from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
 from ppd.proxy.peers import membership, replication
 from ppd.proxy.peers.events import SessionLearned
-from ppd.proxy.sessions.prefix_chain import Hasher
+from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, TurnOutcome
 from tests.support.processes import R1, Pair, worker
 

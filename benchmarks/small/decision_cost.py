@@ -32,7 +32,7 @@ from ppd.proxy.connectors import plain_leg
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.openai.answer import AnswerObserver
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.openai.request import Endpoint, Request, parse_request
+from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.policy import Turn, decide, has_room
 from ppd.proxy.routing.attempt import TurnContext
 from ppd.proxy.routing.dispatch import Dispatcher
@@ -157,9 +157,7 @@ class TurnBench:
             Endpoint.CHAT,
             body,
             {},
-            tenant="",
-            hasher=self.proxy.state.hasher,
-            session_key=self.proxy.settings.config.session_key,
+            ReadingRules(hasher=self.proxy.state.hasher, tenant="", session_key=self.proxy.settings.config.session_key),
         )
 
     async def turn(self, body: bytes, number: int) -> str:

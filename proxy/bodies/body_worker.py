@@ -6,7 +6,6 @@ at more than a few bytes of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import msgspec
@@ -19,7 +18,7 @@ from ..openai.answer import AnswerObserver, AnswerSummary
 from ..openai.body_members import Fields, Places, members, places_in
 from ..openai.edits import Edits, edited_body
 from ..openai.form import is_form
-from ..openai.request import Endpoint, Request, parse_request
+from ..openai.request import Endpoint, ReadingRules, Request, parse_request
 from ..openai.units import check_members
 from ..sessions.hasher import Hasher
 from ..sessions.prefix_chain import Marks
@@ -50,12 +49,17 @@ class ReadTurn(msgspec.Struct, frozen=True, kw_only=True):
     depth_limit: int
     units_limit: int
 
-    @property
-    def salted(self) -> Callable[[str], str] | None:
-        return None if self.scope is None else self.scope.salt
-
-    def family(self, model: str) -> str:
-        return self.aliases.get(model, model)
+    def rules(self, hasher: Hasher) -> ReadingRules:
+        return ReadingRules(
+            hasher=hasher,
+            tenant=self.tenant,
+            session_key=self.session_key,
+            depth_limit=self.depth_limit,
+            units_limit=self.units_limit,
+            salted=None if self.scope is None else self.scope.salt,
+            aliases=self.aliases,
+            templates=self.templates,
+        )
 
 
 class TurnBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,19 +182,7 @@ def _refused(exc: PPDError) -> bytes:
 
 def read_turn(how: ReadTurn, body: bytes) -> tuple[TurnBody, bytes | None]:
     check_members(body)
-    request = parse_request(
-        how.endpoint,
-        body,
-        how.headers,
-        tenant=how.tenant,
-        hasher=_hasher(how.secret),
-        session_key=how.session_key,
-        depth_limit=how.depth_limit,
-        units_limit=how.units_limit,
-        salted=how.salted,
-        family=how.family,
-        templates=how.templates,
-    )
+    request = parse_request(how.endpoint, body, how.headers, how.rules(_hasher(how.secret)))
     places, new_body = _placed(body, request.fields)
     text = new_body or body
     starts = {name: end - memoryview(request.fields[name]).nbytes for name, (_, end) in places.items()}

@@ -66,13 +66,14 @@ _CANONICAL = Encoder(order="deterministic")
 class PromptReader:
     """Makes the chain of one prompt."""
 
-    def __init__(self, hasher: Hasher, template: Template = PLAIN) -> None:
-        self.hasher = hasher
+    def __init__(self, hasher: Hasher, template: Template = PLAIN, scope: int = 0) -> None:
+        """scope: the key in which the chain begins."""
+        self.hasher, self.scope = hasher, scope
         self._template, self._newest = template, NewestTexts()
         self._seen: CallPlaces | None = None  # made with the first call or result: most prompts have none
         self._cuts = TextCuts()
 
-    def head(self, scope: int, salt: str, rendered: Mapping[str, msgspec.Raw]) -> Head:
+    def head(self, salt: str, rendered: Mapping[str, msgspec.Raw]) -> Head:
         """rendered: what comes before the messages, or changes how all of them are rendered."""
         parts: list[str | bytes] = [salt]
         size, tools = 0, NO_UNITS
@@ -86,7 +87,7 @@ class PromptReader:
                 parts += (name, f"{value:x}")
                 size += value_size
         key = self.hasher.usual_key if parts == [""] else self.hasher.key  # cached where it holds no client data
-        return Head(key(b"S", *parts, previous=scope), size, tools, self._template.tools_first)
+        return Head(key(b"S", *parts, previous=self.scope), size, tools, self._template.tools_first)
 
     @property
     def _places(self) -> CallPlaces:

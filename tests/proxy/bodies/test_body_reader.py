@@ -19,7 +19,7 @@ from ppd.proxy.connectors.leg import plain_leg
 from ppd.proxy.errors import RequestError
 from ppd.proxy.openai.prompt_list import prompt_list
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.openai.request import Endpoint, Request, parse_request
+from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.sessions.templates import Templates
 from ppd.proxy.sessions.text_cuts import cuts_of
 from tests.support.requests import CHAT, COMPLETIONS, HASHER, MESSAGES, RESPONSES, USER
@@ -59,11 +59,13 @@ def here(endpoint: Endpoint, body: bytes, client: Client, session_key: SessionKe
         endpoint,
         body,
         HEADERS,
-        tenant=client.tenant,
-        hasher=HASHER,
-        session_key=session_key,
-        salted=None if client.scope is None else client.scope.salt,
-        family=lambda model: ALIASES.get(model, model),
+        ReadingRules(
+            tenant=client.tenant,
+            hasher=HASHER,
+            session_key=session_key,
+            salted=None if client.scope is None else client.scope.salt,
+            aliases=ALIASES,
+        ),
     )
 
 

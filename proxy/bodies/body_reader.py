@@ -118,7 +118,7 @@ class BodyReader:
             found.marks,
             is_blocks=found.is_blocks,
             long_texts=TextCuts(found.cuts) or None,
-            samples=found.samples,
+            texts=found.kinds,
         )
         known = ReadPrompt(chain, found.count, found.opener)
         request = request_of(how.endpoint, fields, how.headers, how.rules(self._hasher), known)

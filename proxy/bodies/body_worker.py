@@ -24,6 +24,7 @@ from ..sessions.hasher import Hasher
 from ..sessions.prefix_chain import Marks
 from ..sessions.templates import Template, Templates
 from ..sessions.text_cuts import cuts_of
+from ..sessions.text_kinds import kind_of
 from .forwarded import model_of, public_body
 from .helper_process import serve
 
@@ -72,7 +73,7 @@ class TurnBody(msgspec.Struct, frozen=True, kw_only=True):
     new_body_bytes: int = 0  # 0: the members lie in the body as it came
     keys: list[int]
     ends: list[int]
-    samples: tuple[bytes | None, ...]
+    kinds: tuple[int, ...]  # of the newest units' texts
     marks: Marks
     template: Template
     tail: bytes
@@ -192,7 +193,7 @@ def read_turn(how: ReadTurn, body: bytes) -> tuple[TurnBody, bytes | None]:
         new_body_bytes=len(new_body),
         keys=list(chain.keys),
         ends=list(chain.ends),
-        samples=chain.samples,
+        kinds=tuple(map(kind_of, chain.texts)),
         marks=chain.marks,
         template=request.template,
         tail=chain.tail,

@@ -74,7 +74,8 @@ def is_by_user(content: Content) -> bool:
 def comes_with_reasoning(reply: PromptMessage) -> bool:
     if any(bytes(raw) not in _NO_TEXT for raw in (reply.reasoning, reply.reasoning_content)):
         return True
-    return any(not isinstance(part, str) and string(part, "type") in _SHOWN for part in reply.content or ())
+    parts = reply.content if isinstance(reply.content, list) else ()
+    return any(not isinstance(part, str) and string(part, "type") in _SHOWN for part in parts)
 
 
 def first_user_text(raw: msgspec.Raw, name: str) -> str | None:

@@ -21,7 +21,7 @@ from ..sessions.prefix_chain import NO_MARKS, UNIT_OVERHEAD_BYTES, BlockHash, Ch
 from ..sessions.prompt_head import Head, OpenChain
 from ..sessions.templates import PLAIN, Template
 from ..sessions.text_cuts import LONG_BYTES, TextCuts
-from ..sessions.text_kinds import NewestTexts, sample
+from ..sessions.text_kinds import newest_texts
 from ..sessions.tool_call_hash import CallHash, CallPlaces
 from .body_members import pruned
 from .prompt_shapes import (
@@ -69,7 +69,7 @@ class PromptReader:
     def __init__(self, hasher: Hasher, template: Template = PLAIN, scope: int = 0) -> None:
         """scope: the key in which the chain begins."""
         self.hasher, self.scope = hasher, scope
-        self._template, self._newest = template, NewestTexts()
+        self._template, self._newest = template, newest_texts()
         self._seen: CallPlaces | None = None  # made with the first call or result: most prompts have none
         self._cuts = TextCuts()
 
@@ -139,8 +139,8 @@ class PromptReader:
         head_marks = head.marks(has_system=before is not None)
         reasons = reply is not None and comes_with_reasoning(reply)
         marks = Marks(head_marks.tools, head_marks.system, first_user, last_user, last_reply, reasons)
-        keys_ends, cuts, samples = (tuple(keys), tuple(ends)), self._cuts or None, self._newest.samples()
-        return Chain(*keys_ends, self.hasher, open_unit=unit, marks=marks, long_texts=cuts, samples=samples)
+        texts, cuts = tuple(self._newest), self._cuts or None
+        return Chain(tuple(keys), tuple(ends), self.hasher, open_unit=unit, marks=marks, long_texts=cuts, texts=texts)
 
     def _message(self, previous: int, message: PromptMessage) -> tuple[int, int]:
         """Its key and size."""
@@ -153,7 +153,7 @@ class PromptReader:
             and not (message.role == "system" and content.startswith(_BILLING))
         ):
             text = content.encode("utf-8", "surrogatepass")
-            self._newest.add(text)
+            self._newest.append(text)
             call_id = message.tool_call_id and self._places.result(message.tool_call_id)
             if len(text) <= LONG_BYTES:
                 key = self.hasher.text_unit(previous, message.role, message.name, call_id, text)
@@ -178,7 +178,7 @@ class PromptReader:
             self._add_call(unit, call.id, call.function or call.custom)
         if message.function_call is not None:
             self._add_call(unit, None, message.function_call)
-        self._newest.add(unit.text)
+        self._newest.append(unit.text)
         unit.text = ""
         return unit
 
@@ -224,12 +224,12 @@ class PromptReader:
             return Chain(keys, ends, self.hasher, text, tail, is_text=is_text, is_blocks=True), 1
         each = [self.hasher.key(b"P", kind, f"{len(text):x}", text) for kind, text in data]
         whole = self.hasher.key(b"P", f"{seed:x}", *(f"{key:x}" for key in each))
-        samples = (sample(data[0][1]),) if data[0][0] == "text" else ()
-        return Chain((whole,), (sum(len(text) for _, text in data),), self.hasher, samples=samples), len(data)
+        texts = (data[0][1],) if data[0][0] == "text" else ()
+        return Chain((whole,), (sum(len(text) for _, text in data),), self.hasher, texts=texts), len(data)
 
     def embeddings(self, seed: int, raw: msgspec.Raw) -> Chain:
         key = self.hasher.key(b"E", f"{seed:x}", _CANONICAL.encode(read(ANY, raw, "prompt_embeds")))
-        return Chain((key,), (MEDIA_BYTES,), self.hasher, samples=(None,))
+        return Chain((key,), (MEDIA_BYTES,), self.hasher, texts=(None,))
 
     def _add_content(self, unit: UnitHash, content: Content, *, system: bool = False) -> None:
         for part in (content,) if isinstance(content, str) else content or ():

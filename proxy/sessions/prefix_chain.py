@@ -38,6 +38,10 @@ class PrefixEnd(msgspec.Struct, frozen=True):
     check: int = 0  # a hash of those bytes in 32 bits, chained to `key`; 0 where there are none
 
 
+UnitText = str | bytes | int | None
+"""A unit's longest text, or its kind where that is known (see `text_kinds`); None: media."""
+
+
 class LongTexts(Protocol):
     """The texts above 4 KiB of one prompt: see `text_cuts`."""
 
@@ -214,7 +218,7 @@ class Chain(msgspec.Struct, frozen=True):
     marks: Marks = NO_MARKS
     is_blocks: bool = False  # it was hashed in blocks
     long_texts: LongTexts | None = None
-    samples: tuple[bytes | None, ...] = ()  # of the newest units' texts, see `text_kinds`
+    texts: tuple[UnitText, ...] = ()  # of the newest units
 
     def __repr__(self) -> str:
         return f"Chain(keys={self.keys}, ends={self.ends})"  # without the prompt
@@ -255,7 +259,7 @@ class Chain(msgspec.Struct, frozen=True):
 
     def without_prompt(self) -> Chain:
         """Without the prompt's bytes, which only `reach`, cuts and `added` need."""
-        return replace(self, data=b"", samples=(), long_texts=self.long_texts and self.long_texts.without_text())
+        return replace(self, data=b"", texts=(), long_texts=self.long_texts and self.long_texts.without_text())
 
     def reach(self, index: int, tail: int, check: int) -> int | None:
         """Bytes of this prompt that a prefix found at `keys[index]` covers; None if its tail is another text."""

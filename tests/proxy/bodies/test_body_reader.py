@@ -22,6 +22,7 @@ from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.sessions.templates import Templates
 from ppd.proxy.sessions.text_cuts import cuts_of
+from ppd.proxy.sessions.text_kinds import kind_of
 from tests.support.requests import CHAT, COMPLETIONS, HASHER, MESSAGES, RESPONSES, USER
 
 HEADERS = {"x-session-id": "ann"}
@@ -82,7 +83,7 @@ def shown(request: Request) -> dict[str, Any]:
         "keys": chain.keys,
         "ends": chain.ends,
         "cuts": list(cuts_of(chain)),
-        "samples": chain.samples,
+        "kinds": tuple(map(kind_of, chain.texts)),
         "marks": chain.marks,
         "tail": chain.tail,
         "end": chain.end(),

@@ -38,7 +38,7 @@ class PrefixEnd(msgspec.Struct, frozen=True):
     check: int = 0  # a hash of those bytes in 32 bits, chained to `key`; 0 where there are none
 
 
-UnitText = str | bytes | int | None
+TextOrKind = str | bytes | int | None
 """A unit's longest text, or its kind where that is known (see `text_kinds`); None: media."""
 
 
@@ -218,7 +218,7 @@ class Chain(msgspec.Struct, frozen=True):
     marks: Marks = NO_MARKS
     is_blocks: bool = False  # it was hashed in blocks
     long_texts: LongTexts | None = None
-    texts: tuple[UnitText, ...] = ()  # of the newest units
+    texts: tuple[TextOrKind, ...] = ()  # of the newest units
 
     def __repr__(self) -> str:
         return f"Chain(keys={self.keys}, ends={self.ends})"  # without the prompt

@@ -16,7 +16,7 @@ from collections import deque
 import msgspec
 
 from .hasher import NO_UNITS, Hasher, Units
-from .prefix_chain import Chain, Marks, UnitHash, UnitText
+from .prefix_chain import Chain, Marks, TextOrKind, UnitHash
 from .text_cuts import TextCuts
 from .text_kinds import newest_texts
 
@@ -88,7 +88,7 @@ class OpenChain:
         ends: list[int],
         size: int = 0,
         cuts: TextCuts | None = None,
-        newest: deque[UnitText] | None = None,
+        newest: deque[TextOrKind] | None = None,
     ) -> None:
         """size: bytes up to the head's end, whose keys and ends are given. cuts: of the texts after the head."""
         self._cuts = cuts

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from enum import IntEnum
 
-from .prefix_chain import UNIT_OVERHEAD_BYTES, Chain, UnitText
+from .prefix_chain import UNIT_OVERHEAD_BYTES, Chain, TextOrKind
 
 SAMPLED_UNITS = 16
 """How many of a prompt's newest units are looked at. A turn seldom adds more."""
@@ -96,11 +96,11 @@ def text_kind(sampled: bytes | None) -> int:
     return _BY_TWENTIETHS[len(sampled.translate(None, _NO_MARKS)) * 20 // size]
 
 
-def kind_of(text: UnitText) -> int:
+def kind_of(text: TextOrKind) -> int:
     return text if isinstance(text, int) else text_kind(sample(text))
 
 
-def newest_texts() -> deque[UnitText]:
+def newest_texts() -> deque[TextOrKind]:
     """Takes the texts of a prompt's units, and keeps the newest of them."""
     return deque(maxlen=SAMPLED_UNITS)
 

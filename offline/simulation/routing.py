@@ -26,7 +26,8 @@ from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide, has_room
-from ppd.proxy.sessions.prefix_chain import NO_MARKS, Chain, Hasher, Marks, PrefixEnd
+from ppd.proxy.sessions.hasher import Hasher
+from ppd.proxy.sessions.prefix_chain import NO_MARKS, Chain, Marks, PrefixEnd
 from ppd.proxy.sessions.session import Prompt, marks_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.token_estimates import TokenEstimator

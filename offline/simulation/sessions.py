@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from ppd.proxy.policy import Route
-from ppd.proxy.sessions.prefix_chain import KEY_BITS
+from ppd.proxy.sessions.hasher import KEY_BITS
 
 from ..experiment.plan import Conversation
 from .kv_cache import Span

@@ -34,8 +34,7 @@ from ppd.proxy.sessions.token_estimates import TokenEstimator
 
 from ..experiment.run import Run
 from .fleet import SimulatedFleet, SimulatedWorker
-from .heard_cache import HeardCache
-from .kv_cache import KvCache
+from .kv_cache import HeardCache, KvCache
 from .sessions import Asked
 from .timeline import Timeline
 

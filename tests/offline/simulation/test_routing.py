@@ -37,7 +37,7 @@ def routes(
 
 def records(rules: Rules, qps: float, topology: str, workload: Workload = CHATS, **proxy: object) -> tuple[Record, ...]:
     x = None if topology == "4R" else 0.0
-    run = Run(topology=topology, workload=workload, qps=qps, x=x, seconds=10.0, conversations=20)
+    run = Run(topology=topology, workload=workload, qps=qps, x=x, seconds=3.0, conversations=20)
     return simulate(run, SETUP, proxy=ProxySetup(rules=rules, **proxy))  # type: ignore[arg-type]
 
 

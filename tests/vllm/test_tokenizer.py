@@ -104,7 +104,12 @@ async def engine(
     tiny_spec: Callable[[Role], EngineSpec], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[EngineSpec]:
     events, replay = free_ports(2)
-    spec = replace(tiny_spec(Role.REPLICA), kv_events_port=events, kv_replay_port=replay)
+    spec = replace(
+        tiny_spec(Role.REPLICA),
+        kv_events_port=events,
+        kv_replay_port=replay,
+        extra_args=(*TINY_ARGS, "--enable-scale-out"),  # for /render
+    )
     process = EngineProcess(command(spec), tmp_path_factory.mktemp("tokens") / "engine.log", name="tokens")
     async with process:
         await process.wait_healthy(f"http://{spec.address}", timeout_s=600)

@@ -125,7 +125,7 @@ async def test_the_tokenizer_of_another_model_says_so_and_claims_nothing(
 @pytest.mark.parametrize(("template", "result"), [(REFUSING, "refused"), (LOOPING, "late")])
 async def test_a_template_that_gives_no_prompt_costs_a_turn_nothing(tmp_path: Path, template: str, result: str) -> None:
     folder = write_tokenizer(tmp_path, template)
-    async with fleet_with(folder, "R1", tokenizer_wait_s=0.05) as fleet:
+    async with fleet_with(folder, "R1", tokenizer_wait_s=0.05 if result == "late" else PLENTY_S) as fleet:
         turn, receipt = await say(fleet, "hello")
         assert receipt["prompt_evidence"] == "estimate"
         assert await fleet.metric(f'ppd_prompts_tokenized_total{{result="{result}"}}') == 1

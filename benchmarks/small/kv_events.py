@@ -1,6 +1,10 @@
 """What KV events cost: memory a block, the time to take a batch, and to ask what a session's worker holds.
 
     python -m benchmarks.small.kv_events --blocks 1000000
+    python -m benchmarks.small.kv_events --blocks 1000000 --tokens
+
+With `--tokens` the events' tokens are read, as where a `tokenizer` is configured, and a prompt of 100,000 tokens is looked
+up by its tokens.
 
 An engine's life in small: sessions whose turns share a system prompt and grow by a few blocks, until so many blocks are
 there; then each turn evicts as much as it stores. Times are of the processor. Prints one JSON line.
@@ -23,6 +27,7 @@ from typing import Any
 
 import msgspec
 
+from ppd.proxy.kv_events.block_tokens import packed, scope_of
 from ppd.proxy.kv_events.event_batch import session_name
 from ppd.proxy.kv_events.event_stream import EventStream
 
@@ -34,6 +39,12 @@ LONG_BLOCKS = 100_000 // BLOCK
 LONG = 0  # the session of a prompt of 100,000 tokens
 EVENTS = 1000  # of a batch
 KB = 1024
+PLAIN = scope_of("", "")
+
+
+def tokens_of(block: int) -> list[int]:
+    """Of a vocabulary of 128,000; a block's hash stands for them."""
+    return [(block >> bit) % 128_000 for bit in range(BLOCK)]
 
 
 def stored(hashes: list[int], parent: int | None, session: int) -> dict[str, Any]:
@@ -41,7 +52,7 @@ def stored(hashes: list[int], parent: int | None, session: int) -> dict[str, Any
         "type": "BlockStored",
         "block_hashes": hashes,
         "parent_block_hash": parent,
-        "token_ids": [7] * (BLOCK * len(hashes)),
+        "token_ids": [token for block in hashes for token in tokens_of(block)],
         "block_size": BLOCK,
         "lora_id": None,
         "medium": "GPU",
@@ -96,8 +107,14 @@ def resident_kb() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // KB
 
 
-def measure(blocks: int, seed: int = 1) -> dict[str, Any]:
-    stream, events, number, most_kb = EventStream(), life(blocks, seed), 0, 0
+def long_prompt(seed: int) -> list[int]:
+    """The hashes of the blocks of the long prompt in a `life` of this seed."""
+    (head, rest) = islice(life(LONG_BLOCKS, seed), 2)
+    return [*head["block_hashes"], *rest["block_hashes"]]
+
+
+def measure(blocks: int, seed: int = 1, *, reads_tokens: bool = False) -> dict[str, Any]:
+    stream, events, number, most_kb = EventStream(reads_tokens=reads_tokens), life(blocks, seed), 0, 0
     stream.is_behind = False
     before_kb = resident_kb()
     while len(stream.index) < blocks - TURN_BLOCKS:
@@ -112,10 +129,12 @@ def measure(blocks: int, seed: int = 1) -> dict[str, Any]:
         number += 1
         most_kb = max(most_kb, resident_kb() - before_kb)
     lookups_s = []
+    prompt = packed([token for block in long_prompt(seed) for token in tokens_of(block)])
     for _ in range(200):
         began_s = time.thread_time()
-        assert stream.held(LONG) == LONG_BLOCKS * BLOCK
+        held = stream.held_of(prompt, PLAIN) if reads_tokens else stream.held(LONG)
         lookups_s.append(time.thread_time() - began_s)
+        assert held == LONG_BLOCKS * BLOCK
     return {
         "blocks": len(stream.index),
         "slots": stream.index.slots,
@@ -124,16 +143,14 @@ def measure(blocks: int, seed: int = 1) -> dict[str, Any]:
         "batch_ms_p50": round(1e3 * median(times_s), 3),
         "batch_ms_p99": round(1e3 * quantiles(times_s, n=100)[98], 3),
         "batch_ms_max": round(1e3 * max(times_s), 3),
-        "decode_hit_ms": round(1e3 * announce_hit(stream, number), 3),
+        "decode_hit_ms": round(1e3 * announce_hit(stream, number, seed), 3),
         "lookup_us": round(1e6 * median(lookups_s), 2),
     }
 
 
-def announce_hit(stream: EventStream, number: int) -> float:
+def announce_hit(stream: EventStream, number: int, seed: int) -> float:
     """Seconds for one event that names all blocks of the long prompt again."""
-    rng = random.Random(1)
-    hashes = [rng.getrandbits(64) for _ in range(LONG_BLOCKS)]
-    payload = msgspec.msgpack.encode([0.0, [stored(hashes, None, LONG)], 0])
+    payload = msgspec.msgpack.encode([0.0, [stored(long_prompt(seed), None, LONG)], 0])
     began_s = time.thread_time()
     stream.take(number, payload)
     return time.thread_time() - began_s
@@ -143,8 +160,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--tokens", action="store_true", help="read the events' tokens")
     options = parser.parse_args()
-    print(json.dumps(measure(options.blocks, options.seed)))
+    print(json.dumps(measure(options.blocks, options.seed, reads_tokens=options.tokens)))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from array import array
 
 import msgspec
 
-from .block_tokens import TOKEN_BYTES
+from .block_tokens import TOKEN_BYTES, BlockTokens
 from .event_batch import CacheChange, Cleared, Removed, Stored
 
 BLOCKS_LIMIT = 4_000_000
@@ -31,7 +31,7 @@ _NO_RUN = 0
 _NOTHING = 0  # the place of a session of which nothing is left
 _NO_BRANCH = 0
 _ADAPTERS_LIMIT = 4096
-_FORKS_LIMIT = 512  # of one prompt: a microsecond each
+FORKS_LIMIT = 512  # of one prompt: a microsecond each
 
 
 class Run(msgspec.Struct, gc=False):
@@ -93,7 +93,7 @@ class BlockIndex:
             return None
         width = self._block_tokens * TOKEN_BYTES
         blocks, place, at = len(tokens) // width if width else 0, _NO_RUN, 0
-        for _ in range(_FORKS_LIMIT):
+        for _ in range(FORKS_LIMIT):
             if at == blocks:
                 break
             number = self._branches.get(_branch_key(place, scope, tokens[at * width : (at + 1) * width]), _NO_RUN)
@@ -211,8 +211,9 @@ class BlockIndex:
             else:
                 known = self._unknown(hashes)
                 start, place = place, self._extend(place, hashes[:known])
-                if stored.tokens.ids:
-                    self._note_tokens(start, place, stored, at)
+                if stored.tokens is not None:
+                    tokens = stored.tokens.read(len(stored.hashes), opens=stored.parent is None)
+                    self._note_tokens(start, place, tokens, at)
             hashes, at = hashes[known:], at + known
         return place
 
@@ -236,17 +237,17 @@ class BlockIndex:
         run.hashes.extend(hashes)
         return start + len(hashes)
 
-    def _note_tokens(self, before: int, place: int, stored: Stored, at: int) -> None:
+    def _note_tokens(self, before: int, place: int, tokens: BlockTokens, at: int) -> None:
         """The blocks from `before` to `place` are new, and the event's from its `at`-th on."""
         run, end = self._runs[place >> PLACE_BITS], place & _POSITION
         width = self._block_tokens * TOKEN_BYTES
         first = 0 if before >> PLACE_BITS != run.number else before & _POSITION
-        ids = stored.tokens.ids[at * width : (at + end - first) * width]
+        ids = tokens.ids[at * width : (at + end - first) * width]
         if not ids or len(run.tokens) != first * width:
             return  # what comes before them in the run is known by hashes alone
         if not first:
-            self._note_adapter(stored.tokens.adapter)
-            run.branch = _branch_key(before, stored.tokens.scope, ids[:width])
+            self._note_adapter(tokens.adapter)
+            run.branch = _branch_key(before, tokens.scope, ids[:width])
             self._branches[run.branch] = run.number
         run.tokens += ids
 

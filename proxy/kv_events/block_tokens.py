@@ -18,16 +18,39 @@ TOKEN_BYTES = 4
 _IDS = msgspec.msgpack.Decoder(list[int])
 _KEYS: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[Any])
 _NAME = msgspec.msgpack.Decoder(str | None)
+_NIL = b"\xc0"
 _TAGS = ("lora", "cache_salt")  # entries that the engine itself hashes, and may send one day
 
 
 class BlockTokens(msgspec.Struct, frozen=True, gc=False):
-    ids: bytes = b""  # of blocks from the event's first on, as `packed`; fewer than it stores where others are not known
+    ids: bytes = (
+        b""  # of blocks from the event's first on, as `packed`; fewer than it stores where others are not known
+    )
     scope: str = ""  # see `scope_of`; of the prompt's first blocks alone
     adapter: str = ""
 
 
-NO_TOKENS = BlockTokens()
+class UnreadTokens(msgspec.Struct, frozen=True, gc=False):
+    """As an event has them: engines name the blocks of a prompt again whenever it is used, and few of them are new."""
+
+    ids: msgspec.Raw
+    extra_keys: msgspec.Raw
+    adapter: msgspec.Raw
+
+    def read(self, blocks: int, *, opens: bool) -> BlockTokens:
+        """blocks: of the event. opens: a prompt begins with them."""
+        try:
+            known, salt, name = blocks, "", ""
+            if bytes(self.adapter) != _NIL or bytes(self.extra_keys) != _none(blocks):
+                name = _NAME.decode(self.adapter) or ""
+                keys = _KEYS.decode(self.extra_keys)
+                known, salt = _plain(keys, name, opens=opens) if len(keys) == blocks else (0, "")
+            if not known:
+                return BlockTokens()
+            data = packed(_IDS.decode(self.ids))
+        except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError):
+            return BlockTokens()
+        return BlockTokens(data[: len(data) // blocks * known], scope_of(name, salt) if opens else "", name)
 
 
 class PromptTokens(msgspec.Struct, frozen=True, gc=False):
@@ -48,24 +71,6 @@ def scope_of(adapter: str, salt: str) -> str:
 def packed(ids: list[int]) -> bytes:
     """OverflowError for what is no token."""
     return array("I", ids).tobytes()
-
-
-def tokens_of(
-    ids: msgspec.Raw, extra_keys: msgspec.Raw, adapter: msgspec.Raw, *, blocks: int, opens: bool
-) -> BlockTokens:
-    """opens: a prompt begins with these blocks."""
-    try:
-        known, salt, name = blocks, "", ""
-        if bytes(adapter) != b"\xc0" or bytes(extra_keys) != _none(blocks):
-            name = _NAME.decode(adapter) or ""
-            keys = _KEYS.decode(extra_keys)
-            known, salt = _plain(keys, name, opens=opens) if len(keys) == blocks else (0, "")
-        if not known:
-            return NO_TOKENS
-        data = packed(_IDS.decode(ids))
-    except (msgspec.DecodeError, UnicodeDecodeError, OverflowError, RecursionError):
-        return NO_TOKENS
-    return BlockTokens(data[: len(data) // blocks * known], scope_of(name, salt) if opens else "", name)
 
 
 @lru_cache(1024)

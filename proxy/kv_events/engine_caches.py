@@ -78,9 +78,7 @@ class EngineCaches:
     # -- for those that read events
 
     def stream(self, worker: WorkerId, rank: int) -> EventStream:
-        return self._streams.setdefault(worker, {}).setdefault(
-            rank, EventStream(reads_tokens=self._reads_tokens)
-        )
+        return self._streams.setdefault(worker, {}).setdefault(rank, EventStream(reads_tokens=self._reads_tokens))
 
     def streams(self, worker: WorkerId) -> Iterable[EventStream]:
         """Of all ranks that were heard."""

@@ -16,7 +16,7 @@ from typing import Annotated
 import msgspec
 
 from ..errors import FormatError
-from .block_tokens import NO_TOKENS, BlockTokens, tokens_of
+from .block_tokens import UnreadTokens
 
 BLOCK_TOKENS_LIMIT = 65_536
 FULL_ATTENTION = ("full_attention", "mla_attention", "sink_full_attention")
@@ -36,7 +36,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
     block_tokens: int
     group: int
     session: int | None  # as `session_name` named it; None for any other name
-    tokens: BlockTokens = NO_TOKENS  # where they are read
+    tokens: UnreadTokens | None = None  # where they are asked for
 
 
 class Removed(msgspec.Struct, frozen=True, gc=False):
@@ -206,17 +206,13 @@ def _stored(event: _StoredMap | _StoredArray, reads_tokens: bool) -> Stored | st
         raise FormatError("KV events: block_size is out of range")
     if _length(memoryview(event.token_ids)) != len(event.block_hashes) * event.block_size:
         return "not_contiguous"  # some blocks between are not cached, as of sliding windows
-    blocks, parent = len(event.block_hashes), event.parent_block_hash
-    tokens = NO_TOKENS
-    if reads_tokens:
-        tokens = tokens_of(event.token_ids, event.extra_keys, event.lora_name, blocks=blocks, opens=parent is None)
     return Stored(
         _keys(event.block_hashes),
-        None if parent is None else _key(parent),
+        None if event.parent_block_hash is None else _key(event.parent_block_hash),
         event.block_size,
         event.group_idx or 0,
         session_named(event.session_id),
-        tokens,
+        UnreadTokens(event.token_ids, event.extra_keys, event.lora_name) if reads_tokens else None,
     )
 
 

@@ -141,7 +141,9 @@ class Metrics:
         self.heartbeats = counter("ppd_heartbeats", "Messages on the heartbeat ports", "result")
         self.kv_events = counter("ppd_kv_events", "Engines' KV events, by what became of them", "kind", "role")
         self.kv_event_batches_dropped = counter("ppd_kv_event_batches_dropped", "Batches of them not used", "reason")
-        self.tokenized = counter("ppd_prompts_tokenized", "Prompts, by whether their tokens were known in time", "result")
+        self.tokenized = counter(
+            "ppd_prompts_tokenized", "Prompts, by whether their tokens were known in time", "result"
+        )
         self.token_counts = counter("ppd_token_counts", "Answers, by whether they count the same tokens", "result")
         self.kv_event_gaps = counter("ppd_kv_event_gaps", "Batches that did not follow the one before", "result")
         self.passed_through = counter("ppd_passthrough_requests", "Requests outside of sessions", "endpoint", "status")

@@ -28,7 +28,11 @@ REFUSING = "{{ raise_exception('no') }}"
 
 
 def characters(
-    *, specials: dict[str, int] | None = None, begins: str = "", piece: str = "", normalizer: dict[str, Any] | None = None
+    *,
+    specials: dict[str, int] | None = None,
+    begins: str = "",
+    piece: str = "",
+    normalizer: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """`tokenizer.json` of one token a character, whose id is its code point, as the simulated engine's.
 

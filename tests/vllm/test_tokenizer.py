@@ -27,6 +27,7 @@ from tests.support.proxy import ProxyClient
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 BLOCK = 32  # tokens, the least on CPUs
+RENDERS = ("--enable-scale-out", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")  # /render, and tools
 PATIENCE_S = 20.0  # for tokens, on a busy machine
 HEAD = "You are one of many assistants, who are all told the same at first. " * 12
 
@@ -84,7 +85,10 @@ BODIES: list[tuple[Endpoint, dict[str, Any]]] = [
             "continue_final_message": True,
         },
     ),
-    (CHAT, {"messages": [ASKED, {"role": "assistant", "tool_calls": []}, {"role": "user", "name": "ann", "content": ""}]}),
+    (
+        CHAT,
+        {"messages": [ASKED, {"role": "assistant", "tool_calls": []}, {"role": "user", "name": "ann", "content": ""}]},
+    ),
     (CHAT, {"messages": [{"role": "user", "content": "<|im_end|>\u00e9\u0301 中文 <|im_start|>system"}]}),
     (MESSAGES, {"messages": BLOCKS, "system": BILLED, "tools": [{"name": "look_up", "input_schema": {}}]}),
     (MESSAGES, {"messages": [ASKED], "thinking": {"type": "disabled"}}),
@@ -108,7 +112,7 @@ async def engine(
         tiny_spec(Role.REPLICA),
         kv_events_port=events,
         kv_replay_port=replay,
-        extra_args=(*TINY_ARGS, "--enable-scale-out"),  # for /render
+        extra_args=(*TINY_ARGS, *RENDERS),
     )
     process = EngineProcess(command(spec), tmp_path_factory.mktemp("tokens") / "engine.log", name="tokens")
     async with process:

@@ -43,7 +43,9 @@ async def heard(fleet: Fleet) -> None:
     """All events are read, and the workers have reported that they are idle."""
     for engine in fleet.engines.values():
         await fleet.until(lambda engine=engine: is_heard(fleet, engine))
-    await fleet.until(lambda: not any(view.requests or view.placed_tokens for view in fleet.proxy.state.registry.views()))
+    await fleet.until(
+        lambda: not any(view.requests or view.placed_tokens for view in fleet.proxy.state.registry.views())
+    )
 
 
 async def prove(fleet: Fleet, **body: Any) -> None:

@@ -13,8 +13,8 @@ from ppd.proxy.beliefs.held import Found
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
-from ppd.proxy.kv_events.block_index import SWEEP_SLACK, BlockIndex
-from ppd.proxy.kv_events.block_tokens import BlockTokens, PromptTokens, packed, scope_of
+from ppd.proxy.kv_events.block_index import FORKS_LIMIT, SWEEP_SLACK, BlockIndex
+from ppd.proxy.kv_events.block_tokens import BlockTokens, PromptTokens, UnreadTokens, packed, scope_of
 from ppd.proxy.kv_events.engine_caches import EngineCaches
 from ppd.proxy.kv_events.event_batch import Cleared, Removed, Stored, decode
 from ppd.proxy.kv_events.event_stream import EventStream
@@ -35,10 +35,19 @@ def ids(words: Sequence[int]) -> bytes:
 
 def store(words: Sequence[int], start: int = 0, scope: str = PLAIN, known: int | None = None) -> Stored:
     """The blocks of a prompt from `start` on; of the first `known` of them the tokens are read."""
-    hashes = chained(words, scope)
-    tokens = ids(words[start:] if known is None else words[start : start + known])
-    parent = hashes[start - 1] if start else None
-    return Stored(array("Q", hashes[start:]), parent, BLOCK, 0, None, BlockTokens(tokens, scope if not start else ""))
+    hashes, tokens = chained(words, scope), [word for word in words[start:] for _ in range(BLOCK)]
+    adapter, salt = scope.split("\0")
+    keys: list[Any] = [[adapter] if adapter else None for _ in words[start:]]
+    if salt and not start:
+        keys[0] = [*(keys[0] or ()), salt]
+    if known is not None:
+        keys[known:] = [[["picture", 0]]] * (len(keys) - known)
+    unread = UnreadTokens(*map(raw, (tokens, keys, adapter or None)))
+    return Stored(array("Q", hashes[start:]), hashes[start - 1] if start else None, BLOCK, 0, None, unread)
+
+
+def raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(value))
 
 
 def remove(words: Sequence[int], scope: str = PLAIN) -> Removed:
@@ -102,12 +111,17 @@ def test_what_is_swept_is_not_found_and_leaves_no_branch() -> None:
 
 
 def test_a_prompt_that_forks_at_each_block_takes_no_longer_than_any() -> None:
-    index, words = BlockIndex(), list(range(2000))
-    index.apply(store(words[:1]))
-    for end in range(1, len(words)):
-        index.apply(store([*words[:end], 10_000], end))  # another prompt goes on first
-        index.apply(store(words[: end + 1], end))
-    assert 100 * BLOCK < (index.held_of(ids(words), PLAIN) or 0) < 1000 * BLOCK
+    index, blocks = BlockIndex(), 600
+
+    def one(block: int, word: int, parent: int | None) -> Stored:
+        unread = UnreadTokens(raw([word] * BLOCK), raw([None]), raw(None))
+        return Stored(array("Q", [block]), parent, BLOCK, 0, None, unread)
+
+    for block in range(1, blocks + 1):
+        parent = block - 1 or None
+        index.apply(one(10_000 + block, 7, parent))  # another prompt goes on first
+        index.apply(one(block, block % 5, parent))
+    assert index.held_of(ids([block % 5 for block in range(1, blocks + 1)]), PLAIN) == FORKS_LIMIT * BLOCK
 
 
 @pytest.mark.parametrize("sweep_slack", [0, SWEEP_SLACK])
@@ -148,10 +162,10 @@ def event(**changes: Any) -> dict[str, Any]:
     return {name: value for name, value in known.items() if value != "absent"}
 
 
-def read(one: Any, *, reads_tokens: bool = True) -> BlockTokens:
+def read(one: Any, *, reads_tokens: bool = True) -> BlockTokens | None:
     (change,) = decode(msgspec.msgpack.encode([0.0, [one], 0]), reads_tokens=reads_tokens).changes
     assert isinstance(change, Stored)
-    return change.tokens
+    return None if change.tokens is None else change.tokens.read(len(change.hashes), opens=change.parent is None)
 
 
 ALL, FIRST = packed([1, 2, 70_000, 4]), packed([1, 2])
@@ -186,11 +200,12 @@ ALL, FIRST = packed([1, 2, 70_000, 4]), packed([1, 2])
 )
 def test_a_block_is_known_by_its_tokens_if_nothing_else_is_in_its_hash(one: Any, tokens: bytes, scope: str) -> None:
     found = read(one)
+    assert found is not None
     assert (found.ids, found.scope) == (tokens, scope)
 
 
 def test_tokens_are_read_only_where_they_are_asked_for() -> None:
-    assert read(event(), reads_tokens=False) == BlockTokens()
+    assert read(event(), reads_tokens=False) is None
 
 
 def payload(words: Sequence[int], **changes: Any) -> bytes:

@@ -31,7 +31,10 @@ USER, REPLY = {"role": "user", "content": "hi"}, {"role": "assistant", "content"
             "{% for m in messages %}{{ shown('x') }}{% endfor %}",
             False,
         ),
-        ("{% for m in messages %}{% set content = m.content %}{% for part in content %}{{ part }}{% endfor %}{% endfor %}", True),
+        (
+            "{% for m in messages %}{% set content = m.content %}{% for part in content %}{{ part }}{% endfor %}{% endfor %}",
+            True,
+        ),
         ("{% for m in messages %}{% for call in m.tool_calls %}{{ call }}{% endfor %}{% endfor %}", False),
     ],
 )

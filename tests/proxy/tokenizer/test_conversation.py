@@ -43,13 +43,22 @@ def chat(*messages: Any, template: str = SHOWING, **body: Any) -> list[Any]:
     ("message", "rendered"),
     [
         (USER, USER),
-        ({"role": "user", "content": [text("a"), text("b")], "name": "ann"}, {"role": "user", "content": "a\nb", "name": "ann"}),
+        (
+            {"role": "user", "content": [text("a"), text("b")], "name": "ann"},
+            {"role": "user", "content": "a\nb", "name": "ann"},
+        ),
         ({"role": "user", "content": ["a", {"type": "text"}]}, {"role": "user", "content": "a"}),
         ({"role": "assistant", "content": None}, {"role": "assistant", "content": ""}),
         ({"role": "assistant", "tool_calls": []}, {"role": "assistant", "content": ""}),
         (
             {"role": "assistant", "content": "", "tool_calls": [CALL], "reasoning_content": "hm"},
-            {"role": "assistant", "content": "", "tool_calls": [SHOWN_CALL], "reasoning": "hm", "reasoning_content": "hm"},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [SHOWN_CALL],
+                "reasoning": "hm",
+                "reasoning_content": "hm",
+            },
         ),
         (
             {"role": "tool", "tool_call_id": "c", "content": [text("1"), text("2")]},
@@ -65,7 +74,8 @@ def test_chat_messages(message: Any, rendered: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "object"), [("", {}), (None, {}), ("{", {}), ("[1]", {}), ('{"a": [1]}', {"a": [1]}), ({"b": 2}, {"b": 2})]
+    ("arguments", "object"),
+    [("", {}), (None, {}), ("{", {}), ("[1]", {}), ('{"a": [1]}', {"a": [1]}), ({"b": 2}, {"b": 2})],
 )
 def test_arguments_are_objects(arguments: Any, object: Any) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
@@ -81,7 +91,11 @@ def test_content_may_be_parts() -> None:
 def test_what_developers_say_later_comes_first_where_the_template_does_not_know_them() -> None:
     said = [{"role": "system", "content": "a"}, USER, {"role": "developer", "content": "b"}]
     assert chat(*said)[0] == [{"role": "system", "content": "a\n\nb"}, USER]
-    assert [one["role"] for one in chat(*said, template=SHOWING + "{# 'developer' #}")[0]] == ["system", "user", "developer"]
+    assert [one["role"] for one in chat(*said, template=SHOWING + "{# 'developer' #}")[0]] == [
+        "system",
+        "user",
+        "developer",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +142,10 @@ def anthropic(*messages: Any, template: str = SHOWING, **body: Any) -> list[Any]
     return shown(messages_conversation(told, ChatTemplate(template, {})), template)
 
 
-SAID = {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm"}, {"type": "tool_use", "id": "c", "name": "f"}]}
+SAID = {
+    "role": "assistant",
+    "content": [{"type": "thinking", "thinking": "hm"}, {"type": "tool_use", "id": "c", "name": "f"}],
+}
 FOUND = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": [text("1")]}, text("so?")]}
 LATER = {"role": "system", "content": [text("b")]}
 
@@ -136,13 +153,22 @@ LATER = {"role": "system", "content": [text("b")]}
 @pytest.mark.parametrize(
     ("told", "rendered"),
     [
-        ({"system": [text("x-anthropic-billing-header: 1"), text("a"), text("b")]}, [{"role": "system", "content": "ab"}, USER]),
+        (
+            {"system": [text("x-anthropic-billing-header: 1"), text("a"), text("b")]},
+            [{"role": "system", "content": "ab"}, USER],
+        ),
         (
             {"messages": [FOUND]},
             [{"role": "tool", "content": "1", "tool_call_id": "c"}, {"role": "user", "content": "so?"}],
         ),
-        ({"messages": [{"role": "user", "content": [FOUND["content"][0]]}]}, [{"role": "tool", "content": "1", "tool_call_id": "c"}]),
-        ({"system": "a", "messages": [USER, LATER]}, [{"role": "system", "content": "a"}, USER, {"role": "system", "content": "b"}]),
+        (
+            {"messages": [{"role": "user", "content": [FOUND["content"][0]]}]},
+            [{"role": "tool", "content": "1", "tool_call_id": "c"}],
+        ),
+        (
+            {"system": "a", "messages": [USER, LATER]},
+            [{"role": "system", "content": "a"}, USER, {"role": "system", "content": "b"}],
+        ),
     ],
 )
 def test_messages_of_anthropic(told: dict[str, Any], rendered: list[Any]) -> None:
@@ -168,7 +194,9 @@ def test_options_of_anthropic() -> None:
     assert anthropic(USER, output_config={"effort": "low"})[3] is True
     assert anthropic(USER, thinking={"type": "disabled"})[3] is False, "enable_thinking is rendered"
     body = {"messages": [USER], "thinking": {"type": "disabled"}}
-    assert messages_conversation(body, ChatTemplate("{{ 1 }}", {})).variables["reasoning_effort"] == "low", "none is ignored"
+    assert messages_conversation(body, ChatTemplate("{{ 1 }}", {})).variables["reasoning_effort"] == "low", (
+        "none is ignored"
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,7 +230,10 @@ THOUGHT = {"reasoning": "hm", "reasoning_content": "hm"}
         ),
         ([ANSWERED, ANSWERED], [{"role": "assistant", "content": "a"}] * 2),
         ([CALLED], [{"role": "assistant", "content": "", "tool_calls": [EMPTY_CALL]}]),
-        ([{"type": "function_call_output", "call_id": "c", "output": "1"}], [{"role": "tool", "content": "1", "tool_call_id": "c"}]),
+        (
+            [{"type": "function_call_output", "call_id": "c", "output": "1"}],
+            [{"role": "tool", "content": "1", "tool_call_id": "c"}],
+        ),
     ],
 )
 def test_items_of_responses(items: Any, messages: list[Any]) -> None:
@@ -210,8 +241,18 @@ def test_items_of_responses(items: Any, messages: list[Any]) -> None:
 
 
 def test_options_of_responses() -> None:
-    body = {"input": "hi", "instructions": "you", "reasoning": {"effort": "none"}, "tools": [{"type": "function", **TOOL}]}
-    assert shown(responses_conversation(body)) == [[{"role": "system", "content": "you"}, USER], [SHOWN_TOOL], True, False]
+    body = {
+        "input": "hi",
+        "instructions": "you",
+        "reasoning": {"effort": "none"},
+        "tools": [{"type": "function", **TOOL}],
+    }
+    assert shown(responses_conversation(body)) == [
+        [{"role": "system", "content": "you"}, USER],
+        [SHOWN_TOOL],
+        True,
+        False,
+    ]
     going_on = responses_conversation({"input": [ANSWERED | {"status": "incomplete"}]})
     assert going_on.render(ChatTemplate("{{ messages[0].content }}.", {})) == "a"
 

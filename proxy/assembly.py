@@ -101,26 +101,22 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     """
     member, config = member or Member(), settings.config
     state = new_state(config, member, now)
-    tls = worker_tls(config)
+    drain, keys, tls = Drain(), make_keys(config), worker_tls(config)
     upstream = make_upstream(config, state, tls)
     handoff_release = HandoffRelease(state, upstream)
     receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
-    drain, keys = Drain(), make_keys(config)
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
     bodies = BodyReader(config, state.hasher, state.registry.aliases, templates=lambda: state.templates.known)
     dispatcher = make_dispatcher(config, state, upstream, handoff_release, bodies)
     canary = make_canary(config, state, upstream)
     rules, passed_over, examine = settings.rules(), canary.passed_over, upstream.examine
-    tokenizer = make_tokenizer(config, state)
-    router = Router(
-        *(config, rules, state, dispatcher, learner), passed_over=passed_over, examine=examine, tokenizer=tokenizer
-    )
+    tokenizer, parts = make_tokenizer(config, state), (config, rules, state, dispatcher, learner)
+    router = Router(*parts, passed_over=passed_over, examine=examine, tokenizer=tokenizer)
     passthrough = Passthrough(config, state, upstream, bodies)
     body_memory = BodyMemory(body_memory_limit(config), config.head_timeout_s)
     state.metrics.watch(lambda: chain(_gauges(state), body_memory.gauges()))
     prober = Prober(config, state.registry, upstream, now, probing_session, tls)
-    operated = make_operated(settings, router)
-    replication = Replication(member, state, canary, prober, operated)
+    replication = Replication(member, state, canary, prober, operated := make_operated(settings, router))
     return Proxy(
         settings=settings,
         state=state,

@@ -3,8 +3,8 @@
     python -m benchmarks.small.kv_events --blocks 1000000
     python -m benchmarks.small.kv_events --blocks 1000000 --tokens
 
-With `--tokens` the events' tokens are read, as where a `tokenizer` is configured, and a prompt of 100,000 tokens is looked
-up by its tokens.
+With `--tokens` the events' tokens are read, as where a `tokenizer` is configured, and a prompt of 100,000 tokens is
+looked up by them.
 
 An engine's life in small: sessions whose turns share a system prompt and grow by a few blocks, until so many blocks are
 there; then each turn evicts as much as it stores. Times are of the processor. Prints one JSON line.

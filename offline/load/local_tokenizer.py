@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from jinja2 import TemplateError
+
 from ppd.proxy.errors import ConfigError
-from ppd.proxy.tokenizer.chat_template import TemplateError
 from ppd.proxy.tokenizer.tokenizer_folder import TokenizerFolder
 
 from ..traces.turns import Message

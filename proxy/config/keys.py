@@ -208,7 +208,7 @@ class ProxyConfig:
     )
     tokenizer: Text = key(
         "",
-        "folder with the model's `tokenizer.json` and chat template, or with such a folder for each model, by its served "
+        "folder with the model's `tokenizer.json` and chat template, or with such a folder for each model, by served "
         "name; a process beside the proxy then tokenises prompts; needs the extra `tokenizer`; empty: none",
     )
     tokenizer_wait_s: Seconds = key(0.005, "how long a turn waits for its tokens; then it goes on with estimates")

@@ -4,8 +4,8 @@ Chains of blocks are kept as *runs*, which split only where prompts part: a radi
 first blocks are there, so the answer for a session takes one step a fork, however long its prompt is. What is removed
 keeps its place until a sweep, because a prompt that loses its tail still holds its head.
 
-Where events' tokens are read, a run has the tokens of its first blocks too, and each branch is found by the tokens of its
-first block. So a prompt of no session is found as well, by comparing its tokens with those of the runs on its way.
+Where events' tokens are read, a run has the tokens of its first blocks too, and each branch is found by its first
+block's. So a prompt of no session is found as well, by comparing its tokens with those of the runs on its way.
 
 That a block was stored proves that all blocks before it are there, as the request uses them. That counts where engines
 hold one block twice, of two requests that computed it at once: they announce the removal of each copy.

@@ -23,9 +23,7 @@ _TAGS = ("lora", "cache_salt")  # entries that the engine itself hashes, and may
 
 
 class BlockTokens(msgspec.Struct, frozen=True, gc=False):
-    ids: bytes = (
-        b""  # of blocks from the event's first on, as `packed`; fewer than it stores where others are not known
-    )
+    ids: bytes = b""  # as `packed`; of the event's first blocks, up to one whose tokens are not known
     scope: str = ""  # see `scope_of`; of the prompt's first blocks alone
     adapter: str = ""
 
@@ -97,9 +95,8 @@ def _names(entry: Any) -> list[str] | None:
     """None where there is anything but names."""
     names = list[str]()
     for one in entry or ():
-        if isinstance(one, list) and len(one) > 1 and one[0] in _TAGS:
-            one = one[1]
-        if not isinstance(one, str):
+        name = one[1] if isinstance(one, list) and len(one) > 1 and one[0] in _TAGS else one
+        if not isinstance(name, str):
             return None
-        names.append(one)
+        names.append(name)
     return names

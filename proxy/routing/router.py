@@ -83,17 +83,12 @@ class Router:
     async def answer(self, request: Request, receipt: Receipt, context: TurnContext) -> TurnReply:
         """Raises PPDError where the client gets an error."""
         started_s = self._now()
-        counted = await self._counted(request)
-        now_s = self._now()
+        counted, now_s = await self._counted(request), self._now()
         match = self._state.sessions.find(request.prompt, now_s)
         entry, turn = self._turn(request, match, context.forced, counted)
         _note_turn(receipt, match, turn, counted)
         self._check_poison(request)
-        tokens = turn.prompt_tokens + turn.output_tokens
-        if context.is_counted:
-            self._state.rate_limits.settle(context.client, 0, tokens, now_s)
-        else:
-            self._state.rate_limits.take(context.client, tokens, now_s)
+        tokens = self._charge(context, turn, now_s)
         self._state.arrivals.count(now_s, opens=turn.number == 1)
         self._state.receipts.open(receipt)
         permit: Permit | None = None
@@ -125,6 +120,15 @@ class Router:
         attempt.close()
         whole = opened.first if isinstance(opened.first, bytes) else LargeBody(opened.first)
         return TurnReply(opened.content_type, {**opened.headers, **decision_headers(receipt)}, whole)
+
+    def _charge(self, context: TurnContext, turn: Turn, now_s: float) -> int:
+        """The tokens that its key is charged with."""
+        tokens = turn.prompt_tokens + turn.output_tokens
+        if context.is_counted:
+            self._state.rate_limits.settle(context.client, 0, tokens, now_s)
+        else:
+            self._state.rate_limits.take(context.client, tokens, now_s)
+        return tokens
 
     async def _first_success(self, job: Job) -> tuple[Attempt, OpenAnswer]:
         """Attempts until one succeeds, each without the workers that failed before."""

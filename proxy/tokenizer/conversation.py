@@ -59,7 +59,7 @@ class Conversation(msgspec.Struct, frozen=True):
 
 def chat_conversation(body: Body) -> Conversation:
     """Of a body for `/v1/chat/completions`. Raises Unrenderable, or what a body of another shape leads to."""
-    if any(body.get(name) is not None for name in (*_CHANGES_ALL, *_SHORTENS)):
+    if any(body.get(name) is not None for name in _CHANGES_ALL):
         raise Unrenderable("options")
     return Conversation(
         messages=body["messages"],

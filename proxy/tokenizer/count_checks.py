@@ -68,7 +68,7 @@ class CountChecks:
             self._scores.popitem(last=False)
         if not is_right and now < 0 <= was:
             log.warning(
-                "model %s, %s: the tokenizer counts %d tokens in a prompt where the worker counts %d; it is not used for "
-                "such requests until the counts are the same (is it another model's, or has the engine another template?)",
+                "model %s, %s: the tokenizer counts %d tokens in a prompt where the worker counts %d; it is not used "
+                "for such requests until they agree (is it another model's, or has the engine another template?)",
                 *(form[0], form[1], counted, reported),
             )

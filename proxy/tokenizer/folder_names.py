@@ -17,7 +17,7 @@ _PACKAGES = ("tokenizers", "jinja2")
 class FolderNames:
     """ConfigError where the path, a package or a template is missing; whether each can be read, its reader finds out.
 
-    The path holds a tokenizer for all models; or, for each model, a folder with its served name, such as `Qwen/Qwen3-8B`.
+    The path holds a tokenizer for all models; or a folder for each model, by its served name, such as `Qwen/Qwen3-8B`.
     """
 
     def __init__(self, path: str) -> None:

@@ -9,7 +9,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from .chat_template import ChatTemplate, Message, TemplateError
+from jinja2 import TemplateError
+
+from .chat_template import ChatTemplate, Message
 from .conversation import BILLING, Body, Conversation, Unrenderable, chat_tool, variables
 
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")

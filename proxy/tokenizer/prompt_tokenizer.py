@@ -1,4 +1,4 @@
-"""A turn's prompt in tokens, if that is known soon: asked of a process beside the proxy, and never waited for longer."""
+"""A turn's prompt in tokens, if a process beside the proxy knows them soon."""
 
 from __future__ import annotations
 
@@ -23,25 +23,22 @@ LIMIT_S = 15.0  # of one prompt, whoever waits: longer than a new process reads 
 LOAD_S = 120.0  # of a tokenizer's files, at the start
 
 _MODULE = "ppd.proxy.tokenizer.token_worker"
-_CHANGE = ("chat_template", "chat_template_kwargs", "mm_processor_kwargs", "media_io_kwargs", "prompt_embeds")
-_MEMBERS: dict[Endpoint, frozenset[str]] = {
-    Endpoint.CHAT: frozenset(
-        ("messages", "tools", "functions", "function_call", "reasoning_effort", "documents", "truncate_prompt_tokens")
-        + ("add_generation_prompt", "continue_final_message", "add_special_tokens", *_CHANGE)
-    ),
-    Endpoint.COMPLETIONS: frozenset(
-        ("prompt", "suffix", "add_special_tokens", "truncate_prompt_tokens", "prompt_embeds")
-    ),
-    Endpoint.RESPONSES: frozenset(
-        ("input", "instructions", "tools", "reasoning", "truncation", "previous_response_id", "prompt", "conversation")
-        + _CHANGE
-    ),
-    Endpoint.MESSAGES: frozenset(("system", "messages", "tools", "thinking", "output_config", *_CHANGE)),
+_CHANGE = "chat_template chat_template_kwargs mm_processor_kwargs media_io_kwargs prompt_embeds"
+_CHAT = "messages tools functions function_call reasoning_effort documents truncate_prompt_tokens"
+_ENDS = "add_generation_prompt continue_final_message add_special_tokens"
+_RAW = "prompt suffix add_special_tokens truncate_prompt_tokens prompt_embeds"
+_ITEMS = "input instructions tools reasoning truncation previous_response_id prompt conversation"
+_BLOCKS = "system messages tools thinking output_config"
+_MEMBERS = {
+    Endpoint.CHAT: frozenset(f"{_CHAT} {_ENDS} {_CHANGE}".split()),
+    Endpoint.COMPLETIONS: frozenset(_RAW.split()),
+    Endpoint.RESPONSES: frozenset(f"{_ITEMS} {_CHANGE}".split()),
+    Endpoint.MESSAGES: frozenset(f"{_BLOCKS} {_CHANGE}".split()),
 }
 _TOKENIZED = msgspec.msgpack.Decoder(Tokenized)
 
 
-class Helper(Protocol):
+class TokenHelper(Protocol):
     """See `HelperProcess`."""
 
     @property
@@ -61,7 +58,7 @@ class PromptTokenizer:
         metrics: Metrics,
         wait_s: float,
         aliases: Callable[[], Mapping[str, str]] = dict,
-        helper: Helper | None = None,
+        helper: TokenHelper | None = None,
     ) -> None:
         """wait_s: of one turn. aliases: the one name that stands for each other name of a model."""
         self._folders = folders

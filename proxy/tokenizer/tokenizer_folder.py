@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from jinja2 import TemplateError
 
 from ..errors import ConfigError
-from .chat_template import ChatTemplate, TemplateError
+from .chat_template import ChatTemplate
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 

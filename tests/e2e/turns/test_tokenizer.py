@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ import pytest
 from ppd.proxy.config import Mode
 from ppd.proxy.tokenizer.count_checks import PROVEN
 from tests.e2e.turns.test_kv_events import BLOCK, PUBLISHING, add, is_heard
+from tests.proxy.tokenizer.tokenizer_folders import LOOPING, REFUSING, characters, write_tokenizer
 from tests.support.credentials import bearer, client, write_keys
 from tests.support.fleet import Fleet
 from tests.support.processes import proxy_group
 from tests.support.proxy import ProxyClient, Turn
-from tests.support.tokenizer_folders import LOOPING, REFUSING, characters, write_tokenizer
 
 HEAD = {"role": "system", "content": "You are one of many, who all are told the same at first. " * 20}
 PLENTY_S = 20.0  # on a busy machine; nothing here is late by chance
@@ -32,7 +33,9 @@ async def fleet_with(tokenizer: Path, names: str = "R1 R2", **settings: Any) -> 
         yield fleet
 
 
-async def say(at: ProxyClient, text: str, *, head: dict[str, str] = HEAD, **body: Any) -> tuple[Turn, dict[str, Any]]:
+async def say(
+    at: ProxyClient, text: str, *, head: Mapping[str, str] = HEAD, **body: Any
+) -> tuple[Turn, dict[str, Any]]:
     """The first turn of another session; after it, all events are read."""
     turn = await at.chat([head, {"role": "user", "content": text}], **body)
     assert turn.status == 200, turn.body
@@ -42,7 +45,7 @@ async def say(at: ProxyClient, text: str, *, head: dict[str, str] = HEAD, **body
 async def heard(fleet: Fleet) -> None:
     """All events are read, and the workers have reported that they are idle."""
     for engine in fleet.engines.values():
-        await fleet.until(lambda engine=engine: is_heard(fleet, engine))
+        await fleet.until(partial(is_heard, fleet, engine))
     await fleet.until(
         lambda: not any(view.requests or view.placed_tokens for view in fleet.proxy.state.registry.views())
     )
@@ -89,7 +92,7 @@ async def test_a_salted_prompt_never_sees_anothers(tmp_path: Path) -> None:
     async with fleet_with(write_tokenizer(tmp_path)) as fleet:
         await prove(fleet)
         for salt, again in [("one", False), ("other", False), (None, False), ("one", True), (None, True)]:
-            told = {} if salt is None else {"cache_salt": salt}
+            told: dict[str, Any] = {} if salt is None else {"cache_salt": salt}
             _, receipt = await say(fleet, f"{salt} {again}", **told)
             await heard(fleet)
             assert bool(receipt["cached_tokens"]) is again
@@ -135,8 +138,12 @@ async def test_a_template_that_gives_no_prompt_costs_a_turn_nothing(tmp_path: Pa
 
 
 async def test_every_process_knows_what_is_held_of_any_prompt(tmp_path: Path) -> None:
-    told = {"tokenizer": str(write_tokenizer(tmp_path)), "tokenizer_wait_s": PLENTY_S, "mode": Mode.REPLICA}
-    async with proxy_group("R1", engine=PUBLISHING, **told) as group:
+    told: dict[str, Any] = {
+        "tokenizer": str(write_tokenizer(tmp_path)),
+        "tokenizer_wait_s": PLENTY_S,
+        "mode": Mode.REPLICA,
+    }
+    async with proxy_group("R1", engine=PUBLISHING, mode=Mode.REPLICA, **told) as group:
         for one in group.proxies.values():
             for number in range(PROVEN):
                 await say(one, f"{number}", head={"role": "system", "content": f"{number} is short"})

@@ -17,8 +17,8 @@ from ppd.proxy.telemetry.metrics import Metrics
 from ppd.proxy.tokenizer.folder_names import FolderNames
 from ppd.proxy.tokenizer.prompt_tokenizer import PROMPT_BYTES, PromptTokenizer
 from ppd.proxy.tokenizer.token_worker import Ask, Tokenized
+from tests.proxy.tokenizer.tokenizer_folders import LOOPING, REFUSING, write_tokenizer
 from tests.support.requests import CHAT, parse, user
-from tests.support.tokenizer_folders import LOOPING, REFUSING, write_tokenizer
 
 PLENTY_S = 60.0
 

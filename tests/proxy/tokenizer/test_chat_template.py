@@ -3,8 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 
-from ppd.proxy.tokenizer.chat_template import ChatTemplate, TemplateError
+from ppd.proxy.tokenizer.chat_template import ChatTemplate
 
 SAID = "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}{% if add_generation_prompt %}[go]{% endif %}"
 USER, REPLY = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "well, "}
@@ -32,7 +33,8 @@ USER, REPLY = {"role": "user", "content": "hi"}, {"role": "assistant", "content"
             False,
         ),
         (
-            "{% for m in messages %}{% set content = m.content %}{% for part in content %}{{ part }}{% endfor %}{% endfor %}",
+            "{% for m in messages %}{% set content = m.content %}{% for part in content %}{{ part }}{% endfor %}"
+            "{% endfor %}",
             True,
         ),
         ("{% for m in messages %}{% for call in m.tool_calls %}{{ call }}{% endfor %}{% endfor %}", False),

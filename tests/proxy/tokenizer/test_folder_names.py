@@ -7,7 +7,7 @@ import pytest
 
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.tokenizer.folder_names import FolderNames
-from tests.support.tokenizer_folders import write_tokenizer
+from tests.proxy.tokenizer.tokenizer_folders import write_tokenizer
 
 
 def test_one_folder_is_for_all_models(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from ppd.proxy.kv_events.block_tokens import packed
 from ppd.proxy.tokenizer.piecewise import Piecewise
 from ppd.proxy.tokenizer.tokenizer_folder import TokenizerFolder
 from ppd.servers.vllm.tiny_model import tokenizer as bytes_tokenizer
-from tests.support.tokenizer_folders import characters, write_tokenizer
+from tests.proxy.tokenizer.tokenizer_folders import characters, write_tokenizer
 
 BEGIN, END = "<|im_start|>", "<|im_end|>"
 LINES = "".join(f"Line {number} of a document, as long as the others.\n" for number in range(60))

@@ -16,8 +16,8 @@ from ppd.proxy.telemetry.metrics import Metrics
 from ppd.proxy.tokenizer.folder_names import FolderNames
 from ppd.proxy.tokenizer.prompt_tokenizer import PROMPT_BYTES, WAITING, PromptTokenizer
 from ppd.proxy.tokenizer.token_worker import Ask, tokenized
+from tests.proxy.tokenizer.tokenizer_folders import write_tokenizer
 from tests.support.requests import CHAT, COMPLETIONS, MESSAGES, RESPONSES, parse, user
-from tests.support.tokenizer_folders import write_tokenizer
 
 
 class InThisProcess:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.support.fleet import Fleet
 from tests.support.processes import proxy_group
 from tests.support.proxy import ProxyClient, Turn
 
-HEAD = {"role": "system", "content": "You are one of many, who all are told the same at first. " * 20}
+HEAD: dict[str, Any] = {"role": "system", "content": "You are one of many, who all are told the same at first. " * 20}
 PLENTY_S = 20.0  # on a busy machine; nothing here is late by chance
 
 
@@ -33,9 +33,7 @@ async def fleet_with(tokenizer: Path, names: str = "R1 R2", **settings: Any) -> 
         yield fleet
 
 
-async def say(
-    at: ProxyClient, text: str, *, head: Mapping[str, str] = HEAD, **body: Any
-) -> tuple[Turn, dict[str, Any]]:
+async def say(at: ProxyClient, text: str, *, head: dict[str, Any] = HEAD, **body: Any) -> tuple[Turn, dict[str, Any]]:
     """The first turn of another session; after it, all events are read."""
     turn = await at.chat([head, {"role": "user", "content": text}], **body)
     assert turn.status == 200, turn.body

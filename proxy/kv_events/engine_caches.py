@@ -35,24 +35,27 @@ class EngineCaches:
         found = ((worker, _least_held(streams.values(), session)) for worker, streams in self._streams.items())
         return {worker: min(held, most) for worker, held in found if held is not None}
 
-    def found(self, prompt: PromptTokens, model: str, views: Mapping[WorkerId, WorkerView]) -> dict[WorkerId, Found]:
+    def found(
+        self, prompt: PromptTokens, model: str, views: Mapping[WorkerId, WorkerView], source: int | None = None
+    ) -> dict[WorkerId, Found]:
         """What each of these workers holds of a prompt, whosesoever turns brought it there; without those that do not
-        say.
+        say. source: the history that it continues, of whose newest turn the events may still be under way.
 
         An engine computes at least one token of each prompt, so the last one is never held.
         """
         found, ids = dict[WorkerId, Found](), prompt.ids[:-TOKEN_BYTES]
         for worker, streams in self._streams.items():
             view = views.get(worker)
-            adapter = None if view is None else self._adapter(view.worker, model)
-            if adapter is None:
+            if view is None or (adapter := self._adapter(view.worker, model)) is None:
                 continue
             scope = scope_of(adapter, prompt.salt)
             held = [stream.held_of(ids, scope) for stream in streams.values()]
             known = [tokens for tokens in held if tokens is not None]
             if known and len(known) == len(held):
                 is_whole = all(stream.index.is_whole for stream in streams.values())
-                found[worker] = Found(min(known), is_exact=is_whole)
+                is_named = source is None or self.held(worker, source) is not None
+                is_exact = is_whole and (is_named or not _names_sessions(view.worker.engine_version))
+                found[worker] = Found(min(known), is_exact=is_exact)
         return found
 
     def _adapter(self, worker: Worker, model: str) -> str | None:

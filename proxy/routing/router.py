@@ -235,7 +235,7 @@ class Router:
         observed = self._state.engine_caches.observed(source, turn.held_tokens) if source is not None else None
         by_tokens = None
         if job.counted is not None and job.counted.is_proven:
-            by_tokens = self._state.engine_caches.found(job.counted.tokens, turn.model, views)
+            by_tokens = self._state.engine_caches.found(job.counted.tokens, turn.model, views, source)
         held = beliefs.held(views, job.entry, turn.held_tokens, observed, by_tokens)
         return replace(turn, held=held, lost=beliefs.why_lost(job.entry.last))
 

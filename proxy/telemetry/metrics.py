@@ -135,7 +135,7 @@ class Metrics:
         self.kv_events = counter("ppd_kv_events", "Engines' KV events, by what became of them", "kind", "role")
         self.kv_event_batches_dropped = counter("ppd_kv_event_batches_dropped", "Batches of them not used", "reason")
         self.kv_event_gaps = counter("ppd_kv_event_gaps", "Batches that did not follow the one before", "result")
-        self.tokenized = counter("ppd_prompts_tokenized", "Prompts, by whether their tokens were known in time", "result")
+        self.tokenized = counter("ppd_prompts_tokenized", "Prompts, by whether their tokens came in time", "result")
         self.token_counts = counter("ppd_token_counts", "Tokenised prompts that workers counted too", "result")
         self.passed_through = counter("ppd_passthrough_requests", "Requests outside of sessions", "endpoint", "status")
         self.config_reloads = counter("ppd_config_reloads", "Reads of a changed config, key or TLS file", "result")

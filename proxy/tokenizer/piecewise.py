@@ -45,15 +45,16 @@ class Piecewise:
         self._cuts_lines = parts_at_specials and self._parts_at_lines()
         self._before, self._after, self._adds = _added(folder)
 
-    def tokens(self, text: str, *, add_special_tokens: bool = False) -> bytes:
-        """As `packed`."""
+    def tokens(self, text: str, salt: str = "", *, add_special_tokens: bool = False) -> bytes:
+        """As `packed`. salt: prompts with different ones share no piece, or its time would tell of the other."""
         if add_special_tokens and not self._adds:
             return packed(self._folder.ids(text, add_special_tokens=True))
-        found = b"".join(map(self._of_piece, self._pieces(text)))
+        own = blake2b(salt.encode(), digest_size=_KEY_BYTES).digest()
+        found = b"".join([self._of_piece(piece, own) for piece in self._pieces(text)])
         return self._before + found + self._after if add_special_tokens else found
 
-    def _of_piece(self, piece: str) -> bytes:
-        key = blake2b(piece.encode(), digest_size=_KEY_BYTES).digest()
+    def _of_piece(self, piece: str, own: bytes) -> bytes:
+        key = blake2b(piece.encode(), digest_size=_KEY_BYTES, key=own).digest()
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)

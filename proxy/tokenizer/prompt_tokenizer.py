@@ -96,7 +96,7 @@ class PromptTokenizer:
             return None, "too_large"
         if self._helper.asked >= WAITING:
             return None, "busy"
-        ask = Ask(folder, request.endpoint, msgspec.json.encode(members))
+        ask = Ask(folder, request.endpoint, msgspec.json.encode(members), request.cache_salt)
         try:
             async with asyncio.timeout(self._wait_s):
                 found = await self._ask(ask)

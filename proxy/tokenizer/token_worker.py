@@ -26,6 +26,7 @@ class Ask(msgspec.Struct, frozen=True):
     folder: str
     endpoint: Endpoint = Endpoint.CHAT
     members: bytes = b""
+    salt: str = ""  # of the prompt's KV: what is kept of it serves only prompts with the same
 
 
 class Tokenized(msgspec.Struct, frozen=True):
@@ -53,9 +54,10 @@ def tokenized(ask: Ask) -> Tokenized:
     try:
         body = msgspec.json.decode(ask.members, type=dict[str, Any])
         if ask.endpoint is Endpoint.COMPLETIONS:
-            return Tokenized(_raw_prompt(body, texts))
+            return Tokenized(_raw_prompt(body, texts, ask.salt))
         talk = _conversation(ask.endpoint, body, folder)
-        return Tokenized(texts.tokens(talk.render(folder.template), add_special_tokens=talk.add_special_tokens))
+        text = talk.render(folder.template)
+        return Tokenized(texts.tokens(text, ask.salt, add_special_tokens=talk.add_special_tokens))
     except Unrenderable as exc:
         return Tokenized(why=exc.why)
     except Exception:  # a body of any shape, and a template's code: the engine may refuse it too
@@ -79,12 +81,12 @@ def _conversation(endpoint: Endpoint, body: dict[str, Any], folder: TokenizerFol
             return chat_conversation(body)
 
 
-def _raw_prompt(body: dict[str, Any], texts: Piecewise) -> bytes:
+def _raw_prompt(body: dict[str, Any], texts: Piecewise, salt: str) -> bytes:
     prompt = body["prompt"]
     if any(body.get(name) is not None for name in ("suffix", "truncate_prompt_tokens", "prompt_embeds")):
         raise Unrenderable("options")
     if isinstance(prompt, str):
-        return texts.tokens(prompt, add_special_tokens=body.get("add_special_tokens", True))
+        return texts.tokens(prompt, salt, add_special_tokens=body.get("add_special_tokens", True))
     if prompt and all(isinstance(one, int) and not isinstance(one, bool) for one in prompt):
         return packed(prompt)
     raise Unrenderable("parts")

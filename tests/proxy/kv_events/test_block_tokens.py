@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from ppd.proxy.fleet.worker import Role, Worker, WorkerId
 from ppd.proxy.kv_events.block_index import FORKS_LIMIT, SWEEP_SLACK, BlockIndex
 from ppd.proxy.kv_events.block_tokens import BlockTokens, PromptTokens, UnreadTokens, packed, scope_of
 from ppd.proxy.kv_events.engine_caches import EngineCaches
-from ppd.proxy.kv_events.event_batch import Cleared, Removed, Stored, decode
+from ppd.proxy.kv_events.event_batch import Cleared, Removed, Stored, decode, session_name
 from ppd.proxy.kv_events.event_stream import EventStream
 
 BLOCK = 4
@@ -252,6 +253,17 @@ def test_after_a_gap_what_is_not_known_may_be_there() -> None:
     assert caches.found(prompt, "m", views(D)) == {D.id: Found(0, is_exact=False)}
     stream.is_behind = True
     assert caches.found(prompt, "m", views(D)) == {}
+
+
+@pytest.mark.parametrize(("version", "is_exact"), [("", False), ("0.30.1", False), ("0.29.0", True)])
+def test_events_of_a_sessions_newest_turn_may_be_under_way(version: str, is_exact: bool) -> None:
+    """Until events have named the session, less is known of it than its own turns tell; if they ever name any."""
+    caches, worker = EngineCaches(lambda history: history, reads_tokens=True), replace(D, engine_version=version)
+    taken(caches.stream(D.id, 0), (0, payload((9,))))
+    prompt = PromptTokens(ids(HEAD))
+    assert caches.found(prompt, "m", views(worker), 5) == {D.id: Found(0, is_exact=is_exact)}
+    caches.stream(D.id, 0).take(1, payload((1,), session_id=session_name(5)))
+    assert caches.found(prompt, "m", views(worker), 5) == {D.id: Found(BLOCK, is_exact=True)}
 
 
 def test_of_several_ranks_the_least_counts() -> None:

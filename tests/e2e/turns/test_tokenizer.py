@@ -141,7 +141,7 @@ async def test_every_process_knows_what_is_held_of_any_prompt(tmp_path: Path) ->
         "tokenizer_wait_s": PLENTY_S,
         "mode": Mode.REPLICA,
     }
-    async with proxy_group("R1", engine=PUBLISHING, mode=Mode.REPLICA, **told) as group:
+    async with proxy_group("R1", engine=PUBLISHING, **told) as group:
         for one in group.proxies.values():
             for number in range(PROVEN):
                 await say(one, f"{number}", head={"role": "system", "content": f"{number} is short"})

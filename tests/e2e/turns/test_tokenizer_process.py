@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -58,12 +59,24 @@ async def test_a_template_that_does_not_end_ends_its_process_and_no_other(
         assert helper.asked == 0
 
 
+async def test_a_process_that_is_at_work_ends_with_the_proxy(tmp_path: Path) -> None:
+    async with process() as helper:
+        asked = asyncio.create_task(ask(helper, write_tokenizer(tmp_path, LOOPING)))
+        while (begun := helper._process) is None:
+            await asyncio.sleep(0.001)
+    assert begun.returncode is not None
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+
+
 async def test_a_prompt_of_the_largest_size_is_tokenised(tmp_path: Path) -> None:
     tokenizer = PromptTokenizer(FolderNames(str(write_tokenizer(tmp_path))), Metrics(), PLENTY_S)
     try:
-        found = await tokenizer.tokens(parse(CHAT, [user("x" * (PROMPT_BYTES - 200))]))
+        line = "A line, and the same again. " * 40 + "\\n"
+        lines = (PROMPT_BYTES - 200) // len(line)
+        found = await tokenizer.tokens(parse(CHAT, [user(line.replace("\\n", "\n") * lines)]))
         assert found is not None
-        assert found.count > PROMPT_BYTES - 200
+        assert found.count > lines * (len(line) - 1)
     finally:
         await tokenizer.close()
 

@@ -24,7 +24,10 @@ _RIGHT, _WRONG = 1, -4
 Form = tuple[str, ...]
 """Model, endpoint, and the members of the body that change how it is rendered."""
 
-_RENDERED = ("tools", "chat_template_kwargs", "reasoning_effort", "reasoning", "thinking", "output_config", "documents")
+_RENDERED = (
+    *("tools", "documents", "chat_template_kwargs", "reasoning_effort", "reasoning", "thinking", "output_config"),
+    *("add_special_tokens", "add_generation_prompt", "continue_final_message"),
+)
 
 
 def form_of(model: str, endpoint: str, members: Iterable[str]) -> Form:

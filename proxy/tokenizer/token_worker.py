@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from .other_apis import messages_conversation, responses_conversation
 from .piecewise import Piecewise
 from .tokenizer_folder import TokenizerFolder
 
+ALONE_S = 180  # then it ends itself: a template may still loop when the proxy is gone
 FOLDERS = 64  # held at once; each takes some 100 MB
 
 
@@ -40,7 +42,10 @@ def main(fd: int) -> None:
 
 
 def _tokens(arguments: bytes, _: memoryview) -> tuple[bytes, bytes | None]:
-    return msgspec.msgpack.encode(tokenized(msgspec.msgpack.decode(arguments, type=Ask))), None
+    signal.alarm(ALONE_S)
+    found = tokenized(msgspec.msgpack.decode(arguments, type=Ask))
+    signal.alarm(0)
+    return msgspec.msgpack.encode(found), None
 
 
 def tokenized(ask: Ask) -> Tokenized:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -67,6 +69,13 @@ async def test_a_process_that_is_at_work_ends_with_the_proxy(tmp_path: Path) -> 
     assert begun.returncode is not None
     with pytest.raises(asyncio.CancelledError):
         await asked
+
+
+async def test_a_template_that_does_not_end_does_not_outlive_the_proxy_for_long(tmp_path: Path) -> None:
+    question = msgspec.msgpack.encode(Ask(str(write_tokenizer(tmp_path, LOOPING)), CHAT, b'{"messages": []}'))
+    program = f"from ppd.proxy.tokenizer import token_worker as w; w.ALONE_S = 1; w._tokens({question!r}, None)"
+    orphan = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    assert await orphan.wait() == -signal.SIGALRM
 
 
 async def test_a_prompt_of_the_largest_size_is_tokenised(tmp_path: Path) -> None:

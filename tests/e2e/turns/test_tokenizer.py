@@ -61,7 +61,7 @@ async def test_a_first_turn_knows_who_holds_its_head(tmp_path: Path) -> None:
         first, receipt = await say(fleet, "The first of all.")
         assert (receipt["prompt_evidence"], receipt["estimated_cached_tokens"]) == ("tokenizer", 0)
         assert receipt["estimated_prompt_tokens"] == receipt["prompt_tokens"]
-        for number in range(3):
+        for number in range(2):
             await heard(fleet)
             turn, receipt = await say(fleet, f"{number} begins alike.")
             assert receipt["kind"] == "first"
@@ -87,7 +87,7 @@ async def test_what_is_not_there_is_not_claimed_of_a_session_either(tmp_path: Pa
 
 
 async def test_a_salted_prompt_never_sees_anothers(tmp_path: Path) -> None:
-    async with fleet_with(write_tokenizer(tmp_path)) as fleet:
+    async with fleet_with(write_tokenizer(tmp_path), "R1") as fleet:
         await prove(fleet)
         for salt, again in [("one", False), ("other", False), (None, False), ("one", True), (None, True)]:
             told: dict[str, Any] = {} if salt is None else {"cache_salt": salt}
@@ -99,7 +99,7 @@ async def test_a_salted_prompt_never_sees_anothers(tmp_path: Path) -> None:
 
 async def test_tenants_do_not_see_each_others_prompts(tmp_path: Path) -> None:
     keys = write_keys(tmp_path / "keys.toml", *map(client, ("ann", "bob")))
-    async with fleet_with(write_tokenizer(tmp_path / "model"), keys_file=keys) as fleet:
+    async with fleet_with(write_tokenizer(tmp_path / "model"), "R1", keys_file=keys) as fleet:
         for tenant in ("ann", "bob"):
             for number in range(PROVEN):
                 await say(fleet, f"{number}", head={"role": "system", "content": "short"}, headers=bearer(tenant))

@@ -57,6 +57,9 @@ from .telemetry.access_log import AccessLog
 from .telemetry.merged_metrics import families
 from .telemetry.metrics import Metrics, fleet_gauges, gauge, lost_receipts
 from .telemetry.receipts import ReceiptLog, Receipts
+from .tokenizer.count_checks import CountChecks
+from .tokenizer.folder_names import FolderNames
+from .tokenizer.prompt_tokenizer import PromptTokenizer
 from .upstream.client import Upstream
 
 
@@ -74,6 +77,7 @@ class Proxy:
     model_list: ModelList
     stored_responses: StoredResponses
     bodies: BodyReader
+    tokenizer: PromptTokenizer | None
     body_memory: BodyMemory
     prober: Prober
     load_watch: LoadWatch
@@ -97,23 +101,22 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     """
     member, config = member or Member(), settings.config
     state = new_state(config, member, now)
-    tls = worker_tls(config)
+    drain, keys, tls = Drain(), make_keys(config), worker_tls(config)
     upstream = make_upstream(config, state, tls)
     handoff_release = HandoffRelease(state, upstream)
     receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
-    drain, keys = Drain(), make_keys(config)
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
     bodies = BodyReader(config, state.hasher, state.registry.aliases, templates=lambda: state.templates.known)
     dispatcher = make_dispatcher(config, state, upstream, handoff_release, bodies)
     canary = make_canary(config, state, upstream)
     rules, passed_over, examine = settings.rules(), canary.passed_over, upstream.examine
-    router = Router(config, rules, state, dispatcher, learner, passed_over=passed_over, examine=examine)
+    tokenizer, parts = make_tokenizer(config, state), (config, rules, state, dispatcher, learner)
+    router = Router(*parts, passed_over=passed_over, examine=examine, tokenizer=tokenizer)
     passthrough = Passthrough(config, state, upstream, bodies)
     body_memory = BodyMemory(body_memory_limit(config), config.head_timeout_s)
     state.metrics.watch(lambda: chain(_gauges(state), body_memory.gauges()))
     prober = Prober(config, state.registry, upstream, now, probing_session, tls)
-    operated = make_operated(settings, router)
-    replication = Replication(member, state, canary, prober, operated)
+    replication = Replication(member, state, canary, prober, operated := make_operated(settings, router))
     return Proxy(
         settings=settings,
         state=state,
@@ -125,6 +128,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         model_list=ModelList(config, upstream, passthrough.candidates, now),
         stored_responses=StoredResponses(config, state, upstream),
         bodies=bodies,
+        tokenizer=tokenizer,
         body_memory=body_memory,
         prober=prober,
         load_watch=LoadWatch(config, state.registry, upstream),
@@ -193,7 +197,10 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> 
         rate_limits=RateLimits(),
         hasher=hasher,
         # A key of a key, so that whoever reads events learns none of a prompt.
-        engine_caches=EngineCaches(lambda history: hasher.key(b"X", f"{history:x}")),
+        engine_caches=EngineCaches(
+            lambda history: hasher.key(b"X", f"{history:x}"), reads_tokens=bool(config.tokenizer)
+        ),
+        count_checks=CountChecks(lambda result: metrics.token_counts.labels(result).inc()),
         now=now,
     )
 
@@ -216,6 +223,13 @@ def make_dispatcher(
         session_id=state.engine_caches.session_id,
         now=state.now,
     )
+
+
+def make_tokenizer(config: ProxyConfig, state: State) -> PromptTokenizer | None:
+    if not config.tokenizer:
+        return None
+    folders = FolderNames(config.tokenizer)
+    return PromptTokenizer(folders, state.metrics, config.tokenizer_wait_s, state.registry.aliases)
 
 
 def make_event_subscriber(config: ProxyConfig, state: State) -> EventSubscriber:

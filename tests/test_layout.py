@@ -18,7 +18,19 @@ ORDER = ("proxy", "servers", "offline", "benchmarks")  # each may import those b
 # Top to bottom: a room, or a module that lies beside rooms, imports only what stands below it.
 ROOMS = {
     "proxy": (
-        *("cli", "downstream", "app", "assembly", "peers", "routing", "bodies", "health", "admission", "settings"),
+        *(
+            "cli",
+            "downstream",
+            "app",
+            "assembly",
+            "peers",
+            "routing",
+            "tokenizer",
+            "bodies",
+            "health",
+            "admission",
+            "settings",
+        ),
         *("discovery", "policy", "connectors", "upstream", "openai", "sessions", "kv_events", "telemetry"),
         *("decision_table", "beliefs", "fleet", "runtime", "config", "errors", "failures"),
     ),

@@ -54,6 +54,8 @@ async def close(proxy: Proxy, background: Background) -> None:
     await proxy.upstream.close()
     await proxy.prober.close()
     await proxy.bodies.close()
+    if proxy.tokenizer is not None:
+        await proxy.tokenizer.close()
     if proxy.receipt_log is not None:
         await proxy.receipt_log.close()
     if proxy.access_log is not None:

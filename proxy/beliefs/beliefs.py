@@ -15,7 +15,7 @@ from itertools import islice
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
 from .cache_book import CacheBook
-from .held import BeliefEvidence, Held, Mark, PromptEntry, Residency
+from .held import BeliefEvidence, Found, Held, Mark, PromptEntry, Residency
 
 SHARED_BYTES = 1024  # about 256 tokens: shorter beginnings are not worth a worker
 MARKS = 3  # of one prompt
@@ -41,11 +41,13 @@ class Beliefs:
         entry: PromptEntry,
         most: int,
         observed: Mapping[WorkerId, int] | None = None,
+        by_tokens: Mapping[WorkerId, Found] | None = None,
     ) -> dict[WorkerId, Held]:
         """Of a prompt, by those of these workers that hold any of it.
 
         most: tokens that it has in common with the history that it continues; observed: what engines themselves say
-        that they hold, which then counts alone.
+        that they hold of that, which then counts alone; by_tokens: what they say of this very prompt, which counts
+        above all.
         """
         source, shares = entry.source, BeliefEvidence.SHARED_PREFIX
         own = BeliefEvidence.OWN_TURNS if source == entry.history else shares
@@ -63,6 +65,8 @@ class Beliefs:
         for worker, tokens in (observed or {}).items():
             if tokens > 0 and worker in views:
                 found[worker] = Held(tokens, BeliefEvidence.KV_EVENTS)
+        if by_tokens:
+            _overrule(found, by_tokens)
         return found
 
     def why_lost(self, was: Residency | None) -> str | None:
@@ -174,6 +178,17 @@ class Beliefs:
             book = self._books[worker] = CacheBook(view.incarnation)
         book.report(view.load.kv_capacity_tokens)
         return book
+
+
+def _overrule(held: dict[WorkerId, Held], by_tokens: Mapping[WorkerId, Found]) -> None:
+    for worker, found in by_tokens.items():
+        known = held.get(worker)
+        if not found.tokens:
+            if found.is_exact:
+                held.pop(worker, None)
+        elif found.is_exact or known is None or found.tokens > known.tokens:
+            is_shared = known is None or known.evidence is BeliefEvidence.SHARED_PREFIX
+            held[worker] = Held(found.tokens, BeliefEvidence.KV_EVENTS, is_shared)
 
 
 def marks_of(keys: Sequence[int], ends: Sequence[int], size: int, prompt_tokens: int) -> list[Mark]:

@@ -21,6 +21,14 @@ class Held(msgspec.Struct, frozen=True):
 
     tokens: int
     evidence: BeliefEvidence
+    is_shared: bool = False  # by the prompt's tokens alone: nothing tells of turns of this history there
+
+
+class Found(msgspec.Struct, frozen=True):
+    """How many tokens of a prompt an engine says that it holds, whosesoever they are."""
+
+    tokens: int
+    is_exact: bool  # False: it may hold more
 
 
 class Residency(msgspec.Struct, frozen=True):

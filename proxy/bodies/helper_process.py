@@ -27,20 +27,31 @@ Task = Callable[[bytes, memoryview], tuple[bytes, bytes | None]]
 _LENGTH = struct.Struct("<I")
 _NAME_BYTES = 16
 LIMIT_S = 30.0  # of one task; what makes a task long is bounded, so more than this means that something is wrong
+_NOTHING = memoryview(b"")
 
 
 class HelperProcess:
-    def __init__(self, module: str) -> None:
-        """module: its `main(fd)` calls `serve`."""
+    def __init__(self, module: str, name: str = "the body reader", limit_s: float = LIMIT_S) -> None:
+        """module: its `main(fd)` calls `serve`. name: as the log has it. limit_s: of one task."""
         self._module = module
+        self._name = name
+        self._limit_s = limit_s
         self._lane = asyncio.Lock()  # one task at a time: others of this process must not wait for the processor
         self._tasks: set[asyncio.Task[tuple[bytes, SharedBytes | None]]] = set()
         self._process: asyncio.subprocess.Process | None = None
+        self._killed: list[asyncio.subprocess.Process] = []  # those that may not have ended yet
         self._socket: socket.socket | None = None
 
-    async def ask(self, name: str, arguments: bytes, shared: SharedBytes) -> tuple[bytes, SharedBytes | None]:
+    @property
+    def asked(self) -> int:
+        """Tasks under way, with those that wait for others."""
+        return len(self._tasks)
+
+    async def ask(
+        self, name: str, arguments: bytes, shared: SharedBytes | None = None, limit_s: float | None = None
+    ) -> tuple[bytes, SharedBytes | None]:
         """Overloaded (503) where the helper ended or hung. Whoever stops waiting does not stop the task."""
-        task = asyncio.create_task(self._in_lane(name, arguments, shared))
+        task = asyncio.create_task(self._in_lane(name, arguments, shared, limit_s or self._limit_s))
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return await asyncio.shield(task)
@@ -50,17 +61,19 @@ class HelperProcess:
         if not task.cancelled():
             task.exception()  # whoever asked may have left: then nobody else takes it
 
-    async def _in_lane(self, name: str, arguments: bytes, shared: SharedBytes) -> tuple[bytes, SharedBytes | None]:
+    async def _in_lane(
+        self, name: str, arguments: bytes, shared: SharedBytes | None, limit_s: float
+    ) -> tuple[bytes, SharedBytes | None]:
         async with self._lane:
             if self._process is None or self._process.returncode is not None:
                 await self._start()
             try:
-                async with asyncio.timeout(LIMIT_S):
+                async with asyncio.timeout(limit_s):
                     await self._send(name, arguments, shared)
                     return await self._receive()
             except (OSError, EOFError, TimeoutError) as exc:
                 self._end()
-                log.error("the helper process failed: %s", type(exc).__name__)
+                log.error("the process of %s failed: %s", self._name, type(exc).__name__)
                 raise Overloaded("the body could not be read now", reason="body_reader", retry_after_s=1.0) from exc
             except asyncio.CancelledError:
                 self._end()
@@ -70,10 +83,8 @@ class HelperProcess:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        process = self._process
         self._end()
-        if process is not None:
-            await process.wait()
+        await asyncio.gather(*(process.wait() for process in self._killed))
 
     def _end(self) -> None:
         process, self._process = self._process, None
@@ -83,6 +94,7 @@ class HelperProcess:
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
+            self._killed = [*(one for one in self._killed if one.returncode is None), process]
 
     async def _start(self) -> None:
         self._end()
@@ -95,17 +107,18 @@ class HelperProcess:
             )
         except OSError as exc:
             ours.close()
-            raise PPDError("the body can't be read: no process can be started for it") from exc
+            raise PPDError(f"no process can be started for {self._name}") from exc
         finally:
             theirs.close()
         ours.setblocking(False)
         self._socket = ours
 
-    async def _send(self, name: str, arguments: bytes, shared: SharedBytes) -> None:
+    async def _send(self, name: str, arguments: bytes, shared: SharedBytes | None) -> None:
         sock = self._socket
         assert sock is not None, "it is started"
         head = _LENGTH.pack(len(arguments)) + name.encode().ljust(_NAME_BYTES)
-        socket.send_fds(sock, [head], [shared.fd])  # the socket's buffer is empty, so it takes these few bytes at once
+        fds = [] if shared is None else [shared.fd]
+        socket.send_fds(sock, [head], fds)  # the socket's buffer is empty, so it takes these few bytes at once
         await asyncio.get_running_loop().sock_sendall(sock, arguments)
 
     async def _receive(self) -> tuple[bytes, SharedBytes | None]:
@@ -143,7 +156,7 @@ def serve(fd: int, tasks: Mapping[str, Task]) -> None:
     with contextlib.suppress(OSError):
         while (asked := _next(sock)) is not None:
             name, arguments, shared = asked
-            result, new = tasks[name](arguments, shared.view())
+            result, new = tasks[name](arguments, _NOTHING if shared is None else shared.view())
             out = None if new is None else SharedBytes.of([new])
             del shared, new, asked
             socket.send_fds(sock, [_LENGTH.pack(len(result))], [] if out is None else [out.fd])
@@ -151,7 +164,7 @@ def serve(fd: int, tasks: Mapping[str, Task]) -> None:
             del out
 
 
-def _next(sock: socket.socket) -> tuple[str, bytes, SharedBytes] | None:
+def _next(sock: socket.socket) -> tuple[str, bytes, SharedBytes | None] | None:
     head, fds, _, _ = socket.recv_fds(sock, _LENGTH.size + _NAME_BYTES, 1)
     if not head:
         return None
@@ -162,4 +175,4 @@ def _next(sock: socket.socket) -> tuple[str, bytes, SharedBytes] | None:
         if not data:
             return None
         arguments += data
-    return head[_LENGTH.size :].decode().strip(), bytes(arguments), SharedBytes(fds[0])
+    return head[_LENGTH.size :].decode().strip(), bytes(arguments), SharedBytes(fds[0]) if fds else None

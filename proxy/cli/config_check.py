@@ -16,6 +16,7 @@ from ..discovery.static_workers import static_workers
 from ..errors import PPDError
 from ..runtime.tls import client_tls, worker_tls
 from ..settings import check_table
+from ..tokenizer.folder_names import FolderNames
 
 
 def check(draft: Draft) -> ProxyConfig:
@@ -28,7 +29,7 @@ def check(draft: Draft) -> ProxyConfig:
 
 def problems(config: ProxyConfig) -> Iterator[PPDError]:
     """The table is loaded in every mode, as the admin API may choose the one that needs it."""
-    for part in (static_workers, _table, _client_keys, client_tls, worker_tls, _curve_keys, _receipt_log):
+    for part in (static_workers, _table, _client_keys, client_tls, worker_tls, _curve_keys, _receipt_log, _tokenizer):
         yield from _raised(part, config)
 
 
@@ -51,6 +52,11 @@ def _client_keys(config: ProxyConfig) -> None:
 def _curve_keys(config: ProxyConfig) -> None:
     if config.curve_port:
         curve_keys(config)
+
+
+def _tokenizer(config: ProxyConfig) -> None:
+    if config.tokenizer:
+        FolderNames(config.tokenizer)
 
 
 def _receipt_log(config: ProxyConfig) -> None:

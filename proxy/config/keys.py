@@ -150,6 +150,12 @@ class ProxyConfig:
         "models whose chat template prints the ids of tool calls, by served name in any case; `*` stands for any "
         "characters. For all others a call is known by its place, so a client may number its calls anew",
     )
+    tokenizer: Text = key(
+        "",
+        "folder with the model's `tokenizer.json` and chat template, or with such a folder for each model, by served "
+        "name; a process beside the proxy then tokenises prompts; needs the extra `tokenizer`; empty: none",
+    )
+    tokenizer_wait_s: Seconds = key(0.005, "how long a turn waits for its tokens; then it goes on with estimates")
 
     mode: Mode = key(
         Mode.TABLE,

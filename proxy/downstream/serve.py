@@ -54,6 +54,8 @@ async def _serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) ->
     if proxy.membership.leads:
         proxy.listener.open()
         proxy.event_subscriber.open()
+    if proxy.tokenizer is not None:
+        await proxy.tokenizer.open()
     app = create_app(proxy)
     edge = Edge(app, config, proxy.drain, proxy.body_memory, proxy.access_log)
     http1 = Http1Server(edge, proxy.turns if config.data_plane is DataPlane.DIRECT else None, config)

@@ -4,6 +4,9 @@ Chains of blocks are kept as *runs*, which split only where prompts part: a radi
 first blocks are there, so the answer for a session takes one step a fork, however long its prompt is. What is removed
 keeps its place until a sweep, because a prompt that loses its tail still holds its head.
 
+Where events' tokens are read, a run has the tokens of its first blocks too, and each branch is found by its first
+block's. So a prompt of no session is found as well, by comparing its tokens with those of the runs on its way.
+
 That a block was stored proves that all blocks before it are there, as the request uses them. That counts where engines
 hold one block twice, of two requests that computed it at once: they announce the removal of each copy.
 
@@ -16,6 +19,7 @@ from array import array
 
 import msgspec
 
+from .block_tokens import TOKEN_BYTES, BlockTokens
 from .event_batch import CacheChange, Cleared, Removed, Stored
 
 BLOCKS_LIMIT = 4_000_000
@@ -25,6 +29,9 @@ PLACE_BITS = 32
 _POSITION = (1 << PLACE_BITS) - 1
 _NO_RUN = 0
 _NOTHING = 0  # the place of a session of which nothing is left
+_NO_BRANCH = 0
+_ADAPTERS_LIMIT = 4096
+FORKS_LIMIT = 512  # of one prompt: a microsecond each
 
 
 class Run(msgspec.Struct, gc=False):
@@ -35,6 +42,8 @@ class Run(msgspec.Struct, gc=False):
     offset: int  # how many blocks of the parent come before it
     hashes: array[int]
     unbroken: int = 0  # how many of its first blocks are there
+    tokens: bytearray = msgspec.field(default_factory=bytearray)  # of its first blocks, as far as they are known
+    branch: int = _NO_BRANCH  # its key among the branches
 
 
 class BlockIndex:
@@ -44,9 +53,11 @@ class BlockIndex:
         sessions_limit: int = SESSIONS_LIMIT,
         sweep_slack: int = SWEEP_SLACK,
     ) -> None:
+        self.is_whole = False  # it has heard of all blocks: what it does not know is not there
         self._sweep_slack = sweep_slack
         self._blocks_limit = blocks_limit
         self._sessions_limit = sessions_limit
+        self.adapters: set[str] = set()  # whose blocks it has heard of, as far as events' tokens are read
         self.is_full = False  # more blocks than it may keep: it knows nothing until it is cleared
         self._sessions: dict[int, int] = {}  # to the place after its last block, or _NOTHING; oldest news first
         self._empty()
@@ -76,6 +87,26 @@ class BlockIndex:
             run = parent
         return held * self._block_tokens
 
+    def held_of(self, tokens: bytes, scope: str) -> int | None:
+        """How many tokens of any prompt are there, at least; None if that is not known. See `block_tokens`."""
+        if self.is_full:
+            return None
+        width = self._block_tokens * TOKEN_BYTES
+        blocks, place, at = len(tokens) // width if width else 0, _NO_RUN, 0
+        for _ in range(FORKS_LIMIT):
+            if at == blocks:
+                break
+            number = self._branches.get(_branch_key(place, scope, tokens[at * width : (at + 1) * width]), _NO_RUN)
+            run = self._runs.get(number)
+            if run is None or (run.parent << PLACE_BITS) + run.offset != place:
+                break
+            same = _common_blocks(run.tokens, tokens, at * width, width)
+            at += min(same, run.unbroken)
+            if not same or same > run.unbroken:
+                break
+            place = (number << PLACE_BITS) + same
+        return at * self._block_tokens
+
     def apply(self, change: CacheChange) -> str | None:
         """Why the change was passed over, if it was."""
         if isinstance(change, Cleared):
@@ -96,19 +127,20 @@ class BlockIndex:
     def clear(self) -> None:
         """Nothing is there: each session that is known holds nothing."""
         self._empty()
-        self.is_full = False
+        self.is_full, self.is_whole = False, True
         self._sessions = dict.fromkeys(self._sessions, _NOTHING)
 
     def forget(self) -> None:
         """Nothing is known."""
         self._empty()
-        self.is_full = False
+        self.is_full = self.is_whole = False
         self._sessions.clear()
 
     def _empty(self) -> None:
         self._runs: dict[int, Run] = {}
         self._places: dict[int, int] = {}  # of each block that has one: its run's number, and its position there
         self._gone: set[int] = set()  # those of them that are not there
+        self._branches: dict[int, int] = {}  # by place and first block, the run that begins there
         self._numbers = _NO_RUN
         self._block_tokens = 0  # 0: not known yet
         self._group = 0
@@ -143,7 +175,7 @@ class BlockIndex:
         else:
             place = known + 1
             self._heal(place)
-        end = self._follow(place, stored.hashes)
+        end = self._follow(place, stored)
         if end is None:
             return "contradiction"
         if stored.session is not None:
@@ -162,8 +194,9 @@ class BlockIndex:
                     run.unbroken += 1
             number, upto = run.parent, run.offset
 
-    def _follow(self, place: int, hashes: array[int]) -> int | None:
+    def _follow(self, place: int, stored: Stored) -> int | None:
         """The place after these blocks, which begin at `place`; None if one of them belongs elsewhere."""
+        hashes, at = stored.hashes, 0
         while hashes:
             run, position = self._runs.get(place >> PLACE_BITS), place & _POSITION
             if run is not None and position < len(run.hashes) and run.hashes[position] == hashes[0]:
@@ -177,8 +210,11 @@ class BlockIndex:
                 place, known = other, 0
             else:
                 known = self._unknown(hashes)
-                place = self._extend(place, hashes[:known])
-            hashes = hashes[known:]
+                start, place = place, self._extend(place, hashes[:known])
+                if stored.tokens is not None:
+                    tokens = stored.tokens.read(len(stored.hashes), opens=stored.parent is None)
+                    self._note_tokens(start, place, tokens, at)
+            hashes, at = hashes[known:], at + known
         return place
 
     def _unknown(self, hashes: array[int]) -> int:
@@ -201,6 +237,24 @@ class BlockIndex:
         run.hashes.extend(hashes)
         return start + len(hashes)
 
+    def _note_tokens(self, before: int, place: int, tokens: BlockTokens, at: int) -> None:
+        """The blocks from `before` to `place` are new, and the event's from its `at`-th on."""
+        run, end = self._runs[place >> PLACE_BITS], place & _POSITION
+        width = self._block_tokens * TOKEN_BYTES
+        first = 0 if before >> PLACE_BITS != run.number else before & _POSITION
+        ids = tokens.ids[at * width : (at + end - first) * width]
+        if not ids or len(run.tokens) != first * width:
+            return  # what comes before them in the run is known by hashes alone
+        if not first:
+            self._note_adapter(tokens.adapter)
+            run.branch = _branch_key(before, tokens.scope, ids[:width])
+            self._branches[run.branch] = run.number
+        run.tokens += ids
+
+    def _note_adapter(self, name: str) -> None:
+        if name and len(self.adapters) < _ADAPTERS_LIMIT:
+            self.adapters.add(name)
+
     def _name(self, session: int, place: int) -> None:
         self._sessions.pop(session, None)
         self._sessions[session] = place
@@ -221,7 +275,9 @@ class BlockIndex:
             else:
                 moved[number] = (run.parent << PLACE_BITS) + run.offset
         for number in moved:
-            del self._runs[number]
+            run = self._runs.pop(number)
+            if self._branches.get(run.branch) == number:
+                del self._branches[run.branch]
         for session, last in self._sessions.items():
             place = last
             while place >> PLACE_BITS in moved:
@@ -239,7 +295,27 @@ class BlockIndex:
             self._places.pop(block, None)
             self._gone.discard(block)
         del run.hashes[length:]
+        del run.tokens[length * self._block_tokens * TOKEN_BYTES :]
         run.unbroken = min(run.unbroken, length)
+
+
+def _branch_key(place: int, scope: str, block: bytes) -> int:
+    """scope: of the first blocks of prompts; all that follow them are in it too."""
+    return hash((place, block) if place else (scope, block))
+
+
+def _common_blocks(run: bytearray, tokens: bytes, at: int, width: int) -> int:
+    """How many blocks of a run are those of a prompt from its byte `at` on."""
+    if tokens.startswith(run, at):
+        return len(run) // width
+    low, high = 0, min(len(run), len(tokens) - at) // width  # it parts after `low`, and not after more than `high`
+    while low < high:
+        middle = (low + high + 1) // 2
+        if run[low * width : middle * width] == tokens[at + low * width : at + middle * width]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _common(some: array[int], others: array[int]) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from ..beliefs.held import Found
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role, Worker, WorkerId
+from .block_tokens import TOKEN_BYTES, PromptTokens, scope_of
 from .event_batch import session_name
 from .event_stream import EventStream
 
@@ -15,9 +17,10 @@ _NAMING = (0, 30)  # the first vLLM whose events carry the session that a reques
 
 
 class EngineCaches:
-    def __init__(self, session_of: Callable[[int], int]) -> None:
+    def __init__(self, session_of: Callable[[int], int], *, reads_tokens: bool = False) -> None:
         """session_of(history): 60 bits, the same in each of this proxy's processes."""
         self._session_of = session_of
+        self._reads_tokens = reads_tokens
         self._streams: dict[WorkerId, dict[int, EventStream]] = {}  # by data-parallel rank
 
     def __bool__(self) -> bool:
@@ -31,6 +34,36 @@ class EngineCaches:
         session = self._session_of(history)
         found = ((worker, _least_held(streams.values(), session)) for worker, streams in self._streams.items())
         return {worker: min(held, most) for worker, held in found if held is not None}
+
+    def found(
+        self, prompt: PromptTokens, model: str, views: Mapping[WorkerId, WorkerView], source: int | None = None
+    ) -> dict[WorkerId, Found]:
+        """What each of these workers holds of a prompt, whosesoever turns brought it there; without those that do not
+        say. source: the history that it continues, of whose newest turn the events may still be under way.
+
+        An engine computes at least one token of each prompt, so the last one is never held.
+        """
+        found, ids = dict[WorkerId, Found](), prompt.ids[:-TOKEN_BYTES]
+        for worker, streams in self._streams.items():
+            view = views.get(worker)
+            if view is None or (adapter := self._adapter(view.worker, model)) is None:
+                continue
+            scope = scope_of(adapter, prompt.salt)
+            held = [stream.held_of(ids, scope) for stream in streams.values()]
+            known = [tokens for tokens in held if tokens is not None]
+            if known and len(known) == len(held):
+                is_whole = all(stream.index.is_whole for stream in streams.values())
+                is_named = source is None or self.held(worker, source) is not None
+                is_exact = is_whole and (is_named or not _names_sessions(view.worker.engine_version))
+                found[worker] = Found(min(known), is_exact=is_exact)
+        return found
+
+    def _adapter(self, worker: Worker, model: str) -> str | None:
+        """By which adapter the worker keeps this model's blocks, "" for none; None: it may be either."""
+        models = {worker.aliases.get(name, name) for name in worker.models}
+        if any(model in stream.index.adapters for stream in self.streams(worker.id)):
+            return model
+        return "" if len(models) <= 1 else None
 
     def held(self, worker: WorkerId, history: int) -> int | None:
         """Tokens of the history's newest prompt and reply that the worker holds, whole blocks; None: no evidence.
@@ -48,7 +81,7 @@ class EngineCaches:
     # -- for those that read events
 
     def stream(self, worker: WorkerId, rank: int) -> EventStream:
-        return self._streams.setdefault(worker, {}).setdefault(rank, EventStream())
+        return self._streams.setdefault(worker, {}).setdefault(rank, EventStream(reads_tokens=self._reads_tokens))
 
     def streams(self, worker: WorkerId) -> Iterable[EventStream]:
         """Of all ranks that were heard."""

@@ -1,7 +1,8 @@
 """A batch of KV events as vLLM publishes it: msgpack `[time, events, data-parallel rank]`.
 
 Events are maps with their `type` since vLLM 0.24, and arrays that begin with it before. Source: vLLM's
-`distributed/kv_events.py`, 0.9 to 0.33. Token ids are passed over, never decoded: block hashes name what they hold.
+`distributed/kv_events.py`, 0.9 to 0.33. Token ids are passed over, as block hashes name what they hold, unless they are
+asked for (see `block_tokens`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Annotated
 import msgspec
 
 from ..errors import FormatError
+from .block_tokens import UnreadTokens
 
 BLOCK_TOKENS_LIMIT = 65_536
 FULL_ATTENTION = ("full_attention", "mla_attention", "sink_full_attention")
@@ -34,6 +36,7 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
     block_tokens: int
     group: int
     session: int | None  # as `session_name` named it; None for any other name
+    tokens: UnreadTokens | None = None  # where they are asked for
 
 
 class Removed(msgspec.Struct, frozen=True, gc=False):
@@ -71,6 +74,8 @@ class _StoredMap(msgspec.Struct, tag="BlockStored", gc=False):
     token_ids: msgspec.Raw
     block_size: int
     medium: str | None = None
+    lora_name: msgspec.Raw = _NIL
+    extra_keys: msgspec.Raw = _NIL
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     locality: str | None = None
@@ -134,25 +139,25 @@ _ARRAY: msgspec.msgpack.Decoder[_StoredArray | _RemovedArray | _ClearedArray] = 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError)
 
 
-def decode(payload: bytes | memoryview) -> EventBatch:
+def decode(payload: bytes | memoryview, *, reads_tokens: bool = False) -> EventBatch:
     """FormatError for what is no batch, and for an event of a known type that lacks anything."""
     try:
         batch = _MAP_BATCH.decode(payload)
-        return _batch(batch.ts, batch.events)
+        return _batch(batch.ts, batch.events, reads_tokens)
     except _UNREADABLE:
         pass  # arrays, an event of another type, or no batch at all
     try:
         raw = _RAW_BATCH.decode(payload)
     except _UNREADABLE as exc:
         raise FormatError("KV events: not a batch") from exc
-    return _batch(raw.ts, map(_event, raw.events))
+    return _batch(raw.ts, map(_event, raw.events), reads_tokens)
 
 
-def _batch(time_s: float, events: Iterable[_Event | None]) -> EventBatch:
+def _batch(time_s: float, events: Iterable[_Event | None], reads_tokens: bool) -> EventBatch:
     passed_over = Counter[str]()
     changes = list[CacheChange]()
     for event in events:
-        change = _change(event)
+        change = _change(event, reads_tokens)
         if isinstance(change, str):
             passed_over[change] += 1
         else:
@@ -180,7 +185,7 @@ def _event(raw: msgspec.Raw) -> _Event | None:
         return None
 
 
-def _change(event: _Event | None) -> CacheChange | str:
+def _change(event: _Event | None, reads_tokens: bool) -> CacheChange | str:
     """The change, or why the event is none of the engine's own memory."""
     if event is None:
         return "unknown_type"
@@ -191,10 +196,10 @@ def _change(event: _Event | None) -> CacheChange | str:
         return "other_medium"
     if isinstance(event, _RemovedMap):
         return Removed(_keys(event.block_hashes), event.group_idx or 0)
-    return _stored(event)
+    return _stored(event, reads_tokens)
 
 
-def _stored(event: _StoredMap | _StoredArray) -> Stored | str:
+def _stored(event: _StoredMap | _StoredArray, reads_tokens: bool) -> Stored | str:
     if event.kv_cache_spec_kind is not None and event.kv_cache_spec_kind not in FULL_ATTENTION:
         return "other_attention"
     if not 0 < event.block_size <= BLOCK_TOKENS_LIMIT:
@@ -207,6 +212,7 @@ def _stored(event: _StoredMap | _StoredArray) -> Stored | str:
         event.block_size,
         event.group_idx or 0,
         session_named(event.session_id),
+        UnreadTokens(event.token_ids, event.extra_keys, event.lora_name) if reads_tokens else None,
     )
 
 

@@ -33,8 +33,9 @@ class Replay(Enum):
 class EventStream:
     """One data-parallel rank's events, and what its engine holds by them."""
 
-    def __init__(self, index: BlockIndex | None = None) -> None:
+    def __init__(self, index: BlockIndex | None = None, *, reads_tokens: bool = False) -> None:
         self.index = index or BlockIndex()
+        self._reads_tokens = reads_tokens
         self.counts = Counter[str]()  # of events by kind, and of those passed over by why
         self.is_behind = True  # batches are missing, or wait to be read: what it holds is not known now
         self.expected: int | None = None  # the number of the next batch; None: any
@@ -44,6 +45,9 @@ class EventStream:
 
     def held(self, session: int) -> int | None:
         return None if self.is_behind else self.index.held(session)
+
+    def held_of(self, tokens: bytes, scope: str) -> int | None:
+        return None if self.is_behind else self.index.held_of(tokens, scope)
 
     @property
     def is_new(self) -> bool:
@@ -64,7 +68,7 @@ class EventStream:
 
     def take(self, sequence: int, payload: bytes | memoryview) -> None:
         """The next batch. FormatError, and no change, if it can't be read."""
-        self._apply(sequence, decode(payload))
+        self._apply(sequence, decode(payload, reads_tokens=self._reads_tokens))
         self._last_live = sequence
 
     def skip(self, sequence: int) -> None:
@@ -113,7 +117,7 @@ class EventStream:
             self.resume(sequence)  # it keeps no older ones
         if sequence >= expected:
             try:
-                batch = decode(payload)
+                batch = decode(payload, reads_tokens=self._reads_tokens)
             except FormatError:
                 self.index.forget()
                 self.expected = sequence + 1
@@ -129,6 +133,8 @@ class EventStream:
 
     def _apply(self, sequence: int, batch: EventBatch) -> None:
         self.expected, self._last_time_s = sequence + 1, batch.time_s
+        if not sequence:  # the cache was empty before it
+            self.index.is_whole = True
         counts = self.counts
         for change in batch.changes:
             passed_over = self.index.apply(change)

@@ -85,7 +85,7 @@ def own_worker(turn: Turn, views: Iterable[WorkerView]) -> WorkerView | None:
 def holds_session(turn: Turn, view: WorkerView) -> bool:
     """Whether it holds most of what earlier turns of the session cover, as no worker for other sessions does."""
     held = turn.held.get(view.id)
-    is_own = held is not None and held.evidence is not BeliefEvidence.SHARED_PREFIX
+    is_own = held is not None and held.evidence is not BeliefEvidence.SHARED_PREFIX and not held.is_shared
     return is_own and holds_most(turn, view)
 
 

@@ -33,6 +33,7 @@ from ..policy import Decision, Route, Turn
 from ..sessions.session import Prompt, response_key
 from ..sessions.table import SessionTable
 from ..telemetry.receipts import LegRecord, Receipt, new_id
+from ..tokenizer.count_checks import CountCheck, CountedPrompt
 from ..upstream.call import Answer, Call, Expiry
 
 _ANSWERING = {Route.LOCAL: Leg.LOCAL, Route.SPLIT: Leg.DECODE, Route.REPLICA: Leg.REPLICA}
@@ -55,6 +56,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     started_s: float  # the turn's arrival
     asked_s: float  # when this attempt began
     history: int  # the session's, by which engines' events name it
+    count: CountCheck | None = None  # where a tokenizer has counted the prompt
     attempt_id: str = msgspec.field(default_factory=new_id)
     handoff: Handoff | None = None  # what P announced, whether or not D has pulled it
     expiry: Expiry | None = None  # the handoff's, where P's blocks are a lease
@@ -163,6 +165,7 @@ class Job(msgspec.Struct, frozen=True):
     context: TurnContext
     started_s: float
     permit: Permit
+    counted: CountedPrompt | None = None  # by a tokenizer
 
 
 MOST_ASKED = 2  # requests of one turn to one worker

@@ -31,6 +31,7 @@ class Learner:
         self._beliefs = state.beliefs
         self._metrics = state.metrics
         self._rate_limits = state.rate_limits
+        self._count_checks = state.count_checks
         self._log = log
 
     def completed(
@@ -115,6 +116,8 @@ class Learner:
         # What an unknown stored response adds to the prompt has tokens, but no bytes here.
         is_whole = match.source is not None or request.prompt.previous_response_id is None
         self._tokens.learn(request.model, match.added if is_whole else {}, prompt - match.held_tokens, completion)
+        if attempt.count is not None:
+            self._count_checks.learn(attempt.count, prompt)
         self._learn_template(attempt, prompt, cached)
         attempt.touches.answered(cached)
         residency = self._beliefs.residency

@@ -29,6 +29,8 @@ from ..policy import Decision, Excluded, Route, Rules, Turn, decide, has_room
 from ..sessions.session import marks_of_prompt
 from ..sessions.table import SessionMatch
 from ..telemetry.receipts import CellRecord, Receipt
+from ..tokenizer.count_checks import CountedPrompt, form_of
+from ..tokenizer.prompt_tokenizer import PromptTokenizer
 from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext, is_loss, workers_lost
 from .dispatch import Dispatcher
 from .learning import Learner
@@ -61,10 +63,12 @@ class Router:
         *,
         passed_over: Callable[[float], Excluded],
         examine: Callable[[LegError, Worker], Awaitable[LegError]],
+        tokenizer: PromptTokenizer | None = None,
     ) -> None:
         """passed_over(now_s): workers and pairs that get no turn while there are others.
 
         examine(a leg's failure, its worker): the failure, once it is known whether the worker is dead.
+        tokenizer: None: prompts' tokens are estimated.
         """
         self.rules = rules
         self._attempts = config.attempts
@@ -73,27 +77,25 @@ class Router:
         self._learner = learner
         self._passed_over = passed_over
         self._examine = examine
+        self._tokenizer = tokenizer
         self._now = state.now
 
     async def answer(self, request: Request, receipt: Receipt, context: TurnContext) -> TurnReply:
         """Raises PPDError where the client gets an error."""
         started_s = self._now()
-        match = self._state.sessions.find(request.prompt, started_s)
-        entry, turn = self._turn(request, match, context.forced)
-        _note_turn(receipt, match, turn)
+        counted, now_s = await self._counted(request), self._now()
+        match = self._state.sessions.find(request.prompt, now_s)
+        entry, turn = self._turn(request, match, context.forced, counted)
+        _note_turn(receipt, match, turn, counted)
         self._check_poison(request)
-        tokens = turn.prompt_tokens + turn.output_tokens
-        if context.is_counted:
-            self._state.rate_limits.settle(context.client, 0, tokens, started_s)
-        else:
-            self._state.rate_limits.take(context.client, tokens, started_s)
-        self._state.arrivals.count(started_s, opens=turn.number == 1)
+        tokens = self._charge(context, turn, now_s)
+        self._state.arrivals.count(now_s, opens=turn.number == 1)
         self._state.receipts.open(receipt)
         permit: Permit | None = None
         try:
             permit = await self._state.admission.enter(self._ticket(request, turn, context, started_s))
             receipt.waited_s = self._now() - started_s
-            job = Job(request, turn, entry, receipt, context, started_s, permit)
+            job = Job(request, turn, entry, receipt, context, started_s, permit, counted)
             attempt, opened = await self._first_success(job)
         except BaseException as exc:
             if permit is None:
@@ -118,6 +120,15 @@ class Router:
         attempt.close()
         whole = opened.first if isinstance(opened.first, bytes) else LargeBody(opened.first)
         return TurnReply(opened.content_type, {**opened.headers, **decision_headers(receipt)}, whole)
+
+    def _charge(self, context: TurnContext, turn: Turn, now_s: float) -> int:
+        """The tokens that its key is charged with."""
+        tokens = turn.prompt_tokens + turn.output_tokens
+        if context.is_counted:
+            self._state.rate_limits.settle(context.client, 0, tokens, now_s)
+        else:
+            self._state.rate_limits.take(context.client, tokens, now_s)
+        return tokens
 
     async def _first_success(self, job: Job) -> tuple[Attempt, OpenAnswer]:
         """Attempts until one succeeds, each without the workers that failed before."""
@@ -222,7 +233,10 @@ class Router:
         beliefs, turn = self._state.beliefs, job.turn
         views, source = self._state.registry.fleet(turn.model).views, job.entry.source
         observed = self._state.engine_caches.observed(source, turn.held_tokens) if source is not None else None
-        held = beliefs.held(views, job.entry, turn.held_tokens, observed)
+        by_tokens = None
+        if job.counted is not None and job.counted.is_proven:
+            by_tokens = self._state.engine_caches.found(job.counted.tokens, turn.model, views, source)
+        held = beliefs.held(views, job.entry, turn.held_tokens, observed, by_tokens)
         return replace(turn, held=held, lost=beliefs.why_lost(job.entry.last))
 
     def _decide(self, job: Job, turn: Turn, failed: FailedAttempts | None, now_s: float) -> Decision:
@@ -255,6 +269,7 @@ class Router:
             started_s=job.started_s,
             asked_s=now_s,
             history=job.entry.history,
+            count=None if job.counted is None else job.counted.check,
         )
 
     def _give_up(self, attempt: Attempt, exc: LegError) -> FailureRule:
@@ -286,16 +301,27 @@ class Router:
             fits=lambda: has_room(self._state.registry.fleet(model), self.rules, self._passed_over(self._now())),
         )
 
-    def _turn(self, request: Request, match: SessionMatch, forced: Route | None) -> tuple[PromptEntry, Turn]:
+    async def _counted(self, request: Request) -> CountedPrompt | None:
+        """The prompt in tokens, if a tokenizer knows them soon."""
+        tokens = None if self._tokenizer is None else await self._tokenizer.tokens(request)
+        if tokens is None:
+            return None
+        return self._state.count_checks.of(tokens, form_of(request.prompt.model, request.endpoint, request.fields))
+
+    def _turn(
+        self, request: Request, match: SessionMatch, forced: Route | None, counted: CountedPrompt | None
+    ) -> tuple[PromptEntry, Turn]:
         tokens, prompt = self._state.tokens, request.prompt
         prompt_tokens = match.held_tokens + tokens.estimate(request.model, match.added)
+        if counted is not None and counted.is_proven:
+            prompt_tokens = counted.tokens.count
         entry = PromptEntry(match.history, match.source, marks_of_prompt(prompt, prompt_tokens), match.decode)
         turn = Turn(
             model=request.model,
             session_id=match.session_id,
             number=match.turn,
             prompt_tokens=prompt_tokens,
-            held_tokens=match.held_tokens,
+            held_tokens=min(match.held_tokens, prompt_tokens),
             output_tokens=tokens.expected_output(request.model, match.output_tokens, request.max_output_tokens),
             decode=None if match.decode is None else match.decode.worker,
             affinity=match.affinity,
@@ -326,10 +352,12 @@ def decision_headers(receipt: Receipt) -> dict[str, str]:
     return headers
 
 
-def _note_turn(receipt: Receipt, match: SessionMatch, turn: Turn) -> None:
+def _note_turn(receipt: Receipt, match: SessionMatch, turn: Turn, counted: CountedPrompt | None) -> None:
     receipt.session, receipt.turn, receipt.kind = match.session_id, match.turn, match.kind
     receipt.forced = turn.forced or ""
     receipt.estimated_prompt_tokens = turn.prompt_tokens
+    if counted is not None and counted.is_proven:
+        receipt.prompt_evidence = "tokenizer"
     receipt.estimated_output_tokens = turn.output_tokens
 
 

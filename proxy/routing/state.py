@@ -21,6 +21,7 @@ from ..sessions.templates import TemplateOrder
 from ..sessions.token_estimates import TokenEstimator
 from ..telemetry.metrics import Metrics
 from ..telemetry.receipts import Receipts
+from ..tokenizer.count_checks import CountChecks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,4 +44,5 @@ class State:
     rate_limits: RateLimits
     hasher: Hasher
     engine_caches: EngineCaches
+    count_checks: CountChecks
     now: Callable[[], float]  # seconds, monotonic

@@ -107,24 +107,17 @@ class Metrics:
         def spread(name: str, text: str, bounds: tuple[float, ...], label: str) -> TurnHistogram:
             return TurnHistogram(self.registry, name, text, bounds, label)
 
+        def times(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, buckets=bounds, registry=self.registry)
+
         self.turns = counts("ppd_turns", "Turns by route and reason", "route", "reason")
         self.outcomes = counts("ppd_turn_outcomes", "How turns ended", "route", "outcome")
         self.failures = counter("ppd_leg_failures", "Legs that failed, at what, and why", "leg", "phase", "cause")
         self.retries = counter("ppd_retries", "Requests to be tried again, by how that was paid", "result")
         self.abandoned = counter("ppd_handovers_abandoned", "Hand-overs whose client left", "fate")
         self.refused = counter("ppd_refused", "Requests refused for the proxy's own limits", "reason")
-        self.queue_wait = Histogram(
-            "ppd_queue_wait_seconds",
-            "Waits of those that were admitted late",
-            buckets=TTFT_BUCKETS_S,
-            registry=self.registry,
-        )
-        self.loop_lag = Histogram(
-            "ppd_loop_lag_seconds",
-            "How late the event loop runs what is due",
-            buckets=LAG_BUCKETS_S,
-            registry=self.registry,
-        )
+        self.queue_wait = times("ppd_queue_wait_seconds", "Waits of those that were admitted late", TTFT_BUCKETS_S)
+        self.loop_lag = times("ppd_loop_lag_seconds", "How late the event loop runs what is due", LAG_BUCKETS_S)
         self.canaries = counter("ppd_canaries", "Tiny conversations over a pair of P and D", "result")
         self.ttft = spread("ppd_ttft_seconds", "Time to first token, at the proxy", TTFT_BUCKETS_S, "route")
         self.tpot = spread("ppd_tpot_seconds", "Mean time per output token", TPOT_BUCKETS_S, "route")
@@ -142,6 +135,8 @@ class Metrics:
         self.kv_events = counter("ppd_kv_events", "Engines' KV events, by what became of them", "kind", "role")
         self.kv_event_batches_dropped = counter("ppd_kv_event_batches_dropped", "Batches of them not used", "reason")
         self.kv_event_gaps = counter("ppd_kv_event_gaps", "Batches that did not follow the one before", "result")
+        self.tokenized = counter("ppd_prompts_tokenized", "Prompts, by whether their tokens came in time", "result")
+        self.token_counts = counter("ppd_token_counts", "Tokenised prompts that workers counted too", "result")
         self.passed_through = counter("ppd_passthrough_requests", "Requests outside of sessions", "endpoint", "status")
         self.config_reloads = counter("ppd_config_reloads", "Reads of a changed config, key or TLS file", "result")
 

@@ -86,6 +86,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     qps: float = 0.0
     waited_s: float = 0.0  # in the queue
     estimated_prompt_tokens: int = 0
+    prompt_evidence: str = "estimate"  # for that: estimate, or tokenizer
     estimated_new_tokens: int = 0
     estimated_cached_tokens: int = 0  # that the answering worker was believed to hold
     cached_evidence: str = ""  # for that: own_turns, shared_prefix or kv_events

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ppd.proxy.beliefs import beliefs as room
 from ppd.proxy.beliefs.beliefs import Beliefs, marks_of
-from ppd.proxy.beliefs.held import BeliefEvidence, Held, Mark, PromptEntry, Residency
+from ppd.proxy.beliefs.held import BeliefEvidence, Found, Held, Mark, PromptEntry, Residency
 from ppd.proxy.beliefs.turn_touches import TurnTouches
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Load, WorkerId
@@ -93,6 +93,33 @@ def test_what_engines_say_counts_alone() -> None:
     known.turn(7, 900, D1, D2)
     told = known.held(PromptEntry(7, 7), d1=0, p1=640, d9=500)
     assert told == {"D2": Held(900, OWN), "P1": Held(640, BeliefEvidence.KV_EVENTS)}
+
+
+EVENTS = BeliefEvidence.KV_EVENTS
+
+
+@pytest.mark.parametrize(
+    ("found", "held"),
+    [
+        ({}, {"D1": Held(900, OWN), "P1": Held(640, EVENTS)}),
+        ({D1.id: Found(0, is_exact=True)}, {"P1": Held(640, EVENTS)}),
+        ({D1.id: Found(0, is_exact=False)}, {"D1": Held(900, OWN), "P1": Held(640, EVENTS)}),
+        ({D1.id: Found(800, is_exact=True)}, {"D1": Held(800, EVENTS), "P1": Held(640, EVENTS)}),
+        ({D1.id: Found(800, is_exact=False)}, {"D1": Held(900, OWN), "P1": Held(640, EVENTS)}),
+        ({P1.id: Found(960, is_exact=False)}, {"D1": Held(900, OWN), "P1": Held(960, EVENTS)}),
+        (
+            {D2.id: Found(320, is_exact=True)},
+            {"D1": Held(900, OWN), "P1": Held(640, EVENTS), "D2": Held(320, EVENTS, is_shared=True)},
+        ),
+    ],
+)
+def test_what_engines_say_of_the_prompt_itself_counts_above_all(
+    found: dict[WorkerId, Found], held: dict[str, Held]
+) -> None:
+    known = Known()
+    known.turn(7, 900, D1)
+    told = known.beliefs.held(known.views, PromptEntry(7, 7), 10**6, {P1.id: 640}, found)
+    assert {known.views[worker].name: one for worker, one in told.items()} == held
 
 
 # -- prefixes across sessions

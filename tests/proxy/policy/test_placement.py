@@ -15,6 +15,7 @@ from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.policy import Route, Turn, decide
+from ppd.proxy.policy.placement import own_worker
 from tests.support.decisions import D1, D2, EVICTED, FIRST, NEXT, P1, P2, R1, held, rules, run, view
 
 SHARED = BeliefEvidence.SHARED_PREFIX
@@ -108,3 +109,10 @@ def test_first_turns_between_two_reports_of_an_idle_fleet_spread_over_it(usage: 
         holders[decode] = Held(8000, SHARED)
         chosen[decision.decode.name] += 1
     assert max(chosen.values()) <= 1.25 * 24, chosen
+
+
+@pytest.mark.parametrize(("is_shared", "is_own"), [(True, False), (False, True)])
+def test_a_head_that_others_brought_makes_no_worker_the_sessions_own(is_shared: bool, is_own: bool) -> None:
+    """Where a session's own cache is gone, its like would else all move to the worker that comes first."""
+    turn = replace(NEXT, held={D1.id: Held(900, BeliefEvidence.KV_EVENTS, is_shared)})
+    assert (own_worker(turn, (D1, D2)) is not None) is is_own

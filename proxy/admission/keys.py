@@ -14,7 +14,7 @@ A key file is TOML, one table a key; all but `hash` and `name` may be left out:
     cache_group = "assistants"     # keys of one group share cached prompts; default: the tenant's keys do
 
 What keeps a tenant's prompts and stored responses apart on the workers is made from the hash of its first key in the
-file (`openai/tenant_scope.py`). It outlives restarts and is the same in all processes; if that key is removed, the
+file (`tenant_scope`). It outlives restarts and is the same in all processes; if that key is removed, the
 tenant's cached prompts count as new once.
 
 A file without any key says so: `key = []`.

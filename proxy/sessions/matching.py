@@ -29,7 +29,8 @@ from ..fleet.worker import WorkerId
 from .kept_units import KeptUnits, Place, unpacked
 from .prefix_chain import Chain, PrefixEnd
 from .rendered_replies import Doubt
-from .session import KnownPrefix, Prompt, Session
+from .session import KnownPrefix, Prompt, Session, hexadecimal
+from .text_kinds import added
 
 LEAST_SHARED = 256
 
@@ -186,3 +187,53 @@ def _reach(prefix: KnownPrefix, chain: Chain, sizes: Mapping[int, int]) -> int |
     if start is None or not prefix.tail:
         return start
     return chain.reach(bisect_left(chain.ends, start), prefix.tail, prefix.check)
+
+
+def still_there(session: Session, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> bool:
+    """Whether the session is still as `find` saw it: another turn of it may have ended since."""
+    if prompt.opener is not None:
+        return match.turn >= session.turn
+    if prompt.label is not None and session.label not in (None, prompt.label):
+        return False  # it was given another name meanwhile
+    if match.kind is MatchKind.NEXT:
+        return session.turn == match.turn - 1 and match.parent is not None and newest_key(session) == match.parent
+    if match.kind is not MatchKind.RETRY or session.turn != match.turn:
+        return False
+    if newest_end(session, is_prompt=True) != prompt.chain.end():
+        return False
+    return outcome.reply_key is None or newest_end(session, is_prompt=False) in (None, outcome.reply_key)
+
+
+def is_same(before: Residency | None, now: Residency | None) -> bool:
+    """Whether the worker that ended the session's last turn has ended this one: it has held the reply."""
+    return before is not None and now is not None and before.worker == now.worker
+
+
+def matched(
+    kind: MatchKind,
+    session: Session,
+    turn: int,
+    prompt: Prompt,
+    place: Place,
+    source: Session | None = None,
+    doubt: Doubt | None = None,
+    found: Common | None = None,
+    affinity: WorkerId | None = None,
+) -> SessionMatch:
+    output_tokens, decode, _ = session.learnt()
+    return SessionMatch(
+        session_id=session.id if prompt.label is None else hexadecimal(prompt.label),
+        turn=turn,
+        kind=kind,
+        held_tokens=place[1],
+        new_bytes=prompt.chain.size - place[0],
+        added=added(prompt.chain, None if source is None else place[0]),
+        decode=decode,
+        output_tokens=output_tokens,
+        history=session.history,
+        source=None if source is None else source.history,
+        parent=None if source is None else newest_key(source),
+        affinity=affinity,
+        doubt=doubt,
+        common=found,
+    )

@@ -20,29 +20,37 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 
 from ..beliefs.beliefs import Beliefs
-from ..beliefs.held import Residency
 from ..errors import ConfigError
 from ..fleet.worker import WorkerId
 from ..runtime.replicated import Replicated
 from .hasher import KEY_BITS
-from .kept_units import NO_UNITS_KEPT, EndedTurn, Place, pack, unpacked
-from .matching import Common, MatchKind, SessionMatch, TurnOutcome, common, judge, newest_end, newest_key
+from .kept_units import NO_UNITS_KEPT, EndedTurn, pack, unpacked
+from .matching import (
+    Common,
+    MatchKind,
+    SessionMatch,
+    TurnOutcome,
+    common,
+    is_same,
+    judge,
+    matched,
+    newest_end,
+    still_there,
+)
 from .prefix_chain import PrefixEnd
-from .rendered_replies import Doubt, RenderedReplies
+from .rendered_replies import RenderedReplies
 from .session import (
     KnownPrefix,
     Prompt,
     Session,
     SessionSummary,
     held_tokens,
-    hexadecimal,
     index_keys,
     marks_of_prompt,
     response_key,
     summary_of,
 )
 from .text_cuts import cuts_of
-from .text_kinds import added
 from .token_estimates import decayed_mean
 
 __all__ = ["MatchKind", "SessionMatch", "SessionTable", "TurnOutcome"]
@@ -98,10 +106,10 @@ class SessionTable:
         if self.replicated is not None:
             self.replicated.catch_up()
         if match.doubt is not None:
-            cached = outcome.cached_tokens if _is_same(match.decode, outcome.decode) else None
+            cached = outcome.cached_tokens if is_same(match.decode, outcome.decode) else None
             self.rendered.learn(prompt.model, match.doubt, outcome.prompt_tokens, cached)
         known = self._sessions.get(match.history)
-        session = known if known and _still_there(known, match, prompt, outcome) else self._add(match, prompt)
+        session = known if known and still_there(known, match, prompt, outcome) else self._add(match, prompt)
         before = index_keys(session)
         units, prefixes = self._kept(match, prompt, outcome)
         session.turn, session.units = match.turn, units
@@ -201,7 +209,7 @@ class SessionTable:
             session = Session(self._new_history(prompt), prompt.label)
             # At the first turn any worker that shares the prefix will do, and the policy balances them.
             session.learn(*(found.session.learnt() if turn > 1 else (found.session.output_tokens, None, None)))
-        return _matched(kind, session, turn, prompt, place, found.session, doubt, found)
+        return matched(kind, session, turn, prompt, place, found.session, doubt, found)
 
     def _most_in_common(
         self, prompt: Prompt, named: Session | None, sizes: Mapping[int, int], now_s: float
@@ -245,7 +253,7 @@ class SessionTable:
         if named is not None:
             new.learn(named.output_tokens, None, None)
         affinity = named.decode if named is not None else None
-        return _matched(kind, new, named.turn + 1 if named else 1, prompt, (0, 0), affinity=affinity)
+        return matched(kind, new, named.turn + 1 if named else 1, prompt, (0, 0), affinity=affinity)
 
     def _match_by_count(self, prompt: Prompt, session: Session | None, now_s: float) -> SessionMatch:
         """The paper's rule: the opener is the session, each request with it a turn, and all of its history is held."""
@@ -257,9 +265,9 @@ class SessionTable:
         # The new turn adds what lies beyond the known prefix; without one, the last message.
         covered = found.place[0] if found is not None else chain.ends[-2] if len(chain.ends) > 1 else 0
         if newest_end(session, is_prompt=True) == chain.end() and found is not None:
-            return _matched(MatchKind.RETRY, session, session.turn, prompt, found.place, session)
+            return matched(MatchKind.RETRY, session, session.turn, prompt, found.place, session)
         place = covered, held_tokens(session)
-        return _matched(MatchKind.NEXT, session, session.turn + 1, prompt, place, session)
+        return matched(MatchKind.NEXT, session, session.turn + 1, prompt, place, session)
 
     # -- keeping
 
@@ -346,53 +354,3 @@ class SessionTable:
         for key in keys:
             if self._index.get(key) is session:
                 del self._index[key]
-
-
-def _still_there(session: Session, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> bool:
-    """Whether the session is still as `find` saw it: another turn of it may have ended since."""
-    if prompt.opener is not None:
-        return match.turn >= session.turn
-    if prompt.label is not None and session.label not in (None, prompt.label):
-        return False  # it was given another name meanwhile
-    if match.kind is MatchKind.NEXT:
-        return session.turn == match.turn - 1 and match.parent is not None and newest_key(session) == match.parent
-    if match.kind is not MatchKind.RETRY or session.turn != match.turn:
-        return False
-    if newest_end(session, is_prompt=True) != prompt.chain.end():
-        return False
-    return outcome.reply_key is None or newest_end(session, is_prompt=False) in (None, outcome.reply_key)
-
-
-def _is_same(before: Residency | None, now: Residency | None) -> bool:
-    """Whether the worker that ended the session's last turn has ended this one: it has held the reply."""
-    return before is not None and now is not None and before.worker == now.worker
-
-
-def _matched(
-    kind: MatchKind,
-    session: Session,
-    turn: int,
-    prompt: Prompt,
-    place: Place,
-    source: Session | None = None,
-    doubt: Doubt | None = None,
-    found: Common | None = None,
-    affinity: WorkerId | None = None,
-) -> SessionMatch:
-    output_tokens, decode, _ = session.learnt()
-    return SessionMatch(
-        session_id=session.id if prompt.label is None else hexadecimal(prompt.label),
-        turn=turn,
-        kind=kind,
-        held_tokens=place[1],
-        new_bytes=prompt.chain.size - place[0],
-        added=added(prompt.chain, None if source is None else place[0]),
-        decode=decode,
-        output_tokens=output_tokens,
-        history=session.history,
-        source=None if source is None else source.history,
-        parent=None if source is None else newest_key(source),
-        affinity=affinity,
-        doubt=doubt,
-        common=found,
-    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,6 +120,24 @@ def test_the_room_of_a_turn_that_does_not_come_is_free_again(times: int) -> None
         for _ in range(times):
             found.withdraw(ord(name))
     assert (left(found, "ab"), found.tokens, len(found), len(found._awaited)) == ([600, 0], 600, 1, 0)
+
+
+class Unwalked(dict[int, int]):
+    def __iter__(self) -> NoReturn:
+        raise AssertionError("all that waits was looked through")
+
+    items = keys = values = __iter__
+
+
+def test_a_turn_does_not_look_through_those_that_wait() -> None:
+    found = book(10_000, a=600)
+    found.expect(ord("b"), 300)
+    found._awaited, found._ahead = Unwalked(found._awaited), Unwalked(found._ahead)
+    found.expect(ord("c"), 300)
+    found.touch(ord("a"), 700)
+    found.begun(ord("b"))
+    found.touch(ord("b"), 300)
+    assert left(found, "abc") == [700, 300, 0]
 
 
 # -- answers

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.proxy.errors import ConfigError
-from ppd.proxy.sessions.hasher import BEYOND, END, HEAD_BYTES, KEY_BITS, USUAL_KEYS, Hasher
+from ppd.proxy.sessions.hasher import BEYOND, END, HEAD_BYTES
 from ppd.proxy.sessions.prefix_chain import BlockHash, Chain, PrefixEnd, UnitHash
 from tests.support.requests import HASHER
 
@@ -35,24 +34,6 @@ def unit(*parts: str, previous: int = 0, role: str = "user", name: str = "", cal
 def cut(text: AnyStr, at: Iterable[int]) -> list[AnyStr]:
     ends = sorted({min(one, len(text)) for one in at} | {0, len(text)})
     return [text[start:end] for start, end in pairwise(ends)]
-
-
-def test_a_secret_must_be_long_enough() -> None:
-    with pytest.raises(ConfigError, match="16 bytes"):
-        Hasher(b"short")
-
-
-def test_another_secret_gives_other_keys_of_the_same_width() -> None:
-    other = Hasher(b"another secret of it")
-    keys = [hasher.key(b"K", "text") for hasher in (HASHER, other)]
-    assert keys[0] != keys[1]
-    assert all(0 <= key < 1 << KEY_BITS for key in keys)
-
-
-def test_framing_keeps_strings_apart() -> None:
-    assert HASHER.key(b"K", "ab", "c") != HASHER.key(b"K", "a", "bc")
-    assert HASHER.key(b"K", "a", "") != HASHER.key(b"K", "a")
-    assert HASHER.key(b"K", "a") != HASHER.key(b"L", "a")
 
 
 def test_everything_in_a_unit_counts() -> None:
@@ -207,12 +188,6 @@ def test_the_key_in_the_middle_of_a_long_text_is_that_of_its_start(size: int) ->
     assert growing.key() == in_one_go(TEXT[:size] + b"more")
 
 
-def test_what_lies_beyond_the_head_is_hashed_with_the_secret() -> None:
-    secrets = (b"a secret of the proxy", b"a secret of the proxy", b"another secret of it")
-    one, same, other = [Hasher(secret).beyond(b"text").digest() for secret in secrets]
-    assert one == same != other
-
-
 def test_only_a_text_beyond_its_head_holds_the_larger_hash() -> None:
     def held_bytes(*parts: bytes | int) -> float:
         tracemalloc.start()
@@ -273,19 +248,3 @@ def test_a_prompts_end_is_where_its_running_hash_resumes() -> None:
 def test_the_mark_of_whole_units_has_no_tail() -> None:
     chain = Chain((5, 6), (20, 40), HASHER)
     assert (chain.end(), chain.size, chain.reach(0, 0, 0)) == (PrefixEnd(6), 40, 20)
-
-
-def test_a_value_is_brought_into_form_once_and_known_by_what_it_comes_to() -> None:
-    hasher, formed = Hasher(b"a secret of the proxy"), list[bytes]()
-
-    def form(raw: bytes) -> bytes:
-        formed.append(raw)
-        return raw.strip()
-
-    assert hasher.once(b" a", form) == hasher.once(b" a", form) == hasher.once(b"a ", form)
-    assert hasher.once(b"b", form) != hasher.once(b"a", form)
-    assert formed == [b" a", b"a ", b"b", b"a"]
-    for number in range(2 * USUAL_KEYS):
-        hasher.once(str(number).encode(), form)
-    formed.clear()
-    assert hasher.once(b" a", form)[1] == 1 and formed == [b" a"], "what was long ago is forgotten"

@@ -12,7 +12,7 @@ from ppd.proxy.decision_table.score import Weights
 from ppd.proxy.decision_table.table import DecisionTable, ScoredTable, TableQuery, find
 from ppd.proxy.policy import Route
 
-from .block_cache import BLOCK_TOKENS
+from .engines.block_cache import BLOCK_TOKENS
 from .play import TurnRecord
 
 HARM_SHARE = (

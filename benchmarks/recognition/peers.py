@@ -30,7 +30,7 @@ from ..overhead.processes import HOST, Program, assign_cores
 from ..overhead.subjects import SubjectPorts, subject
 from .requests import MODEL, Asked
 from .routing import Placed, Usage
-from .workers import TimedWorker
+from .engines.workers import TimedWorker
 
 _QUIET = logging.getLogger(__name__)  # routers try HTTP/2 first, which aiohttp would report at length
 _QUIET.setLevel(logging.CRITICAL)

@@ -13,13 +13,14 @@ from ppd.proxy.errors import AllBusy
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.policy import Route
 
-from .block_cache import BLOCK_TOKENS, block_keys, known_blocks
+from .engines.block_cache import BLOCK_TOKENS, block_keys, known_blocks
+from .engines.kv_events import EventSetup
 from .requests import Asked
 from .routing import Placed, Routing, Usage
 from .routings import ROUTINGS
 from .templates import Template, written
 from .tokens import Tokenizer, count
-from .workers import Job, TimedWorker, VirtualTime, fleet
+from .engines.workers import Job, TimedWorker, VirtualTime, fleet
 
 BUSY_S = 1.0  # until a turn that found every worker busy tries again
 STAGGER_S = 0.4  # between the first requests of the sessions that open a run
@@ -62,12 +63,13 @@ class FleetSetup:
     capacity_tokens: int  # of each worker
     routing: str = "ppd"
     at_once: int = 24  # sessions
+    events: EventSetup | None = None  # of its engines; None: they publish none
 
 
 class Play:
     def __init__(self, sessions: Iterable[Iterable[Asked]], language: Language, setup: FleetSetup) -> None:
         self.time = VirtualTime()
-        self.workers = fleet(setup.shape, setup.capacity_tokens, self.time)
+        self.workers = fleet(setup.shape, setup.capacity_tokens, self.time, setup.events)
         self.records: list[TurnRecord] = []
         self._language = language
         self._stack = ExitStack()  # what the routing started
@@ -132,7 +134,7 @@ class Play:
                 record.computed = job.prompt_tokens - cached
             placed.answering()
 
-        job.began = began
+        job.began, job.session = began, placed.session
         if placed.prefill is None:
             placed.decode.ask(job)
             return
@@ -144,6 +146,7 @@ class Play:
             placed.decode.ask(job)
 
         leg = Job(keys=job.keys, whole=job.keys, prompt_tokens=job.prompt_tokens, output_tokens=1, began=prefilled)
+        leg.session = placed.session
         placed.prefill.ask(leg)
 
     def _record(self, asked: Asked, placed: Placed, keys: Sequence[int], prompt_tokens: int) -> TurnRecord:

@@ -14,7 +14,7 @@ from ..overhead.peers import PEERS
 from .peers import PeerRouting
 from .requests import Asked
 from .routing import Placed, ProxyRouting, Routing
-from .workers import TimedWorker, VirtualTime
+from .engines.workers import TimedWorker, VirtualTime
 
 
 class Clairvoyant:

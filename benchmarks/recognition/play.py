@@ -15,12 +15,12 @@ from ppd.proxy.policy import Route
 
 from .engines.block_cache import BLOCK_TOKENS, block_keys, known_blocks
 from .engines.kv_events import EventSetup
+from .engines.workers import Job, TimedWorker, VirtualTime, fleet
 from .requests import Asked
 from .routing import Placed, Routing, Usage
 from .routings import ROUTINGS
 from .templates import Template, written
 from .tokens import Tokenizer, count
-from .engines.workers import Job, TimedWorker, VirtualTime, fleet
 
 BUSY_S = 1.0  # until a turn that found every worker busy tries again
 STAGGER_S = 0.4  # between the first requests of the sessions that open a run

@@ -29,9 +29,9 @@ from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.templates import TemplateOrder
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 
+from .engines.workers import TimedWorker, VirtualTime
 from .requests import MODEL, Asked
 from .templates import Message
-from .engines.workers import TimedWorker, VirtualTime
 
 HEARTBEAT_S = 10.0  # as the agents' default
 
@@ -126,6 +126,7 @@ class ProxyRouting:
             touches.close()
             touches.answered(usage.cached_tokens)
             self._learn(asked.reply, request, match, decision, usage)
+            self._await_events(decision, entry.history, usage)
 
         placed = self._placed(decision, booking, touches, belief, completed)
         placed.session = self._caches.session_id(decision.decode.worker, entry.history)
@@ -161,6 +162,19 @@ class ProxyRouting:
             answering=answering,
             completed=completed,
         )
+
+    def _await_events(self, decision: Decision, history: int, usage: Usage) -> None:
+        """As `Learner._await_events` of routing/learning.py."""
+        prompt, completion, computed = (
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.prompt_tokens - usage.cached_tokens,
+        )
+        now_s, stored = self._time.now_s, self._caches.stored
+        if decision.prefill is not None:
+            stored(decision.prefill.id, history, prompt, computed, now_s)
+            computed = 0
+        stored(decision.decode.id, history, prompt + completion, computed + completion, now_s)
 
     def _learn(self, reply: Message, request: Request, match: SessionMatch, decision: Decision, usage: Usage) -> None:
         """As `Learner._note_usage` of routing/learning.py does."""
@@ -204,7 +218,9 @@ class ProxyRouting:
 
     def _held(self, entry: PromptEntry, most: int) -> dict[WorkerId, Held]:
         """As `Router._with_beliefs` of routing/router.py asks for it."""
-        observed = self._caches.observed(entry.source, most) if entry.source is not None else None
+        observed = None
+        if entry.source is not None:
+            observed = self._caches.observed(entry.source, most, entry.last, self._time.now_s)
         return self._beliefs.held(self._registry.fleet(MODEL).views, entry, most, observed)
 
     def _hear(self) -> None:

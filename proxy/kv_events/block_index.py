@@ -23,8 +23,10 @@ SESSIONS_LIMIT = 200_000
 SWEEP_SLACK = 4096
 PLACE_BITS = 32
 _POSITION = (1 << PLACE_BITS) - 1
+_DEPTH_BITS = 2 * PLACE_BITS
+_PLACE = (1 << _DEPTH_BITS) - 1
 _NO_RUN = 0
-_NOTHING = 0  # the place of a session of which nothing is left
+_NOTHING = _POSITION << _DEPTH_BITS  # of a session of which nothing is left, and all was told
 
 
 class Run(msgspec.Struct, gc=False):
@@ -48,12 +50,18 @@ class BlockIndex:
         self._blocks_limit = blocks_limit
         self._sessions_limit = sessions_limit
         self.is_full = False  # more blocks than it may keep: it knows nothing until it is cleared
-        self._sessions: dict[int, int] = {}  # to the place after its last block, or _NOTHING; oldest news first
+        # To the place after its last block, and the greatest depth that was told, in blocks; oldest news first.
+        self._sessions: dict[int, int] = {}
         self._empty()
 
     def __len__(self) -> int:
         """Blocks that are there."""
         return len(self._places) - len(self._gone)
+
+    @property
+    def block_tokens(self) -> int:
+        """0: not known yet."""
+        return self._block_tokens
 
     @property
     def slots(self) -> int:
@@ -62,9 +70,10 @@ class BlockIndex:
 
     def held(self, session: int) -> int | None:
         """Tokens of the session's prompt that are there, from its start; None if nothing was heard of the session."""
-        place = self._sessions.get(session)
-        if place is None or self.is_full:
+        known = self._sessions.get(session)
+        if known is None or self.is_full:
             return None
+        place = known & _PLACE
         number, held = place >> PLACE_BITS, place & _POSITION
         if number == _NO_RUN:
             return 0
@@ -75,6 +84,16 @@ class BlockIndex:
             held = run.offset + held if parent.unbroken >= run.offset else parent.unbroken
             run = parent
         return held * self._block_tokens
+
+    def has_told(self, session: int, tokens: int) -> bool:
+        """Whether so many tokens of one of the session's prompts were stored, as events told; they may be gone since.
+
+        A sequence's last block may stay unannounced: the newest token has no KV yet, and lookahead takes more.
+        """
+        known = self._sessions.get(session)
+        if known is None or known == _NOTHING:
+            return known is not None
+        return ((known >> _DEPTH_BITS) + 2) * self._block_tokens >= tokens
 
     def apply(self, change: CacheChange) -> str | None:
         """Why the change was passed over, if it was."""
@@ -202,10 +221,21 @@ class BlockIndex:
         return start + len(hashes)
 
     def _name(self, session: int, place: int) -> None:
-        self._sessions.pop(session, None)
-        self._sessions[session] = place
+        known, depth = self._sessions.pop(session, 0), self._depth(place)
+        if known != _NOTHING:
+            depth = max(depth, known >> _DEPTH_BITS)
+        self._sessions[session] = depth << _DEPTH_BITS | place
         if len(self._sessions) > self._sessions_limit:
             del self._sessions[next(iter(self._sessions))]
+
+    def _depth(self, place: int) -> int:
+        """Blocks from a prompt's start up to this place."""
+        depth = place & _POSITION
+        run = self._runs.get(place >> PLACE_BITS)
+        while run is not None:
+            depth += run.offset
+            run = self._runs.get(run.parent)
+        return depth
 
     # -- sweeping
 
@@ -223,12 +253,12 @@ class BlockIndex:
         for number in moved:
             del self._runs[number]
         for session, last in self._sessions.items():
-            place = last
+            place = last & _PLACE
             while place >> PLACE_BITS in moved:
                 place = moved[place >> PLACE_BITS]
             if (last_run := self._runs.get(place >> PLACE_BITS)) is not None:
                 place = min(place, (last_run.number << PLACE_BITS) + len(last_run.hashes))
-            self._sessions[session] = place
+            self._sessions[session] = (last & ~_PLACE) | place
         self._sweep_at = self._sweep_slack + 2 * (len(self._gone) + len(self._runs) + len(self._sessions))
 
     def _trim(self, run: Run, least: int) -> None:

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+import msgspec
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from ..beliefs.held import Residency
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role, Worker, WorkerId
 from .event_batch import session_name
 from .event_stream import EventStream
 
+LATE_S = 0.25  # a worker whose events come later than this is believed by its book
+LATE_FOR_S = 60.0
+
+NEW_BLOCKS = 4  # where a turn has so many, some are surely stored
+AWAITED_KEPT = 64  # of the newest turns; each is looked at once, so that lateness shows in few
+
 _NAMING = (0, 30)  # the first vLLM whose events carry the session that a request names
+
+
+class _Awaited(msgspec.Struct, frozen=True, gc=False):
+    """What a worker's events must tell by then."""
+
+    by_s: float
+    session: int
+    tokens: int
 
 
 class EngineCaches:
@@ -19,18 +36,47 @@ class EngineCaches:
         """session_of(history): 60 bits, the same in each of this proxy's processes."""
         self._session_of = session_of
         self._streams: dict[WorkerId, dict[int, EventStream]] = {}  # by data-parallel rank
+        self._awaited: dict[WorkerId, deque[_Awaited]] = {}
+        self._late_until_s: dict[WorkerId, float] = {}
 
     def __bool__(self) -> bool:
         """Whether any worker's events are heard."""
         return bool(self._streams)
 
-    def observed(self, history: int, most: int) -> dict[WorkerId, int]:
-        """`held` by each worker whose events tell it, `most` at most."""
+    def observed(self, history: int, most: int, last: Residency | None, now_s: float) -> dict[WorkerId, int]:
+        """`held` by each worker whose events tell it in time, `most` at most.
+
+        last: what the history's newest turn left on the worker that answered it. Until that is told, what was told
+        before says nothing: of blocks that were gone, the turn may have computed some anew.
+        """
         if not self._streams:
             return {}
-        session = self._session_of(history)
-        found = ((worker, _least_held(streams.values(), session)) for worker, streams in self._streams.items())
-        return {worker: min(held, most) for worker, held in found if held is not None}
+        session, found = self._session_of(history), dict[WorkerId, int]()
+        for worker, streams in self._streams.items():
+            held = _least_held(streams.values(), session)
+            if held is None or self._is_late(worker, now_s):
+                continue
+            if last is None or worker != last.worker or _have_told(streams.values(), session, last.tokens):
+                found[worker] = min(held, most)
+        return found
+
+    def stored(self, worker: WorkerId, history: int, tokens: int, new: int, now_s: float) -> None:
+        """The worker has just stored so many tokens of the history, `new` of them anew. Its events tell that soon."""
+        streams = self._streams.get(worker)
+        if streams is None:
+            return
+        if new >= NEW_BLOCKS * max((stream.index.block_tokens for stream in streams.values()), default=0):
+            awaited = self._awaited.setdefault(worker, deque(maxlen=AWAITED_KEPT))
+            awaited.append(_Awaited(now_s + LATE_S, self._session_of(history), tokens))
+
+    def _is_late(self, worker: WorkerId, now_s: float) -> bool:
+        """Whether its events lately told something late, so that what they tell of others may be as old."""
+        awaited, streams = self._awaited.get(worker), self.streams(worker)
+        while awaited and awaited[0].by_s <= now_s:
+            due = awaited.popleft()
+            if not _have_told(streams, due.session, due.tokens):
+                self._late_until_s[worker] = now_s + LATE_FOR_S
+        return self._late_until_s.get(worker, 0.0) > now_s
 
     def held(self, worker: WorkerId, history: int) -> int | None:
         """Tokens of the history's newest prompt and reply that the worker holds, whole blocks; None: no evidence.
@@ -56,6 +102,8 @@ class EngineCaches:
 
     def drop(self, worker: WorkerId) -> None:
         self._streams.pop(worker, None)
+        self._awaited.pop(worker, None)
+        self._late_until_s.pop(worker, None)
 
     def gauges(self, views: Iterable[WorkerView]) -> Iterator[Metric]:
         """Workers whose events say what they hold, by role, and how many blocks those are."""
@@ -81,6 +129,11 @@ def _least_held(streams: Iterable[EventStream], session: int) -> int | None:
             return None
         least = held if least is None else min(least, held)
     return least
+
+
+def _have_told(streams: Iterable[EventStream], session: int, tokens: int) -> bool:
+    """Whether any rank has: one of them had the turn."""
+    return any(stream.has_told(session, tokens) for stream in streams)
 
 
 def _names_sessions(version: str) -> bool:

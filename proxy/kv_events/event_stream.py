@@ -45,6 +45,9 @@ class EventStream:
     def held(self, session: int) -> int | None:
         return None if self.is_behind else self.index.held(session)
 
+    def has_told(self, session: int, tokens: int) -> bool:
+        return not self.is_behind and self.index.has_told(session, tokens)
+
     @property
     def is_new(self) -> bool:
         """Nothing can be missing: it has taken no batch, or has given up what came before."""

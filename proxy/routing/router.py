@@ -220,8 +220,14 @@ class Router:
     def _with_beliefs(self, job: Job) -> Turn:
         """What workers hold, as it is believed now: the turn may have waited, and a worker may have restarted since."""
         beliefs, turn = self._state.beliefs, job.turn
-        views, source = self._state.registry.fleet(turn.model).views, job.entry.source
-        observed = self._state.engine_caches.observed(source, turn.held_tokens) if source is not None else None
+        views, source, caches = (
+            self._state.registry.fleet(turn.model).views,
+            job.entry.source,
+            self._state.engine_caches,
+        )
+        observed = None
+        if source is not None and caches:
+            observed = caches.observed(source, turn.held_tokens, job.entry.last, self._now())
         held = beliefs.held(views, job.entry, turn.held_tokens, observed)
         return replace(turn, held=held, lost=beliefs.why_lost(job.entry.last))
 

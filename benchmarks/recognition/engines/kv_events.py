@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Protocol
 
 from ppd.servers.sim.core.block_pool import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent, Namespace
@@ -21,6 +22,10 @@ from .block_cache import BLOCK_TOKENS
 _BITS = 0xFFFF_FFFF_FFFF_FFFF
 _TOKENS = (0,) * BLOCK_TOKENS
 _HERE = Namespace("made-up")
+
+
+Subscriber = Callable[[int, bytes], None]
+"""Gets each batch, by its number."""
 
 
 class Reports(StrEnum):
@@ -51,11 +56,10 @@ class EventPublisher:
         self._clock = clock
         self._events: list[CacheEvent] = []
         self._sequence = 0
-        self._subscriber: Callable[[int, bytes], None] = lambda sequence, batch: None
+        self._subscribers: list[Subscriber] = []
 
-    def subscribe(self, subscriber: Callable[[int, bytes], None]) -> None:
-        """subscriber(number, batch)"""
-        self._subscriber = subscriber
+    def subscribe(self, subscriber: Subscriber) -> None:
+        self._subscribers.append(subscriber)
 
     def found(self, keys: Sequence[int], session: str | None) -> None:
         if self._setup.reports is Reports.FULL:
@@ -85,4 +89,5 @@ class EventPublisher:
         batch = encode_batch(self._events, time_s=self._clock.now_s, block_size=BLOCK_TOKENS, encoding=encoding)
         self._sequence += 1
         self._events = []
-        self._clock.after(self._setup.delay_s, lambda: self._subscriber(sequence, batch))
+        for subscriber in self._subscribers:
+            self._clock.after(self._setup.delay_s, partial(subscriber, sequence, batch))

@@ -133,9 +133,7 @@ class TimedWorker:
         self._time.after(job.output_tokens * TOKEN_S, ended)
 
 
-def fleet(
-    shape: str, capacity_tokens: int, time: VirtualTime, events: EventSetup | None = None
-) -> list[TimedWorker]:
+def fleet(shape: str, capacity_tokens: int, time: VirtualTime, events: EventSetup | None = None) -> list[TimedWorker]:
     """shape: as `2P_2D` or `4R`."""
     roles = {role.value: role for role in Role}
     return [

@@ -20,7 +20,7 @@ from .requests import Asked
 from .routing import Placed, Routing, Usage
 from .routings import ROUTINGS
 from .templates import Template, written
-from .tokens import Tokenizer, count
+from .tokens import Tokenizer, common, count
 
 BUSY_S = 1.0  # until a turn that found every worker busy tries again
 STAGGER_S = 0.4  # between the first requests of the sessions that open a run
@@ -77,6 +77,7 @@ class Play:
         self._answering = [worker for worker in self.workers if worker.role is not Role.PREFILL]
         self._sessions = iter(sessions)
         self._seen: set[int] = set()  # keys of all blocks that any worker has had
+        self._last: dict[int, tuple[bytes, list[int]]] = {}  # tokens and keys of each session's last request
         self._begun = 0
         for place in range(setup.at_once):
             self.time.after(place * STAGGER_S, self._open)
@@ -94,6 +95,7 @@ class Play:
     def _turn(self, session: Iterator[Asked], number: int, turn: int) -> None:
         asked = next(session, None)
         if asked is None:
+            self._last.pop(number, None)
             self._open()
             return
         if turn == 1:
@@ -105,7 +107,7 @@ class Play:
         run = self._language.tokenizer(self._language.template(asked.messages, asked.tools, True))
         reply = self._language.tokenizer(written(self._language.template, asked.messages, asked.tools, asked.reply))
         prompt_tokens, output_tokens = count(run), count(reply)
-        whole = block_keys(run + reply[:-4])  # the last token of an answer was never an input
+        whole = self._keys(number, run + reply[:-4])  # the last token of an answer was never an input
         keys = whole[: prompt_tokens // BLOCK_TOKENS]
         try:
             placed = self._routing.place(asked, keys, prompt_tokens)
@@ -126,6 +128,13 @@ class Play:
 
         job = Job(keys=keys, whole=whole, prompt_tokens=prompt_tokens, output_tokens=output_tokens, ended=ended)
         self._start(job, placed, record)
+
+    def _keys(self, session: int, tokens: bytes) -> list[int]:
+        """Of all blocks; those that the session's last request had too are not hashed again."""
+        before, known = self._last.get(session, (b"", []))
+        keys = block_keys(tokens, known[: common(before, tokens) // BLOCK_TOKENS])
+        self._last[session] = tokens, keys
+        return keys
 
     def _start(self, job: Job, placed: Placed, record: TurnRecord) -> None:
         def began(cached: int) -> None:

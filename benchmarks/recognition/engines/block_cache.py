@@ -17,10 +17,11 @@ BLOCK_TOKENS = 16
 _BYTES_PER_TOKEN = 4  # of a run of tokens
 
 
-def block_keys(tokens: bytes) -> list[int]:
-    """The keys of a run's full blocks; `tokens` is an array of 32-bit ids."""
-    size, previous, keys = BLOCK_TOKENS * _BYTES_PER_TOKEN, 0, list[int]()
-    for start in range(0, len(tokens) - size + 1, size):
+def block_keys(tokens: bytes, known: Sequence[int] = ()) -> list[int]:
+    """The keys of a run's full blocks; `tokens` is an array of 32-bit ids. known: those of the first blocks."""
+    size, keys = BLOCK_TOKENS * _BYTES_PER_TOKEN, list(known)
+    previous = keys[-1] if keys else 0
+    for start in range(len(keys) * size, len(tokens) - size + 1, size):
         previous = hash((previous, tokens[start : start + size]))
         keys.append(previous)
     return keys

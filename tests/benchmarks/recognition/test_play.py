@@ -8,10 +8,10 @@ from random import Random
 import pytest
 
 from benchmarks.recognition import figures, forms, replays, templates, tokens
+from benchmarks.recognition.engines.workers import Job, TimedWorker, VirtualTime
 from benchmarks.recognition.play import FleetSetup, Language, Play, TurnRecord, spread
 from benchmarks.recognition.replays import Text, TracedRequest
 from benchmarks.recognition.requests import Asked, said
-from benchmarks.recognition.engines.workers import Job, TimedWorker, VirtualTime
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.policy import Route
 

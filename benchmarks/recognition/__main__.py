@@ -46,7 +46,7 @@ def rows(
     for routing, events in _variants(args):
         play = Play(sessions(), spoken, replace(setup, routing=routing, events=events))
         found = figures.figures(play.run(), spread(play.workers))
-        best = best or found.computed
+        best = best or (None if args.alone else found.computed)
         if routing in args.routings:
             late = "-" if events is None else f"{events.delay_s:g} s"
             _print((*played, setup.shape, routing, late, *figures.cells(found, best)))
@@ -54,7 +54,7 @@ def rows(
 
 def _variants(args: argparse.Namespace) -> Iterator[tuple[str, EventSetup | None]]:
     """Each routing, and the proxy's with what is to be known by events; the clairvoyant's first."""
-    for routing in dict.fromkeys(("clairvoyant", *args.routings)):
+    for routing in dict.fromkeys((*([] if args.alone else ["clairvoyant"]), *args.routings)):
         if routing != "ppd" or "off" in args.events:
             yield routing, None
         if routing == "ppd" and "on" in args.events:
@@ -106,6 +106,7 @@ def main() -> None:
     for one in (made, recorded):
         one.add_argument("--fleets", nargs="+", default=SHAPES, help="as 2P_2D")
         one.add_argument("--routings", nargs="+", default=["ppd"], choices=ROUTINGS)
+        one.add_argument("--alone", action="store_true", help="no clairvoyant beside it, which takes as long")
         one.add_argument("--seed", type=int, default=0)
         one.add_argument("--events", nargs="+", default=["off"], choices=("off", "on"), help="whether engines tell")
         one.add_argument("--event-delay", nargs="+", type=float, default=[0.1], help="seconds until an event is known")

@@ -26,7 +26,8 @@ _POSITION = (1 << PLACE_BITS) - 1
 _DEPTH_BITS = 2 * PLACE_BITS
 _PLACE = (1 << _DEPTH_BITS) - 1
 _NO_RUN = 0
-_NOTHING = _POSITION << _DEPTH_BITS  # of a session of which nothing is left, and all was told
+_MOST_BITS = _DEPTH_BITS + PLACE_BITS
+_NOTHING = (_POSITION << _MOST_BITS) | (_POSITION << _DEPTH_BITS)  # of a session that lost all, and all was told
 
 
 class Run(msgspec.Struct, gc=False):
@@ -50,7 +51,7 @@ class BlockIndex:
         self._blocks_limit = blocks_limit
         self._sessions_limit = sessions_limit
         self.is_full = False  # more blocks than it may keep: it knows nothing until it is cleared
-        # To the place after its last block, and the greatest depth that was told, in blocks; oldest news first.
+        # To the place after its newest last block, that one's depth in blocks, and the most of all; oldest news first.
         self._sessions: dict[int, int] = {}
         self._empty()
 
@@ -85,15 +86,17 @@ class BlockIndex:
             run = parent
         return held * self._block_tokens
 
-    def has_told(self, session: int, tokens: int) -> bool:
-        """Whether so many tokens of one of the session's prompts were stored, as events told; they may be gone since.
+    def has_told(self, session: int, tokens: int, *, of_newest: bool = False) -> bool:
+        """Whether so many tokens of a prompt of the session were stored, as events told; they may be gone since.
 
+        of_newest: of the one that was told last. Several prompts go on from one session where they come at once.
         A sequence's last block may stay unannounced: the newest token has no KV yet, and lookahead takes more.
         """
         known = self._sessions.get(session)
         if known is None or known == _NOTHING:
             return known is not None
-        return ((known >> _DEPTH_BITS) + 2) * self._block_tokens >= tokens
+        depth = known >> _DEPTH_BITS & _POSITION if of_newest else known >> _MOST_BITS
+        return (depth + 2) * self._block_tokens >= tokens
 
     def apply(self, change: CacheChange) -> str | None:
         """Why the change was passed over, if it was."""
@@ -222,9 +225,8 @@ class BlockIndex:
 
     def _name(self, session: int, place: int) -> None:
         known, depth = self._sessions.pop(session, 0), self._depth(place)
-        if known != _NOTHING:
-            depth = max(depth, known >> _DEPTH_BITS)
-        self._sessions[session] = depth << _DEPTH_BITS | place
+        most = depth if known == _NOTHING else max(depth, known >> _MOST_BITS)
+        self._sessions[session] = most << _MOST_BITS | depth << _DEPTH_BITS | place
         if len(self._sessions) > self._sessions_limit:
             del self._sessions[next(iter(self._sessions))]
 

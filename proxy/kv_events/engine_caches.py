@@ -56,7 +56,7 @@ class EngineCaches:
             held = _least_held(streams.values(), session)
             if held is None or self._is_late(worker, now_s):
                 continue
-            if last is None or worker != last.worker or _have_told(streams.values(), session, last.tokens):
+            if last is None or worker != last.worker or _have_told_newest(streams.values(), session, last.tokens):
                 found[worker] = min(held, most)
         return found
 
@@ -134,6 +134,10 @@ def _least_held(streams: Iterable[EventStream], session: int) -> int | None:
 def _have_told(streams: Iterable[EventStream], session: int, tokens: int) -> bool:
     """Whether any rank has: one of them had the turn."""
     return any(stream.has_told(session, tokens) for stream in streams)
+
+
+def _have_told_newest(streams: Iterable[EventStream], session: int, tokens: int) -> bool:
+    return any(stream.has_told(session, tokens, of_newest=True) for stream in streams)
 
 
 def _names_sessions(version: str) -> bool:

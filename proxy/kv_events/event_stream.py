@@ -45,8 +45,8 @@ class EventStream:
     def held(self, session: int) -> int | None:
         return None if self.is_behind else self.index.held(session)
 
-    def has_told(self, session: int, tokens: int) -> bool:
-        return not self.is_behind and self.index.has_told(session, tokens)
+    def has_told(self, session: int, tokens: int, *, of_newest: bool = False) -> bool:
+        return not self.is_behind and self.index.has_told(session, tokens, of_newest=of_newest)
 
     @property
     def is_new(self) -> bool:

@@ -85,6 +85,16 @@ def test_until_a_turn_is_told_its_worker_is_left_to_the_book(
     assert engines.observed(last) == {D1: 400, D2: 400}
 
 
+def test_where_another_prompt_of_the_session_was_told_last_the_worker_is_left_to_the_book() -> None:
+    engines = Engines()
+    engines.stores(D1, OURS, range(10))
+    engines.stores(D1, OURS, range(3))
+    assert engines.observed(residency(D1, 160)) == {}
+    engines.ended(D1, OURS, 160)
+    engines.now_s += LATER
+    assert engines.observed(residency(D1, 48)) == {D1: 48}, "that is not taken for late"
+
+
 def test_what_was_told_and_is_gone_is_not_held() -> None:
     engines = Engines()
     engines.stores(D1, OURS, range(10))

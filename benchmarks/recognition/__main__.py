@@ -20,6 +20,7 @@ from pathlib import Path
 from random import Random
 
 from . import figures, forms, replays, templates, tokens
+from .engines.kv_events import EventSetup, Reports
 from .play import FleetSetup, Language, Play, spread
 from .requests import Asked
 from .routings import ROUTINGS
@@ -40,18 +41,29 @@ def language(folder: Path | None, template: str, *, engine: bool = False) -> Lan
 def rows(
     played: Sequence[str], args: argparse.Namespace, spoken: Language, setup: FleetSetup, sessions: MakeSessions
 ) -> None:
-    """Prints one fleet's row under each routing, and beside its tokens those that a clairvoyant computes."""
+    """Prints one fleet's rows, and beside its tokens those that a clairvoyant computes."""
     best: int | None = None
-    for routing in dict.fromkeys(("clairvoyant", *args.routings)):
-        play = Play(sessions(), spoken, replace(setup, routing=routing))
+    for routing, events in _variants(args):
+        play = Play(sessions(), spoken, replace(setup, routing=routing, events=events))
         found = figures.figures(play.run(), spread(play.workers))
-        best = best or found.computed
+        best = best or (None if args.alone else found.computed)
         if routing in args.routings:
-            _print((*played, setup.shape, routing, *figures.cells(found, best)))
+            late = "-" if events is None else f"{events.delay_s:g} s"
+            _print((*played, setup.shape, routing, late, *figures.cells(found, best)))
+
+
+def _variants(args: argparse.Namespace) -> Iterator[tuple[str, EventSetup | None]]:
+    """Each routing, and the proxy's with what is to be known by events; the clairvoyant's first."""
+    for routing in dict.fromkeys((*([] if args.alone else ["clairvoyant"]), *args.routings)):
+        if routing != "ppd" or "off" in args.events:
+            yield routing, None
+        if routing == "ppd" and "on" in args.events:
+            for delay_s in args.event_delay:
+                yield routing, EventSetup(delay_s=delay_s, reports=Reports(args.event_reports))
 
 
 def play_forms(args: argparse.Namespace) -> None:
-    _print(("form", "template", "fleet", "routing", *figures.HEADS))
+    _print(("form", "template", "fleet", "routing", "events", *figures.HEADS))
     templates_of = [""] if args.tokenizer else args.templates
     for name, form in forms.FORMS.items():
         if args.forms and not any(wanted in name for wanted in args.forms):
@@ -68,7 +80,7 @@ def play_forms(args: argparse.Namespace) -> None:
 
 
 def play_replays(args: argparse.Namespace) -> None:
-    _print(("replay", "capacity", "fleet", "routing", *figures.HEADS))
+    _print(("replay", "capacity", "fleet", "routing", "events", *figures.HEADS))
     names = [name for name in replays.REPLAYS if not args.replays or name in args.replays]
     for name, capacity, shape in product(names, args.capacities, args.fleets):
         answering = int(shape.split("_")[-1][:-1])
@@ -81,7 +93,7 @@ def play_replays(args: argparse.Namespace) -> None:
 def _print(values: Sequence[str]) -> None:
     print(f"| {' | '.join(values)} |", flush=True)
     if "routing" in values:
-        print("|---" * 4 + "|---:" * (len(values) - 4) + "|", flush=True)
+        print("|---" * 5 + "|---:" * (len(values) - 5) + "|", flush=True)
 
 
 def main() -> None:
@@ -94,7 +106,11 @@ def main() -> None:
     for one in (made, recorded):
         one.add_argument("--fleets", nargs="+", default=SHAPES, help="as 2P_2D")
         one.add_argument("--routings", nargs="+", default=["ppd"], choices=ROUTINGS)
+        one.add_argument("--alone", action="store_true", help="no clairvoyant beside it, which takes as long")
         one.add_argument("--seed", type=int, default=0)
+        one.add_argument("--events", nargs="+", default=["off"], choices=("off", "on"), help="whether engines tell")
+        one.add_argument("--event-delay", nargs="+", type=float, default=[0.1], help="seconds until an event is known")
+        one.add_argument("--event-reports", default="incremental", choices=Reports, help="full: hits too")
     _add_forms(made)
     _add_replays(recorded)
     args = parser.parse_args()

@@ -12,7 +12,7 @@ from ppd.proxy.decision_table.score import Weights
 from ppd.proxy.decision_table.table import DecisionTable, ScoredTable, TableQuery, find
 from ppd.proxy.policy import Route
 
-from .block_cache import BLOCK_TOKENS
+from .engines.block_cache import BLOCK_TOKENS
 from .play import TurnRecord
 
 HARM_SHARE = (
@@ -115,8 +115,8 @@ HEADS = (
 )
 
 
-def cells(found: BeliefFigures, best: int) -> list[str]:
-    """best: tokens that a clairvoyant computes."""
+def cells(found: BeliefFigures, best: int | None) -> list[str]:
+    """best: tokens that a clairvoyant computes; None: not known."""
     shares = (found.local, found.right, found.lost, found.harm, found.claimed, found.there, found.best)
     percents = [_percent(share) for share in (*shares, found.reused, found.possible, found.first, found.first_possible)]
     flips = [_percent(found.flips), _percent(found.users_flips)]
@@ -125,7 +125,7 @@ def cells(found: BeliefFigures, best: int) -> list[str]:
         str(found.turns),
         *percents,
         f"{found.computed / 1000:.0f}",
-        f"{found.computed / best:.2f}",
+        f"{found.computed / best:.2f}" if best else "-",
         f"{found.busiest:.2f}",
         *flips,
         estimate,

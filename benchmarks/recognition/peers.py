@@ -28,9 +28,9 @@ from ppd.servers.fleet.ports import free_ports
 from ..overhead.native import cache_folder
 from ..overhead.processes import HOST, Program, assign_cores
 from ..overhead.subjects import SubjectPorts, subject
+from .engines.workers import TimedWorker
 from .requests import MODEL, Asked
 from .routing import Placed, Usage
-from .workers import TimedWorker
 
 _QUIET = logging.getLogger(__name__)  # routers try HTTP/2 first, which aiohttp would report at length
 _QUIET.setLevel(logging.CRITICAL)

@@ -13,13 +13,14 @@ from ppd.proxy.errors import AllBusy
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.policy import Route
 
-from .block_cache import BLOCK_TOKENS, block_keys, known_blocks
+from .engines.block_cache import BLOCK_TOKENS, block_keys, known_blocks
+from .engines.kv_events import EventSetup
+from .engines.workers import Job, TimedWorker, VirtualTime, fleet
 from .requests import Asked
 from .routing import Placed, Routing, Usage
 from .routings import ROUTINGS
 from .templates import Template, written
-from .tokens import Tokenizer, count
-from .workers import Job, TimedWorker, VirtualTime, fleet
+from .tokens import Tokenizer, common, count
 
 BUSY_S = 1.0  # until a turn that found every worker busy tries again
 STAGGER_S = 0.4  # between the first requests of the sessions that open a run
@@ -62,12 +63,13 @@ class FleetSetup:
     capacity_tokens: int  # of each worker
     routing: str = "ppd"
     at_once: int = 24  # sessions
+    events: EventSetup | None = None  # of its engines; None: they publish none
 
 
 class Play:
     def __init__(self, sessions: Iterable[Iterable[Asked]], language: Language, setup: FleetSetup) -> None:
         self.time = VirtualTime()
-        self.workers = fleet(setup.shape, setup.capacity_tokens, self.time)
+        self.workers = fleet(setup.shape, setup.capacity_tokens, self.time, setup.events)
         self.records: list[TurnRecord] = []
         self._language = language
         self._stack = ExitStack()  # what the routing started
@@ -75,6 +77,7 @@ class Play:
         self._answering = [worker for worker in self.workers if worker.role is not Role.PREFILL]
         self._sessions = iter(sessions)
         self._seen: set[int] = set()  # keys of all blocks that any worker has had
+        self._last: dict[int, tuple[bytes, list[int]]] = {}  # tokens and keys of each session's last request
         self._begun = 0
         for place in range(setup.at_once):
             self.time.after(place * STAGGER_S, self._open)
@@ -92,6 +95,7 @@ class Play:
     def _turn(self, session: Iterator[Asked], number: int, turn: int) -> None:
         asked = next(session, None)
         if asked is None:
+            self._last.pop(number, None)
             self._open()
             return
         if turn == 1:
@@ -103,7 +107,7 @@ class Play:
         run = self._language.tokenizer(self._language.template(asked.messages, asked.tools, True))
         reply = self._language.tokenizer(written(self._language.template, asked.messages, asked.tools, asked.reply))
         prompt_tokens, output_tokens = count(run), count(reply)
-        whole = block_keys(run + reply[:-4])  # the last token of an answer was never an input
+        whole = self._keys(number, run + reply[:-4])  # the last token of an answer was never an input
         keys = whole[: prompt_tokens // BLOCK_TOKENS]
         try:
             placed = self._routing.place(asked, keys, prompt_tokens)
@@ -125,6 +129,13 @@ class Play:
         job = Job(keys=keys, whole=whole, prompt_tokens=prompt_tokens, output_tokens=output_tokens, ended=ended)
         self._start(job, placed, record)
 
+    def _keys(self, session: int, tokens: bytes) -> list[int]:
+        """Of all blocks; those that the session's last request had too are not hashed again."""
+        before, known = self._last.get(session, (b"", []))
+        keys = block_keys(tokens, known[: common(before, tokens) // BLOCK_TOKENS])
+        self._last[session] = tokens, keys
+        return keys
+
     def _start(self, job: Job, placed: Placed, record: TurnRecord) -> None:
         def began(cached: int) -> None:
             record.held = cached
@@ -132,7 +143,7 @@ class Play:
                 record.computed = job.prompt_tokens - cached
             placed.answering()
 
-        job.began = began
+        job.began, job.session = began, placed.session
         if placed.prefill is None:
             placed.decode.ask(job)
             return
@@ -144,6 +155,7 @@ class Play:
             placed.decode.ask(job)
 
         leg = Job(keys=job.keys, whole=job.keys, prompt_tokens=job.prompt_tokens, output_tokens=1, began=prefilled)
+        leg.session = placed.session
         placed.prefill.ask(leg)
 
     def _record(self, asked: Asked, placed: Placed, keys: Sequence[int], prompt_tokens: int) -> TurnRecord:

@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ppd.proxy.beliefs.beliefs import Beliefs
-from ppd.proxy.beliefs.held import PromptEntry
+from ppd.proxy.beliefs.held import Held, PromptEntry
 from ppd.proxy.beliefs.turn_touches import TurnTouches
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Announcement, Source, Worker, WorkerId
+from ppd.proxy.kv_events.engine_caches import EngineCaches
+from ppd.proxy.kv_events.event_stream import EventStream
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import ReadingRules, Request, parse_request
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
@@ -27,9 +29,9 @@ from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.templates import TemplateOrder
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 
+from .engines.workers import TimedWorker, VirtualTime
 from .requests import MODEL, Asked
 from .templates import Message
-from .workers import TimedWorker, VirtualTime
 
 HEARTBEAT_S = 10.0  # as the agents' default
 
@@ -61,6 +63,7 @@ class Placed:
     decode: TimedWorker  # the D, or the R of a REPLICA turn
     prefill: TimedWorker | None = None
     belief: Belief | None = None  # None: of a rule that believes nothing
+    session: str | None = None  # as its legs name it to the engines
     prefilled: Callable[[int], None] = lambda cached: None
     answering: Callable[[], None] = lambda: None
     completed: Callable[[Usage], None] = lambda usage: None
@@ -82,6 +85,10 @@ class ProxyRouting:
         self._tokens = TokenEstimator()
         self._templates = TemplateOrder()
         self._hasher = Hasher(bytes(16))
+        self._caches = EngineCaches(lambda history: self._hasher.key(b"X", f"{history:x}"))
+        for address, worker in self._workers.items():
+            if worker.events is not None:
+                worker.events.subscribe(_reader(self._caches.stream(address, 0)))
         self._rules = Rules(mode=mode)
         self._heard_s = -HEARTBEAT_S
 
@@ -116,8 +123,11 @@ class ProxyRouting:
             touches.close()
             touches.answered(usage.cached_tokens)
             self._learn(asked.reply, request, match, decision, usage)
+            self._await_events(decision, entry.history, usage)
 
-        return self._placed(decision, booking, touches, belief, completed)
+        placed = self._placed(decision, booking, touches, belief, completed)
+        placed.session = self._caches.session_id(decision.decode.worker, entry.history)
+        return placed
 
     def _placed(
         self,
@@ -149,6 +159,19 @@ class ProxyRouting:
             answering=answering,
             completed=completed,
         )
+
+    def _await_events(self, decision: Decision, history: int, usage: Usage) -> None:
+        """As `Learner._await_events` of routing/learning.py."""
+        prompt, completion, computed = (
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.prompt_tokens - usage.cached_tokens,
+        )
+        now_s, stored = self._time.now_s, self._caches.stored
+        if decision.prefill is not None:
+            stored(decision.prefill.id, history, prompt, computed, now_s)
+            computed = 0
+        stored(decision.decode.id, history, prompt + completion, computed + completion, now_s)
 
     def _learn(self, reply: Message, request: Request, match: SessionMatch, decision: Decision, usage: Usage) -> None:
         """As `Learner._note_usage` of routing/learning.py does."""
@@ -182,13 +205,20 @@ class ProxyRouting:
             prompt_tokens=prompt_tokens,
             held_tokens=match.held_tokens,
             output_tokens=self._tokens.expected_output(request.model, match.output_tokens, request.max_output_tokens),
-            held=self._beliefs.held(self._registry.fleet(MODEL).views, entry, match.held_tokens),
+            held=self._held(entry, match.held_tokens),
             decode=None if match.decode is None else match.decode.worker,
             affinity=match.affinity,
             lost=self._beliefs.why_lost(match.decode),
             single_engine=request.single_engine,
         )
         return entry, turn
+
+    def _held(self, entry: PromptEntry, most: int) -> dict[WorkerId, Held]:
+        """As `Router._with_beliefs` of routing/router.py asks for it."""
+        observed = None
+        if entry.source is not None:
+            observed = self._caches.observed(entry.source, most, entry.last, self._time.now_s)
+        return self._beliefs.held(self._registry.fleet(MODEL).views, entry, most, observed)
 
     def _hear(self) -> None:
         """Loads reach the proxy every few seconds; between them it knows only what it has placed itself."""
@@ -197,6 +227,12 @@ class ProxyRouting:
         self._heard_s = self._time.now_s
         for worker in self._workers.values():
             self._registry.apply(_announcement(worker), self._time.now_s)
+
+
+def _reader(stream: EventStream) -> Callable[[int, bytes], None]:
+    """Takes batches as a subscription does that nothing disturbs."""
+    stream.is_behind = False
+    return stream.take
 
 
 def reply_key(request: Request, reply: Message) -> ReplyKey:

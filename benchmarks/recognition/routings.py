@@ -11,10 +11,10 @@ from ppd.proxy.fleet.worker import Role
 from ppd.proxy.policy import Route
 
 from ..overhead.peers import PEERS
+from .engines.workers import TimedWorker, VirtualTime
 from .peers import PeerRouting
 from .requests import Asked
 from .routing import Placed, ProxyRouting, Routing
-from .workers import TimedWorker, VirtualTime
 
 
 class Clairvoyant:

@@ -14,13 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
+from math import gcd
 
 from .held import Mark
 
 BLOCK_TOKENS = 16
-BLOCK_TOKENS_LIMIT = 256
+BLOCK_TOKENS_LIMIT = 4096
+BLOCK_SAMPLES = 8
 """Engines cache whole blocks, and compute at least one token of each prompt. So up to two blocks fewer are found of
-what is there. Blocks have 16 tokens as a rule; larger ones show in the counts of cached tokens, their multiples."""
+what is there. Blocks have 16 tokens as a rule. Larger ones, as of models that keep states beside attention, show in the
+counts of cached tokens: what divides all of so many. Fewer counts may have more in common, and tell powers of two."""
+
+USUAL_BLOCK_TOKENS = 256  # at most; larger ones excuse no more than half of a prefix
 
 ENTRIES_KEPT = 32_768  # bounded where the capacity is unknown; 100 bytes each
 LOOKED_AT = 256  # newest entries, which takes 15 us
@@ -42,6 +47,7 @@ class CacheBook:
         "_ahead",
         "_awaited",
         "_believed",
+        "_counted",
         "_counts",
         "_entries",
         "_has_missed",
@@ -58,7 +64,8 @@ class CacheBook:
         self._tokens = 0  # of all entries
         self._reported = 0  # capacity; 0: unknown, and nothing is ever believed to be evicted
         self._believed = 0  # capacity by the answers; 0: as reported
-        self._counts = 0  # of cached tokens, all bits of all of them
+        self._counts = 0  # of cached tokens: what divides all of them
+        self._counted = 0  # of those, as far as it matters
         self._has_missed = False  # the last answer that told something of an older turn's prefix
 
     @property
@@ -166,9 +173,10 @@ class CacheBook:
         """
         if not self._reported:
             return
-        self._counts |= cached
-        block = min(max(self._counts & -self._counts, BLOCK_TOKENS), BLOCK_TOKENS_LIMIT)
-        if held - cached <= max(2 * block, held // 8):
+        if cached:
+            self._counts, self._counted = gcd(self._counts, cached), min(self._counted + 1, BLOCK_SAMPLES)
+        block = self._block()
+        if held - cached <= max(2 * min(block, USUAL_BLOCK_TOKENS), min(2 * block, held // 2), held // 8):
             self._has_missed = False
             self._raise(max(1, self._reported // RECOVERY, cached - held))
             return
@@ -178,6 +186,11 @@ class CacheBook:
             self._believed = min(fits, self.capacity)
             self._shrink()
         self._has_missed |= is_gone
+
+    def _block(self) -> int:
+        if self._counted == BLOCK_SAMPLES:
+            return min(max(self._counts, BLOCK_TOKENS), BLOCK_TOKENS_LIMIT)
+        return min(max(self._counts & -self._counts, BLOCK_TOKENS), USUAL_BLOCK_TOKENS)
 
     def _raise(self, tokens: int) -> None:
         if self._believed:

@@ -116,7 +116,8 @@ class ProxyConfig:
     workers: Texts = key(
         (),
         "static workers, `ROLE=host:port`, optionally followed by `,connector=nixl|p2p_nccl|none`, `,model=NAME`, "
-        "`,tls=true`, `,events=tcp://host:port`, `,replay=tcp://host:port`, `,ranks=N`",
+        "`,tls=true`, `,events=tcp://host:port` (`none`: not even where the engine itself tells), "
+        "`,replay=tcp://host:port`, `,ranks=N`",
         live=True,
     )
     allow_empty: bool = key(

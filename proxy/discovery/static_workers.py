@@ -7,7 +7,7 @@ from collections import Counter
 from ..config import ProxyConfig, all_of, refused
 from ..connectors import CONNECTORS
 from ..errors import ConfigError, FormatError
-from ..fleet.worker import EventSource, Role, Source, Worker
+from ..fleet.worker import UNHEARD, EventSource, Role, Source, Worker
 from .heartbeat import check_address, check_coordinates, check_events
 
 _COORDINATES = sorted({name for connector in CONNECTORS.values() for name in connector.coordinates})
@@ -17,7 +17,7 @@ WORKER_OPTIONS = ", ".join(
         '",model=NAME"',
         '",engine_version=V"',
         '",tls=true"',
-        '",events=tcp://host:port"',
+        '",events=tcp://host:port|none"',
         '",replay=tcp://host:port"',
         '",ranks=N"',
         *(f'",{name}=host:port"' for name in _COORDINATES),
@@ -53,6 +53,7 @@ def parse_worker(text: str) -> Worker:
         version, tls = options.pop("engine_version", ""), options.pop("tls", "false")
         ranks = int(options.pop("ranks", "1"))
         events = EventSource(options.pop("events", ""), options.pop("replay", ""), ranks)
+        events = UNHEARD if events == EventSource("none") else events
         check_events(events)
         if tls not in ("true", "false"):
             raise ValueError(text)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from ..runtime.replicated import Replicated
 from .places import learned
 from .view import Fleet, Takers, WorkerView, taking_turns
-from .worker import Announcement, Load, Role, Source, Worker, WorkerId, settled
+from .worker import NO_EVENTS, Announcement, Load, Role, Source, Worker, WorkerId, settled
 from .worker_names import WorkerNames
 
 MODELS_KEPT = 256  # bounded, as clients may name any model while a worker has not said which it serves
@@ -140,11 +140,13 @@ class Registry:
         view = self._views.get(worker_id)
         if view is None:
             return
+        is_told = view.configured is None or view.configured.kv_events == NO_EVENTS  # else the config says it
         worker = replace_worker(
             view.worker,
             models=found.models or view.worker.models,
             aliases=found.aliases if found.models else view.worker.aliases,
             engine_version=found.engine_version or view.worker.engine_version,
+            kv_events=found.kv_events if is_told else view.worker.kv_events,
         )
         heard_s = now_s if view.worker.source is Source.STATIC else view.heard_s
         self._admit(worker, found.incarnation, heard_s)

@@ -57,6 +57,7 @@ class EventSource:
 
 
 NO_EVENTS = EventSource()
+UNHEARD = EventSource(ranks=0)  # it may publish, but is not to be listened to
 
 
 def _after(endpoint: str, rank: int) -> str:

@@ -13,8 +13,10 @@ import aiohttp
 import msgspec
 
 from ..fleet.engine_metrics import EngineMetrics, parse_metrics
+from . import event_sources
 
 TIMEOUT_S = 5.0
+NOT_FOUND = 404
 _TEXT_LIMIT_BYTES = 8 * 1024 * 1024
 
 
@@ -31,6 +33,7 @@ class EngineStatus:
     aliases: dict[str, str] = field(default_factory=dict)  # as of a `Worker`
     why: str = ""  # it is not healthy
     wants_key: bool = False  # a path answered 401 or 403
+    event_sources: bytes | None = None  # its answer at that path, empty if it has none; None: not asked, or not known
 
 
 class _Card(msgspec.Struct):
@@ -63,6 +66,7 @@ async def probe(
     api_key: str = "",
     tls: ssl.SSLContext | None = None,
     timeout_s: float = TIMEOUT_S,
+    asks_events: bool = False,
 ) -> EngineStatus:
     """Never raises for what an engine does: one that can't be reached is not healthy."""
     headers = {"X-PPD-Hops": "1"} | ({"Authorization": f"Bearer {api_key}"} if api_key else {})
@@ -78,6 +82,8 @@ async def probe(
                     data += chunk
                 if response.status == 200:
                     return data
+                if path == event_sources.PATH and response.status == NOT_FOUND:
+                    return b""
                 why = f"{path} answered {response.status}"
                 wants_key = wants_key or response.status in (401, 403)
                 return None
@@ -88,7 +94,8 @@ async def probe(
 
     if await ask("/health") is None:
         return EngineStatus(healthy=False, refused=refused, why=why, wants_key=wants_key)
-    models, version, metrics = await asyncio.gather(ask("/v1/models"), ask("/version"), ask("/metrics"))
+    paths = ("/v1/models", "/version", "/metrics", *((event_sources.PATH,) if asks_events else ()))
+    models, version, metrics, *events = await asyncio.gather(*map(ask, paths))
     cards = _model_cards(models)
     return EngineStatus(
         healthy=True,
@@ -98,6 +105,7 @@ async def probe(
         metrics=parse_metrics((metrics or b"").decode("utf-8", "replace")),
         scraped=metrics is not None,
         wants_key=wants_key,
+        event_sources=events[0] if events else None,
     )
 
 

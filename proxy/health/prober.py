@@ -19,14 +19,23 @@ import aiohttp
 from ..config import ProxyConfig
 from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
-from ..fleet.worker import Source, WorkerId
+from ..fleet.worker import NO_EVENTS, EventSource, Source, WorkerId
 from ..runtime.tls import Tls
 from ..upstream.client import Upstream
+from .event_sources import event_source
 from .probe import EngineStatus, probe
 
 log = logging.getLogger(__name__)
 
 MISSES = 3  # probes in a row without an answer: then a worker is down, and legs that it has not answered are ended
+
+
+@dataclass(frozen=True, slots=True)
+class _ToldEvents:
+    """What an engine has said of its KV events."""
+
+    incarnation: str
+    source: EventSource
 
 
 @dataclass(slots=True)
@@ -61,6 +70,8 @@ class Prober:
         self._nudged = asyncio.Event()
         self._probing: dict[WorkerId, asyncio.Task[None]] = {}
         self._missed: dict[WorkerId, _Missed] = {}
+        self._asks_events = not config.kv_events_bind  # else engines connect to the proxy
+        self._told_events: dict[WorkerId, _ToldEvents] = {}
         self.failing: dict[WorkerId, str] = {}  # workers whose last probe failed, and why
 
     async def close(self) -> None:
@@ -88,6 +99,8 @@ class Prober:
         for gone in self._missed.keys() - {view.id for view in views}:
             del self._missed[gone]  # one that comes back starts at 0
             self.failing.pop(gone, None)
+        for gone in self._told_events.keys() - {view.id for view in views}:
+            del self._told_events[gone]
         for worker_id, missed in self._missed.items():
             self._compare(worker_id, missed)
         for view in views:
@@ -134,8 +147,30 @@ class Prober:
     async def _ask(self, view: WorkerView) -> EngineStatus:
         if self._session is None:
             self._session = self._make_session()
-        key = self._key if view.worker.is_trusted else ""
-        return await probe(self._session, view.worker.base_url, api_key=key, tls=self._tls.context)
+        key, told = self._key if view.worker.is_trusted else "", self._told_events.get(view.id)
+        return await probe(
+            self._session,
+            view.worker.base_url,
+            api_key=key,
+            tls=self._tls.context,
+            asks_events=self._may_tell_events(view) and (told is None or told.incarnation != view.incarnation),
+        )
+
+    def _may_tell_events(self, view: WorkerView) -> bool:
+        """Where the config does not say; and where turns are encrypted, what they hold is not heard in the clear."""
+        configured = view.configured
+        return self._asks_events and configured is not None and configured.kv_events == NO_EVENTS and not configured.tls
+
+    def _events(self, view: WorkerView, status: EngineStatus) -> EventSource:
+        if not self._may_tell_events(view):
+            return view.worker.kv_events
+        if status.event_sources is not None:
+            source = event_source(status.event_sources, view.worker.address)
+            self._told_events[view.id] = _ToldEvents(status.metrics.incarnation or view.incarnation, source)
+            if source.endpoint:
+                log.info("worker %s: publishes KV events at %s, as it says", view.id, source.endpoint)
+        told = self._told_events.get(view.id)
+        return view.worker.kv_events if told is None else told.source
 
     async def _probe(self, view: WorkerView) -> None:
         status = await self._ask(view)
@@ -151,11 +186,13 @@ class Prober:
             aliases=status.aliases,
             engine_version=status.version,
             incarnation=status.metrics.incarnation,
+            kv_events=self._events(view, status),
         )
         load = status.metrics.load if status.scraped else None
         self._registry.probed(view.id, found, load, self._now())
 
     def _miss(self, view: WorkerView, *, refused: bool) -> None:
+        self._told_events.pop(view.id, None)  # another process may answer next
         missed = self._missed.setdefault(view.id, _Missed(self._registry.answers(view.id)))
         self._compare(view.id, missed)
         missed.probes += 1

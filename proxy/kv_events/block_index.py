@@ -27,11 +27,14 @@ SESSIONS_LIMIT = 200_000
 SWEEP_SLACK = 4096
 PLACE_BITS = 32
 _POSITION = (1 << PLACE_BITS) - 1
+_DEPTH_BITS = 2 * PLACE_BITS
+_PLACE = (1 << _DEPTH_BITS) - 1
 _NO_RUN = 0
-_NOTHING = 0  # the place of a session of which nothing is left
 _NO_BRANCH = 0
 _ADAPTERS_LIMIT = 4096
 FORKS_LIMIT = 512  # of one prompt: a microsecond each
+_MOST_BITS = _DEPTH_BITS + PLACE_BITS
+_NOTHING = (_POSITION << _MOST_BITS) | (_POSITION << _DEPTH_BITS)  # of a session that lost all, and all was told
 
 
 class Run(msgspec.Struct, gc=False):
@@ -59,12 +62,18 @@ class BlockIndex:
         self._sessions_limit = sessions_limit
         self.adapters: set[str] = set()  # whose blocks it has heard of, as far as events' tokens are read
         self.is_full = False  # more blocks than it may keep: it knows nothing until it is cleared
-        self._sessions: dict[int, int] = {}  # to the place after its last block, or _NOTHING; oldest news first
+        # To the place after its newest last block, that one's depth in blocks, and the most of all; oldest news first.
+        self._sessions: dict[int, int] = {}
         self._empty()
 
     def __len__(self) -> int:
         """Blocks that are there."""
         return len(self._places) - len(self._gone)
+
+    @property
+    def block_tokens(self) -> int:
+        """0: not known yet."""
+        return self._block_tokens
 
     @property
     def slots(self) -> int:
@@ -73,9 +82,10 @@ class BlockIndex:
 
     def held(self, session: int) -> int | None:
         """Tokens of the session's prompt that are there, from its start; None if nothing was heard of the session."""
-        place = self._sessions.get(session)
-        if place is None or self.is_full:
+        known = self._sessions.get(session)
+        if known is None or self.is_full:
             return None
+        place = known & _PLACE
         number, held = place >> PLACE_BITS, place & _POSITION
         if number == _NO_RUN:
             return 0
@@ -106,6 +116,18 @@ class BlockIndex:
                 break
             place = (number << PLACE_BITS) + same
         return at * self._block_tokens
+
+    def has_told(self, session: int, tokens: int, *, of_newest: bool = False) -> bool:
+        """Whether so many tokens of a prompt of the session were stored, as events told; they may be gone since.
+
+        of_newest: of the one that was told last. Several prompts go on from one session where they come at once.
+        A sequence's last block may stay unannounced: the newest token has no KV yet, and lookahead takes more.
+        """
+        known = self._sessions.get(session)
+        if known is None or known == _NOTHING:
+            return known is not None
+        depth = known >> _DEPTH_BITS & _POSITION if of_newest else known >> _MOST_BITS
+        return (depth + 2) * self._block_tokens >= tokens
 
     def apply(self, change: CacheChange) -> str | None:
         """Why the change was passed over, if it was."""
@@ -256,10 +278,20 @@ class BlockIndex:
             self.adapters.add(name)
 
     def _name(self, session: int, place: int) -> None:
-        self._sessions.pop(session, None)
-        self._sessions[session] = place
+        known, depth = self._sessions.pop(session, 0), self._depth(place)
+        most = depth if known == _NOTHING else max(depth, known >> _MOST_BITS)
+        self._sessions[session] = most << _MOST_BITS | depth << _DEPTH_BITS | place
         if len(self._sessions) > self._sessions_limit:
             del self._sessions[next(iter(self._sessions))]
+
+    def _depth(self, place: int) -> int:
+        """Blocks from a prompt's start up to this place."""
+        depth = place & _POSITION
+        run = self._runs.get(place >> PLACE_BITS)
+        while run is not None:
+            depth += run.offset
+            run = self._runs.get(run.parent)
+        return depth
 
     # -- sweeping
 
@@ -279,12 +311,12 @@ class BlockIndex:
             if self._branches.get(run.branch) == number:
                 del self._branches[run.branch]
         for session, last in self._sessions.items():
-            place = last
+            place = last & _PLACE
             while place >> PLACE_BITS in moved:
                 place = moved[place >> PLACE_BITS]
             if (last_run := self._runs.get(place >> PLACE_BITS)) is not None:
                 place = min(place, (last_run.number << PLACE_BITS) + len(last_run.hashes))
-            self._sessions[session] = place
+            self._sessions[session] = (last & ~_PLACE) | place
         self._sweep_at = self._sweep_slack + 2 * (len(self._gone) + len(self._runs) + len(self._sessions))
 
     def _trim(self, run: Run, least: int) -> None:

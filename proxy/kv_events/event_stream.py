@@ -49,6 +49,9 @@ class EventStream:
     def held_of(self, tokens: bytes, scope: str) -> int | None:
         return None if self.is_behind else self.index.held_of(tokens, scope)
 
+    def has_told(self, session: int, tokens: int, *, of_newest: bool = False) -> bool:
+        return not self.is_behind and self.index.has_told(session, tokens, of_newest=of_newest)
+
     @property
     def is_new(self) -> bool:
         """Nothing can be missing: it has taken no batch, or has given up what came before."""

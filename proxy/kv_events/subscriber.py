@@ -18,7 +18,7 @@ from ..config import ProxyConfig
 from ..errors import ConfigError, FormatError
 from ..fleet.registry import Registry
 from ..fleet.view import WorkerView
-from ..fleet.worker import NO_EVENTS, EventSource, Worker, WorkerId
+from ..fleet.worker import NO_EVENTS, UNHEARD, EventSource, Worker, WorkerId
 from ..runtime.tasks import Background, Throttle
 from ..telemetry.metrics import Metrics
 from .engine_caches import EngineCaches
@@ -172,7 +172,8 @@ class EventSubscriber:
         view = self._registry.view(WorkerId(address)) if topic.startswith(TOPIC) else None
         if view is None:
             return "unknown_worker"
-        if view.worker.kv_events.endpoint or not self._is_from(address, frames):
+        source = view.worker.kv_events
+        if source.endpoint or source == UNHEARD or not self._is_from(address, frames):
             return "foreign"
         try:
             rank = rank_of(frames[2].buffer)

@@ -29,6 +29,7 @@ class Learner:
         self._templates = state.templates
         self._registry = state.registry
         self._beliefs = state.beliefs
+        self._engine_caches = state.engine_caches
         self._metrics = state.metrics
         self._rate_limits = state.rate_limits
         self._count_checks = state.count_checks
@@ -50,6 +51,8 @@ class Learner:
             self._note_times(receipt, route, attempt.started_s, token_times_s, summary.completion_tokens)
         if summary.prompt_tokens is not None:
             self._note_usage(match, attempt, opened, now_s)
+            if self._engine_caches and attempt.request.choices == 1:
+                self._await_events(attempt, now_s)
         self._close(receipt, "completed", now_s - attempt.started_s)
 
     def failed(self, receipt: Receipt, ended_s: float) -> None:
@@ -132,6 +135,16 @@ class Learner:
             prefill=residency(decision.prefill.id, prompt) if decision.prefill else None,
         )
         self._sessions.finish(match, request.prompt, outcome, now_s)
+
+    def _await_events(self, attempt: Attempt, now_s: float) -> None:
+        receipt, decode, prefill = attempt.receipt, attempt.decision.decode, attempt.decision.prefill
+        prompt, completion = receipt.prompt_tokens or 0, receipt.completion_tokens or 0
+        computed = prompt - (prompt if receipt.cached_tokens is None else receipt.cached_tokens)
+        stored = self._engine_caches.stored
+        if prefill is not None:
+            stored(prefill.id, attempt.history, prompt, computed, now_s)
+            computed = 0  # D does not say how much of a handoff it had
+        stored(decode.id, attempt.history, prompt + completion, computed + completion, now_s)
 
     def _learn_template(self, attempt: Attempt, prompt: int, cached: int | None) -> None:
         model = self._registry.family(attempt.request.model)

@@ -231,11 +231,12 @@ class Router:
     def _with_beliefs(self, job: Job) -> Turn:
         """What workers hold, as it is believed now: the turn may have waited, and a worker may have restarted since."""
         beliefs, turn = self._state.beliefs, job.turn
-        views, source = self._state.registry.fleet(turn.model).views, job.entry.source
-        observed = self._state.engine_caches.observed(source, turn.held_tokens) if source is not None else None
+        views, caches = self._state.registry.fleet(turn.model).views, self._state.engine_caches
+        source, last, now_s = job.entry.source, job.entry.last, self._now()
+        observed = None if source is None else caches.observed(source, turn.held_tokens, last, now_s)
         by_tokens = None
         if job.counted is not None and job.counted.is_proven:
-            by_tokens = self._state.engine_caches.found(job.counted.tokens, turn.model, views, source)
+            by_tokens = caches.found(job.counted.tokens, turn.model, views, source, last, now_s)
         held = beliefs.held(views, job.entry, turn.held_tokens, observed, by_tokens)
         return replace(turn, held=held, lost=beliefs.why_lost(job.entry.last))
 

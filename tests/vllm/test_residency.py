@@ -54,11 +54,8 @@ class TightEngine:
         await process.wait_healthy(f"http://{self.spec.address}", timeout_s=600)
 
     def worker(self, evidence: BeliefEvidence) -> str:
-        """A static worker's address, with the options by which its events are heard."""
-        if evidence is OWN_TURNS:
-            return self.spec.address
-        events, replay = self.spec.kv_events_port, self.spec.kv_replay_port
-        return f"{self.spec.address},events=tcp://127.0.0.1:{events},replay=tcp://127.0.0.1:{replay}"
+        """A static worker's address. Where it publishes events it says itself."""
+        return self.spec.address + (",events=none" if evidence is OWN_TURNS else "")
 
 
 @dataclass(frozen=True)
@@ -125,8 +122,8 @@ class Sessions(ProxyClient):
 
     def _batches(self) -> int:
         """-1 while the engine is not heard."""
-        [stream] = self.proxy.state.engine_caches.streams(WorkerId(self.engine))
-        return -1 if stream.is_behind else stream.expected or 0
+        streams = list(self.proxy.state.engine_caches.streams(WorkerId(self.engine)))
+        return -1 if not streams or streams[0].is_behind else streams[0].expected or 0
 
     def incarnation(self) -> str:
         [view] = self.proxy.state.registry.views()

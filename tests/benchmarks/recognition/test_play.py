@@ -8,12 +8,14 @@ from random import Random
 import pytest
 
 from benchmarks.recognition import figures, forms, replays, templates, tokens
+from benchmarks.recognition.engines.kv_events import EventSetup
+from benchmarks.recognition.engines.workers import Job, TimedWorker, VirtualTime
 from benchmarks.recognition.play import FleetSetup, Language, Play, TurnRecord, spread
 from benchmarks.recognition.replays import Text, TracedRequest
 from benchmarks.recognition.requests import Asked, said
-from benchmarks.recognition.workers import Job, TimedWorker, VirtualTime
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.policy import Route
+from ppd.servers.sim.core.config import EventEncoding
 
 LANGUAGE = Language(tokenizer=tokens.by_pieces(), template=templates.qwen)
 
@@ -52,6 +54,23 @@ def test_a_cache_that_is_too_small_does_harm() -> None:
     harm = [figures.figures(records, 1.0).harm or 0.0 for records in (ample, small)]
     assert harm[0] == 0.0
     assert harm[1] > 0.0
+
+
+def tight(**events: object) -> list[TurnRecord]:
+    sessions = [grows(f"{seed}")[:5] for seed in range(6)]
+    setup = EventSetup(**events) if events else None  # type: ignore[arg-type]
+    return play(sessions, at_once=6, capacity_tokens=7_000, events=setup)[1]
+
+
+def test_by_events_a_cache_that_is_too_small_does_no_harm() -> None:
+    own, heard = (figures.figures(tight(**events), 1.0) for events in ({}, {"delay_s": 0.05}))
+    assert (own.harm or 0.0) > (heard.harm or 0.0) == 0.0
+    assert heard.claimed == pytest.approx(heard.there, abs=0.01)
+
+
+@pytest.mark.parametrize("events", [{"delay_s": 30.0}, {"encoding": EventEncoding.ARRAY}])
+def test_events_that_are_late_or_name_no_session_leave_all_to_own_turns(events: dict[str, object]) -> None:
+    assert tight(**events) == tight()
 
 
 def test_a_clairvoyant_computes_no_more_than_others() -> None:

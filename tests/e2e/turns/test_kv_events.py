@@ -111,6 +111,18 @@ async def test_a_gap_that_stays_open_leaves_what_turns_told(start_fleet: Any) ->
         assert (turn.route, (await fleet.receipt(turn))["cached_evidence"]) == ("LOCAL", "own_turns")
 
 
+async def test_where_an_engine_publishes_is_learned_from_it(start_fleet: Any) -> None:
+    async with start_fleet("P1") as fleet:
+        engine = await fleet.start("D1", **PUBLISHING)
+        await fleet.join("D1", engine, engine.address)
+        await fleet.until(lambda: is_heard(fleet, engine))
+        chat = fleet.conversation()
+        await talk(chat, 1)
+        await fleet.until(lambda: is_heard(fleet, engine))
+        turn = await chat.say("and now?")
+        assert (turn.route, (await fleet.receipt(turn))["cached_evidence"]) == ("LOCAL", "kv_events")
+
+
 @pytest.mark.parametrize("publishes", [False, True])
 async def test_engines_with_events_get_the_proxys_name_of_a_session(start_fleet: Any, publishes: bool) -> None:
     async with start_fleet() as fleet:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.proxy.beliefs import cache_book
-from ppd.proxy.beliefs.cache_book import ENTRIES_KEPT, RECOVERY, CacheBook
+from ppd.proxy.beliefs.cache_book import BLOCK_SAMPLES, ENTRIES_KEPT, RECOVERY, CacheBook
 from ppd.proxy.beliefs.held import Mark
 
 HEAD = Mark(1000, 300)
@@ -248,11 +248,23 @@ def test_the_sum_is_that_of_its_entries_and_fits(steps: list[tuple[str, int, int
         assert all(0 <= found.held(name) <= 900 for name in range(6))
 
 
-@pytest.mark.parametrize("block", [16, 32, 64, 128, 256])
+@pytest.mark.parametrize("block", [16, 24, 32, 48, 64, 128, 256, 544, 1056, 2096])
 def test_what_larger_blocks_leave_over_is_not_taken_for_evicted(block: int) -> None:
-    found, held = book(100_000), 900
+    found, held = book(1_000_000), 20 * block
+    for _ in range(BLOCK_SAMPLES):
+        found.found(0, held, held // block * block)
+        held += 171 + block
+    held = 4 * block - 1  # of which a block and a part are missing: more than an eighth
     for _ in range(20):
         found.touch(ord("a"), held)
-        found.found(0, held, held // block * block)
-        held += 171
-    assert found.capacity == 100_000
+        found.found(900_000, held, held // block * block - block)
+    assert found.capacity == 1_000_000
+
+
+def test_counts_that_are_alike_by_chance_hide_no_miss() -> None:
+    """Sessions of one length, as in benchmarks: what their counts have in common looks like a huge block."""
+    found = book(100_000, a=2000)
+    for _ in range(BLOCK_SAMPLES):
+        found.found(60_000, 2000, 2000)
+    found.found(60_000, 2000, 0)
+    assert found.capacity == 60_000

@@ -11,7 +11,7 @@ import pytest
 from ppd.proxy.config import Draft, Mode, ProxyConfig, build, convert, with_changes
 from ppd.proxy.discovery.static_workers import parse_worker, static_workers
 from ppd.proxy.errors import ConfigError, ConfigErrors
-from ppd.proxy.fleet.worker import EventSource, Role
+from ppd.proxy.fleet.worker import UNHEARD, EventSource, Role
 
 
 def write(path: Path, text: str) -> Path:
@@ -213,9 +213,12 @@ def test_a_static_worker_may_say_where_it_publishes_kv_events() -> None:
     worker = parse_worker("D=10.0.0.6:8200,events=tcp://10.0.0.7:5557,replay=tcp://10.0.0.7:5600,ranks=2")
     assert worker.kv_events == EventSource("tcp://10.0.0.7:5557", "tcp://10.0.0.7:5600", 2)
     assert worker.kv_events.of_rank(1) == EventSource("tcp://10.0.0.7:5558", "tcp://10.0.0.7:5601")
+    assert parse_worker("D=10.0.0.6:8200,events=none").kv_events == UNHEARD
 
 
-@pytest.mark.parametrize("option", ["events=10.0.0.6:5557", "events=ipc:///tmp/x", "replay=inproc://x", "ranks=two"])
+@pytest.mark.parametrize(
+    "option", ["events=10.0.0.6:5557", "events=ipc:///tmp/x", "replay=inproc://x", "ranks=two", "replay=none"]
+)
 def test_kv_events_are_published_over_tcp(option: str) -> None:
     with pytest.raises(ConfigError, match=r"^workers = .*,events=tcp://host:port"):
         parse_worker(f"D=10.0.0.6:8200,{option}")

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import aiohttp
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import BaseTestServer, TestServer
 
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.fleet.registry import Registry
-from ppd.proxy.fleet.worker import Announcement, Role, Source, Worker
+from ppd.proxy.fleet.worker import NO_EVENTS, UNHEARD, Announcement, EventSource, Role, Source, Worker
 from ppd.proxy.health.prober import MISSES, Prober
 from ppd.proxy.runtime.tls import worker_tls
 from ppd.proxy.upstream.client import Upstream
+
+EVENTS = "/kv_event_sources"
 
 
 class FakeUpstream:
@@ -44,13 +48,21 @@ class Bench:
         self.server = server
         self.health: list[int] = []  # of the next probes; 200 when used up
         self.keys: list[str] = []
+        self.asked: list[str] = []  # paths
+        self.answers: dict[str, str | int] = {"/v1/models": '{"data": [{"id": "m"}]}', EVENTS: 404}
         self.registry = Registry()
         self.upstream = FakeUpstream()
         self.worker = Worker(role=Role.REPLICA, address=f"127.0.0.1:{server.port}", source=Source.STATIC)
-        config = ProxyConfig(worker_api_key="inner")
-        upstream = cast(Upstream, self.upstream)
-        self.prober = Prober(config, self.registry, upstream, lambda: 5.0, lambda: session, worker_tls(config))
+        self.session = session
+        self.prober = self.prober_with(worker_api_key="inner")
         self.registry.add_static(self.worker, 0.0)
+
+    def prober_with(self, **changes: Any) -> Prober:
+        config, upstream = ProxyConfig(**changes), cast(Upstream, self.upstream)
+        return Prober(config, self.registry, upstream, lambda: 5.0, lambda: self.session, worker_tls(config))
+
+    def source(self, port: int) -> EventSource:
+        return EventSource(f"tcp://127.0.0.1:{port}")
 
     @property
     def is_up(self) -> bool:
@@ -72,9 +84,11 @@ class Bench:
 async def bench() -> AsyncIterator[Bench]:
     async def answer(request: web.Request) -> web.Response:
         it.keys.append(request.headers.get("Authorization", ""))
+        it.asked.append(request.path)
         if request.path == "/health":
             return web.Response(status=it.health.pop(0) if it.health else 200)
-        return web.Response(text='{"data": [{"id": "m"}]}' if request.path == "/v1/models" else "")
+        given = it.answers.get(request.path, "")
+        return web.Response(status=given) if isinstance(given, int) else web.Response(text=given)
 
     app = web.Application()
     app.router.add_get("/{path:.*}", answer)
@@ -222,3 +236,59 @@ async def test_an_engine_that_hangs_keeps_nobody_else_waiting() -> None:
             for writer in writers:
                 writer.close()
                 await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+
+
+def publishes(port: int) -> str:
+    return json.dumps({"0": {"publisher": "zmq", "endpoint": f"tcp://*:{port}"}})
+
+
+async def test_an_engine_is_asked_once_where_it_publishes_and_anew_when_another_may_answer() -> None:
+    async with bench() as it:
+        for answer, incarnation, health, known in (
+            (publishes(5557), "1.0", 200, 5557),
+            (publishes(5558), "1.0", 200, 5557),  # the same process
+            (503, "1.0", 503, 5557),
+            (503, "1.0", 200, 5557),  # it does not say now
+            (publishes(5559), "1.0", 200, 5559),
+            (publishes(5560), "2.0", 200, 5559),  # it has another incarnation, as this very probe finds
+            (publishes(5560), "2.0", 200, 5560),
+            (404, "3.0", 200, 5560),
+            (404, "3.0", 200, None),
+        ):
+            it.answers |= {EVENTS: answer, "/metrics": f"process_start_time_seconds {incarnation}\n"}
+            await it.rounds(health)
+            view = it.registry.view(it.worker.id)
+            assert view is not None
+            assert view.worker.kv_events == (NO_EVENTS if known is None else it.source(known))
+        before = it.asked.count(EVENTS)
+        await it.rounds(200, 200)
+        assert it.asked.count(EVENTS) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "config", "asks"),
+    [
+        ({}, {}, True),
+        ({"kv_events": EventSource("tcp://127.0.0.1:5557")}, {}, False),
+        ({"kv_events": UNHEARD}, {}, False),
+        ({}, {"kv_events_bind": "tcp://127.0.0.1:5557"}, False),  # engines are to connect
+    ],
+)
+async def test_an_engine_is_not_asked_what_the_config_says(
+    changes: dict[str, Any], config: dict[str, Any], asks: bool
+) -> None:
+    async with bench() as it:
+        it.prober = it.prober_with(**config)
+        it.registry.add_static(replace(it.worker, **changes), 0.0)
+        await it.round()
+        assert (EVENTS in it.asked) is asks
+
+
+async def test_what_an_engine_says_does_not_outlive_what_the_config_says() -> None:
+    async with bench() as it:
+        it.answers[EVENTS] = publishes(5557)
+        await it.round()
+        it.registry.add_static(replace(it.worker, kv_events=UNHEARD), 0.0)
+        await it.round()
+        (view,) = it.registry.views()
+        assert view.worker.kv_events == UNHEARD

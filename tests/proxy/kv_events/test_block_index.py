@@ -79,6 +79,28 @@ def test_changes_that_say_nothing_are_told() -> None:
     assert [index.apply(change) for change in changes] == reasons
 
 
+@pytest.mark.parametrize(
+    ("changes", "most"),
+    [
+        ([], None),
+        ([PROMPT], 80),  # two blocks more than were told: the last one has no KV yet, and lookahead takes one
+        ([PROMPT, MORE], 112),
+        ([PROMPT, store([6, 7, 8], 3, B)], 80),
+        ([PROMPT, MORE, remove(5, 4, 3)], 112),  # told, and gone since
+        ([PROMPT, MORE, store([1, 2], None)], 112),  # another of its prompts, which parts from this one
+        ([PROMPT, Cleared()], 10**9),
+        ([PROMPT, Cleared(), PROMPT], 80),
+    ],
+)
+@pytest.mark.parametrize("sweep_slack", [0, SWEEP_SLACK])
+def test_how_much_of_a_session_was_told(changes: list[CacheChange], most: int | None, sweep_slack: int) -> None:
+    index = BlockIndex(sweep_slack=sweep_slack)
+    for change in changes:
+        index.apply(change)
+    assert index.has_told(A, most or 0) is (most is not None)
+    assert most == 10**9 or not index.has_told(A, (most or 0) + 1)
+
+
 def test_beyond_its_limit_an_index_knows_nothing_until_it_is_cleared() -> None:
     index = BlockIndex(blocks_limit=4)
     for change in (PROMPT, MORE):

@@ -234,11 +234,13 @@ def test_a_worker_holds_what_it_published_whoever_used_it() -> None:
     caches = EngineCaches(lambda history: history, reads_tokens=True)
     taken(caches.stream(D.id, 0), (0, payload(HEAD)))
     asked = [(1, 2, 3, 9), HEAD, (9, 9)]
-    found = [caches.found(PromptTokens(ids(words)), "m", views(D)) for words in asked]
+    found = [caches.found(PromptTokens(ids(words)), "m", views(D), None, None, 0.0) for words in asked]
     # Of a prompt that is there as a whole, the engine computes the last block again.
     assert found == [{D.id: Found(tokens, is_exact=True)} for tokens in (3 * BLOCK, 2 * BLOCK, 0)]
-    assert caches.found(PromptTokens(ids(HEAD), "salt"), "m", views(D)) == {D.id: Found(0, is_exact=True)}
-    assert caches.found(PromptTokens(ids(HEAD)), "m", {}) == {}
+    assert caches.found(PromptTokens(ids(HEAD), "salt"), "m", views(D), None, None, 0.0) == {
+        D.id: Found(0, is_exact=True)
+    }
+    assert caches.found(PromptTokens(ids(HEAD)), "m", {}, None, None, 0.0) == {}
 
 
 def test_after_a_gap_what_is_not_known_may_be_there() -> None:
@@ -246,13 +248,13 @@ def test_after_a_gap_what_is_not_known_may_be_there() -> None:
     stream = caches.stream(D.id, 0)
     taken(stream, (7, payload(HEAD)))
     prompt = PromptTokens(ids((1, 2, 3, 9)))
-    assert caches.found(prompt, "m", views(D)) == {D.id: Found(3 * BLOCK, is_exact=False)}
+    assert caches.found(prompt, "m", views(D), None, None, 0.0) == {D.id: Found(3 * BLOCK, is_exact=False)}
     stream.take(8, msgspec.msgpack.encode([2.0, [["AllBlocksCleared"]], 0]))
-    assert caches.found(prompt, "m", views(D)) == {D.id: Found(0, is_exact=True)}
+    assert caches.found(prompt, "m", views(D), None, None, 0.0) == {D.id: Found(0, is_exact=True)}
     stream.lost()
-    assert caches.found(prompt, "m", views(D)) == {D.id: Found(0, is_exact=False)}
+    assert caches.found(prompt, "m", views(D), None, None, 0.0) == {D.id: Found(0, is_exact=False)}
     stream.is_behind = True
-    assert caches.found(prompt, "m", views(D)) == {}
+    assert caches.found(prompt, "m", views(D), None, None, 0.0) == {}
 
 
 @pytest.mark.parametrize(("version", "is_exact"), [("", False), ("0.30.1", False), ("0.29.0", True)])
@@ -261,16 +263,18 @@ def test_events_of_a_sessions_newest_turn_may_be_under_way(version: str, is_exac
     caches, worker = EngineCaches(lambda history: history, reads_tokens=True), replace(D, engine_version=version)
     taken(caches.stream(D.id, 0), (0, payload((9,))))
     prompt = PromptTokens(ids(HEAD))
-    assert caches.found(prompt, "m", views(worker), 5) == {D.id: Found(0, is_exact=is_exact)}
+    assert caches.found(prompt, "m", views(worker), 5, None, 0.0) == {D.id: Found(0, is_exact=is_exact)}
     caches.stream(D.id, 0).take(1, payload((1,), session_id=session_name(5)))
-    assert caches.found(prompt, "m", views(worker), 5) == {D.id: Found(BLOCK, is_exact=True)}
+    assert caches.found(prompt, "m", views(worker), 5, None, 0.0) == {D.id: Found(BLOCK, is_exact=True)}
 
 
 def test_of_several_ranks_the_least_counts() -> None:
     caches = EngineCaches(lambda history: history, reads_tokens=True)
     for rank, words in enumerate([HEAD, (1, 2)]):
         taken(caches.stream(D.id, rank), (0, payload(words)))
-    assert caches.found(PromptTokens(ids((1, 2, 3, 9))), "m", views(D)) == {D.id: Found(2 * BLOCK, is_exact=True)}
+    assert caches.found(PromptTokens(ids((1, 2, 3, 9))), "m", views(D), None, None, 0.0) == {
+        D.id: Found(2 * BLOCK, is_exact=True)
+    }
 
 
 @pytest.mark.parametrize(
@@ -289,5 +293,5 @@ def test_an_adapters_blocks_are_its_own(
     caches = EngineCaches(lambda history: history, reads_tokens=True)
     adapted = payload((1,), block_hashes=[5], lora_name="a", extra_keys=[["a"]])
     taken(caches.stream(D.id, 0), (0, payload((1, 2))), (1, adapted))
-    told = caches.found(PromptTokens(ids((1, 2, 3))), model, views(worker))
+    told = caches.found(PromptTokens(ids((1, 2, 3))), model, views(worker), None, None, 0.0)
     assert told == ({} if found is None else {D.id: Found(found, is_exact=True)})

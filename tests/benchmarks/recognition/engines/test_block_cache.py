@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from benchmarks.recognition.block_cache import BLOCK_TOKENS, BlockCache, block_keys
+from benchmarks.recognition.engines.block_cache import BLOCK_TOKENS, BlockCache, block_keys
 
 
 def run(*tokens: int) -> bytes:

@@ -15,6 +15,7 @@ from itertools import count
 from ppd.proxy.fleet.worker import Load, Role
 
 from .block_cache import BLOCK_TOKENS, BlockCache, Lease
+from .kv_events import EventPublisher, EventSetup
 
 PREFILL_TOKENS_PER_S = 20_000.0
 TOKEN_S = 0.015
@@ -46,6 +47,7 @@ class Job:
     prompt_tokens: int
     output_tokens: int
     is_pulled: bool = False  # the prompt's KV comes from a P
+    session: str | None = None  # as the request names it
     began: Callable[[int], None] = lambda cached: None  # the prompt is computed; it had found so many tokens
     ended: Callable[[], None] = lambda: None
     lease: Lease = field(default_factory=Lease)
@@ -53,10 +55,14 @@ class Job:
 
 
 class TimedWorker:
-    def __init__(self, name: str, role: Role, capacity_tokens: int, time: VirtualTime) -> None:
+    def __init__(
+        self, name: str, role: Role, capacity_tokens: int, time: VirtualTime, events: EventSetup | None = None
+    ) -> None:
+        """events: None: it publishes none."""
         self.name = name
         self.role = role
-        self.cache = BlockCache(capacity_tokens)
+        self.events = None if events is None else EventPublisher(events, time)
+        self.cache = BlockCache(capacity_tokens, self.events)
         self.capacity_tokens = capacity_tokens
         self.computed_tokens = 0
         self.answers = 0
@@ -87,7 +93,7 @@ class TimedWorker:
             job = self._waiting[0]
             findable = job.keys[: (job.prompt_tokens - 1) // BLOCK_TOKENS]
             blocks = -(-(job.prompt_tokens + job.output_tokens) // BLOCK_TOKENS)
-            taken = self.cache.take(findable, blocks)
+            taken = self.cache.take(findable, blocks, job.session)
             if taken is None:
                 if not self._running:
                     raise ValueError(f"a prompt of {job.prompt_tokens} tokens does not fit into {self.name}")
@@ -127,11 +133,11 @@ class TimedWorker:
         self._time.after(job.output_tokens * TOKEN_S, ended)
 
 
-def fleet(shape: str, capacity_tokens: int, time: VirtualTime) -> list[TimedWorker]:
+def fleet(shape: str, capacity_tokens: int, time: VirtualTime, events: EventSetup | None = None) -> list[TimedWorker]:
     """shape: as `2P_2D` or `4R`."""
     roles = {role.value: role for role in Role}
     return [
-        TimedWorker(f"{group[-1]}{number}", roles[group[-1]], capacity_tokens, time)
+        TimedWorker(f"{group[-1]}{number}", roles[group[-1]], capacity_tokens, time, events)
         for group in shape.split("_")
         for number in range(1, int(group[:-1]) + 1)
     ]

@@ -18,7 +18,7 @@ from ppd.proxy.config import SessionKey
 from ppd.proxy.errors import RateLimited
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, Request, parse_request
-from ppd.proxy.peers import membership, replication
+from ppd.proxy.peers import membership, turn_replication
 from ppd.proxy.peers.events import SessionLearned
 from ppd.proxy.sessions.prefix_chain import Hasher
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, TurnOutcome
@@ -68,8 +68,8 @@ async def test_a_newcomer_serves_when_it_knows_the_newest_sessions_and_is_told_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     count = 200
-    monkeypatch.setattr(replication, "FIRST_SESSIONS", 2)
-    monkeypatch.setattr(replication, "BATCH_SESSIONS", 1)
+    monkeypatch.setattr(turn_replication, "FIRST_SESSIONS", 2)
+    monkeypatch.setattr(turn_replication, "BATCH_SESSIONS", 1)
     monkeypatch.setattr(membership, "SNAPSHOT_S", 0.0)
     async with pair_of() as pair:
         for number in range(count):

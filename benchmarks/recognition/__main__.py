@@ -4,6 +4,7 @@
     python -m benchmarks.recognition forms --forms reminder --templates qwen glm llama
     python -m benchmarks.recognition forms --tokenizer FOLDER         # with its own chat template
     python -m benchmarks.recognition forms --fleets 4R --routings ppd smg    # beside another router
+    python -m benchmarks.recognition forms --processes 1 2 4          # of the proxy, which requests reach at random
     python -m benchmarks.recognition replay --data ../shared/data     # recorded sessions, three capacities
 
 docs/recognition.md says what the columns are.
@@ -22,7 +23,7 @@ from random import Random
 from . import figures, forms, replays, templates, tokens
 from .play import FleetSetup, Language, Play, spread
 from .requests import Asked
-from .routings import ROUTINGS
+from .routings import MOST_PROCESSES, ROUTINGS
 
 SHAPES = ("2P_2D", "1P_3D", "4R")
 
@@ -42,12 +43,17 @@ def rows(
 ) -> None:
     """Prints one fleet's row under each routing, and beside its tokens those that a clairvoyant computes."""
     best: int | None = None
-    for routing in dict.fromkeys(("clairvoyant", *args.routings)):
+    wanted = [one for name in args.routings for one in _in_processes(name, args.processes)]
+    for routing in dict.fromkeys(("clairvoyant", *wanted)):
         play = Play(sessions(), spoken, replace(setup, routing=routing))
         found = figures.figures(play.run(), spread(play.workers))
         best = best or found.computed
-        if routing in args.routings:
+        if routing in wanted:
             _print((*played, setup.shape, routing, *figures.cells(found, best)))
+
+
+def _in_processes(routing: str, counts: Sequence[int]) -> list[str]:
+    return [routing if count == 1 or routing != "ppd" else f"{routing} x {count}" for count in counts]
 
 
 def play_forms(args: argparse.Namespace) -> None:
@@ -94,6 +100,7 @@ def main() -> None:
     for one in (made, recorded):
         one.add_argument("--fleets", nargs="+", default=SHAPES, help="as 2P_2D")
         one.add_argument("--routings", nargs="+", default=["ppd"], choices=ROUTINGS)
+        one.add_argument("--processes", nargs="+", type=int, default=[1], choices=range(1, MOST_PROCESSES + 1))
         one.add_argument("--seed", type=int, default=0)
     _add_forms(made)
     _add_replays(recorded)

@@ -11,27 +11,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ppd.proxy.beliefs.beliefs import Beliefs
+from ppd.proxy.assembly import new_state
 from ppd.proxy.beliefs.held import PromptEntry
 from ppd.proxy.beliefs.turn_touches import TurnTouches
-from ppd.proxy.config import Mode, SessionKey
+from ppd.proxy.config import Mode, ProxyConfig, SessionKey
 from ppd.proxy.fleet.booking import LegBooking
-from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.fleet.registry import WorkerChange
 from ppd.proxy.fleet.worker import Announcement, Source, Worker, WorkerId
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Request, parse_request
+from ppd.proxy.peers.channels import Member
+from ppd.proxy.peers.turn_replication import Copies, EventSender, TurnReplication
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
-from ppd.proxy.sessions.prefix_chain import Hasher
 from ppd.proxy.sessions.session import marks_of_prompt
-from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
-from ppd.proxy.sessions.templates import TemplateOrder
-from ppd.proxy.sessions.token_estimates import TokenEstimator
+from ppd.proxy.sessions.table import SessionMatch, TurnOutcome
 
 from .requests import MODEL, Asked
 from .templates import Message
 from .workers import TimedWorker, VirtualTime
 
 HEARTBEAT_S = 10.0  # as the agents' default
+ALONE = Member(secret=bytes(16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,20 +73,35 @@ class Routing(Protocol):
 
 
 class ProxyRouting:
-    def __init__(self, time: VirtualTime, workers: Sequence[TimedWorker], mode: Mode = Mode.ALWAYS_LOCAL) -> None:
+    """One process of the proxy; `attach` joins it to the others."""
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        workers: Sequence[TimedWorker],
+        mode: Mode = Mode.ALWAYS_LOCAL,
+        member: Member = ALONE,
+    ) -> None:
         self._time = time
         self._workers = {_address(worker): worker for worker in workers}
-        self._registry = Registry()
-        self._beliefs = Beliefs(self._registry.engine)
-        self._sessions = SessionTable(ttl_s=86_400.0, capacity=1_000_000, beliefs=self._beliefs)
-        self._tokens = TokenEstimator()
-        self._templates = TemplateOrder()
-        self._hasher = Hasher(bytes(16))
+        config = ProxyConfig(session_ttl_s=86_400.0, session_limit=1_000_000)
+        state = self._state = new_state(config, member, lambda: time.now_s)
+        self._registry, self._beliefs, self._sessions = state.registry, state.beliefs, state.sessions
+        self._tokens, self._templates, self._hasher = state.tokens, state.templates, state.hasher
         self._rules = Rules(mode=mode)
         self._heard_s = -HEARTBEAT_S
+        self.turns = TurnReplication(member, state, lambda: config.max_worker_inflight)
+
+    def attach(self, channels: EventSender) -> None:
+        def changed(worker: WorkerId, change: WorkerChange) -> None:
+            if change is not WorkerChange.VIEW:  # the loads each hears by itself, at the same moment
+                self.turns.use_changed(worker, change)
+
+        self.turns.attach(channels)
+        self._registry.replicated = Copies(channels.drain, changed)
 
     def place(self, asked: Asked, keys: Sequence[int], prompt_tokens: int) -> Placed:
-        self._hear()
+        self.hear()
         now_s = self._time.now_s
         request = parse_request(
             asked.endpoint,
@@ -193,7 +208,7 @@ class ProxyRouting:
         )
         return entry, turn
 
-    def _hear(self) -> None:
+    def hear(self) -> None:
         """Loads reach the proxy every few seconds; between them it knows only what it has placed itself."""
         if self._time.now_s - self._heard_s < HEARTBEAT_S:
             return

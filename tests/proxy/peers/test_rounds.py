@@ -76,7 +76,7 @@ async def test_a_newcomer_serves_when_it_knows_the_newest_sessions_and_is_told_t
             request = asked(f"{number}")
             finish(pair.ones[1], find(pair.ones[1], request), request, "yo")
         known = [session.history for session in pair.ones[1].state.sessions.all()]
-        batches = list(replication.Replication.snapshot(pair.ones[1].membership._replication))
+        batches = list(pair.ones[1].membership._replication.snapshot())
         told = [event.session.history for batch in batches for event in batch if isinstance(event, SessionLearned)]
         assert told == [*known[-2:], *known]
         looks(pair.ones[0])

@@ -106,7 +106,8 @@ class VirtualChannels:
         self.schedule_flush()
 
     def broadcast(self, event: Event) -> None:
-        self._send([event])
+        self._outbox.append(event)
+        self._send_outbox()
 
     def schedule_flush(self) -> None:
         if not self._is_flushing:
@@ -116,8 +117,7 @@ class VirtualChannels:
     def flush(self) -> None:
         self._outbox.extend(self._turns.pending())
         if self._outbox:
-            self._send(self._outbox)
-            self._outbox.clear()
+            self._send_outbox()
 
     def drain(self) -> None:
         came, self._came = self._came, []
@@ -129,8 +129,9 @@ class VirtualChannels:
         self._is_flushing = False
         self.flush()
 
-    def _send(self, events: Sequence[Event]) -> None:
-        batch = msgspec.msgpack.encode(events)
+    def _send_outbox(self) -> None:
+        batch = msgspec.msgpack.encode(self._outbox)
+        self._outbox.clear()
         for other in self.others:
             other._came.append((self._index, batch))
 

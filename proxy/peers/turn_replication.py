@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Generic, ParamSpec, Protocol
 
+from ..beliefs.held import CacheFound, Leg, LegEnd
 from ..fleet.registry import Use, WorkerChange
 from ..fleet.worker import WorkerId
 from ..routing.state import State
 from ..sessions.rendered_replies import Case
 from ..sessions.session import Session
+from ..sessions.templates import NewHeads
 from .channels import Member
 from .events import (
+    BookLearned,
+    CacheSeen,
+    EstimatesLearned,
     Event,
+    HeadsComputed,
+    LegEnded,
+    LegSent,
+    LegsUnderWay,
     RepliesLearned,
     SessionDropped,
     SessionLearned,
     TemplateLearned,
+    TokensCounted,
     TurnsArrived,
     UseChanged,
 )
@@ -64,7 +74,9 @@ class TurnReplication:
     def attach(self, channels: EventSender) -> None:
         self._channels, state, catch_up = channels, self._state, channels.drain
         state.sessions.replicated = Copies(catch_up, self._session_learned)
-        state.templates.replicated = Copies(catch_up, self._template_learned)
+        state.beliefs.replicated = Copies(catch_up, self._cache_used)
+        state.tokens.replicated = Copies(catch_up, self._tokens_counted)
+        state.templates.replicated = Copies(catch_up, self._heads_computed)
         state.sessions.rendered.replicated = Copies(catch_up, self._replies_learned)
         state.arrivals.replicated = Copies(catch_up, self._turn_arrived)
 
@@ -81,8 +93,20 @@ class TurnReplication:
         # At once: the answer's last bytes are about to go to the client, whose next turn may reach any process.
         self._channels.broadcast(SessionLearned(session, label, list(keys)))
 
-    def _template_learned(self, model: str, score: int) -> None:
-        self._channels.queue(TemplateLearned(model, score))
+    def _cache_used(self, what: Leg | LegEnd | CacheFound) -> None:
+        match what:
+            case Leg():
+                self._channels.queue(LegSent(what))
+            case LegEnd():
+                self._channels.queue(LegEnded(what))
+            case CacheFound():
+                self._channels.queue(CacheSeen(what))
+
+    def _tokens_counted(self, model: str, added: Mapping[int, int], new_tokens: int, completion: int | None) -> None:
+        self._channels.queue(TokensCounted(model, dict(added), new_tokens, completion))
+
+    def _heads_computed(self, new: NewHeads) -> None:
+        self._channels.queue(HeadsComputed(new))
 
     def _replies_learned(self, case: Case, score: int) -> None:
         self._channels.queue(RepliesLearned(case, score))
@@ -106,11 +130,15 @@ class TurnReplication:
         """What this process runs, for one that has just started."""
         registry = self._state.registry
         uses = [(view.id, registry.use(view.id)) for view in registry.views()]
-        return [_use_event(self._member.index, worker, use) for worker, use in uses if use is not None]
+        used = [_use_event(self._member.index, worker, use) for worker, use in uses if use is not None]
+        return [*used, LegsUnderWay(self._state.beliefs.legs())]
 
     def snapshot(self) -> Iterator[list[Event]]:
         """All that this process knows, in batches; what changes between two of them is sent as a change."""
         state = self._state
+        yield [EstimatesLearned(estimates) for estimates in state.tokens.estimates()]
+        yield [BookLearned(lessons) for lessons in state.beliefs.lessons()]
+        yield [HeadsComputed(new) for new in state.templates.heads()]
         yield [TemplateLearned(model, score) for model, score in state.templates.scores()]
         yield [RepliesLearned(case, score) for case, score in state.sessions.rendered.scores()]
         yield [_use_event(process, worker, use) for process, worker, use in state.registry.others()]
@@ -133,13 +161,24 @@ class TurnReplication:
     def restarted(self, process: int) -> None:
         """Its predecessor's turns are gone."""
         self._state.registry.ended(process)
+        self._state.beliefs.adopt_legs((), process)
 
     def appliers(self) -> Appliers:
-        state, now = self._state, self._state.now
+        state, now, beliefs = self._state, self._state.now, self._state.beliefs
         return {
             UseChanged: lambda _, event: self._apply_use(event),
             SessionLearned: lambda _, event: state.sessions.adopt(event.session, event.label, event.keys),
             SessionDropped: lambda _, event: state.sessions.drop(event.session_id),
+            LegSent: lambda sender, event: beliefs.sent(event.leg, sender),
+            LegEnded: lambda sender, event: beliefs.ended_leg(event.end, sender),
+            LegsUnderWay: lambda sender, event: beliefs.adopt_legs(event.legs, sender),
+            CacheSeen: lambda sender, event: beliefs.found(event.found, sender),
+            BookLearned: lambda _, event: beliefs.adopt_lessons(event.lessons),
+            TokensCounted: lambda _, event: state.tokens.take(
+                event.model, event.added, event.new_tokens, event.completion_tokens
+            ),
+            EstimatesLearned: lambda _, event: state.tokens.adopt(event.estimates),
+            HeadsComputed: lambda _, event: state.templates.take(event.new),
             TemplateLearned: lambda _, event: state.templates.adopt(event.model, event.score),
             RepliesLearned: lambda _, event: state.sessions.rendered.adopt(event.case, event.score),
             TurnsArrived: lambda _, event: state.arrivals.adopt(

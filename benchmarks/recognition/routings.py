@@ -89,7 +89,7 @@ class Processes:
 
 
 class VirtualChannels:
-    """One process's `Channels`. What may wait arrives `PEERS_DELAY_S` later, all else at once, as in a socket."""
+    """One process's `Channels`. What may wait is sent `PEERS_DELAY_S` later, and what nobody needs is read so late."""
 
     def __init__(self, time: VirtualTime, index: int, turns: TurnReplication) -> None:
         self.others: Sequence[VirtualChannels] = ()
@@ -134,6 +134,7 @@ class VirtualChannels:
         self._outbox.clear()
         for other in self.others:
             other._came.append((self._index, batch))
+            self._time.after(PEERS_DELAY_S, other.drain)
 
 
 def _processes(count: int, time: VirtualTime, workers: Sequence[TimedWorker], stack: ExitStack) -> Routing:

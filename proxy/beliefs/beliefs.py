@@ -118,9 +118,9 @@ class Beliefs:
         legs = self._legs.setdefault(by, {})
         if leg.number in legs:
             return 0
+        book = self._book(leg.worker)
         legs[leg.number] = leg
         self._tell(leg, by)
-        book = self._book(leg.worker)
         if book is None:
             return 0
         since = book.used_since(leg.history) if by == OWN and book.held(leg.history) else 0
@@ -217,6 +217,9 @@ class Beliefs:
             for gone in [known for known in self._books if self._view(known) is None]:
                 del self._books[gone]
             book = self._books[worker] = CacheBook(view.incarnation)
+            book.report(view.load.kv_capacity_tokens)
+            for leg in [leg for legs in self._legs.values() for leg in legs.values() if leg.worker == worker]:
+                book.expect(leg.history, leg.tokens, leg.marks)
         book.report(view.load.kv_capacity_tokens)
         return book
 

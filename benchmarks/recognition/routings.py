@@ -75,17 +75,17 @@ class Processes:
 
     def __init__(self, count: int, time: VirtualTime, workers: Sequence[TimedWorker]) -> None:
         members = [Member(index=index, secret=ALONE.secret) for index in range(count)]
-        self._ones = [ProxyRouting(time, workers, member=member) for member in members]
+        self.processes = [ProxyRouting(time, workers, member=member) for member in members]
         self._random = Random(count)
-        channels = [VirtualChannels(time, index, one.turns) for index, one in enumerate(self._ones)]
-        for one, own in zip(self._ones, channels, strict=True):
+        channels = [VirtualChannels(time, index, one.turns) for index, one in enumerate(self.processes)]
+        for one, own in zip(self.processes, channels, strict=True):
             own.others = [other for other in channels if other is not own]
             one.attach(own)
 
     def place(self, asked: Asked, keys: Sequence[int], prompt_tokens: int) -> Placed:
-        for one in self._ones:  # all see loads when the leader does
+        for one in self.processes:  # all see loads when the leader does
             one.hear()
-        return self._random.choice(self._ones).place(asked, keys, prompt_tokens)
+        return self._random.choice(self.processes).place(asked, keys, prompt_tokens)
 
 
 class VirtualChannels:

@@ -17,7 +17,18 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
 from ..runtime.replicated import Replicated
 from .cache_book import CacheBook
-from .held import BeliefEvidence, BookLessons, CacheFound, Held, Leg, LegEnd, Mark, PromptEntry, Residency
+from .held import (
+    BeliefEvidence,
+    BookLessons,
+    BookNews,
+    CacheFound,
+    Held,
+    LegOutcome,
+    Mark,
+    PromptEntry,
+    Residency,
+    SentLeg,
+)
 
 SHARED_BYTES = 1024  # about 256 tokens: shorter beginnings are not worth a worker
 MARKS = 3  # of one prompt
@@ -35,9 +46,9 @@ class Beliefs:
         self._view = view
         self._books: dict[WorkerId, CacheBook] = {}
         self._marks: dict[int, int] = {}  # by key: the history that passed it last, and its tokens; the oldest first
-        self._legs: dict[int, dict[int, Leg]] = {OWN: {}}  # by process and number: turns that have used nothing yet
+        self._legs: dict[int, dict[int, SentLeg]] = {OWN: {}}  # by process and number: turns that have used nothing yet
         self.leg_numbers: Iterator[int] = count(1)
-        self.replicated: Replicated[Leg | LegEnd | CacheFound] | None = None  # `changed` takes what `take` takes
+        self.replicated: Replicated[BookNews] | None = None
 
     # -- what is held
 
@@ -110,7 +121,7 @@ class Beliefs:
         if book is not None:
             book.touch(history, where.tokens, self._shared(book, history, marks))
 
-    def sent(self, leg: Leg, by: int = OWN) -> int:
+    def sent(self, leg: SentLeg, by: int = OWN) -> int:
         """See `CacheBook.expect`. Returns, for `found`, what was used there since this history was.
 
         by: the process whose turn it is. One that tells of a leg twice changes nothing by it.
@@ -127,7 +138,7 @@ class Beliefs:
         book.expect(leg.history, leg.tokens, leg.marks)
         return since
 
-    def ended_leg(self, end: LegEnd, by: int = OWN) -> None:
+    def ended_leg(self, end: LegOutcome, by: int = OWN) -> None:
         """The worker uses the leg's prefix now, or will not."""
         leg = self._legs.get(by, {}).pop(end.number, None)
         if leg is None:
@@ -164,15 +175,15 @@ class Beliefs:
 
     # -- other processes
 
-    def legs(self) -> list[Leg]:
+    def legs(self) -> list[SentLeg]:
         """This process's own, as `adopt_legs` takes them."""
         return list(self._legs[OWN].values())
 
-    def adopt_legs(self, legs: Iterable[Leg], by: int) -> None:
+    def adopt_legs(self, legs: Iterable[SentLeg], by: int) -> None:
         """All that the process has under way; others of its legs have ended unheard."""
         kept = {leg.number: leg for leg in legs}
         for number in self._legs.get(by, {}).keys() - kept.keys():
-            self.ended_leg(LegEnd(number, has_used=False), by)
+            self.ended_leg(LegOutcome(number, has_used=False), by)
         for leg in kept.values():
             self.sent(leg, by)
 
@@ -188,7 +199,7 @@ class Beliefs:
 
     # -- inside
 
-    def _tell(self, what: Leg | LegEnd | CacheFound, by: int) -> None:
+    def _tell(self, what: BookNews, by: int) -> None:
         if self.replicated is not None and by == OWN:
             self.replicated.changed(what)
 

@@ -38,7 +38,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tokens: int
 
 
-class Leg(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class SentLeg(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A turn that was sent to a worker, until it uses the worker's cache or will not."""
 
     number: int  # among the legs of its process
@@ -49,7 +49,7 @@ class Leg(msgspec.Struct, frozen=True, array_like=True, gc=False):
     opens: bool = False  # it opens its session, and what begins like that may come as soon as it is answered
 
 
-class LegEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class LegOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     number: int
     has_used: bool  # the worker's cache; False: the turn failed, or was left, before it did
 
@@ -60,6 +60,10 @@ class CacheFound(msgspec.Struct, frozen=True, array_like=True, gc=False):
     where: Residency  # as it was believed
     since: int  # tokens that were used there since, when the turn was sent
     cached: int
+
+
+BookNews = SentLeg | LegOutcome | CacheFound
+"""What a turn tells the books of all processes."""
 
 
 class BookLessons(msgspec.Struct, frozen=True, array_like=True):

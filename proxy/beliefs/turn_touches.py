@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..fleet.worker import WorkerId
 from .beliefs import Beliefs
-from .held import BeliefEvidence, CacheFound, Held, Leg, LegEnd, PromptEntry
+from .held import BeliefEvidence, CacheFound, Held, LegOutcome, PromptEntry, SentLeg
 
 _MOST_TOKENS = 1 << 40  # above any context; an engine may report any integer
 
@@ -63,19 +63,19 @@ class TurnTouches:
         """Workers that have not got so far will not."""
         while self._awaited:
             _, leg = self._awaited.popitem()
-            self._beliefs.ended_leg(LegEnd(leg, has_used=False))
+            self._beliefs.ended_leg(LegOutcome(leg, has_used=False))
 
     def _expect(self, worker: WorkerId) -> None:
         entry, number = self._entry, next(self._beliefs.leg_numbers)
         opens = entry.source is None and worker == self._decode
-        leg = Leg(number, worker, entry.history, self._prompt_tokens, entry.marks, opens)
+        leg = SentLeg(number, worker, entry.history, self._prompt_tokens, entry.marks, opens)
         self._since[worker] = self._beliefs.sent(leg)
         self._awaited[worker] = number
 
     def _touch(self, worker: WorkerId) -> None:
         if worker not in self._awaited:  # P has computed nothing for it
             self._expect(worker)
-        self._beliefs.ended_leg(LegEnd(self._awaited.pop(worker), has_used=True))
+        self._beliefs.ended_leg(LegOutcome(self._awaited.pop(worker), has_used=True))
 
     def _compare(self, worker: WorkerId, cached: int | None) -> None:
         held = self._held.get(worker)

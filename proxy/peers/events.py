@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..beliefs.held import BookLessons, CacheFound, Leg, LegEnd
+from ..beliefs.held import BookLessons, CacheFound, LegOutcome, SentLeg
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
 from ..health.circuit_breaker import Circuit
@@ -68,19 +68,19 @@ class SessionDropped(Event, tag="dropped"):
 class LegSent(Event, tag="leg"):
     """A turn of the sender has been sent to a worker: see `Beliefs.sent`."""
 
-    leg: Leg
+    leg: SentLeg
 
 
 class LegEnded(Event, tag="leg-ended"):
     """It uses the worker's cache now, or will not: see `Beliefs.ended_leg`."""
 
-    end: LegEnd
+    end: LegOutcome
 
 
 class LegsUnderWay(Event, tag="legs"):
     """All legs of the sender that have not ended so."""
 
-    legs: list[Leg]
+    legs: list[SentLeg]
 
 
 class CacheSeen(Event, tag="cached"):

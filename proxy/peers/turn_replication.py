@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Generic, ParamSpec, Protocol
 
-from ..beliefs.held import CacheFound, Leg, LegEnd
+from ..beliefs.held import BookNews, CacheFound, LegOutcome, SentLeg
 from ..fleet.registry import Use, WorkerChange
 from ..fleet.worker import WorkerId
 from ..routing.state import State
@@ -93,11 +93,11 @@ class TurnReplication:
         # At once: the answer's last bytes are about to go to the client, whose next turn may reach any process.
         self._channels.broadcast(SessionLearned(session, label, list(keys)))
 
-    def _cache_used(self, what: Leg | LegEnd | CacheFound) -> None:
+    def _cache_used(self, what: BookNews) -> None:
         match what:
-            case Leg():
+            case SentLeg():
                 self._channels.queue(LegSent(what))
-            case LegEnd():
+            case LegOutcome():
                 self._channels.queue(LegEnded(what))
             case CacheFound():
                 self._channels.queue(CacheSeen(what))

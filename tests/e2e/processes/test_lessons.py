@@ -40,9 +40,10 @@ class Asking:
         body = {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 4}
         async with self.session.post(f"{self._program.base_url}/v1/chat/completions", json=body) as response:
             assert response.status == 200, await response.text()
-            counted = (await response.json())["usage"]["prompt_tokens"]
+            counted: int = (await response.json())["usage"]["prompt_tokens"]
         receipt = await self._program.admin("GET", f"/requests/{response.headers['X-Request-Id']}")
-        return abs(float(receipt["estimated_prompt_tokens"]) / counted - 1)
+        estimated: int = receipt["estimated_prompt_tokens"]
+        return abs(estimated / counted - 1)
 
 
 async def test_what_one_process_learned_the_other_knows_and_their_successors_too(tmp_path: Path) -> None:

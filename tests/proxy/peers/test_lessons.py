@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from ppd.proxy.assembly import new_state
-from ppd.proxy.beliefs.held import CacheFound, Held, Leg, LegEnd, Mark, PromptEntry, Residency
+from ppd.proxy.beliefs.held import CacheFound, Held, LegOutcome, Mark, PromptEntry, Residency, SentLeg
 from ppd.proxy.beliefs.turn_touches import TurnTouches
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.fleet.worker import Load, WorkerId
@@ -192,10 +192,10 @@ async def test_a_newcomer_knows_what_is_under_way_elsewhere_as_soon_as_it_knows_
 
 # -- messages that are late, lost, repeated or nonsense
 
-LEG = Leg(1, R1, 5, 3000, [MARK])
-SENT, USED, LEFT = LegSent(LEG), LegEnded(LegEnd(1, True)), LegEnded(LegEnd(1, False))
-NEXT = LegSent(Leg(2, R1, 6, 4000, []))
-GONE = LegSent(Leg(3, WorkerId("r9:9"), 6, 4000, []))
+LEG = SentLeg(1, R1, 5, 3000, [MARK])
+SENT, USED, LEFT = LegSent(LEG), LegEnded(LegOutcome(1, True)), LegEnded(LegOutcome(1, False))
+NEXT = LegSent(SentLeg(2, R1, 6, 4000, []))
+GONE = LegSent(SentLeg(3, WorkerId("r9:9"), 6, 4000, []))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ GONE = LegSent(Leg(3, WorkerId("r9:9"), 6, 4000, []))
         ([SENT, LegsUnderWay([LEG, NEXT.leg]), USED], 3000, 7000),  # and how another began
         ([SENT, LegsUnderWay([])], 0, 0),
         ([LegsUnderWay([LEG]), LegsUnderWay([LEG]), LEFT], 0, 0),
-        ([SENT, GONE, LegEnded(LegEnd(3, True)), USED], 3000, 3000),
+        ([SENT, GONE, LegEnded(LegOutcome(3, True)), USED], 3000, 3000),
     ],
 )
 def test_events_of_legs_that_are_lost_or_repeated(events: list[Event], held: int, room: int) -> None:
@@ -286,7 +286,7 @@ async def test_what_a_turn_tells_is_small() -> None:
     async with pair_of() as pair:
         zero = pair.ones[0]
         sent = list[Event]()
-        zero.membership._channels.queue = sent.append  # type: ignore[method-assign]
+        zero.membership._channels.queue = sent.append  # type: ignore[method-assign, assignment]
         turn = touches(zero.state, 5, 6000)
         turn.sent()
         turn.answering()

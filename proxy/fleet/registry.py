@@ -368,16 +368,18 @@ class Registry:
                 continue
             used = self._used[worker_id]
             inflight, queued, placed = used.inflight, used.queued_prefill_tokens, used.placed_tokens
+            recent = used.recent_tokens
             for use in self._others.get(worker_id, {}).values():
                 inflight += use.inflight
                 queued += use.queued_prefill_tokens
                 placed += use.placed_tokens
+                recent += use.recent_tokens
             self._views[worker_id] = replace(
                 view,
                 inflight=inflight,
                 queued_prefill_tokens=queued,
                 placed_tokens=placed,
-                recent_tokens=used.recent_tokens,
+                recent_tokens=recent,
             )
 
     def _learned(self, worker_id: WorkerId, load: Load | None) -> dict[str, object]:

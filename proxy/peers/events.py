@@ -139,6 +139,7 @@ class UseChanged(Event, tag="use"):
     queued_prefill_tokens: int
     placed_tokens: int
     answers: int = 0
+    recent_tokens: int = 0
 
 
 class TurnsArrived(Event, tag="arrived"):

@@ -188,9 +188,11 @@ class TurnReplication:
 
     def _apply_use(self, event: UseChanged) -> None:
         if event.by != self._member.index:  # a snapshot holds what a predecessor of this process did
-            use = Use(event.inflight, event.queued_prefill_tokens, event.placed_tokens, event.answers)
+            placed, recent = event.placed_tokens, event.recent_tokens
+            use = Use(event.inflight, event.queued_prefill_tokens, placed, event.answers, recent)
             self._state.registry.used_by(event.by, event.worker, use)
 
 
 def _use_event(process: int, worker: WorkerId, use: Use) -> UseChanged:
-    return UseChanged(process, worker, use.inflight, use.queued_prefill_tokens, use.placed_tokens, use.answers)
+    placed, recent = use.placed_tokens, use.recent_tokens
+    return UseChanged(process, worker, use.inflight, use.queued_prefill_tokens, placed, use.answers, recent)

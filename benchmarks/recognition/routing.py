@@ -208,13 +208,14 @@ class ProxyRouting:
         )
         return entry, turn
 
-    def hear(self) -> None:
-        """Loads reach the proxy every few seconds; between them it knows only what it has placed itself."""
+    def hear(self) -> bool:
+        """Loads reach the proxy every few seconds; between them it knows only what it has placed. Whether they did."""
         if self._time.now_s - self._heard_s < HEARTBEAT_S:
-            return
+            return False
         self._heard_s = self._time.now_s
         for worker in self._workers.values():
             self._registry.apply(_announcement(worker), self._time.now_s)
+        return True
 
 
 def reply_key(request: Request, reply: Message) -> ReplyKey:

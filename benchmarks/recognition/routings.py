@@ -78,13 +78,15 @@ class Processes:
         self.processes = [ProxyRouting(time, workers, member=member) for member in members]
         self._random = Random(count)
         channels = [VirtualChannels(time, index, one.turns) for index, one in enumerate(self.processes)]
+        self._channels = channels
         for one, own in zip(self.processes, channels, strict=True):
             own.others = [other for other in channels if other is not own]
             one.attach(own)
 
     def place(self, asked: Asked, keys: Sequence[int], prompt_tokens: int) -> Placed:
-        for one in self.processes:  # all see loads when the leader does
-            one.hear()
+        for one, channels in zip(self.processes, self._channels, strict=True):
+            if one.hear():  # all see loads when the leader does, and that was not in this very moment
+                channels.flush()
         return self._random.choice(self.processes).place(asked, keys, prompt_tokens)
 
 

@@ -91,6 +91,8 @@ class TurnReplication:
 
     def _session_learned(self, session: Session, label: int | None, keys: Iterable[int]) -> None:
         # At once: the answer's last bytes are about to go to the client, whose next turn may reach any process.
+        for used in self._changed_uses():  # nor is the turn's worker busier there than here
+            self._channels.queue(used)
         self._channels.broadcast(SessionLearned(session, label, list(keys)))
 
     def _cache_used(self, what: BookNews) -> None:
@@ -121,6 +123,9 @@ class TurnReplication:
         if self._turns_arrived:
             yield TurnsArrived(self._turns_arrived, self._conversations_arrived)
             self._turns_arrived = self._conversations_arrived = 0
+        yield from self._changed_uses()
+
+    def _changed_uses(self) -> Iterator[Event]:
         while self._used:
             use = self._state.registry.use(worker := self._used.pop())
             if use is not None:

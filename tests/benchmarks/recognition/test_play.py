@@ -158,7 +158,7 @@ def test_a_session_of_the_trace_is_asked_in_the_words_of_its_blocks() -> None:
 
 def test_all_processes_come_to_the_same_beliefs() -> None:
     """Where caches are too small for what runs, so that what fits is learned from answers."""
-    sessions = [grows(f"{seed}") for seed in range(6)]
+    sessions = [grows(f"{seed}") for seed in range(10)]
     one, _ = play(sessions, "1P_2D", at_once=6, capacity_tokens=4_000, routing="ppd x 3")
     assert isinstance(one._routing, Processes)
     states = [process._state for process in one._routing.processes]

@@ -14,12 +14,12 @@ from typing import Protocol
 from ppd.proxy.assembly import new_state
 from ppd.proxy.beliefs.held import PromptEntry
 from ppd.proxy.beliefs.turn_touches import TurnTouches
-from ppd.proxy.config import Mode, ProxyConfig, SessionKey
+from ppd.proxy.config import Mode, ProxyConfig
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.registry import WorkerChange
 from ppd.proxy.fleet.worker import Announcement, Source, Worker, WorkerId
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.openai.request import Request, parse_request
+from ppd.proxy.openai.request import ReadingRules, Request, parse_request
 from ppd.proxy.peers.channels import Member
 from ppd.proxy.peers.turn_replication import Copies, EventSender, TurnReplication
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
@@ -107,10 +107,7 @@ class ProxyRouting:
             asked.endpoint,
             asked.body(),
             {},
-            tenant="",
-            hasher=self._hasher,
-            session_key=SessionKey.PREFIX,
-            templates=self._templates.known,
+            ReadingRules(hasher=self._hasher, tenant="", templates=self._templates.known),
         )
         match = self._sessions.find(request.prompt, now_s)
         entry, turn = self._turn(request, match)

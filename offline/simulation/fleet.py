@@ -47,7 +47,8 @@ class SimulatedLeg:
 
     prompt: tuple[Span, ...]
     prompt_tokens: int
-    reply: Span
+    reply: tuple[Span, ...]
+    output_tokens: int
     first_token: Callable[[], None]
     finished: Callable[[], None]
 
@@ -65,7 +66,6 @@ class SimulatedFleet:
     def __init__(self, timeline: Timeline, topology: Topology, setup: Setup) -> None:
         self._timeline = timeline
         self._setup = setup
-        self._profile = setup.profile.to_engine()
         roles = ((Role.PREFILL, topology.prefills), (Role.DECODE, topology.decodes), (Role.REPLICA, topology.replicas))
         self.workers = [self._worker(role, number + 1) for role, count in roles for number in range(count)]
         self.expired_handoffs = 0
@@ -77,8 +77,8 @@ class SimulatedFleet:
         return tokens <= self._setup.profile.kv_capacity_tokens
 
     def ask(self, worker: SimulatedWorker, leg: SimulatedLeg) -> SimulatedSequence:
-        job = SimulatedSequence(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished)
-        delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=False)
+        job = SimulatedSequence(leg.prompt, leg.reply, leg.output_tokens, leg.first_token, leg.finished)
+        delay_s = request_time_s(worker.engine.profile, leg.prompt_tokens, pulled=False)
         self._timeline.after(delay_s, worker.engine.add, job)
         return job
 
@@ -98,8 +98,8 @@ class SimulatedFleet:
             self._timeline.at(handoff.deadline_s, self._expire, handoff)
             handed_over(handoff)
 
-        job = SimulatedSequence(leg.prompt, Span(leg.reply.id, 1), 1, leg.first_token, finished, keeps_kv=True)
-        delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=False)
+        job = SimulatedSequence(leg.prompt, (), 1, _nothing, finished, keeps_kv=True)
+        delay_s = request_time_s(worker.engine.profile, leg.prompt_tokens, pulled=False)
         self._timeline.after(delay_s, worker.engine.add, job)
 
     def decode(self, worker: SimulatedWorker, leg: SimulatedLeg, handoff: FinishedPrefill) -> SimulatedSequence:
@@ -115,13 +115,14 @@ class SimulatedFleet:
             self._close(handoff)
             worker.engine.pulled(job)
 
-        job = SimulatedSequence(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished, pull)
-        delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=True)
+        job = SimulatedSequence(leg.prompt, leg.reply, leg.output_tokens, leg.first_token, leg.finished, pull)
+        delay_s = request_time_s(worker.engine.profile, leg.prompt_tokens, pulled=True)
         self._timeline.after(delay_s, worker.engine.add, job)
         return job
 
     def _transfer(self, handoff: FinishedPrefill, to: SimulatedWorker, tokens: int) -> float:
-        return transfer(handoff.worker.sends, to.receives, self._profile, tokens, self._timeline.now_s)
+        sender = handoff.worker
+        return transfer(sender.sends, to.receives, sender.engine.profile, tokens, self._timeline.now_s)
 
     def _expire(self, handoff: FinishedPrefill) -> None:
         if handoff.is_open:
@@ -136,8 +137,12 @@ class SimulatedFleet:
     def _worker(self, role: Role, number: int) -> SimulatedWorker:
         profile = self._setup.profile
         cache = KvCache(profile.kv_capacity_tokens, profile.block_size)
-        engine = Engine(self._timeline, self._profile, cache, max_num_seqs=profile.max_num_seqs)
+        engine = Engine(self._timeline, self._setup.costs(role), cache, max_num_seqs=profile.max_num_seqs)
         return SimulatedWorker(f"{role}{number}", role, engine)
+
+
+def _nothing() -> None:
+    """P's own token is not for the client."""
 
 
 def transfer(sender: Port, receiver: Port, profile: EngineProfile, tokens: int, now_s: float) -> float:

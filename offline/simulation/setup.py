@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ppd.proxy.errors import ConfigError
+from ppd.proxy.fleet.worker import Role
 from ppd.servers.engine_profile.profile_file import ProfileFile, Transfers
+from ppd.servers.engine_profile.step_time import EngineProfile
 
 from ..experiment.records import Origin
 from ..experiment.run import Run, Topology
@@ -24,6 +27,7 @@ class Setup:
     retokenised_replies: bool = False  # answers sent back as text become other tokens, which are not cached
     unrecognised: float = 0.0  # share of later turns that published routing treats as first turns
     published_routing: bool = False  # of the paper's prototype: P and D by a hash of the conversation
+    costs_of: Mapping[Role, EngineProfile] = field(default_factory=dict, hash=False)  # where a role's differ
 
     def __post_init__(self) -> None:
         if self.connections is not None and self.connections < 1:
@@ -33,6 +37,10 @@ class Setup:
         for name in ("lease_s", "heartbeat_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0", param=name)
+
+    def costs(self, role: Role) -> EngineProfile:
+        """Of steps, with the budget of their tokens, of requests, and of what the worker sends."""
+        return self.costs_of.get(role) or self.profile.to_engine()
 
     def origin(self, run: Run) -> Origin:
         profile = self.profile

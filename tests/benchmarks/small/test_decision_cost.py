@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.small.decision_cost import SIZES, bench, conversation, play
+from benchmarks.small.decision_cost import SIZES, conversation, play
+from benchmarks.small.proxy_here import bench
 
 
 async def row(name: str, tools: int) -> Any:

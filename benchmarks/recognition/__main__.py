@@ -4,6 +4,7 @@
     python -m benchmarks.recognition forms --forms reminder --templates qwen glm llama
     python -m benchmarks.recognition forms --tokenizer FOLDER         # with its own chat template
     python -m benchmarks.recognition forms --fleets 4R --routings ppd smg    # beside another router
+    python -m benchmarks.recognition forms --processes 1 2 4          # of the proxy, which requests reach at random
     python -m benchmarks.recognition replay --data ../shared/data     # recorded sessions, three capacities
 
 docs/recognition.md says what the columns are.
@@ -23,7 +24,7 @@ from . import figures, forms, replays, templates, tokens
 from .engines.kv_events import EventSetup, Reports
 from .play import FleetSetup, Language, Play, spread
 from .requests import Asked
-from .routings import ROUTINGS
+from .routings import MOST_PROCESSES, ROUTINGS
 
 SHAPES = ("2P_2D", "1P_3D", "4R")
 
@@ -47,19 +48,25 @@ def rows(
         play = Play(sessions(), spoken, replace(setup, routing=routing, events=events))
         found = figures.figures(play.run(), spread(play.workers))
         best = best or (None if args.alone else found.computed)
-        if routing in args.routings:
+        if routing != "clairvoyant" or routing in args.routings:
             late = "-" if events is None else f"{events.delay_s:g} s"
             _print((*played, setup.shape, routing, late, *figures.cells(found, best)))
 
 
 def _variants(args: argparse.Namespace) -> Iterator[tuple[str, EventSetup | None]]:
     """Each routing, and the proxy's with what is to be known by events; the clairvoyant's first."""
-    for routing in dict.fromkeys((*([] if args.alone else ["clairvoyant"]), *args.routings)):
-        if routing != "ppd" or "off" in args.events:
+    wanted = [one for name in args.routings for one in _in_processes(name, args.processes)]
+    for routing in dict.fromkeys((*([] if args.alone else ["clairvoyant"]), *wanted)):
+        is_ppd = routing.startswith("ppd")
+        if not is_ppd or "off" in args.events:
             yield routing, None
-        if routing == "ppd" and "on" in args.events:
+        if is_ppd and "on" in args.events:
             for delay_s in args.event_delay:
                 yield routing, EventSetup(delay_s=delay_s, reports=Reports(args.event_reports))
+
+
+def _in_processes(routing: str, counts: Sequence[int]) -> list[str]:
+    return [routing if count == 1 or routing != "ppd" else f"{routing} x {count}" for count in counts]
 
 
 def play_forms(args: argparse.Namespace) -> None:
@@ -107,6 +114,7 @@ def main() -> None:
         one.add_argument("--fleets", nargs="+", default=SHAPES, help="as 2P_2D")
         one.add_argument("--routings", nargs="+", default=["ppd"], choices=ROUTINGS)
         one.add_argument("--alone", action="store_true", help="no clairvoyant beside it, which takes as long")
+        one.add_argument("--processes", nargs="+", type=int, default=[1], choices=range(1, MOST_PROCESSES + 1))
         one.add_argument("--seed", type=int, default=0)
         one.add_argument("--events", nargs="+", default=["off"], choices=("off", "on"), help="whether engines tell")
         one.add_argument("--event-delay", nargs="+", type=float, default=[0.1], help="seconds until an event is known")

@@ -11,29 +11,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ppd.proxy.beliefs.beliefs import Beliefs
+from ppd.proxy.assembly import new_state
 from ppd.proxy.beliefs.held import Held, PromptEntry
 from ppd.proxy.beliefs.turn_touches import TurnTouches
-from ppd.proxy.config import Mode
+from ppd.proxy.config import Mode, ProxyConfig
 from ppd.proxy.fleet.booking import LegBooking
-from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.fleet.registry import WorkerChange
 from ppd.proxy.fleet.worker import Announcement, Source, Worker, WorkerId
-from ppd.proxy.kv_events.engine_caches import EngineCaches
 from ppd.proxy.kv_events.event_stream import EventStream
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import ReadingRules, Request, parse_request
+from ppd.proxy.peers.channels import Member
+from ppd.proxy.peers.turn_replication import Copies, EventSender, TurnReplication
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
-from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.session import marks_of_prompt
-from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
-from ppd.proxy.sessions.templates import TemplateOrder
-from ppd.proxy.sessions.token_estimates import TokenEstimator
+from ppd.proxy.sessions.table import SessionMatch, TurnOutcome
 
 from .engines.workers import TimedWorker, VirtualTime
 from .requests import MODEL, Asked
 from .templates import Message
 
 HEARTBEAT_S = 10.0  # as the agents' default
+ALONE = Member(secret=bytes(16))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,24 +75,39 @@ class Routing(Protocol):
 
 
 class ProxyRouting:
-    def __init__(self, time: VirtualTime, workers: Sequence[TimedWorker], mode: Mode = Mode.ALWAYS_LOCAL) -> None:
+    """One process of the proxy; `attach` joins it to the others."""
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        workers: Sequence[TimedWorker],
+        mode: Mode = Mode.ALWAYS_LOCAL,
+        member: Member = ALONE,
+    ) -> None:
         self._time = time
         self._workers = {_address(worker): worker for worker in workers}
-        self._registry = Registry()
-        self._beliefs = Beliefs(self._registry.engine)
-        self._sessions = SessionTable(ttl_s=86_400.0, capacity=1_000_000, beliefs=self._beliefs)
-        self._tokens = TokenEstimator()
-        self._templates = TemplateOrder()
-        self._hasher = Hasher(bytes(16))
-        self._caches = EngineCaches(lambda history: self._hasher.key(b"X", f"{history:x}"))
+        config = ProxyConfig(session_ttl_s=86_400.0, session_limit=1_000_000)
+        state = self._state = new_state(config, member, lambda: time.now_s)
+        self._registry, self._beliefs, self._sessions = state.registry, state.beliefs, state.sessions
+        self._tokens, self._templates, self._hasher = state.tokens, state.templates, state.hasher
+        self._caches = state.engine_caches
         for address, worker in self._workers.items():
             if worker.events is not None:
                 worker.events.subscribe(_reader(self._caches.stream(address, 0)))
         self._rules = Rules(mode=mode)
         self._heard_s = -HEARTBEAT_S
+        self.turns = TurnReplication(member, state, lambda: config.max_worker_inflight)
+
+    def attach(self, channels: EventSender) -> None:
+        def changed(worker: WorkerId, change: WorkerChange) -> None:
+            if change is not WorkerChange.VIEW:  # the loads each hears by itself, at the same moment
+                self.turns.use_changed(worker, change)
+
+        self.turns.attach(channels)
+        self._registry.replicated = Copies(channels.drain, changed)
 
     def place(self, asked: Asked, keys: Sequence[int], prompt_tokens: int) -> Placed:
-        self._hear()
+        self.hear()
         now_s = self._time.now_s
         request = parse_request(
             asked.endpoint,
@@ -220,13 +234,14 @@ class ProxyRouting:
             observed = self._caches.observed(entry.source, most, entry.last, self._time.now_s)
         return self._beliefs.held(self._registry.fleet(MODEL).views, entry, most, observed)
 
-    def _hear(self) -> None:
-        """Loads reach the proxy every few seconds; between them it knows only what it has placed itself."""
+    def hear(self) -> bool:
+        """Loads reach the proxy every few seconds; between them it knows only what it has placed. Whether they did."""
         if self._time.now_s - self._heard_s < HEARTBEAT_S:
-            return
+            return False
         self._heard_s = self._time.now_s
         for worker in self._workers.values():
             self._registry.apply(_announcement(worker), self._time.now_s)
+        return True
 
 
 def _reader(stream: EventStream) -> Callable[[int, bytes], None]:

@@ -6,15 +6,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import cycle
+from random import Random
+
+import msgspec
 
 from ppd.proxy.fleet.worker import Role
+from ppd.proxy.peers.channels import Member
+from ppd.proxy.peers.events import AnyEvent, Event
+from ppd.proxy.peers.turn_replication import TurnReplication
 from ppd.proxy.policy import Route
 
 from ..overhead.peers import PEERS
 from .engines.workers import TimedWorker, VirtualTime
 from .peers import PeerRouting
 from .requests import Asked
-from .routing import Placed, ProxyRouting, Routing
+from .routing import ALONE, Placed, ProxyRouting, Routing
+
+PEERS_DELAY_S = 0.005  # a process of the proxy sends, and reads, once in 2 ms
+MOST_PROCESSES = 8
+_DECODER = msgspec.msgpack.Decoder(list[AnyEvent])
 
 
 class Clairvoyant:
@@ -60,12 +70,86 @@ def _turns(workers: Sequence[TimedWorker], role: Role) -> Iterator[TimedWorker]:
     return cycle([worker for worker in workers if worker.role is role])
 
 
+class Processes:
+    """Several processes of one proxy. Each request reaches any of them, and each answer the one that asked."""
+
+    def __init__(self, count: int, time: VirtualTime, workers: Sequence[TimedWorker]) -> None:
+        members = [Member(index=index, secret=ALONE.secret) for index in range(count)]
+        self.processes = [ProxyRouting(time, workers, member=member) for member in members]
+        self._random = Random(count)
+        channels = [VirtualChannels(time, index, one.turns) for index, one in enumerate(self.processes)]
+        self._channels = channels
+        for one, own in zip(self.processes, channels, strict=True):
+            own.others = [other for other in channels if other is not own]
+            one.attach(own)
+
+    def place(self, asked: Asked, keys: Sequence[int], prompt_tokens: int) -> Placed:
+        for one, channels in zip(self.processes, self._channels, strict=True):
+            if one.hear():  # all see loads when the leader does, and that was not in this very moment
+                channels.flush()
+        return self._random.choice(self.processes).place(asked, keys, prompt_tokens)
+
+
+class VirtualChannels:
+    """One process's `Channels`. What may wait is sent `PEERS_DELAY_S` later, and what nobody needs is read so late."""
+
+    def __init__(self, time: VirtualTime, index: int, turns: TurnReplication) -> None:
+        self.others: Sequence[VirtualChannels] = ()
+        self._time = time
+        self._index = index
+        self._turns = turns
+        self._appliers = turns.appliers()
+        self._came: list[tuple[int, bytes]] = []
+        self._outbox: list[Event] = []
+        self._is_flushing = False
+
+    def queue(self, event: Event) -> None:
+        self._outbox.append(event)
+        self.schedule_flush()
+
+    def broadcast(self, event: Event) -> None:
+        self._outbox.append(event)
+        self._send_outbox()
+
+    def schedule_flush(self) -> None:
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._time.after(PEERS_DELAY_S, self._round)
+
+    def flush(self) -> None:
+        self._outbox.extend(self._turns.pending())
+        if self._outbox:
+            self._send_outbox()
+
+    def drain(self) -> None:
+        came, self._came = self._came, []
+        for sender, batch in came:
+            for event in _DECODER.decode(batch):
+                self._appliers[type(event)](sender, event)
+
+    def _round(self) -> None:
+        self._is_flushing = False
+        self.flush()
+
+    def _send_outbox(self) -> None:
+        batch = msgspec.msgpack.encode(self._outbox)
+        self._outbox.clear()
+        for other in self.others:
+            other._came.append((self._index, batch))
+            self._time.after(PEERS_DELAY_S, other.drain)
+
+
+def _processes(count: int, time: VirtualTime, workers: Sequence[TimedWorker], stack: ExitStack) -> Routing:
+    return Processes(count, time, workers)
+
+
 def _peer(name: str, time: VirtualTime, workers: Sequence[TimedWorker], stack: ExitStack) -> Routing:
     return PeerRouting(name, workers, stack)
 
 
 ROUTINGS: Mapping[str, Callable[[VirtualTime, Sequence[TimedWorker], ExitStack], Routing]] = {
     "ppd": lambda time, workers, stack: ProxyRouting(time, workers),
+    **{f"ppd x {count}": partial(_processes, count) for count in range(2, MOST_PROCESSES + 1)},
     "clairvoyant": lambda time, workers, stack: Clairvoyant(workers),
     "round robin": lambda time, workers, stack: RoundRobin(workers),
     **{name: partial(_peer, name) for name in PEERS},

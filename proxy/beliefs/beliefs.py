@@ -1,7 +1,8 @@
 """What each worker is believed to hold of a prompt, from the turns that ran there.
 
-Each worker has a book of its cache. A turn touches its session's entry when the worker begins to answer, and again
-when it ends; the turns that end in other processes of this proxy reach the books in the order in which they come.
+Each worker has a book of its cache. A turn takes room from when it is sent, touches its session's entry when the worker
+begins to answer, and again when it ends. The books of all processes of this proxy are told of all their turns, and of
+what answers say of caches, in the order in which that comes.
 
 Prompts of several sessions may begin alike. The first few points of each prompt are remembered as marks, with the
 session that passed them last; the second session that passes one makes it an entry of its own in its worker's book.
@@ -9,17 +10,31 @@ session that passed them last; the second session that passes one makes it an en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count, islice
 
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
+from ..runtime.replicated import Replicated
 from .cache_book import CacheBook
-from .held import BeliefEvidence, Found, Held, Mark, PromptEntry, Residency
+from .held import (
+    BeliefEvidence,
+    BookLessons,
+    BookNews,
+    CacheFound,
+    Found,
+    Held,
+    LegOutcome,
+    Mark,
+    PromptEntry,
+    Residency,
+    SentLeg,
+)
 
 SHARED_BYTES = 1024  # about 256 tokens: shorter beginnings are not worth a worker
 MARKS = 3  # of one prompt
 MARKS_KEPT = 16_384  # of all prompts; 150 bytes each
+OWN = -1  # in place of another process's index
 
 _BITS = 30  # for the tokens of a mark
 _MASK = (1 << _BITS) - 1
@@ -32,6 +47,9 @@ class Beliefs:
         self._view = view
         self._books: dict[WorkerId, CacheBook] = {}
         self._marks: dict[int, int] = {}  # by key: the history that passed it last, and its tokens; the oldest first
+        self._legs: dict[int, dict[int, SentLeg]] = {OWN: {}}  # by process and number: turns that have used nothing yet
+        self.leg_numbers: Iterator[int] = count(1)
+        self.replicated: Replicated[BookNews] | None = None
 
     # -- what is held
 
@@ -108,38 +126,47 @@ class Beliefs:
         if book is not None:
             book.touch(history, where.tokens, self._shared(book, history, marks))
 
-    def expect(self, history: int, worker: WorkerId, tokens: int, marks: Sequence[Mark]) -> int:
-        """A turn was sent there; see `CacheBook.expect`. Returns, for `found`, what was used since this history was."""
-        book = self._book(worker)
+    def sent(self, leg: SentLeg, by: int = OWN) -> int:
+        """See `CacheBook.expect`. Returns, for `found`, what was used there since this history was.
+
+        by: the process whose turn it is. One that tells of a leg twice changes nothing by it.
+        """
+        legs = self._legs.setdefault(by, {})
+        if leg.number in legs:
+            return 0
+        book = self._book(leg.worker)
+        legs[leg.number] = leg
+        self._tell(leg, by)
         if book is None:
             return 0
-        since = book.used_since(history) if book.held(history) else 0
-        book.expect(history, tokens, marks)
+        since = book.used_since(leg.history) if by == OWN and book.held(leg.history) else 0
+        book.expect(leg.history, leg.tokens, leg.marks)
         return since
 
-    def begun(self, history: int, worker: WorkerId) -> None:
-        """The turn that was expected there uses its prefix now."""
-        book = self._books.get(worker)
-        if book is not None:
-            book.begun(history)
+    def ended_leg(self, end: LegOutcome, by: int = OWN) -> None:
+        """The worker uses the leg's prefix now, or will not."""
+        leg = self._legs.get(by, {}).pop(end.number, None)
+        if leg is None:
+            return
+        self._tell(end, by)
+        book = self._book(leg.worker)
+        if book is None:
+            return
+        if not end.has_used:
+            book.withdraw(leg.history)
+            return
+        book.begun(leg.history)
+        # The worker may hold more of the history than this turn has, and then keeps it.
+        book.touch(leg.history, max(leg.tokens, book.held(leg.history)), self._shared(book, leg.history, leg.marks))
+        if leg.opens:
+            self.passed(leg.history, leg.marks)
 
-    def uses(self, history: int, worker: WorkerId, tokens: int, marks: Sequence[Mark]) -> None:
-        """As `touch`, of the engine that is there now; tokens: it may hold more of the history, and then keeps it."""
-        book = self._book(worker)
+    def found(self, found: CacheFound, by: int = OWN) -> None:
+        """See `CacheBook.found`."""
+        self._tell(found, by)
+        book = self._book(found.where.worker, found.where.incarnation)
         if book is not None:
-            book.touch(history, max(tokens, book.held(history)), self._shared(book, history, marks))
-
-    def withdraw(self, history: int, worker: WorkerId) -> None:
-        """The turn that was expected there has failed before it used anything."""
-        book = self._books.get(worker)
-        if book is not None:
-            book.withdraw(history)
-
-    def found(self, since: int, where: Residency, cached: int) -> None:
-        """An answer says how much of what was believed had been cached; see `CacheBook.found`."""
-        book = self._book(where.worker, where.incarnation)
-        if book is not None:
-            book.found(since, where.tokens, cached)
+            book.found(found.since, found.where.tokens, found.cached)
 
     def forget(self, history: int, workers: Iterable[WorkerId | None]) -> None:
         for worker in workers:
@@ -150,6 +177,36 @@ class Beliefs:
     def capacities(self) -> dict[WorkerId, int]:
         """In tokens, as far as they are believed; 0: unknown."""
         return {worker: book.capacity for worker, book in self._books.items()}
+
+    # -- other processes
+
+    def legs(self) -> list[SentLeg]:
+        """This process's own, as `adopt_legs` takes them."""
+        return list(self._legs[OWN].values())
+
+    def adopt_legs(self, legs: Iterable[SentLeg], by: int) -> None:
+        """All that the process has under way; others of its legs have ended unheard."""
+        kept = {leg.number: leg for leg in legs}
+        for number in self._legs.get(by, {}).keys() - kept.keys():
+            self.ended_leg(LegOutcome(number, has_used=False), by)
+        for leg in kept.values():
+            self.sent(leg, by)
+
+    def lessons(self) -> list[BookLessons]:
+        """What `adopt_lessons` takes."""
+        return [BookLessons(worker, book.incarnation, *book.lessons) for worker, book in self._books.items()]
+
+    def adopt_lessons(self, lessons: BookLessons) -> None:
+        """What another process has learned from answers; what this one has is in it."""
+        book = self._book(lessons.worker, lessons.incarnation)
+        if book is not None:
+            book.adopt(lessons.believed, lessons.counts, lessons.has_missed)
+
+    # -- inside
+
+    def _tell(self, what: BookNews, by: int) -> None:
+        if self.replicated is not None and by == OWN:
+            self.replicated.changed(what)
 
     def _passed(self, marks: Iterable[Mark]) -> list[tuple[int, int, int]]:
         """As `CacheBook.longest` takes them, longest first."""
@@ -176,6 +233,9 @@ class Beliefs:
             for gone in [known for known in self._books if self._view(known) is None]:
                 del self._books[gone]
             book = self._books[worker] = CacheBook(view.incarnation)
+            book.report(view.load.kv_capacity_tokens)
+            for leg in [leg for legs in self._legs.values() for leg in legs.values() if leg.worker == worker]:
+                book.expect(leg.history, leg.tokens, leg.marks)
         book.report(view.load.kv_capacity_tokens)
         return book
 

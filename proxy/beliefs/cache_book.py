@@ -113,6 +113,16 @@ class CacheBook:
             since += entry & _MASK
         return others
 
+    @property
+    def lessons(self) -> tuple[int, int, bool]:
+        """What `adopt` takes."""
+        return self._believed, self._counts, self._has_missed
+
+    def adopt(self, believed: int, counts: int, has_missed: bool) -> None:
+        """What another process has learned from answers."""
+        self._believed, self._counts, self._has_missed = believed, counts, has_missed
+        self._shrink()
+
     def report(self, capacity: int) -> None:
         """As the engine says."""
         if capacity != self._reported:

@@ -39,11 +39,49 @@ class Residency(msgspec.Struct, frozen=True):
     tokens: int
 
 
-class Mark(msgspec.Struct, frozen=True, gc=False):
+class Mark(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A point of a prompt up to which other sessions may be the same."""
 
     key: int  # of the chain; names everything before the point
     tokens: int
+
+
+class SentLeg(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A turn that was sent to a worker, until it uses the worker's cache or will not."""
+
+    number: int  # among the legs of its process
+    worker: WorkerId
+    history: int
+    tokens: int  # of the prompt, an estimate
+    marks: Sequence[Mark] = ()  # shortest first
+    opens: bool = False  # it opens its session, and what begins like that may come as soon as it is answered
+
+
+class LegOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    number: int
+    has_used: bool  # the worker's cache; False: the turn failed, or was left, before it did
+
+
+class CacheFound(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An answer says how much of a prefix its worker had cached."""
+
+    where: Residency  # as it was believed
+    since: int  # tokens that were used there since, when the turn was sent
+    cached: int
+
+
+BookNews = SentLeg | LegOutcome | CacheFound
+"""What a turn tells the books of all processes."""
+
+
+class BookLessons(msgspec.Struct, frozen=True, array_like=True):
+    """What answers have taught of a worker's cache, but for what it holds; see `CacheBook`."""
+
+    worker: WorkerId
+    incarnation: str
+    believed: int
+    counts: int
+    has_missed: bool
 
 
 class PromptEntry(msgspec.Struct, frozen=True):

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 from ..fleet.worker import WorkerId
 from .beliefs import Beliefs
-from .held import BeliefEvidence, Held, PromptEntry
+from .held import BeliefEvidence, CacheFound, Held, LegOutcome, PromptEntry, SentLeg
+
+_MOST_TOKENS = 1 << 40  # above any context; an engine may report any integer
 
 
 class TurnTouches:
@@ -35,7 +37,7 @@ class TurnTouches:
         self._prefill = prefill
         self._prompt_tokens = prompt_tokens
         self._since: dict[WorkerId, int] = {}  # tokens that each worker had used since it used the prefix
-        self._awaited = set[WorkerId]()  # those that have not used it yet
+        self._awaited: dict[WorkerId, int] = {}  # the legs on those that have not used it yet
 
     def sent(self) -> None:
         """To its first worker: turns that are sent there later find the cache as this one will leave it."""
@@ -51,8 +53,6 @@ class TurnTouches:
     def answering(self) -> None:
         """The prompt's KV is on the answering worker from here on, whatever becomes of its answer."""
         self._touch(self._decode)
-        if self._entry.source is None:  # it opens its session: what begins like it may come at once
-            self._beliefs.passed(self._entry.history, self._entry.marks)
 
     def answered(self, cached: int | None) -> None:
         """So many of the prompt's tokens had been cached on the answering worker; after a handoff it cannot say."""
@@ -62,22 +62,23 @@ class TurnTouches:
     def close(self) -> None:
         """Workers that have not got so far will not."""
         while self._awaited:
-            self._beliefs.withdraw(self._entry.history, self._awaited.pop())
+            _, leg = self._awaited.popitem()
+            self._beliefs.ended_leg(LegOutcome(leg, has_used=False))
 
     def _expect(self, worker: WorkerId) -> None:
-        entry = self._entry
-        self._since[worker] = self._beliefs.expect(entry.history, worker, self._prompt_tokens, entry.marks)
-        self._awaited.add(worker)
+        entry, number = self._entry, next(self._beliefs.leg_numbers)
+        opens = entry.source is None and worker == self._decode
+        leg = SentLeg(number, worker, entry.history, self._prompt_tokens, entry.marks, opens)
+        self._since[worker] = self._beliefs.sent(leg)
+        self._awaited[worker] = number
 
     def _touch(self, worker: WorkerId) -> None:
-        if worker in self._awaited:
-            self._awaited.remove(worker)
-            self._beliefs.begun(self._entry.history, worker)
-        # An estimate, and perhaps of less than is there: a turn that is sent again repeats only its prompt.
-        self._beliefs.uses(self._entry.history, worker, self._prompt_tokens, self._entry.marks)
+        if worker not in self._awaited:  # P has computed nothing for it
+            self._expect(worker)
+        self._beliefs.ended_leg(LegOutcome(self._awaited.pop(worker), has_used=True))
 
     def _compare(self, worker: WorkerId, cached: int | None) -> None:
         held = self._held.get(worker)
         where = None if held is None else self._beliefs.residency(worker, held.tokens)
         if cached is not None and where is not None and held is not None and held.evidence is BeliefEvidence.OWN_TURNS:
-            self._beliefs.found(self._since.get(worker, 0), where, cached)
+            self._beliefs.found(CacheFound(where, self._since.get(worker, 0), min(cached, _MOST_TOKENS)))

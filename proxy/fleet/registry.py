@@ -31,7 +31,7 @@ class Use:
     queued_prefill_tokens: int = 0
     placed_tokens: int = 0  # of KV that turns brought to a D or R since it last reported its load
     answers: int = 0  # seconds in which the worker sent some of an answer
-    recent_tokens: int = 0  # of KV that this process's turns brought there, the older ones counting ever less
+    recent_tokens: int = 0  # of KV that turns brought there, the older ones counting ever less
 
 
 RECENT_TOKENS = 1 << 19
@@ -369,18 +369,15 @@ class Registry:
             if view is None:
                 continue
             used = self._used[worker_id]
-            inflight, queued, placed = used.inflight, used.queued_prefill_tokens, used.placed_tokens
+            inflight, queued = used.inflight, used.queued_prefill_tokens
+            placed, recent = used.placed_tokens, used.recent_tokens
             for use in self._others.get(worker_id, {}).values():
                 inflight += use.inflight
                 queued += use.queued_prefill_tokens
                 placed += use.placed_tokens
-            self._views[worker_id] = replace(
-                view,
-                inflight=inflight,
-                queued_prefill_tokens=queued,
-                placed_tokens=placed,
-                recent_tokens=used.recent_tokens,
-            )
+                recent += use.recent_tokens
+            new = {"queued_prefill_tokens": queued, "placed_tokens": placed, "recent_tokens": recent}
+            self._views[worker_id] = replace(view, inflight=inflight, **new)
 
     def _learned(self, worker_id: WorkerId, load: Load | None) -> dict[str, object]:
         """What changes as the engine reports its load: its places follow from it."""

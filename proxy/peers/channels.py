@@ -148,19 +148,21 @@ class Channels:
             self._flushing = asyncio.get_running_loop().call_later(ROUND_S, self._round)
 
     def broadcast(self, event: Event) -> None:
-        """Sends to all at once, before what is queued."""
-        batch = _ENCODER.encode([event])
-        for channel in self._channels:
-            channel.send(batch)
+        """Sends to all at once, behind what is queued."""
+        self._outbox.append(event)
+        self._send_outbox()
 
     def flush(self) -> None:
         """Puts what is queued and pending into the others' sockets."""
         self._outbox.extend(self._pending())
         if self._outbox:
-            batch = _ENCODER.encode(self._outbox)
-            self._outbox.clear()
-            for channel in self._channels:
-                channel.send(batch)
+            self._send_outbox()
+
+    def _send_outbox(self) -> None:
+        outbox, self._outbox = self._outbox, []  # if these cannot be encoded, the next ones still can
+        batch = _ENCODER.encode(outbox)
+        for channel in self._channels:
+            channel.send(batch)
 
     def _round(self) -> None:
         self._flushing = None

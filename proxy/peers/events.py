@@ -1,4 +1,8 @@
-"""What the processes of one proxy send each other. Each event gives a state as it is now, so the newest one holds.
+"""What the processes of one proxy send each other.
+
+Most events give a state as it is now, so the newest one holds. The others say what one turn taught, or where it is: all
+processes take that by the same functions as the one whose turn it is. Should such an event be taken twice, as by a
+process that has just got a snapshot, then it changes little; should it be lost, the answers that follow teach it again.
 
 A packet is a msgpack list of events, each an array that begins with its tag.
 """
@@ -7,12 +11,15 @@ from __future__ import annotations
 
 import msgspec
 
+from ..beliefs.held import BookLessons, CacheFound, LegOutcome, SentLeg
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
 from ..health.circuit_breaker import Circuit
 from ..sessions.prefix_chain import PrefixEnd
 from ..sessions.rendered_replies import Case
 from ..sessions.session import Session
+from ..sessions.templates import NewHeads
+from ..sessions.token_estimates import Estimates
 
 
 class Event(msgspec.Struct, array_like=True, gc=False):
@@ -58,6 +65,57 @@ class SessionDropped(Event, tag="dropped"):
     session_id: str
 
 
+class LegSent(Event, tag="leg"):
+    """A turn of the sender has been sent to a worker: see `Beliefs.sent`."""
+
+    leg: SentLeg
+
+
+class LegEnded(Event, tag="leg-ended"):
+    """It uses the worker's cache now, or will not: see `Beliefs.ended_leg`."""
+
+    end: LegOutcome
+
+
+class LegsUnderWay(Event, tag="legs"):
+    """All legs of the sender that have not ended so."""
+
+    legs: list[SentLeg]
+
+
+class CacheSeen(Event, tag="cached"):
+    """An answer to the sender says what its worker had cached: see `Beliefs.found`."""
+
+    found: CacheFound
+
+
+class BookLearned(Event, tag="book"):
+    """What is known of a worker's cache: see `Beliefs.adopt_lessons`."""
+
+    lessons: BookLessons
+
+
+class TokensCounted(Event, tag="tokens"):
+    """An answer to the sender has counted tokens: see `TokenEstimator.take`."""
+
+    model: str
+    added: dict[int, int]
+    new_tokens: int
+    completion_tokens: int | None
+
+
+class EstimatesLearned(Event, tag="estimates"):
+    """What is known of a model's tokens: see `TokenEstimator.adopt`."""
+
+    estimates: Estimates
+
+
+class HeadsComputed(Event, tag="heads"):
+    """Heads that are new to a worker, and what they say of the order in a template: see `TemplateOrder.take`."""
+
+    new: NewHeads
+
+
 class TemplateLearned(Event, tag="template"):
     """What is known of the order in a model's chat template: see `TemplateOrder.adopt`."""
 
@@ -81,6 +139,7 @@ class UseChanged(Event, tag="use"):
     queued_prefill_tokens: int
     placed_tokens: int
     answers: int = 0
+    recent_tokens: int = 0
 
 
 class TurnsArrived(Event, tag="arrived"):
@@ -196,6 +255,14 @@ AnyEvent = (
     | JoinReply
     | SnapshotRequest
     | SnapshotEnd
+    | LegSent
+    | LegEnded
+    | LegsUnderWay
+    | CacheSeen
+    | BookLearned
+    | TokensCounted
+    | EstimatesLearned
+    | HeadsComputed
     | TemplateLearned
     | RepliesLearned
     | SessionLearned

@@ -161,5 +161,6 @@ def complete(
     times_s: tuple[float, float] | None = None,
 ) -> None:
     """Learns from a whole answer; times_s: of its first and its last token."""
+    attempt.booking.release()  # the worker has ended its leg; other processes hear of that with the session
     learner.completed(match, attempt, opened, state.now(), token_times_s=times_s)
     state.health.completed(attempt.decision)

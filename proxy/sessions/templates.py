@@ -8,7 +8,8 @@ the two orders foretell different numbers of cached tokens.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
+from collections.abc import Mapping, Sequence
 from fnmatch import translate
 from functools import lru_cache
 
@@ -93,6 +94,16 @@ def vote(cached_tokens: int, head_tokens: float, tools_first: Claim, system_firs
     return weight if for_tools else -weight
 
 
+class NewHeads(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker has computed for the first time."""
+
+    worker: WorkerId
+    heads: Sequence[int]  # keys of their ends
+    parts: Mapping[int, int]  # by keys inside of them, in both orders: tokens that it has computed since
+    model: str = ""
+    votes: int = 0  # for the order of the model's template
+
+
 class TemplateOrder:
     """Learns the order of each model's template. `known` is replaced whole when something is learned."""
 
@@ -104,7 +115,7 @@ class TemplateOrder:
         self._heads: OrderedDict[tuple[WorkerId, int], None] = OrderedDict()
         self._computed: OrderedDict[WorkerId, int] = OrderedDict()  # tokens
         self._parts: OrderedDict[tuple[WorkerId, int], int] = OrderedDict()  # what was computed before it
-        self.replicated: Replicated[str, int] | None = None  # `changed` takes what `adopt` takes
+        self.replicated: Replicated[NewHeads] | None = None  # `changed` takes what `take` takes
 
     def __len__(self) -> int:
         return len(self._scores) + len(self._heads) + len(self._parts) + len(self._computed)
@@ -135,15 +146,15 @@ class TemplateOrder:
             # Not where both parts were seen, each beside another.
             if ours and theirs and (ours.least < tools_first[1][-2] * per_byte or not theirs.least):
                 score = vote(cached_tokens, chain.ends[marks.head] * per_byte, ours, theirs)
-        self._heads[name] = None
-        for key in {*tools_first[0][1:], *system_first[0][1:]}:
-            self._parts[worker, key] = before
-            self._parts.move_to_end((worker, key))
-        while len(self._heads) > HEADS_LIMIT:
-            self._heads.popitem(last=False)
-        while len(self._parts) > PARTS_LIMIT:
-            self._parts.popitem(last=False)
-        return score != 0 and self._vote(model, score)
+        new = NewHeads(worker, [name[1]], dict.fromkeys({*tools_first[0][1:], *system_first[0][1:]}, 0), model, score)
+        has_changed = self._take(new, before)
+        if self.replicated is not None:
+            self.replicated.changed(new)
+        return has_changed
+
+    def take(self, new: NewHeads) -> bool:
+        """What a turn of another process has shown."""
+        return self._take(new, self._computed.get(new.worker, 0))
 
     def adopt(self, model: str, score: int) -> None:
         """The sum of votes that another process has come to; those of this one are in it."""
@@ -152,6 +163,15 @@ class TemplateOrder:
     def scores(self) -> list[tuple[str, int]]:
         """What `adopt` takes."""
         return list(self._scores.items())
+
+    def heads(self) -> list[NewHeads]:
+        """All that is known of each worker, as `take` takes it."""
+        heads, parts = defaultdict[WorkerId, list[int]](list), defaultdict[WorkerId, dict[int, int]](dict)
+        for worker, key in self._heads:
+            heads[worker].append(key)
+        for (worker, key), before in self._parts.items():
+            parts[worker][key] = max(0, self._computed.get(worker, 0) - before)
+        return [NewHeads(worker, keys, parts[worker]) for worker, keys in heads.items()]
 
     def _claim(
         self, worker: WorkerId, keys: tuple[int, ...], ends: tuple[int, ...], per_byte: float, computed: int
@@ -164,11 +184,21 @@ class TemplateOrder:
             return None
         return Claim(ends[at] * per_byte, ends[at + 1] * per_byte)
 
-    def _vote(self, model: str, score: int) -> bool:
-        total = max(-_MOST, min(_MOST, self._scores.get(model, 0) + score))
-        if self.replicated is not None:
-            self.replicated.changed(model, total)
-        return self._set(model, total)
+    def _take(self, new: NewHeads, before: int) -> bool:
+        """before: tokens that the worker had computed by then. Whether the order in force changed."""
+        worker = new.worker
+        for head in new.heads:
+            self._heads[worker, head] = None
+        for key, since in new.parts.items():
+            self._parts[worker, key] = before - since
+            self._parts.move_to_end((worker, key))
+        while len(self._heads) > HEADS_LIMIT:
+            self._heads.popitem(last=False)
+        while len(self._parts) > PARTS_LIMIT:
+            self._parts.popitem(last=False)
+        if not new.votes:
+            return False
+        return self._set(new.model, max(-_MOST, min(_MOST, self._scores.get(new.model, 0) + new.votes)))
 
     def _set(self, model: str, score: int) -> bool:
         self._scores[model] = score

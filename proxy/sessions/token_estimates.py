@@ -10,9 +10,12 @@ counted in tokens, a few large turns would set what small ones are believed to h
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
+from ..runtime.replicated import Replicated
 from .text_kinds import TYPICAL_TOKENS, Kind
 
 DEFAULT_OUTPUT_TOKENS = 256
@@ -53,27 +56,40 @@ class _Model:
             variances[kind] = min(_FIRST_VARIANCES[kind], variances[kind] * (1.0 - gain * share) * _FORGET)
 
 
+class Estimates(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of one model."""
+
+    model: str
+    means: Sequence[float]  # by kind
+    variances: Sequence[float]
+    output_tokens: float | None
+
+
 class TokenEstimator:
     """Tokens by kind of text and length of answers, per model; above `capacity` the model unused for longest goes."""
 
     def __init__(self, capacity: int = 256) -> None:
         self._capacity = capacity
         self._models: OrderedDict[str, _Model] = OrderedDict()
+        self.replicated: Replicated[str, Mapping[int, int], int, int | None] | None = None
 
     def learn(self, model: str, added: Mapping[int, int], new_tokens: int, completion_tokens: int | None) -> None:
         """added, new_tokens: what a prompt had beyond its known prefix. None of it is learnt from where a template
         left out more than was added."""
-        known = self._models.get(model)
-        if known is None:
-            known = self._models[model] = _Model()
-            if len(self._models) > self._capacity:
-                self._models.popitem(last=False)
-        else:
-            self._models.move_to_end(model)
+        new_tokens = max(0, min(new_tokens, _MOST_TOKENS))
+        if completion_tokens is not None:
+            completion_tokens = max(0, min(completion_tokens, _MOST_TOKENS))
+        self.take(model, added, new_tokens, completion_tokens)
+        if self.replicated is not None:
+            self.replicated.changed(model, added, new_tokens, completion_tokens)
+
+    def take(self, model: str, added: Mapping[int, int], new_tokens: int, completion_tokens: int | None) -> None:
+        """What a turn of this process or of another one taught."""
+        known = self._known(model)
         if added and new_tokens > 0:
-            known.learn(added, min(new_tokens, _MOST_TOKENS))
-        if completion_tokens is not None and completion_tokens > 0:
-            known.output_tokens = decayed_mean(known.output_tokens, min(completion_tokens, _MOST_TOKENS), _OUTPUT_DECAY)
+            known.learn(added, new_tokens)
+        if completion_tokens:
+            known.output_tokens = decayed_mean(known.output_tokens, completion_tokens, _OUTPUT_DECAY)
 
     def estimate(self, model: str, added: Mapping[int, int]) -> int:
         """At least 1 for whatever has a unit or a byte."""
@@ -88,6 +104,29 @@ class TokenEstimator:
             mean = DEFAULT_OUTPUT_TOKENS if known is None or known.output_tokens is None else known.output_tokens
         expected = max(1, round(mean))
         return expected if cap is None else max(1, min(expected, cap))
+
+    def estimates(self) -> Iterator[Estimates]:
+        """What `adopt` takes."""
+        for name, known in self._models.items():
+            yield Estimates(name, tuple(known.means), tuple(known.variances), known.output_tokens)
+
+    def adopt(self, theirs: Estimates) -> None:
+        """What another process has learned; what this one has is in it."""
+        if len(theirs.means) != len(Kind) or len(theirs.variances) != len(Kind):  # the process is of another version
+            return
+        known = self._known(theirs.model)
+        known.means, known.variances = list(theirs.means), list(theirs.variances)
+        known.output_tokens = theirs.output_tokens
+
+    def _known(self, model: str) -> _Model:
+        known = self._models.get(model)
+        if known is not None:
+            self._models.move_to_end(model)
+            return known
+        known = self._models[model] = _Model()
+        if len(self._models) > self._capacity:
+            self._models.popitem(last=False)
+        return known
 
 
 _UNKNOWN = _Model()  # never learns

@@ -28,6 +28,19 @@ class Program:
         path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return [int(text) for text in path.read_text().split()]
 
+    def child_of(self, client_port: int) -> int:
+        """The process that has taken the connection from this port."""
+        port = int(self.base_url.rpartition(":")[2])
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        ends = f":{port:04X}", f":{client_port:04X}"
+        (inode,) = (line[9] for line in lines if line[1].endswith(ends[0]) and line[2].endswith(ends[1]))
+        for pid in self.children():
+            for file in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(FileNotFoundError):  # closed meanwhile
+                    if str(file.readlink()) == f"socket:[{inode}]":
+                        return pid
+        raise LookupError(f"no process has the connection from port {client_port}")
+
     async def is_ready(self) -> bool:
         with suppress(aiohttp.ClientError):
             async with self.session.get(f"{self.base_url}/ready") as response:

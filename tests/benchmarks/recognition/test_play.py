@@ -12,7 +12,9 @@ from benchmarks.recognition.engines.kv_events import EventSetup
 from benchmarks.recognition.engines.workers import Job, TimedWorker, VirtualTime
 from benchmarks.recognition.play import FleetSetup, Language, Play, TurnRecord, spread
 from benchmarks.recognition.replays import Text, TracedRequest
-from benchmarks.recognition.requests import Asked, said
+from benchmarks.recognition.requests import MODEL, Asked, said
+from benchmarks.recognition.routings import Processes
+from ppd.proxy.beliefs.held import PromptEntry
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.policy import Route
 from ppd.servers.sim.core.config import EventEncoding
@@ -171,3 +173,26 @@ def test_a_session_of_the_trace_is_asked_in_the_words_of_its_blocks() -> None:
     assert words([5]) == words([5]) != words([6])
     assert tokens.count(LANGUAGE.tokenizer(words([5, 6]))) == 8
     assert traced([1, 2])[0].messages[0] == said("system", words([1]))
+
+
+def test_all_processes_come_to_the_same_beliefs() -> None:
+    """Where caches are too small for what runs, so that what fits is learned from answers."""
+    sessions = [grows(f"{seed}") for seed in range(10)]
+    one, _ = play(sessions, "1P_2D", at_once=6, capacity_tokens=4_000, routing="ppd x 3")
+    assert isinstance(one._routing, Processes)
+    states = [process._state for process in one._routing.processes]
+    assert len({state.tokens.estimate(MODEL, {1: 2, 5: 3000}) for state in states}) == 1
+    views = states[0].registry.fleet(MODEL).views
+    found = [
+        {
+            (session.history, worker): held.tokens
+            for session in states[0].sessions.all()
+            for worker, held in state.beliefs.held(views, PromptEntry(session.history, session.history), 4_000).items()
+        }
+        for state in states
+    ]
+    assert found[0]
+    assert found == [pytest.approx(found[0], abs=64)] * 3
+    capacities = [state.beliefs.capacities() for state in states]
+    assert min(capacities[0].values()) < 4_000
+    assert capacities == [pytest.approx(capacities[0], abs=64)] * 3

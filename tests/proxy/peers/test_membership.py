@@ -182,14 +182,17 @@ async def test_a_worker_that_went_and_came_back_is_as_busy_as_it_is(pair: Pair) 
                 each.membership._channels.flush()
                 each.membership.catch_up()
         views = [each.state.registry.view(R1) for each in pair.ones]
-        return [view and (view.name, view.inflight, view.incarnation, view.placed_tokens) for view in views]
+        return [
+            view and (view.name, view.inflight, view.incarnation, view.placed_tokens, view.recent_tokens)
+            for view in views
+        ]
 
     worker(one.state.registry)
     assert heard()[0] == heard()[1]
     two.state.registry.reserve(R1, 5, 100)
     first = heard()
     assert first[0] == first[1]
-    assert first[0][1] == 1
+    assert (first[0][1], first[0][-1]) == (1, 100)
     one.state.registry.remove(R1)
     assert heard() == [None, None]
     two.state.registry.release(R1)

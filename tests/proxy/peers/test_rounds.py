@@ -17,7 +17,7 @@ from ppd.proxy.assembly import Proxy
 from ppd.proxy.errors import RateLimited
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
-from ppd.proxy.peers import membership, replication
+from ppd.proxy.peers import membership, turn_replication
 from ppd.proxy.peers.events import SessionLearned
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, TurnOutcome
@@ -67,15 +67,15 @@ async def test_a_newcomer_serves_when_it_knows_the_newest_sessions_and_is_told_t
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     count = 200
-    monkeypatch.setattr(replication, "FIRST_SESSIONS", 2)
-    monkeypatch.setattr(replication, "BATCH_SESSIONS", 1)
+    monkeypatch.setattr(turn_replication, "FIRST_SESSIONS", 2)
+    monkeypatch.setattr(turn_replication, "BATCH_SESSIONS", 1)
     monkeypatch.setattr(membership, "SNAPSHOT_S", 0.0)
     async with pair_of() as pair:
         for number in range(count):
             request = asked(f"{number}")
             finish(pair.ones[1], find(pair.ones[1], request), request, "yo")
         known = [session.history for session in pair.ones[1].state.sessions.all()]
-        batches = list(replication.Replication.snapshot(pair.ones[1].membership._replication))
+        batches = list(pair.ones[1].membership._replication.snapshot())
         told = [event.session.history for batch in batches for event in batch if isinstance(event, SessionLearned)]
         assert told == [*known[-2:], *known]
         looks(pair.ones[0])

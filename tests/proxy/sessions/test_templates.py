@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -18,6 +18,7 @@ from ppd.proxy.sessions.templates import (
     RECENT_TOKENS,
     UNITS_LIMIT,
     Claim,
+    NewHeads,
     TemplateOrder,
     Templates,
     vote,
@@ -170,26 +171,57 @@ def test_workers_know_what_they_themselves_have_seen_of_late(processes: int) -> 
 
 
 def test_votes_of_other_processes_are_added_to() -> None:
-    order, told = TemplateOrder(), list[tuple[str, int]]()
-    order.replicated = Told(told)
+    order = TemplateOrder()
     order.adopt("m", 2)
-    assert not order.known.tools_first and not told
+    assert not order.known.tools_first
     assert taught(Engine(tools_first=True, forgets=True), [("s", f"{at}bc") for at in range(2)], order)
-    assert told == [("m", 3)] and order.scores() == [("m", 3)]
+    assert order.scores() == [("m", 3)]
     order.adopt("m", -3)
     assert not order.known.tools_first
 
 
-class Told:
-    """Other processes, as `TemplateOrder` knows them."""
+class Others:
+    """The other processes, which take what one tells."""
 
-    def __init__(self, told: list[tuple[str, int]]) -> None:
-        self._told = told
+    def __init__(self, orders: Sequence[TemplateOrder]) -> None:
+        self._orders = orders
 
     def catch_up(self) -> None: ...
 
-    def changed(self, model: str, score: int) -> None:
-        self._told.append((model, score))
+    def changed(self, new: NewHeads) -> None:
+        for order in self._orders:
+            order.take(new)
+
+
+@pytest.mark.parametrize("tools_first", [False, True])
+@pytest.mark.parametrize("traffic", [*TRAFFIC.values(), [("s", "abc"), ("t", "abd"), ("u", "abe"), ("v", "abf")]])
+def test_processes_learn_from_each_others_turns(traffic: list[tuple[str, str]], tools_first: bool) -> None:
+    """Where each knows only of its own turns, it learns less, and takes what others have had computed for a text."""
+    one, orders = TemplateOrder(), [TemplateOrder(processes=2) for _ in range(2)]
+    for order, other in (orders, orders[::-1]):
+        order.replicated = Others([other])
+    engine, same_engine = Engine(tools_first=tools_first), Engine(tools_first=tools_first)
+    for at, (system, tools) in enumerate(traffic):
+        chain = prompt(system, tools)
+        orders[at % 2].learn("m", W, chain, *engine.ask(chain))
+        one.learn("m", W, chain, *same_engine.ask(chain))
+    assert [order.scores() for order in orders] == [one.scores()] * 2
+
+
+def test_a_process_that_starts_late_takes_the_heads_and_how_old_their_parts_are() -> None:
+    order, newcomer, engine = TemplateOrder(), TemplateOrder(), Engine(tools_first=True)
+    for system, computed in (("old", RECENT_TOKENS + 1), ("s", 0)):
+        chain = prompt(system, f"abc{system}")
+        order.learn("m", W, chain, *engine.ask(chain))
+        order.computed(W, computed)
+    for new in order.heads():
+        newcomer.take(new)
+    assert newcomer.heads() == order.heads()
+    chain = prompt("t", "abcs")
+    assert newcomer.learn("m", W, chain, *engine.ask(chain))
+    assert not newcomer.learn("m", W, prompt("s", "abcs"), chain.size // 4, 1000), "which it knows"
+    newcomer.learn("m", W, prompt("old", "xyz"), chain.size // 4, 1000)
+    assert newcomer.scores() == [("m", 3)], "the text may be there still, or not"
 
 
 @pytest.mark.parametrize("since", [0, RECENT_TOKENS + 1])

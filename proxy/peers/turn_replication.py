@@ -1,0 +1,203 @@
+"""What turns change and teach, sent to the other processes and applied as they send it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from typing import Any, Generic, ParamSpec, Protocol
+
+from ..beliefs.held import BookNews, CacheFound, LegOutcome, SentLeg
+from ..fleet.registry import Use, WorkerChange
+from ..fleet.worker import WorkerId
+from ..routing.state import State
+from ..sessions.rendered_replies import Case
+from ..sessions.session import Session
+from ..sessions.templates import NewHeads
+from .channels import Member
+from .events import (
+    BookLearned,
+    CacheSeen,
+    EstimatesLearned,
+    Event,
+    HeadsComputed,
+    LegEnded,
+    LegSent,
+    LegsUnderWay,
+    RepliesLearned,
+    SessionDropped,
+    SessionLearned,
+    TemplateLearned,
+    TokensCounted,
+    TurnsArrived,
+    UseChanged,
+)
+
+BATCH_SESSIONS = 200  # of a snapshot
+FIRST_SESSIONS = 5_000  # of a larger snapshot
+P = ParamSpec("P")
+
+Appliers = dict[type[Event], Callable[[int, Any], object]]
+"""By the type of an event: takes its sender and the event."""
+
+
+class EventSender(Protocol):
+    """See `Channels`."""
+
+    def queue(self, event: Event) -> None: ...
+    def broadcast(self, event: Event) -> None: ...
+    def flush(self) -> None: ...
+    def schedule_flush(self) -> None: ...
+    def drain(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Copies(Generic[P]):
+    """A `Replicated`: `catch_up` drains the channels, `changed` sends."""
+
+    catch_up: Callable[[], None]
+    changed: Callable[P, None]
+
+
+class TurnReplication:
+    """`leg_limit`: legs that one worker may have."""
+
+    _channels: EventSender  # set by `attach`; nothing is sent before
+
+    def __init__(self, member: Member, state: State, leg_limit: Callable[[], int]) -> None:
+        self._member = member
+        self._state = state
+        self._leg_limit = leg_limit
+        self._used: set[WorkerId] = set()  # workers whose use has changed since it was sent
+        self._turns_arrived = self._conversations_arrived = 0  # since it was sent
+
+    def attach(self, channels: EventSender) -> None:
+        self._channels, state, catch_up = channels, self._state, channels.drain
+        state.sessions.replicated = Copies(catch_up, self._session_learned)
+        state.beliefs.replicated = Copies(catch_up, self._cache_used)
+        state.tokens.replicated = Copies(catch_up, self._tokens_counted)
+        state.templates.replicated = Copies(catch_up, self._heads_computed)
+        state.sessions.rendered.replicated = Copies(catch_up, self._replies_learned)
+        state.arrivals.replicated = Copies(catch_up, self._turn_arrived)
+
+    # -- sending
+
+    def use_changed(self, worker: WorkerId, change: WorkerChange) -> None:
+        self._used.add(worker)
+        if change is WorkerChange.LEGS and 2 * self._state.registry.inflight(worker) >= self._leg_limit():
+            self._channels.flush()  # so little room is left that all processes should know of each leg
+        else:
+            self._channels.schedule_flush()
+
+    def _session_learned(self, session: Session, label: int | None, keys: Iterable[int]) -> None:
+        # At once: the answer's last bytes are about to go to the client, whose next turn may reach any process.
+        for used in self._changed_uses():  # nor is the turn's worker busier there than here
+            self._channels.queue(used)
+        self._channels.broadcast(SessionLearned(session, label, list(keys)))
+
+    def _cache_used(self, what: BookNews) -> None:
+        match what:
+            case SentLeg():
+                self._channels.queue(LegSent(what))
+            case LegOutcome():
+                self._channels.queue(LegEnded(what))
+            case CacheFound():
+                self._channels.queue(CacheSeen(what))
+
+    def _tokens_counted(self, model: str, added: Mapping[int, int], new_tokens: int, completion: int | None) -> None:
+        self._channels.queue(TokensCounted(model, dict(added), new_tokens, completion))
+
+    def _heads_computed(self, new: NewHeads) -> None:
+        self._channels.queue(HeadsComputed(new))
+
+    def _replies_learned(self, case: Case, score: int) -> None:
+        self._channels.queue(RepliesLearned(case, score))
+
+    def _turn_arrived(self, opens: bool) -> None:
+        self._turns_arrived += 1
+        self._conversations_arrived += opens
+        self._channels.schedule_flush()
+
+    def pending(self) -> Iterator[Event]:
+        """What changes at every turn: sent as it is at a flush, not step by step."""
+        if self._turns_arrived:
+            yield TurnsArrived(self._turns_arrived, self._conversations_arrived)
+            self._turns_arrived = self._conversations_arrived = 0
+        yield from self._changed_uses()
+
+    def _changed_uses(self) -> Iterator[Event]:
+        while self._used:
+            use = self._state.registry.use(worker := self._used.pop())
+            if use is not None:
+                yield _use_event(self._member.index, worker, use)
+
+    def own(self) -> list[Event]:
+        """What this process runs, for one that has just started."""
+        registry = self._state.registry
+        uses = [(view.id, registry.use(view.id)) for view in registry.views()]
+        used = [_use_event(self._member.index, worker, use) for worker, use in uses if use is not None]
+        return [*used, LegsUnderWay(self._state.beliefs.legs())]
+
+    def snapshot(self) -> Iterator[list[Event]]:
+        """All that this process knows, in batches; what changes between two of them is sent as a change."""
+        state = self._state
+        yield [EstimatesLearned(estimates) for estimates in state.tokens.estimates()]
+        yield [BookLearned(lessons) for lessons in state.beliefs.lessons()]
+        yield [HeadsComputed(new) for new in state.templates.heads()]
+        yield [TemplateLearned(model, score) for model, score in state.templates.scores()]
+        yield [RepliesLearned(case, score) for case, score in state.sessions.rendered.scores()]
+        yield [_use_event(process, worker, use) for process, worker, use in state.registry.others()]
+        sessions = self._sessions_to_send()
+        while batch := list(islice(sessions, BATCH_SESSIONS)):
+            yield [SessionLearned(session, *state.sessions.lookup_keys(session)) for session in batch]
+
+    def _sessions_to_send(self) -> Iterator[Session]:
+        """The newest first, as the next turns are likely theirs; then all, in the order in which they expire."""
+        every = self._state.sessions.all()
+        if len(every) > FIRST_SESSIONS:
+            yield from every[-FIRST_SESSIONS:]
+        yield from every
+        sent_s = every[-1].seen_s if every else 0.0
+        used = takewhile(lambda session: session.seen_s > sent_s, reversed(self._state.sessions.all()))
+        yield from reversed(list(used))  # meanwhile: the older ones that were sent after them stand behind them
+
+    # -- applying
+
+    def restarted(self, process: int) -> None:
+        """Its predecessor's turns are gone."""
+        self._state.registry.ended(process)
+        self._state.beliefs.adopt_legs((), process)
+
+    def appliers(self) -> Appliers:
+        state, now, beliefs = self._state, self._state.now, self._state.beliefs
+        return {
+            UseChanged: lambda _, event: self._apply_use(event),
+            SessionLearned: lambda _, event: state.sessions.adopt(event.session, event.label, event.keys),
+            SessionDropped: lambda _, event: state.sessions.drop(event.session_id),
+            LegSent: lambda sender, event: beliefs.sent(event.leg, sender),
+            LegEnded: lambda sender, event: beliefs.ended_leg(event.end, sender),
+            LegsUnderWay: lambda sender, event: beliefs.adopt_legs(event.legs, sender),
+            CacheSeen: lambda sender, event: beliefs.found(event.found, sender),
+            BookLearned: lambda _, event: beliefs.adopt_lessons(event.lessons),
+            TokensCounted: lambda _, event: state.tokens.take(
+                event.model, event.added, event.new_tokens, event.completion_tokens
+            ),
+            EstimatesLearned: lambda _, event: state.tokens.adopt(event.estimates),
+            HeadsComputed: lambda _, event: state.templates.take(event.new),
+            TemplateLearned: lambda _, event: state.templates.adopt(event.model, event.score),
+            RepliesLearned: lambda _, event: state.sessions.rendered.adopt(event.case, event.score),
+            TurnsArrived: lambda _, event: state.arrivals.adopt(
+                now(), turns=event.turns, conversations=event.conversations
+            ),
+        }
+
+    def _apply_use(self, event: UseChanged) -> None:
+        if event.by != self._member.index:  # a snapshot holds what a predecessor of this process did
+            placed, recent = event.placed_tokens, event.recent_tokens
+            use = Use(event.inflight, event.queued_prefill_tokens, placed, event.answers, recent)
+            self._state.registry.used_by(event.by, event.worker, use)
+
+
+def _use_event(process: int, worker: WorkerId, use: Use) -> UseChanged:
+    placed, recent = use.placed_tokens, use.recent_tokens
+    return UseChanged(process, worker, use.inflight, use.queued_prefill_tokens, placed, use.answers, recent)

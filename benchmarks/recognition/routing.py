@@ -22,7 +22,7 @@ from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import ReadingRules, Request, parse_request
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
 from ppd.proxy.sessions.hasher import Hasher
-from ppd.proxy.sessions.session import marks_of_prompt
+from ppd.proxy.sessions.session import marks_of_prompt, points_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.templates import TemplateOrder
 from ppd.proxy.sessions.token_estimates import TokenEstimator
@@ -166,6 +166,7 @@ class ProxyRouting:
             cached_tokens=usage.cached_tokens if decision.prefill is None and decision.cached_tokens else None,
             reply_key=hashed.key(),
             reasoned=hashed.reasoned,
+            reply_alone=hashed.alone(),
             decode=residency(decision.decode.id, prompt + completion),
             prefill=residency(decision.prefill.id, prompt) if decision.prefill else None,
         )
@@ -174,7 +175,8 @@ class ProxyRouting:
     def _turn(self, request: Request, match: SessionMatch) -> tuple[PromptEntry, Turn]:
         """As `Router._turn` of routing/router.py makes it."""
         prompt_tokens = match.held_tokens + self._tokens.estimate(request.model, match.added)
-        entry = PromptEntry(match.history, match.source, marks_of_prompt(request.prompt, prompt_tokens), match.decode)
+        marks, points = (of(request.prompt, prompt_tokens) for of in (marks_of_prompt, points_of_prompt))
+        entry = PromptEntry(match.history, match.source, marks, match.decode, points)
         turn = Turn(
             model=request.model,
             session_id=match.session_id,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
+from operator import attrgetter
 
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
@@ -18,11 +19,12 @@ from .cache_book import CacheBook
 from .held import BeliefEvidence, Held, Mark, PromptEntry, Residency
 
 SHARED_BYTES = 1024  # about 256 tokens: shorter beginnings are not worth a worker
-MARKS = 3  # of one prompt
+MARKS = 3  # of one prompt, beside points inside of its head
 MARKS_KEPT = 16_384  # of all prompts; 150 bytes each
 
 _BITS = 30  # for the tokens of a mark
 _MASK = (1 << _BITS) - 1
+_TOKENS = attrgetter("tokens")
 
 
 class Beliefs:
@@ -49,7 +51,7 @@ class Beliefs:
         """
         source, shares = entry.source, BeliefEvidence.SHARED_PREFIX
         own = BeliefEvidence.OWN_TURNS if source == entry.history else shares
-        passed = self._passed(entry.marks)
+        passed = self._passed(entry)
         found = dict[WorkerId, Held]()
         for worker, book in self._books.items():
             tokens = 0 if source is None else min(book.held(source), most)
@@ -104,6 +106,12 @@ class Beliefs:
         if book is not None:
             book.touch(history, where.tokens, self._shared(book, history, marks))
 
+    def lasting(self, marks: list[Mark], points: Sequence[Mark], decode: Residency | None) -> list[Mark]:
+        """Which of these a session keeps: all marks, and a point that has an entry where the session is."""
+        book = None if decode is None or not points else self._books.get(decode.worker)
+        known = [] if book is None else [one for one in (*points, *marks) if book.held(one.key)]
+        return sorted({*marks, max(known, key=_TOKENS)}, key=_TOKENS) if known else marks
+
     def expect(self, history: int, worker: WorkerId, tokens: int, marks: Sequence[Mark]) -> int:
         """A turn was sent there; see `CacheBook.expect`. Returns, for `found`, what was used since this history was."""
         book = self._book(worker)
@@ -119,11 +127,18 @@ class Beliefs:
         if book is not None:
             book.begun(history)
 
-    def uses(self, history: int, worker: WorkerId, tokens: int, marks: Sequence[Mark]) -> None:
+    def uses(self, entry: PromptEntry, worker: WorkerId, tokens: int) -> None:
         """As `touch`, of the engine that is there now; tokens: it may hold more of the history, and then keeps it."""
         book = self._book(worker)
-        if book is not None:
-            book.touch(history, max(tokens, book.held(history)), self._shared(book, history, marks))
+        if book is None:
+            return
+        shared = self._shared(book, entry.history, entry.marks)
+        if entry.points:
+            # Entries lie inside of one another, and later turns touch marks: a point has one beyond the last mark only.
+            within = shared[-1].tokens if shared else 0
+            points = self._shared(book, entry.history, [point for point in entry.points if point.tokens > within])
+            shared += points[-1:]
+        book.touch(entry.history, max(tokens, book.held(entry.history)), shared)
 
     def withdraw(self, history: int, worker: WorkerId) -> None:
         """The turn that was expected there has failed before it used anything."""
@@ -147,10 +162,10 @@ class Beliefs:
         """In tokens, as far as they are believed; 0: unknown."""
         return {worker: book.capacity for worker, book in self._books.items()}
 
-    def _passed(self, marks: Iterable[Mark]) -> list[tuple[int, int, int]]:
+    def _passed(self, entry: PromptEntry) -> list[tuple[int, int, int]]:
         """As `CacheBook.longest` takes them, longest first."""
         passed = list[tuple[int, int, int]]()
-        for mark in marks:
+        for mark in sorted((*entry.points, *entry.marks), key=_TOKENS) if entry.points else entry.marks:
             known = self._marks.get(mark.key)
             if known is not None:
                 passed.append((mark.key, known >> _BITS, known & _MASK))

@@ -45,3 +45,4 @@ class PromptEntry(msgspec.Struct, frozen=True):
     source: int | None = None  # the history that it continues: itself, or another one that it branches from
     marks: Sequence[Mark] = ()  # shortest first
     last: Residency | None = None  # after its session's last turn, of the worker that answered it
+    points: Sequence[Mark] = ()  # inside of a head that its session has not had before, shortest first

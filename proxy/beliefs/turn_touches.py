@@ -52,7 +52,7 @@ class TurnTouches:
         """The prompt's KV is on the answering worker from here on, whatever becomes of its answer."""
         self._touch(self._decode)
         if self._entry.source is None:  # it opens its session: what begins like it may come at once
-            self._beliefs.passed(self._entry.history, self._entry.marks)
+            self._beliefs.passed(self._entry.history, (*self._entry.points, *self._entry.marks))
 
     def answered(self, cached: int | None) -> None:
         """So many of the prompt's tokens had been cached on the answering worker; after a handoff it cannot say."""
@@ -74,7 +74,7 @@ class TurnTouches:
             self._awaited.remove(worker)
             self._beliefs.begun(self._entry.history, worker)
         # An estimate, and perhaps of less than is there: a turn that is sent again repeats only its prompt.
-        self._beliefs.uses(self._entry.history, worker, self._prompt_tokens, self._entry.marks)
+        self._beliefs.uses(self._entry, worker, self._prompt_tokens)
 
     def _compare(self, worker: WorkerId, cached: int | None) -> None:
         held = self._held.get(worker)

@@ -26,7 +26,7 @@ from ..health.poisoned_prompts import life_of
 from ..health.worker_health import Key, blamed_view
 from ..openai.request import Request
 from ..policy import Decision, Excluded, Route, Rules, Turn, decide, has_room
-from ..sessions.session import marks_of_prompt
+from ..sessions.session import marks_of_prompt, points_of_prompt
 from ..sessions.table import SessionMatch
 from ..telemetry.receipts import CellRecord, Receipt
 from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext, is_loss, workers_lost
@@ -289,7 +289,8 @@ class Router:
     def _turn(self, request: Request, match: SessionMatch, forced: Route | None) -> tuple[PromptEntry, Turn]:
         tokens, prompt = self._state.tokens, request.prompt
         prompt_tokens = match.held_tokens + tokens.estimate(request.model, match.added)
-        entry = PromptEntry(match.history, match.source, marks_of_prompt(prompt, prompt_tokens), match.decode)
+        marks, points = (of(prompt, prompt_tokens) for of in (marks_of_prompt, points_of_prompt))
+        entry = PromptEntry(match.history, match.source, marks, match.decode, points)
         turn = Turn(
             model=request.model,
             session_id=match.session_id,

@@ -25,24 +25,23 @@ from ..errors import ConfigError
 from ..fleet.worker import WorkerId
 from ..runtime.replicated import Replicated
 from .hasher import KEY_BITS
-from .kept_units import NO_UNITS_KEPT, EndedTurn, Place, pack, unpacked
-from .matching import Common, MatchKind, SessionMatch, TurnOutcome, common, judge, newest_end, newest_key
-from .prefix_chain import PrefixEnd
-from .rendered_replies import Doubt, RenderedReplies
+from .kept_units import NO_UNITS_KEPT, EndedTurn, pack, unpacked
+from .matching import Common, MatchKind, SessionMatch, TurnOutcome, common, judge, matched, newest_end, newest_key
+from .prefix_chain import Chain, PrefixEnd
+from .rendered_replies import RenderedReplies
 from .session import (
     KnownPrefix,
     Prompt,
     Session,
     SessionSummary,
     held_tokens,
-    hexadecimal,
     index_keys,
     marks_of_prompt,
+    points_of_prompt,
     response_key,
     summary_of,
 )
-from .text_cuts import cuts_of
-from .text_kinds import added
+from .text_cuts import cuts_of, head_points
 from .token_estimates import decayed_mean
 
 __all__ = ["MatchKind", "SessionMatch", "SessionTable", "TurnOutcome"]
@@ -102,7 +101,7 @@ class SessionTable:
             self.rendered.learn(prompt.model, match.doubt, outcome.prompt_tokens, cached)
         known = self._sessions.get(match.history)
         session = known if known and _still_there(known, match, prompt, outcome) else self._add(match, prompt)
-        before = index_keys(session)
+        before, head_mask = index_keys(session), unpacked(session.units).head_mask
         units, prefixes = self._kept(match, prompt, outcome)
         session.turn, session.units = match.turn, units
         output_tokens = decayed_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
@@ -110,8 +109,12 @@ class SessionTable:
         after = index_keys(session)
         self._unlink(session, before - after)
         self._index.update(dict.fromkeys(after - before, session))
-        if session is not known:
-            session.marks = marks_of_prompt(prompt, outcome.prompt_tokens)
+        has_new_head = head_mask != prompt.chain.head_mask
+        if has_new_head:
+            session.packed_head = head_points(prompt.chain)
+        if session is not known or has_new_head:
+            marks, points = (of(prompt, outcome.prompt_tokens) for of in (marks_of_prompt, points_of_prompt))
+            session.marks = self._beliefs.lasting(marks, points, outcome.decode)
         self._beliefs.ended(session.history, (outcome.decode, outcome.prefill), session.marks)
         self._name(session, prompt.label)
         self._touch(session, now_s)
@@ -188,7 +191,7 @@ class SessionTable:
     def _match(self, prompt: Prompt, named: Session | None, now_s: float) -> SessionMatch:
         sizes = dict(zip(prompt.chain.keys, prompt.chain.ends, strict=True))
         best = self._most_in_common(prompt, named, sizes, now_s)
-        if (best is None or not best[0].is_whole) and (cuts := cuts_of(prompt.chain)):
+        if (best is None or not best[0].is_whole or best[0].has_other_head) and (cuts := cuts_of(prompt.chain)):
             sizes.update(cuts)
             best = self._most_in_common(prompt, named, sizes, now_s)
         if best is None:
@@ -201,7 +204,7 @@ class SessionTable:
             session = Session(self._new_history(prompt), prompt.label)
             # At the first turn any worker that shares the prefix will do, and the policy balances them.
             session.learn(*(found.session.learnt() if turn > 1 else (found.session.output_tokens, None, None)))
-        return _matched(kind, session, turn, prompt, place, found.session, doubt, found)
+        return matched(kind, session, turn, prompt, place, found.session, doubt, found)
 
     def _most_in_common(
         self, prompt: Prompt, named: Session | None, sizes: Mapping[int, int], now_s: float
@@ -214,7 +217,7 @@ class SessionTable:
         best: _Judged | None = None
         own: _Judged | None = None
         most = -1, False
-        for session in self._candidates(named, sizes, now_s):
+        for session in self._candidates(prompt.chain, named, sizes, now_s):
             found = common(session, prompt.chain, sizes)
             if found is None or (verdict := judge(found, prompt, named)) is None:
                 continue
@@ -227,14 +230,20 @@ class SessionTable:
             return own
         return best
 
-    def _candidates(self, named: Session | None, sizes: Mapping[int, int], now_s: float) -> Iterable[Session]:
-        index = self._index
+    def _candidates(
+        self, chain: Chain, named: Session | None, sizes: Mapping[int, int], now_s: float
+    ) -> Iterable[Session]:
+        index, last_reply = self._index, chain.marks.last_reply
         known: Collection[int] = index.keys() & sizes.keys()
         if len(known) > 1:
             known = sorted(known, key=sizes.__getitem__, reverse=True)
             if len(known) > MOST_CANDIDATES:
                 known = [*known[: MOST_CANDIDATES - 1], known[-1]]
         sessions = [session for key in known if not self._has_expired(session := index[key], now_s)]
+        if last_reply and (mask := chain.head_mask):  # else it is among them
+            after_reply = index.get(chain.keys[last_reply] ^ mask)
+            if after_reply is not None and not self._has_expired(after_reply, now_s):
+                sessions.insert(0, after_reply)
         if named is not None:
             sessions.insert(0, named)
         return dict.fromkeys(sessions)
@@ -245,7 +254,7 @@ class SessionTable:
         if named is not None:
             new.learn(named.output_tokens, None, None)
         affinity = named.decode if named is not None else None
-        return _matched(kind, new, named.turn + 1 if named else 1, prompt, (0, 0), affinity=affinity)
+        return matched(kind, new, named.turn + 1 if named else 1, prompt, (0, 0), affinity=affinity)
 
     def _match_by_count(self, prompt: Prompt, session: Session | None, now_s: float) -> SessionMatch:
         """The paper's rule: the opener is the session, each request with it a turn, and all of its history is held."""
@@ -254,12 +263,14 @@ class SessionTable:
         self._touch(session, now_s)
         chain = prompt.chain
         found = common(session, chain, dict(zip(chain.keys, chain.ends, strict=True)))
+        if found is not None and found.has_other_head:
+            found = None
         # The new turn adds what lies beyond the known prefix; without one, the last message.
         covered = found.place[0] if found is not None else chain.ends[-2] if len(chain.ends) > 1 else 0
         if newest_end(session, is_prompt=True) == chain.end() and found is not None:
-            return _matched(MatchKind.RETRY, session, session.turn, prompt, found.place, session)
+            return matched(MatchKind.RETRY, session, session.turn, prompt, found.place, session)
         place = covered, held_tokens(session)
-        return _matched(MatchKind.NEXT, session, session.turn + 1, prompt, place, session)
+        return matched(MatchKind.NEXT, session, session.turn + 1, prompt, place, session)
 
     # -- keeping
 
@@ -278,10 +289,12 @@ class SessionTable:
             doubt = None if found is None else found.doubt(chain)
         before, shared, place = NO_UNITS_KEPT, 0, (0, 0)
         if found is not None:
-            before, shared = found.units, found.shared
+            before, shared = found.units, 0 if found.has_other_head else found.shared
             place = found.up_to(self.rendered.held(prompt.model, doubt, found.tokens), sizes)
         held, whole = outcome.held_tokens, outcome.prompt_tokens + outcome.completion_tokens
-        ended = EndedTurn(match.turn, outcome.prompt_tokens, outcome.reply_key, whole, outcome.reasoned)
+        ended = EndedTurn(
+            match.turn, outcome.prompt_tokens, outcome.reply_key, whole, outcome.reasoned, outcome.reply_alone
+        )
         units = pack(before, shared, sizes, place, chain, ended)
         kept = unpacked(units)
         prefixes = list[KnownPrefix]()
@@ -366,33 +379,3 @@ def _still_there(session: Session, match: SessionMatch, prompt: Prompt, outcome:
 def _is_same(before: Residency | None, now: Residency | None) -> bool:
     """Whether the worker that ended the session's last turn has ended this one: it has held the reply."""
     return before is not None and now is not None and before.worker == now.worker
-
-
-def _matched(
-    kind: MatchKind,
-    session: Session,
-    turn: int,
-    prompt: Prompt,
-    place: Place,
-    source: Session | None = None,
-    doubt: Doubt | None = None,
-    found: Common | None = None,
-    affinity: WorkerId | None = None,
-) -> SessionMatch:
-    output_tokens, decode, _ = session.learnt()
-    return SessionMatch(
-        session_id=session.id if prompt.label is None else hexadecimal(prompt.label),
-        turn=turn,
-        kind=kind,
-        held_tokens=place[1],
-        new_bytes=prompt.chain.size - place[0],
-        added=added(prompt.chain, None if source is None else place[0]),
-        decode=decode,
-        output_tokens=output_tokens,
-        history=session.history,
-        source=None if source is None else source.history,
-        parent=None if source is None else newest_key(source),
-        affinity=affinity,
-        doubt=doubt,
-        common=found,
-    )

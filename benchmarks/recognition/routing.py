@@ -24,7 +24,7 @@ from ppd.proxy.openai.request import ReadingRules, Request, parse_request
 from ppd.proxy.peers.channels import Member
 from ppd.proxy.peers.turn_replication import Copies, EventSender, TurnReplication
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
-from ppd.proxy.sessions.session import marks_of_prompt
+from ppd.proxy.sessions.session import marks_of_prompt, points_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, TurnOutcome
 
 from .engines.workers import TimedWorker, VirtualTime
@@ -203,6 +203,7 @@ class ProxyRouting:
             cached_tokens=usage.cached_tokens if decision.prefill is None and decision.cached_tokens else None,
             reply_key=hashed.key(),
             reasoned=hashed.reasoned,
+            reply_alone=hashed.alone(),
             decode=residency(decision.decode.id, prompt + completion),
             prefill=residency(decision.prefill.id, prompt) if decision.prefill else None,
         )
@@ -211,7 +212,8 @@ class ProxyRouting:
     def _turn(self, request: Request, match: SessionMatch) -> tuple[PromptEntry, Turn]:
         """As `Router._turn` of routing/router.py makes it."""
         prompt_tokens = match.held_tokens + self._tokens.estimate(request.model, match.added)
-        entry = PromptEntry(match.history, match.source, marks_of_prompt(request.prompt, prompt_tokens), match.decode)
+        marks, points = (of(request.prompt, prompt_tokens) for of in (marks_of_prompt, points_of_prompt))
+        entry = PromptEntry(match.history, match.source, marks, match.decode, points)
         turn = Turn(
             model=request.model,
             session_id=match.session_id,

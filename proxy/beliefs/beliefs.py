@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
+from operator import attrgetter
 
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
@@ -32,12 +33,13 @@ from .held import (
 )
 
 SHARED_BYTES = 1024  # about 256 tokens: shorter beginnings are not worth a worker
-MARKS = 3  # of one prompt
+MARKS = 3  # of one prompt, beside points inside of its head
 MARKS_KEPT = 16_384  # of all prompts; 150 bytes each
 OWN = -1  # in place of another process's index
 
 _BITS = 30  # for the tokens of a mark
 _MASK = (1 << _BITS) - 1
+_TOKENS = attrgetter("tokens")
 
 
 class Beliefs:
@@ -69,7 +71,7 @@ class Beliefs:
         """
         source, shares = entry.source, BeliefEvidence.SHARED_PREFIX
         own = BeliefEvidence.OWN_TURNS if source == entry.history else shares
-        passed = self._passed(entry.marks)
+        passed = self._passed(entry)
         found = dict[WorkerId, Held]()
         for worker, book in self._books.items():
             tokens = 0 if source is None else min(book.held(source), most)
@@ -126,6 +128,12 @@ class Beliefs:
         if book is not None:
             book.touch(history, where.tokens, self._shared(book, history, marks))
 
+    def lasting(self, marks: list[Mark], points: Sequence[Mark], decode: Residency | None) -> list[Mark]:
+        """Which of these a session keeps: all marks, and a point that has an entry where the session is."""
+        book = None if decode is None or not points else self._books.get(decode.worker)
+        known = [] if book is None else [one for one in (*points, *marks) if book.held(one.key)]
+        return sorted({*marks, max(known, key=_TOKENS)}, key=_TOKENS) if known else marks
+
     def sent(self, leg: SentLeg, by: int = OWN) -> int:
         """See `CacheBook.expect`. Returns, for `found`, what was used there since this history was.
 
@@ -156,10 +164,16 @@ class Beliefs:
             book.withdraw(leg.history)
             return
         book.begun(leg.history)
+        shared = self._shared(book, leg.history, leg.marks)
+        if leg.points:
+            # Entries lie inside of one another, and later turns touch marks: a point has one beyond the last mark only.
+            within = shared[-1].tokens if shared else 0
+            points = self._shared(book, leg.history, [point for point in leg.points if point.tokens > within])
+            shared += points[-1:]
         # The worker may hold more of the history than this turn has, and then keeps it.
-        book.touch(leg.history, max(leg.tokens, book.held(leg.history)), self._shared(book, leg.history, leg.marks))
+        book.touch(leg.history, max(leg.tokens, book.held(leg.history)), shared)
         if leg.opens:
-            self.passed(leg.history, leg.marks)
+            self.passed(leg.history, (*leg.points, *leg.marks))
 
     def found(self, found: CacheFound, by: int = OWN) -> None:
         """See `CacheBook.found`."""
@@ -208,10 +222,10 @@ class Beliefs:
         if self.replicated is not None and by == OWN:
             self.replicated.changed(what)
 
-    def _passed(self, marks: Iterable[Mark]) -> list[tuple[int, int, int]]:
+    def _passed(self, entry: PromptEntry) -> list[tuple[int, int, int]]:
         """As `CacheBook.longest` takes them, longest first."""
         passed = list[tuple[int, int, int]]()
-        for mark in marks:
+        for mark in sorted((*entry.points, *entry.marks), key=_TOKENS) if entry.points else entry.marks:
             known = self._marks.get(mark.key)
             if known is not None:
                 passed.append((mark.key, known >> _BITS, known & _MASK))

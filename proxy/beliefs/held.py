@@ -54,6 +54,7 @@ class SentLeg(msgspec.Struct, frozen=True, array_like=True, gc=False):
     history: int
     tokens: int  # of the prompt, an estimate
     marks: Sequence[Mark] = ()  # shortest first
+    points: Sequence[Mark] = ()  # as of its `PromptEntry`
     opens: bool = False  # it opens its session, and what begins like that may come as soon as it is answered
 
 
@@ -91,3 +92,4 @@ class PromptEntry(msgspec.Struct, frozen=True):
     source: int | None = None  # the history that it continues: itself, or another one that it branches from
     marks: Sequence[Mark] = ()  # shortest first
     last: Residency | None = None  # after its session's last turn, of the worker that answered it
+    points: Sequence[Mark] = ()  # inside of a head that its session has not had before, shortest first

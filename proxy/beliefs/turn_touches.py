@@ -68,7 +68,7 @@ class TurnTouches:
     def _expect(self, worker: WorkerId) -> None:
         entry, number = self._entry, next(self._beliefs.leg_numbers)
         opens = entry.source is None and worker == self._decode
-        leg = SentLeg(number, worker, entry.history, self._prompt_tokens, entry.marks, opens)
+        leg = SentLeg(number, worker, entry.history, self._prompt_tokens, entry.marks, entry.points, opens)
         self._since[worker] = self._beliefs.sent(leg)
         self._awaited[worker] = number
 

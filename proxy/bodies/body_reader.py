@@ -106,7 +106,8 @@ class BodyReader:
         )
         unit = None
         if found.open_message:
-            unit = PromptReader(self._hasher, found.template).open_unit(found.keys[-2], found.open_message)
+            mask = found.keys[found.marks.head] ^ found.keys[0]
+            unit = PromptReader(self._hasher, found.template).open_unit(found.keys[-2] ^ mask, found.open_message)
         chain = Chain(
             tuple(found.keys),
             tuple(found.ends),

@@ -20,6 +20,7 @@ ABSENT = msgspec.Raw(b"")
 _TEXT = frozenset(("text", "input_text", "output_text"))
 _SHOWN = frozenset(("reasoning", "thinking"))
 REASONING = _SHOWN | {"redacted_thinking"}
+BILLING = "x-anthropic-billing-header"  # differs in every request of a client; vLLM drops it too
 _NO_TEXT = frozenset((b"", b"null", b'""'))
 
 
@@ -101,6 +102,24 @@ def part_text(part: str | Members) -> str | None:
     if kind in _TEXT or (kind is None and "text" in part):
         return string(part, "text") or ""
     return None
+
+
+def texts(content: Content) -> list[str]:
+    """Of content that is nothing but texts and reasoning; else none."""
+    found = [content] if isinstance(content, str) else [part_text(part) for part in content or ()]
+    return [] if None in found else [text for text in found if text and not text.startswith(BILLING)]
+
+
+def first_text(content: Content) -> str:
+    """The text that content begins with, if it does."""
+    if not isinstance(content, list):
+        return content or ""
+    return part_text(content[0]) or "" if content else ""
+
+
+def only_text(reply: PromptMessage) -> str:
+    """All that it says, if it is nothing but text."""
+    return "" if reply.tool_calls or reply.function_call else "".join(texts(reply.content))
 
 
 def string(members: Members, name: str) -> str | None:

@@ -9,7 +9,7 @@ A string and a list with that one text are the same content; two texts are never
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -20,13 +20,14 @@ from ..sessions.hasher import NO_UNITS, Hasher
 from ..sessions.prefix_chain import NO_MARKS, UNIT_OVERHEAD_BYTES, BlockHash, Chain, Marks, UnitHash
 from ..sessions.prompt_head import Head, OpenChain
 from ..sessions.templates import PLAIN, Template
-from ..sessions.text_cuts import LONG_BYTES, TextCuts
+from ..sessions.text_cuts import FINE_BYTES, LEAST_HEAD_BYTES, LONG_BYTES, TextCuts, UnitText
 from ..sessions.text_kinds import newest_texts
 from ..sessions.tool_call_hash import CallHash, CallPlaces
 from .body_members import pruned
 from .prompt_shapes import (
     ABSENT,
     ANY,
+    BILLING,
     CONTENT,
     FLAG,
     ITEMS,
@@ -42,10 +43,13 @@ from .prompt_shapes import (
     PromptMessage,
     comes_with_reasoning,
     content_of,
+    first_text,
     is_by_user,
+    only_text,
     part_text,
     read,
     string,
+    texts,
 )
 from .units import LIST_LIMIT, check_lists, prompt_bytes, too_many_prompts
 
@@ -59,7 +63,6 @@ call."""
 _CALLS = frozenset(("function_call", "custom_tool_call"))
 _SYSTEM = frozenset(("system", "developer"))
 _SERVERS_OWN = frozenset(("id", "status"))
-_BILLING = "x-anthropic-billing-header"  # differs in every request of a client; vLLM drops it too
 _CANONICAL = Encoder(order="deterministic")
 
 
@@ -72,6 +75,7 @@ class PromptReader:
         self._template, self._newest = template, newest_texts()
         self._seen: CallPlaces | None = None  # made with the first call or result: most prompts have none
         self._cuts = TextCuts()
+        self._system: tuple[str, Content] = "", None
 
     def head(self, salt: str, rendered: Mapping[str, msgspec.Raw]) -> Head:
         """rendered: what comes before the messages, or changes how all of them are rendered."""
@@ -95,13 +99,21 @@ class PromptReader:
             self._seen = CallPlaces(as_they_are=self._template.prints_call_ids)
         return self._seen
 
-    def _system(self, seed: int, raw: msgspec.Raw | None, name: str) -> tuple[int, int] | None:
+    def _system_unit(self, seed: int, raw: msgspec.Raw | None, name: str) -> tuple[int, int] | None:
         content = None if raw is None else read(CONTENT, raw, name)
         if not content:
             return None
+        self._system = "system", content
         unit = UnitHash(self.hasher, seed, "system")
         self._add_content(unit, content, system=True)
         return unit.key(), unit.size
+
+    def _note_head(self, head: Head, keys: Sequence[int], ends: Sequence[int], *, has_system: bool) -> None:
+        self._cuts.mask = keys[-1] ^ keys[0]
+        role, content = self._system
+        if len(keys) > 1 and ends[-1] > LEAST_HEAD_BYTES:
+            system = head.marks(has_system=has_system).system
+            self._cuts.note_head(keys, ends, system, lambda: [role, *texts(content)])
 
     def chat(self, head: Head, raw: msgspec.Raw, *, prefills: bool, system: msgspec.Raw | None = None) -> Chain:
         """`messages` of chat completions and of Anthropic's Messages, whose `system` is beside them.
@@ -113,18 +125,21 @@ class PromptReader:
             raise RequestError("messages: must not be empty", param="messages")
         last = messages[-1]
         continues = prefills and last.role == "assistant" and not last.tool_calls
-        before = self._system(head.seed, system, "system")
+        before = self._system_unit(head.seed, system, "system")
         if before is None and messages[0].role in _SYSTEM:
+            self._system = messages[0].role, messages[0].content
             before = self._message(head.seed, messages.pop(0))
         keys, ends, size = head.chain(before)
-        key, first_user, last_user, last_reply = keys[-1], 0, 0, 0
+        self._note_head(head, keys, ends, has_system=before is not None)
+        key, mask = head.seed, keys[-1] ^ head.seed
+        first_user = last_user = last_reply = replies = 0
         unit: UnitHash | None = None
         reply: PromptMessage | None = None
         for place, message in enumerate(messages, len(keys)):
             self._cuts.start = size
             role = message.role
             if role == "assistant":
-                last_reply, reply = place, message
+                last_reply, reply, replies = place, message, replies + 1
             elif role == "user" and is_by_user(message.content):
                 last_user = place
                 first_user = first_user or place
@@ -134,13 +149,29 @@ class PromptReader:
             else:
                 key, unit_size = self._message(key, message)
             size += unit_size
-            keys.append(key)
+            keys.append(key ^ mask)
             ends.append(size)
         head_marks = head.marks(has_system=before is not None)
         reasons = reply is not None and comes_with_reasoning(reply)
         marks = Marks(head_marks.tools, head_marks.system, first_user, last_user, last_reply, reasons)
-        texts, cuts = tuple(self._newest), self._cuts or None
-        return Chain(tuple(keys), tuple(ends), self.hasher, open_unit=unit, marks=marks, long_texts=cuts, texts=texts)
+        self._note_newest(messages, keys, ends, marks)
+        if replies == 1 and reply is not None and mask and (text := only_text(reply)):
+            self._cuts.note_only_reply(text, head.seed ^ mask, ends[marks.head])
+        newest, cuts = tuple(self._newest), self._cuts or None
+        return Chain(tuple(keys), tuple(ends), self.hasher, open_unit=unit, marks=marks, long_texts=cuts, texts=newest)
+
+    def _note_newest(
+        self, messages: Sequence[PromptMessage], keys: Sequence[int], ends: Sequence[int], marks: Marks
+    ) -> None:
+        """Of the newest message, and of the last one before the newest reply. messages: those after the head."""
+        for place in sorted({marks.last_reply - 1, len(keys) - 1}):
+            message = messages[place - marks.head - 1] if place > marks.head else None
+            if message is None or message.role == "assistant" or message.tool_call_id:
+                continue
+            text = first_text(message.content)
+            if len(text) > FINE_BYTES:
+                previous, name = keys[place - 1] ^ self._cuts.mask, message.name or ""
+                self._cuts.newest.append(UnitText(previous, message.role, name, text, ends[place - 1]))
 
     def _message(self, previous: int, message: PromptMessage) -> tuple[int, int]:
         """Its key and size."""
@@ -150,7 +181,7 @@ class PromptReader:
             type(content) is str
             and content
             and not (message.tool_calls or message.function_call)
-            and not (message.role == "system" and content.startswith(_BILLING))
+            and not (message.role == "system" and content.startswith(BILLING))
         ):
             text = content.encode("utf-8", "surrogatepass")
             self._newest.append(text)
@@ -187,15 +218,18 @@ class PromptReader:
         items = read(ITEMS, raw, "input")
         if items == []:
             raise RequestError("input: must not be empty", param="input")
-        system = self._system(head.seed, instructions, "instructions")
+        system = self._system_unit(head.seed, instructions, "instructions")
         if system is None and stored is None and isinstance(items, list) and string(items[0], "role") in _SYSTEM:
             opening = OpenChain(self.hasher, [head.seed], [0])
+            self._system = string(items[0], "role") or "", content_of(items[0], "content")
             self._add_item(opening, items.pop(0))
             system = opening.end()
         keys, ends, size = head.chain(system)
         marks = head.marks(has_system=system is not None)
         if stored is not None:
             keys, ends, marks = [stored], [0], NO_MARKS
+        else:
+            self._note_head(head, keys, ends, has_system=system is not None)
         units = OpenChain(self.hasher, keys, ends, size, self._cuts, self._newest)
         if isinstance(items, str):
             self._add_content(units.begin("user"), items)
@@ -235,7 +269,7 @@ class PromptReader:
         for part in (content,) if isinstance(content, str) else content or ():
             unit.begin_text()
             if (text := part_text(part)) is not None:
-                if not (system and text.startswith(_BILLING)):
+                if not (system and text.startswith(BILLING)):
                     unit.add_text(text)
                     unit.show(text)
             elif not isinstance(part, str):

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ..sessions.hasher import Hasher, encoded
 from ..sessions.prefix_chain import BlockHash, PrefixEnd, UnitHash
+from ..sessions.text_cuts import REPLY_CHARS, reply_alone
 from ..sessions.tool_call_hash import CallHash
 from .request import Endpoint, Request
 
@@ -17,16 +18,22 @@ from .request import Endpoint, Request
 class ReplyKey:
     """The first choice of one reply; feed it what the worker sends, in order."""
 
-    __slots__ = ("_form", "_hasher", "_with_call_ids", "add_text", "reasoned")
+    __slots__ = ("_form", "_hasher", "_head", "_opening", "_with_call_ids", "add_text", "reasoned")
 
     def __init__(self, request: Request) -> None:
-        self._hasher = request.prompt.chain.hasher
+        chain = request.prompt.chain
+        self._hasher = chain.hasher
         self._form = _form_for(request)
         self._with_call_ids = request.template.prints_call_ids
         self.add_text = self._form.add_text
+        self._head = chain.keys[chain.marks.head] if chain.head_mask and not chain.marks.last_reply else 0
+        self._opening = ""  # of the first reply after this head, see `text_cuts.reply_alone`
+        if self._head:
+            self.add_text = self._add_opening
         self.reasoned = False  # the model also wrote reasoning, which the next prompt will hardly hold
 
     def add_tool_call(self, index: int, id: str | None, name: str | None, arguments: str) -> None:
+        self._head = 0
         call = self._form.call(index)
         call.name = name or call.name
         if self._with_call_ids:
@@ -40,10 +47,22 @@ class ReplyKey:
         """The reply will not be shown whole."""
         self._form = _Unknowable(self._hasher)
         self.add_text = self._form.add_text
+        self._head = 0
 
     def key(self) -> PrefixEnd | None:
         """Where the conversation's prefix ends with this reply; None if no next request could show it."""
         return self._form.end()
+
+    def alone(self) -> int:
+        """The key of a conversation's first reply, whatever it replies to; 0: it is not known by that."""
+        return reply_alone(self._hasher, self._opening, self._head) if self._head else 0
+
+    def _add_opening(self, text: str) -> None:
+        self._form.add_text(text)
+        if len(self._opening) < REPLY_CHARS:
+            self._opening += text[:REPLY_CHARS]
+        else:
+            self.add_text = self._form.add_text
 
 
 class _Form(Protocol):
@@ -62,18 +81,21 @@ def _form_for(request: Request) -> _Form:
         return _Unknowable(chain.hasher)
     if request.endpoint is Endpoint.COMPLETIONS:
         return _MoreText(chain.hasher, chain.resume()) if chain.is_text else _Unknowable(chain.hasher)
+    mask = chain.head_mask
+    previous = chain.keys[-1] ^ mask
     if request.endpoint is Endpoint.RESPONSES:
-        return _Items(chain.hasher, chain.keys[-1])
-    unit = chain.open_unit.copy() if chain.open_unit else UnitHash(chain.hasher, chain.keys[-1], "assistant")
-    return _Blocks(chain.hasher, unit) if request.endpoint is Endpoint.MESSAGES else _Message(chain.hasher, unit)
+        return _Items(chain.hasher, previous, mask)
+    unit = chain.open_unit.copy() if chain.open_unit else UnitHash(chain.hasher, previous, "assistant")
+    return (_Blocks if request.endpoint is Endpoint.MESSAGES else _Message)(chain.hasher, unit, mask)
 
 
 class _Message:
     """Chat: one message with all text as one string and all calls after it, whatever order they came in."""
 
-    def __init__(self, hasher: Hasher, unit: UnitHash) -> None:
+    def __init__(self, hasher: Hasher, unit: UnitHash, mask: int) -> None:
         self._hasher = hasher
         self._unit = unit
+        self._mask = mask  # the chain's, see `Chain.head_mask`
         self._calls: dict[int, CallHash] = {}
 
     def add_text(self, text: str) -> None:
@@ -85,7 +107,7 @@ class _Message:
         return self._calls[index]
 
     def end(self) -> PrefixEnd | None:
-        return PrefixEnd((self._with_calls() if self._calls else self._unit).key())
+        return PrefixEnd((self._with_calls() if self._calls else self._unit).key() ^ self._mask)
 
     def _with_calls(self) -> UnitHash:
         unit = self._unit.copy()
@@ -107,9 +129,10 @@ class _Blocks(_Message):
 class _Items:
     """Responses: a message item, and an item for each call, in the order in which they came."""
 
-    def __init__(self, hasher: Hasher, key: int) -> None:
+    def __init__(self, hasher: Hasher, key: int, mask: int) -> None:
         self._hasher = hasher
         self._key = key
+        self._mask = mask
         self._text: UnitHash | None = None
         self._calls: dict[int, CallHash] = {}
         self._empty = True
@@ -131,7 +154,7 @@ class _Items:
         return self._calls[index]
 
     def end(self) -> PrefixEnd | None:
-        return None if self._empty else PrefixEnd(self._end_key())
+        return None if self._empty else PrefixEnd(self._end_key() ^ self._mask)
 
     def _end_key(self) -> int:
         key = self._key if self._text is None else self._text.key()

@@ -131,6 +131,7 @@ class Learner:
             reply_key=opened.reply.key(),
             response_id=summary.response_id,
             reasoned=opened.reply.reasoned,
+            reply_alone=opened.reply.alone(),
             decode=residency(attempt.decode, prompt + completion),
             prefill=residency(decision.prefill.id, prompt) if decision.prefill else None,
         )

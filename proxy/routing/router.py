@@ -26,7 +26,7 @@ from ..health.poisoned_prompts import life_of
 from ..health.worker_health import Key, blamed_view
 from ..openai.request import Request
 from ..policy import Decision, Excluded, Route, Rules, Turn, decide, has_room
-from ..sessions.session import marks_of_prompt
+from ..sessions.session import marks_of_prompt, points_of_prompt
 from ..sessions.table import SessionMatch
 from ..telemetry.receipts import CellRecord, Receipt
 from ..tokenizer.count_checks import CountedPrompt, form_of
@@ -316,7 +316,8 @@ class Router:
         prompt_tokens = match.held_tokens + tokens.estimate(request.model, match.added)
         if counted is not None and counted.is_proven:
             prompt_tokens = counted.tokens.count
-        entry = PromptEntry(match.history, match.source, marks_of_prompt(prompt, prompt_tokens), match.decode)
+        marks, points = (of(prompt, prompt_tokens) for of in (marks_of_prompt, points_of_prompt))
+        entry = PromptEntry(match.history, match.source, marks, match.decode, points)
         turn = Turn(
             model=request.model,
             session_id=match.session_id,

@@ -67,6 +67,7 @@ class Hasher:
         self._once: dict[int, tuple[int, int]] = {}
         self._lists: dict[int, Units] = {}
         self._listed = 0  # units in them
+        self.known_heads: dict[tuple[int, int], bytes] = {}  # see `text_cuts`
         self.usual_key = lru_cache(USUAL_KEYS)(self.key)  # cached, for what nearly every request has again
 
     def start(self, domain: bytes, previous: int = 0) -> _Hash:

@@ -8,8 +8,9 @@ Units of the head are not kept: what only the head has in common is no conversat
 middle is thinned out: an edit there is placed at the nearest before it that is left, an eighth of the history before at
 most. Of a raw prompt the blocks are kept by which it has grown by an eighth.
 
-Cuts of long texts (`text_cuts`) are kept of the opener, which is the first message by the user, and of the newest
-message, because those are what other prompts begin with or replace.
+Cuts of texts (`text_cuts`) are kept of the opener, which is the first message by the user, and of the newest message,
+because those are what other prompts begin with or replace. So is, before any second turn, the key of the first
+reply alone, which stands for the end of the head: clients that replace their first message keep the reply to it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from functools import lru_cache
 
 import msgspec
 
-from .prefix_chain import Chain, PrefixEnd
-from .text_cuts import FIRST_LONG_BLOCK, kept_blocks
+from .prefix_chain import UNIT_OVERHEAD_BYTES, Chain, PrefixEnd
+from .text_cuts import FIRST_LONG_BLOCK, LONG_BYTES, kept_blocks
 
 KEPT = 256
 """Units, 3.6 KB of them; nine in ten sessions have fewer."""
@@ -32,13 +33,13 @@ UNPACKED = 32  # of the sessions that were read last
 _FIRST = 32  # of these, so many of the first and of the newest always stay
 _NEWEST = 128
 
-_HEAD = struct.Struct("<IHHHHB")
+_HEAD = struct.Struct("<IHHHHBQI")
 _UNIT = struct.Struct("<QIH")
 _KEY, _TOKENS, _TURN = struct.Struct("<Q"), struct.Struct("<8xI"), struct.Struct("<12xH")  # of a unit
 _HEAD_BYTES, _UNIT_BYTES = _HEAD.size, _UNIT.size
 _MOST = (1 << 32) - 1  # tokens
 _MOST_TURNS = (1 << 16) - 1
-_REASONED, _BLOCKS, _REPLY_REASONED = 1, 2, 4
+_REASONED, _BLOCKS, _REPLY_REASONED, _REPLY_ALONE = 1, 2, 4, 8
 
 Place = tuple[int, int]
 """Bytes of a prompt, and the tokens up to there."""
@@ -52,6 +53,7 @@ class EndedTurn(msgspec.Struct, frozen=True):
     reply: PrefixEnd | None
     reply_tokens: int  # of the prompt with its reply
     reasoned: bool  # the reply was
+    reply_alone: int = 0  # see `prompts.reply_alone`
 
 
 class KeptUnits:
@@ -64,10 +66,15 @@ class KeptUnits:
     in_prompt: int  # without the reply
     opener: int
     opener_cuts: int
+    head_mask: int  # of the prompt's keys, see `Chain.head_mask`
+    head_tokens: int  # by bytes
 
     __slots__ = (
         "_data",
         "count",
+        "has_reply_alone",
+        "head_mask",
+        "head_tokens",
         "in_prompt",
         "is_blocks",
         "opener",
@@ -84,9 +91,11 @@ class KeptUnits:
             data = _EMPTY
         elif len(data) < _HEAD.size or (len(data) - _HEAD.size) % _UNIT.size:
             raise ValueError("kept units have another layout")
-        self.round_tokens, self.count, self.in_prompt, self.opener, self.opener_cuts, flags = _HEAD.unpack_from(data)
+        counts = _HEAD.unpack_from(data)
+        self.round_tokens, self.count, self.in_prompt, self.opener, self.opener_cuts, flags = counts[:6]
+        self.head_mask, self.head_tokens = counts[6:]
         self.reasoned, self.is_blocks = bool(flags & _REASONED), bool(flags & _BLOCKS)
-        self.reply_reasoned = bool(flags & _REPLY_REASONED)
+        self.reply_reasoned, self.has_reply_alone = bool(flags & _REPLY_REASONED), bool(flags & _REPLY_ALONE)
         if not self.opener <= self.in_prompt <= self.count <= self.count + self.opener_cuts <= self._entries:
             raise ValueError("kept units have another layout")
 
@@ -127,11 +136,8 @@ class KeptUnits:
 
     def last_cut(self, sizes: Mapping[int, int], beyond: int) -> Place | None:
         """The last cut that is in a prompt, beyond so many bytes of it."""
-        for place in range(self._entries - 1, self.count - 1, -1):
-            size = sizes.get(self.key(place), 0)
-            if size > beyond:
-                return size, self.tokens(place)
-        return None
+        found = [(sizes.get(self.key(place), 0), self.tokens(place)) for place in range(self.count, self._entries)]
+        return max((cut for cut in found if cut[0] > beyond), default=None)
 
     def within(self, tokens: int, shared: int) -> int:
         """How many of the first `shared` units end within so many tokens."""
@@ -140,17 +146,30 @@ class KeptUnits:
         return bisect_right(range(shared), tokens, key=self.tokens)
 
     def index_keys(self) -> set[int]:
-        """The opener and its cuts, the newest prompt without its last unit, and the reply.
+        """The opener and its cuts, the newest prompt without its last unit, and the reply, whatever the head is.
 
         Of a raw prompt, whose opener nobody can tell, the end of its first turn, and the blocks beyond 4 KiB.
         """
         if self.is_blocks:
             places = [self.opener, *range(FIRST_LONG_BLOCK, self.in_prompt)]
         else:
-            places = [self.opener, max(self.opener, self.in_prompt - 2), self.in_prompt]
+            places = [self.opener, max(self.opener, self.in_prompt - 2)]
         keys = {self.key(place) for place in places if place < self.count}
+        if self.reply is not None:
+            keys.add(self.reply.key ^ self.head_mask)
         keys.update(map(self.key, range(self.count, self.count + self.opener_cuts)))
         return keys
+
+    def under(self, head_mask: int) -> KeptUnits:
+        """The units as they would be after another head, with the tokens that they have after theirs; without cuts."""
+        change = self.head_mask ^ head_mask
+        units = [(self.key(at) ^ change, self.tokens(at), self.turn(at)) for at in range(self.count)]
+        head = _HEAD.pack(self.round_tokens, self.count, self.in_prompt, self.opener, 0, 0, head_mask, 0)
+        return KeptUnits(head + b"".join([_UNIT.pack(*unit) for unit in units]))
+
+    @property
+    def cuts_of_opener(self) -> bytes:
+        return self.slice(self.count + self.has_reply_alone, self.count + self.opener_cuts)
 
     def slice(self, start: int, end: int) -> bytes:
         return self._data[_HEAD.size + start * _UNIT.size : _HEAD.size + end * _UNIT.size]
@@ -160,7 +179,7 @@ class KeptUnits:
         return max(0, len(self._data) - _HEAD.size) // _UNIT.size
 
 
-_EMPTY = _HEAD.pack(0, 0, 0, 0, 0, 0)
+_EMPTY = _HEAD.pack(0, 0, 0, 0, 0, 0, 0, 0)
 NO_UNITS_KEPT = KeptUnits(b"")
 
 unpacked = lru_cache(UNPACKED)(KeptUnits)  # the steps of a turn read the same units
@@ -182,35 +201,28 @@ def pack(
     line = _Line(start, since, (chain.size, ended.prompt_tokens))
     places = _new_places(chain, start[0])
     units = before.slice(0, shared) + _packed(chain.keys, chain.ends, places, line, ended.turn)
+    if before.count and not shared:
+        units = _with_turns(units, before)
     if len(units) > KEPT * _UNIT.size:
         every = [units[at : at + _UNIT.size] for at in range(0, len(units), _UNIT.size)]
         units = b"".join([every[place] for place in _thinned([_UNIT.unpack(one)[1] for one in every])])
     in_prompt = len(units) // _UNIT.size
     if ended.reply is not None and in_prompt and not chain.is_blocks:
         units += _UNIT.pack(ended.reply.key, min(ended.reply_tokens, _MOST), _stamp(ended.turn + 1))
+    opener_cuts, newest = _cuts(chain, line, ended.turn)
     if before.opener < shared:
-        opener = before.opener
-        opener_cuts = before.slice(before.count, before.count + before.opener_cuts)
+        opener, opener_cuts = before.opener, before.cuts_of_opener or opener_cuts
     else:
         opener = max(0, min(shared + _opener(chain, places), in_prompt - 1))
-        opener_cuts = b""
-    first, newest = _cuts(chain, line, ended.turn)
+    head_tokens = before.head_tokens if shared else line.at(chain.ends[chain.marks.head])
+    if ended.reply_alone:
+        opener_cuts = _UNIT.pack(ended.reply_alone, min(head_tokens, _MOST), _stamp(ended.turn)) + opener_cuts
     round_tokens, reasoned = _round(before, since, chain, ended, line)
-    return b"".join(
-        (
-            _HEAD.pack(
-                min(round_tokens, _MOST),
-                len(units) // _UNIT.size,
-                in_prompt,
-                opener,
-                len(opener_cuts or first) // _UNIT.size,
-                reasoned * _REASONED + chain.is_blocks * _BLOCKS + ended.reasoned * _REPLY_REASONED,
-            ),
-            units,
-            opener_cuts or first,
-            newest,
-        )
-    )
+    flags = (reasoned and _REASONED) | (chain.is_blocks and _BLOCKS)
+    flags |= (ended.reasoned and _REPLY_REASONED) | (ended.reply_alone > 0 and _REPLY_ALONE)
+    counts = len(units) // _UNIT.size, in_prompt, opener, len(opener_cuts) // _UNIT.size
+    head = _HEAD.pack(min(round_tokens, _MOST), *counts, flags, chain.head_mask, min(head_tokens, _MOST))
+    return b"".join((head, units, opener_cuts, newest))
 
 
 class _Line:
@@ -244,6 +256,12 @@ def _packed(keys: Sequence[int], ends: Sequence[int], places: Iterable[int], lin
     return b"".join([pack_one(keys[at], min(line.at(ends[at]), _MOST), stamp) for at in places])
 
 
+def _with_turns(units: bytes, before: KeptUnits) -> bytes:
+    """The units, each with the turn that it has in `before`, which knew other tokens."""
+    turns = {before.key(place): before.turn(place) for place in range(before.count)}
+    return b"".join([_UNIT.pack(key, tokens, turns.get(key, turn)) for key, tokens, turn in _UNIT.iter_unpack(units)])
+
+
 def _thinned(ends: Sequence[int]) -> Sequence[int]:
     """Which units stay: gaps in the middle grow with the distance to the nearer end of the history."""
     if len(ends) <= KEPT:
@@ -271,16 +289,17 @@ def _opener(chain: Chain, places: Sequence[int]) -> int:
 
 
 def _cuts(chain: Chain, line: _Line, turn: int) -> tuple[bytes, bytes]:
-    """The cuts that were made of the opener, and those of the newest message where that is another."""
+    """The cuts that were made of the opener, fine ones excepted, and those of the newest message."""
     known = () if chain.long_texts is None else chain.long_texts.known
     if not known:
         return b"", b""
     ends, marks = chain.ends, chain.marks
     opener = marks.first_user or min(marks.head + 1 if marks.head else bisect_right(ends, 0), len(ends) - 1)
-    newest = ends[-2] if len(ends) > 1 and opener < len(ends) - 1 else ends[-1]
     keys, sizes = [key for key, _ in known], [size for _, size in known]
-    in_opener = range(bisect_right(sizes, ends[opener - 1] if opener else 0), bisect_right(sizes, ends[opener]))
-    in_newest = range(bisect_right(sizes, newest), len(sizes))
+    long = bisect_left(sizes, (ends[opener - 1] if opener else 0) + UNIT_OVERHEAD_BYTES + LONG_BYTES)
+    in_opener = range(long, bisect_right(sizes, ends[opener]))
+    newest = bisect_right(sizes, ends[-2] if len(ends) > 1 else 0)
+    in_newest = range(newest, len(sizes) if opener < len(ends) - 1 else long)
     return _packed(keys, sizes, in_opener, line, turn), _packed(keys, sizes, in_newest, line, turn)
 
 

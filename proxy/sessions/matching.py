@@ -73,6 +73,7 @@ class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
     decode: Residency | None = None
     prefill: Residency | None = None
     reasoned: bool = False  # the reply held reasoning
+    reply_alone: int = 0  # see `text_cuts`
 
     @property
     def held_tokens(self) -> int:
@@ -87,8 +88,9 @@ class Common(msgspec.Struct, frozen=True, gc=False):
     units: KeptUnits
     shared: int  # units
     place: Place  # the last common one; its bytes are those of the prompt
-    is_whole: bool  # the session's newest prompt is in it
+    is_whole: bool  # the session's newest prompt is in it; after another head, if it had one
     turn: int  # that a prompt has which differs from there on
+    has_other_head: bool = False  # tools or system differ, so no more than a part of them is held
 
     @property
     def tokens(self) -> int:
@@ -97,6 +99,8 @@ class Common(msgspec.Struct, frozen=True, gc=False):
     def doubt(self, chain: Chain) -> Doubt | None:
         """What the template may have left out of the newest reply, or of the round before the prompt's own."""
         units, tokens = self.units, self.tokens
+        if self.has_other_head:
+            return None
         has_reply = units.in_prompt < self.shared
         before_reply = units.tokens(units.in_prompt - 1) if has_reply else tokens
         if units.reply_reasoned and not chain.marks.reasons:
@@ -118,6 +122,9 @@ class Common(msgspec.Struct, frozen=True, gc=False):
 def common(session: Session, chain: Chain, sizes: Mapping[int, int]) -> Common | None:
     """None if there is nothing. sizes: bytes of the prompt at each of its keys, and of its cuts."""
     units = unpacked(session.units)
+    has_other_head = bool(units.count) and units.head_mask != chain.head_mask
+    if has_other_head:
+        units = units.under(chain.head_mask)
     shared = units.shared(sizes)
     is_whole = 0 < units.in_prompt <= shared and not units.is_blocks
     place = units.place(shared, sizes)
@@ -126,12 +133,14 @@ def common(session: Session, chain: Chain, sizes: Mapping[int, int]) -> Common |
         place = units.last_cut(sizes, place[0] if place else 0) or place
         if shared and sizes[units.key(shared - 1)] == chain.size:  # an earlier prompt, from its start to its end
             turn = units.turn(shared - 1)
+    if has_other_head and place is not None:
+        place = _place_in_head(session, sizes)
     for prefix in session.prefixes():
         size = _reach(prefix, chain, sizes)
         if size is not None and (place is None or size >= place[0]):
             place, turn = (size, prefix.tokens), prefix.turn + 1
             is_whole = prefix.turn == session.turn
-    return None if place is None else Common(session, units, shared, place, is_whole, turn)
+    return None if place is None else Common(session, units, shared, place, is_whole, turn, has_other_head)
 
 
 def newest_key(session: Session) -> int | None:
@@ -164,6 +173,8 @@ def judge(found: Common, prompt: Prompt, named: Session | None) -> tuple[MatchKi
             return MatchKind.RETRY, session.turn
         turn = session.turn
     elif may_grow and (found.is_whole or _has_gone_on(found, chain)):
+        if found.has_other_head and named is not session and found.tokens < LEAST_SHARED:
+            return None
         return MatchKind.NEXT, session.turn + 1
     return None if turn == 1 and found.tokens < LEAST_SHARED else (MatchKind.BRANCH, turn)
 
@@ -180,6 +191,15 @@ def _has_gone_on(found: Common, chain: Chain) -> bool:
         return False
     replaced = found.units.in_prompt - found.shared
     return len(chain.keys) - bisect_right(chain.ends, found.place[0]) >= replaced + 2
+
+
+def _place_in_head(session: Session, sizes: Mapping[int, int]) -> Place:
+    """The last place of the session's head that the prompt has too."""
+    points = session.head_points
+    for key, end in reversed(points):
+        if key in sizes:
+            return sizes[key], unpacked(session.units).head_tokens * end // points[-1][1]
+    return 0, 0
 
 
 def _reach(prefix: KnownPrefix, chain: Chain, sizes: Mapping[int, int]) -> int | None:

@@ -227,6 +227,11 @@ class Chain(msgspec.Struct, frozen=True):
     def size(self) -> int:
         return self.ends[-1] + len(self.tail)
 
+    @property
+    def head_mask(self) -> int:
+        """What tools and system change in each key after them, by XOR: without it, keys name the conversation alone."""
+        return self.keys[self.marks.head] ^ self.keys[0]
+
     def end(self) -> PrefixEnd:
         return self.resume().end() if self.tail else PrefixEnd(self.keys[-1])
 

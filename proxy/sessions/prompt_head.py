@@ -6,6 +6,9 @@ tools before it only, and is joined by XOR to the key of what is rendered before
 text. The last key of the head is then the same in both orders, and so are all keys after it: conversations outlive a
 change of the order. 20,000 tools that many requests have are hashed once.
 
+What follows the head is hashed as if there were none, and the head's key is joined to each key of it in the same way
+(`Chain.head_mask`). So a conversation is found again when its head has changed.
+
 XOR keeps keys apart, as all its operands are digests of different kinds under a secret, and no client sees any of them.
 """
 
@@ -74,6 +77,7 @@ class OpenChain:
         "_keys",
         "_last_reply",
         "_last_user",
+        "_mask",
         "_newest",
         "_reasoning",
         "_reasons",
@@ -92,6 +96,7 @@ class OpenChain:
     ) -> None:
         """size: bytes up to the head's end, whose keys and ends are given. cuts: of the texts after the head."""
         self._cuts = cuts
+        self._mask = keys[-1] ^ keys[0]
         self._newest = newest_texts() if newest is None else newest
         self._hasher = hasher
         self._keys = keys
@@ -116,7 +121,7 @@ class OpenChain:
         self._reasoning = False
         if self._cuts is not None:
             self._cuts.start = self._size
-        self._unit = UnitHash(self._hasher, self._keys[-1], role, name or "", call_id, self._cuts)
+        self._unit = UnitHash(self._hasher, self._keys[-1] ^ self._mask, role, name or "", call_id, self._cuts)
         return self._unit
 
     def reasoning(self) -> None:
@@ -138,6 +143,6 @@ class OpenChain:
         if self._unit is not None:
             self._size += self._unit.size
             self._newest.append(self._unit.text)
-            self._keys.append(self._unit.key())
+            self._keys.append(self._unit.key() ^ self._mask)
             self._ends.append(self._size)
             self._unit = None

@@ -20,12 +20,14 @@ from ..fleet.worker import WorkerId
 from .hasher import KEY_BITS, Hasher
 from .kept_units import unpacked
 from .prefix_chain import Chain, PrefixEnd
+from .text_cuts import unpack_points
 
 _PREFIX = struct.Struct("<QIIII??")
 _HEAD = struct.Struct("<dII")  # see `_Head`
 _Head = tuple[float, int, int]
 """Mean length of answers in tokens, 0 before any turn has ended; tokens of D's residency, then of P's."""
 _MARK = struct.Struct("<QI")
+_MESSAGES_MARKED = 16  # after tools: the first ones
 
 
 class KnownPrefix(msgspec.Struct, frozen=True, gc=False):
@@ -66,12 +68,28 @@ def response_key(hasher: Hasher, scope: int, response_id: str) -> int:
     return hasher.key(b"R", f"{scope:x}", response_id)
 
 
+def points_of_prompt(prompt: Prompt, tokens: int) -> list[Mark]:
+    """Inside of its head, where it may part from others: of a prompt that no session expects. See `text_cuts`."""
+    chain = prompt.chain
+    if chain.long_texts is None or not chain.long_texts.known:  # nearly always
+        return []
+    end, size = chain.ends[chain.marks.head], chain.size
+    return [Mark(key, tokens * at // size) for key, at in chain.long_texts.known if at < end]
+
+
 def marks_of_prompt(prompt: Prompt, tokens: int) -> list[Mark]:
-    """Up to where other sessions' prompts may be the same. tokens: the prompt's."""
+    """Up to where other sessions' prompts may be the same: the ends of tools, of the system's text, and of the messages
+    after them. tokens: the prompt's.
+    """
     if prompt.previous_response_id is not None:  # what it repeats by name has tokens, but no bytes
         return []
-    chain = prompt.chain
-    return marks_of(chain.keys, chain.ends, chain.size, tokens)
+    chain, (tools, system) = prompt.chain, (prompt.chain.marks.tools, prompt.chain.marks.system)
+    keys, ends = chain.keys, chain.ends
+    if tools:  # each is a unit
+        places = [part for part in (min(tools, system), max(tools, system)) if part]
+        places += range(places[-1] + 1, min(len(keys), places[-1] + 1 + _MESSAGES_MARKED))
+        keys, ends = tuple([keys[place] for place in places]), tuple([ends[place] for place in places])
+    return marks_of(keys, ends, chain.size, tokens)
 
 
 class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
@@ -88,6 +106,7 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     prefill_incarnation: str = ""
     units: bytes = b""  # see `kept_units`
     packed_marks: bytes = b""
+    packed_head: bytes = b""  # see `text_cuts.head_points`
 
     @property
     def id(self) -> str:
@@ -142,6 +161,11 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     @marks.setter
     def marks(self, marks: Iterable[Mark]) -> None:
         self.packed_marks = b"".join([_MARK.pack(*astuple(mark)) for mark in marks])
+
+    @property
+    def head_points(self) -> list[tuple[int, int]]:
+        """Keys inside of its head and at its end, with the bytes up to there."""
+        return unpack_points(self.packed_head)
 
 
 def index_keys(session: Session) -> set[int]:

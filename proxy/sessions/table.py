@@ -37,7 +37,7 @@ from .matching import (
     newest_end,
     still_there,
 )
-from .prefix_chain import PrefixEnd
+from .prefix_chain import Chain, PrefixEnd
 from .rendered_replies import RenderedReplies
 from .session import (
     KnownPrefix,
@@ -47,10 +47,11 @@ from .session import (
     held_tokens,
     index_keys,
     marks_of_prompt,
+    points_of_prompt,
     response_key,
     summary_of,
 )
-from .text_cuts import cuts_of
+from .text_cuts import cuts_of, head_points
 from .token_estimates import decayed_mean
 
 __all__ = ["MatchKind", "SessionMatch", "SessionTable", "TurnOutcome"]
@@ -110,7 +111,7 @@ class SessionTable:
             self.rendered.learn(prompt.model, match.doubt, outcome.prompt_tokens, cached)
         known = self._sessions.get(match.history)
         session = known if known and still_there(known, match, prompt, outcome) else self._add(match, prompt)
-        before = index_keys(session)
+        before, head_mask = index_keys(session), unpacked(session.units).head_mask
         units, prefixes = self._kept(match, prompt, outcome)
         session.turn, session.units = match.turn, units
         output_tokens = decayed_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
@@ -118,8 +119,12 @@ class SessionTable:
         after = index_keys(session)
         self._unlink(session, before - after)
         self._index.update(dict.fromkeys(after - before, session))
-        if session is not known:
-            session.marks = marks_of_prompt(prompt, outcome.prompt_tokens)
+        has_new_head = head_mask != prompt.chain.head_mask
+        if has_new_head:
+            session.packed_head = head_points(prompt.chain)
+        if session is not known or has_new_head:
+            marks, points = (of(prompt, outcome.prompt_tokens) for of in (marks_of_prompt, points_of_prompt))
+            session.marks = self._beliefs.lasting(marks, points, outcome.decode)
         self._beliefs.ended(session.history, (outcome.decode, outcome.prefill), session.marks)
         self._name(session, prompt.label)
         self._touch(session, now_s)
@@ -196,7 +201,7 @@ class SessionTable:
     def _match(self, prompt: Prompt, named: Session | None, now_s: float) -> SessionMatch:
         sizes = dict(zip(prompt.chain.keys, prompt.chain.ends, strict=True))
         best = self._most_in_common(prompt, named, sizes, now_s)
-        if (best is None or not best[0].is_whole) and (cuts := cuts_of(prompt.chain)):
+        if (best is None or not best[0].is_whole or best[0].has_other_head) and (cuts := cuts_of(prompt.chain)):
             sizes.update(cuts)
             best = self._most_in_common(prompt, named, sizes, now_s)
         if best is None:
@@ -222,7 +227,7 @@ class SessionTable:
         best: _Judged | None = None
         own: _Judged | None = None
         most = -1, False
-        for session in self._candidates(named, sizes, now_s):
+        for session in self._candidates(prompt.chain, named, sizes, now_s):
             found = common(session, prompt.chain, sizes)
             if found is None or (verdict := judge(found, prompt, named)) is None:
                 continue
@@ -235,14 +240,20 @@ class SessionTable:
             return own
         return best
 
-    def _candidates(self, named: Session | None, sizes: Mapping[int, int], now_s: float) -> Iterable[Session]:
-        index = self._index
+    def _candidates(
+        self, chain: Chain, named: Session | None, sizes: Mapping[int, int], now_s: float
+    ) -> Iterable[Session]:
+        index, last_reply = self._index, chain.marks.last_reply
         known: Collection[int] = index.keys() & sizes.keys()
         if len(known) > 1:
             known = sorted(known, key=sizes.__getitem__, reverse=True)
             if len(known) > MOST_CANDIDATES:
                 known = [*known[: MOST_CANDIDATES - 1], known[-1]]
         sessions = [session for key in known if not self._has_expired(session := index[key], now_s)]
+        if last_reply and (mask := chain.head_mask):  # else it is among them
+            after_reply = index.get(chain.keys[last_reply] ^ mask)
+            if after_reply is not None and not self._has_expired(after_reply, now_s):
+                sessions.insert(0, after_reply)
         if named is not None:
             sessions.insert(0, named)
         return dict.fromkeys(sessions)
@@ -262,6 +273,8 @@ class SessionTable:
         self._touch(session, now_s)
         chain = prompt.chain
         found = common(session, chain, dict(zip(chain.keys, chain.ends, strict=True)))
+        if found is not None and found.has_other_head:
+            found = None
         # The new turn adds what lies beyond the known prefix; without one, the last message.
         covered = found.place[0] if found is not None else chain.ends[-2] if len(chain.ends) > 1 else 0
         if newest_end(session, is_prompt=True) == chain.end() and found is not None:
@@ -286,10 +299,12 @@ class SessionTable:
             doubt = None if found is None else found.doubt(chain)
         before, shared, place = NO_UNITS_KEPT, 0, (0, 0)
         if found is not None:
-            before, shared = found.units, found.shared
+            before, shared = found.units, 0 if found.has_other_head else found.shared
             place = found.up_to(self.rendered.held(prompt.model, doubt, found.tokens), sizes)
         held, whole = outcome.held_tokens, outcome.prompt_tokens + outcome.completion_tokens
-        ended = EndedTurn(match.turn, outcome.prompt_tokens, outcome.reply_key, whole, outcome.reasoned)
+        ended = EndedTurn(
+            match.turn, outcome.prompt_tokens, outcome.reply_key, whole, outcome.reasoned, outcome.reply_alone
+        )
         units = pack(before, shared, sizes, place, chain, ended)
         kept = unpacked(units)
         prefixes = list[KnownPrefix]()

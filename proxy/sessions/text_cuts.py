@@ -4,18 +4,25 @@ A text above 4 KiB is cut there, and from then on wherever it has grown by an ei
 43 in 1 MB. The key at a cut names the prompt up to there, whatever follows. In a unit's hash a cut is the byte 0xFD and
 a hash of the text beyond its first 4 KiB, in place of what ends the text; UTF-8 never holds 0xFD either.
 
-A cut costs 3 us. So they are made only when they are asked for: for a prompt that no session expects, not for one that
-continues its session's newest.
+What a client may have put into one request only is cut finer: the newest message, and the last one before the newest
+reply, wherever they have grown by 256 bytes or an eighth. The system's text is cut so from 1 KiB on, and more often at
+its end, where many clients put a clock.
+
+A cut costs 3 us, a fine one 1. So they are made only when they are asked for: for a prompt that no session expects, not
+for one that continues its session's newest. Those of a head are made once for all prompts that have it.
 """
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left
+from collections.abc import Callable, Iterable
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple
 
-from .hasher import HEAD_BYTES, Hasher, finished
-from .prefix_chain import Chain
+from .hasher import END, HEAD_BYTES, USUAL_KEYS, Hasher, encoded, finished
+from .prefix_chain import UNIT_OVERHEAD_BYTES, Chain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +38,25 @@ CUT = b"\xfd"
 RECENT_TEXTS = 4
 """How many of a prompt's long texts are cut beside the first: later requests differ in the newest messages."""
 
+REPLY_CHARS = 1024
+"""So much of a first reply names it. None is known by less than `LEAST_REPLY_CHARS`: many sessions have "OK"."""
+LEAST_REPLY_CHARS = 64
+
+LEAST_HEAD_BYTES = 1024
+"""About 256 tokens: shorter beginnings are not worth a worker."""
+
+HEAD_POINTS = 64
+"""Most of one head; more tools than this are thinned out."""
+
+FINE_BYTES = 256
+"""Longer texts of the newest messages can be cut; and by so much they must grow for the next cut."""
+
 _GRAIN = 1024
+_END_GRAIN = 128
+_END_GAPS = 0, 1, 3, 7  # grains from the end of a system's text
+_LONGEST_HEAD = 1 << 20
 _DIGEST_BYTES = 16
+_POINT = struct.Struct("<QI")
 
 
 def grown_offsets(first: int, grain: int, limit: int) -> list[int]:
@@ -44,38 +68,153 @@ def grown_offsets(first: int, grain: int, limit: int) -> list[int]:
 
 
 _OFFSETS = [offset - HEAD_BYTES for offset in grown_offsets(HEAD_BYTES, _GRAIN, 1 << 32)]
+_FINE_OFFSETS = grown_offsets(FINE_BYTES, FINE_BYTES, _LONGEST_HEAD)
+_BELOW_LONG = _FINE_OFFSETS[: bisect_left(_FINE_OFFSETS, HEAD_BYTES)]
+_OF_HEADS = _FINE_OFFSETS[bisect_left(_FINE_OFFSETS, LEAST_HEAD_BYTES) :]
+
+
+class UnitText(NamedTuple):
+    """The first text of a unit, if nothing comes before it there."""
+
+    previous: int  # the key before the unit, without the head's mask
+    role: str
+    name: str
+    text: str
+    start: int  # bytes of the prompt before the unit
 
 
 class TextCuts:
     """The texts of one prompt that can be cut, as they are hashed."""
 
-    __slots__ = ("_are_made", "_texts", "known", "start")
+    __slots__ = ("_are_made", "_head", "_reply", "_texts", "known", "mask", "newest", "start")
 
     def __init__(self, cuts: Sequence[Cut] | None = None) -> None:
         """cuts: what another process has found."""
         self.start: int | None = None  # bytes of the prompt before the unit that is being hashed; None: do not note it
+        self.mask = 0  # the chain's, see `Chain.head_mask`
+        self.newest: list[UnitText] = []  # of the messages that are cut finer, shortest prefix first
         self.known = cuts or ()  # the cuts as far as they have been made
         self._texts: list[tuple[_Hash, bytes | memoryview, int]] = []
+        self._reply: tuple[str, int, int] | None = None
+        self._head: _Head | None = None
         self._are_made = cuts is not None
 
     def __bool__(self) -> bool:
-        return bool(self._texts or self.known)
+        return bool(self._texts or self._head or self._reply or self.newest or self.known)
 
     def note(self, state: _Hash, beyond: memoryview, offset: int) -> None:
         """state: of a unit's hash after the first 4 KiB of a text. offset: of `beyond` in the unit."""
         if self.start is not None:
             self._texts.append((state.copy(), beyond, self.start + offset))
 
+    def note_head(
+        self, keys: Sequence[int], ends: Sequence[int], system: int, texts: Callable[[], Iterable[str]]
+    ) -> None:
+        """keys, ends: up to the head's end. system: the place of the system's text among them; texts: its role and what
+        it says."""
+        self._head = _Head(tuple(keys), tuple(ends), system, texts)
+
+    def note_only_reply(self, text: str, head: int, size: int) -> None:
+        """The one reply in the prompt. head: the last key of the head, which has `size` bytes."""
+        self._reply = text, head, size
+
     def cuts(self, hasher: Hasher) -> Sequence[Cut]:
+        """By their bytes, shortest first."""
         if not self._are_made:
-            recent = self._texts[-RECENT_TEXTS:]
+            recent, mask = self._texts[-RECENT_TEXTS:], self.mask
             first = [] if len(recent) == len(self._texts) else self._texts[:1]
-            self.known = [cut for text in (*first, *recent) for cut in _cuts(hasher, *text)]
-            self._are_made = True
+            known = [] if self._head is None else self._head.points(hasher)
+            if self._reply is not None and (alone := reply_alone(hasher, *self._reply[:2])):
+                known.append((alone, self._reply[2]))
+            found = [cut for text in (*first, *recent) for cut in _cuts(hasher, *text)]
+            if self.newest:
+                found += [cut for text in self.newest for cut in _fine_cuts(hasher, text)]
+                found.sort(key=itemgetter(1))
+            known += [(key ^ mask, end) for key, end in found]
+            self.known, self._are_made = known, True
         return self.known
 
     def without_text(self) -> TextCuts:
         return TextCuts(self.known)
+
+
+class _Head:
+    """Tools and the system's text of one prompt."""
+
+    __slots__ = ("_ends", "_keys", "_system", "_texts")
+
+    def __init__(
+        self, keys: tuple[int, ...], ends: tuple[int, ...], system: int, texts: Callable[[], Iterable[str]]
+    ) -> None:
+        self._keys = keys
+        self._ends = ends
+        self._system = system
+        self._texts = texts
+
+    def points(self, hasher: Hasher) -> list[Cut]:
+        """Where another head may part from this one."""
+        name = self._keys[1], self._keys[-1]  # its order counts
+        packed = hasher.known_heads.get(name)
+        if packed is None:
+            if len(hasher.known_heads) >= USUAL_KEYS:
+                hasher.known_heads.clear()
+            packed = hasher.known_heads[name] = pack_points(self._found(hasher))
+        return unpack_points(packed)
+
+    def _found(self, hasher: Hasher) -> list[Cut]:
+        keys, ends, system = self._keys, self._ends, self._system
+        found = [(key, end) for key, end in zip(keys, ends, strict=True) if end >= LEAST_HEAD_BYTES]
+        if system:
+            role, *texts = map(encoded, self._texts())
+            text = END.join(texts)
+            before, start = keys[0] ^ keys[system - 1], max(ends[system] - len(text), ends[system - 1])
+            found += [(key ^ before, start + offset) for key, offset in head_cuts(hasher, keys[0], role, text)]
+        return sorted(found, key=itemgetter(1))
+
+
+def head_cuts(hasher: Hasher, seed: int, role: bytes, text: bytes) -> list[Cut]:
+    """Of a system's text: where it has grown by an eighth, in steps of 256 bytes, and near its end."""
+    last = (len(text) - 1) // _END_GRAIN
+    offsets = {(last - gap) * _END_GRAIN for gap in _END_GAPS}
+    offsets.update(_OF_HEADS[: bisect_left(_OF_HEADS, len(text))])
+    state, at, cuts = hasher.start(b"H", seed), 0, list[Cut]()
+    state.update(role + END)
+    view = memoryview(text)
+    for offset in sorted(offsets):
+        if LEAST_HEAD_BYTES <= offset <= _LONGEST_HEAD:
+            state.update(view[at:offset])
+            at = offset
+            cuts.append((finished(state), offset))
+    return cuts
+
+
+def head_points(chain: Chain) -> bytes:
+    """What is known of a prompt's head, packed: its end, and the points before it if cuts were made."""
+    head = chain.marks.head
+    if not head or chain.ends[head] < LEAST_HEAD_BYTES:
+        return b""
+    known = chain.hasher.known_heads.get((chain.keys[1], chain.keys[head]))
+    if known is not None:
+        return known  # one object for all sessions that begin so
+    end = chain.ends[head]
+    inside = [] if chain.long_texts is None else [cut for cut in chain.long_texts.known if cut[1] < end]
+    return pack_points([*inside, (chain.keys[head], end)])
+
+
+def pack_points(points: Sequence[Cut]) -> bytes:
+    if len(points) > HEAD_POINTS:
+        step = len(points) / HEAD_POINTS
+        points = [points[-1 - int(at * step)] for at in reversed(range(HEAD_POINTS))]
+    return b"".join([_POINT.pack(key, min(end, (1 << 32) - 1)) for key, end in points])
+
+
+def unpack_points(packed: bytes) -> list[Cut]:
+    return list(_POINT.iter_unpack(packed))
+
+
+def reply_alone(hasher: Hasher, text: str, head: int) -> int:
+    """The key of a conversation's first reply, whatever it replies to; 0: it is too short. head: the last key of it."""
+    return 0 if len(text) < LEAST_REPLY_CHARS else hasher.key(b"A", text[:REPLY_CHARS], previous=head)
 
 
 def cuts_of(chain: Chain) -> Sequence[Cut]:
@@ -90,6 +229,21 @@ def _cuts(hasher: Hasher, head: _Hash, beyond: bytes | memoryview, start: int) -
         state = head.copy()
         state.update(CUT + hashed.digest(_DIGEST_BYTES))
         cuts.append((finished(state), start + offset))
+    return cuts
+
+
+def _fine_cuts(hasher: Hasher, of: UnitText) -> list[Cut]:
+    """Up to where a text is long."""
+    data = encoded(of.text[:HEAD_BYTES])[:HEAD_BYTES]
+    offsets = _BELOW_LONG[: bisect_left(_BELOW_LONG, len(data))]
+    if not offsets:
+        return []
+    state, at, cuts = hasher.start(b"N", of.previous), 0, list[Cut]()
+    state.update(b"".join((encoded(of.role), END, encoded(of.name), END)))
+    for offset in offsets:
+        state.update(data[at:offset])
+        at = offset
+        cuts.append((finished(state), of.start + UNIT_OVERHEAD_BYTES + offset))
     return cuts
 
 

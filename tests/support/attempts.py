@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ppd.proxy.admission.keys import Client
 from ppd.proxy.beliefs.beliefs import Beliefs
 from ppd.proxy.beliefs.held import PromptEntry, Residency
@@ -11,8 +13,11 @@ from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
+from ppd.proxy.openai.reply_key import ReplyKey
+from ppd.proxy.openai.request import Request
 from ppd.proxy.policy import Decision, Route
 from ppd.proxy.routing.attempt import Attempt
+from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.telemetry.receipts import LegRecord, Receipt
 from tests.support.requests import parse
 
@@ -56,3 +61,41 @@ def running(made: Decision, *begun: Leg, stream: bool = True) -> Attempt:
         asked_s=0.0,
         history=0,
     )
+
+
+# -- turns of a session table whose engine counts a token for two bytes
+
+
+def tokens(request: Request) -> int:
+    """The engine's: one for two bytes of the prompt."""
+    return request.prompt_bytes // 2
+
+
+def request(*messages: dict[str, Any], **members: Any) -> Request:
+    return parse(prompt=list(messages), **members)
+
+
+def find(table: SessionTable, *messages: dict[str, Any], **members: Any) -> SessionMatch:
+    return table.find(request(*messages, **members).prompt, 0.0)
+
+
+def turn(
+    table: SessionTable, *messages: dict[str, Any], reply: str = "r" * 200, decode: Any = D1, **members: Any
+) -> SessionMatch:
+    asked = request(*messages, **members)
+    match = table.find(asked.prompt, 0.0)
+    key = ReplyKey(asked)
+    key.add_text(reply)
+    outcome = TurnOutcome(
+        prompt_tokens=tokens(asked),
+        completion_tokens=(16 + len(reply)) // 2,
+        reply_key=key.key(),
+        reply_alone=key.alone(),
+        decode=decode,
+    )
+    table.finish(match, asked.prompt, outcome, 0.0)
+    return match
+
+
+def bytes_of(*messages: dict[str, Any]) -> int:
+    return request(*messages).prompt_bytes

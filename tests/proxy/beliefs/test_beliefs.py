@@ -135,6 +135,24 @@ def test_a_new_session_knows_who_holds_its_beginning() -> None:
     assert known.held(PromptEntry(9, marks=(Mark(999, 4000),))) == {}
 
 
+def test_heads_that_part_inside_are_held_up_to_there_and_counted_once() -> None:
+    known, points = Known(), [Mark(90, 2000), Mark(91, 3000)]
+    for session, head in ((7, 100), (8, 200), (9, 300)):
+        entry = PromptEntry(session, None, (Mark(head, 4000),), points=[*points, Mark(head + 1, 3500)])
+        held = known.held(entry)
+        assert held == ({} if session == 7 else {"D1": Held(3000, SHARED)})
+        touches = known.touches(entry, 5000)
+        touches.answering()
+        known.turn(session, 5000, D1, marks=tuple(known.beliefs.lasting([*entry.marks], entry.points, where())))
+    book = known.beliefs._books[D1.id]
+    assert book.held(91) == 3000
+    assert book.tokens == 5000 + 3000 + 2 * (5000 - 3000), "the first did not know that others would share it"
+
+
+def where() -> Residency:
+    return Residency(D1.id, "i", 5000)
+
+
 def test_sessions_that_share_a_head_take_its_room_once() -> None:
     known = Known(capacity=20_000)
     for session in range(10):

@@ -14,6 +14,7 @@ from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.prefix_chain import PrefixEnd
+from ppd.proxy.sessions.text_cuts import cuts_of
 
 HASHER = Hasher(b"a secret of the proxy")
 USER = {"role": "user", "content": "hi"}
@@ -218,3 +219,36 @@ def _prompt(endpoint: Endpoint, text: str, calls: list[Call], *, echoed: bool = 
     else:
         message = {"role": "assistant", "content": text, "tool_calls": [tool_call(*call) for call in calls]}
     return parse(endpoint, messages=[USER, message, NEXT] if echoed else [USER])
+
+
+LONG = "a reply that no other session has, as it is longer than a line. " * 20
+SYSTEM = {"role": "system", "content": "be brief"}
+
+
+@pytest.mark.parametrize(
+    ("first", "pieces", "is_known"),
+    [
+        ([SYSTEM, USER], [LONG], True),
+        ([SYSTEM, USER], [LONG[:100], LONG[100:1500]], True),
+        ([SYSTEM, USER], list(LONG), True),
+        ([SYSTEM, USER], [LONG[:63]], False),
+        ([SYSTEM, USER], [LONG, A], False),
+        ([USER], [LONG], False),  # without a head nothing is in common
+        ([SYSTEM, USER, {"role": "assistant", "content": "yo"}, USER], [LONG], False),
+    ],
+)
+@pytest.mark.parametrize("as_list", [False, True])
+def test_a_first_reply_is_known_whatever_it_replies_to(
+    first: list[Any], pieces: list[str | Call], is_known: bool, as_list: bool
+) -> None:
+    key = ReplyKey(chat(*first))
+    for index, piece in enumerate(pieces):
+        if isinstance(piece, str):
+            key.add_text(piece)
+        else:
+            key.add_tool_call(index, *piece)
+    said = "".join(piece for piece in pieces if isinstance(piece, str))
+    echo: Any = [{"type": "text", "text": said}] if as_list else said
+    following = chat(SYSTEM, {"role": "user", "content": "other"}, {"role": "assistant", "content": echo}, NEXT)
+    assert (key.alone() in dict(cuts_of(following.prompt.chain))) is is_known
+    assert bool(key.alone()) is is_known

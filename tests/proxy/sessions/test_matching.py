@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
+from ppd.proxy.openai.request import Endpoint, ReadingRules, parse_request
 from ppd.proxy.sessions.kept_units import KEPT, KeptUnits
 from ppd.proxy.sessions.prefix_chain import Chain, PrefixEnd
 from ppd.proxy.sessions.session import Prompt
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
-from tests.support.attempts import D1, D2
-from tests.support.requests import HASHER, assistant, parse, user
+from tests.support.attempts import D1, D2, bytes_of, find, request, turn
+from tests.support.requests import HASHER, assistant, parse, parse_bytes, user
 
 BRANCH, FIRST, LOST, NEXT, RETRY = MatchKind.BRANCH, MatchKind.FIRST, MatchKind.LOST, MatchKind.NEXT, MatchKind.RETRY
 SYSTEM = {"role": "system", "content": "s" * 2000}
@@ -25,40 +25,9 @@ DOCUMENT = "".join(f"line {number:5} of a document\n" for number in range(2000))
 Message = dict[str, Any]
 
 
-def tokens(request: Request) -> int:
-    """The engine's: one for two bytes of the prompt."""
-    return request.prompt_bytes // 2
-
-
-def request(*messages: Message, **members: Any) -> Request:
-    return parse(prompt=list(messages), **members)
-
-
-def find(table: SessionTable, *messages: Message, **members: Any) -> SessionMatch:
-    return table.find(request(*messages, **members).prompt, 0.0)
-
-
-def turn(
-    table: SessionTable, *messages: Message, reply: str = "r" * 200, decode: Any = D1, **members: Any
-) -> SessionMatch:
-    asked = request(*messages, **members)
-    match = table.find(asked.prompt, 0.0)
-    key = ReplyKey(asked)
-    key.add_text(reply)
-    outcome = TurnOutcome(
-        prompt_tokens=tokens(asked), completion_tokens=(16 + len(reply)) // 2, reply_key=key.key(), decode=decode
-    )
-    table.finish(match, asked.prompt, outcome, 0.0)
-    return match
-
-
 @pytest.fixture
 def table() -> SessionTable:
     return SessionTable(ttl_s=3600.0, capacity=1000)
-
-
-def bytes_of(*messages: Message) -> int:
-    return request(*messages).prompt_bytes
 
 
 def alternating(turns: int) -> list[Message]:
@@ -85,6 +54,67 @@ def test_what_only_the_newest_message_holds_costs_no_more_than_itself(table: Ses
     assert [match.turn for match in matches] == [1, 2, 3, 4, 5, 6]
     assert len({match.session_id for match in matches}) == len(table) == 1
     assert matches[-1].decode == D1
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("question. " + REMINDER, "question. "),
+        ("q" * 3000 + REMINDER, "q" * 3000),
+        ("<context>a page</context> question", "question"),
+    ],
+)
+@pytest.mark.parametrize("members", [{}, {"tools": [{"name": "f"}]}])
+def test_the_first_message_is_replaced_by_a_shorter_one(
+    table: SessionTable, first: str, then: str, members: dict[str, Any]
+) -> None:
+    one = turn(table, SYSTEM, user(first), **members)
+    history = [SYSTEM, user(then), assistant("r" * 200)]
+    match = turn(table, *history, user("and" + REMINDER), **members)
+    assert (match.kind, match.turn, match.session_id, match.decode) == (NEXT, 2, one.session_id, D1)
+    start = len(SYSTEM["content"]) + len(members) * 20
+    shared = start + (len(then) if first.startswith(then) else 0)
+    assert shared - 512 <= match.held_tokens * 2 <= shared + 3 * 16
+    history += [user("and"), assistant("r" * 200), user("more" + REMINDER)]
+    assert find(table, *history, **members).session_id == one.session_id
+    assert len(table) == 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "history", "members"),
+    [
+        ("r" * 63, [SYSTEM, user("b"), assistant("r" * 63)], {}),  # many sessions have so short a reply
+        ("r" * 99, [user("b"), assistant("r" * 99)], {}),  # nothing is in common
+        ("r" * 99, [SYSTEM, user("b"), assistant("r" * 98 + "x")], {}),
+        ("r" * 99, [{"role": "system", "content": "s" * 1999}, user("b"), assistant("r" * 99)], {}),
+        ("r" * 99, [SYSTEM, user("b"), assistant("r" * 99)], {"cache_salt": "other"}),
+        ("r" * 99, [SYSTEM, user("b"), assistant("r" * 99)], {"model": "other"}),
+    ],
+)
+def test_a_first_reply_tells_nothing_where_it_is_short_or_the_head_is_another(
+    table: SessionTable, reply: str, history: list[Message], members: dict[str, Any]
+) -> None:
+    turn(table, SYSTEM, user("a"), reply=reply)
+    match = find(table, *history, user("on"), **members)
+    assert (match.kind, match.held_tokens) == (FIRST, 0)
+
+
+def test_a_first_reply_is_of_its_tenant(table: SessionTable) -> None:
+    asked = [SYSTEM, user("b"), assistant("r" * 200), user("on")]
+    turn(table, SYSTEM, user("a"))
+    body = json.dumps({"model": "m", "messages": asked}).encode()
+    for tenant, kind in (("t", NEXT), ("other", FIRST)):
+        known = parse_bytes(body, tenant=tenant)
+        assert table.find(known.prompt, 0.0).kind is kind
+
+
+def test_two_sessions_with_one_reply_claim_no_more_than_their_head(table: SessionTable) -> None:
+    for name in ("a", "b"):
+        turn(table, SYSTEM, user(name * 3000))
+    match = find(table, SYSTEM, user("c"), assistant("r" * 200), user("on"))
+    assert match.held_tokens * 2 <= len(SYSTEM["content"]) + 2 * 16
+    own = find(table, SYSTEM, user("a" * 3000), assistant("r" * 200), user("on"))
+    assert own.held_tokens * 2 == bytes_of(SYSTEM, user("a" * 3000), assistant("r" * 200))
 
 
 def test_a_reminder_in_a_message_of_its_own(table: SessionTable) -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppd.proxy.errors import FormatError
-from ppd.servers.engine_profile.profile_file import ProfileFile, Status, Transfers
+from ppd.servers.engine_profile.profile_file import FittedRange, ProfileFile, SlowWorker, Status, Transfers
 
 from ..experiment.run import Topology
 from ..simulation.setup import Setup
 from ..sweep.folder import SweepFolder
 from ..tables import published_cells
 from .fit import START
-from .observations import Observation, from_published, from_sweep, unrecognised_share
+from .observations import Observation, from_published, from_sweep
 
-SEEDS = 2  # for a published cell, whose own arrivals are not known
+SEEDS = 4  # for a published cell, whose own arrivals are not known
+FIT_SEEDS = 1  # of them, for the fit
+RETOKENISED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,11 @@ class Region:
     above_qps: float = 0.0  # excluded
     to_qps: float = float("inf")  # included
 
+    def holds(self, one: Observation) -> bool:
+        return self.context in (None, one.context) and self.above_qps < one.qps <= self.to_qps
+
     def of(self, observations: list[Observation]) -> list[Observation]:
-        return [
-            one
-            for one in observations
-            if self.context in (None, one.context) and self.above_qps < one.qps <= self.to_qps
-        ]
+        return [one for one in observations if self.holds(one)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,21 @@ class CalibrationSource:
     fit_regions: tuple[Region, ...]
     check_region: Region
     other_regions: tuple[Region, ...] = ()
+    fit_seeds: int | None = None  # runs of a cell that are used to fit; None: all
 
     def for_fit(self, configs: tuple[str, ...]) -> list[Observation]:
-        return [one for region in self.fit_regions for one in region.of(self.observations) if one.config in configs]
+        chosen = [one for region in self.fit_regions for one in region.of(self.observations) if one.config in configs]
+        return [replace(one, runs=one.runs[: self.fit_seeds]) for one in chosen]
+
+    @property
+    def range(self) -> FittedRange:
+        fitted = self.for_fit(self.fitted_on)
+        workloads = [one.runs[0].workload for one in fitted]
+        return FittedRange(
+            context_tokens=max(each.longest_context for each in workloads),
+            new_tokens=max(max(each.first.new_tokens, each.later.new_tokens) for each in workloads),
+            qps=max(one.qps for one in fitted),
+        )
 
     @property
     def configs(self) -> tuple[str, ...]:
@@ -92,15 +105,17 @@ def _published(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
     setup = Setup(
         profile=profile,
         connections=published_cells.CONNECTIONS,
-        retokenised_replies=True,
+        retokenised_replies=RETOKENISED,
+        slow=SlowWorker(topology="4R", worker="R1", context_token_s=100e-9, mean_context_token_s=700e-9),
         published_routing=True,
-        unrecognised=round(unrecognised_share(path, "1P_3pD", "1P_3D"), 3),
+        unrecognised=published_cells.UNRECOGNISED,
     )
     return CalibrationSource(
         observations=from_published(path, SEEDS),
         setup=setup,
         fitted_on=("4R", "1P_3D", "1P_3pD"),
         fit_regions=(small, large),
+        fit_seeds=FIT_SEEDS,
         check_region=small,
         other_regions=(
             large,

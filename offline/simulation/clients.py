@@ -75,7 +75,7 @@ class Clients:
     fleet: SimulatedFleet
     routing: Routing
     connections: ClientPool
-    retokenised_replies: bool
+    is_retokenised: Callable[[], bool]  # asked for each answer that is sent back
     records: list[Record] = field(default_factory=list)
     open_conversations: int = 0
     _spans: Iterator[int] = field(default_factory=lambda: count(1))
@@ -136,7 +136,7 @@ class Clients:
         if turn == len(conversation.turns):
             self.open_conversations -= 1
             return
-        said = self._span(request.reply.tokens) if self.retokenised_replies else request.reply
+        said = self._span(request.reply.tokens) if self.is_retokenised() else request.reply
         after = conversation.turns[turn]
         prompt = (*request.prompt, said, self._span(after.new_tokens))
         if after.think_s:

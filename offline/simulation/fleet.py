@@ -65,6 +65,7 @@ class SimulatedFleet:
     def __init__(self, timeline: Timeline, topology: Topology, setup: Setup) -> None:
         self._timeline = timeline
         self._setup = setup
+        self._topology = topology
         self._profile = setup.profile.to_engine()
         roles = ((Role.PREFILL, topology.prefills), (Role.DECODE, topology.decodes), (Role.REPLICA, topology.replicas))
         self.workers = [self._worker(role, number + 1) for role, count in roles for number in range(count)]
@@ -78,7 +79,8 @@ class SimulatedFleet:
 
     def ask(self, worker: SimulatedWorker, leg: SimulatedLeg) -> SimulatedSequence:
         job = SimulatedSequence(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished)
-        delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=False)
+        has_connector = worker.role is not Role.REPLICA
+        delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=False, has_connector=has_connector)
         self._timeline.after(delay_s, worker.engine.add, job)
         return job
 
@@ -136,8 +138,10 @@ class SimulatedFleet:
     def _worker(self, role: Role, number: int) -> SimulatedWorker:
         profile = self._setup.profile
         cache = KvCache(profile.kv_capacity_tokens, profile.block_size)
-        engine = Engine(self._timeline, self._profile, cache, max_num_seqs=profile.max_num_seqs)
-        return SimulatedWorker(f"{role}{number}", role, engine)
+        name = f"{role}{number}"
+        costs = self._setup.costs_of(self._topology.name, name)
+        engine = Engine(self._timeline, costs, cache, max_num_seqs=profile.max_num_seqs)
+        return SimulatedWorker(name, role, engine)
 
 
 def transfer(sender: Port, receiver: Port, profile: EngineProfile, tokens: int, now_s: float) -> float:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 from msgspec.structs import replace
 
 from ppd.proxy.beliefs.beliefs import Beliefs
@@ -22,7 +21,7 @@ from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.places import UNKNOWN
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, taking_turns
-from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
+from ppd.proxy.fleet.worker import Announcement, Load, Source, Worker, WorkerId
 from ppd.proxy.policy import Route, Rules, Turn, decide
 from ppd.proxy.sessions.prefix_chain import KEY_BITS, Chain, Hasher, PrefixEnd
 from ppd.proxy.sessions.session import Prompt, marks_of_prompt
@@ -30,7 +29,6 @@ from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 
 from ..experiment.plan import Conversation, PlannedTurn
-from ..experiment.run import Run
 from .fleet import SimulatedFleet, SimulatedWorker
 from .kv_cache import KvCache
 from .timeline import Timeline
@@ -167,35 +165,6 @@ class PolicyRouting:
         said = _announcement(worker)
         self._timeline.after(self._delay_s, lambda: self._registry.apply(said, self._timeline.now_s))
         self._timeline.after(self._heartbeat_s, self._beat, worker)
-
-
-class PublishedRouting:
-    """The paper's prototype: one hash of the conversation picks P, D or R by its remainder, whatever their load.
-
-    Source: `comprehensive_proxy.py` of freelulul/vllm-ppd. P and D share the hash, so 2P_2D only ever pairs P1 with D1
-    and P2 with D2. It knows a conversation by a piece of its text, which it does not always find again: such a turn
-    passes for a first one and goes through P.
-    """
-
-    def __init__(self, fleet: SimulatedFleet, run: Run, *, unrecognised: float) -> None:
-        self._fleet = fleet
-        self._unrecognised = unrecognised
-        self._random = np.random.default_rng([run.seed, 0x9D])
-        self._hashes: dict[int, int] = {}
-
-    def route(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Routed:
-        number = self._hashes.setdefault(conversation.number, int(self._random.integers(1 << 60)))
-        route = conversation.turns[turn - 1].route
-        if route is Route.LOCAL and self._random.random() < self._unrecognised:
-            route = Route.SPLIT
-        if route is Route.REPLICA:
-            return Routed(route, _pick(self._fleet.of(Role.REPLICA), number))
-        prefill = _pick(self._fleet.of(Role.PREFILL), number) if route is Route.SPLIT else None
-        return Routed(route, _pick(self._fleet.of(Role.DECODE), number), prefill)
-
-
-def _pick(workers: list[SimulatedWorker], number: int) -> SimulatedWorker:
-    return workers[number % len(workers)]
 
 
 def _key(conversation: Conversation, place: int) -> int:

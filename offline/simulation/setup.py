@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ppd.proxy.errors import ConfigError
-from ppd.servers.engine_profile.profile_file import ProfileFile, Transfers
+from ppd.servers.engine_profile.profile_file import ProfileFile, SlowWorker, Transfers
+from ppd.servers.engine_profile.step_time import EngineProfile
 
 from ..experiment.records import Origin
 from ..experiment.run import Run, Topology
@@ -21,18 +22,30 @@ class Setup:
     heartbeat_s: float = 10.0  # how often the proxy hears an engine's load
     heartbeat_delay_s: float = 0.005
     connections: int | None = None  # of the client at most; TTFT includes waiting for one
-    retokenised_replies: bool = False  # answers sent back as text become other tokens, which are not cached
+    retokenised_replies: float = 0.0  # share of the answers that, sent back as text, are other tokens: not cached
     unrecognised: float = 0.0  # share of later turns that published routing treats as first turns
-    published_routing: bool = False  # of the paper's prototype: P and D by a hash of the conversation
+    published_routing: bool = False  # of the paper's prototype: workers by a hash of the conversation
+    slow: SlowWorker | None = None  # in the measured fleet that is simulated
 
     def __post_init__(self) -> None:
         if self.connections is not None and self.connections < 1:
             raise ConfigError(f"connections = {self.connections}: must be at least 1", param="connections")
-        if not 0 <= self.unrecognised <= 1:
-            raise ConfigError(f"unrecognised = {self.unrecognised}: must be a share from 0 to 1", param="unrecognised")
+        for name in ("unrecognised", "retokenised_replies"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}: must be a share from 0 to 1", param=name)
         for name in ("lease_s", "heartbeat_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0", param=name)
+
+    def costs_of(self, topology: str, worker: str) -> EngineProfile:
+        costs, slow = self.profile.to_engine(), self.slow
+        if slow is None or (slow.topology, slow.worker) != (topology, worker):
+            return costs
+        return replace(
+            costs,
+            context_token_s=costs.context_token_s + slow.context_token_s,
+            mean_context_token_s=costs.mean_context_token_s + slow.mean_context_token_s,
+        )
 
     def origin(self, run: Run) -> Origin:
         profile = self.profile
@@ -44,7 +57,15 @@ class Setup:
             gpu_count=profile.gpu_count * Topology.parse(run.topology).workers,
             connector="whole prompts pushed" if profile.transfers is Transfers.WHOLE else "missing blocks pulled",
             profile=profile.name,
-            note=f"simulated in virtual time; the engine profile is {profile.status}",
+            note="; ".join(
+                filter(
+                    None,
+                    (
+                        f"simulated in virtual time; the engine profile is {profile.status}",
+                        profile.beyond(run.workload.longest_context),
+                    ),
+                )
+            ),
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
 
 from ppd.proxy.errors import ConfigError
 
@@ -11,7 +13,8 @@ from ..experiment.records import Record, in_order
 from ..experiment.run import Run, Topology
 from .clients import ClientPool, Clients
 from .fleet import SimulatedFleet
-from .routing import PolicyRouting, PublishedRouting, Routing
+from .published_routing import PublishedRouting
+from .routing import PolicyRouting, Routing
 from .setup import Setup
 from .timeline import Timeline
 
@@ -32,7 +35,7 @@ def simulate(run: Run, setup: Setup, trace: Sequence[float] | None = None) -> tu
         routing = PolicyRouting(
             timeline, fleet, heartbeat_s=setup.heartbeat_s, heartbeat_delay_s=setup.heartbeat_delay_s
         )
-    clients = Clients(timeline, fleet, routing, ClientPool(timeline, setup.connections), setup.retokenised_replies)
+    clients = Clients(timeline, fleet, routing, ClientPool(timeline, setup.connections), _retokenised(run, setup))
     clients.play(plan(run, trace))
     timeline.run(until=lambda: clients.open_conversations == 0 or timeline.now_s > HORIZON_S)
     if clients.open_conversations:
@@ -41,3 +44,8 @@ def simulate(run: Run, setup: Setup, trace: Sequence[float] | None = None) -> tu
             "virtual time: the load is far beyond this fleet"
         )
     return in_order(clients.records)
+
+
+def _retokenised(run: Run, setup: Setup) -> Callable[[], bool]:
+    random = np.random.default_rng([run.seed, 0x7E])
+    return lambda: bool(random.random() < setup.retokenised_replies)

@@ -21,6 +21,9 @@ from .published_rows import PublishedRow, read_rows
 
 SECONDS: Final = 10.0  # of arrivals a run
 CONNECTIONS: Final = 50  # that the published client opened at most
+# Its prompts have one of three formats, by chance. The prototype takes a conversation for another one if turn 1 had a
+# format without "User:" and turn 2 has the one with it.
+UNRECOGNISED: Final = 2 / 3 * 1 / 3
 
 FIRST: Final = {
     name: Profile(name=name, new_tokens=n, output_tokens=n) for name, n in (("small", 128), ("large", 1024))

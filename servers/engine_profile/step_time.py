@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from ppd.proxy.errors import ConfigError
 
+FIRST_SEQUENCES = 8  # of a batch: from here on, another one costs less
+FURTHER_TOKEN_S = 1e-6  # host work per prompt token where none was measured: tokenizers read a million tokens a second
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProfile:
@@ -30,11 +33,15 @@ class EngineProfile:
 
     step_s: float = 8.1e-3  # of any step
     decode_sequence_s: float = 0.11e-3
+    first_sequence_s: float = 0.0  # on top of it, for each of the first FIRST_SEQUENCES
     context_token_s: float = 27e-9  # per token of context that a decoding sequence reads
+    mean_context_token_s: float = 0.0  # per token of the decoding sequences' mean context, however many they are
     prefill_token_s: float = 14e-6
     attention_pair_s: float = 1e-9  # per (prompt token, earlier token)
     request_s: float = 23.2e-3  # host work before a request can be scheduled
     request_token_s: float = 17e-6  # the same per prompt token, unless the prompt's KV is pulled
+    request_tokens: int = 0  # of a prompt, up to which request_token_s was measured; 0: all of any
+    connector_s: float = 0.0  # the same, on an engine that has a KV connector
     transfer_s: float = 29.6e-3  # of any KV transfer: set-up and notification; delays no other transfer
     send_s: float = 0.0  # the same, but the sender can send nothing else during it
     transfer_bytes_per_s: float = 16e9
@@ -71,15 +78,21 @@ def step_time_s(
     return (
         profile.step_s
         + profile.decode_sequence_s * decode_sequences
+        + profile.first_sequence_s * min(decode_sequences, FIRST_SEQUENCES)
         + profile.context_token_s * decode_context_tokens
+        + profile.mean_context_token_s * decode_context_tokens / max(decode_sequences, 1)
         + profile.prefill_token_s * prefill_tokens
         + profile.attention_pair_s * prefill_attention_pairs
     )
 
 
-def request_time_s(profile: EngineProfile, prompt_tokens: int, *, pulled: bool) -> float:
+def request_time_s(profile: EngineProfile, prompt_tokens: int, *, pulled: bool, has_connector: bool = True) -> float:
     """Host work between a request's arrival and the scheduler; `pulled`: the prompt's KV comes from another engine."""
-    return profile.request_s + (0.0 if pulled else profile.request_token_s * prompt_tokens)
+    fixed_s = profile.request_s + (profile.connector_s if has_connector else 0.0)
+    if pulled:
+        return fixed_s
+    measured = min(prompt_tokens, profile.request_tokens or prompt_tokens)
+    return fixed_s + profile.request_token_s * measured + FURTHER_TOKEN_S * (prompt_tokens - measured)
 
 
 def transfer_time_s(profile: EngineProfile, tokens: int) -> float:

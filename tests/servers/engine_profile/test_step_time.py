@@ -6,6 +6,8 @@ import pytest
 
 from ppd.proxy.errors import ConfigError
 from ppd.servers.engine_profile.step_time import (
+    FIRST_SEQUENCES,
+    FURTHER_TOKEN_S,
     EngineProfile,
     attention_pairs,
     request_time_s,
@@ -68,6 +70,33 @@ def test_every_term_lengthens_a_step() -> None:
     assert base == H100.step_s
     for load in [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)]:
         assert step_time_s(H100, *load) > base
+
+
+def test_the_first_sequences_of_a_batch_cost_more_than_the_rest() -> None:
+    profile = replace(H100, first_sequence_s=1e-3)
+    extra_s = [step_time_s(profile, n, 0, 0, 0) - step_time_s(H100, n, 0, 0, 0) for n in (0, 1, FIRST_SEQUENCES, 48)]
+    assert extra_s == pytest.approx([0.0, 1e-3, FIRST_SEQUENCES * 1e-3, FIRST_SEQUENCES * 1e-3])
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_a_mean_context_costs_the_same_in_any_batch(batch: int) -> None:
+    profile = replace(H100, mean_context_token_s=1e-6)
+    extra_s = step_time_s(profile, batch, batch * 2000, 0, 0) - step_time_s(H100, batch, batch * 2000, 0, 0)
+    assert extra_s == pytest.approx(2e-3)
+
+
+def test_host_work_beyond_what_was_measured_is_not_extrapolated() -> None:
+    profile = replace(H100, request_tokens=3000)
+    up_to, beyond = (request_time_s(profile, tokens, pulled=False) for tokens in (3000, 100_000))
+    assert up_to == request_time_s(H100, 3000, pulled=False)
+    assert beyond - up_to == pytest.approx(97_000 * FURTHER_TOKEN_S)
+    assert request_time_s(profile, 100_000, pulled=True) == profile.request_s
+
+
+def test_a_connector_costs_host_work_only_where_there_is_one() -> None:
+    profile = replace(H100, connector_s=5e-3)
+    without, with_one = (request_time_s(profile, 10, pulled=False, has_connector=has) for has in (False, True))
+    assert with_one - without == pytest.approx(5e-3)
 
 
 def test_nothing_to_transfer_takes_no_time() -> None:

@@ -1,0 +1,48 @@
+"""The routing of the paper's prototype: one hash of the conversation picks its workers, whatever their load.
+
+Source: `comprehensive_proxy.py` of freelulul/vllm-ppd. Where there are replicas and others, each R and each D is one
+slot, and the hash's remainder by the number of slots is the slot: R first, then the D whose later turns are local, then
+the other D. The same hash picks P, so 2P_2D only ever pairs P1 with D1, and 1R_2P_1D uses one P alone.
+
+It knows a conversation by the text from the first "User:" on, or else by its first 200 characters. A later turn that it
+does not know passes for the first turn of another conversation, which gets workers of its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ppd.proxy.fleet.worker import Role
+from ppd.proxy.policy import Route
+
+from ..experiment.plan import Conversation
+from ..experiment.run import Run
+from .fleet import SimulatedFleet, SimulatedWorker
+from .routing import Routed
+
+
+class PublishedRouting:
+    def __init__(self, fleet: SimulatedFleet, run: Run, *, unrecognised: float) -> None:
+        self._prefills = fleet.of(Role.PREFILL)
+        self._slots = [*fleet.of(Role.REPLICA), *fleet.of(Role.DECODE)]
+        self._x = run.x or 0.0
+        self._unrecognised = unrecognised
+        self._random = np.random.default_rng([run.seed, 0x9D])
+        self._hashes: dict[int, int] = {}
+
+    def route(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Routed:
+        number = self._hashes.get(conversation.number)
+        known = number is not None and self._random.random() >= self._unrecognised
+        if number is None or not known:
+            number = self._hashes[conversation.number] = int(self._random.integers(1 << 60))
+        worker = _pick(self._slots, number)
+        if worker.role is Role.REPLICA:
+            return Routed(Route.REPLICA, worker)
+        planned = conversation.turns[turn - 1].route
+        if known and (planned is Route.LOCAL or (planned is Route.REPLICA and self._random.random() < self._x)):
+            return Routed(Route.LOCAL, worker)
+        return Routed(Route.SPLIT, worker, _pick(self._prefills, number))
+
+
+def _pick(workers: list[SimulatedWorker], number: int) -> SimulatedWorker:
+    return workers[number % len(workers)]

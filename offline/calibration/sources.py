@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ppd.proxy.errors import FormatError
 from ppd.servers.engine_profile.profile_file import FittedRange, ProfileFile, SlowWorker, Status, Transfers
+from ppd.servers.fleet.topology import Topology
 
-from ..experiment.run import Topology
 from ..simulation.setup import Setup
 from ..sweep.folder import SweepFolder
 from ..tables import published_cells

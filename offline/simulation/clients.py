@@ -151,9 +151,8 @@ class Clients:
         now_s = self.timeline.now_s
         for turn in range(request.turn + 1, len(request.conversation.turns) + 1):
             unsent = _Request(request.conversation, turn, (), request.reply, now_s, now_s)
-            self._record(
-                unsent, request.conversation.turns[turn - 1].route, "", "", 0, f"not sent: turn {request.turn} failed"
-            )
+            wanted = request.conversation.turns[turn - 1].route or Route.SPLIT
+            self._record(unsent, wanted, "", "", 0, f"not sent: turn {request.turn} failed")
 
     def _record(self, request: _Request, route: Route, prefill: str, decode: str, status: int, error: str) -> None:
         cached = request.prefill_cached  # as the proxy reports it: after a handoff, D counts all that it pulled

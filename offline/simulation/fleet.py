@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.engine_profile.profile_file import Transfers
 from ppd.servers.engine_profile.step_time import EngineProfile, request_time_s
+from ppd.servers.fleet.topology import Topology
 
-from ..experiment.run import Topology
 from .engine import Engine, SimulatedSequence
 from .kv_cache import KvCache, Span
 from .setup import Setup
@@ -37,6 +37,7 @@ class SimulatedWorker:
     name: str
     role: Role
     engine: Engine
+    x: float | None = None  # of later turns on this D, the share that is LOCAL; None: the run's
     sends: Port = field(default_factory=Port)
     receives: Port = field(default_factory=Port)
 
@@ -141,7 +142,8 @@ class SimulatedFleet:
         name = f"{role}{number}"
         costs = self._setup.costs_of(self._topology.name, name)
         engine = Engine(self._timeline, costs, cache, max_num_seqs=profile.max_num_seqs)
-        return SimulatedWorker(name, role, engine)
+        x = self._topology.x_of_decodes[number - 1] if role is Role.DECODE else None
+        return SimulatedWorker(name, role, engine, x)
 
 
 def transfer(sender: Port, receiver: Port, profile: EngineProfile, tokens: int, now_s: float) -> float:

@@ -38,10 +38,15 @@ class PublishedRouting:
         worker = _pick(self._slots, number)
         if worker.role is Role.REPLICA:
             return Routed(Route.REPLICA, worker)
-        planned = conversation.turns[turn - 1].route
-        if known and (planned is Route.LOCAL or (planned is Route.REPLICA and self._random.random() < self._x)):
+        if known and self._is_local(conversation.turns[turn - 1].route, worker):
             return Routed(Route.LOCAL, worker)
         return Routed(Route.SPLIT, worker, _pick(self._prefills, number))
+
+    def _is_local(self, planned: Route | None, worker: SimulatedWorker) -> bool:
+        if worker.x is not None:
+            return worker.x == 1.0
+        # The plan may have meant this conversation for an R.
+        return planned is Route.LOCAL or (planned is Route.REPLICA and bool(self._random.random() < self._x))
 
 
 def _pick(workers: list[SimulatedWorker], number: int) -> SimulatedWorker:

@@ -35,7 +35,7 @@ from .timeline import Timeline
 
 MODEL = "simulated"
 BYTES_PER_TOKEN = 4  # of the prompts that the simulated clients send
-_RULES = Rules(mode=Mode.TABLE)  # without a table: every turn is forced, as a sweep does it with a live proxy
+_RULES = Rules(mode=Mode.FRACTION)  # for turns that a sweep does not force: those of D with an x of their own
 
 
 @dataclass(slots=True, eq=False)
@@ -185,6 +185,7 @@ def _announcement(worker: SimulatedWorker) -> Announcement:
         engine_version="simulated",
         incarnation="0",
         source=Source.AGENT,
+        x=worker.x,
     )
     load = Load(worker.engine.running, worker.engine.waiting, cache.usage, cache.capacity_tokens)
     return Announcement(known, load)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from ppd.proxy.errors import ConfigError
 from ppd.servers.engine_profile.profile_file import ProfileFile, SlowWorker, Transfers
 from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.servers.fleet.topology import Topology
 
 from ..experiment.records import Origin
-from ..experiment.run import Run, Topology
+from ..experiment.run import Run
 from .modelled_hardware import profile_for
 
 

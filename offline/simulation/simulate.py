@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ppd.proxy.errors import ConfigError
+from ppd.servers.fleet.topology import Topology
 
 from ..experiment.plan import plan
 from ..experiment.records import Record, in_order
-from ..experiment.run import Run, Topology
+from ..experiment.run import Run
 from .clients import ClientPool, Clients
 from .fleet import SimulatedFleet
 from .published_routing import PublishedRouting

@@ -172,7 +172,8 @@ class ProxyConfig:
     workers: Texts = key(
         (),
         "static workers, `ROLE=host:port`, optionally followed by `,connector=nixl|p2p_nccl|none`, `,model=NAME`, "
-        "`,tls=true`, `,events=tcp://host:port`, `,replay=tcp://host:port`, `,ranks=N`",
+        "`,tls=true`, `,events=tcp://host:port`, `,replay=tcp://host:port`, `,ranks=N`, and for a D `,x=SHARE`: "
+        "its own `x` in mode `fraction`",
         live=True,
     )
     allow_empty: bool = key(
@@ -214,7 +215,7 @@ class ProxyConfig:
         live=True,
         group="Decisions",
     )
-    x: Share = key(0.5, "share of sessions kept LOCAL in mode `fraction`", live=True)
+    x: Share = key(0.5, "share of sessions kept LOCAL in mode `fraction`, on a D that has no `x` of its own", live=True)
     table: Text = key("h100-llama-3.1-8b-2P_2D", "name of a shipped table, or a path", live=True)
     w_ttft: NotNegative = key(1.0, "weight of a turn's TTFT", live=True)
     w_tpot: NotNegative = key(1.0, "weight of a turn's TPOT", live=True)

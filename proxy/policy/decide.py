@@ -210,7 +210,8 @@ def _preference(turn: Turn, candidates: _Candidates, rules: Rules, qps: float) -
         case Mode.ALWAYS_SPLIT:
             return _Preference(Route.SPLIT, "mode_always_split")
         case Mode.FRACTION:
-            local = session_share(turn.session_id) < rules.x
+            own = candidates.known.worker.x if candidates.known is not None else None
+            local = session_share(turn.session_id) < (rules.x if own is None else own)
             return _Preference(Route.LOCAL if local else Route.SPLIT, "fraction_local" if local else "fraction_split")
 
 

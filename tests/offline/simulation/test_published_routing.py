@@ -57,6 +57,12 @@ def test_a_known_conversation_keeps_its_workers() -> None:
     assert {one.route for one in later} == {"LOCAL", "REPLICA"}
 
 
+def test_each_d_keeps_or_passes_on_its_later_turns_by_its_own_x() -> None:
+    records = played("1P_1D_2pD", None)
+    ways = {(one.decode, one.route) for one in records if one.turn == 2}
+    assert ways == {("D1", "SPLIT"), ("D2", "LOCAL"), ("D3", "LOCAL")}
+
+
 def test_a_conversation_that_is_not_known_again_gets_workers_anew() -> None:
     unknown = replace(SETUP, unrecognised=1.0)
     records = played("2R", None, unknown)

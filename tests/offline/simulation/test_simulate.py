@@ -124,6 +124,13 @@ def test_retokenised_answers_are_prefilled_again() -> None:
     assert {record.cached_tokens for record in of_turn(records, 2)} == {512}
 
 
+def test_where_each_d_has_its_own_x_the_proxy_goes_by_it() -> None:
+    records = simulate(run_of("1P_1D_1pD", x=None), SETUP)
+    ways = Counter((record.decode, record.route) for record in records if record.turn > 1)
+    assert set(ways) == {("D1", "SPLIT"), ("D2", "LOCAL")}
+    assert {record.route for record in of_turn(records, 1)} == {"SPLIT"}
+
+
 def test_one_worker_of_the_measured_fleet_may_be_slow() -> None:
     slow = SlowWorker(topology="2R", worker="R2", context_token_s=1e-5, mean_context_token_s=0.0)
     records = simulate(run_of("2R", x=None), replace(SETUP, slow=slow))

@@ -119,6 +119,7 @@ def test_a_file_without_the_later_costs_is_read_with_none_of_them() -> None:
 @pytest.mark.parametrize(("context", "is_guess"), [(3104, False), (3105, True)])
 def test_a_fitted_profile_says_what_it_did_not_see(context: int, is_guess: bool) -> None:
     seen = FittedRange(context_tokens=3104, new_tokens=1024, qps=8.0)
+    assert PROFILE.fit is not None
     profile = replace_struct(PROFILE, fit=replace_struct(PROFILE.fit, range=seen))
     assert ("3,105" in profile.beyond(context)) == is_guess
     assert decode(encode(profile)) == profile

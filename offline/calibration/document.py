@@ -9,6 +9,7 @@ from ppd.servers.engine_profile.profile_file import Fit, ProfileFile
 
 from .assess import Assessment
 from .errors import markdown
+from .fit import SLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,8 @@ def _slow(fit: Fit | None) -> list[str]:
     if fit is None or fit.slow_worker is None:
         return []
     slow = fit.slow_worker
-    return [
-        f"\n{slow.worker} of {slow.topology} pays more: {_shown('_s', slow.context_token_s)} a token of context, and "
-        f"{_shown('_s', slow.mean_context_token_s)} a token of the mean context. No other fleet is simulated with it."
-    ]
+    more = ", ".join(f"{_shown(name, getattr(slow, name))} of `{name}`" for name in SLOW)
+    return [f"\n{slow.worker} of {slow.topology} pays more: {more}. No other fleet is simulated with it."]
 
 
 def _range(fit: Fit | None) -> list[str]:

@@ -130,8 +130,7 @@ def _fitted(
             status.update(f"fitting to {len(observations)} cells: squared log error {best:.3f}")
 
         found = fit(observations, setup, simulations, evaluations=evaluations, progress=progress)
-    costs = replace(found.setup.profile.costs, request_tokens=source.range.context_tokens)
-    return with_costs(found.setup, costs)
+    return found.setup
 
 
 _ASSUMPTIONS: dict[str, tuple[Callable[[Setup], bool], str, Callable[[Setup], Setup]]] = {

@@ -80,9 +80,7 @@ class SimulatedFleet:
 
     def ask(self, worker: SimulatedWorker, leg: SimulatedLeg) -> SimulatedSequence:
         job = SimulatedSequence(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished)
-        has_connector = worker.role is not Role.REPLICA
-        delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=False, has_connector=has_connector)
-        self._timeline.after(delay_s, worker.engine.add, job)
+        self._timeline.after(self._host_work_s(worker, leg), worker.engine.add, job)
         return job
 
     def prefill(
@@ -102,8 +100,12 @@ class SimulatedFleet:
             handed_over(handoff)
 
         job = SimulatedSequence(leg.prompt, Span(leg.reply.id, 1), 1, leg.first_token, finished, keeps_kv=True)
-        delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=False)
-        self._timeline.after(delay_s, worker.engine.add, job)
+        self._timeline.after(self._host_work_s(worker, leg), worker.engine.add, job)
+
+    def _host_work_s(self, worker: SimulatedWorker, leg: SimulatedLeg) -> float:
+        new_tokens = leg.prompt_tokens - worker.engine.cache.held_tokens(leg.prompt)
+        has_connector = worker.role is not Role.REPLICA
+        return request_time_s(worker.engine.profile, leg.prompt_tokens, new_tokens, has_connector=has_connector)
 
     def decode(self, worker: SimulatedWorker, leg: SimulatedLeg, handoff: FinishedPrefill) -> SimulatedSequence:
         def pull(missing: int) -> None:
@@ -119,7 +121,7 @@ class SimulatedFleet:
             worker.engine.pulled(job)
 
         job = SimulatedSequence(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished, pull)
-        delay_s = request_time_s(self._profile, leg.prompt_tokens, pulled=True)
+        delay_s = request_time_s(self._profile, leg.prompt_tokens, 0)
         self._timeline.after(delay_s, worker.engine.add, job)
         return job
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ppd.proxy.errors import ConfigError
 from ppd.servers.engine_profile.profile_file import ProfileFile, SlowWorker, Transfers
@@ -42,11 +42,7 @@ class Setup:
         costs, slow = self.profile.to_engine(), self.slow
         if slow is None or (slow.topology, slow.worker) != (topology, worker):
             return costs
-        return replace(
-            costs,
-            context_token_s=costs.context_token_s + slow.context_token_s,
-            mean_context_token_s=costs.mean_context_token_s + slow.mean_context_token_s,
-        )
+        return slow.costs(costs)
 
     def origin(self, run: Run) -> Origin:
         profile = self.profile

@@ -7,7 +7,7 @@ tables/profiles/README.md.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -20,7 +20,7 @@ from .step_time import EngineProfile
 
 VERSION: Final = 1
 # 0 in files that do not name them
-LATER_COSTS: Final = {"first_sequence_s", "mean_context_token_s", "connector_s", "request_tokens"}
+LATER_COSTS: Final = {"first_sequence_s", "mean_context_token_s", "connector_s"}
 KIND: Final = "ppd-engine-profile"
 BUNDLED = Path(__file__).parents[2] / "tables" / "profiles"
 
@@ -66,12 +66,23 @@ class FittedRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class SlowWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One worker of a measured fleet that decoded slower than its likes, the more so the longer the contexts."""
+    """One worker of a measured fleet that was slower than its likes: what it pays on top of each of these costs."""
 
     topology: str
     worker: str
-    context_token_s: float  # more than the others; so is the next
+    request_s: float
+    prefill_token_s: float
+    context_token_s: float
     mean_context_token_s: float
+
+    def costs(self, usual: EngineProfile) -> EngineProfile:
+        return replace(
+            usual,
+            request_s=usual.request_s + self.request_s,
+            prefill_token_s=usual.prefill_token_s + self.prefill_token_s,
+            context_token_s=usual.context_token_s + self.context_token_s,
+            mean_context_token_s=usual.mean_context_token_s + self.mean_context_token_s,
+        )
 
 
 class RankCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -132,7 +132,9 @@ def test_where_each_d_has_its_own_x_the_proxy_goes_by_it() -> None:
 
 
 def test_one_worker_of_the_measured_fleet_may_be_slow() -> None:
-    slow = SlowWorker(topology="2R", worker="R2", context_token_s=1e-5, mean_context_token_s=0.0)
+    slow = SlowWorker(
+        topology="2R", worker="R2", request_s=0, prefill_token_s=0, context_token_s=1e-5, mean_context_token_s=0
+    )
     records = simulate(run_of("2R", x=None), replace(SETUP, slow=slow))
     usual = {record.decode: record.tpot_s for record in simulate(run_of("2R", x=None), SETUP)}
     tpots = {name: [one.tpot_s or 0.0 for one in records if one.decode == name] for name in usual}

@@ -58,10 +58,10 @@ def test_a_follow_up_turn_goes_where_the_mode_says(by: Rules, route: Route, reas
 )
 def test_a_d_with_a_share_of_its_own_goes_by_it(own: float | None, x: float, route: Route) -> None:
     by = rules(Mode.FRACTION, x=x)
-    here, there = (replace(view, worker=replace_worker(view.worker, x=own)) for view in (D1, D2))
-    decision = run(NEXT, (P1, here, D2), by=by)
+    here, there = (replace(view, worker=replace_worker(view.worker, x=own)) for view in (D2, D1))
+    decision = run(NEXT, (P1, D1, here), by=by)
     assert (decision.route, decision.reason) == (route, f"fraction_{route.value.lower()}")
-    assert run(NEXT, (P1, D1, there), by=by).route is (Route.LOCAL if x else Route.SPLIT)  # the session is on D1
+    assert run(NEXT, (P1, there, D2), by=by).route is (Route.LOCAL if x else Route.SPLIT)  # the session is on D2
 
 
 @pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.REPLICA])

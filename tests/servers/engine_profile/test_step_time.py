@@ -7,7 +7,7 @@ import pytest
 from ppd.proxy.errors import ConfigError
 from ppd.servers.engine_profile.step_time import (
     FIRST_SEQUENCES,
-    FURTHER_TOKEN_S,
+    HOST_TOKEN_S,
     EngineProfile,
     attention_pairs,
     request_time_s,
@@ -19,10 +19,12 @@ H100 = EngineProfile()
 GRID = [(new, cached) for new in (16, 64, 256, 1024) for cached in (256, 1024, 2048)]
 
 
-def append_s(new: int, cached: int) -> float:
-    """TTFT of a lone append on an engine that holds `cached` tokens of the prompt."""
-    step = step_time_s(H100, 0, 0, new, attention_pairs(new, cached))
-    return request_time_s(H100, new + cached, pulled=False) + step
+def append_s(new: int, context: int) -> float:
+    """TTFT of a lone append to a published context: half of it is the answer before, which is computed again."""
+    cached = context // 2
+    computed = new + context - cached
+    step = step_time_s(H100, 0, 0, computed, attention_pairs(computed, cached))
+    return request_time_s(H100, new + context, computed) + step
 
 
 @pytest.mark.parametrize(("new", "cached"), GRID)
@@ -35,7 +37,7 @@ def test_an_append_takes_as_long_as_the_published_law_says(new: int, cached: int
 def test_a_turn_through_p_takes_as_long_as_the_published_law_says(new: int, cached: int) -> None:
     law_s = (92.2 + 0.045 * new + 0.0245 * cached) / 1000
     decode_leg = (
-        request_time_s(H100, new + cached, pulled=True)
+        request_time_s(H100, new + cached, 0)
         + transfer_time_s(H100, new + cached)
         + step_time_s(H100, 1, new + cached, 0, 0)
     )
@@ -85,17 +87,14 @@ def test_a_mean_context_costs_the_same_in_any_batch(batch: int) -> None:
     assert extra_s == pytest.approx(2e-3)
 
 
-def test_host_work_beyond_what_was_measured_is_not_extrapolated() -> None:
-    profile = replace(H100, request_tokens=3000)
-    up_to, beyond = (request_time_s(profile, tokens, pulled=False) for tokens in (3000, 100_000))
-    assert up_to == request_time_s(H100, 3000, pulled=False)
-    assert beyond - up_to == pytest.approx(97_000 * FURTHER_TOKEN_S)
-    assert request_time_s(profile, 100_000, pulled=True) == profile.request_s
+def test_a_cached_prompt_is_read_and_no_more() -> None:
+    assert request_time_s(H100, 100_000, 0) == pytest.approx(H100.request_s + 100_000 * HOST_TOKEN_S)
+    assert request_time_s(H100, 100, 100) > request_time_s(H100, 100, 50) > request_time_s(H100, 100, 0)
 
 
 def test_a_connector_costs_host_work_only_where_there_is_one() -> None:
     profile = replace(H100, connector_s=5e-3)
-    without, with_one = (request_time_s(profile, 10, pulled=False, has_connector=has) for has in (False, True))
+    without, with_one = (request_time_s(profile, 10, 10, has_connector=has) for has in (False, True))
     assert with_one - without == pytest.approx(5e-3)
 
 

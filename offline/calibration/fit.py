@@ -45,16 +45,16 @@ SLOW = ("request_s", "prefill_token_s", "context_token_s", "mean_context_token_s
 """What is fitted of a slow worker."""
 
 START = EngineProfile(
-    step_s=7.7e-3,
+    step_s=7.72e-3,
     decode_sequence_s=82e-6,
     first_sequence_s=58e-6,
     context_token_s=30e-9,
     prefill_token_s=20e-6,
-    request_s=16e-3,
+    request_s=15.5e-3,
     request_token_s=14e-6,
-    connector_s=2e-3,
+    connector_s=1.5e-3,
     transfer_s=3e-3,
-    send_s=48e-3,
+    send_s=49e-3,
     transfer_bytes_per_s=30e9,
 )
 """Where the search begins: of the size that an 8B model on a GPU of that class has."""

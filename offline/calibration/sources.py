@@ -15,7 +15,7 @@ from ..tables import published_cells
 from .fit import START
 from .observations import Observation, from_published, from_sweep
 
-SEEDS = 3  # for a published cell, whose own arrivals are not known
+SEEDS = 2  # for a published cell, whose own arrivals are not known
 RETOKENISED = 0.5  # of 0.5, 0.75 and 1, the errors are least with this share
 FIT_SEEDS = 1  # of them, for the fit
 

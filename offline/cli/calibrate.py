@@ -52,8 +52,8 @@ class CalibrateFlags:
     "--evaluations",
     default=12,
     show_default=True,
-    type=click.IntRange(1),
-    help="Of each of its two passes.",
+    type=click.IntRange(0),
+    help="Of each of its two passes; 0: the costs that a fit begins from, as they are.",
 )
 @click.option("--check", metavar="PROFILE", help="Fit nothing: the errors of a profile, by its name or path.")
 @click.option("--jobs", default=os.cpu_count(), show_default=True, type=click.IntRange(1), help="Processes.")

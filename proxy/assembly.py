@@ -48,7 +48,7 @@ from .routing.stored_responses import StoredResponses
 from .runtime.loop_watch import LoopWatch
 from .runtime.tasks import Drain
 from .runtime.tls import Tls, worker_tls
-from .sessions.prefix_chain import Hasher
+from .sessions.hasher import Hasher
 from .sessions.table import SessionTable
 from .sessions.templates import TemplateOrder
 from .sessions.token_estimates import TokenEstimator

@@ -14,14 +14,14 @@ from typing import Protocol
 from ppd.proxy.beliefs.beliefs import Beliefs
 from ppd.proxy.beliefs.held import PromptEntry
 from ppd.proxy.beliefs.turn_touches import TurnTouches
-from ppd.proxy.config import Mode, SessionKey
+from ppd.proxy.config import Mode
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Announcement, Source, Worker, WorkerId
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.openai.request import Request, parse_request
+from ppd.proxy.openai.request import ReadingRules, Request, parse_request
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
-from ppd.proxy.sessions.prefix_chain import Hasher
+from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.session import marks_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.templates import TemplateOrder
@@ -92,10 +92,7 @@ class ProxyRouting:
             asked.endpoint,
             asked.body(),
             {},
-            tenant="",
-            hasher=self._hasher,
-            session_key=SessionKey.PREFIX,
-            templates=self._templates.known,
+            ReadingRules(hasher=self._hasher, tenant="", templates=self._templates.known),
         )
         match = self._sessions.find(request.prompt, now_s)
         entry, turn = self._turn(request, match)

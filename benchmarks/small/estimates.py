@@ -25,10 +25,9 @@ from random import Random
 from statistics import fmean
 from typing import Any, Protocol
 
-from ppd.proxy.config import SessionKey
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.openai.request import Endpoint, parse_request
-from ppd.proxy.sessions.prefix_chain import Hasher
+from ppd.proxy.openai.request import Endpoint, ReadingRules, parse_request
+from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.table import SessionTable, TurnOutcome
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 from ppd.servers.sim.api.prompts import chat_prompt
@@ -159,7 +158,7 @@ class Replay:
 
     def turn(self, sort: str, asked: Conversation, reply: Message) -> None:
         body = json.dumps({"model": "m", "messages": asked}, ensure_ascii=False).encode()
-        request = parse_request(Endpoint.CHAT, body, {}, tenant="", hasher=self._hasher, session_key=SessionKey.PREFIX)
+        request = parse_request(Endpoint.CHAT, body, {}, ReadingRules(hasher=self._hasher, tenant=""))
         match = self._table.find(request.prompt, 0.0)
         prompt = self._counter.prompt(asked)
         new, errors = prompt - match.held_tokens, self.errors[sort]

@@ -1,15 +1,30 @@
-"""A proxy in this process, before workers that run already."""
+"""A proxy in this process: with its port, before workers that run already, or without any socket."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, cast
 
-from ppd.proxy.assembly import assemble
+import msgspec
+
+from ppd.proxy.admission.keys import Client
+from ppd.proxy.assembly import Proxy, assemble, make_canary
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.downstream.serve import listen, serve
+from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
+from ppd.proxy.routing.attempt import TurnContext
+from ppd.proxy.routing.dispatch import Dispatcher
+from ppd.proxy.routing.handoff_release import HandoffRelease
+from ppd.proxy.routing.learning import Learner
+from ppd.proxy.routing.router import Router
+from ppd.proxy.runtime.tasks import Drain
 from ppd.proxy.settings import Settings
+from ppd.proxy.telemetry.receipts import Receipt
 
 
 @asynccontextmanager
@@ -24,3 +39,170 @@ async def serving(config: ProxyConfig) -> AsyncIterator[str]:
     finally:
         stop.set()
         await task
+
+
+# -- without sockets: a worker's answer comes from memory
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+WORKERS = tuple(f"{role}=10.0.{net}.{n}:8000,model={MODEL}" for net, role in enumerate("PD") for n in range(1, 5))
+REPLY = "The answer is forty-two, as far as anybody can tell; shall I go on? "
+CONTEXT = TurnContext(Client(name="", tenant=""), {"content-type": "application/json"})
+
+
+class StageStopwatch:
+    """Microseconds that one turn spends in each stage."""
+
+    def start(self) -> None:
+        self.spent_us: defaultdict[str, float] = defaultdict(float)
+        self._since_ns = time.perf_counter_ns()
+
+    def lap(self, stage: str) -> None:
+        now_ns = time.perf_counter_ns()
+        self.spent_us[stage] += (now_ns - self._since_ns) / 1000
+        self._since_ns = time.perf_counter_ns()
+
+
+PARAMS = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_block_ids": [list(range(64))],
+    "remote_engine_id": "0b4d6d5a-8a8e-4d61-9a4e-0f7c1d1f2a3b",
+    "remote_request_id": "chatcmpl-6f0d9a5e4c9b4b6e8e9d1c2b3a4f5e6d",
+    "remote_host": "10.0.0.1",
+    "remote_port": 5600,
+    "tp_size": 1,
+}
+
+
+def _answer(**members: object) -> bytes:
+    return msgspec.json.encode(
+        {
+            "id": "chatcmpl-6f0d9a5e4c9b4b6e8e9d1c2b3a4f5e6d",
+            "object": "chat.completion",
+            "created": 1_760_000_000,
+            "model": MODEL,
+            "choices": [{"index": 0, "message": {"role": "assistant", "content": REPLY}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 900, "completion_tokens": 20, "total_tokens": 920},
+            **members,
+        }
+    )
+
+
+ANSWER, HANDOFF = _answer(), _answer(kv_transfer_params=PARAMS)
+
+
+class MemoryAnswer:
+    """A worker's whole answer, without waiting."""
+
+    status = 200
+    content_type = "application/json"
+    retry_after_s = 0.0
+    is_event_stream = False
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def body(self) -> bytes:
+        return self._body
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        yield self._body
+
+    def relayed(self, _rules: object) -> dict[str, str]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+class MemoryUpstream:
+    """Stands in for `Upstream`; P's answers hold a handoff."""
+
+    uptime = staticmethod(time.monotonic)
+
+    def __init__(self, watch: StageStopwatch) -> None:
+        self._watch = watch
+        self.uptime = time.monotonic
+
+    async def ask(self, _call: object, _path: str, **_leg: object) -> MemoryAnswer:
+        self._watch.lap("legs")
+        return MemoryAnswer(ANSWER)
+
+    @asynccontextmanager
+    async def answer(self, _call: object, _path: str, **_leg: object) -> AsyncIterator[MemoryAnswer]:
+        self._watch.lap("legs")
+        yield MemoryAnswer(HANDOFF)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnBench:
+    """One proxy without sockets."""
+
+    proxy: Proxy
+    router: Router
+    tools: int
+    watch: StageStopwatch
+
+    def parse(self, body: bytes) -> Request:
+        return parse_request(Endpoint.CHAT, body, {}, ReadingRules(hasher=self.proxy.state.hasher, tenant=""))
+
+    async def turn(self, body: bytes, number: int) -> str:
+        """Plays a turn as `app` does; returns its kind and route."""
+        self.watch.start()
+        request = await self.proxy.bodies.turn(Endpoint.CHAT, {}, CONTEXT.client, body)
+        self.watch.lap("parse")
+        receipt = Receipt(
+            id=f"{number:032x}",
+            at="2026-01-01T00:00:00.000+00:00",
+            endpoint=Endpoint.CHAT.value,
+            model=request.model,
+            stream=request.stream,
+            session="",
+            turn=0,
+            kind="",
+        )
+        await self.router.answer(request, receipt, CONTEXT)
+        self.watch.lap("learn")
+        return f"{receipt.kind} {receipt.route}"
+
+
+class WatchedDispatcher(Dispatcher):
+    """Ends the stage `decide` when it is given a decision."""
+
+    watch: StageStopwatch
+
+    async def open(self, running: Any) -> Any:
+        self.watch.lap("decide")
+        return await super().open(running)
+
+
+def bench(tools: int) -> TurnBench:
+    settings, watch = Settings(ProxyConfig(workers=WORKERS, heartbeat_port=0)), StageStopwatch()
+    proxy = assemble(settings)
+    state, upstream = proxy.state, cast(Any, MemoryUpstream(watch))
+    for worker in settings.static_workers:
+        state.registry.add_static(worker, state.now())
+        state.registry.probed(worker.id, worker, None, state.now())
+    dispatcher = WatchedDispatcher(
+        settings.config,
+        upstream,
+        HandoffRelease(state, upstream),
+        ledger=state.ledger,
+        admission=state.admission,
+        metrics=state.metrics,
+        bodies=proxy.bodies,
+        session_id=state.engine_caches.session_id,
+        now=state.now,
+    )
+    dispatcher.watch = watch
+    canary = make_canary(settings.config, state, upstream)
+    router = Router(
+        settings.config,
+        settings.rules(),
+        state,
+        dispatcher,
+        Learner(state, Drain(), None),
+        passed_over=canary.passed_over,
+        examine=proxy.upstream.examine,
+    )
+    return TurnBench(proxy, router, tools, watch)

@@ -17,12 +17,11 @@ from statistics import quantiles
 
 from ppd.proxy.beliefs.beliefs import Beliefs
 from ppd.proxy.beliefs.held import PromptEntry, Residency
-from ppd.proxy.config import SessionKey
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.openai.request import Endpoint, Request, parse_request
-from ppd.proxy.sessions.prefix_chain import Hasher
+from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
+from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.session import marks_of_prompt
 from ppd.proxy.sessions.table import SessionTable, TurnOutcome
 
@@ -40,9 +39,7 @@ def conversation(number: int, turns: int, hasher: Hasher) -> list[Request]:
         messages.append({"role": "user", "content": f"question {turn} of {number}"})
         body = json.dumps({"model": "m", "messages": messages}).encode()
         headers = {"x-session-id": f"session-{number}"}
-        requests.append(
-            parse_request(Endpoint.CHAT, body, headers, tenant="t", hasher=hasher, session_key=SessionKey.PREFIX)
-        )
+        requests.append(parse_request(Endpoint.CHAT, body, headers, ReadingRules(hasher=hasher, tenant="t")))
         messages.append({"role": "assistant", "content": reply_to(turn)})
     return requests
 

@@ -19,7 +19,7 @@ from ppd.servers.engine_profile.profile_file import Fit, ProfileFile, encode, fi
 
 from ..calibration.assess import assess
 from ..calibration.document import Without, document
-from ..calibration.fit import Simulations, fit, with_costs
+from ..calibration.fit import Simulations, fit
 from ..calibration.sources import CalibrationSource, open_source
 from ..experiment.files import write_whole
 from ..simulation.setup import Setup

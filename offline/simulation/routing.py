@@ -23,7 +23,8 @@ from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Source, Worker, WorkerId
 from ppd.proxy.policy import Route, Rules, Turn, decide
-from ppd.proxy.sessions.prefix_chain import KEY_BITS, Chain, Hasher, PrefixEnd
+from ppd.proxy.sessions.hasher import KEY_BITS, Hasher
+from ppd.proxy.sessions.prefix_chain import Chain, PrefixEnd
 from ppd.proxy.sessions.session import Prompt, marks_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.token_estimates import TokenEstimator

@@ -1,1 +1,1 @@
-"""API keys, rate limits and the queue: which turns may enter the fleet, and in which order."""
+"""API keys and tenants, rate limits and the queue: which turns may enter the fleet, in which order, and as whose."""

@@ -16,9 +16,9 @@ from typing import Protocol
 from werkzeug.datastructures import Headers
 
 from ..errors import Forbidden, LoopDetected, NotFound, RequestError, Unauthorized
-from ..openai.tenant_scope import TenantScope
 from ..policy import Route
 from .keys import Client
+from .tenant_scope import TenantScope
 
 # The only client headers that workers get. Others could steer an engine (X-data-parallel-rank, X-Vllm-Priority) or
 # another proxy.

@@ -38,7 +38,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..errors import ConfigError
-from ..openai.tenant_scope import TenantScope
+from .tenant_scope import TenantScope
 
 KEY_BYTES = 32
 _KEY_START = "ppd_"

@@ -13,6 +13,7 @@ from ..config import ProxyConfig, convert
 from ..errors import NotFound, RequestError
 from ..fleet.view import WorkerView
 from ..fleet.worker import Source
+from ..policy import Limits
 from ..sessions.session import SessionSummary
 from ..settings import check_table
 from .peer_commands import Add, Remove, SetDraining, find_receipt, find_worker, newest_receipts, send_command
@@ -21,7 +22,7 @@ from .request_body import whole_body
 T = TypeVar("T")
 BODY_LIMIT_S = 30.0
 BODY_LIMIT_BYTES = 64 * 1024
-CHANGEABLE = ("mode", "x", "w_ttft", "w_tpot", "lookup", "uncovered", "table")
+CHANGEABLE = ("mode", "x", "w_ttft", "w_tpot", "lookup", "uncovered", "table", *Limits.__struct_fields__)
 
 
 class WorkerCall(msgspec.Struct, forbid_unknown_fields=True):

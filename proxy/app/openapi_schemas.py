@@ -137,6 +137,11 @@ _WEIGHTS: Json = {
     "lookup": {"enum": [*Lookup]},
     "uncovered": {"enum": [*Uncovered]},
     "table": _NAME,
+    "local_tokens": _COUNT,
+    "local_share": {"type": "number", "minimum": 0, "maximum": 1},
+    "prefill_busy_tokens": _COUNT,
+    "prefill_busy_requests": _COUNT,
+    "decode_busy_requests": _COUNT,
 }
 _WORKER = _object(
     {

@@ -13,7 +13,7 @@ whole raises that a little, up to what the engine reports.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from .held import Mark
 
@@ -38,13 +38,24 @@ class CacheBook:
     twice its memory too; so what is evicted at once is looked for once.
     """
 
-    __slots__ = ("_awaited", "_believed", "_counts", "_entries", "_has_missed", "_reported", "_tokens", "incarnation")
+    __slots__ = (
+        "_ahead",
+        "_awaited",
+        "_believed",
+        "_counts",
+        "_entries",
+        "_has_missed",
+        "_reported",
+        "_tokens",
+        "incarnation",
+    )
 
     def __init__(self, incarnation: str) -> None:
         self.incarnation = incarnation
         self._entries: dict[int, int] = {}
+        self._awaited: dict[int, int] = {}  # by key: turns that were sent and have not used their entry yet
+        self._ahead: dict[int, int] = {}  # the entries of these keys, 0 for none: they count as newer than all others
         self._tokens = 0  # of all entries
-        self._awaited: dict[int, int] = {}  # turns that were sent and have not used their entry yet
         self._reported = 0  # capacity; 0: unknown, and nothing is ever believed to be evicted
         self._believed = 0  # capacity by the answers; 0: as reported
         self._counts = 0  # of cached tokens, all bits of all of them
@@ -61,21 +72,22 @@ class CacheBook:
         return self._tokens
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + len(self._ahead)
 
     def held(self, key: int) -> int:
-        return self._entries.get(key, 0) >> _BITS
+        return (self._entries.get(key) or self._ahead.get(key, 0)) >> _BITS
 
     def longest(self, marks: Iterable[tuple[int, int, int]]) -> int:
         """What is held of the first mark that is known, by an entry of its own or by that of a history with it.
 
         Each mark is its key, the key of such a history, and tokens.
         """
-        known = self._entries.get
+        used, ahead = self._entries.get, self._ahead.get
         for key, history, most in marks:
-            tokens = known(key, 0) >> _BITS or min(known(history, 0) >> _BITS, most)
-            if tokens:
-                return tokens
+            if entry := used(key) or ahead(key):
+                return entry >> _BITS
+            if entry := used(history) or ahead(history):
+                return min(entry >> _BITS, most)
         return 0
 
     def used_since(self, key: int) -> int:
@@ -83,11 +95,12 @@ class CacheBook:
 
         Of all others, where that would take long to count, or nothing is about to be evicted.
         """
-        others = self._tokens - (self._entries[key] & _MASK)
+        others = self._tokens - (self._entry(key) & _MASK)
         if not self._reported or 2 * self._tokens < self.capacity:
             return others
         since = 0
-        for newer, entry in islice(reversed(self._entries.items()), LOOKED_AT):
+        newest_first = chain(reversed(self._ahead.items()), reversed(self._entries.items()))
+        for newer, entry in islice(newest_first, LOOKED_AT):
             if newer == key:
                 return since
             since += entry & _MASK
@@ -110,34 +123,39 @@ class CacheBook:
         """A turn was sent that will use this prefix, and have so many tokens, before turns that are sent later."""
         if not self._reported:
             return
-        self._awaited[key] = self._awaited.get(key, 0) + 1
         held = self.held(key)
+        awaited = self._awaited.get(key, 0)
+        self._awaited[key] = awaited + 1
+        if not awaited:
+            self._ahead[key] = self._entries.pop(key, 0)
         if 2 * held < tokens:  # no LOCAL turn comes for so little, whose answer could raise it
             self._raise(self._reported // RECOVERY)
         self._enter(key, held, max(held, tokens), [mark for mark in shared if self.held(mark.key)])
 
     def begun(self, key: int) -> None:
         """A turn that was expected uses its prefix now."""
-        if self._awaited.get(key, 0) > 1:
-            self._awaited[key] -= 1
-        else:
-            self._awaited.pop(key, None)
+        awaited = self._awaited.get(key, 0)
+        if awaited > 1:
+            self._awaited[key] = awaited - 1
+        elif awaited:
+            del self._awaited[key]
+            if entry := self._ahead.pop(key):
+                self._entries[key] = entry
 
     def withdraw(self, key: int) -> None:
         """A turn that was expected does not come."""
         self.begun(key)
-        entry = self._entries.get(key, 0)
+        entry = self._entry(key)
         held, room = entry >> _BITS, entry & _MASK
         if room > held:
             self._tokens -= room - held
-            self._entries[key] = entry - (room - held)
-            if not held:
-                del self._entries[key]
+            self._keep(key, entry - (room - held) if held else 0)
 
     def forget(self, key: int) -> None:
         """Nobody will ask for it again. Where the capacity is known it goes on taking room, as in the engine."""
         if not self._reported:
-            self._tokens -= self._entries.pop(key, 0) & _MASK
+            self._tokens -= self._entry(key) & _MASK
+            self._keep(key, 0)
 
     def found(self, since: int, held: int, cached: int) -> None:
         """An answer says how much of an entry the engine had cached. since: as of `used_since`, when the turn was sent.
@@ -168,23 +186,38 @@ class CacheBook:
 
     def _enter(self, key: int, held: int, room: int, shared: Sequence[Mark]) -> None:
         end, tokens = key, held
-        for mark in reversed([mark for mark in shared if mark.tokens < room] if shared else ()):
-            self._put(end, tokens, room - mark.tokens)
-            end, tokens, room = mark.key, mark.tokens, mark.tokens
+        for mark in reversed(shared):
+            if mark.tokens < room:
+                self._put(end, tokens, room - mark.tokens)
+                end, tokens, room = mark.key, mark.tokens, mark.tokens
         self._put(end, tokens, room)
-        for waiting in self._awaited:  # their turns are still to come
-            if waiting in self._entries:
-                self._entries[waiting] = self._entries.pop(waiting)
         self._shrink()
 
     def _put(self, key: int, tokens: int, own: int) -> None:
         tokens, own = min(tokens, _MASK), min(own, _MASK)
-        self._tokens += own - (self._entries.pop(key, 0) & _MASK)
-        self._entries[key] = tokens << _BITS | own
+        if key in self._ahead:
+            before = self._ahead[key]
+            self._ahead[key] = tokens << _BITS | own
+        else:
+            before = self._entries.pop(key, 0)
+            self._entries[key] = tokens << _BITS | own
+        self._tokens += own - (before & _MASK)
+
+    def _entry(self, key: int) -> int:
+        return self._entries.get(key) or self._ahead.get(key, 0)
+
+    def _keep(self, key: int, entry: int) -> None:
+        """Where it is; 0: not at all."""
+        if key in self._ahead:
+            self._ahead[key] = entry
+        elif entry:
+            self._entries[key] = entry
+        else:
+            self._entries.pop(key, None)
 
     def _shrink(self) -> None:
         over = self._tokens - self.capacity if self.capacity else 0
-        surplus = len(self._entries) - ENTRIES_KEPT
+        surplus = len(self) - ENTRIES_KEPT
         if surplus > 0:
             surplus += ENTRIES_KEPT // 8  # the next ones have room
         if over > 0 or surplus > 0:
@@ -192,18 +225,20 @@ class CacheBook:
 
     def _evict(self, over: int, surplus: int) -> None:
         """At least so many tokens, and so many entries."""
-        gone = list[int]()
-        for key, entry in self._entries.items():
-            own = entry & _MASK
-            going = own if len(gone) < surplus else min(own, over)
-            self._tokens -= going
-            over -= going
-            if going < own:
-                held = min(going, entry >> _BITS)
-                self._entries[key] = entry - (held << _BITS | going)
-            else:
-                gone.append(key)
-            if over <= 0 and len(gone) >= surplus:
-                break
-        for key in gone:
-            del self._entries[key]
+        for entries in (self._entries, self._ahead):
+            gone = list[int]()
+            for key, entry in entries.items():
+                if over <= 0 and surplus <= 0:
+                    break
+                own = entry & _MASK
+                going = own if surplus > 0 else min(own, over)
+                self._tokens -= going
+                over -= going
+                if going < own:
+                    held = min(going, entry >> _BITS)
+                    entries[key] = entry - (held << _BITS | going)
+                else:
+                    gone.append(key)
+                    surplus -= 1
+            for key in gone:
+                self._keep(key, 0)

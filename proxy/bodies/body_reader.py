@@ -16,9 +16,10 @@ from ..openai.body_members import Members
 from ..openai.form import is_form
 from ..openai.prompts import PromptReader
 from ..openai.reply_key import ReplyKey
-from ..openai.request import Endpoint, ReadPrompt, Request, parse_request, request_of
+from ..openai.request import Endpoint, ReadingRules, ReadPrompt, Request, parse_request, request_of
 from ..openai.units import weight
-from ..sessions.prefix_chain import Chain, Hasher
+from ..sessions.hasher import Hasher
+from ..sessions.prefix_chain import Chain
 from ..sessions.templates import Templates
 from ..sessions.text_cuts import TextCuts
 from .body_worker import ForwardedBody, ReadAnswer, ReadForwarded, ReadTurn, TurnBody, Unreadable, WholeAnswer
@@ -66,27 +67,25 @@ class BodyReader:
 
     async def turn(self, endpoint: Endpoint, headers: Mapping[str, str], client: Client, body: Body) -> Request:
         """RequestError (400) for an invalid body."""
-        config, aliases = self._config, self._aliases()
+        config = self._config
         if isinstance(body, bytes) and (weighs := _weight(body)) <= _INTRICATE:
-            return parse_request(
-                endpoint,
-                body,
-                headers,
-                tenant=client.tenant,
+            rules = ReadingRules(
                 hasher=self._hasher,
+                tenant=client.tenant,
                 session_key=config.session_key,
                 depth_limit=config.json_depth_limit,
                 units_limit=None if weighs <= config.request_units_limit else config.request_units_limit,
                 salted=None if client.scope is None else client.scope.salt,
-                family=lambda model: aliases.get(model, model),
+                aliases=self._aliases(),
                 templates=self._templates(),
             )
+            return parse_request(endpoint, body, headers, rules)
         how = ReadTurn(
             endpoint=endpoint,
             headers=dict(headers),
             tenant=client.tenant,
             scope=client.scope,
-            aliases=dict(aliases),
+            aliases=dict(self._aliases()),
             templates=self._templates(),
             secret=self._hasher.secret,
             session_key=config.session_key,
@@ -119,20 +118,10 @@ class BodyReader:
             found.marks,
             is_blocks=found.is_blocks,
             long_texts=TextCuts(found.cuts) or None,
-            samples=found.samples,
+            texts=found.kinds,
         )
-        request = request_of(
-            how.endpoint,
-            fields,
-            how.headers,
-            tenant=how.tenant,
-            hasher=self._hasher,
-            session_key=how.session_key,
-            salted=how.salted,
-            family=how.family,
-            templates=how.templates,
-            known=ReadPrompt(chain, found.count, found.opener),
-        )
+        known = ReadPrompt(chain, found.count, found.opener)
+        request = request_of(how.endpoint, fields, how.headers, how.rules(self._hasher), known)
         if found.prompts is None:
             return request
         prompts = tuple(msgspec.Raw(text[start:end]) for start, end in found.prompts)

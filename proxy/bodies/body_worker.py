@@ -6,24 +6,25 @@ at more than a few bytes of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import msgspec
 
 from ..admission.keys import Client
+from ..admission.tenant_scope import TenantScope
 from ..config import SessionKey
 from ..errors import PPDError, RequestError
 from ..openai.answer import AnswerObserver, AnswerSummary
 from ..openai.body_members import Fields, Places, members, places_in
 from ..openai.edits import Edits, edited_body
 from ..openai.form import is_form
-from ..openai.request import Endpoint, Request, parse_request
-from ..openai.tenant_scope import TenantScope
+from ..openai.request import Endpoint, ReadingRules, Request, parse_request
 from ..openai.units import check_members
-from ..sessions.prefix_chain import Hasher, Marks
+from ..sessions.hasher import Hasher
+from ..sessions.prefix_chain import Marks
 from ..sessions.templates import Template, Templates
 from ..sessions.text_cuts import cuts_of
+from ..sessions.text_kinds import kind_of
 from .forwarded import model_of, public_body
 from .helper_process import serve
 
@@ -49,12 +50,17 @@ class ReadTurn(msgspec.Struct, frozen=True, kw_only=True):
     depth_limit: int
     units_limit: int
 
-    @property
-    def salted(self) -> Callable[[str], str] | None:
-        return None if self.scope is None else self.scope.salt
-
-    def family(self, model: str) -> str:
-        return self.aliases.get(model, model)
+    def rules(self, hasher: Hasher) -> ReadingRules:
+        return ReadingRules(
+            hasher=hasher,
+            tenant=self.tenant,
+            session_key=self.session_key,
+            depth_limit=self.depth_limit,
+            units_limit=self.units_limit,
+            salted=None if self.scope is None else self.scope.salt,
+            aliases=self.aliases,
+            templates=self.templates,
+        )
 
 
 class TurnBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +73,7 @@ class TurnBody(msgspec.Struct, frozen=True, kw_only=True):
     new_body_bytes: int = 0  # 0: the members lie in the body as it came
     keys: list[int]
     ends: list[int]
-    samples: tuple[bytes | None, ...]
+    kinds: tuple[int, ...]  # of the newest units' texts
     marks: Marks
     template: Template
     tail: bytes
@@ -177,19 +183,7 @@ def _refused(exc: PPDError) -> bytes:
 
 def read_turn(how: ReadTurn, body: bytes) -> tuple[TurnBody, bytes | None]:
     check_members(body)
-    request = parse_request(
-        how.endpoint,
-        body,
-        how.headers,
-        tenant=how.tenant,
-        hasher=_hasher(how.secret),
-        session_key=how.session_key,
-        depth_limit=how.depth_limit,
-        units_limit=how.units_limit,
-        salted=how.salted,
-        family=how.family,
-        templates=how.templates,
-    )
+    request = parse_request(how.endpoint, body, how.headers, how.rules(_hasher(how.secret)))
     places, new_body = _placed(body, request.fields)
     text = new_body or body
     starts = {name: end - memoryview(request.fields[name]).nbytes for name, (_, end) in places.items()}
@@ -199,7 +193,7 @@ def read_turn(how: ReadTurn, body: bytes) -> tuple[TurnBody, bytes | None]:
         new_body_bytes=len(new_body),
         keys=list(chain.keys),
         ends=list(chain.ends),
-        samples=chain.samples,
+        kinds=tuple(map(kind_of, chain.texts)),
         marks=chain.marks,
         template=request.template,
         tail=chain.tail,

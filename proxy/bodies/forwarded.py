@@ -6,13 +6,13 @@ import msgspec
 
 from ..admission.keys import Client
 from ..admission.queue import effective_priority
+from ..admission.tenant_scope import SALTED
 from ..connectors.leg import public_fields
 from ..errors import RequestError
 from ..openai.body_members import check_depth, decoded, encoded
 from ..openai.form import field as form_field
 from ..openai.form import is_form
 from ..openai.request import MODEL_LIMIT, Fields
-from ..openai.tenant_scope import SALTED
 
 UNSALTED_PATHS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v2/embed")
 """The paths whose engines take no `cache_salt`, in vLLM 0.32: all but the last compute no prompt."""

@@ -4,21 +4,14 @@ To add a key, add a field to `ProxyConfig` in `keys.py`: its type, default, and 
 help, its row in the README (`python -m ppd.proxy.config.reference README.md`) and its part of the JSON Schema follow.
 """
 
+from .choices import AccessFormat, DataPlane, LogFormat, LogLevel, Lookup, Mode, SessionKey, Uncovered
 from .keys import (
     ANY_ORIGIN,
     KEYS,
     LIVE,
     OPERATOR_PATHS,
     SECRET,
-    AccessFormat,
-    DataPlane,
-    LogFormat,
-    LogLevel,
-    Lookup,
-    Mode,
     ProxyConfig,
-    SessionKey,
-    Uncovered,
     all_of,
     is_loopback,
     refused,

@@ -9,12 +9,12 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from ..errors import ConfigError, ConfigErrors, PPDError
+from .choices import AccessFormat, DataPlane, LogFormat, LogLevel, Lookup, Mode, SessionKey, Uncovered
 from .key import AtLeastOne, Count, Key, NotNegative, Port, Seconds, Share, Text, Texts, key, keys_of, wrong_part
 
 MIB = 1024 * 1024
@@ -22,62 +22,6 @@ MOST_PROCESSES = 64  # each tells all others what it learns
 
 OperatorPath = Literal["/health", "/ready", "/metrics"]
 OPERATOR_PATHS: tuple[OperatorPath, ...] = ("/health", "/ready", "/metrics")
-
-
-class Mode(StrEnum):
-    """How follow-up turns are routed; turn 1 is SPLIT in every mode but `replica`."""
-
-    TABLE = "table"  # by the decision table
-    ALWAYS_LOCAL = "always_local"  # x = 1
-    ALWAYS_SPLIT = "always_split"  # x = 0
-    FRACTION = "fraction"  # the share `x` of sessions
-    REPLICA = "replica"  # every turn on a replica
-
-
-class SessionKey(StrEnum):
-    """What makes two requests one session."""
-
-    PREFIX = "prefix"  # the messages themselves, and explicit ids
-    FIRST_USER_MESSAGE = "first_user_message"  # the paper's rule: MD5 of the first user message
-
-
-class Uncovered(StrEnum):
-    """What a follow-up turn does where the table has no evidence."""
-
-    LOCAL = "local"
-    SPLIT = "split"
-
-
-class Lookup(StrEnum):
-    """How a turn finds its verdict in a table."""
-
-    NEAREST = "nearest"  # the nearest cell's: the paper's way
-    INTERPOLATED = "interpolated"  # between cells, linear in logarithms
-
-
-class DataPlane(StrEnum):
-    """What serves turns over HTTP/1.1; over HTTP/2 it is always the ASGI application."""
-
-    DIRECT = "direct"  # the connection itself
-    ASGI = "asgi"  # the ASGI application, in Quart
-
-
-class LogLevel(StrEnum):
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-class AccessFormat(StrEnum):
-    OFF = "off"
-    TEXT = "text"
-    JSON = "json"
-
-
-class LogFormat(StrEnum):
-    TEXT = "text"
-    JSON = "json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,12 +154,23 @@ class ProxyConfig:
 
     mode: Mode = key(
         Mode.TABLE,
-        "how follow-up turns are routed: by the `table`, `always_local` (x = 1), `always_split` (x = 0), the "
-        "`fraction` x of sessions LOCAL, or every turn on a `replica`",
+        "how turns are routed: later ones by the `table`, `always_local` (x = 1), `always_split` (x = 0), or the "
+        "`fraction` x of sessions LOCAL; every turn on a `replica`; or every turn by limits (docs/modes.md)",
         live=True,
         group="Decisions",
     )
     x: Share = key(0.5, "share of sessions kept LOCAL in mode `fraction`, on a D that has no `x` of its own", live=True)
+    local_tokens: Count = key(
+        2048, "uncached tokens that a D computes, in modes `prefix_threshold`, `isl_*` and `conditional`", live=True
+    )
+    local_share: Share = key(0.7, "and in modes `isl_*`, which share of a prompt they may be", live=True)
+    prefill_busy_tokens: Count = key(
+        8192, "queued for each P, from which on modes `prefill_load` and `isl_or_load` say LOCAL", live=True
+    )
+    prefill_busy_requests: Count = key(2, "of each P, from which on mode `conditional` says LOCAL", live=True)
+    decode_busy_requests: Count = key(
+        0, "of a D, from which on `isl_*` and `prefill_load` never say LOCAL; 0: no limit", live=True
+    )
     table: Text = key("h100-llama-3.1-8b-2P_2D", "name of a shipped table, or a path", live=True)
     w_ttft: NotNegative = key(1.0, "weight of a turn's TTFT", live=True)
     w_tpot: NotNegative = key(1.0, "weight of a turn's TPOT", live=True)

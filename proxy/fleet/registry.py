@@ -31,6 +31,11 @@ class Use:
     queued_prefill_tokens: int = 0
     placed_tokens: int = 0  # of KV that turns brought to a D or R since it last reported its load
     answers: int = 0  # seconds in which the worker sent some of an answer
+    recent_tokens: int = 0  # of KV that this process's turns brought there, the older ones counting ever less
+
+
+RECENT_TOKENS = 1 << 19
+"""For each worker: when turns have brought as many, what they brought until then counts by half. Some caches full."""
 
 
 class WorkerChange(Enum):
@@ -52,6 +57,7 @@ class Registry:
         self._views: dict[WorkerId, WorkerView] = {}
         self._used: dict[WorkerId, Use] = {}
         self._others: dict[WorkerId, dict[int, Use]] = {}  # by process
+        self._recent_tokens = 0  # of all workers
         self._closed: set[WorkerId] = set()  # static workers whose ports were found closed since they were last up
         self._changed: set[WorkerId] = set()  # workers whose views do not show their use yet
         self._fleets: dict[str, Fleet] = {}  # by model, until a view changes
@@ -335,7 +341,17 @@ class Registry:
             used.inflight = max(0, used.inflight + inflight)
             used.queued_prefill_tokens = max(0, used.queued_prefill_tokens + tokens)
             used.placed_tokens += placed
+            self._count_recent(used, placed)
             self._use_changed(worker_id, legs=inflight != 0)
+
+    def _count_recent(self, used: Use, tokens: int) -> None:
+        used.recent_tokens += tokens
+        self._recent_tokens += tokens
+        if self._recent_tokens > RECENT_TOKENS * len(self._used):
+            self._recent_tokens //= 2
+            for each in self._used.values():
+                each.recent_tokens //= 2
+            self._changed.update(self._used)
 
     def _use_changed(self, worker_id: WorkerId, *, legs: bool = False) -> None:
         self._changed.add(worker_id)
@@ -357,7 +373,11 @@ class Registry:
                 queued += use.queued_prefill_tokens
                 placed += use.placed_tokens
             self._views[worker_id] = replace(
-                view, inflight=inflight, queued_prefill_tokens=queued, placed_tokens=placed
+                view,
+                inflight=inflight,
+                queued_prefill_tokens=queued,
+                placed_tokens=placed,
+                recent_tokens=used.recent_tokens,
             )
 
     def _learned(self, worker_id: WorkerId, load: Load | None) -> dict[str, object]:

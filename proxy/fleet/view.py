@@ -22,6 +22,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     queued_prefill_tokens: int = 0  # prompt tokens that this proxy's legs still have to compute there
     places: int = UNKNOWN  # legs that it should have at once, as far as its load tells; a P has no such limit
     placed_tokens: int = 0  # of KV that this proxy's turns brought to a D or R since it last reported its load
+    recent_tokens: int = 0  # of KV that this process's turns brought there, the older ones counting ever less
     heard_s: float = 0.0
     up: bool = True  # False: a static worker whose probe fails
     unanswered: bool = False  # down by probes that came to nothing at an open port: perhaps it still answers turns

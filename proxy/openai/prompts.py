@@ -11,19 +11,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TypeVar
 
 import msgspec
-from msgspec.json import Decoder, Encoder
+from msgspec.json import Encoder
 
 from ..errors import RequestError
-from ..sessions.prefix_chain import NO_MARKS, NO_UNITS, UNIT_OVERHEAD_BYTES, BlockHash, Chain, Hasher, Marks, UnitHash
+from ..sessions.hasher import NO_UNITS, Hasher
+from ..sessions.prefix_chain import NO_MARKS, UNIT_OVERHEAD_BYTES, BlockHash, Chain, Marks, UnitHash
 from ..sessions.prompt_head import Head, OpenChain
 from ..sessions.templates import PLAIN, Template
 from ..sessions.text_cuts import LONG_BYTES, TextCuts
-from ..sessions.text_kinds import NewestTexts, sample
+from ..sessions.text_kinds import newest_texts
 from ..sessions.tool_call_hash import CallHash, CallPlaces
 from .body_members import pruned
+from .prompt_shapes import (
+    ABSENT,
+    ANY,
+    CONTENT,
+    FLAG,
+    ITEMS,
+    LIST,
+    MESSAGE,
+    MESSAGES,
+    PROMPT,
+    REASONING,
+    STRING,
+    Content,
+    Members,
+    PromptFunction,
+    PromptMessage,
+    comes_with_reasoning,
+    content_of,
+    is_by_user,
+    part_text,
+    read,
+    string,
+)
 from .units import LIST_LIMIT, check_lists, prompt_bytes, too_many_prompts
 
 MEDIA_BYTES = 4096
@@ -33,73 +56,24 @@ LONG_ARGUMENTS_BYTES = 1024 * 1024
 """No model writes so much in one call. Longer arguments are compared as they are: another way to write them is another
 call."""
 
-Members = dict[str, msgspec.Raw]
-Content = str | list[str | Members] | None
-T = TypeVar("T")
-
-_ABSENT = msgspec.Raw(b"")
-_TEXT = frozenset(("text", "input_text", "output_text"))
-_SHOWN = frozenset(("reasoning", "thinking"))
-_REASONING = _SHOWN | {"redacted_thinking"}
 _CALLS = frozenset(("function_call", "custom_tool_call"))
 _SYSTEM = frozenset(("system", "developer"))
 _SERVERS_OWN = frozenset(("id", "status"))
-_NO_TEXT = frozenset((b"", b"null", b'""'))
 _BILLING = "x-anthropic-billing-header"  # differs in every request of a client; vLLM drops it too
-
-
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: msgspec.Raw = _ABSENT
-    input: msgspec.Raw = _ABSENT  # what a custom tool has instead
-
-
-class _ToolCall(msgspec.Struct):
-    id: str | None = None
-    function: _Function | None = None
-    custom: _Function | None = None
-
-
-class _Message(msgspec.Struct, kw_only=True):
-    role: str
-    content: Content = None
-    name: str | None = None
-    tool_call_id: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-    function_call: _Function | None = None
-    reasoning: msgspec.Raw = _ABSENT
-    reasoning_content: msgspec.Raw = _ABSENT
-
-
-_ANY: Decoder[object] = Decoder(object)
-_LIST: Decoder[list[object]] = Decoder(list[object])
-_STRING: Decoder[str | None] = Decoder(str | None)
-_FLAG: Decoder[bool | None] = Decoder(bool | None)
-_CONTENT: Decoder[Content] = Decoder(Content)
-_MESSAGE: Decoder[_Message] = Decoder(_Message)
-_MESSAGES: Decoder[list[_Message]] = Decoder(list[_Message])
-_ITEMS: Decoder[str | list[Members]] = Decoder(str | list[Members])
-_PROMPT: Decoder[str | list[int | str | list[int]] | None] = Decoder(str | list[int | str | list[int]] | None)
 _CANONICAL = Encoder(order="deterministic")
-
-
-def read(decoder: Decoder[T], raw: msgspec.Raw, name: str) -> T:
-    try:
-        return decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-        raise RequestError(f"{name}: {exc}", param=name) from exc
 
 
 class PromptReader:
     """Makes the chain of one prompt."""
 
-    def __init__(self, hasher: Hasher, template: Template = PLAIN) -> None:
-        self.hasher = hasher
-        self._template, self._newest = template, NewestTexts()
+    def __init__(self, hasher: Hasher, template: Template = PLAIN, scope: int = 0) -> None:
+        """scope: the key in which the chain begins."""
+        self.hasher, self.scope = hasher, scope
+        self._template, self._newest = template, newest_texts()
         self._seen: CallPlaces | None = None  # made with the first call or result: most prompts have none
         self._cuts = TextCuts()
 
-    def head(self, scope: int, salt: str, rendered: Mapping[str, msgspec.Raw]) -> Head:
+    def head(self, salt: str, rendered: Mapping[str, msgspec.Raw]) -> Head:
         """rendered: what comes before the messages, or changes how all of them are rendered."""
         parts: list[str | bytes] = [salt]
         size, tools = 0, NO_UNITS
@@ -113,7 +87,7 @@ class PromptReader:
                 parts += (name, f"{value:x}")
                 size += value_size
         key = self.hasher.usual_key if parts == [""] else self.hasher.key  # cached where it holds no client data
-        return Head(key(b"S", *parts, previous=scope), size, tools, self._template.tools_first)
+        return Head(key(b"S", *parts, previous=self.scope), size, tools, self._template.tools_first)
 
     @property
     def _places(self) -> CallPlaces:
@@ -122,7 +96,7 @@ class PromptReader:
         return self._seen
 
     def _system(self, seed: int, raw: msgspec.Raw | None, name: str) -> tuple[int, int] | None:
-        content = None if raw is None else read(_CONTENT, raw, name)
+        content = None if raw is None else read(CONTENT, raw, name)
         if not content:
             return None
         unit = UnitHash(self.hasher, seed, "system")
@@ -134,7 +108,7 @@ class PromptReader:
 
         prefills: a last message by the assistant starts the reply, and the client will echo both as one message.
         """
-        messages = read(_MESSAGES, raw, "messages")
+        messages = read(MESSAGES, raw, "messages")
         if not messages:
             raise RequestError("messages: must not be empty", param="messages")
         last = messages[-1]
@@ -145,13 +119,13 @@ class PromptReader:
         keys, ends, size = head.chain(before)
         key, first_user, last_user, last_reply = keys[-1], 0, 0, 0
         unit: UnitHash | None = None
-        reply: _Message | None = None
+        reply: PromptMessage | None = None
         for place, message in enumerate(messages, len(keys)):
             self._cuts.start = size
             role = message.role
             if role == "assistant":
                 last_reply, reply = place, message
-            elif role == "user" and _is_by_user(message.content):
+            elif role == "user" and is_by_user(message.content):
                 last_user = place
                 first_user = first_user or place
             if continues and message is last:
@@ -163,12 +137,12 @@ class PromptReader:
             keys.append(key)
             ends.append(size)
         head_marks = head.marks(has_system=before is not None)
-        reasons = reply is not None and _reasons(reply)
+        reasons = reply is not None and comes_with_reasoning(reply)
         marks = Marks(head_marks.tools, head_marks.system, first_user, last_user, last_reply, reasons)
-        keys_ends, cuts, samples = (tuple(keys), tuple(ends)), self._cuts or None, self._newest.samples()
-        return Chain(*keys_ends, self.hasher, open_unit=unit, marks=marks, long_texts=cuts, samples=samples)
+        texts, cuts = tuple(self._newest), self._cuts or None
+        return Chain(tuple(keys), tuple(ends), self.hasher, open_unit=unit, marks=marks, long_texts=cuts, texts=texts)
 
-    def _message(self, previous: int, message: _Message) -> tuple[int, int]:
+    def _message(self, previous: int, message: PromptMessage) -> tuple[int, int]:
         """Its key and size."""
         content = message.content
         # Fast path: nearly all messages are a text and nothing else.
@@ -179,7 +153,7 @@ class PromptReader:
             and not (message.role == "system" and content.startswith(_BILLING))
         ):
             text = content.encode("utf-8", "surrogatepass")
-            self._newest.add(text)
+            self._newest.append(text)
             call_id = message.tool_call_id and self._places.result(message.tool_call_id)
             if len(text) <= LONG_BYTES:
                 key = self.hasher.text_unit(previous, message.role, message.name, call_id, text)
@@ -192,9 +166,9 @@ class PromptReader:
 
     def open_unit(self, previous: int, message: bytes) -> UnitHash:
         """The unit of a last message that the reply continues. previous: the key before it."""
-        return self._message_unit(previous, read(_MESSAGE, msgspec.Raw(message), "messages"))
+        return self._message_unit(previous, read(MESSAGE, msgspec.Raw(message), "messages"))
 
-    def _message_unit(self, previous: int, message: _Message) -> UnitHash:
+    def _message_unit(self, previous: int, message: PromptMessage) -> UnitHash:
         call_id = self._places.result(message.tool_call_id) if message.tool_call_id else ""
         unit = UnitHash(self.hasher, previous, message.role, message.name or "", call_id, self._cuts)
         if self._seen is not None:
@@ -204,17 +178,17 @@ class PromptReader:
             self._add_call(unit, call.id, call.function or call.custom)
         if message.function_call is not None:
             self._add_call(unit, None, message.function_call)
-        self._newest.add(unit.text)
+        self._newest.append(unit.text)
         unit.text = ""
         return unit
 
     def responses(self, head: Head, raw: msgspec.Raw, instructions: msgspec.Raw | None, stored: int | None) -> Chain:
         """`input` of Responses. stored: key of the response that it continues, which stands for the head too."""
-        items = read(_ITEMS, raw, "input")
+        items = read(ITEMS, raw, "input")
         if items == []:
             raise RequestError("input: must not be empty", param="input")
         system = self._system(head.seed, instructions, "instructions")
-        if system is None and stored is None and isinstance(items, list) and _string(items[0], "role") in _SYSTEM:
+        if system is None and stored is None and isinstance(items, list) and string(items[0], "role") in _SYSTEM:
             opening = OpenChain(self.hasher, [head.seed], [0])
             self._add_item(opening, items.pop(0))
             system = opening.end()
@@ -235,7 +209,7 @@ class PromptReader:
     def completions(self, seed: int, raw: msgspec.Raw) -> tuple[Chain, int]:
         """The chain of `prompt`, and how many prompts it holds: several are one unit, known only as a whole."""
         check_lists(raw)
-        prompt = read(_PROMPT, raw, "prompt")
+        prompt = read(PROMPT, raw, "prompt")
         several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
         if isinstance(prompt, list) and several and len(prompt) > LIST_LIMIT:
             raise too_many_prompts()
@@ -250,17 +224,17 @@ class PromptReader:
             return Chain(keys, ends, self.hasher, text, tail, is_text=is_text, is_blocks=True), 1
         each = [self.hasher.key(b"P", kind, f"{len(text):x}", text) for kind, text in data]
         whole = self.hasher.key(b"P", f"{seed:x}", *(f"{key:x}" for key in each))
-        samples = (sample(data[0][1]),) if data[0][0] == "text" else ()
-        return Chain((whole,), (sum(len(text) for _, text in data),), self.hasher, samples=samples), len(data)
+        texts = (data[0][1],) if data[0][0] == "text" else ()
+        return Chain((whole,), (sum(len(text) for _, text in data),), self.hasher, texts=texts), len(data)
 
     def embeddings(self, seed: int, raw: msgspec.Raw) -> Chain:
-        key = self.hasher.key(b"E", f"{seed:x}", _CANONICAL.encode(read(_ANY, raw, "prompt_embeds")))
-        return Chain((key,), (MEDIA_BYTES,), self.hasher, samples=(None,))
+        key = self.hasher.key(b"E", f"{seed:x}", _CANONICAL.encode(read(ANY, raw, "prompt_embeds")))
+        return Chain((key,), (MEDIA_BYTES,), self.hasher, texts=(None,))
 
     def _add_content(self, unit: UnitHash, content: Content, *, system: bool = False) -> None:
         for part in (content,) if isinstance(content, str) else content or ():
             unit.begin_text()
-            if (text := _part_text(part)) is not None:
+            if (text := part_text(part)) is not None:
                 if not (system and text.startswith(_BILLING)):
                     unit.add_text(text)
                     unit.show(text)
@@ -268,22 +242,22 @@ class PromptReader:
                 self._add_part(unit, part)
 
     def _add_part(self, unit: UnitHash, part: Members) -> None:
-        match _string(part, "type"):
+        match string(part, "type"):
             case "tool_use":
-                call = _Function(_string(part, "name"), part.get("input", _ABSENT))
-                self._add_call(unit, _string(part, "id"), call)
+                call = PromptFunction(string(part, "name"), part.get("input", ABSENT))
+                self._add_call(unit, string(part, "id"), call)
             case "tool_result":
-                failed = "is_error" in part and read(_FLAG, part["is_error"], "is_error")
-                call_id = self._places.result(_string(part, "tool_use_id"))
+                failed = "is_error" in part and read(FLAG, part["is_error"], "is_error")
+                call_id = self._places.result(string(part, "tool_use_id"))
                 result = UnitHash(self.hasher, 0, "tool", "error" if failed else "", call_id)
-                self._add_content(result, _content(part, "content"))
+                self._add_content(result, content_of(part, "content"))
                 unit.add_part(b"R", result.key(), result.size)
                 unit.show(result.text)
             case _:
                 self._add_opaque(unit, part)  # media and unknown parts: all their members count
 
     def _add_opaque(self, unit: UnitHash, part: Members) -> None:
-        members = {name: value for name, raw in part.items() if (value := pruned(read(_ANY, raw, name))) is not None}
+        members = {name: value for name, raw in part.items() if (value := pruned(read(ANY, raw, name))) is not None}
         image = members.get("image_url")
         if isinstance(image, dict):  # clients write an image nested or flat
             members = {**members, **image, "image_url": image.get("url")}
@@ -295,8 +269,8 @@ class PromptReader:
         unit.add_part(b"M", self.hasher.key(b"M", text), min(len(text), MEDIA_BYTES))
         unit.show(None)
 
-    def _add_call(self, unit: UnitHash, id: str | None, function: _Function | None) -> None:
-        function = function or _Function()
+    def _add_call(self, unit: UnitHash, id: str | None, function: PromptFunction | None) -> None:
+        function = function or PromptFunction()
         call = CallHash(self.hasher, self._places.call(id), function.name)
         raw = bytes(function.arguments) or bytes(function.input)
         if len(raw) > LONG_ARGUMENTS_BYTES:
@@ -304,22 +278,22 @@ class PromptReader:
             return
         arguments = ""
         if raw.startswith(b'"'):
-            arguments = read(_STRING, msgspec.Raw(raw), "arguments") or ""
+            arguments = read(STRING, msgspec.Raw(raw), "arguments") or ""
         elif raw not in (b"", b"null"):
-            read(_ANY, msgspec.Raw(raw), "arguments")
+            read(ANY, msgspec.Raw(raw), "arguments")
             arguments = raw.decode()
         call.add(arguments)
         unit.show(arguments)
         unit.add_part(b"C", call.key(), call.size + len(call.name))
 
     def _add_item(self, units: OpenChain, item: Members) -> None:
-        kind = _string(item, "type") or "message"
-        if kind in _REASONING:
+        kind = string(item, "type") or "message"
+        if kind in REASONING:
             units.reasoning()  # has no unit
             return
         if kind in _CALLS:
-            call = _Function(_string(item, "name"), item.get("arguments", _ABSENT), item.get("input", _ABSENT))
-            self._add_call(units.begin("call"), _string(item, "call_id"), call)
+            call = PromptFunction(string(item, "name"), item.get("arguments", ABSENT), item.get("input", ABSENT))
+            self._add_call(units.begin("call"), string(item, "call_id"), call)
         elif kind.endswith("_call"):
             self._add_opaque(units.begin(kind), self._named_by_place(item))
         else:
@@ -327,7 +301,7 @@ class PromptReader:
             self._add_said(units, kind, item)
 
     def _named_by_place(self, item: Members) -> Members:
-        named = not self._places.call(_string(item, "call_id"))
+        named = not self._places.call(string(item, "call_id"))
         return {
             name: raw for name, raw in item.items() if name not in _SERVERS_OWN and not (named and name == "call_id")
         }
@@ -335,66 +309,20 @@ class PromptReader:
     def _add_said(self, units: OpenChain, kind: str, item: Members) -> None:
         """An item that is no call."""
         if kind == "message":
-            unit = units.begin(_string(item, "role") or "", _string(item, "name"))
-            self._add_content(unit, _content(item, "content"))
+            unit = units.begin(string(item, "role") or "", string(item, "name"))
+            self._add_content(unit, content_of(item, "content"))
         elif kind.endswith("_output") and "output" in item:
-            unit = units.begin("tool", call_id=self._places.result(_string(item, "call_id")))
-            self._add_content(unit, _content(item, "output"))
+            unit = units.begin("tool", call_id=self._places.result(string(item, "call_id")))
+            self._add_content(unit, content_of(item, "output"))
         else:
             own = {name: raw for name, raw in item.items() if kind == "item_reference" or name not in _SERVERS_OWN}
             self._add_opaque(units.begin(kind), own)
 
 
 def _canonical(name: str, raw: bytes) -> bytes:
-    value = pruned(read(_ANY, msgspec.Raw(raw), name))
+    value = pruned(read(ANY, msgspec.Raw(raw), name))
     return b"" if value is None or value in ([], {}) else _CANONICAL.encode(value)  # empty: renders to nothing
 
 
 def _canonical_items(raw: bytes) -> list[bytes]:
-    return [_CANONICAL.encode(pruned(one)) for one in read(_LIST, msgspec.Raw(raw), "tools")]
-
-
-def _is_by_user(content: Content) -> bool:
-    """Whether it is more than results of tools, which Anthropic's clients send in the user's name."""
-    if not isinstance(content, list):
-        return True
-    return any(isinstance(part, str) or _string(part, "type") != "tool_result" for part in content)
-
-
-def _reasons(reply: _Message) -> bool:
-    if any(bytes(raw) not in _NO_TEXT for raw in (reply.reasoning, reply.reasoning_content)):
-        return True
-    return any(not isinstance(part, str) and _string(part, "type") in _SHOWN for part in reply.content or ())
-
-
-def first_user_text(raw: msgspec.Raw, name: str) -> str | None:
-    items = read(_ITEMS, raw, name)
-    if isinstance(items, str):
-        return items
-    for item in items:
-        if _string(item, "role") == "user":
-            content = _content(item, "content")
-            if isinstance(content, str):
-                return content
-            return "\n".join(text for part in content or () if (text := _part_text(part)))
-    return None
-
-
-def _part_text(part: str | Members) -> str | None:
-    """The text of a text part, "" for reasoning, None for any other part."""
-    if isinstance(part, str):
-        return part
-    kind = _string(part, "type")
-    if kind in _REASONING:
-        return ""
-    if kind in _TEXT or (kind is None and "text" in part):
-        return _string(part, "text") or ""
-    return None
-
-
-def _string(members: Members, name: str) -> str | None:
-    return read(_STRING, members[name], name) if name in members else None
-
-
-def _content(members: Members, name: str) -> Content:
-    return read(_CONTENT, members[name], name) if name in members else None
+    return [_CANONICAL.encode(pruned(one)) for one in read(LIST, msgspec.Raw(raw), "tools")]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..sessions.prefix_chain import BlockHash, Hasher, PrefixEnd, UnitHash, encoded
+from ..sessions.hasher import Hasher, encoded
+from ..sessions.prefix_chain import BlockHash, PrefixEnd, UnitHash
 from ..sessions.tool_call_hash import CallHash
 from .request import Endpoint, Request
 

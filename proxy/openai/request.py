@@ -17,13 +17,15 @@ from msgspec.structs import replace
 
 from ..config import SessionKey
 from ..errors import RequestError
-from ..sessions.prefix_chain import Chain, Hasher
+from ..sessions.hasher import Hasher
+from ..sessions.prefix_chain import Chain
 from ..sessions.session import Prompt, response_key
 from ..sessions.session_name import session_name
 from ..sessions.templates import NO_TEMPLATES, PLAIN, Template, Templates
 from . import body_members
 from .body_members import DEPTH_LIMIT, check_depth, given, required
-from .prompts import PromptReader, first_user_text, read
+from .prompt_shapes import first_user_text, read
+from .prompts import PromptReader
 from .units import UNITS_LIMIT, check_units
 
 Fields = body_members.Fields
@@ -140,42 +142,27 @@ class ReadPrompt(msgspec.Struct, frozen=True):
     opener: str | None = None
 
 
-def parse_request(
-    endpoint: Endpoint,
-    body: bytes,
-    headers: Mapping[str, str],
-    *,
-    tenant: str,
-    hasher: Hasher,
-    session_key: SessionKey,
-    depth_limit: int = DEPTH_LIMIT,
-    units_limit: int | None = UNITS_LIMIT,
-    salted: Callable[[str], str] | None = None,
-    family: Callable[[str], str] | None = None,
-    templates: Templates = NO_TEMPLATES,
-) -> Request:
-    """RequestError (400) for an invalid body. Names in `headers` are lower-case, or their case is ignored.
+class ReadingRules(msgspec.Struct, frozen=True, kw_only=True):
+    """How the body of one client is read."""
 
-    units_limit: None: the body cannot have too many.
-    salted: makes the salt that workers get of the client's own; None: the client's own is it. family: the one name by
-    which sessions know a model that has several.
-    """
-    check_depth(body, depth_limit)
+    hasher: Hasher
+    tenant: str
+    session_key: SessionKey = SessionKey.PREFIX
+    depth_limit: int = DEPTH_LIMIT
+    units_limit: int | None = UNITS_LIMIT  # None: the body cannot have too many
+    salted: Callable[[str], str] | None = None  # makes workers' salt of the client's own; None: that is workers' too
+    aliases: Mapping[str, str] = {}  # the one name by which sessions know a model, for each other name of it
+    templates: Templates = NO_TEMPLATES
+
+
+def parse_request(endpoint: Endpoint, body: bytes, headers: Mapping[str, str], rules: ReadingRules) -> Request:
+    """RequestError (400) for an invalid body. Names in `headers` are lower-case, or their case is ignored."""
+    check_depth(body, rules.depth_limit)
     try:
         fields = body_members.Members(_BODY.decode(body), body)
-        if units_limit is not None:
-            check_units([fields[name] for name in _READ_THROUGH[endpoint] if name in fields], units_limit)
-        return request_of(
-            endpoint,
-            fields,
-            headers,
-            tenant=tenant,
-            hasher=hasher,
-            session_key=session_key,
-            salted=salted,
-            family=family,
-            templates=templates,
-        )
+        if rules.units_limit is not None:
+            check_units([fields[name] for name in _READ_THROUGH[endpoint] if name in fields], rules.units_limit)
+        return request_of(endpoint, fields, headers, rules)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise RequestError(f"the body is not a JSON object: {exc}") from exc
     except RecursionError:
@@ -186,27 +173,25 @@ def request_of(
     endpoint: Endpoint,
     fields: Fields,
     headers: Mapping[str, str],
-    *,
-    tenant: str,
-    hasher: Hasher,
-    session_key: SessionKey,
-    salted: Callable[[str], str] | None = None,
-    family: Callable[[str], str] | None = None,
-    templates: Templates = NO_TEMPLATES,
+    rules: ReadingRules,
     known: ReadPrompt | None = None,
 ) -> Request:
     """The request of a body's members. known: what another process has read of its prompt."""
     kinds = _READ[endpoint]
     values = {name: _short(kinds[name], raw, name) for name, raw in fields.items() if name in kinds}
     model = _model(values)
-    name = model if family is None else family(model)
-    scope, template = scope_of(endpoint, hasher, tenant, name), templates.of(name, model)
+    name = rules.aliases.get(model, model)
+    scope, template = scope_of(endpoint, rules.hasher, rules.tenant, name), rules.templates.of(name, model)
     salt = values.get("cache_salt") or ""
-    if salted is not None:
-        salt = salted(salt)
-    prompt = known or _read_prompt(endpoint, fields, values, salt, PromptReader(hasher, template), scope, session_key)
-    chain, opener = prompt.chain, prompt.opener
-    choices = prompt.count * _count(values, "n")
+    if rules.salted is not None:
+        salt = rules.salted(salt)
+    if known is None:
+        reader = PromptReader(rules.hasher, template, scope)
+        chain, count = _chain(endpoint, fields, values, reader, salt)
+        is_named_by_opener = rules.session_key is SessionKey.FIRST_USER_MESSAGE
+        known = ReadPrompt(chain, count, _opener(endpoint, fields) if is_named_by_opener else None)
+    chain, opener = known.chain, known.opener
+    choices = known.count * _count(values, "n")
     explicit_id = session_name(headers, fields, _short, _NAMES.get(endpoint))
     named = opener or explicit_id
     return Request(
@@ -215,14 +200,14 @@ def request_of(
         stream=bool(values.get("stream")),
         wants_usage=_wants_usage(endpoint, values),
         max_output_tokens=min(_caps(values), default=None),
-        single_engine=_single_engine(endpoint, fields, values, choices > prompt.count),
+        single_engine=_single_engine(endpoint, fields, values, choices > known.count),
         choices=choices,
         prompt_bytes=chain.size,
         fields=fields,
         prompt=Prompt(
             chain=chain,
-            model=model if family is None else family(model),
-            label=hasher.key(b"I", f"{scope:x}", "opener" if opener else "id", named) if named else None,
+            model=name,
+            label=rules.hasher.key(b"I", f"{scope:x}", "opener" if opener else "id", named) if named else None,
             opener=opener,
             previous_response_id=values.get("previous_response_id"),
             response_scope=scope if endpoint is Endpoint.RESPONSES else None,
@@ -232,19 +217,6 @@ def request_of(
         template=template,
         priority=_priority(values),
     )
-
-
-def _read_prompt(
-    endpoint: Endpoint,
-    fields: Fields,
-    values: Values,
-    salt: str,
-    reader: PromptReader,
-    scope: int,
-    session_key: SessionKey,
-) -> ReadPrompt:
-    chain, count = _chain(endpoint, fields, values, salt, reader, scope)
-    return ReadPrompt(chain, count, _opener(endpoint, fields) if session_key is SessionKey.FIRST_USER_MESSAGE else None)
 
 
 def _short(decoder: Decoder[Any], raw: msgspec.Raw, name: str) -> Any:
@@ -262,20 +234,19 @@ def _model(values: Values) -> str:
     return model
 
 
-def _chain(
-    endpoint: Endpoint, fields: Fields, values: Values, salt: str, reader: PromptReader, scope: int
-) -> tuple[Chain, int]:
+def _chain(endpoint: Endpoint, fields: Fields, values: Values, reader: PromptReader, salt: str) -> tuple[Chain, int]:
+    """With how many prompts it is of."""
     rendered: Fields = {}
     if not _RENDERED_ANYWHERE.isdisjoint(fields):
         rendered = {name: fields[name] for name in _RENDERED[endpoint] if name in fields}
-    head = reader.head(scope, salt, rendered)
+    head = reader.head(salt, rendered)
     if endpoint is Endpoint.COMPLETIONS:
         if not given(fields, "prompt") and given(fields, "prompt_embeds"):
             return reader.embeddings(head.seed, fields["prompt_embeds"]), 1
         return reader.completions(head.seed, required(fields, "prompt"))
     if endpoint is Endpoint.RESPONSES:
         previous = values.get("previous_response_id")
-        stored = None if previous is None else response_key(reader.hasher, scope, previous)
+        stored = None if previous is None else response_key(reader.hasher, reader.scope, previous)
         return reader.responses(head, required(fields, "input"), fields.get("instructions"), stored), 1
     system = fields.get("system") if endpoint is Endpoint.MESSAGES else None
     prefills = endpoint is Endpoint.MESSAGES or bool(values.get("continue_final_message"))

@@ -3,7 +3,8 @@
 The live proxy, the simulator in virtual time and the replay of a recorded log call the same `decide`.
 """
 
-from .decide import Excluded, decide, has_room
-from .decision import Decision, Route, Rules, Turn
+from .candidates import Excluded, has_room
+from .decide import decide
+from .decision import Decision, Limits, Route, Rules, Turn
 
-__all__ = ["Decision", "Excluded", "Route", "Rules", "Turn", "decide", "has_room"]
+__all__ = ["Decision", "Excluded", "Limits", "Route", "Rules", "Turn", "decide", "has_room"]

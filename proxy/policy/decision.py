@@ -51,6 +51,16 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         return 0 if held is None else min(held.tokens, self.prompt_tokens)
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the modes that go by limits; see the config's keys of the same names."""
+
+    local_tokens: int = 2048
+    local_share: float = 0.7
+    prefill_busy_tokens: int = 8192
+    prefill_busy_requests: int = 2
+    decode_busy_requests: int = 0
+
+
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
     """The operator's settings: mode, the table with weights applied, limits."""
 
@@ -58,8 +68,18 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     scored: ScoredTable | None = None
     uncovered: Uncovered = Uncovered.LOCAL
     x: float = 0.5
+    limits: Limits = Limits()
     worker_limit: int = 0  # legs that one worker takes at once; 0: any number
     warm_up_s: float = 0.0  # over which a new worker's share of traffic grows
+
+
+class Preference(msgspec.Struct, frozen=True):
+    """The route that is wanted: by force or by the mode."""
+
+    route: Route
+    reason: str
+    verdict: Verdict | None = None
+    decode: WorkerView | None = None  # where LOCAL is wanted whatever is held there; None: where the session lives
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

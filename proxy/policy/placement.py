@@ -102,12 +102,11 @@ def is_overloaded(view: WorkerView, views: Sequence[WorkerView]) -> bool:
 def _is_at_ease(view: WorkerView, views: Sequence[WorkerView], prompt_tokens: int) -> bool:
     """Whether it may get a session for what it holds.
 
-    Each request slows the others that it decodes, so requests are its load; and the tokens placed there since it last
-    reported tell of turns that have ended since, or that have not begun.
+    Its load now are its requests, as each slows the others that it decodes. What its turns brought there lately tells
+    how much of its cache they have turned over, also where requests are few.
     """
-    requests, placed = _mean(each.requests for each in views), _mean(each.placed_tokens for each in views)
-    is_idle_enough = view.requests + 1 <= EASE * (requests + 1)
-    return is_idle_enough and view.placed_tokens <= EASE * placed + prompt_tokens and view.load.kv_usage < KV_FULL
+    recent = _mean(each.recent_tokens for each in views)
+    return not is_overloaded(view, views) and view.recent_tokens <= EASE * recent + prompt_tokens
 
 
 def _mean(values: Iterable[int]) -> float:

@@ -15,7 +15,7 @@ from ..health.circuit_breaker import RetryBudget
 from ..health.poisoned_prompts import PoisonedPrompts
 from ..health.worker_health import WorkerHealth
 from ..kv_events.engine_caches import EngineCaches
-from ..sessions.prefix_chain import Hasher
+from ..sessions.hasher import Hasher
 from ..sessions.table import SessionTable
 from ..sessions.templates import TemplateOrder
 from ..sessions.token_estimates import TokenEstimator

@@ -34,7 +34,8 @@ _NEWEST = 128
 
 _HEAD = struct.Struct("<IHHHHB")
 _UNIT = struct.Struct("<QIH")
-_KEY = struct.Struct("<Q")
+_KEY, _TOKENS, _TURN = struct.Struct("<Q"), struct.Struct("<8xI"), struct.Struct("<12xH")  # of a unit
+_HEAD_BYTES, _UNIT_BYTES = _HEAD.size, _UNIT.size
 _MOST = (1 << 32) - 1  # tokens
 _MOST_TURNS = (1 << 16) - 1
 _REASONED, _BLOCKS, _REPLY_REASONED = 1, 2, 4
@@ -89,16 +90,20 @@ class KeptUnits:
         if not self.opener <= self.in_prompt <= self.count <= self.count + self.opener_cuts <= self._entries:
             raise ValueError("kept units have another layout")
 
+    def is_of(self, data: bytes) -> bool:
+        """Whether they were read from this very object."""
+        return self._data is data
+
     def key(self, place: int) -> int:
-        key: int = _KEY.unpack_from(self._data, _HEAD.size + place * _UNIT.size)[0]
+        key: int = _KEY.unpack_from(self._data, _HEAD_BYTES + place * _UNIT_BYTES)[0]
         return key
 
     def tokens(self, place: int) -> int:
-        tokens: int = _UNIT.unpack_from(self._data, _HEAD.size + place * _UNIT.size)[1]
+        tokens: int = _TOKENS.unpack_from(self._data, _HEAD_BYTES + place * _UNIT_BYTES)[0]
         return tokens
 
     def turn(self, place: int) -> int:
-        turn: int = _UNIT.unpack_from(self._data, _HEAD.size + place * _UNIT.size)[2]
+        turn: int = _TURN.unpack_from(self._data, _HEAD_BYTES + place * _UNIT_BYTES)[0]
         return turn
 
     @property
@@ -212,8 +217,7 @@ class _Line:
     """Tokens by bytes, between places where both are known."""
 
     def __init__(self, *places: Place) -> None:
-        known = {0: 0}
-        known.update(places)
+        known = dict([(0, 0), *places])
         self._ends, self._tokens = list(known), list(known.values())
 
     def at(self, end: int) -> int:

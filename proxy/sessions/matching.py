@@ -58,6 +58,7 @@ class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
     parent: int | None = None  # key of that history's newest prompt, as it was found
     affinity: WorkerId | None = None  # where to compute what nobody holds: the D of the session that the client names
     doubt: Doubt | None = None  # where what is held depends on the template
+    common: Common | None = None  # with the source, as it was found
 
 
 class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +131,15 @@ def common(session: Session, chain: Chain, sizes: Mapping[int, int]) -> Common |
             place, turn = (size, prefix.tokens), prefix.turn + 1
             is_whole = prefix.turn == session.turn
     return None if place is None else Common(session, units, shared, place, is_whole, turn)
+
+
+def newest_key(session: Session) -> int | None:
+    """Up to where its newest prompt goes, as `newest_end` says."""
+    units = unpacked(session.units)
+    if units.count and not units.is_blocks:
+        return units.key(units.in_prompt - 1)
+    newest = newest_end(session, is_prompt=True)
+    return None if newest is None else newest.key
 
 
 def newest_end(session: Session, *, is_prompt: bool) -> PrefixEnd | None:

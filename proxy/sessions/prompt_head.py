@@ -11,11 +11,14 @@ XOR keeps keys apart, as all its operands are digests of different kinds under a
 
 from __future__ import annotations
 
+from collections import deque
+
 import msgspec
 
-from .prefix_chain import NO_UNITS, Chain, Hasher, Marks, UnitHash, Units
+from .hasher import NO_UNITS, Hasher, Units
+from .prefix_chain import Chain, Marks, TextOrKind, UnitHash
 from .text_cuts import TextCuts
-from .text_kinds import NewestTexts
+from .text_kinds import newest_texts
 
 
 class Head(msgspec.Struct, frozen=True, gc=False):
@@ -85,11 +88,11 @@ class OpenChain:
         ends: list[int],
         size: int = 0,
         cuts: TextCuts | None = None,
-        newest: NewestTexts | None = None,
+        newest: deque[TextOrKind] | None = None,
     ) -> None:
         """size: bytes up to the head's end, whose keys and ends are given. cuts: of the texts after the head."""
         self._cuts = cuts
-        self._newest = newest or NewestTexts()
+        self._newest = newest_texts() if newest is None else newest
         self._hasher = hasher
         self._keys = keys
         self._ends = ends
@@ -128,13 +131,13 @@ class OpenChain:
     def chain(self, head: Marks) -> Chain:
         self._close()
         marks = Marks(head.tools, head.system, self._first_user, self._last_user, self._last_reply, self._reasons)
-        keys, ends, samples = tuple(self._keys), tuple(self._ends), self._newest.samples()
-        return Chain(keys, ends, self._hasher, marks=marks, long_texts=self._cuts or None, samples=samples)
+        keys, ends, texts = tuple(self._keys), tuple(self._ends), tuple(self._newest)
+        return Chain(keys, ends, self._hasher, marks=marks, long_texts=self._cuts or None, texts=texts)
 
     def _close(self) -> None:
         if self._unit is not None:
             self._size += self._unit.size
-            self._newest.add(self._unit.text)
+            self._newest.append(self._unit.text)
             self._keys.append(self._unit.key())
             self._ends.append(self._size)
             self._unit = None

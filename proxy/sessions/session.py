@@ -17,8 +17,9 @@ from msgspec.structs import astuple
 from ..beliefs.beliefs import marks_of
 from ..beliefs.held import Mark, Residency
 from ..fleet.worker import WorkerId
+from .hasher import KEY_BITS, Hasher
 from .kept_units import unpacked
-from .prefix_chain import KEY_BITS, Chain, Hasher, PrefixEnd
+from .prefix_chain import Chain, PrefixEnd
 
 _PREFIX = struct.Struct("<QIIII??")
 _HEAD = struct.Struct("<dII")  # see `_Head`

@@ -24,9 +24,10 @@ from ..beliefs.held import Residency
 from ..errors import ConfigError
 from ..fleet.worker import WorkerId
 from ..runtime.replicated import Replicated
+from .hasher import KEY_BITS
 from .kept_units import NO_UNITS_KEPT, EndedTurn, Place, pack, unpacked
-from .matching import Common, MatchKind, SessionMatch, TurnOutcome, common, judge, newest_end
-from .prefix_chain import KEY_BITS, PrefixEnd
+from .matching import Common, MatchKind, SessionMatch, TurnOutcome, common, judge, newest_end, newest_key
+from .prefix_chain import PrefixEnd
 from .rendered_replies import Doubt, RenderedReplies
 from .session import (
     KnownPrefix,
@@ -200,7 +201,7 @@ class SessionTable:
             session = Session(self._new_history(prompt), prompt.label)
             # At the first turn any worker that shares the prefix will do, and the policy balances them.
             session.learn(*(found.session.learnt() if turn > 1 else (found.session.output_tokens, None, None)))
-        return _matched(kind, session, turn, prompt, place, found.session, doubt)
+        return _matched(kind, session, turn, prompt, place, found.session, doubt, found)
 
     def _most_in_common(
         self, prompt: Prompt, named: Session | None, sizes: Mapping[int, int], now_s: float
@@ -269,11 +270,16 @@ class SessionTable:
         sizes = dict(zip(chain.keys, chain.ends, strict=True))
         if chain.long_texts is not None:
             sizes.update(chain.long_texts.known)
-        found = None if source is None else common(source, chain, sizes)
+        found, doubt = match.common, match.doubt
+        if source is None:
+            found = None
+        elif found is None or found.session is not source or not found.units.is_of(source.units):  # it has changed
+            found = common(source, chain, sizes)
+            doubt = None if found is None else found.doubt(chain)
         before, shared, place = NO_UNITS_KEPT, 0, (0, 0)
         if found is not None:
             before, shared = found.units, found.shared
-            place = found.up_to(self.rendered.held(prompt.model, found.doubt(chain), found.tokens), sizes)
+            place = found.up_to(self.rendered.held(prompt.model, doubt, found.tokens), sizes)
         held, whole = outcome.held_tokens, outcome.prompt_tokens + outcome.completion_tokens
         ended = EndedTurn(match.turn, outcome.prompt_tokens, outcome.reply_key, whole, outcome.reasoned)
         units = pack(before, shared, sizes, place, chain, ended)
@@ -348,10 +354,11 @@ def _still_there(session: Session, match: SessionMatch, prompt: Prompt, outcome:
         return match.turn >= session.turn
     if prompt.label is not None and session.label not in (None, prompt.label):
         return False  # it was given another name meanwhile
-    newest = newest_end(session, is_prompt=True)
     if match.kind is MatchKind.NEXT:
-        return session.turn == match.turn - 1 and newest is not None and newest.key == match.parent
-    if match.kind is not MatchKind.RETRY or session.turn != match.turn or newest != prompt.chain.end():
+        return session.turn == match.turn - 1 and match.parent is not None and newest_key(session) == match.parent
+    if match.kind is not MatchKind.RETRY or session.turn != match.turn:
+        return False
+    if newest_end(session, is_prompt=True) != prompt.chain.end():
         return False
     return outcome.reply_key is None or newest_end(session, is_prompt=False) in (None, outcome.reply_key)
 
@@ -369,10 +376,10 @@ def _matched(
     place: Place,
     source: Session | None = None,
     doubt: Doubt | None = None,
+    found: Common | None = None,
     affinity: WorkerId | None = None,
 ) -> SessionMatch:
     output_tokens, decode, _ = session.learnt()
-    newest = None if source is None else newest_end(source, is_prompt=True)
     return SessionMatch(
         session_id=session.id if prompt.label is None else hexadecimal(prompt.label),
         turn=turn,
@@ -384,7 +391,8 @@ def _matched(
         output_tokens=output_tokens,
         history=session.history,
         source=None if source is None else source.history,
-        parent=None if newest is None else newest.key,
+        parent=None if source is None else newest_key(source),
         affinity=affinity,
         doubt=doubt,
+        common=found,
     )

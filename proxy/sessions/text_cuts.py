@@ -14,7 +14,8 @@ from bisect import bisect_left
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from .prefix_chain import HEAD_BYTES, Chain, Hasher, finished
+from .hasher import HEAD_BYTES, Hasher, finished
+from .prefix_chain import Chain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

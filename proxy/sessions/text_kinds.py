@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from enum import IntEnum
 
-from .prefix_chain import UNIT_OVERHEAD_BYTES, Chain
+from .prefix_chain import UNIT_OVERHEAD_BYTES, Chain, TextOrKind
 
 SAMPLED_UNITS = 16
 """How many of a prompt's newest units are looked at. A turn seldom adds more."""
@@ -96,17 +96,13 @@ def text_kind(sampled: bytes | None) -> int:
     return _BY_TWENTIETHS[len(sampled.translate(None, _NO_MARKS)) * 20 // size]
 
 
-class NewestTexts:
-    """The texts of a prompt's newest units, while it is read."""
+def kind_of(text: TextOrKind) -> int:
+    return text if isinstance(text, int) else text_kind(sample(text))
 
-    __slots__ = ("_texts", "add")
 
-    def __init__(self) -> None:
-        self._texts: deque[str | bytes | None] = deque(maxlen=SAMPLED_UNITS)
-        self.add = self._texts.append
-
-    def samples(self) -> tuple[bytes | None, ...]:
-        return tuple(map(sample, self._texts))
+def newest_texts() -> deque[TextOrKind]:
+    """Takes the texts of a prompt's units, and keeps the newest of them."""
+    return deque(maxlen=SAMPLED_UNITS)
 
 
 def added(chain: Chain, covered: int | None) -> Mapping[int, int]:
@@ -116,7 +112,7 @@ def added(chain: Chain, covered: int | None) -> Mapping[int, int]:
     """
     found: dict[int, int] = {Kind.START: 1} if covered is None else {}
     covered = covered or 0
-    ends, unread = chain.ends, len(chain.ends) - len(chain.samples)
+    ends, unread = chain.ends, len(chain.ends) - len(chain.texts)
     if chain.data:
         kind = text_kind(sample(memoryview(chain.data)[covered:])) if chain.is_text else Kind.TOKEN_IDS
         found[kind] = chain.size - covered
@@ -130,7 +126,7 @@ def added(chain: Chain, covered: int | None) -> Mapping[int, int]:
         found[Kind.UNREAD] = max(0, ends[unread - 1] - covered - UNIT_OVERHEAD_BYTES * (unread - first))
         covered, first = ends[unread - 1], unread
     for at in range(first, len(ends)):
-        kind = text_kind(chain.samples[at - unread])
+        kind = kind_of(chain.texts[at - unread])
         found[kind] = found.get(kind, 0) + max(0, ends[at] - covered - UNIT_OVERHEAD_BYTES)
         covered = ends[at]
     return found

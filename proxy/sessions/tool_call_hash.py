@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import deque
 
-from .prefix_chain import END, Hasher, encoded, finished
+from .hasher import END, Hasher, encoded, finished
 
 _OUTSIDE = re.compile(r'[^"]*')
 _INSIDE = re.compile(r'[^"\\]*')

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from ..fleet.fleet import FleetSpec, LocalFleet
 from ..fleet.ports import free_offset, free_ports, is_free
-from .up import READY_S, fleet_options, fleet_spec, run, show, with_topology
+from .up import READY_S, apart, fleet_options, fleet_spec, run, show, with_topology
 
 CONVERSATION = Path(__file__).with_name("demo_conversation.json")
 ANSWER_TOKENS = 64
@@ -85,8 +85,7 @@ async def _demo(console: Console, spec: FleetSpec, once: bool) -> None:
         show(fleet)
         click.echo(f"ready after {time.monotonic() - started:.1f} s\n")
         click.echo(HEADING)
-        async for turn in play(fleet.url, spec.prepared.name, spec.admin_key):
-            click.echo(turn.line())
+        await apart(_print_turns(fleet, spec))
         if once:
             return
         body = json.dumps({"model": spec.prepared.name, "messages": [{"role": "user", "content": "hi"}]})
@@ -95,6 +94,11 @@ async def _demo(console: Console, spec: FleetSpec, once: bool) -> None:
         click.echo("Look at what it decided:")
         click.echo(f"  curl '{fleet.url}/admin/requests?limit=1' -H 'X-Admin-Key: {spec.admin_key}'")
         await fleet.wait_ended()
+
+
+async def _print_turns(fleet: LocalFleet, spec: FleetSpec) -> None:
+    async for turn in play(fleet.url, spec.prepared.name, spec.admin_key):
+        click.echo(turn.line())
 
 
 def out_of_the_way(flags: dict[str, Any]) -> dict[str, Any]:

@@ -106,6 +106,16 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
     await work
 
 
+async def apart(work: Coroutine[Any, Any, None]) -> None:
+    """Awaits work in a task of its own. A library in it may lose a cancellation, which ends the caller all the same."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task})
+        task.result()
+    finally:
+        task.cancel()
+
+
 @click.command("up")
 @fleet_options
 @click.option("--admin-key", envvar="PPD_ADMIN_KEY", default="", help="or PPD_ADMIN_KEY")

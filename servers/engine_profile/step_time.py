@@ -86,9 +86,7 @@ def step_time_s(
     )
 
 
-def request_time_s(
-    profile: EngineProfile, prompt_tokens: int, new_tokens: int, *, has_connector: bool = True
-) -> float:
+def request_time_s(profile: EngineProfile, prompt_tokens: int, new_tokens: int, *, has_connector: bool = True) -> float:
     """Host work between a request's arrival and the scheduler.
 
     new_tokens: of the prompt, not cached when it arrives; 0 where the prompt's KV is pulled from another engine.

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 from ppd.proxy.config import SessionKey
-from ppd.proxy.openai.request import Endpoint, Request, parse_request
-from ppd.proxy.sessions.prefix_chain import Hasher
+from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
+from ppd.proxy.sessions.hasher import Hasher
 
 HASHER = Hasher(b"a secret of the proxy")
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES
@@ -22,7 +22,8 @@ def parse_bytes(
     tenant: str = "t",
     session_key: SessionKey = SessionKey.PREFIX,
 ) -> Request:
-    return parse_request(endpoint, body, headers or {}, tenant=tenant, hasher=HASHER, session_key=session_key)
+    rules = ReadingRules(hasher=HASHER, tenant=tenant, session_key=session_key)
+    return parse_request(endpoint, body, headers or {}, rules)
 
 
 def parse(endpoint: Endpoint = CHAT, prompt: Any = None, **members: Any) -> Request:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.small.decision_cost import SIZES, bench, conversation, play
+from benchmarks.small.decision_cost import SIZES, conversation, play
+from benchmarks.small.proxy_here import bench
 
 
 async def row(name: str, tools: int) -> Any:
@@ -18,11 +19,20 @@ async def row(name: str, tools: int) -> Any:
         stand.proxy.listener.close()
 
 
-@pytest.mark.parametrize("tools", [0, 3])
-@pytest.mark.parametrize(("size", "kind"), [("200 B", "first SPLIT"), ("2 KB", "next LOCAL"), ("130 KB", "next LOCAL")])
-def test_every_stage_of_every_turn_is_timed(size: str, kind: str, tools: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "tools", "kinds"),
+    [
+        ("200 B", 0, {"first SPLIT": 3}),
+        ("200 B", 3, {"first SPLIT": 1, "first LOCAL": 2}),  # where the tools are
+        ("2 KB", 0, {"next LOCAL": 3}),
+        ("2 KB", 3, {"next LOCAL": 3}),
+        ("130 KB", 0, {"next LOCAL": 3}),
+        ("130 KB", 3, {"next LOCAL": 3}),
+    ],
+)
+def test_every_stage_of_every_turn_is_timed(size: str, tools: int, kinds: dict[str, int]) -> None:
     timed = asyncio.run(row(size, tools))
-    assert dict(timed.kinds) == {kind: 3}
+    assert dict(timed.kinds) == kinds
     assert list(timed.stages_us) == ["parse", "decide", "legs", "learn"]
     assert all(len(times_us) == 3 and min(times_us) > 0 for times_us in timed.stages_us.values())
 

@@ -27,10 +27,11 @@ async def texts(fleet: Any, **body: Any) -> list[str]:
 
 
 async def test_every_route_gives_the_same_conversation(start_fleet: Any) -> None:
-    async with start_fleet("P1 D1 D2", **LOCAL) as local, start_fleet("P1 D1", **SPLIT) as split:
+    limited = start_fleet("P1 D1 D2", mode=Mode.PREFIX_THRESHOLD, local_tokens=100)
+    async with start_fleet("P1 D1 D2", **LOCAL) as local, start_fleet("P1 D1", **SPLIT) as split, limited as by_limit:
         async with start_fleet("R1", mode=Mode.REPLICA) as replica:
-            answers = [await texts(fleet) for fleet in (local, split, replica)]
-    assert answers[0] == answers[1] == answers[2]
+            answers = [await texts(fleet) for fleet in (local, split, by_limit, replica)]
+    assert len(set(map(tuple, answers))) == 1
     assert len(set(answers[0])) == 3
 
 
@@ -212,6 +213,26 @@ async def test_two_users_without_keys_and_ids_are_apart_once_they_say_different_
         assert first["session"] != second["session"]
         third = await fleet.receipt(await one.say(THREE[0]))
         assert (third["session"], third["turn"], third["route"]) == (first["session"], 3, "LOCAL")
+
+
+async def test_a_first_turn_appends_to_a_head_that_another_session_brought_to_d(start_fleet: Any) -> None:
+    head = {"role": "system", "content": "You plan hikes, and you never forget the weather. " * 40}
+    async with start_fleet("P1 D1 D2", **LOCAL) as fleet, start_fleet("P1 D1 D2", **SPLIT) as split:
+        firsts = []
+        for client in (fleet, split):
+            for text in THREE[:2]:
+                chat = client.conversation()
+                chat.messages.append(head)
+                firsts.append(await chat.say(text))
+        one, other, *same = firsts
+        assert [turn.text for turn in (one, other)] == [turn.text for turn in same]
+        assert (one.route, other.route) == ("SPLIT", "LOCAL")
+        assert other.headers["X-PPD-Decode"] == one.headers["X-PPD-Decode"]
+        receipt = await fleet.receipt(other)
+        assert (receipt["reason"], receipt["cached_evidence"]) == ("mode_always_local", "shared_prefix")
+        cached = other.body["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert len(head["content"]) - 32 <= cached <= len(head["content"]) + 32
+        assert abs(receipt["cached_tokens"] - cached) <= 32
 
 
 @pytest.mark.parametrize("header", ["X-Session-ID", "X-Session-Affinity", "X-Correlation-ID"])

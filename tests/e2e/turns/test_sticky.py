@@ -28,7 +28,9 @@ async def test_conversations_without_ids_hit_what_they_could(start_fleet: Any, m
 async def test_what_is_lost_is_seen_as_such(start_fleet: Any) -> None:
     """The measure itself: engines that hold two conversations each do not pass."""
     talks = stickiness.conversations(20, turns=4, seed=1)
-    async with start_fleet("P1 D1 D2 D3 D4", mode=Mode.ALWAYS_LOCAL, engine={"num_blocks": 128, "max_model_len": 2048}) as fleet:
+    async with start_fleet(
+        "P1 D1 D2 D3 D4", mode=Mode.ALWAYS_LOCAL, engine={"num_blocks": 128, "max_model_len": 2048}
+    ) as fleet:
         played = await stickiness.play(fleet.session, fleet.base_url, talks, at_once=20)
         assert played.failures == 0
         assert played.share < ENOUGH

@@ -223,7 +223,7 @@ def test_the_sum_is_that_of_its_entries_and_fits(steps: list[tuple[str, int, int
             found.found(tokens, 500, 10 * key)
         else:
             getattr(found, step)(key)
-        rooms = [entry & cache_book._MASK for entry in found._entries.values()]
+        rooms = [entry & cache_book._MASK for entry in (*found._entries.values(), *found._ahead.values())]
         assert found.tokens == sum(rooms) <= found.capacity <= 1000
         assert all(0 <= found.held(name) <= 900 for name in range(6))
 

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import asdict
 
 from ppd.proxy.admission.keys import Client
+from ppd.proxy.admission.tenant_scope import TenantScope
 from ppd.proxy.bodies.body_reader import BodyReader
 from ppd.proxy.bodies.body_worker import TASKS
 from ppd.proxy.bodies.shared_bytes import LARGE_BYTES, SharedBytes
@@ -18,10 +19,10 @@ from ppd.proxy.connectors.leg import plain_leg
 from ppd.proxy.errors import RequestError
 from ppd.proxy.openai.prompt_list import prompt_list
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.openai.request import Endpoint, Request, parse_request
-from ppd.proxy.openai.tenant_scope import TenantScope
+from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.sessions.templates import Templates
 from ppd.proxy.sessions.text_cuts import cuts_of
+from ppd.proxy.sessions.text_kinds import kind_of
 from tests.support.requests import CHAT, COMPLETIONS, HASHER, MESSAGES, RESPONSES, USER
 
 HEADERS = {"x-session-id": "ann"}
@@ -59,11 +60,13 @@ def here(endpoint: Endpoint, body: bytes, client: Client, session_key: SessionKe
         endpoint,
         body,
         HEADERS,
-        tenant=client.tenant,
-        hasher=HASHER,
-        session_key=session_key,
-        salted=None if client.scope is None else client.scope.salt,
-        family=lambda model: ALIASES.get(model, model),
+        ReadingRules(
+            tenant=client.tenant,
+            hasher=HASHER,
+            session_key=session_key,
+            salted=None if client.scope is None else client.scope.salt,
+            aliases=ALIASES,
+        ),
     )
 
 
@@ -80,7 +83,7 @@ def shown(request: Request) -> dict[str, Any]:
         "keys": chain.keys,
         "ends": chain.ends,
         "cuts": list(cuts_of(chain)),
-        "samples": chain.samples,
+        "kinds": tuple(map(kind_of, chain.texts)),
         "marks": chain.marks,
         "tail": chain.tail,
         "end": chain.end(),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as replace_view
 
 from ppd.proxy.connectors import can_pair
-from ppd.proxy.fleet.registry import MODELS_KEPT, Registry, Use
+from ppd.proxy.fleet.registry import MODELS_KEPT, RECENT_TOKENS, Registry, Use
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.fleet.worker_names import NAMES_KEPT
@@ -206,6 +206,16 @@ def test_what_was_placed_counts_until_the_engine_reports_its_load(reported: Load
     assert only(registry).placed_tokens == 650
     registry.loaded(D.id, reported)
     assert only(registry).placed_tokens == 50, "the other process will say that it has heard"
+
+
+def test_what_was_brought_lately_counts_on_and_halves_as_more_comes_anywhere() -> None:
+    other = replace(D, address="d:2")
+    registry = heard(Announcement(D, Load()), Announcement(other, Load()))
+    registry.reserve(D.id, 100, placed_tokens=RECENT_TOKENS)
+    registry.loaded(D.id, Load(kv_usage=0.2))
+    assert [view.recent_tokens for view in registry.views()] == [RECENT_TOKENS, 0], "whatever the engine reports"
+    registry.reserve(other.id, 100, placed_tokens=RECENT_TOKENS + 2)
+    assert [view.recent_tokens for view in registry.views()] == [RECENT_TOKENS // 2, RECENT_TOKENS // 2 + 1]
 
 
 def test_what_was_placed_counts_until_another_process_tells_of_another_load() -> None:

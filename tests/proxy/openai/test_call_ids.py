@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from ppd.proxy.config import SessionKey
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.openai.request import Endpoint, Request, parse_request
+from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.sessions.templates import Templates
 from tests.support.requests import CHAT, HASHER, MESSAGES, RESPONSES, USER, assistant, call, text, user
 
@@ -23,13 +22,7 @@ PLAIN, PRINTING = Templates(), Templates(("m*",))
 def parse(endpoint: Endpoint, messages: list[Any], templates: Templates = PLAIN) -> Request:
     body = {"model": "m", "input" if endpoint is RESPONSES else "messages": messages}
     return parse_request(
-        endpoint,
-        json.dumps(body).encode(),
-        {},
-        tenant="t",
-        hasher=HASHER,
-        session_key=SessionKey.PREFIX,
-        templates=templates,
+        endpoint, json.dumps(body).encode(), {}, ReadingRules(hasher=HASHER, tenant="t", templates=templates)
     )
 
 

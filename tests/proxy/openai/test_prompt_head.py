@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ppd.proxy.config import SessionKey
-from ppd.proxy.openai.request import Endpoint, parse_request
-from ppd.proxy.sessions.prefix_chain import KEPT_UNITS, Chain, Hasher, Marks
+from ppd.proxy.openai.request import Endpoint, ReadingRules, parse_request
+from ppd.proxy.sessions.hasher import KEPT_UNITS, Hasher
+from ppd.proxy.sessions.prefix_chain import Chain, Marks
 from ppd.proxy.sessions.templates import Templates
 from tests.support.requests import CHAT, HASHER, MESSAGES, RESPONSES, USER, assistant, call, text, user
 
@@ -26,13 +26,7 @@ def chain(
     body = {"model": "m", prompt: list(messages) or [USER], **members} | ({} if tools is None else {"tools": tools})
     known = Templates(tools_first=frozenset({"m"} if tools_first else ()))
     return parse_request(
-        endpoint,
-        json.dumps(body).encode(),
-        {},
-        tenant="t",
-        hasher=HASHER,
-        session_key=SessionKey.PREFIX,
-        templates=known,
+        endpoint, json.dumps(body).encode(), {}, ReadingRules(hasher=HASHER, tenant="t", templates=known)
     ).prompt.chain
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.proxy.config import SessionKey
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.openai.request import Endpoint, Request, parse_request
-from ppd.proxy.sessions.prefix_chain import Hasher, PrefixEnd
+from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
+from ppd.proxy.sessions.hasher import Hasher
+from ppd.proxy.sessions.prefix_chain import PrefixEnd
 
 HASHER = Hasher(b"a secret of the proxy")
 USER = {"role": "user", "content": "hi"}
@@ -23,7 +23,7 @@ Call = tuple[str, str, str]  # id, name, arguments
 
 def parse(endpoint: Endpoint, **members: Any) -> Request:
     body = json.dumps({"model": "m", **members}).encode()
-    return parse_request(endpoint, body, {}, tenant="t", hasher=HASHER, session_key=SessionKey.PREFIX)
+    return parse_request(endpoint, body, {}, ReadingRules(hasher=HASHER, tenant="t"))
 
 
 def chat(*messages: dict[str, Any], **members: Any) -> Request:

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.proxy.config import SessionKey
 from ppd.proxy.errors import RequestError
-from ppd.proxy.openai.request import Endpoint, parse_request
+from ppd.proxy.openai.request import Endpoint, ReadingRules, parse_request
 from ppd.proxy.openai.units import MEMBERS_LIMIT, check_members, check_units, structure
 from tests.support.requests import CHAT, COMPLETIONS, HASHER, MESSAGES, RESPONSES, USER
 
@@ -27,10 +26,7 @@ def refusal(endpoint: Endpoint, body: dict[str, Any], limit: int) -> RequestErro
             endpoint,
             json.dumps({"model": "m", **body}).encode(),
             {},
-            tenant="t",
-            hasher=HASHER,
-            session_key=SessionKey.PREFIX,
-            units_limit=limit,
+            ReadingRules(hasher=HASHER, tenant="t", units_limit=limit),
         )
     except RequestError as exc:
         return exc

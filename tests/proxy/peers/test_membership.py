@@ -26,7 +26,8 @@ from ppd.proxy.peers.events import (
     SnapshotRequest,
     WorkerGone,
 )
-from ppd.proxy.sessions.prefix_chain import Chain, Hasher, Marks
+from ppd.proxy.sessions.hasher import Hasher
+from ppd.proxy.sessions.prefix_chain import Chain, Marks
 from ppd.proxy.sessions.rendered_replies import Doubt
 from ppd.proxy.sessions.templates import TemplateOrder
 from ppd.proxy.settings import Settings

@@ -14,13 +14,12 @@ import pytest
 
 from ppd.proxy.admission.keys import Client
 from ppd.proxy.assembly import Proxy
-from ppd.proxy.config import SessionKey
 from ppd.proxy.errors import RateLimited
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.openai.request import Endpoint, Request, parse_request
+from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.peers import membership, replication
 from ppd.proxy.peers.events import SessionLearned
-from ppd.proxy.sessions.prefix_chain import Hasher
+from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, TurnOutcome
 from tests.support.processes import R1, Pair, worker
 
@@ -44,7 +43,7 @@ def asked(*texts: str) -> Request:
     roles = ("user", "assistant")
     messages = [{"role": roles[index % 2], "content": text} for index, text in enumerate(texts)]
     body = json.dumps({"model": "m", "messages": messages}).encode()
-    return parse_request(Endpoint.CHAT, body, {}, tenant="", hasher=HASHER, session_key=SessionKey.PREFIX)
+    return parse_request(Endpoint.CHAT, body, {}, ReadingRules(hasher=HASHER, tenant=""))
 
 
 def find(one: Proxy, request: Request) -> SessionMatch:

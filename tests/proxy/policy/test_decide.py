@@ -13,7 +13,7 @@ from ppd.proxy.errors import AllDown, NotFound, NoWorkerError
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Load, WorkerId
 from ppd.proxy.policy import Excluded, Route, Rules, Turn, has_room
-from ppd.proxy.policy.decide import session_share
+from ppd.proxy.policy.modes.fixed import session_share
 from tests.support.decisions import (
     D1,
     D2,
@@ -64,8 +64,8 @@ def test_a_d_with_a_share_of_its_own_goes_by_it(own: float | None, x: float, rou
     assert run(NEXT, (P1, there, D2), by=by).route is (Route.LOCAL if x else Route.SPLIT)  # the session is on D2
 
 
-@pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.REPLICA])
-def test_the_first_turn_is_split_in_every_mode(mode: Mode) -> None:
+@pytest.mark.parametrize("mode", [Mode.TABLE, Mode.ALWAYS_LOCAL, Mode.ALWAYS_SPLIT, Mode.FRACTION])
+def test_the_first_turn_is_split_in_every_mode_of_the_paper(mode: Mode) -> None:
     decision = run(FIRST, by=rules(mode, x=1.0))
     assert (decision.route, decision.reason) == (Route.SPLIT, "first_turn")
 

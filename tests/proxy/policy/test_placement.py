@@ -32,13 +32,14 @@ def shared(*holders: WorkerView, tokens: int = 8000) -> Mapping[WorkerId, Held]:
         ((D1, D2), (), {"D1", "D2"}),
         ((D1, D2), (D2,), {"D2"}),
         ((D1, D2, view("D", 3)), (D2, D1), {"D1", "D2"}),
-        ((D1, replace(D2, inflight=1)), (D2,), {"D1"}),  # above 1.25 times the mean, as are two beside one
+        ((D1, replace(D2, inflight=2)), (D2,), {"D2"}),
+        ((D1, replace(D2, inflight=3)), (D2,), {"D1"}),  # above 1.25 times the mean by more than one
         ((replace(D1, inflight=8), replace(D2, inflight=9)), (D2,), {"D2"}),
-        ((replace(D1, inflight=8), replace(D2, inflight=15)), (D2,), {"D1"}),
+        ((replace(D1, inflight=8), replace(D2, inflight=17)), (D2,), {"D1"}),
         ((D1, replace(D2, load=Load(running=14))), (D2,), {"D1"}),
         ((D1, replace(D2, load=Load(kv_usage=0.97))), (D2,), {"D1"}),
-        ((D1, replace(D2, placed_tokens=15_000)), (D2,), {"D2"}),
-        ((D1, replace(D2, placed_tokens=40_000)), (D2,), {"D1"}),
+        ((D1, replace(D2, recent_tokens=25_000)), (D2,), {"D2"}),
+        ((D1, replace(D2, recent_tokens=30_000)), (D2,), {"D1", "D2"}),
         ((D1, replace(D2, queued_prefill_tokens=9000)), (D2,), {"D1"}),  # it would have more to compute
         ((R1, R2, R3, R4), (R3,), {"R3"}),
         ((R1, R2, replace(R3, inflight=2), R4), (R3,), {"R1", "R2", "R4"}),
@@ -98,10 +99,10 @@ def test_first_turns_between_two_reports_of_an_idle_fleet_spread_over_it(usage: 
     for number in range(48):
         turn = replace(LONG, session_id=f"{number:016x}", held=dict(holders) if head else {})
         decision = decide(turn, registry.fleet("m"), rules(), qps=0.0, now_s=0.0)
-        assert decision.route is Route.SPLIT and decision.prefill is not None
-        decode = decision.decode.id
+        assert decision.route is (Route.LOCAL if decision.cached_tokens else Route.SPLIT)
+        decode, prefill = decision.decode.id, None if decision.prefill is None else decision.prefill.id
         new = turn.prompt_tokens - decision.cached_tokens
-        booking = LegBooking(registry, decode, decision.prefill.id, prompt_tokens=turn.prompt_tokens, new_tokens=new)
+        booking = LegBooking(registry, decode, prefill, prompt_tokens=turn.prompt_tokens, new_tokens=new)
         booking.reserve()
         booking.release()
         holders[decode] = Held(8000, SHARED)

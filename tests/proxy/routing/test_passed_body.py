@@ -7,9 +7,9 @@ import json
 import pytest
 
 from ppd.proxy.admission.keys import Client
+from ppd.proxy.admission.tenant_scope import TenantScope
 from ppd.proxy.bodies.forwarded import public_body
 from ppd.proxy.errors import RequestError
-from ppd.proxy.openai.tenant_scope import TenantScope
 from ppd.proxy.routing.passthrough import TotalTokens
 
 ANYBODY = Client(name="", tenant="")

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from ppd.proxy.config import SessionKey
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.openai.request import Endpoint, Request, parse_request
+from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.sessions.kept_units import KEPT, KeptUnits
 from ppd.proxy.sessions.prefix_chain import Chain, PrefixEnd
 from ppd.proxy.sessions.session import Prompt
@@ -198,7 +197,7 @@ def test_a_short_opener_is_no_reason_for_a_worker(table: SessionTable) -> None:
 def test_another_tenant_finds_nothing(table: SessionTable) -> None:
     turn(table, SYSTEM, user(DOCUMENT))
     body = json.dumps({"model": "m", "messages": [SYSTEM, user(DOCUMENT + "!")]}).encode()
-    asked = parse_request(Endpoint.CHAT, body, {}, tenant="u", hasher=HASHER, session_key=SessionKey.PREFIX)
+    asked = parse_request(Endpoint.CHAT, body, {}, ReadingRules(hasher=HASHER, tenant="u"))
     assert table.find(asked.prompt, 0.0).kind is FIRST
 
 

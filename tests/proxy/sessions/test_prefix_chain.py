@@ -13,18 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.proxy.errors import ConfigError
-from ppd.proxy.sessions.prefix_chain import (
-    BEYOND,
-    END,
-    HEAD_BYTES,
-    KEY_BITS,
-    USUAL_KEYS,
-    BlockHash,
-    Chain,
-    Hasher,
-    PrefixEnd,
-    UnitHash,
-)
+from ppd.proxy.sessions.hasher import BEYOND, END, HEAD_BYTES, KEY_BITS, USUAL_KEYS, Hasher
+from ppd.proxy.sessions.prefix_chain import BlockHash, Chain, PrefixEnd, UnitHash
 from tests.support.requests import HASHER
 
 

@@ -13,7 +13,7 @@ from ppd.proxy.beliefs.held import Residency
 from ppd.proxy.config import SessionKey
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.openai.request import Endpoint, Request, parse_request
+from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
 from tests.support.attempts import D1, D2, P1
 from tests.support.requests import HASHER
@@ -44,9 +44,9 @@ class Client:
         self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
 
     def request(self, *messages: Message, tenant: str = "t", **members: Any) -> Request:
-        key = members.pop("session_key", SessionKey.PREFIX)
+        rules = ReadingRules(hasher=HASHER, tenant=tenant, session_key=members.pop("session_key", SessionKey.PREFIX))
         body = json.dumps({"model": "m", "messages": messages, **members}).encode()
-        return parse_request(Endpoint.CHAT, body, self.headers, tenant=tenant, hasher=HASHER, session_key=key)
+        return parse_request(Endpoint.CHAT, body, self.headers, rules)
 
     def find(self, *messages: Message, **members: Any) -> SessionMatch:
         return self.table.find(self.request(*messages, **members).prompt, self.now_s)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from ppd.proxy.beliefs.held import Residency
-from ppd.proxy.config import SessionKey
 from ppd.proxy.openai.reply_key import ReplyKey
-from ppd.proxy.openai.request import Endpoint, parse_request
+from ppd.proxy.openai.request import Endpoint, ReadingRules, parse_request
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
 from tests.support.attempts import D1, D2
 from tests.support.requests import HASHER
@@ -25,7 +24,7 @@ def respond(
     table: SessionTable, prompt: Any, response_id: str | None, text: str = "yo", **members: Any
 ) -> SessionMatch:
     body = json.dumps({"model": "m", "input": prompt, **members}).encode()
-    request = parse_request(Endpoint.RESPONSES, body, {}, tenant="t", hasher=HASHER, session_key=SessionKey.PREFIX)
+    request = parse_request(Endpoint.RESPONSES, body, {}, ReadingRules(hasher=HASHER, tenant="t"))
     place = table.find(request.prompt, 0.0)
     key = ReplyKey(request)
     key.add_text(text)
@@ -79,7 +78,7 @@ def test_a_responses_client_may_send_the_history_instead(table: SessionTable) ->
 
 def complete(table: SessionTable, prompt: Any, text: str, decode: Residency = D1) -> SessionMatch:
     body = json.dumps({"model": "m", "prompt": prompt}).encode()
-    request = parse_request(Endpoint.COMPLETIONS, body, {}, tenant="t", hasher=HASHER, session_key=SessionKey.PREFIX)
+    request = parse_request(Endpoint.COMPLETIONS, body, {}, ReadingRules(hasher=HASHER, tenant="t"))
     place = table.find(request.prompt, 0.0)
     key = ReplyKey(request)
     key.add_text(text)

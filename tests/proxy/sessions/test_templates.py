@@ -8,7 +8,8 @@ import pytest
 
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.fleet.worker import WorkerId
-from ppd.proxy.sessions.prefix_chain import Chain, Hasher, Marks, Units
+from ppd.proxy.sessions.hasher import Hasher, Units
+from ppd.proxy.sessions.prefix_chain import Chain, Marks
 from ppd.proxy.sessions.prompt_head import Head
 from ppd.proxy.sessions.templates import (
     HEADS_LIMIT,

@@ -139,7 +139,7 @@ def test_a_chain_made_without_texts_counts_them_as_unread() -> None:
 
 def test_nothing_of_the_prompt_outlives_the_asking() -> None:
     request = parse(CHAT, [user(PROSE)]).without_prompt()
-    assert request.prompt.chain.samples == ()
+    assert request.prompt.chain.texts == ()
     prefilled = parse(MESSAGES, [user("hi"), assistant(PROSE)]).prompt.chain.open_unit
     assert prefilled is not None
     assert prefilled.text == ""

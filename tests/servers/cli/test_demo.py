@@ -1,7 +1,8 @@
-"""What the demo looks at before it starts anything."""
+"""What the demo looks at before it starts anything, and how Ctrl-C ends it."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import sys
@@ -11,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from ppd.servers.cli.demo import command, out_of_the_way
+from ppd.servers.cli.up import apart
 
 
 def test_without_its_client_the_demo_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -40,3 +42,20 @@ def test_a_second_demo_needs_another_port_for_its_clients_only(argv: list[str], 
         flags = out_of_the_way(context.params)
         assert (flags["heartbeat_port"] == 30001) is kept
         assert flags["port"] == context.params["port"]
+
+
+async def test_ctrl_c_ends_the_demo_while_a_library_loses_it() -> None:
+    async def plays() -> None:
+        for _ in range(2):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        has_ended.set()
+
+    has_ended = asyncio.Event()
+    demo = asyncio.ensure_future(apart(plays()))
+    await asyncio.sleep(0)
+    demo.cancel()
+    async with asyncio.timeout(10):
+        with pytest.raises(asyncio.CancelledError):
+            await demo
+    assert not has_ended.is_set()

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from ppd.proxy.admission.tenant_scope import TenantScope
 from ppd.proxy.connectors.leg import answering_fields, leg, public_fields
 from ppd.proxy.openai.body_members import SHORT_BYTES, Members, decoded
 from ppd.proxy.openai.request import Endpoint
-from ppd.proxy.openai.tenant_scope import TenantScope
 
 ONE = TenantScope(b"cache of one" * 2, b"ids of one" * 2)
 TWO = TenantScope(b"cache of two" * 2, b"ids of two" * 2)

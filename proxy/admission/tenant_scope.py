@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from .body_members import Edited, Fields, decoded, encoded, members
+from ..openai.body_members import Edited, Fields, decoded, encoded, members
 
 SALTED = "cache_salt"
 RESPONSE_ID = "request_id"

@@ -1,0 +1,66 @@
+"""Settings that are one of a few words."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Mode(StrEnum):
+    """How follow-up turns are routed, and turn 1 where a D holds most of it; else turn 1 is SPLIT, but in `replica`."""
+
+    TABLE = "table"  # by the decision table
+    ALWAYS_LOCAL = "always_local"  # x = 1
+    ALWAYS_SPLIT = "always_split"  # x = 0
+    FRACTION = "fraction"  # the share `x` of sessions
+    REPLICA = "replica"  # every turn on a replica
+    PREFIX_THRESHOLD = "prefix_threshold"  # LOCAL for few uncached tokens
+    ISL_BOUNDING = "isl_bounding"  # LOCAL for few uncached tokens that are a small share of the prompt
+    PREFILL_LOAD = "prefill_load"  # LOCAL while P has much to do
+    ISL_OR_LOAD = "isl_or_load"  # either of the two
+    CONDITIONAL = "conditional"  # SPLIT for many uncached tokens, while P has little to do
+
+
+class SessionKey(StrEnum):
+    """What makes two requests one session."""
+
+    PREFIX = "prefix"  # the messages themselves, and explicit ids
+    FIRST_USER_MESSAGE = "first_user_message"  # the paper's rule: MD5 of the first user message
+
+
+class Uncovered(StrEnum):
+    """What a follow-up turn does where the table has no evidence."""
+
+    LOCAL = "local"
+    SPLIT = "split"
+
+
+class Lookup(StrEnum):
+    """How a turn finds its verdict in a table."""
+
+    NEAREST = "nearest"  # the nearest cell's: the paper's way
+    INTERPOLATED = "interpolated"  # between cells, linear in logarithms
+
+
+class DataPlane(StrEnum):
+    """What serves turns over HTTP/1.1; over HTTP/2 it is always the ASGI application."""
+
+    DIRECT = "direct"  # the connection itself
+    ASGI = "asgi"  # the ASGI application, in Quart
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class AccessFormat(StrEnum):
+    OFF = "off"
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"

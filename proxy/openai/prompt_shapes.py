@@ -1,0 +1,111 @@
+"""Typed JSON of prompts: only the members that are hashed, and what their contents are.
+
+OpenAI's and Anthropic's shapes as vLLM takes them.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from msgspec.json import Decoder
+
+from ..errors import RequestError
+
+Members = dict[str, msgspec.Raw]
+Content = str | list[str | Members] | None
+T = TypeVar("T")
+
+ABSENT = msgspec.Raw(b"")
+_TEXT = frozenset(("text", "input_text", "output_text"))
+_SHOWN = frozenset(("reasoning", "thinking"))
+REASONING = _SHOWN | {"redacted_thinking"}
+_NO_TEXT = frozenset((b"", b"null", b'""'))
+
+
+class PromptFunction(msgspec.Struct):
+    name: str | None = None
+    arguments: msgspec.Raw = ABSENT
+    input: msgspec.Raw = ABSENT  # what a custom tool has instead
+
+
+class PromptCall(msgspec.Struct):
+    id: str | None = None
+    function: PromptFunction | None = None
+    custom: PromptFunction | None = None
+
+
+class PromptMessage(msgspec.Struct, kw_only=True):
+    role: str
+    content: Content = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[PromptCall] | None = None
+    function_call: PromptFunction | None = None
+    reasoning: msgspec.Raw = ABSENT
+    reasoning_content: msgspec.Raw = ABSENT
+
+
+ANY: Decoder[object] = Decoder(object)
+LIST: Decoder[list[object]] = Decoder(list[object])
+STRING: Decoder[str | None] = Decoder(str | None)
+FLAG: Decoder[bool | None] = Decoder(bool | None)
+CONTENT: Decoder[Content] = Decoder(Content)
+MESSAGE: Decoder[PromptMessage] = Decoder(PromptMessage)
+MESSAGES: Decoder[list[PromptMessage]] = Decoder(list[PromptMessage])
+ITEMS: Decoder[str | list[Members]] = Decoder(str | list[Members])
+PROMPT: Decoder[str | list[int | str | list[int]] | None] = Decoder(str | list[int | str | list[int]] | None)
+
+
+def read(decoder: Decoder[T], raw: msgspec.Raw, name: str) -> T:
+    try:
+        return decoder.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise RequestError(f"{name}: {exc}", param=name) from exc
+
+
+def is_by_user(content: Content) -> bool:
+    """Whether it is more than results of tools, which Anthropic's clients send in the user's name."""
+    if not isinstance(content, list):
+        return True
+    return any(isinstance(part, str) or string(part, "type") != "tool_result" for part in content)
+
+
+def comes_with_reasoning(reply: PromptMessage) -> bool:
+    if any(bytes(raw) not in _NO_TEXT for raw in (reply.reasoning, reply.reasoning_content)):
+        return True
+    parts = reply.content if isinstance(reply.content, list) else ()
+    return any(not isinstance(part, str) and string(part, "type") in _SHOWN for part in parts)
+
+
+def first_user_text(raw: msgspec.Raw, name: str) -> str | None:
+    items = read(ITEMS, raw, name)
+    if isinstance(items, str):
+        return items
+    for item in items:
+        if string(item, "role") == "user":
+            content = content_of(item, "content")
+            if isinstance(content, str):
+                return content
+            return "\n".join(text for part in content or () if (text := part_text(part)))
+    return None
+
+
+def part_text(part: str | Members) -> str | None:
+    """The text of a text part, "" for reasoning, None for any other part."""
+    if isinstance(part, str):
+        return part
+    kind = string(part, "type")
+    if kind in REASONING:
+        return ""
+    if kind in _TEXT or (kind is None and "text" in part):
+        return string(part, "text") or ""
+    return None
+
+
+def string(members: Members, name: str) -> str | None:
+    return read(STRING, members[name], name) if name in members else None
+
+
+def content_of(members: Members, name: str) -> Content:
+    return read(CONTENT, members[name], name) if name in members else None

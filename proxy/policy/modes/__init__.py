@@ -1,0 +1,34 @@
+"""The modes: each says which route a turn should take, as far as nothing forbids it.
+
+A mode is a function of the turn, of who may take it, and of the operator's rules. `decide` calls it for turns whose
+route is still open, and then carries out what the fleet allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ...config import Mode
+from ..candidates import Candidates
+from ..decision import Preference, Rules, Turn
+from .fixed import always_local, always_split, fraction
+from .table import by_table
+from .thresholds import conditional, isl_bounding, isl_or_load, prefill_load, prefix_threshold
+
+Strategy = Callable[[Turn, Candidates, Rules], Preference]
+"""ValueError never, whatever it is given; there is a D among the candidates."""
+
+STRATEGIES: Mapping[Mode, Strategy] = {
+    Mode.TABLE: by_table,
+    Mode.ALWAYS_LOCAL: always_local,
+    Mode.ALWAYS_SPLIT: always_split,
+    Mode.FRACTION: fraction,
+    Mode.REPLICA: by_table,  # for turns that no replica can take
+    Mode.PREFIX_THRESHOLD: prefix_threshold,
+    Mode.ISL_BOUNDING: isl_bounding,
+    Mode.PREFILL_LOAD: prefill_load,
+    Mode.ISL_OR_LOAD: isl_or_load,
+    Mode.CONDITIONAL: conditional,
+}
+
+__all__ = ["STRATEGIES", "Strategy"]

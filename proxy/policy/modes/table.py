@@ -1,0 +1,28 @@
+"""The paper's Algorithm 1: LOCAL where the measurements of turns like this one say that it is better."""
+
+from __future__ import annotations
+
+from ...config import Uncovered
+from ...decision_table.table import TableQuery
+from ..candidates import Candidates
+from ..decision import Preference, Route, Rules, Turn
+from .fixed import FIRST_TURN, appends
+
+
+def by_table(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
+    if not appends(turn, candidates):
+        return FIRST_TURN
+    uncovered = Route.LOCAL if rules.uncovered is Uncovered.LOCAL else Route.SPLIT
+    if rules.scored is None:
+        return Preference(uncovered, "no_table")
+    # Where nothing is held the table is asked all the same, so that the veto shows what that costs.
+    held = (turn.held_by(candidates.known) if candidates.known is not None else 0) or turn.held_tokens
+    new = max(1, turn.prompt_tokens - held)
+    verdict = rules.scored.lookup(TableQuery(new, held, turn.output_tokens, candidates.qps))
+    if verdict.local is None:
+        return Preference(uncovered, "no_evidence", verdict)
+    return (
+        Preference(Route.LOCAL, "table_local", verdict)
+        if verdict.local
+        else Preference(Route.SPLIT, "table_split", verdict)
+    )

@@ -1,0 +1,110 @@
+"""What each mode wants for a turn, by what D holds of it and by what P and D have to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ppd.proxy.beliefs.held import BeliefEvidence
+from ppd.proxy.config import Mode
+from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.policy import Limits, Route, Turn
+from tests.support.decisions import D1, D2, FIRST, FLEET, NEXT, P1, P2, R1, held, rules, run
+
+SHARED = BeliefEvidence.SHARED_PREFIX
+PROMPT = replace(FIRST, prompt_tokens=1000)
+
+
+def beginning(tokens: int) -> Turn:
+    """A first turn of 1,000 tokens, of which D2 holds so many by the turns of other sessions."""
+    return replace(PROMPT, held=held(D2, tokens, SHARED))
+
+
+@pytest.mark.parametrize(
+    ("mode", "turn", "route", "reason"),
+    [
+        (Mode.ALWAYS_LOCAL, beginning(499), Route.SPLIT, "first_turn"),
+        (Mode.ALWAYS_LOCAL, beginning(500), Route.LOCAL, "mode_always_local"),
+        (Mode.TABLE, beginning(500), Route.LOCAL, "no_table"),
+        (Mode.TABLE, beginning(499), Route.SPLIT, "first_turn"),
+        (Mode.FRACTION, beginning(500), Route.LOCAL, "fraction_local"),
+        (Mode.ALWAYS_SPLIT, beginning(1000), Route.SPLIT, "mode_always_split"),
+        (Mode.PREFIX_THRESHOLD, beginning(800), Route.LOCAL, "few_uncached"),
+        (Mode.PREFIX_THRESHOLD, beginning(799), Route.SPLIT, "many_uncached"),
+        (Mode.PREFIX_THRESHOLD, replace(FIRST, prompt_tokens=200), Route.LOCAL, "few_uncached"),
+        (Mode.PREFIX_THRESHOLD, replace(FIRST, prompt_tokens=201), Route.SPLIT, "many_uncached"),
+        (Mode.PREFIX_THRESHOLD, NEXT, Route.LOCAL, "few_uncached"),
+        (Mode.ISL_BOUNDING, beginning(801), Route.LOCAL, "few_uncached"),
+        (Mode.ISL_BOUNDING, beginning(800), Route.SPLIT, "many_uncached"),
+        (Mode.ISL_BOUNDING, replace(FIRST, prompt_tokens=100), Route.SPLIT, "many_uncached"),  # all of it
+        (Mode.CONDITIONAL, beginning(800), Route.LOCAL, "few_uncached"),
+        (Mode.CONDITIONAL, beginning(799), Route.SPLIT, "many_uncached"),
+        (Mode.PREFILL_LOAD, NEXT, Route.SPLIT, "prefill_idle"),
+    ],
+)
+def test_a_turn_is_judged_by_what_a_d_holds_of_it(mode: Mode, turn: Turn, route: Route, reason: str) -> None:
+    decision = run(turn, by=rules(mode, x=1.0, limits=Limits(local_tokens=200)))
+    assert (decision.route, decision.reason) == (route, reason)
+    assert decision.decode.id == D2.id or not turn.held
+
+
+BUSY = [replace(view, queued_prefill_tokens=8192, inflight=2) for view in (P1, P2)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "prefills", "route", "reason"),
+    [
+        (Mode.PREFILL_LOAD, BUSY, Route.LOCAL, "prefill_busy"),
+        (Mode.PREFILL_LOAD, [BUSY[0], P2], Route.SPLIT, "prefill_idle"),
+        (Mode.ISL_OR_LOAD, BUSY, Route.LOCAL, "prefill_busy"),
+        (Mode.ISL_OR_LOAD, [BUSY[0], P2], Route.SPLIT, "prefill_idle"),
+        (Mode.CONDITIONAL, BUSY, Route.LOCAL, "prefill_busy"),
+        (Mode.CONDITIONAL, [P1, BUSY[1]], Route.SPLIT, "many_uncached"),
+        (Mode.ISL_BOUNDING, BUSY, Route.SPLIT, "many_uncached"),
+        (Mode.PREFILL_LOAD, [], Route.LOCAL, "prefill_busy"),  # nobody else could compute it
+        (Mode.CONDITIONAL, [], Route.LOCAL, "prefill_busy"),
+        (Mode.ISL_BOUNDING, [], Route.LOCAL, "no_prefill_worker"),
+    ],
+)
+def test_a_turn_with_much_to_compute_stays_on_d_while_every_p_is_busy(
+    mode: Mode, prefills: list[WorkerView], route: Route, reason: str
+) -> None:
+    decision = run(replace(FIRST, prompt_tokens=50_000), (*prefills, D1, D2), rules(mode))
+    assert (decision.route, decision.reason) == (route, reason)
+
+
+@pytest.mark.parametrize("mode", [Mode.ISL_BOUNDING, Mode.PREFILL_LOAD, Mode.ISL_OR_LOAD])
+@pytest.mark.parametrize(("inflight", "route"), [(7, Route.LOCAL), (8, Route.SPLIT)])
+def test_a_busy_d_computes_no_prompts(mode: Mode, inflight: int, route: Route) -> None:
+    fleet = (*BUSY, D1, replace(D2, inflight=inflight))
+    decision = run(NEXT, fleet, rules(mode, limits=Limits(decode_busy_requests=8)))
+    assert (decision.route, decision.decode.id) == (route, D2.id)
+    assert decision.reason == ("decode_busy" if route is Route.SPLIT else decision.reason)
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize(
+    ("changes", "route"),
+    [
+        ({"forced": Route.SPLIT}, Route.SPLIT),
+        ({"single_engine": "n"}, Route.LOCAL),
+        ({"stored_response": True}, Route.LOCAL),
+    ],
+)
+def test_what_is_forced_or_needs_one_engine_is_no_modes_business(
+    mode: Mode, changes: dict[str, Any], route: Route
+) -> None:
+    assert run(replace(NEXT, **changes), by=rules(mode)).route is (
+        Route.REPLICA if mode is Mode.REPLICA and "single_engine" in changes else route
+    )
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_every_mode_does_with_what_is_left_of_the_fleet(mode: Mode) -> None:
+    for fleet in [(D1,), (R1,), (P1, D1), (P1, D1, R1), FLEET]:
+        for turn in (FIRST, NEXT, PROMPT):
+            decision = run(turn, fleet, rules(mode))
+            assert decision.decode in fleet
+            assert (decision.prefill is not None) == (decision.route is Route.SPLIT)

@@ -82,28 +82,8 @@ def _published(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
         Region("small context, QPS 0.5 to 8", "small", to_qps=8),
         Region("large, 0.5 to 2", "large", to_qps=2),
     )
-    profile = ProfileFile(
-        name="h100-llama-3.1-8b",
-        status=Status.FITTED,
-        model="Llama-3.1-8B",
-        gpu="NVIDIA H100 80GB HBM3",
-        gpu_count=1,
-        engine="vLLM 0.13 development build",
-        source="https://github.com/freelulul/vllm-ppd at commit 87fc373f2, measurements of 2026-01-22",
-        note=(
-            "Fitted to means of whole requests: P2pNccl over NVLink, one machine with 4 GPUs. attention_pair_s is "
-            "arithmetic and kv_capacity_tokens an estimate (0.85 of 80 GB less 16 GB of weights): the grid tells "
-            "neither."
-        ),
-        licence="Apache-2.0",
-        costs=START,
-        kv_capacity_tokens=kv_capacity_tokens or USUAL_CAPACITY_TOKENS,
-        max_num_seqs=256,
-        transfers=Transfers.WHOLE,
-        network="NVLink",
-    )
     setup = Setup(
-        profile=profile,
+        profile=_published_profile(kv_capacity_tokens or USUAL_CAPACITY_TOKENS),
         connections=published_cells.CONNECTIONS,
         retokenised_replies=RETOKENISED,
         slow=SlowWorker(
@@ -129,6 +109,29 @@ def _published(path: Path, kv_capacity_tokens: int | None) -> CalibrationSource:
             Region("small context, QPS 10 to 20", "small", above_qps=8),
             Region("large context, QPS 4 to 20", "large", above_qps=2),
         ),
+    )
+
+
+def _published_profile(kv_capacity_tokens: int) -> ProfileFile:
+    return ProfileFile(
+        name="h100-llama-3.1-8b",
+        status=Status.FITTED,
+        model="Llama-3.1-8B",
+        gpu="NVIDIA H100 80GB HBM3",
+        gpu_count=1,
+        engine="vLLM 0.13 development build",
+        source="https://github.com/freelulul/vllm-ppd at commit 87fc373f2, measurements of 2026-01-22",
+        note=(
+            "Fitted to means of whole requests: P2pNccl over NVLink, one machine with 4 GPUs. attention_pair_s is "
+            "arithmetic and kv_capacity_tokens an estimate (0.85 of 80 GB less 16 GB of weights): the grid tells "
+            "neither."
+        ),
+        licence="Apache-2.0",
+        costs=START,
+        kv_capacity_tokens=kv_capacity_tokens,
+        max_num_seqs=256,
+        transfers=Transfers.WHOLE,
+        network="NVLink",
     )
 
 

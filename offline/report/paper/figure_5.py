@@ -28,9 +28,9 @@ def section(tables: Sequence[DecisionTable]) -> Section | None:
     table = Table(
         caption=(
             f"Share of LOCAL among the {CLASS} cells of {TOPOLOGY} as w_tpot grows (w_ttft is 1): as the paper prints "
-            "it in figure 5, and by the proxy's own Algorithm 1 from the published rows. Saved and added: means over the "
-            f"cells, where a SPLIT cell counts as 0; the paper prints {PRINTED_SAVED} of TTFT saved and {PRINTED_ADDED} "
-            "of TPOT added."
+            "it in figure 5, and by the proxy's own Algorithm 1 from the published rows. Saved and added: means over "
+            f"the cells, where a SPLIT cell counts as 0; the paper prints {PRINTED_SAVED} of TTFT saved and "
+            f"{PRINTED_ADDED} of TPOT added."
         ),
         head=("w_tpot", "cells", "LOCAL, printed", "LOCAL, here", "TTFT saved", "TPOT added"),
         rows=[
@@ -56,7 +56,7 @@ def _about(found: Sequence[TradeOff]) -> str:
     least = min(found, key=lambda each: each.local_share)
     return (
         f"The figures disagree at w_tpot {weights}. In the published rows LOCAL saves so much TTFT for so little TPOT "
-        f"that weights hardly matter: {percent(least.local_share, 0)} of the cells are LOCAL even at w_tpot {least.w_tpot:g}. "
-        "So the printed shares come from other measurements, or from a rule that the paper does not state; a reader who "
-        "expects a weight of 3 to halve the LOCAL turns will not see it."
+        f"that weights hardly matter: {percent(least.local_share, 0)} of the cells are LOCAL even at w_tpot "
+        f"{least.w_tpot:g}. So the printed shares come from other measurements, or from a rule that the paper does not "
+        "state; who expects a weight of 3 to halve the LOCAL turns will not see it."
     )

@@ -160,4 +160,4 @@ def _repeatable(places: Places, values: NDArray[np.float64]) -> float:
     for run in range(runs):
         others = np.delete(values, run, axis=1).mean(axis=1)
         shares.append(_order(places, values[:, run], others)[1])
-    return sum(shares) / runs
+    return float(sum(shares) / runs)

@@ -48,5 +48,7 @@ def simulate(run: Run, setup: Setup, trace: Sequence[float] | None = None) -> tu
 
 
 def _retokenised(run: Run, setup: Setup) -> Callable[[], bool]:
+    if not setup.retokenised_replies:
+        return lambda: False
     random = np.random.default_rng([run.seed, 0x7E])
     return lambda: bool(random.random() < setup.retokenised_replies)

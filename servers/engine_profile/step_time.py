@@ -75,15 +75,15 @@ def step_time_s(
     decode_context_tokens: summed over the decoding sequences; prefill_tokens and prefill_attention_pairs (see
     `attention_pairs`): summed over the step's prefill chunks.
     """
-    return (
-        profile.step_s
-        + profile.decode_sequence_s * decode_sequences
-        + profile.first_sequence_s * min(decode_sequences, FIRST_SEQUENCES)
-        + profile.context_token_s * decode_context_tokens
-        + profile.mean_context_token_s * decode_context_tokens / max(decode_sequences, 1)
-        + profile.prefill_token_s * prefill_tokens
-        + profile.attention_pair_s * prefill_attention_pairs
-    )
+    # Spelt out by parts, since a simulation asks for this more often than for anything else.
+    time_s = profile.step_s + profile.context_token_s * decode_context_tokens
+    if decode_sequences:
+        first = decode_sequences if decode_sequences < FIRST_SEQUENCES else FIRST_SEQUENCES
+        time_s += profile.decode_sequence_s * decode_sequences + profile.first_sequence_s * first
+        time_s += profile.mean_context_token_s * decode_context_tokens / decode_sequences
+    if prefill_tokens or prefill_attention_pairs:
+        time_s += profile.prefill_token_s * prefill_tokens + profile.attention_pair_s * prefill_attention_pairs
+    return time_s
 
 
 def request_time_s(profile: EngineProfile, prompt_tokens: int, new_tokens: int, *, has_connector: bool = True) -> float:

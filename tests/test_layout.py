@@ -25,8 +25,8 @@ ROOMS = {
     "servers": ("__main__", "cli", "agent", "fleet", "vllm", "sim", "engine_profile"),
     "servers/sim": ("__main__", "command", "launch", "api", "engine", "templates", "core"),
     "offline": (
-        *("cli", "report", "bench", "calibration", "backends", "sweep", "simulation", "load", "tables", "traces"),
-        "experiment",
+        *("cli", "report", "bench", "calibration", "backends", "sweep", "goodput", "simulation", "load", "tables"),
+        *("traces", "experiment"),
     ),
     "offline/report": ("write", "sections", "paper", "figures", "analysis", "page"),
     "benchmarks": ("small", "recognition", "overhead", "interference", "network", "soak"),

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from typing import Protocol
 
 from ppd.proxy.policy import Route
 
-from ..experiment.plan import Conversation
 from ..experiment.records import Record
 from .engine import SimulatedSequence
 from .fleet import FinishedPrefill, SimulatedFleet, SimulatedLeg
-from .kv_cache import Span
 from .routing import Routed, Routing
+from .sessions import Asked, SimulatedSession
 from .timeline import Timeline
 
 TOO_LONG = 400  # the HTTP status of a prompt that no engine can hold
+UNFINISHED = "not finished when the run was over"
 
 
 class ClientPool:
@@ -52,61 +52,82 @@ class ClientPool:
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    conversation: Conversation
+    session: SimulatedSession
     turn: int  # from 1
-    prompt: tuple[Span, ...]
-    reply: Span
+    asked: Asked
     scheduled_s: float
     sent_s: float = 0.0
     first_token_s: float | None = None
     prefill_cached: int | None = None  # cached tokens on P
     job: SimulatedSequence | None = None
 
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(span.tokens for span in self.prompt)
+
+class Watch(Protocol):
+    """Is told of each request."""
+
+    def sent(self, turn: int, now_s: float) -> None: ...
+    def ended(self, record: Record, known_tokens: int) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
 class Clients:
-    """`records` fills in the order in which requests end."""
+    """`records` fills in the order in which requests end, where no watch takes them."""
 
     timeline: Timeline
     fleet: SimulatedFleet
     routing: Routing
     connections: ClientPool
-    is_retokenised: Callable[[], bool]  # asked for each answer that is sent back
+    watch: Watch | None = None
     records: list[Record] = field(default_factory=list)
-    open_conversations: int = 0
-    _spans: Iterator[int] = field(default_factory=lambda: count(1))
+    open_sessions: int = 0
+    _under_way: dict[_Request, None] = field(default_factory=dict)
 
-    def play(self, conversations: list[Conversation]) -> None:
-        self.open_conversations = len(conversations)
-        for conversation in conversations:
-            self.timeline.at(conversation.arrival_s, self._begin, conversation)
+    def play(self, sessions: Sequence[SimulatedSession]) -> None:
+        self.open_sessions = len(sessions)
+        for session in sessions:
+            self.timeline.at(session.arrival_s, self._send, session, 1)
 
-    def _begin(self, conversation: Conversation) -> None:
-        first = conversation.turns[0]
-        shared = conversation.shared_prefix_tokens
-        prompt = (self._span(first.new_tokens - shared),)
-        self._send(conversation, 1, (Span(0, shared), *prompt) if shared else prompt)
+    def play_endless(self, sessions: Iterator[SimulatedSession]) -> None:
+        """Sessions in order of arrival, each asked for when the one before it begins."""
+        self._await(sessions)
 
-    def _send(self, conversation: Conversation, turn: int, prompt: tuple[Span, ...]) -> None:
-        reply = self._span(conversation.turns[turn - 1].output_tokens)
-        request = _Request(conversation, turn, prompt, reply, self.timeline.now_s)
+    def give_up(self) -> None:
+        """Records what has not ended, as failed."""
+        for request in [*self._under_way]:
+            self._record(request, "", 0, UNFINISHED)
+
+    def _await(self, sessions: Iterator[SimulatedSession]) -> None:
+        session = next(sessions, None)
+        if session is not None:
+            self.open_sessions += 1
+            self.timeline.at(session.arrival_s, self._begin, session, sessions)
+
+    def _begin(self, session: SimulatedSession, following: Iterator[SimulatedSession]) -> None:
+        self._await(following)
+        self._send(session, 1)
+
+    def _send(self, session: SimulatedSession, turn: int) -> None:
+        request = _Request(session, turn, session.ask(turn), self.timeline.now_s)
+        self._under_way[request] = None
+        if self.watch is not None:
+            self.watch.sent(turn, request.scheduled_s)
         self.connections.ask(lambda: self._start(request))
 
     def _start(self, request: _Request) -> None:
-        request.sent_s = self.timeline.now_s
-        if not self.fleet.fits(request.prompt_tokens + request.reply.tokens):
-            self._record(request, Route.SPLIT, "", "", TOO_LONG, "the engines' KV cache is too small for this prompt")
+        request.sent_s, asked = self.timeline.now_s, request.asked
+        if not self.fleet.fits(asked.prompt_tokens + asked.output_tokens):
+            self._record(request, Route.SPLIT, TOO_LONG, "the engines' KV cache is too small for this prompt")
             self._end(request)
             return
-        routed = self.routing.route(request.conversation, request.turn, request.prompt_tokens)
+        self.routing.route(request.session.number, asked, lambda routed: self._serve(request, routed))
+
+    def _serve(self, request: _Request, routed: Routed) -> None:
+        asked = request.asked
         leg = SimulatedLeg(
-            prompt=request.prompt,
-            prompt_tokens=request.prompt_tokens,
-            reply=request.reply,
+            prompt=asked.prompt,
+            prompt_tokens=asked.prompt_tokens,
+            reply=asked.reply,
+            output_tokens=asked.output_tokens,
             first_token=lambda: self._first_token(request, routed),
             finished=lambda: self._finished(request, routed),
         )
@@ -119,68 +140,66 @@ class Clients:
             routed.prefilled(handoff.job.cached_tokens)
             request.job = self.fleet.decode(routed.decode, leg, handoff)
 
-        quiet = SimulatedLeg(request.prompt, request.prompt_tokens, request.reply, _nothing, _nothing)
-        self.fleet.prefill(routed.prefill, quiet, routed.decode, handed_over)
+        self.fleet.prefill(routed.prefill, leg, routed.decode, handed_over)
 
     def _first_token(self, request: _Request, routed: Routed) -> None:
         request.first_token_s = self.timeline.now_s
         routed.answering()
 
     def _finished(self, request: _Request, routed: Routed) -> None:
-        conversation, turn = request.conversation, request.turn
+        session, asked = request.session, request.asked
         cached = 0 if request.job is None else request.job.cached_tokens
-        routed.completed(request.prompt_tokens, request.reply.tokens, cached)
-        prefill = routed.prefill.name if routed.prefill else ""
-        self._record(request, routed.route, prefill, routed.decode.name, 200, "")
+        routed.completed(asked.prompt_tokens, asked.output_tokens, cached)
+        self._record(request, routed.route, 200, "", routed)
         self.connections.give_back()
-        if turn == len(conversation.turns):
-            self.open_conversations -= 1
+        turn = request.turn + 1
+        if turn > session.turns:
+            self.open_sessions -= 1
             return
-        said = self._span(request.reply.tokens) if self.is_retokenised() else request.reply
-        after = conversation.turns[turn]
-        prompt = (*request.prompt, said, self._span(after.new_tokens))
-        if after.think_s:
-            self.timeline.after(after.think_s, self._send, conversation, turn + 1, prompt)
+        think_s, gap_s = session.pauses_s(turn)
+        pause_s = max(think_s, request.scheduled_s + gap_s - self.timeline.now_s)
+        if pause_s > 0:
+            self.timeline.after(pause_s, self._send, session, turn)
         else:
-            self._send(conversation, turn + 1, prompt)
+            self._send(session, turn)
 
     def _end(self, request: _Request) -> None:
         # A failed request ends its conversation; the turns that could no longer be sent failed with it.
         self.connections.give_back()
-        self.open_conversations -= 1
-        now_s = self.timeline.now_s
-        for turn in range(request.turn + 1, len(request.conversation.turns) + 1):
-            unsent = _Request(request.conversation, turn, (), request.reply, now_s, now_s)
-            wanted = request.conversation.turns[turn - 1].route or Route.SPLIT
-            self._record(unsent, wanted, "", "", 0, f"not sent: turn {request.turn} failed")
+        self.open_sessions -= 1
+        session, now_s = request.session, self.timeline.now_s
+        for turn in range(request.turn + 1, session.turns + 1):
+            unsent = _Request(session, turn, _UNSENT, now_s, now_s)
+            if self.watch is not None:
+                self.watch.sent(turn, now_s)
+            self._record(unsent, session.wants(turn), 0, f"not sent: turn {request.turn} failed")
 
-    def _record(self, request: _Request, route: Route, prefill: str, decode: str, status: int, error: str) -> None:
+    def _record(self, request: _Request, route: str, status: int, error: str, routed: Routed | None = None) -> None:
         cached = request.prefill_cached  # as the proxy reports it: after a handoff, D counts all that it pulled
         if cached is None and request.job is not None:
             cached = request.job.cached_tokens
-        self.records.append(
-            Record(
-                conversation=request.conversation.number,
-                turn=request.turn,
-                measured=request.conversation.measured,
-                scheduled_s=request.scheduled_s,
-                sent_s=request.sent_s,
-                first_token_s=request.first_token_s,
-                last_token_s=None if error else self.timeline.now_s,
-                prompt_tokens=request.prompt_tokens,
-                cached_tokens=cached,
-                output_tokens=0 if error else request.reply.tokens,
-                route=route,
-                prefill=prefill,
-                decode=decode,
-                status=status,
-                error=error,
-            )
+        record = Record(
+            conversation=request.session.number,
+            turn=request.turn,
+            measured=request.session.measures(request.scheduled_s),
+            scheduled_s=request.scheduled_s,
+            sent_s=request.sent_s,
+            first_token_s=request.first_token_s,
+            last_token_s=None if error else self.timeline.now_s,
+            prompt_tokens=request.asked.prompt_tokens,
+            cached_tokens=cached,
+            output_tokens=0 if error else request.asked.output_tokens,
+            route=route,
+            prefill=routed.prefill.name if routed is not None and routed.prefill else "",
+            decode=routed.decode.name if routed is not None else "",
+            status=status,
+            error=error,
         )
+        self._under_way.pop(request, None)
+        if self.watch is None:
+            self.records.append(record)
+        else:
+            self.watch.ended(record, request.asked.known_tokens)
 
-    def _span(self, tokens: int) -> Span:
-        return Span(next(self._spans), tokens)
 
-
-def _nothing() -> None:
-    """P's own token is not for the client."""
+_UNSENT = Asked((), 0, (), 0, 0, (), (), 0)

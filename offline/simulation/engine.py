@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from ppd.servers.engine_profile.step_time import EngineProfile, attention_pairs, step_time_s
 
-from .kv_cache import Held, KvCache, Span
+from .kv_cache import Held, KvCache, Span, with_answer
 from .timeline import Timeline
 
 
@@ -29,7 +29,7 @@ class SimulatedSequence:
     """`prompt` and `reply` say what its KV holds, for the prefix cache."""
 
     prompt: tuple[Span, ...]
-    reply: Span
+    reply: tuple[Span, ...]
     output_tokens: int
     first_token: Callable[[], None]
     finished: Callable[[], None]
@@ -46,7 +46,7 @@ class SimulatedSequence:
     preemptions: int = 0
 
     def __post_init__(self) -> None:
-        self.prompt_tokens = self.todo = sum(span.tokens for span in self.prompt)
+        self.prompt_tokens = self.todo = sum([span.tokens for span in self.prompt])
 
 
 class Engine:
@@ -232,7 +232,7 @@ class Engine:
 
     def _finish(self, job: SimulatedSequence) -> None:
         # The last token's KV is never written. The rest of the answer can be found behind its prompt.
-        spans = (*job.prompt, Span(job.reply.id, job.output_tokens - 1)) if job.output_tokens > 1 else job.prompt
+        spans = with_answer(job.prompt, job.reply, job.output_tokens - 1)
         job.own_tokens -= self.cache.publish(spans, job.found)
         if not job.keeps_kv:
             self.cache.release(job.found, job.own_tokens)

@@ -48,7 +48,8 @@ class SimulatedLeg:
 
     prompt: tuple[Span, ...]
     prompt_tokens: int
-    reply: Span
+    reply: tuple[Span, ...]
+    output_tokens: int
     first_token: Callable[[], None]
     finished: Callable[[], None]
 
@@ -67,7 +68,6 @@ class SimulatedFleet:
         self._timeline = timeline
         self._setup = setup
         self._topology = topology
-        self._profile = setup.profile.to_engine()
         roles = ((Role.PREFILL, topology.prefills), (Role.DECODE, topology.decodes), (Role.REPLICA, topology.replicas))
         self.workers = [self._worker(role, number + 1) for role, count in roles for number in range(count)]
         self.expired_handoffs = 0
@@ -79,8 +79,8 @@ class SimulatedFleet:
         return tokens <= self._setup.profile.kv_capacity_tokens
 
     def ask(self, worker: SimulatedWorker, leg: SimulatedLeg) -> SimulatedSequence:
-        job = SimulatedSequence(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished)
-        self._timeline.after(self._host_work_s(worker, leg), worker.engine.add, job)
+        job = SimulatedSequence(leg.prompt, leg.reply, leg.output_tokens, leg.first_token, leg.finished)
+        self._timeline.after(_host_work_s(worker, leg), worker.engine.add, job)
         return job
 
     def prefill(
@@ -99,13 +99,8 @@ class SimulatedFleet:
             self._timeline.at(handoff.deadline_s, self._expire, handoff)
             handed_over(handoff)
 
-        job = SimulatedSequence(leg.prompt, Span(leg.reply.id, 1), 1, leg.first_token, finished, keeps_kv=True)
-        self._timeline.after(self._host_work_s(worker, leg), worker.engine.add, job)
-
-    def _host_work_s(self, worker: SimulatedWorker, leg: SimulatedLeg) -> float:
-        new_tokens = leg.prompt_tokens - worker.engine.cache.held_tokens(leg.prompt)
-        has_connector = worker.role is not Role.REPLICA
-        return request_time_s(worker.engine.profile, leg.prompt_tokens, new_tokens, has_connector=has_connector)
+        job = SimulatedSequence(leg.prompt, (), 1, _nothing, finished, keeps_kv=True)
+        self._timeline.after(_host_work_s(worker, leg), worker.engine.add, job)
 
     def decode(self, worker: SimulatedWorker, leg: SimulatedLeg, handoff: FinishedPrefill) -> SimulatedSequence:
         def pull(missing: int) -> None:
@@ -120,13 +115,14 @@ class SimulatedFleet:
             self._close(handoff)
             worker.engine.pulled(job)
 
-        job = SimulatedSequence(leg.prompt, leg.reply, leg.reply.tokens, leg.first_token, leg.finished, pull)
-        delay_s = request_time_s(self._profile, leg.prompt_tokens, 0)
+        job = SimulatedSequence(leg.prompt, leg.reply, leg.output_tokens, leg.first_token, leg.finished, pull)
+        delay_s = request_time_s(worker.engine.profile, leg.prompt_tokens, 0)
         self._timeline.after(delay_s, worker.engine.add, job)
         return job
 
     def _transfer(self, handoff: FinishedPrefill, to: SimulatedWorker, tokens: int) -> float:
-        return transfer(handoff.worker.sends, to.receives, self._profile, tokens, self._timeline.now_s)
+        sender = handoff.worker
+        return transfer(sender.sends, to.receives, sender.engine.profile, tokens, self._timeline.now_s)
 
     def _expire(self, handoff: FinishedPrefill) -> None:
         if handoff.is_open:
@@ -142,10 +138,20 @@ class SimulatedFleet:
         profile = self._setup.profile
         cache = KvCache(profile.kv_capacity_tokens, profile.block_size)
         name = f"{role}{number}"
-        costs = self._setup.costs_of(self._topology.name, name)
+        costs = self._setup.costs(role, self._topology.name, name)
         engine = Engine(self._timeline, costs, cache, max_num_seqs=profile.max_num_seqs)
         x = self._topology.x_of_decodes[number - 1] if role is Role.DECODE else None
         return SimulatedWorker(name, role, engine, x)
+
+
+def _host_work_s(worker: SimulatedWorker, leg: SimulatedLeg) -> float:
+    new_tokens = leg.prompt_tokens - worker.engine.cache.held_tokens(leg.prompt)
+    has_connector = worker.role is not Role.REPLICA
+    return request_time_s(worker.engine.profile, leg.prompt_tokens, new_tokens, has_connector=has_connector)
+
+
+def _nothing() -> None:
+    """P's own token is not for the client."""
 
 
 def transfer(sender: Port, receiver: Port, profile: EngineProfile, tokens: int, now_s: float) -> float:

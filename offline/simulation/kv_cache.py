@@ -1,14 +1,16 @@
 """One engine's KV memory with its prefix cache, counted in tokens.
 
 Prompts are made of *spans*: runs of tokens with an id that stands for them and everything before them, so equal ids
-mean equal prefixes. A prompt of 100,000 tokens is a handful of spans, and its lookup is as cheap. Not modelled: a last
-block that is not full (at most 15 tokens of 16). Hits are whole blocks, as in vLLM.
+mean equal prefixes. A prompt of 100,000 tokens is a handful of spans, and its lookup is as cheap. A prompt may end
+inside a span that others have more of, and nothing else follows it there: where prompts part, a span ends. So a span
+is evicted from its end, as vLLM evicts its blocks. Not modelled: a last block that is not full (at most 15 tokens of
+16). Hits are whole blocks, as in vLLM.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +31,21 @@ class Held:
     users: int = 0  # sequences that use it now; with none it waits to be found again, or evicted
 
 
+def with_answer(prompt: tuple[Span, ...], reply: Sequence[Span], tokens: int) -> tuple[Span, ...]:
+    """A prompt and the first `tokens` tokens of the answer behind it, which may begin inside the prompt's last span."""
+    spans = list(prompt)
+    for span in reply:
+        if tokens <= 0:
+            break
+        written = min(span.tokens, tokens)
+        tokens -= written
+        if spans[-1].id == span.id:
+            spans[-1] = Span(span.id, spans[-1].tokens + written)
+        else:
+            spans.append(Span(span.id, written))
+    return tuple(spans)
+
+
 class KvCache:
     """Tokens of KV: in use by sequences, kept for reuse, or free. Eviction is LRU, the ends of prompts first."""
 
@@ -37,6 +54,7 @@ class KvCache:
         self.block_size = block_size
         self.used_tokens = 0
         self.evicted_tokens = 0  # counts up
+        self.changed: Callable[[int, int], None] | None = None  # told the id of a span, and how much of it is here now
         self._kept_tokens = 0
         self._spans: dict[int, Held] = {}
         self._unused: OrderedDict[int, Held] = OrderedDict()  # the first is evicted next
@@ -69,22 +87,24 @@ class KvCache:
         A hit is whole blocks and leaves at least one token to compute. Tokens computed again need no more memory.
         """
         found: list[Held] = []
-        held_tokens = 0
+        held_tokens, is_whole = 0, True
         for span in prompt:
             held = self._spans.get(span.id)
             if held is None:
+                is_whole = False
                 break
             found.append(held)
-            held_tokens += min(held.tokens, span.tokens)
             if held.tokens < span.tokens:
+                held_tokens, is_whole = held_tokens + held.tokens, False
                 break
+            held_tokens += span.tokens
         for held in found:
             if not held.users:
                 del self._unused[held.id]
                 self._kept_tokens -= held.tokens
                 self.used_tokens += held.tokens
             held.users += 1
-        hit = min(held_tokens, sum(span.tokens for span in prompt) - 1)
+        hit = held_tokens - is_whole
         return found, held_tokens, hit - hit % self.block_size
 
     def reserve(self, tokens: int) -> bool:
@@ -117,6 +137,8 @@ class KvCache:
             if known.tokens < span.tokens:
                 moved += span.tokens - known.tokens
                 known.tokens = span.tokens
+                if self.changed is not None:
+                    self.changed(span.id, span.tokens)
         self._evict(self.used_tokens + self._kept_tokens - self.capacity_tokens)
         return moved
 
@@ -139,6 +161,41 @@ class KvCache:
             tokens -= going
             self._kept_tokens -= going
             self.evicted_tokens += going
+            if self.changed is not None:
+                self.changed(held.id, held.tokens)
             if not held.tokens:
                 del self._unused[held.id]
                 del self._spans[held.id]
+
+
+class HeardCache:
+    """What the proxy has heard of one engine's cache: its events, each some time after it happened."""
+
+    def __init__(self, now: Callable[[], float], delay_s: float) -> None:
+        self._now = now
+        self._delay_s = delay_s
+        self._under_way: deque[tuple[float, int, int]] = deque()  # when it is heard, the span, its tokens
+        self._heard: dict[int, int] = {}
+
+    def happened(self, span: int, tokens: int) -> None:
+        """Of a span so many tokens are in the cache from now on."""
+        self._under_way.append((self._now() + self._delay_s, span, tokens))
+
+    def held(self, prompt: Sequence[Span], most: int) -> int | None:
+        """How much of a prompt's first `most` tokens the engine holds; None where no event has named their end."""
+        self._catch_up()
+        heard, total, unbroken = self._heard, 0, 0
+        for span in prompt:
+            tokens = heard.get(span.id)
+            if unbroken == total:
+                unbroken += min(span.tokens, tokens or 0)
+            total += span.tokens
+            if total >= most:
+                return None if tokens is None else min(unbroken, most)
+        return min(unbroken, most)
+
+    def _catch_up(self) -> None:
+        now_s, under_way = self._now(), self._under_way
+        while under_way and under_way[0][0] <= now_s:
+            _, span, tokens = under_way.popleft()
+            self._heard[span] = tokens

@@ -10,15 +10,17 @@ does not know passes for the first turn of another conversation, which gets work
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.policy import Route
 
-from ..experiment.plan import Conversation
 from ..experiment.run import Run
 from .fleet import SimulatedFleet, SimulatedWorker
 from .routing import Routed
+from .sessions import Asked
 
 
 class PublishedRouting:
@@ -30,15 +32,18 @@ class PublishedRouting:
         self._random = np.random.default_rng([run.seed, 0x9D])
         self._hashes: dict[int, int] = {}
 
-    def route(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Routed:
-        number = self._hashes.get(conversation.number)
+    def route(self, session: int, asked: Asked, go: Callable[[Routed], None]) -> None:
+        go(self._routed(session, asked.forced))
+
+    def _routed(self, session: int, planned: Route | None) -> Routed:
+        number = self._hashes.get(session)
         known = number is not None and self._random.random() >= self._unrecognised
         if number is None or not known:
-            number = self._hashes[conversation.number] = int(self._random.integers(1 << 60))
+            number = self._hashes[session] = int(self._random.integers(1 << 60))
         worker = _pick(self._slots, number)
         if worker.role is Role.REPLICA:
             return Routed(Route.REPLICA, worker)
-        if known and self._is_local(conversation.turns[turn - 1].route, worker):
+        if known and self._is_local(planned, worker):
             return Routed(Route.LOCAL, worker)
         return Routed(Route.SPLIT, worker, _pick(self._prefills, number))
 

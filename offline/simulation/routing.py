@@ -1,42 +1,68 @@
 """Who computes a turn in the simulation, and what the proxy learns from it.
 
-`PolicyRouting` is the proxy's own code, fed with virtual time: its session table, registry, estimates and `decide`.
-What its legs take of the workers goes through the dispatcher's own `LegBooking`.
+`PolicyRouting` is the proxy's own code, fed with virtual time: its session table, registry, estimates, arrival rates
+and `decide`. What its legs take of the workers goes through the dispatcher's own `LegBooking`.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec.structs import replace
 
+from ppd.proxy.admission.arrival_rate import Arrivals
 from ppd.proxy.beliefs.beliefs import Beliefs
-from ppd.proxy.beliefs.held import PromptEntry
+from ppd.proxy.beliefs.held import Held, PromptEntry
 from ppd.proxy.beliefs.turn_touches import TurnTouches
 from ppd.proxy.config import Mode
-from ppd.proxy.errors import AllBusy
+from ppd.proxy.errors import AllBusy, ConfigError
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.places import UNKNOWN
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Source, Worker, WorkerId
-from ppd.proxy.policy import Route, Rules, Turn, decide
-from ppd.proxy.sessions.hasher import KEY_BITS, Hasher
-from ppd.proxy.sessions.prefix_chain import Chain, PrefixEnd
+from ppd.proxy.policy import Decision, Route, Rules, Turn, decide, has_room
+from ppd.proxy.sessions.hasher import Hasher
+from ppd.proxy.sessions.prefix_chain import NO_MARKS, Chain, Marks, PrefixEnd
 from ppd.proxy.sessions.session import Prompt, marks_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 
-from ..experiment.plan import Conversation, PlannedTurn
 from .fleet import SimulatedFleet, SimulatedWorker
-from .kv_cache import KvCache
+from .kv_cache import HeardCache, KvCache
+from .sessions import Asked
 from .timeline import Timeline
 
 MODEL = "simulated"
-BYTES_PER_TOKEN = 4  # of the prompts that the simulated clients send
-_RULES = Rules(mode=Mode.FRACTION)  # for turns that a sweep does not force: those of D with an x of their own
+FORCED = Rules(mode=Mode.FRACTION)  # for sweeps, which force all turns but those of D with an x of their own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProxySetup:
+    """The simulated proxy's settings. Turns that a plan forces go its way, whatever the rules say."""
+
+    rules: Rules = FORCED
+    qps_window_s: float = 30.0
+    max_tokens: int | None = None  # that clients ask for; the proxy sees no other limit of an answer
+    oracle: bool = False  # the proxy knows how long each answer will be
+    queues: bool = False  # turns wait in the proxy while every engine is full, and not in an engine
+    kv_events_delay_s: float | None = None  # after which the proxy hears what caches hold; None: it never does
+
+    def __post_init__(self) -> None:
+        for name, least in (("qps_window_s", 1e-3), ("max_tokens", 1), ("kv_events_delay_s", 0)):
+            if (value := getattr(self, name)) is not None and not value >= least:
+                raise ConfigError(f"{name} = {value}: must be at least {least:g}", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    asked: Asked
+    said: Prompt
+    match: SessionMatch
+    go: Callable[[Routed], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -53,18 +79,28 @@ class Routed:
 
 
 class Routing(Protocol):
-    def route(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Routed:
-        """Where to compute turn `turn` (from 1) of a conversation, whose prompt has so many tokens."""
+    def route(self, session: int, asked: Asked, go: Callable[[Routed], None]) -> None:
+        """Says where to compute a turn of the session with this number, now or when it has waited."""
         ...
 
 
 class PolicyRouting:
-    """The proxy's own routing; each turn's route is what the run's plan forces, as far as nothing stands against it."""
+    """The proxy's own routing; a turn that a plan forces goes its way as far as nothing stands against it."""
 
     def __init__(
-        self, timeline: Timeline, fleet: SimulatedFleet, *, heartbeat_s: float, heartbeat_delay_s: float
+        self,
+        timeline: Timeline,
+        fleet: SimulatedFleet,
+        proxy: ProxySetup,
+        *,
+        heartbeat_s: float,
+        heartbeat_delay_s: float,
     ) -> None:
         self._timeline = timeline
+        self._proxy = proxy
+        self._arrivals = Arrivals(proxy.qps_window_s, timeline.now_s)
+        self._queue: deque[_Waiting] = deque()
+        self._heard: dict[WorkerId, HeardCache] = {}
         self._workers: Mapping[WorkerId, SimulatedWorker] = {_address(worker): worker for worker in fleet.workers}
         self._registry = Registry()
         self._beliefs = Beliefs(self._registry.engine)
@@ -76,21 +112,43 @@ class PolicyRouting:
         for worker in fleet.workers:
             self._registry.apply(_announcement(worker), 0.0)
             timeline.after(heartbeat_s, self._beat, worker)
+            if proxy.kv_events_delay_s is not None:
+                heard = HeardCache(lambda: timeline.now_s, proxy.kv_events_delay_s)
+                self._heard[_address(worker)] = heard
+                worker.engine.cache.changed = heard.happened
 
-    def route(self, conversation: Conversation, turn: int, prompt_tokens: int) -> Routed:
+    def route(self, session: int, asked: Asked, go: Callable[[Routed], None]) -> None:
         now_s = self._timeline.now_s
-        said = self._prompt(conversation, turn)
+        marks = Marks(system=asked.head) if asked.head else NO_MARKS
+        said = Prompt(chain=Chain(asked.keys, asked.ends, self._hasher, marks=marks))
         match = self._sessions.find(said, now_s)
-        entry, asked = self._turn(match, said, conversation.turns[turn - 1])
-        try:
-            decision = decide(asked, self._registry.fleet(asked.model), _RULES, qps=0.0, now_s=now_s)
-        except AllBusy:
-            decision = decide(asked, self._roomy_fleet(), _RULES, qps=0.0, now_s=now_s)
+        self._arrivals.count(now_s, opens=match.turn == 1)
+        turn = _Waiting(asked, said, match, go)
+        if not self._proxy.queues:
+            self._start(turn)
+            return
+        self._queue.append(turn)
+        self._serve_queue()
+
+    def _serve_queue(self) -> None:
+        """In order of arrival, as the proxy serves one tenant."""
+        while self._queue and has_room(self._registry.fleet(MODEL), self._proxy.rules):
+            turn = self._queue.popleft()
+            try:
+                self._start(turn)
+            except AllBusy:
+                self._queue.appendleft(turn)
+                return
+
+    def _start(self, waiting: _Waiting) -> None:
+        asked, said, match = waiting.asked, waiting.said, waiting.match
+        entry, turn = self._turn(match, said, asked)
+        decision = self._decide(turn, self._timeline.now_s)
         decode, prefill = decision.decode.id, decision.prefill.id if decision.prefill is not None else None
-        prompt_estimate, new_tokens = asked.prompt_tokens, max(1, asked.prompt_tokens - decision.cached_tokens)
+        prompt_estimate, new_tokens = turn.prompt_tokens, max(1, turn.prompt_tokens - decision.cached_tokens)
         booking = LegBooking(self._registry, decode, prefill, prompt_tokens=prompt_estimate, new_tokens=new_tokens)
         touches = TurnTouches(
-            self._beliefs, entry, asked.held, decode=decode, prefill=prefill, prompt_tokens=prompt_estimate
+            self._beliefs, entry, turn.held, decode=decode, prefill=prefill, prompt_tokens=prompt_estimate
         )
         booking.reserve()
         touches.sent()
@@ -112,65 +170,78 @@ class PolicyRouting:
             outcome = TurnOutcome(
                 prompt_tokens=prompt,
                 completion_tokens=output,
-                reply_key=PrefixEnd(_key(conversation, 2 * turn)),
+                reply_key=PrefixEnd(asked.reply_key),
                 decode=residency(decode, prompt + output),
                 prefill=residency(prefill, prompt) if prefill is not None else None,
             )
             self._sessions.finish(match, said, outcome, self._timeline.now_s)
+            self._serve_queue()
 
-        return Routed(
-            decision.route,
-            self._workers[decode],
-            self._workers[prefill] if prefill is not None else None,
-            decision.cached_tokens,
-            prefilled,
-            answering,
-            completed,
+        waiting.go(
+            Routed(
+                decision.route,
+                self._workers[decode],
+                self._workers[prefill] if prefill is not None else None,
+                decision.cached_tokens,
+                prefilled,
+                answering,
+                completed,
+            )
         )
 
-    def _turn(self, match: SessionMatch, prompt: Prompt, planned: PlannedTurn) -> tuple[PromptEntry, Turn]:
+    def _turn(self, match: SessionMatch, prompt: Prompt, asked: Asked) -> tuple[PromptEntry, Turn]:
         prompt_tokens = match.held_tokens + self._tokens.estimate(MODEL, match.added)
         entry = PromptEntry(match.history, match.source, marks_of_prompt(prompt, prompt_tokens), match.decode)
+        output_tokens = asked.output_tokens
+        if not self._proxy.oracle:
+            output_tokens = self._tokens.expected_output(MODEL, match.output_tokens, self._proxy.max_tokens)
         turn = Turn(
             model=MODEL,
             session_id=match.session_id,
             number=match.turn,
             prompt_tokens=prompt_tokens,
             held_tokens=match.held_tokens,
-            output_tokens=self._tokens.expected_output(MODEL, match.output_tokens, planned.output_tokens),
-            held=self._beliefs.held(self._registry.fleet(MODEL).views, entry, match.held_tokens),
+            output_tokens=output_tokens,
+            held=self._held(entry, match, asked),
             decode=None if match.decode is None else match.decode.worker,
+            affinity=match.affinity,
             lost=self._beliefs.why_lost(match.decode),
-            forced=planned.route,
+            forced=asked.forced,
         )
         return entry, turn
 
+    def _held(self, entry: PromptEntry, match: SessionMatch, asked: Asked) -> Mapping[WorkerId, Held]:
+        most, observed = match.held_tokens, dict[WorkerId, int]()
+        if self._heard and match.source is not None:
+            heard = ((worker, cache.held(asked.prompt, most)) for worker, cache in self._heard.items())
+            observed = {worker: tokens for worker, tokens in heard if tokens is not None}
+        return self._beliefs.held(self._registry.fleet(MODEL).views, entry, most, observed)
+
+    def _decide(self, turn: Turn, now_s: float) -> Decision:
+        rules, arrivals = self._proxy.rules, self._arrivals
+        counts_turns = rules.scored is not None and rules.scored.table.axes.qps_counts == "turns"
+        qps = (arrivals.turns if counts_turns else arrivals.conversations).rate_rps(now_s)
+        try:
+            return decide(turn, self._registry.fleet(MODEL), rules, qps=qps, now_s=now_s)
+        except AllBusy:
+            if self._proxy.queues:
+                raise
+            return decide(turn, self._roomy_fleet(), replace(rules, worker_limit=0), qps=qps, now_s=now_s)
+
     def _roomy_fleet(self) -> Fleet:
-        """Where the live proxy's queue would hold a turn back, it waits in an engine: there is no queue here."""
+        """Where no queue holds a turn back, it waits in an engine."""
         views = [replace(view, places=UNKNOWN) for view in self._registry.views()]
         return Fleet.of({view.id: view for view in views}, taking_turns(views, MODEL))
-
-    def _prompt(self, conversation: Conversation, turn: int) -> Prompt:
-        """What `parse_request` makes of a chat body with this history; the keys are made up instead of hashed."""
-        keys, ends = [_key(conversation, 0)], [0]
-        for number, planned in enumerate(conversation.turns[:turn], start=1):
-            keys.append(_key(conversation, 2 * number - 1))
-            ends.append(ends[-1] + planned.new_tokens * BYTES_PER_TOKEN)
-            if number < turn:
-                keys.append(_key(conversation, 2 * number))
-                ends.append(ends[-1] + planned.output_tokens * BYTES_PER_TOKEN)
-        return Prompt(chain=Chain(tuple(keys), tuple(ends), self._hasher))
 
     def _beat(self, worker: SimulatedWorker) -> None:
         """The engine's load as it is now reaches the registry a moment later."""
         said = _announcement(worker)
-        self._timeline.after(self._delay_s, lambda: self._registry.apply(said, self._timeline.now_s))
+        self._timeline.after(self._delay_s, self._hear, said)
         self._timeline.after(self._heartbeat_s, self._beat, worker)
 
-
-def _key(conversation: Conversation, place: int) -> int:
-    """The chain's key after so many messages: unique in a simulation, spread as hashes are."""
-    return ((conversation.number << 16 | place) * 0x9E3779B97F4A7C15) & ((1 << KEY_BITS) - 1)
+    def _hear(self, said: Announcement) -> None:
+        self._registry.apply(said, self._timeline.now_s)
+        self._serve_queue()
 
 
 def _address(worker: SimulatedWorker) -> WorkerId:

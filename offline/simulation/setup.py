@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ppd.proxy.errors import ConfigError
+from ppd.proxy.fleet.worker import Role
 from ppd.servers.engine_profile.profile_file import ProfileFile, SlowWorker, Transfers
 from ppd.servers.engine_profile.step_time import EngineProfile
 from ppd.servers.fleet.topology import Topology
@@ -27,6 +29,7 @@ class Setup:
     unrecognised: float = 0.0  # share of later turns that published routing treats as first turns
     published_routing: bool = False  # of the paper's prototype: workers by a hash of the conversation
     slow: SlowWorker | None = None  # in the measured fleet that is simulated
+    costs_of: Mapping[Role, EngineProfile] = field(default_factory=dict, hash=False)  # where a role's differ
 
     def __post_init__(self) -> None:
         if self.connections is not None and self.connections < 1:
@@ -38,11 +41,10 @@ class Setup:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0", param=name)
 
-    def costs_of(self, topology: str, worker: str) -> EngineProfile:
-        costs, slow = self.profile.to_engine(), self.slow
-        if slow is None or (slow.topology, slow.worker) != (topology, worker):
-            return costs
-        return slow.costs(costs)
+    def costs(self, role: Role, topology: str = "", worker: str = "") -> EngineProfile:
+        """Of steps, with the budget of their tokens, of requests, and of what the worker sends."""
+        costs, slow = self.costs_of.get(role) or self.profile.to_engine(), self.slow
+        return slow.costs(costs) if slow is not None and (slow.topology, slow.worker) == (topology, worker) else costs
 
     def origin(self, run: Run) -> Origin:
         profile = self.profile

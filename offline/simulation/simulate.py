@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 
 import numpy as np
 
@@ -14,37 +15,76 @@ from ..experiment.records import Record, in_order
 from ..experiment.run import Run
 from .clients import ClientPool, Clients
 from .fleet import SimulatedFleet
+from .playback import Playback, Window, traced_sessions
 from .published_routing import PublishedRouting
-from .routing import PolicyRouting, Routing
+from .routing import PolicyRouting, ProxySetup, Routing
+from .sessions import planned_sessions
 from .setup import Setup
 from .timeline import Timeline
+from .traced_prompts import TracedPrompts
 
 HORIZON_S = 7 * 86400.0  # of virtual time
 
 
-def simulate(run: Run, setup: Setup, trace: Sequence[float] | None = None) -> tuple[Record, ...]:
+def simulate(
+    run: Run, setup: Setup, trace: Sequence[float] | None = None, proxy: ProxySetup | None = None
+) -> tuple[Record, ...]:
     """The records of one run, by conversation and turn; the same run and setup give the same records.
 
+    proxy: its rules decide, and not the run's `x`; None: every turn is forced, as a sweep does it with a live proxy.
     ConfigError for a run that does not end within `HORIZON_S`.
     """
+    if proxy is not None and setup.published_routing:
+        raise ConfigError("published_routing: its routes are the plan's, so rules cannot decide", param="proxy")
     timeline = Timeline()
     fleet = SimulatedFleet(timeline, Topology.parse(run.topology), setup)
     routing: Routing
     if setup.published_routing:
         routing = PublishedRouting(fleet, run, unrecognised=setup.unrecognised)
     else:
-        routing = PolicyRouting(
-            timeline, fleet, heartbeat_s=setup.heartbeat_s, heartbeat_delay_s=setup.heartbeat_delay_s
-        )
-    clients = Clients(timeline, fleet, routing, ClientPool(timeline, setup.connections), _retokenised(run, setup))
-    clients.play(plan(run, trace))
-    timeline.run(until=lambda: clients.open_conversations == 0 or timeline.now_s > HORIZON_S)
-    if clients.open_conversations:
+        routing = policy_routing(timeline, fleet, setup, proxy or ProxySetup())
+    clients = Clients(timeline, fleet, routing, ClientPool(timeline, setup.connections))
+    conversations = plan(run, trace)
+    told = _retokenised(run, setup)
+    clients.play(planned_sessions(conversations, count(1), is_retokenised=told, forced=proxy is None))
+    timeline.run(until=lambda: clients.open_sessions == 0 or timeline.now_s > HORIZON_S)
+    if clients.open_sessions:
         raise ConfigError(
-            f"run {run.id}: {clients.open_conversations} conversations have no end in {HORIZON_S / 86400:g} days of "
+            f"run {run.id}: {clients.open_sessions} conversations have no end in {HORIZON_S / 86400:g} days of "
             "virtual time: the load is far beyond this fleet"
         )
     return in_order(clients.records)
+
+
+def play(
+    prompts: TracedPrompts, playback: Playback, topology: str, setup: Setup, proxy: ProxySetup | None = None
+) -> Window:
+    """Plays a trace's sessions until the window is full and its turns have ended; then the rest is given up.
+
+    The same playback gives the same turns. ConfigError where the window cannot be filled by this trace.
+    """
+    if setup.published_routing:
+        raise ConfigError("published_routing: its routes are a plan's, and a trace has none", param="setup")
+    if setup.retokenised_replies:
+        raise ConfigError("retokenised_replies: a trace itself says which answers come back", param="setup")
+    if playback.later_turns and not prompts.later_turns:
+        raise ConfigError("the trace has no later turns: later_turns must be 0", param="later_turns")
+    timeline = Timeline()
+    fleet = SimulatedFleet(timeline, Topology.parse(topology), setup)
+    routing = policy_routing(timeline, fleet, setup, proxy or ProxySetup())
+    window = Window(playback, playback.warm_up(prompts))
+    clients = Clients(timeline, fleet, routing, ClientPool(timeline, setup.connections), window)
+    clients.play_endless(traced_sessions(playback, prompts, window))
+    timeline.run(until=lambda: window.is_over(timeline.now_s) or timeline.now_s > HORIZON_S)
+    clients.give_up()
+    window.played.sort(key=lambda one: (one.record.conversation, one.record.turn))
+    return window
+
+
+def policy_routing(timeline: Timeline, fleet: SimulatedFleet, setup: Setup, proxy: ProxySetup) -> PolicyRouting:
+    return PolicyRouting(
+        timeline, fleet, proxy, heartbeat_s=setup.heartbeat_s, heartbeat_delay_s=setup.heartbeat_delay_s
+    )
 
 
 def _retokenised(run: Run, setup: Setup) -> Callable[[], bool]:

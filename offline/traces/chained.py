@@ -8,14 +8,14 @@ parent. A second request that continues the same one begins a new conversation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import msgspec
 
 from .prefixes import PrefixTree, added_tokens, shared_tokens
 from .rows import Count, Rows, Seconds
-from .turns import Blocks, TracedConversation, TracedTurn, fresh_turn
+from .turns import Blocks, RecordedPrompt, TracedConversation, TracedTurn, fresh_turn, runs_of
 
 MOONCAKE_BLOCK = 512
 BAILIAN_BLOCK = 16
@@ -85,10 +85,15 @@ def _linked(
             turn = fresh_turn(request.input_length, request.output_length, blocks)
         else:
             turn = _later(requests[parent], request, block_tokens, times_s[number] - times_s[parent])
-        conversation.turns.append(turn)
+        conversation.turns.append(replace(turn, prompt=_recorded(request, block_tokens)))
         conversation.newest = number
         of[number] = conversation
     return [TracedConversation(one.name, one.arrival_s, tuple(one.turns)) for one in growing]
+
+
+def _recorded(request: _Request, block_tokens: int) -> RecordedPrompt | None:
+    runs = runs_of(request.hash_ids)
+    return RecordedPrompt(max(1, request.input_length), runs, block_tokens) if runs else None
 
 
 def _later(before: _Request, request: _Request, block_tokens: int, gap_s: float) -> TracedTurn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -20,6 +21,16 @@ class Blocks:
     scope: str = ""  # "": ids mean the same in the whole file
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedPrompt:
+    """A whole prompt by its blocks. Two prompts of a scope begin alike as far as their ids are the same."""
+
+    tokens: int
+    runs: tuple[tuple[int, int], ...]  # of successive ids: the first, and how many; they may cover less than all tokens
+    block_tokens: int
+    scope: str = ""  # "": ids mean the same in the whole file
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedTurn:
     """A turn waits until both `think_s` and `gap_s` have passed; a trace that records one of them leaves the other at
@@ -34,6 +45,7 @@ class TracedTurn:
     reply: str = ""  # the answer as recorded
     blocks: Blocks | None = None  # of a prompt that does not continue an earlier turn
     restarts: bool = False  # a later turn whose prompt is new from the start, as after a compaction
+    prompt: RecordedPrompt | None = None  # None: the trace does not say what it is made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,17 @@ class TracedConversation:
     name: str
     arrival_s: float | None  # since the trace began; None: not recorded
     turns: tuple[TracedTurn, ...]
+
+
+def runs_of(ids: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Successive ids as runs: where each begins, and how many they are."""
+    runs: list[tuple[int, int]] = []
+    begin = 0
+    for at in range(1, len(ids) + 1):
+        if at == len(ids) or ids[at] != ids[at - 1] + 1:
+            runs.append((ids[begin], at - begin))
+            begin = at
+    return tuple(runs)
 
 
 def fresh_turn(

@@ -6,11 +6,13 @@ session's clock says when they began, which a replay does not keep.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from .prefixes import added_tokens, shared_tokens
 from .rows import Count, Rows, Tokens
-from .turns import Blocks, TracedConversation, TracedTurn, fresh_turn
+from .turns import Blocks, RecordedPrompt, TracedConversation, TracedTurn, fresh_turn, runs_of
 
 _SUBAGENT = "subagent"
 
@@ -25,6 +27,10 @@ class _Request(msgspec.Struct):
 
     def blocks(self) -> tuple[int, ...]:
         return tuple(self.hash_ids or [first + at for first, count in self.hash_ids_rle for at in range(count)])
+
+    def recorded(self, session: _Session) -> RecordedPrompt | None:
+        runs = runs_of(self.hash_ids) if self.hash_ids else tuple(self.hash_ids_rle)
+        return RecordedPrompt(max(1, self.tokens), runs, session.block_size, session.id) if runs else None
 
 
 class _Session(msgspec.Struct):
@@ -49,8 +55,9 @@ def _turns(session: _Session) -> tuple[TracedTurn, ...]:
         new = added_tokens(shared, before.tokens, before.out, request.tokens) if turns else None
         if new is None:
             prompt = Blocks(blocks, session.block_size, session.id)
-            turns.append(fresh_turn(request.tokens, request.out, prompt, think_s=think_s, restarts=bool(turns)))
+            turn = fresh_turn(request.tokens, request.out, prompt, think_s=think_s, restarts=bool(turns))
         else:
-            turns.append(TracedTurn(new_tokens=new, output_tokens=max(1, request.out), think_s=think_s))
+            turn = TracedTurn(new_tokens=new, output_tokens=max(1, request.out), think_s=think_s)
+        turns.append(replace(turn, prompt=request.recorded(session)))
         before, held = request, blocks
     return tuple(turns)

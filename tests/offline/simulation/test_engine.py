@@ -31,7 +31,7 @@ class Bench:
         spans = (Span(100 + name, prompt),) if isinstance(prompt, int) else prompt
         job = self.jobs[name] = SimulatedSequence(
             spans,
-            Span(200 + name, output),
+            (Span(200 + name, output),),
             output,
             lambda: self.first.update({name: self.timeline.now_s}),
             lambda: self.last.update({name: self.timeline.now_s}),

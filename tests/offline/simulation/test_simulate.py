@@ -13,6 +13,7 @@ from ppd.offline.experiment.run import Profile, Run, Workload
 from ppd.offline.simulation.setup import Setup
 from ppd.offline.simulation.simulate import simulate
 from ppd.proxy.errors import ConfigError
+from ppd.proxy.fleet.worker import Role
 from ppd.servers.engine_profile.profile_file import SlowWorker, Transfers
 from ppd.servers.engine_profile.step_time import EngineProfile
 from tests.support.stepped_engine import profile_of
@@ -163,3 +164,17 @@ def test_a_run_without_end_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -
 def test_a_setting_out_of_range_is_named(setting: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(setting))):
         Setup(profile=PROFILE, **setting)  # type: ignore[arg-type]
+
+
+def test_a_role_may_have_costs_and_a_chunk_budget_of_its_own() -> None:
+    slow = replace(SETUP, costs_of={Role.DECODE: EngineProfile(prefill_token_s=1e-3)})
+    small = replace(SETUP, costs_of={Role.PREFILL: EngineProfile(max_batched_tokens=64)})
+
+    def ttft_s(setup: Setup, turn: int) -> float:
+        found = of_turn(simulate(run_of("1P_1D", x=1.0, qps=0.2), setup), turn)
+        return sum(one.ttft_s for one in found if one.ttft_s) / len(found)
+
+    appended, chunks = 64 + 16, 512 // 64
+    assert ttft_s(slow, 2) == pytest.approx(ttft_s(SETUP, 2) + appended * 1e-3, rel=0.2)
+    assert ttft_s(slow, 1) == pytest.approx(ttft_s(SETUP, 1), rel=0.05)
+    assert ttft_s(small, 1) == pytest.approx(ttft_s(SETUP, 1) + (chunks - 1) * EngineProfile().step_s, rel=0.05)

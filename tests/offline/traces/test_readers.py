@@ -89,6 +89,22 @@ def test_block_ids_of_a_local_scope_mean_nothing_elsewhere() -> None:
     assert second == Blocks((1, 2), 64, "trace_2")
 
 
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [
+        ("mooncake.jsonl", [((0, 3),), ((0, 2), (3, 2)), ((0, 2), (3, 1), (5, 2))]),
+        ("weka.jsonl", [((1, 10),), ((1, 10), (20, 3)), ((1, 2), (40, 3))]),
+    ],
+)
+def test_every_prompt_keeps_its_blocks_as_runs_of_ids(name: str, runs: list[tuple[tuple[int, int], ...]]) -> None:
+    prompts = [turn.prompt for turn in sample(name)[0].turns]
+    assert [one.runs for one in prompts if one is not None] == runs
+    assert [one.tokens for one in prompts if one is not None] == TOKENS[name]
+
+
+TOKENS = {"mooncake.jsonl": [1100, 1600, 2100], "weka.jsonl": [640, 800, 300]}
+
+
 @pytest.mark.parametrize(("name", "at"), [("weka.jsonl", 2), ("burstgpt.csv", 2)])
 def test_a_prompt_that_lost_its_history_starts_afresh(name: str, at: int) -> None:
     assert [turn.restarts for turn in sample(name)[0].turns] == [index == at for index in range(3)]

@@ -145,7 +145,7 @@ class SimulatedFleet:
 
 
 def _host_work_s(worker: SimulatedWorker, leg: SimulatedLeg) -> float:
-    new_tokens = leg.prompt_tokens - worker.engine.cache.held_tokens(leg.prompt)
+    new_tokens = leg.prompt_tokens - worker.engine.cache.hit_tokens(leg.prompt)
     has_connector = worker.role is not Role.REPLICA
     return request_time_s(worker.engine.profile, leg.prompt_tokens, new_tokens, has_connector=has_connector)
 

@@ -212,8 +212,9 @@ class Scheduler:
 
     def new_tokens(self, sequence: Sequence) -> int:
         """How much of its prompt is not cached now."""
-        hits = self._pool.match(sequence.block_hashes(self._pool.block_size))
-        return max(0, len(sequence.tokens) - len(hits) * self._pool.block_size)
+        most = (len(sequence.tokens) - 1) // self._pool.block_size
+        hits = self._pool.match(sequence.block_hashes(self._pool.block_size)[:most])
+        return len(sequence.tokens) - len(hits) * self._pool.block_size
 
     def _find_prefix(self, sequence: Sequence) -> None:
         """Shares the cached blocks of the longest prefix; at least one token is left to compute."""

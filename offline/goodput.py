@@ -72,7 +72,7 @@ def idle_ttft_s(profile: EngineProfile, prompt_tokens: int, known_tokens: int) -
     """On an idle engine that holds the `known_tokens` which the session's turn before had."""
     cached = min(known_tokens, prompt_tokens - 1)
     done = cached - cached % BLOCK_TOKENS
-    total_s = request_time_s(profile, prompt_tokens, pulled=False)
+    total_s = request_time_s(profile, prompt_tokens, prompt_tokens - done)
     while done < prompt_tokens:
         chunk = min(profile.max_batched_tokens, prompt_tokens - done)
         if chunk == 1:  # as an engine counts it

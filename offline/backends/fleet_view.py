@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ppd.proxy.errors import FormatError
-
-from ..experiment.run import Topology
+from ppd.servers.fleet.topology import Topology
 
 
 class ListedWorker(msgspec.Struct, frozen=True):
@@ -25,6 +24,7 @@ class ListedWorker(msgspec.Struct, frozen=True):
     connector: str
     incarnation: str  # differs after a restart; empty where the engine has none
     inflight: int
+    x: float | None = None
 
 
 class _Listing(msgspec.Struct):
@@ -44,9 +44,10 @@ class FleetView:
 
     @property
     def topology(self) -> str:
-        """Of the workers that are up, as in `1P_3D`; empty if there are none."""
-        counts = Counter(worker.role for worker in self.workers if worker.state == "up")
-        return "_".join(f"{counts[role]}{role}" for role in "RPD" if counts[role])
+        """Of the workers that are up, as in `1P_3D` or `1P_1D_2pD`; empty if there are none."""
+        up = [worker for worker in self.workers if worker.state == "up"]
+        counts = Counter("pD" if worker.role == "D" and worker.x == 1.0 else worker.role for worker in up)
+        return "_".join(f"{counts[kind]}{kind}" for kind in ("R", "P", "D", "pD") if counts[kind])
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -89,8 +90,7 @@ def is_same(one: str, other: str) -> bool:
     """Whether two names mean one topology, whatever the order of their parts. An empty name equals nothing."""
     if not one or not other:
         return False
-    first, second = Topology.parse(one), Topology.parse(other)
-    return (first.prefills, first.decodes, first.replicas) == (second.prefills, second.decodes, second.replicas)
+    return Topology.parse(one).is_same(Topology.parse(other))
 
 
 def _joined(names: Iterable[str]) -> str:

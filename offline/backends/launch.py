@@ -12,15 +12,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ppd.proxy.errors import PPDError
-from ppd.proxy.fleet.worker import Role
 from ppd.servers.cli.up import READY_S
 from ppd.servers.fleet.fleet import FleetSpec, LocalFleet
 from ppd.servers.fleet.ports import free_offset, free_ports
 from ppd.servers.fleet.prepare import Prepared, prepare
 from ppd.servers.fleet.process import EngineFailed
+from ppd.servers.fleet.topology import Topology
 
 from ..experiment.records import Origin, Outcome, Record, RunResult
-from ..experiment.run import Run, Topology
+from ..experiment.run import Run
 from ..load.target import Target
 from ..sweep.backend import FleetLost, Survey
 from ..sweep.loop import failure
@@ -172,11 +172,12 @@ def too_large(
 
 def fleet_spec(plan: LaunchPlan, prepared: Prepared, topology: str) -> FleetSpec:
     counts = Topology.parse(topology)
-    workers = {Role.PREFILL: counts.prefills, Role.DECODE: counts.decodes, Role.REPLICA: counts.replicas}
+    workers = counts.by_role
     port, heartbeat_port = free_ports(2)
     return FleetSpec(
         engine=plan.engine,
         workers=workers,
+        x_of_decodes=counts.x_of_decodes,
         prepared=prepared,
         tensor_parallel=plan.tensor_parallel,
         port=port,

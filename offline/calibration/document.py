@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from ppd.servers.engine_profile.profile_file import ProfileFile
+from ppd.servers.engine_profile.profile_file import Fit, ProfileFile
 
-from .errors import Errors, markdown
+from .assess import Assessment
+from .errors import markdown
+from .fit import SLOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,18 +17,19 @@ class Without:
     """A fit without one assumption, to show what the assumption is worth."""
 
     assumption: str
-    lines: Sequence[Errors]
+    found: Assessment
 
 
 def document(
     profile: ProfileFile,
-    regions: Sequence[Sequence[Errors]],
-    fitted_on: Sequence[str],
+    found: Assessment,
     assumptions: Sequence[str],
     withouts: Sequence[Without],
     command: str,
 ) -> str:
-    """Markdown. `regions`: the errors of each region, the checked one first."""
+    """Markdown."""
+    fit = profile.fit
+    fitted_on = fit.fitted_on if fit is not None else ()
     parts = [
         f"# Calibration of {profile.name}\n",
         f"Made by `{command}`. Source: {profile.source}. Errors are those of the simulated against the measured mean "
@@ -34,21 +37,42 @@ def document(
         "median with its sign.\n",
         "## Costs\n",
         *_costs(profile),
+        *([f"\n{profile.note}"] if profile.note else []),
+        *_slow(fit),
+        *_range(fit),
         "\n## What is assumed about these measurements, not about the engine\n",
         *(f"- {assumption}" for assumption in assumptions),
     ]
-    for lines in regions:
-        if lines:
-            parts += [f"\n## {lines[0].region}\n", markdown(lines, fitted_on)]
+    if found.rankings:
+        parts += ["\n## Ranking: the share of points that each configuration wins\n", found.ranking()]
+    for lines in found.regions:
+        parts += [f"\n## {lines[0].region}\n", markdown(lines, fitted_on)]
     if withouts:
         parts.append("\n## The same fit without an assumption\n")
     for without in withouts:
-        parts += [
-            f'Without "{without.assumption}", {without.lines[0].region}:\n',
-            markdown(without.lines, fitted_on),
-            "",
-        ]
+        parts.append(f'Without "{without.assumption}":\n')
+        for lines in without.found.regions[:2]:
+            parts += [f"{lines[0].region}:\n", markdown(lines, fitted_on), ""]
+        parts += [without.found.ranking(), ""]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _slow(fit: Fit | None) -> list[str]:
+    if fit is None or fit.slow_worker is None:
+        return []
+    slow = fit.slow_worker
+    more = ", ".join(f"{_shown(name, getattr(slow, name))} of `{name}`" for name in SLOW)
+    return [f"\n{slow.worker} of {slow.topology} pays more: {more}. No other fleet is simulated with it."]
+
+
+def _range(fit: Fit | None) -> list[str]:
+    if fit is None or fit.range is None:
+        return []
+    seen = fit.range
+    return [
+        f"\nSeen: contexts of up to {seen.context_tokens:,} tokens, turns of up to {seen.new_tokens:,} new ones, "
+        f"and {seen.qps:g} conversations a second. Beyond that, the profile is a guess."
+    ]
 
 
 def _costs(profile: ProfileFile) -> list[str]:

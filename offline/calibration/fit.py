@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -27,8 +29,10 @@ from .observations import Observation
 FITTED = (
     "request_s",
     "request_token_s",
+    "connector_s",
     "step_s",
     "decode_sequence_s",
+    "first_sequence_s",
     "context_token_s",
     "prefill_token_s",
     "transfer_s",
@@ -37,18 +41,23 @@ FITTED = (
 )
 """The costs that are fitted. `attention_pair_s` is arithmetic, and the rest are the engine's settings."""
 
+SLOW = ("request_s", "prefill_token_s", "context_token_s", "mean_context_token_s")
+"""What is fitted of a slow worker."""
+
 START = EngineProfile(
-    step_s=7.8e-3,
-    decode_sequence_s=0.12e-3,
-    context_token_s=27e-9,
+    step_s=7.72e-3,
+    decode_sequence_s=82e-6,
+    first_sequence_s=58e-6,
+    context_token_s=30e-9,
     prefill_token_s=20e-6,
-    request_s=20e-3,
-    request_token_s=10e-6,
-    transfer_s=2e-3,
-    send_s=40e-3,
-    transfer_bytes_per_s=16e9,
+    request_s=15.5e-3,
+    request_token_s=14e-6,
+    connector_s=1.5e-3,
+    transfer_s=3e-3,
+    send_s=49e-3,
+    transfer_bytes_per_s=30e9,
 )
-"""Where the search begins: of the size that an 8B model on a GPU of that class has."""
+"""Where the search begins: found for the published rows, by least squares and then by hand."""
 
 FIRST_TURN_WEIGHT = 0.5
 HALF_WEIGHT_N = 10  # later turns at which a cell has 1/sqrt(2) of the weight of one with very many
@@ -63,7 +72,7 @@ Means = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    costs: EngineProfile
+    setup: Setup
     cost: float  # of `least_squares` at the end
     evaluations: int
 
@@ -85,6 +94,12 @@ class Simulations:
         setups = [setup] * len(observations)
         return np.array(list(self._pool.map(_means, observations, setups, chunksize=8)))
 
+    def by_run(self, observations: Sequence[Observation], setup: Setup) -> list[Means]:
+        """The same of each run by itself: (runs, 3) for each observation."""
+        single = [replace(one, runs=(run,)) for one in observations for run in one.runs]
+        means, ends = self.means(single, setup), np.cumsum([len(one.runs) for one in observations])
+        return np.split(means, ends[:-1])
+
 
 def fit(
     observations: Sequence[Observation],
@@ -94,47 +109,64 @@ def fit(
     evaluations: int,
     progress: Callable[[float], None] = lambda cost: None,
 ) -> Fitted:
-    """Searches from the setup's own costs; everything else of `setup` stays."""
+    """Searches from the setup's own costs; what else it holds stays, but for its slow worker."""
     measured = np.array([observation.means for observation in observations])
     weights = np.array([math.sqrt(one.n / (one.n + HALF_WEIGHT_N)) for one in observations])[:, None]
     weights = weights * np.array([FIRST_TURN_WEIGHT, 1.0, 1.0])
-    start = setup.profile.costs
 
-    def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        means = simulations.means(observations, with_costs(setup, _scaled(start, logs)))
+    def residuals(place: NDArray[np.float64]) -> NDArray[np.float64]:
+        means = simulations.means(observations, _scaled(setup, place))
         left: NDArray[np.float64] = (weights * np.log(means / measured)).ravel()
         progress(float(np.sum(left**2)))
         return left
 
-    logs, count = np.zeros(len(FITTED)), 0
+    if not evaluations:
+        return Fitted(setup, math.nan, 0)
+    # Of one plus the logarithm of each factor: a derivative's step is relative, and would vanish at 0.
+    place, count = np.ones(len(FITTED) + (len(SLOW) if setup.slow else 0)), 0
     for step in STEPS:
         found = least_squares(
             residuals,
-            logs,
+            place,
             loss="soft_l1",
             f_scale=SOFT_FROM,
-            diff_step=[step] * len(FITTED),
+            diff_step=[step] * len(place),
             max_nfev=evaluations,
         )
-        logs, count = found.x, count + int(found.nfev)
-    return Fitted(_rounded(_scaled(start, logs)), float(found.cost), count)
+        place, count = found.x, count + int(found.nfev)
+    return Fitted(_rounded(_scaled(setup, place)), float(found.cost), count)
 
 
 def with_costs(setup: Setup, costs: EngineProfile) -> Setup:
     return replace(setup, profile=replace_struct(setup.profile, costs=costs))
 
 
-def _scaled(start: EngineProfile, logs: NDArray[np.float64]) -> EngineProfile:
+def _scaled(setup: Setup, place: NDArray[np.float64]) -> Setup:
     # Costs are varied by factors, so none changes its sign.
-    factors = zip(FITTED, np.exp(logs).tolist(), strict=True)
-    scaled: dict[str, Any] = {name: getattr(start, name) * factor for name, factor in factors}
-    return replace(start, **scaled)
+    factors = np.exp(place - 1).tolist()
+    return _changed(setup, [partial(mul, factor) for factor in factors])
 
 
-def _rounded(costs: EngineProfile) -> EngineProfile:
+def _rounded(setup: Setup) -> Setup:
     # Four digits are more than the fit can tell, and keep the file readable.
-    rounded: dict[str, Any] = {name: float(f"{getattr(costs, name):.4g}") for name in FITTED}
-    return replace(costs, **rounded)
+    return _changed(setup, [_four_digits] * (len(FITTED) + len(SLOW)))
+
+
+def _four_digits(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _changed(setup: Setup, changes: Sequence[Callable[[float], float]]) -> Setup:
+    """`changes`: of each of FITTED, then of each of SLOW."""
+    costs, slow = setup.profile.costs, setup.slow
+    new: dict[str, Any] = {n: change(getattr(costs, n)) for n, change in zip(FITTED, changes, strict=False)}
+    changed = with_costs(setup, replace(costs, **new))
+    if slow is None:
+        return changed
+    more: dict[str, Any] = {
+        n: change(getattr(slow, n)) for n, change in zip(SLOW, changes[len(FITTED) :], strict=False)
+    }
+    return replace(changed, slow=replace_struct(slow, **more))
 
 
 def _means(observation: Observation, setup: Setup) -> tuple[float, float, float]:

@@ -6,7 +6,7 @@ the means are compared. An own sweep has the runs themselves, so the same arriva
 
 from __future__ import annotations
 
-import statistics
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from ..experiment.records import Outcome, RunResult
 from ..experiment.run import Run
 from ..tables.published_cells import SECONDS, config_of, read_cells
 
+UNTIL_COUNT_S = 1e-9  # a run of so long an arrival window ends with the last of its `conversations`
 LEAST_SHARE = 0.99  # of requests that must have finished: a run that lost some measured only the survivors
 
 
@@ -38,20 +39,25 @@ class Observation:
 
 
 def from_published(path: Path, seeds: int) -> list[Observation]:
-    def runs(cell: MeasuredCell) -> tuple[Run, ...]:
-        return tuple(
-            Run(
-                topology=cell.topology,
-                workload=cell.workload,
-                qps=cell.qps,
-                x=cell.x,
-                seed=seed,
-                seconds=SECONDS,
-            )
-            for seed in range(seeds)
-        )
+    return _observations((cell, _runs(cell, seeds)) for cell in read_cells(path))
 
-    return _observations((cell, runs(cell)) for cell in read_cells(path))
+
+def _runs(cell: MeasuredCell, seeds: int) -> tuple[Run, ...]:
+    # As many conversations as the cell had. Its arrivals were its own, so those of two configurations differ.
+    count = cell.first_ttft_s.n if cell.first_ttft_s is not None else 1
+    first_seed = zlib.crc32(config_of(cell).encode()) % 1_000_000
+    return tuple(
+        Run(
+            topology=cell.topology,
+            workload=cell.workload,
+            qps=count / SECONDS,
+            x=cell.x,
+            seed=first_seed + seed,
+            seconds=UNTIL_COUNT_S,
+            conversations=count,
+        )
+        for seed in range(seeds)
+    )
 
 
 def from_sweep(results: Iterable[RunResult]) -> list[Observation]:
@@ -60,25 +66,6 @@ def from_sweep(results: Iterable[RunResult]) -> list[Observation]:
         if result.outcome is Outcome.FINISHED:
             by_cell.setdefault(result.run.cell, []).append(result)
     return _observations((gather(group)[0], tuple(one.run for one in group)) for group in by_cell.values())
-
-
-def unrecognised_share(path: Path, local: str, split: str) -> float:
-    """The share of later turns of configuration `local` that went through P although they should have stayed on D.
-
-    The prototype recognises a conversation by a piece of its text and sends what it does not recognise through P. Most
-    local turns have the median TTFT. Turns with the TTFT of `split` lift the mean above it, so their share is
-    (mean - median) / (mean of `split` - median); this returns its median over cells of small context and 2 to 8 QPS.
-    """
-    cells = {(config_of(cell), cell.workload.name, cell.qps): cell for cell in read_cells(path)}
-    shares = []
-    for (config, workload, qps), cell in cells.items():
-        other = cells.get((split, workload, qps))
-        if config != local or other is None or cell.workload.first.name != "small" or not 2 <= qps <= 8:
-            continue
-        here, there = cell.later_ttft_s, other.later_ttft_s
-        if here is not None and here.p50 is not None and there is not None and there.mean > here.p50:
-            shares.append((here.mean - here.p50) / (there.mean - here.p50))
-    return max(0.0, statistics.median(shares)) if shares else 0.0
 
 
 def _observations(cells: Iterable[tuple[MeasuredCell, Sequence[Run]]]) -> list[Observation]:

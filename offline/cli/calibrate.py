@@ -15,12 +15,12 @@ from msgspec.structs import replace as replace_struct
 from rich.console import Console
 
 from ppd.proxy.errors import ConfigError, PPDError
-from ppd.servers.engine_profile.profile_file import Fit, encode
+from ppd.servers.engine_profile.profile_file import Fit, ProfileFile, encode, find
 
+from ..calibration.assess import assess
 from ..calibration.document import Without, document
-from ..calibration.errors import Errors, errors, markdown
-from ..calibration.fit import Simulations, fit, with_costs
-from ..calibration.sources import CalibrationSource, Region, open_source
+from ..calibration.fit import Simulations, fit
+from ..calibration.sources import CalibrationSource, open_source
 from ..experiment.files import write_whole
 from ..simulation.setup import Setup
 
@@ -36,6 +36,7 @@ class CalibrateFlags:
     page: Path | None  # --document
     without: bool
     evaluations: int
+    check: str | None
     jobs: int
 
 
@@ -51,15 +52,17 @@ class CalibrateFlags:
     "--evaluations",
     default=12,
     show_default=True,
-    type=click.IntRange(1),
-    help="Of each of its two passes.",
+    type=click.IntRange(0),
+    help="Of each of its two passes; 0: the costs that a fit begins from, as they are.",
 )
+@click.option("--check", metavar="PROFILE", help="Fit nothing: the errors of a profile, by its name or path.")
 @click.option("--jobs", default=os.cpu_count(), show_default=True, type=click.IntRange(1), help="Processes.")
 def command(source: Path, **given: Any) -> None:
     """Fit an engine profile to SOURCE: a sweep's folder, or the rows of the published grid.
 
     The runs that were measured are simulated, and the costs sought under which the simulated means of TTFT and TPOT
     come closest to the measured ones. The profile says what it was fitted on and how far it is from what it was not.
+    `--check PROFILE SOURCE` shows how far a profile is from SOURCE.
     Configurations are called as in the published rows: 2P_2D is x = 0 there, 2P_2pD is x = 1.
     """
     flags = CalibrateFlags(**given)
@@ -69,28 +72,50 @@ def command(source: Path, **given: Any) -> None:
             raise ConfigError(f"--fit-on {min(unknown)}: {source} has {', '.join(known.configs)}", param="fit_on")
         chosen = replace(known, fitted_on=flags.fit_on or known.fitted_on)
         with Simulations(flags.jobs) as simulations:
-            _calibrate(chosen, simulations, flags)
+            if flags.check is None:
+                _calibrate(chosen, simulations, flags)
+            else:
+                _check(chosen, find(flags.check), simulations)
     except PPDError as exc:
         raise click.ClickException(exc.message) from exc
+
+
+def _check(source: CalibrationSource, profile: ProfileFile, simulations: Simulations) -> None:
+    fit = profile.fit
+    setup = replace(source.setup, profile=profile, slow=fit.slow_worker if fit is not None else None)
+    click.echo(assess(source, setup, simulations).markdown(fit.fitted_on if fit is not None else ()))
+    longest = max(one.runs[0].workload.longest_context for one in source.observations)
+    if guess := profile.beyond(longest):
+        click.echo(f"\n{guess}")
+
+
+UNSEARCHED = "The costs were chosen by hand, as the start of a fit that was not run."
 
 
 def _calibrate(source: CalibrationSource, simulations: Simulations, flags: CalibrateFlags) -> None:
     console = Console(stderr=True)
     setup = _fitted(source, source.setup, simulations, flags.evaluations, console)
-    checks = _errors(source, source.check_region, setup, simulations)
+    found = assess(source, setup, simulations)
     command_line = shlex.join(["ppd", *sys.argv[1:]])
     profile = replace_struct(
         setup.profile,
         name=flags.name or setup.profile.name,
-        fit=Fit(fitted_on=source.fitted_on, checked_on=tuple(line.check() for line in checks), command=command_line),
+        note=setup.profile.note if flags.evaluations else f"{UNSEARCHED} {setup.profile.note}",
+        fit=Fit(
+            fitted_on=source.fitted_on,
+            checked_on=tuple(line.check() for line in found.checks),
+            command=command_line,
+            range=source.range,
+            ranking=tuple(one.check() for one in found.rankings),
+            slow_worker=setup.slow,
+        ),
     )
     path = flags.out or Path(f"{profile.name}.json")
     write_whole(path, encode(profile))
-    click.echo(f"{markdown(checks, source.fitted_on)}\n\n{path}")
+    click.echo(f"{found.markdown(source.fitted_on)}\n\n{path}")
     if flags.page is not None:
-        regions = [checks, *(_errors(source, region, setup, simulations) for region in source.other_regions)]
-        others = _withouts(source, simulations, flags.evaluations, console) if flags.without else []
-        text = document(profile, regions, source.fitted_on, _assumptions(source.setup), others, command_line)
+        others = _withouts(source, setup, simulations, flags.evaluations, console) if flags.without else []
+        text = document(profile, found, _assumptions(setup), others, command_line)
         write_whole(flags.page, text.encode())
 
 
@@ -109,26 +134,24 @@ def _fitted(
             status.update(f"fitting to {len(observations)} cells: squared log error {best:.3f}")
 
         found = fit(observations, setup, simulations, evaluations=evaluations, progress=progress)
-    return with_costs(setup, found.costs)
-
-
-def _errors(source: CalibrationSource, region: Region, setup: Setup, simulations: Simulations) -> list[Errors]:
-    observations = region.of(source.observations)
-    if not observations:
-        return []
-    return errors(observations, simulations.means(observations, setup), region.name, source.configs)
+    return found.setup
 
 
 _ASSUMPTIONS: dict[str, tuple[Callable[[Setup], bool], str, Callable[[Setup], Setup]]] = {
     "retokenised": (
-        lambda setup: setup.retokenised_replies,
-        "an answer sent back as text is other tokens than were generated, so turn 2 prefills turn 1's answer again",
-        lambda setup: replace(setup, retokenised_replies=False),
+        lambda setup: setup.retokenised_replies > 0,
+        "a share of the answers are other tokens when they come back as text, so turn 2 prefills them again",
+        lambda setup: replace(setup, retokenised_replies=0.0),
     ),
     "unrecognised": (
         lambda setup: setup.unrecognised > 0,
-        "a share of the turns that should stay local is not recognised as later ones, and goes through P",
+        "a share of later turns is not recognised, and gets workers anew as a first turn does",
         lambda setup: replace(setup, unrecognised=0.0),
+    ),
+    "slow": (
+        lambda setup: setup.slow is not None,
+        "one worker decodes slower than its likes, the more so the longer the contexts",
+        lambda setup: replace(setup, slow=None),
     ),
     "connections": (
         lambda setup: setup.connections is not None,
@@ -137,24 +160,30 @@ _ASSUMPTIONS: dict[str, tuple[Callable[[Setup], bool], str, Callable[[Setup], Se
     ),
     "routing": (
         lambda setup: setup.published_routing,
-        "P and D are picked by one hash of the conversation, whatever their load",
+        "workers are picked by one hash of the conversation, whatever their load",
         lambda setup: replace(setup, published_routing=False),
     ),
 }
 
 
 def _assumptions(setup: Setup) -> list[str]:
-    values = {"unrecognised": f" ({setup.unrecognised:.1%})", "connections": f" ({setup.connections})"}
+    values = {
+        "retokenised": f" ({setup.retokenised_replies:.0%})",
+        "unrecognised": f" ({setup.unrecognised:.1%})",
+        "connections": f" ({setup.connections})",
+    }
+    if setup.slow is not None:
+        values["slow"] = f" ({setup.slow.worker} of {setup.slow.topology})"
     return [text + values.get(key, "") for key, (holds, text, _) in _ASSUMPTIONS.items() if holds(setup)]
 
 
 def _withouts(
-    source: CalibrationSource, simulations: Simulations, evaluations: int, console: Console
+    source: CalibrationSource, fitted: Setup, simulations: Simulations, evaluations: int, console: Console
 ) -> Sequence[Without]:
-    # Each is fitted anew: the old costs would make up for the missing assumption.
+    # Each is fitted anew, from the costs of the whole fit: they would make up for the missing assumption.
     found = []
     for holds, text, drop in _ASSUMPTIONS.values():
         if holds(source.setup):
-            setup = _fitted(source, drop(source.setup), simulations, evaluations, console)
-            found += [Without(text, _errors(source, region, setup, simulations)) for region in source.fit_regions]
+            setup = _fitted(source, drop(fitted), simulations, evaluations, console)
+            found.append(Without(text, assess(source, setup, simulations)))
     return found

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ppd.proxy.policy import Route
+from ppd.servers.fleet.topology import Topology
 
 from .records import Outcome, Record, RunResult
 from .run import Workload
@@ -54,7 +55,9 @@ class MeasuredCell:
     @property
     def mode(self) -> str:
         if "R" in self.topology:
-            return "hybrid" if self.x is not None else "replica"
+            return "hybrid" if "D" in self.topology else "replica"
+        if "pD" in self.topology:
+            return "0<x<1" if Topology.parse(self.topology).x_of_decodes[0] == 0.0 else "x=1"
         return {0.0: "x=0", 1.0: "x=1"}.get(self.x or 0.0, "0<x<1")
 
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.policy import Route
+from ppd.servers.fleet.topology import Topology
 
-from .run import Run, Topology
+from .run import Run
 
 _ARRIVALS, _PAUSES, _ROUTES = range(3)  # independent streams of random numbers
 
@@ -25,7 +26,7 @@ class PlannedTurn:
     new_tokens: int  # user's tokens that this turn adds to the prompt
     output_tokens: int
     think_s: float  # from the end of the answer before it
-    route: Route  # that the load generator forces
+    route: Route | None  # that the load generator forces; None: the proxy decides, by the x of the session's D
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,9 @@ def _conversation(run: Run, number: int, at_s: float) -> Conversation:
     for index in range(workload.turns):
         profile = workload.later if index else workload.first
         local = draws.random() < (run.x or 0.0)
-        route = Route.REPLICA if on_replica else Route.LOCAL if index and local else Route.SPLIT
+        route: Route | None = Route.REPLICA if on_replica else Route.LOCAL if index and local else Route.SPLIT
+        if topology.local_decodes and index and not on_replica:
+            route = None
         think_s = float(pauses.exponential(workload.think_s)) if index and workload.think_s else 0.0
         turns.append(PlannedTurn(profile.new_tokens, profile.output_tokens, think_s, route))
     return Conversation(number, at_s, at_s >= run.warm_up_s, workload.shared_prefix_tokens, tuple(turns))

@@ -6,13 +6,11 @@ its requests, so it can be done anywhere, repeated, and done at the same time as
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 
-from ppd.proxy.errors import ConfigError
+from ppd.servers.fleet.topology import Topology
 
 Tokens = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -22,8 +20,6 @@ Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]+\Z", max_length=100)]
 
 POISSON = "poisson"
-
-_TOPOLOGY = re.compile(r"\d+[PDR](?:_\d+[PDR])*")
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,46 +64,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return first.new_tokens + first.output_tokens + (self.turns - 1) * rest
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """How many workers of each role: `1P_3D`, `4R`, `1R_1P_2D`."""
-
-    name: str
-    prefills: int = 0
-    decodes: int = 0
-    replicas: int = 0
-
-    @classmethod
-    def parse(cls, name: str) -> Topology:
-        """ConfigError unless the fleet can answer: it needs a D or an R, and P only beside D."""
-        allowed = "counts of P, D and R such as 1P_3D, 4R or 1R_1P_2D, with a D or an R, and P only beside D"
-        counts = {"P": 0, "D": 0, "R": 0}
-        if not _TOPOLOGY.fullmatch(name):
-            raise ConfigError(f"topology = {name!r}: must be {allowed}", param="topology")
-        for part in name.split("_"):
-            counts[part[-1]] += int(part[:-1])
-        topology = cls(name, counts["P"], counts["D"], counts["R"])
-        if not (topology.decodes or topology.replicas) or bool(topology.prefills) != bool(topology.decodes):
-            raise ConfigError(f"topology = {name!r}: must be {allowed}", param="topology")
-        return topology
-
-    @property
-    def workers(self) -> int:
-        return self.prefills + self.decodes + self.replicas
-
-    @property
-    def replica_share(self) -> float:
-        """The share of conversations that go to replicas: each D and each R gets an equal share."""
-        return self.replicas / (self.replicas + self.decodes)
-
-
 class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One measurement: conversations that arrive `qps` times a second, with `x` of their later turns LOCAL."""
 
     topology: Name
     workload: Workload
     qps: Positive  # conversations a second
-    x: Share | None = None  # None: a fleet without D has no choice
+    x: Share | None = None  # None: a fleet without D, or whose D have each its own, has no choice
     seed: Count = 0
     seconds: Positive = 10.0  # of arrivals that are measured; longer where `conversations` asks for more
     conversations: Count = 1  # measured at least; those that began in the warm-up are not
@@ -115,7 +78,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     arrivals: str = POISSON  # or the path of a trace, whose gaps are stretched to `qps`
 
     def __post_init__(self) -> None:
-        has_choice = Topology.parse(self.topology).decodes > 0
+        has_choice = Topology.parse(self.topology).has_choice
         if has_choice != (self.x is not None):
             raise ValueError(f"x: topology {self.topology} takes {'a share' if has_choice else 'none'}")
 

@@ -18,7 +18,7 @@ class Script:
     arrival_s: float = 0.0  # since the run began; not used in a closed loop
     measured: bool = True  # False: part of the warm-up
     turns: tuple[TracedTurn, ...]
-    routes: tuple[str, ...] = ()  # to be forced, one a turn; empty: none is forced
+    routes: tuple[str, ...] = ()  # to be forced, one a turn; empty, of a turn or of all: not forced
 
     def route(self, index: int) -> str:
         """Empty where the endpoint is free to choose."""
@@ -47,5 +47,5 @@ def _script(conversation: Conversation, forced: bool) -> Script:
         arrival_s=conversation.arrival_s,
         measured=conversation.measured,
         turns=turns,
-        routes=tuple(turn.route.value for turn in conversation.turns) if forced else (),
+        routes=tuple(turn.route.value if turn.route else "" for turn in conversation.turns) if forced else (),
     )

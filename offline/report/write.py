@@ -11,7 +11,7 @@ from .figures import numbers
 from .figures.style import is_own
 from .page.document import Document
 from .page.html import page
-from .paper import comparison, published
+from .paper import comparison, figure_5, published
 from .sections import document
 
 
@@ -25,7 +25,10 @@ def write_published_report(rows: Path, out: Path, description: Path | None = Non
     """`out`/index.html. description: what the rows mean; the .toml file beside them if not given."""
     beside = rows.with_name(rows.name.removesuffix(".gz").removesuffix(".csv") + ".toml")
     of_rows = published.of_rows(rows, description or beside)
-    return _write(out, document(of_rows, comparison.sections(of_rows.cells)), of_rows)
+    beside_paper = comparison.sections(of_rows.cells)
+    if (figure := figure_5.section(of_rows.tables)) is not None:
+        beside_paper.append(figure)
+    return _write(out, document(of_rows, beside_paper), of_rows)
 
 
 def _write(out: Path, made: Document, of: study.Study) -> Path:

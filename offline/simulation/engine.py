@@ -263,5 +263,5 @@ class Engine:
         sequences = len(self._decoding)
         return (
             step_time_s(self.profile, sequences, self._context, 0, 0),
-            self.profile.context_token_s * sequences,
+            self.profile.context_token_s * sequences + self.profile.mean_context_token_s,
         )

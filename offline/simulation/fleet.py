@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.engine_profile.profile_file import Transfers
 from ppd.servers.engine_profile.step_time import EngineProfile, request_time_s
+from ppd.servers.fleet.topology import Topology
 
-from ..experiment.run import Topology
 from .engine import Engine, SimulatedSequence
 from .kv_cache import KvCache, Span
 from .setup import Setup
@@ -37,6 +37,7 @@ class SimulatedWorker:
     name: str
     role: Role
     engine: Engine
+    x: float | None = None  # of later turns on this D, the share that is LOCAL; None: the run's
     sends: Port = field(default_factory=Port)
     receives: Port = field(default_factory=Port)
 
@@ -66,6 +67,7 @@ class SimulatedFleet:
     def __init__(self, timeline: Timeline, topology: Topology, setup: Setup) -> None:
         self._timeline = timeline
         self._setup = setup
+        self._topology = topology
         roles = ((Role.PREFILL, topology.prefills), (Role.DECODE, topology.decodes), (Role.REPLICA, topology.replicas))
         self.workers = [self._worker(role, number + 1) for role, count in roles for number in range(count)]
         self.expired_handoffs = 0
@@ -78,8 +80,7 @@ class SimulatedFleet:
 
     def ask(self, worker: SimulatedWorker, leg: SimulatedLeg) -> SimulatedSequence:
         job = SimulatedSequence(leg.prompt, leg.reply, leg.output_tokens, leg.first_token, leg.finished)
-        delay_s = request_time_s(worker.engine.profile, leg.prompt_tokens, pulled=False)
-        self._timeline.after(delay_s, worker.engine.add, job)
+        self._timeline.after(_host_work_s(worker, leg), worker.engine.add, job)
         return job
 
     def prefill(
@@ -99,8 +100,7 @@ class SimulatedFleet:
             handed_over(handoff)
 
         job = SimulatedSequence(leg.prompt, (), 1, _nothing, finished, keeps_kv=True)
-        delay_s = request_time_s(worker.engine.profile, leg.prompt_tokens, pulled=False)
-        self._timeline.after(delay_s, worker.engine.add, job)
+        self._timeline.after(_host_work_s(worker, leg), worker.engine.add, job)
 
     def decode(self, worker: SimulatedWorker, leg: SimulatedLeg, handoff: FinishedPrefill) -> SimulatedSequence:
         def pull(missing: int) -> None:
@@ -116,7 +116,7 @@ class SimulatedFleet:
             worker.engine.pulled(job)
 
         job = SimulatedSequence(leg.prompt, leg.reply, leg.output_tokens, leg.first_token, leg.finished, pull)
-        delay_s = request_time_s(worker.engine.profile, leg.prompt_tokens, pulled=True)
+        delay_s = request_time_s(worker.engine.profile, leg.prompt_tokens, 0)
         self._timeline.after(delay_s, worker.engine.add, job)
         return job
 
@@ -137,8 +137,17 @@ class SimulatedFleet:
     def _worker(self, role: Role, number: int) -> SimulatedWorker:
         profile = self._setup.profile
         cache = KvCache(profile.kv_capacity_tokens, profile.block_size)
-        engine = Engine(self._timeline, self._setup.costs(role), cache, max_num_seqs=profile.max_num_seqs)
-        return SimulatedWorker(f"{role}{number}", role, engine)
+        name = f"{role}{number}"
+        costs = self._setup.costs(role, self._topology.name, name)
+        engine = Engine(self._timeline, costs, cache, max_num_seqs=profile.max_num_seqs)
+        x = self._topology.x_of_decodes[number - 1] if role is Role.DECODE else None
+        return SimulatedWorker(name, role, engine, x)
+
+
+def _host_work_s(worker: SimulatedWorker, leg: SimulatedLeg) -> float:
+    new_tokens = leg.prompt_tokens - worker.engine.cache.hit_tokens(leg.prompt)
+    has_connector = worker.role is not Role.REPLICA
+    return request_time_s(worker.engine.profile, leg.prompt_tokens, new_tokens, has_connector=has_connector)
 
 
 def _nothing() -> None:

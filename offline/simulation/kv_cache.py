@@ -69,6 +69,19 @@ class KvCache:
         """The share in use by sequences, as vLLM's `kv_cache_usage_perc`."""
         return self.used_tokens / self.capacity_tokens
 
+    def hit_tokens(self, prompt: Sequence[Span]) -> int:
+        """How much of a prompt would be a hit now; changes nothing."""
+        held_tokens = 0
+        for span in prompt:
+            held = self._spans.get(span.id)
+            if held is None:
+                break
+            held_tokens += min(held.tokens, span.tokens)
+            if held.tokens < span.tokens:
+                break
+        hit = min(held_tokens, sum([span.tokens for span in prompt]) - 1)
+        return hit - hit % self.block_size
+
     def share(self, prompt: Sequence[Span]) -> tuple[list[Held], int, int]:
         """Takes the cached prefix into use. Returns its spans, its length, and how much of it is a hit.
 

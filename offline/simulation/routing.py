@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 from msgspec.structs import replace
 
 from ppd.proxy.admission.arrival_rate import Arrivals
@@ -24,7 +23,7 @@ from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.places import UNKNOWN
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, taking_turns
-from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
+from ppd.proxy.fleet.worker import Announcement, Load, Source, Worker, WorkerId
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide, has_room
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.prefix_chain import NO_MARKS, Chain, Marks, PrefixEnd
@@ -32,14 +31,13 @@ from ppd.proxy.sessions.session import Prompt, marks_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 
-from ..experiment.run import Run
 from .fleet import SimulatedFleet, SimulatedWorker
 from .kv_cache import HeardCache, KvCache
 from .sessions import Asked
 from .timeline import Timeline
 
 MODEL = "simulated"
-FORCED = Rules(mode=Mode.TABLE)  # without a table: for sweeps, which force every turn
+FORCED = Rules(mode=Mode.FRACTION)  # for sweeps, which force all turns but those of D with an x of their own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,36 +244,6 @@ class PolicyRouting:
         self._serve_queue()
 
 
-class PublishedRouting:
-    """The paper's prototype: one hash of the conversation picks P, D or R by its remainder, whatever their load.
-
-    Source: `comprehensive_proxy.py` of freelulul/vllm-ppd. P and D share the hash, so 2P_2D only ever pairs P1 with D1
-    and P2 with D2. It knows a conversation by a piece of its text, which it does not always find again: such a turn
-    passes for a first one and goes through P.
-    """
-
-    def __init__(self, fleet: SimulatedFleet, run: Run, *, unrecognised: float) -> None:
-        self._fleet = fleet
-        self._unrecognised = unrecognised
-        self._random = np.random.default_rng([run.seed, 0x9D])
-        self._hashes: dict[int, int] = {}
-
-    def route(self, session: int, asked: Asked, go: Callable[[Routed], None]) -> None:
-        number = self._hashes.setdefault(session, int(self._random.integers(1 << 60)))
-        route = asked.forced or Route.SPLIT
-        if route is Route.LOCAL and self._random.random() < self._unrecognised:
-            route = Route.SPLIT
-        if route is Route.REPLICA:
-            go(Routed(route, _pick(self._fleet.of(Role.REPLICA), number)))
-            return
-        prefill = _pick(self._fleet.of(Role.PREFILL), number) if route is Route.SPLIT else None
-        go(Routed(route, _pick(self._fleet.of(Role.DECODE), number), prefill))
-
-
-def _pick(workers: list[SimulatedWorker], number: int) -> SimulatedWorker:
-    return workers[number % len(workers)]
-
-
 def _address(worker: SimulatedWorker) -> WorkerId:
     return WorkerId(f"{worker.name.lower()}:8000")
 
@@ -289,6 +257,7 @@ def _announcement(worker: SimulatedWorker) -> Announcement:
         engine_version="simulated",
         incarnation="0",
         source=Source.AGENT,
+        x=worker.x,
     )
     load = Load(worker.engine.running, worker.engine.waiting, cache.usage, cache.capacity_tokens)
     return Announcement(known, load)

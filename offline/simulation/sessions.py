@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -61,14 +61,16 @@ class SimulatedSession(Protocol):
 class PlannedSession:
     """A conversation of a run's plan: prompts only grow."""
 
-    def __init__(self, conversation: Conversation, ids: Iterator[int], *, retokenised: bool, forced: bool) -> None:
-        """retokenised: answers come back as other tokens, which no cache has."""
+    def __init__(
+        self, conversation: Conversation, ids: Iterator[int], *, is_retokenised: Callable[[], bool], forced: bool
+    ) -> None:
+        """is_retokenised: asked for each answer, whether it comes back as other tokens, which no cache has."""
         self.number = conversation.number
         self.arrival_s = conversation.arrival_s
         self.turns = len(conversation.turns)
         self._plan = conversation
         self._ids = ids
-        self._retokenised = retokenised
+        self._is_retokenised = is_retokenised
         self._forced = forced
         shared = conversation.shared_prefix_tokens
         self._history: tuple[Span, ...] = (Span(COMMON_SPAN, shared),) if shared else ()
@@ -80,7 +82,8 @@ class PlannedSession:
         shared = self._plan.shared_prefix_tokens if turn == 1 else 0
         prompt = (*self._history, self._span(planned.new_tokens - shared))
         reply = self._span(planned.output_tokens)
-        self._history = (*prompt, self._span(planned.output_tokens) if self._retokenised else reply)
+        is_retokenised = self._is_retokenised()
+        self._history = (*prompt, self._span(planned.output_tokens) if is_retokenised else reply)
         self._add_unit(2 * turn - 1, planned.new_tokens)
         asked = Asked(
             prompt=prompt,
@@ -94,7 +97,7 @@ class PlannedSession:
             forced=planned.route if self._forced else None,
         )
         self._history_tokens = tokens + planned.output_tokens
-        self._known_tokens = tokens if self._retokenised else self._history_tokens
+        self._known_tokens = tokens if is_retokenised else self._history_tokens
         self._add_unit(2 * turn, planned.output_tokens)
         return asked
 
@@ -105,7 +108,7 @@ class PlannedSession:
         return self._plan.measured
 
     def wants(self, turn: int) -> str:
-        return self._plan.turns[turn - 1].route if self._forced else ""
+        return (self._plan.turns[turn - 1].route or "") if self._forced else ""
 
     def _add_unit(self, place: int, tokens: int) -> None:
         self._keys.append(self._key(place))
@@ -124,6 +127,6 @@ def spread(number: int) -> int:
 
 
 def planned_sessions(
-    conversations: Sequence[Conversation], ids: Iterator[int], *, retokenised: bool, forced: bool
+    conversations: Sequence[Conversation], ids: Iterator[int], *, is_retokenised: Callable[[], bool], forced: bool
 ) -> list[SimulatedSession]:
-    return [PlannedSession(one, ids, retokenised=retokenised, forced=forced) for one in conversations]
+    return [PlannedSession(one, ids, is_retokenised=is_retokenised, forced=forced) for one in conversations]

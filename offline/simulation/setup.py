@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
-from ppd.servers.engine_profile.profile_file import ProfileFile, Transfers
+from ppd.servers.engine_profile.profile_file import ProfileFile, SlowWorker, Transfers
 from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.servers.fleet.topology import Topology
 
 from ..experiment.records import Origin
-from ..experiment.run import Run, Topology
+from ..experiment.run import Run
 from .modelled_hardware import profile_for
 
 
@@ -24,23 +25,26 @@ class Setup:
     heartbeat_s: float = 10.0  # how often the proxy hears an engine's load
     heartbeat_delay_s: float = 0.005
     connections: int | None = None  # of the client at most; TTFT includes waiting for one
-    retokenised_replies: bool = False  # answers sent back as text become other tokens, which are not cached
+    retokenised_replies: float = 0.0  # share of the answers that, sent back as text, are other tokens: not cached
     unrecognised: float = 0.0  # share of later turns that published routing treats as first turns
-    published_routing: bool = False  # of the paper's prototype: P and D by a hash of the conversation
+    published_routing: bool = False  # of the paper's prototype: workers by a hash of the conversation
+    slow: SlowWorker | None = None  # in the measured fleet that is simulated
     costs_of: Mapping[Role, EngineProfile] = field(default_factory=dict, hash=False)  # where a role's differ
 
     def __post_init__(self) -> None:
         if self.connections is not None and self.connections < 1:
             raise ConfigError(f"connections = {self.connections}: must be at least 1", param="connections")
-        if not 0 <= self.unrecognised <= 1:
-            raise ConfigError(f"unrecognised = {self.unrecognised}: must be a share from 0 to 1", param="unrecognised")
+        for name in ("unrecognised", "retokenised_replies"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}: must be a share from 0 to 1", param=name)
         for name in ("lease_s", "heartbeat_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0", param=name)
 
-    def costs(self, role: Role) -> EngineProfile:
+    def costs(self, role: Role, topology: str = "", worker: str = "") -> EngineProfile:
         """Of steps, with the budget of their tokens, of requests, and of what the worker sends."""
-        return self.costs_of.get(role) or self.profile.to_engine()
+        costs, slow = self.costs_of.get(role) or self.profile.to_engine(), self.slow
+        return slow.costs(costs) if slow is not None and (slow.topology, slow.worker) == (topology, worker) else costs
 
     def origin(self, run: Run) -> Origin:
         profile = self.profile
@@ -52,7 +56,15 @@ class Setup:
             gpu_count=profile.gpu_count * Topology.parse(run.topology).workers,
             connector="whole prompts pushed" if profile.transfers is Transfers.WHOLE else "missing blocks pulled",
             profile=profile.name,
-            note=f"simulated in virtual time; the engine profile is {profile.status}",
+            note="; ".join(
+                filter(
+                    None,
+                    (
+                        f"simulated in virtual time; the engine profile is {profile.status}",
+                        profile.beyond(run.workload.longest_context),
+                    ),
+                )
+            ),
         )
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
+import numpy as np
+
 from ppd.proxy.errors import ConfigError
+from ppd.servers.fleet.topology import Topology
 
 from ..experiment.plan import plan
 from ..experiment.records import Record, in_order
-from ..experiment.run import Run, Topology
+from ..experiment.run import Run
 from .clients import ClientPool, Clients
 from .fleet import SimulatedFleet
 from .playback import Playback, Window, traced_sessions
-from .routing import PolicyRouting, ProxySetup, PublishedRouting, Routing
+from .published_routing import PublishedRouting
+from .routing import PolicyRouting, ProxySetup, Routing
 from .sessions import planned_sessions
 from .setup import Setup
 from .timeline import Timeline
@@ -41,7 +45,8 @@ def simulate(
         routing = policy_routing(timeline, fleet, setup, proxy or ProxySetup())
     clients = Clients(timeline, fleet, routing, ClientPool(timeline, setup.connections))
     conversations = plan(run, trace)
-    clients.play(planned_sessions(conversations, count(1), retokenised=setup.retokenised_replies, forced=proxy is None))
+    told = _retokenised(run, setup)
+    clients.play(planned_sessions(conversations, count(1), is_retokenised=told, forced=proxy is None))
     timeline.run(until=lambda: clients.open_sessions == 0 or timeline.now_s > HORIZON_S)
     if clients.open_sessions:
         raise ConfigError(
@@ -80,3 +85,10 @@ def policy_routing(timeline: Timeline, fleet: SimulatedFleet, setup: Setup, prox
     return PolicyRouting(
         timeline, fleet, proxy, heartbeat_s=setup.heartbeat_s, heartbeat_delay_s=setup.heartbeat_delay_s
     )
+
+
+def _retokenised(run: Run, setup: Setup) -> Callable[[], bool]:
+    if not setup.retokenised_replies:
+        return lambda: False
+    random = np.random.default_rng([run.seed, 0x7E])
+    return lambda: bool(random.random() < setup.retokenised_replies)

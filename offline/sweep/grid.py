@@ -12,7 +12,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from ..experiment.run import POISSON, Count, Name, Positive, Profile, Run, Seconds, Share, Topology, Workload
+from ppd.servers.fleet.topology import Topology
+
+from ..experiment.run import POISSON, Count, Name, Positive, Profile, Run, Seconds, Share, Workload
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 HOW_OFTEN: Final = ("seeds", "max_seeds", "precision")  # may change when a sweep is resumed: no run depends on them
@@ -64,7 +66,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         shares = tuple(dict.fromkeys(x for arms in self.arms for x in arms.x)) or (0.0, 1.0)
         names = dict.fromkeys(topologies)
         return msgspec.structs.replace(
-            self, arms=tuple(Arms(topology=name, x=shares if Topology.parse(name).prefills else ()) for name in names)
+            self, arms=tuple(Arms(topology=name, x=shares if Topology.parse(name).has_choice else ()) for name in names)
         )
 
     def workloads(self) -> Iterator[Workload]:

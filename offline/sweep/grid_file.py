@@ -12,8 +12,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from ppd.proxy.errors import ConfigError
+from ppd.servers.fleet.topology import Topology
 
-from ..experiment.run import POISSON, Count, Name, Positive, Profile, Seconds, Share, Tokens, Topology
+from ..experiment.run import POISSON, Count, Name, Positive, Profile, Seconds, Share, Tokens
 from .grid import Arms, AtLeastOne, Grid, shown
 
 GRIDS: Final = Path(__file__).parent / "grids"
@@ -127,12 +128,12 @@ def _arms(entries: dict[str, Any]) -> tuple[Arms, ...]:
     for name, shares in entries.items():
         key = f"topologies.{name}"
         try:
-            has_choice = Topology.parse(name).decodes > 0
+            has_choice = Topology.parse(name).has_choice
         except ConfigError as exc:
             raise ConfigError(f"topologies: {exc.message}") from exc
         listed = _value(key, shares, tuple[float | str, ...])
         if has_choice != bool(listed):
-            allowed = "a list of shares from 0 to 1" if has_choice else "[]: a fleet without D has no x"
+            allowed = "a list of shares from 0 to 1" if has_choice else "[]: a fleet without D, or with pD, has no x"
             raise ConfigError(f"{key} = {shown(listed)}: must be {allowed}")
         arms.append(
             Arms(topology=name, x=_axis(key, [_share(key, share) for share in listed], Share) if listed else ())

@@ -1,5 +1,5 @@
 """The published rows as cells, for reports and calibration. `x` is 0 where every turn went through P, 1 where every
-later turn went to its D, None for replicas.
+later turn went to its D, None for replicas and where D differ (`1P_1D_2pD`).
 
 The rows hold means, medians and 99th percentiles only, so an estimate has no spread.
 """
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from ppd.proxy.decision_table.prototype_format import WORKLOADS
-from ppd.proxy.errors import FormatError
+from ppd.proxy.errors import ConfigError, FormatError
+from ppd.servers.fleet.topology import Topology
 
 from ..experiment.cells import MeasuredCell
 from ..experiment.files import load
@@ -21,6 +22,9 @@ from .published_rows import PublishedRow, read_rows
 
 SECONDS: Final = 10.0  # of arrivals a run
 CONNECTIONS: Final = 50  # that the published client opened at most
+# Its prompts have one of three formats, by chance. The prototype takes a conversation for another one if turn 1 had a
+# format without "User:" and turn 2 has the one with it.
+UNRECOGNISED: Final = 2 / 3 * 1 / 3
 
 FIRST: Final = {
     name: Profile(name=name, new_tokens=n, output_tokens=n) for name, n in (("small", 128), ("large", 1024))
@@ -46,7 +50,10 @@ def config_of(cell: MeasuredCell) -> str:
 def _cell(row: PublishedRow) -> MeasuredCell:
     if row.context not in FIRST or row.workload not in LATER:
         raise FormatError(f"line {row.line}: workload '{row.context}_{row.workload}' is none of the published ones")
-    topology, x = _topology(row.config)
+    try:
+        topology, x = _topology(row.config)
+    except ConfigError as exc:
+        raise FormatError(f"line {row.line}: config: {exc.message}") from exc
     figures = {column: float(value) for column, value in row.figures.items()}
     n_first, n_later = int(figures["n_t1"]), int(figures["n_t2"])
     later_requests = max(row.requests // 2, n_later)
@@ -71,9 +78,10 @@ def _cell(row: PublishedRow) -> MeasuredCell:
 
 
 def _topology(config: str) -> tuple[str, float | None]:
-    if "D" not in config:
-        return config, None
-    return config.replace("pD", "D"), 1.0 if "pD" in config else 0.0
+    topology = Topology.parse(config)
+    if not topology.decodes or topology.local_decodes not in (0, topology.decodes):
+        return config, None  # no D, or D that differ
+    return config.replace("pD", "D"), 1.0 if topology.local_decodes else 0.0
 
 
 def _estimate(n: int, mean_ms: float, p50_ms: float | None, p99_ms: float) -> Estimate | None:

@@ -163,6 +163,7 @@ def _worker(view: WorkerView, now_s: float) -> dict[str, object]:
         "engine_version": worker.engine_version,
         "connector": worker.connector,
         "source": worker.source,
+        "x": worker.x,
         "incarnation": view.incarnation,
         "silent_s": round(now_s - view.heard_s, 1) if worker.source is not Source.STATIC else None,
         "running": load.running,

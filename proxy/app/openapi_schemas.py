@@ -154,6 +154,7 @@ _WORKER = _object(
         "engine_version": _NAME,
         "connector": _NAME,
         "source": {"enum": [*Source]},
+        "x": {"type": ["number", "null"]},
         "incarnation": _NAME,
         "silent_s": {"type": ["number", "null"]},
         "running": _COUNT,

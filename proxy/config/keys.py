@@ -117,7 +117,7 @@ class ProxyConfig:
         (),
         "static workers, `ROLE=host:port`, optionally followed by `,connector=nixl|p2p_nccl|none`, `,model=NAME`, "
         "`,tls=true`, `,events=tcp://host:port` (`none`: not even where the engine itself tells), "
-        "`,replay=tcp://host:port`, `,ranks=N`",
+        "`,replay=tcp://host:port`, `,ranks=N`, and for a D `,x=SHARE`: its own `x` in mode `fraction`",
         live=True,
     )
     allow_empty: bool = key(
@@ -165,7 +165,7 @@ class ProxyConfig:
         live=True,
         group="Decisions",
     )
-    x: Share = key(0.5, "share of sessions kept LOCAL in mode `fraction`", live=True)
+    x: Share = key(0.5, "share of sessions kept LOCAL in mode `fraction`, on a D that has no `x` of its own", live=True)
     local_tokens: Count = key(
         2048, "uncached tokens that a D computes, in modes `prefix_threshold`, `isl_*` and `conditional`", live=True
     )

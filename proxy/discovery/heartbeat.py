@@ -53,6 +53,7 @@ class Heartbeat(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     leaving: bool = False  # the engine is about to stop: forget it now
     tls: bool = False  # whether `http_address` speaks TLS
     kv_events: EventSource = NO_EVENTS  # on the host of `http_address`
+    x: float | None = None  # of a D: its own share of sessions kept LOCAL, in mode `fraction`
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -80,6 +81,8 @@ def _ours(message: dict[str, Any]) -> Announcement:
         raise FormatError(f"heartbeat: {exc}") from exc
     if not 0.0 <= beat.kv_usage <= 1.0 or min(beat.running, beat.waiting, beat.kv_capacity_tokens) < 0:
         raise FormatError("heartbeat: running, waiting, kv_capacity_tokens or kv_usage out of range")
+    if beat.x is not None and not 0.0 <= beat.x <= 1.0:
+        raise FormatError("heartbeat: x must be a share from 0 to 1")
     _check_models(beat.models)
     for name in ("engine", "engine_version", "connector", "incarnation"):
         _check_token(getattr(beat, name), name)
@@ -96,6 +99,7 @@ def _ours(message: dict[str, Any]) -> Announcement:
         source=Source.AGENT,
         tls=beat.tls,
         kv_events=_own_events(beat.kv_events, beat.http_address),
+        x=beat.x,
     )
     load = Load(beat.running, beat.waiting, beat.kv_usage, beat.kv_capacity_tokens)
     return Announcement(worker, load, beat.draining, beat.leaving)

@@ -20,6 +20,7 @@ WORKER_OPTIONS = ", ".join(
         '",events=tcp://host:port|none"',
         '",replay=tcp://host:port"',
         '",ranks=N"',
+        '",x=SHARE"',
         *(f'",{name}=host:port"' for name in _COORDINATES),
     )
 )
@@ -55,6 +56,9 @@ def parse_worker(text: str) -> Worker:
         events = EventSource(options.pop("events", ""), options.pop("replay", ""), ranks)
         events = UNHEARD if events == EventSource("none") else events
         check_events(events)
+        x = float(options.pop("x")) if "x" in options else None
+        if x is not None and not 0.0 <= x <= 1.0:
+            raise ValueError(text)
         if tls not in ("true", "false"):
             raise ValueError(text)
         if connector not in CONNECTORS or not options.keys() <= set(_COORDINATES):
@@ -69,6 +73,7 @@ def parse_worker(text: str) -> Worker:
             source=Source.STATIC,
             tls=tls == "true",
             kv_events=events,
+            x=x,
         )
     except (ValueError, FormatError):
         raise refused("workers", text, allowed) from None

@@ -81,6 +81,7 @@ class Worker:
     source: Source = Source.STATIC
     tls: bool = False
     kv_events: EventSource = NO_EVENTS
+    x: float | None = None  # of a D in mode `fraction`: the share of its sessions kept LOCAL; None: the config's
     is_trusted: bool = True  # False: who announced it is not known, so the proxy's own key does not go there
 
     @property

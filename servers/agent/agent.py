@@ -70,6 +70,7 @@ class Identity:
     connector: str = "nixl"
     coordinates: dict[str, str]
     kv_events: EventSource = NO_EVENTS
+    x: float | None = None
     launch_id: str  # the incarnation, if the engine does not report its start time
 
 
@@ -91,6 +92,7 @@ def heartbeat_of(identity: Identity, status: EngineStatus, phase: AgentPhase) ->
         connector=identity.connector,
         coordinates=identity.coordinates,
         kv_events=identity.kv_events,
+        x=identity.x,
         incarnation=status.metrics.incarnation or identity.launch_id,
         running=load.running,
         waiting=load.waiting,

@@ -50,6 +50,7 @@ class AgentOptions:
     advertise: str
     connector: str
     coordinates: tuple[str, ...]
+    x: float | None
     interval: float
     drain_timeout: float
     api_key: str
@@ -102,6 +103,7 @@ def identity_of(options: AgentOptions, address: str) -> Identity:
         connector=options.connector,
         coordinates={name: value for name, _, value in pairs},
         kv_events=_event_source(options, options.advertise or address),
+        x=options.x,
         launch_id=uuid.uuid4().hex,
     )
 
@@ -164,6 +166,7 @@ def address_of(url: str) -> str:
 @click.option("--advertise", default="", help="host:port at which proxies reach the engine; default: its own")
 @click.option("--connector", type=click.Choice(list(CONNECTORS)), default="nixl", show_default=True)
 @click.option("--coordinate", "coordinates", multiple=True, help="NAME=VALUE that the connector needs; repeatable")
+@click.option("--x", type=click.FloatRange(0, 1), help="of a D: share of its sessions kept LOCAL, in mode fraction")
 @click.option("--interval", type=click.FloatRange(0.1), default=10.0, show_default=True, help="s between heartbeats")
 @click.option(
     "--drain-timeout", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds for its streams to end"

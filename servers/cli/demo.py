@@ -16,11 +16,9 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from ppd.proxy.fleet.worker import Role
-
 from ..fleet.fleet import FleetSpec, LocalFleet
 from ..fleet.ports import free_offset, free_ports, is_free
-from .up import READY_S, fleet_options, fleet_spec, run, show
+from .up import READY_S, fleet_options, fleet_spec, run, show, with_topology
 
 CONVERSATION = Path(__file__).with_name("demo_conversation.json")
 ANSWER_TOKENS = 64
@@ -110,8 +108,7 @@ def out_of_the_way(flags: dict[str, Any]) -> dict[str, Any]:
     if not is_given("heartbeat_port") and not is_free(flags["heartbeat_port"]):
         changed["heartbeat_port"] = free_ports(1)[0]
     if not is_given("port_offset"):
-        workers = zip(Role, (flags["prefill"], flags["decode"], flags["replica"]), strict=True)
-        changed["port_offset"] = free_offset(dict(workers))
+        changed["port_offset"] = free_offset(flags["topology"].by_role)
     return {**flags, **changed}
 
 
@@ -129,4 +126,4 @@ def command(once: bool, **flags: Any) -> None:
         with tempfile.TemporaryDirectory(prefix="ppd-demo-", ignore_cleanup_errors=True) as folder:
             await _demo(console, replace(spec, log_dir=Path(folder)), once)
 
-    run(lambda: fleet_spec(console, **out_of_the_way(flags)), demo)
+    run(lambda: fleet_spec(console, **out_of_the_way(with_topology(flags))), demo)

@@ -10,21 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from ppd.proxy.config import build
-from ppd.proxy.errors import PPDError
-from ppd.proxy.fleet.worker import Role
+from ppd.proxy.errors import ConfigError, PPDError
 
 from ..fleet.fleet import FleetSpec, LocalFleet
 from ..fleet.ports import check_free, check_workers_free
 from ..fleet.prepare import prepare
+from ..fleet.topology import Topology
 
 READY_S = {"sim": 60.0, "vllm": 900.0}
 
 _OPTIONS = (
     click.option("--engine", type=click.Choice(["sim", "vllm"]), default="sim", show_default=True),
     click.option("--model", default="", help="folder or name; default: a tiny model made here, on CPUs"),
+    click.option("--topology", default="", help="counts by name, as 1P_3D, 4R or 1P_1D_2pD, in place of -P, -D and -R"),
     click.option("-P", "--prefill", type=click.IntRange(0), default=1, show_default=True, help="prefill workers"),
     click.option("-D", "--decode", type=click.IntRange(0), default=2, show_default=True, help="decode workers"),
     click.option("-R", "--replica", type=click.IntRange(0), default=1, show_default=True, help="replicas"),
@@ -42,19 +44,37 @@ def fleet_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def topology_of(topology: str, prefill: int, decode: int, replica: int) -> Topology:
+    """By name, or else by counts; ConfigError for both."""
+    if not topology:
+        return Topology("", prefill, decode, replica)
+    given = click.get_current_context().get_parameter_source
+    for name in ("prefill", "decode", "replica"):
+        if given(name) is ParameterSource.COMMANDLINE:
+            raise ConfigError(f"--topology {topology} counts the workers already: leave -P, -D and -R out", param=name)
+    return Topology.parse(topology)
+
+
+def with_topology(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags, with those that count workers made one topology."""
+    rest = dict(flags)
+    counts = {name: rest.pop(name) for name in ("topology", "prefill", "decode", "replica")}
+    return {**rest, "topology": topology_of(**counts)}
+
+
 def fleet_spec(
-    console: Console, engine: str, model: str, prefill: int, decode: int, replica: int, engine_args: Any, **rest: Any
+    console: Console, engine: str, model: str, topology: Topology, engine_args: Any, **rest: Any
 ) -> FleetSpec:
     """The fleet that the flags ask for. Installs or writes what its engines need, which may take minutes.
 
     ConfigError if a port is taken.
     """
-    workers = {Role.PREFILL: prefill, Role.DECODE: decode, Role.REPLICA: replica}
+    workers = topology.by_role
     for param in ("port", "heartbeat_port"):
         check_free(rest[param], param)
     check_workers_free(workers, rest["port_offset"])
     prepared = prepare(engine, model, tuple(engine_args), console.print)
-    return FleetSpec(engine=engine, workers=workers, prepared=prepared, **rest)
+    return FleetSpec(engine=engine, workers=workers, x_of_decodes=topology.x_of_decodes, prepared=prepared, **rest)
 
 
 def show(fleet: LocalFleet) -> None:
@@ -99,7 +119,7 @@ def command(config_path: Path | None, admin_key: str, **flags: Any) -> None:
         key = admin_key or build(config_path, {}).admin_key
         proxy_args = ("--config", str(config_path)) if config_path else ()
         given: dict[str, Any] = {**flags, "admin_key": key} if key else flags
-        return fleet_spec(console, proxy_args=proxy_args, **given)
+        return fleet_spec(console, proxy_args=proxy_args, **with_topology(given))
 
     async def up(spec: FleetSpec) -> None:
         async with LocalFleet(spec) as fleet:

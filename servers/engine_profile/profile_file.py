@@ -7,7 +7,7 @@ tables/profiles/README.md.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -19,6 +19,8 @@ from ppd.proxy.errors import ConfigError, FormatError
 from .step_time import EngineProfile
 
 VERSION: Final = 1
+# 0 in files that do not name them
+LATER_COSTS: Final = {"first_sequence_s", "mean_context_token_s", "connector_s"}
 KIND: Final = "ppd-engine-profile"
 BUNDLED = Path(__file__).parents[2] / "tables" / "profiles"
 
@@ -55,12 +57,53 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     note: str = ""
 
 
-class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FittedRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The largest that the fit saw; what is larger is a guess."""
+
+    context_tokens: Tokens  # prompt and answer
+    new_tokens: Tokens  # of a turn
+    qps: Annotated[float, msgspec.Meta(gt=0)]  # conversations a second
+
+
+class SlowWorker(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One worker of a measured fleet that was slower than its likes: what it pays on top of each of these costs."""
+
+    topology: str
+    worker: str
+    request_s: float
+    prefill_token_s: float
+    context_token_s: float
+    mean_context_token_s: float
+
+    def costs(self, usual: EngineProfile) -> EngineProfile:
+        return replace(
+            usual,
+            request_s=usual.request_s + self.request_s,
+            prefill_token_s=usual.prefill_token_s + self.prefill_token_s,
+            context_token_s=usual.context_token_s + self.context_token_s,
+            mean_context_token_s=usual.mean_context_token_s + self.mean_context_token_s,
+        )
+
+
+class RankCheck(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a fitted profile ranks all configurations of its source, by one figure."""
+
+    figure: str
+    points: Tokens
+    farthest_share: RelativeError  # largest difference between the measured and the simulated share of points won
+    pairs: Count  # measured more than 5 % apart
+    pairs_right: RelativeError  # share of them in the measured order
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a fitted profile was made from, and how good it is. A configuration in both lists tests nothing new."""
 
     fitted_on: tuple[str, ...]
     checked_on: tuple[Check, ...]
     command: str  # makes the profile again
+    range: FittedRange | None = None
+    ranking: tuple[RankCheck, ...] = ()
+    slow_worker: SlowWorker | None = None  # a fact about the measurements, which no simulation of other fleets uses
 
 
 class ProfileFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,6 +138,13 @@ class ProfileFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def to_engine(self) -> EngineProfile:
         return self.costs
+
+    def beyond(self, context_tokens: int) -> str:
+        """Why results with contexts of so many tokens are a guess; empty where they are not."""
+        seen = self.fit.range.context_tokens if self.fit is not None and self.fit.range is not None else None
+        if seen is None or context_tokens <= seen:
+            return ""
+        return f"contexts of {context_tokens:,} tokens are a guess: {self.name} was fitted up to {seen:,}"
 
 
 class _Head(msgspec.Struct):
@@ -156,7 +206,7 @@ def find(name: str, folder: Path = BUNDLED) -> ProfileFile:
 def _check_names(costs: dict[str, msgspec.Raw]) -> None:
     # Without this check a missing cost would take the default engine's value, and an unknown one be ignored.
     expected = {field.name for field in fields(EngineProfile)}
-    for name in sorted(expected - set(costs)):
+    for name in sorted(expected - set(costs) - LATER_COSTS):
         raise FormatError(f"costs.{name}: is missing")
     for name in sorted(set(costs) - expected):
         raise FormatError(f"costs.{name}: is unknown; the costs are {', '.join(sorted(expected))}")

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from ppd.proxy.errors import ConfigError
 
+FIRST_SEQUENCES = 8  # of a batch: from here on, another one costs less
+HOST_TOKEN_S = 1e-6  # of host work per prompt token, cached or not: tokenizers read a million tokens a second
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProfile:
@@ -18,8 +21,9 @@ class EngineProfile:
     NVLink; m new and c cached prompt tokens, B decoding sequences with C thousand tokens of context each; ms):
 
     * TPOT 8.1 + 0.11 B + 0.027 B C: `step_s`, `decode_sequence_s` and `context_token_s`;
-    * TTFT of an append on D, 31.3 + 0.031 m + 0.017 c: one step and the request's host work. The slope in c is host
-      work per prompt token (render, hash, look up), so it delays only this request. The rest of the slope in m is
+    * TTFT of an append on D, 31.3 + 0.031 m + 0.017 c: one step and the request's host work. Half of c is the answer
+      before, which is computed again, since its text comes back as other tokens. So what is computed costs 31 us a
+      token, and what is cached next to nothing. Part of it is host work, which delays only this request; the rest is
       `prefill_token_s`, for which every decoding sequence of the batch waits. With it an append of 1,024 tokens
       at the published rates lengthens TPOT by 30 to 50 %, and one of 128 tokens by less than 5 %, as measured;
     * TTFT through P, 92.2 + 0.045 m + 0.0245 c: the same on P, then D's fixed request cost, one transfer, one step.
@@ -30,11 +34,14 @@ class EngineProfile:
 
     step_s: float = 8.1e-3  # of any step
     decode_sequence_s: float = 0.11e-3
+    first_sequence_s: float = 0.0  # on top of it, for each of the first FIRST_SEQUENCES
     context_token_s: float = 27e-9  # per token of context that a decoding sequence reads
+    mean_context_token_s: float = 0.0  # per token of the decoding sequences' mean context, however many they are
     prefill_token_s: float = 14e-6
     attention_pair_s: float = 1e-9  # per (prompt token, earlier token)
     request_s: float = 23.2e-3  # host work before a request can be scheduled
-    request_token_s: float = 17e-6  # the same per prompt token, unless the prompt's KV is pulled
+    request_token_s: float = 15e-6  # the same per prompt token that is neither cached nor pulled
+    connector_s: float = 0.0  # the same, on an engine that has a KV connector
     transfer_s: float = 29.6e-3  # of any KV transfer: set-up and notification; delays no other transfer
     send_s: float = 0.0  # the same, but the sender can send nothing else during it
     transfer_bytes_per_s: float = 16e9
@@ -68,18 +75,24 @@ def step_time_s(
     decode_context_tokens: summed over the decoding sequences; prefill_tokens and prefill_attention_pairs (see
     `attention_pairs`): summed over the step's prefill chunks.
     """
-    return (
-        profile.step_s
-        + profile.decode_sequence_s * decode_sequences
-        + profile.context_token_s * decode_context_tokens
-        + profile.prefill_token_s * prefill_tokens
-        + profile.attention_pair_s * prefill_attention_pairs
-    )
+    # Spelt out by parts, since a simulation asks for this more often than for anything else.
+    time_s = profile.step_s + profile.context_token_s * decode_context_tokens
+    if decode_sequences:
+        first = decode_sequences if decode_sequences < FIRST_SEQUENCES else FIRST_SEQUENCES
+        time_s += profile.decode_sequence_s * decode_sequences + profile.first_sequence_s * first
+        time_s += profile.mean_context_token_s * decode_context_tokens / decode_sequences
+    if prefill_tokens or prefill_attention_pairs:
+        time_s += profile.prefill_token_s * prefill_tokens + profile.attention_pair_s * prefill_attention_pairs
+    return time_s
 
 
-def request_time_s(profile: EngineProfile, prompt_tokens: int, *, pulled: bool) -> float:
-    """Host work between a request's arrival and the scheduler; `pulled`: the prompt's KV comes from another engine."""
-    return profile.request_s + (0.0 if pulled else profile.request_token_s * prompt_tokens)
+def request_time_s(profile: EngineProfile, prompt_tokens: int, new_tokens: int, *, has_connector: bool = True) -> float:
+    """Host work between a request's arrival and the scheduler.
+
+    new_tokens: of the prompt, not cached when it arrives; 0 where the prompt's KV is pulled from another engine.
+    """
+    fixed_s = profile.request_s + (profile.connector_s if has_connector else 0.0)
+    return fixed_s + profile.request_token_s * new_tokens + HOST_TOKEN_S * prompt_tokens
 
 
 def transfer_time_s(profile: EngineProfile, tokens: int) -> float:

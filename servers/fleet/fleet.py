@@ -16,6 +16,7 @@ from pathlib import Path
 
 import aiohttp
 
+from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Role
 
 from ..vllm.launch import Launch
@@ -29,6 +30,7 @@ class FleetSpec:
     engine: str  # sim or vllm
     workers: Mapping[Role, int]
     prepared: Prepared
+    x_of_decodes: tuple[float | None, ...] = ()  # the own x of each D; None, or none here: it has none
     tensor_parallel: int = 1
     port: int = 10001
     heartbeat_port: int = 30001
@@ -59,6 +61,8 @@ def plan(spec: FleetSpec) -> tuple[FleetProgram, ...]:
 
 def _proxy(spec: FleetSpec) -> FleetProgram:
     flags = ["--port", str(spec.port), "--heartbeat-port", str(spec.heartbeat_port), *spec.proxy_args]
+    if any(x is not None for x in spec.x_of_decodes):
+        flags += ["--mode", Mode.FRACTION]
     launch = Launch((*_ppd("serve"), *flags), {"PPD_ADMIN_KEY": spec.admin_key})
     return FleetProgram("proxy", f"{HOST}:{spec.port}", launch, spec.log_dir / "proxy.log")
 
@@ -71,6 +75,9 @@ def _worker(spec: FleetSpec, role: Role, index: int, ordinal: int) -> FleetProgr
     name, engine = f"{role}{index + 1}", spec.prepared
     engine_log = spec.log_dir / f"{name}-engine.log"
     argv += ["--log", str(engine_log)]
+    own_x = spec.x_of_decodes[index] if role is Role.DECODE and spec.x_of_decodes else None
+    if own_x is not None:
+        argv += ["--x", f"{own_x:g}"]
     if engine.model:
         argv += ["--model", engine.model]
     if spec.engine == "vllm":

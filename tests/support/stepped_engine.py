@@ -13,7 +13,7 @@ from ppd.servers.sim.core.handoffs import HandoffLedger, Transfer
 from ppd.servers.sim.core.scheduler import Output, Scheduler, Step
 from ppd.servers.sim.core.sequence import Finish, Sampling, Sequence
 
-PROFILE = EngineProfile()
+PROFILE = EngineProfile(first_sequence_s=1e-4, mean_context_token_s=1e-7)
 
 
 def profile_of(**changes: Any) -> ProfileFile:

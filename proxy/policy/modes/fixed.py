@@ -25,10 +25,11 @@ def always_split(turn: Turn, candidates: Candidates, rules: Rules) -> Preference
 
 
 def fraction(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
-    """The share x of sessions, all their turns."""
+    """The share x of sessions, all their turns; a D may have an x of its own."""
     if not appends(turn, candidates):
         return FIRST_TURN
-    if session_share(turn.session_id) < rules.x:
+    own = candidates.known.worker.x if candidates.known is not None else None
+    if session_share(turn.session_id) < (rules.x if own is None else own):
         return Preference(Route.LOCAL, "fraction_local")
     return Preference(Route.SPLIT, "fraction_split")
 

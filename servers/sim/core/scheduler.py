@@ -210,6 +210,12 @@ class Scheduler:
             budget -= tokens
         return chunks
 
+    def new_tokens(self, sequence: Sequence) -> int:
+        """How much of its prompt is not cached now."""
+        most = (len(sequence.tokens) - 1) // self._pool.block_size
+        hits = self._pool.match(sequence.block_hashes(self._pool.block_size)[:most])
+        return len(sequence.tokens) - len(hits) * self._pool.block_size
+
     def _find_prefix(self, sequence: Sequence) -> None:
         """Shares the cached blocks of the longest prefix; at least one token is left to compute."""
         most = (len(sequence.tokens) - 1) // self._pool.block_size

@@ -199,7 +199,8 @@ class SimEngine:
         try:
             prompt_tokens = sum(map(len, generation.prompts))
             pulled = transfer.remote is not None
-            await self._pause(request_time_s(self.config.profile, prompt_tokens, pulled=pulled))
+            new_tokens = 0 if pulled else sum(map(self.scheduler.new_tokens, sequences[:: generation.choices]))
+            await self._pause(request_time_s(self.config.profile, prompt_tokens, new_tokens))
             for choice, sequence in enumerate(sequences):
                 self._submit(sequence, _OutputState(deltas, choice, arrived_at, abort_after))
             yield deltas

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from ppd.offline.experiment.records import Record
-from ppd.offline.experiment.run import Profile, Run, Topology, Workload
+from ppd.offline.experiment.run import Profile, Run, Workload
 from ppd.offline.experiment.statistics import percentile
 from ppd.offline.load.measure import measure
 from ppd.offline.load.target import Target
 from ppd.offline.simulation.setup import Setup
 from ppd.offline.simulation.simulate import simulate
 from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.servers.fleet.topology import Topology
 from tests.support.proxy import ADMIN_KEY
 from tests.support.stepped_engine import profile_of
 

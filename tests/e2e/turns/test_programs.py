@@ -31,7 +31,7 @@ def left_in(folder: Path) -> list[Path]:
 
 async def start(*argv: str, cwd: Path) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *("env", "--default-signal=HUP"),  # whoever runs the tests may ignore it, as under nohup
+        *("env", "--default-signal=HUP,INT"),  # whoever runs the tests may ignore them, as under nohup
         sys.executable,
         *("-m", "ppd.servers", *argv),
         cwd=cwd,

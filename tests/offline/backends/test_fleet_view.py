@@ -40,6 +40,11 @@ def test_a_fleet_is_named_as_a_topology(names: str, topology: str) -> None:
     assert fleet(names).topology == topology
 
 
+def test_a_d_that_keeps_its_later_turns_is_named_so() -> None:
+    view = changed(changed(fleet("P1 D1 D2 D3"), "D2", x=1.0), "D1", x=0.0)
+    assert changed(view, "D3", x=1.0).topology == "1P_1D_2pD"
+
+
 def test_a_worker_that_takes_no_turns_does_not_count() -> None:
     view = changed(fleet("P1 D1 D2"), "D2", state="draining")
     assert (view.topology, view.is_ready) == ("1P_1D", False)
@@ -52,6 +57,9 @@ def test_a_worker_that_takes_no_turns_does_not_count() -> None:
         ("2D_1R_1P", "1R_1P_2D", True),
         ("1P_3D", "3P_1D", False),
         ("4R", "", False),
+        ("1P_2D_1pD", "1P_1pD_2D", True),
+        ("1P_2D_1pD", "1P_1D_2pD", False),
+        ("1P_3pD", "1P_3D", False),
     ],
 )
 def test_topologies_are_compared_by_their_counts(one: str, other: str, same: bool) -> None:

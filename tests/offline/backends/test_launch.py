@@ -30,6 +30,7 @@ def launching(tmp_path: Path) -> LaunchPlan:
         ("1P_3D", {Role.PREFILL: 1, Role.DECODE: 3, Role.REPLICA: 0}),
         ("4R", {Role.PREFILL: 0, Role.DECODE: 0, Role.REPLICA: 4}),
         ("1R_1P_2D", {Role.PREFILL: 1, Role.DECODE: 2, Role.REPLICA: 1}),
+        ("1R_1P_1D_1pD", {Role.PREFILL: 1, Role.DECODE: 2, Role.REPLICA: 1}),
     ],
 )
 def test_a_topology_is_launched_as_it_is_named(tmp_path: Path, topology: str, workers: dict[Role, int]) -> None:
@@ -37,6 +38,7 @@ def test_a_topology_is_launched_as_it_is_named(tmp_path: Path, topology: str, wo
     assert spec.workers == workers
     assert len(plan(spec)) == 1 + sum(workers.values())
     assert spec.log_dir == tmp_path / topology
+    assert spec.x_of_decodes == ((0.0, 1.0) if "pD" in topology else (None,) * workers[Role.DECODE])
 
 
 def test_every_fleet_has_a_key_and_ports_of_its_own(tmp_path: Path) -> None:

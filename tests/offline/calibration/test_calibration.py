@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from ppd.offline.calibration.errors import errors, markdown
 from ppd.offline.calibration.fit import Simulations
-from ppd.offline.calibration.observations import Observation, from_sweep, unrecognised_share
+from ppd.offline.calibration.observations import Observation, from_sweep
 from ppd.offline.calibration.sources import Region, open_source
 from ppd.offline.cli.calibrate import command
+from ppd.offline.experiment.plan import plan
 from ppd.offline.experiment.records import Origin, Outcome, RunResult
 from ppd.offline.experiment.run import Profile, Run, Workload
 from ppd.offline.simulation.setup import Setup
@@ -21,7 +22,7 @@ from ppd.offline.simulation.simulate import simulate
 from ppd.offline.sweep import grid_file
 from ppd.offline.sweep.folder import SweepFolder
 from ppd.proxy.errors import FormatError
-from ppd.servers.engine_profile.profile_file import ProfileFile, Status, load
+from ppd.servers.engine_profile.profile_file import ProfileFile, Status, encode, load
 from ppd.servers.engine_profile.step_time import EngineProfile
 from tests.support.stepped_engine import profile_of
 
@@ -141,16 +142,29 @@ def test_errors_are_medians_of_shares_with_the_bias_beside_them() -> None:
     assert "| 1R (fitted) | 3 | 20.0%, 28.0%, +10.0% |" in markdown([line], ["1R"])
 
 
-def test_turns_that_a_prototype_did_not_recognise_are_read_off_mean_and_median(tmp_path: Path) -> None:
+def test_a_published_cell_is_simulated_with_as_many_conversations(tmp_path: Path) -> None:
     rows = [
-        "1P_3D,small_tiny,4,40,40,100,100,120,130,130,150,8,8,8,1,1,100,10",
-        "1P_3pD,small_tiny,4,40,40,100,100,120,50,30,130,8,8,8,1,1,100,10",  # (50 - 30) / (130 - 30)
-        "1P_3D,small_tiny,16,40,40,100,100,120,930,930,950,8,8,8,1,1,100,10",  # beyond 8 QPS: the client's doing
-        "1P_3pD,small_tiny,16,40,40,100,100,120,90,30,130,8,8,8,1,1,100,10",
+        "1P_3D,small_tiny,4,37,37,100,100,120,130,130,150,8,8,8,1,1,100,10",
+        "1P_3pD,small_tiny,4,40,40,100,100,120,50,30,130,8,8,8,1,1,100,10",
     ]
     path = tmp_path / "rows.csv"
     path.write_text(HEADER + "\n".join(rows) + "\n")
-    assert unrecognised_share(path, "1P_3pD", "1P_3D") == pytest.approx(0.2)
+    split, local = open_source(path).observations
+    assert [len(plan(run)) for run in split.runs] == [37] * 2
+    assert [len(plan(run)) for run in local.runs] == [40] * 2
+    assert {run.seed for run in split.runs}.isdisjoint(run.seed for run in local.runs)  # each its own arrivals
+
+
+def test_a_profile_is_checked_without_a_fit(tmp_path: Path) -> None:
+    folder, profile = saved(tmp_path / "sweep", measured()), tmp_path / "truth.json"
+    profile.write_bytes(encode(PROFILE))
+    done = CliRunner().invoke(command, [str(folder), "--check", str(profile), "--jobs", "1"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "| 1P_1pD | 3 | 0.0%, 0.0%, +0.0% | 0.0%, 0.0%, +0.0% | 0.0% |" in done.output
+    assert "are in the measured order" in done.output
+    absent = CliRunner().invoke(command, [str(folder), "--check", "absent"])
+    assert absent.exit_code == 1
+    assert "profile = 'absent'" in absent.output
 
 
 @pytest.mark.parametrize(

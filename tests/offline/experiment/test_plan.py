@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from ppd.offline.experiment.plan import plan
-from ppd.offline.experiment.run import Profile, Run, Topology, Workload
+from ppd.offline.experiment.run import Profile, Run, Workload
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.policy import Route
 
@@ -91,10 +91,11 @@ def test_a_trace_that_has_no_rhythm_is_refused(trace: list[float]) -> None:
         plan(run_of(), trace)
 
 
-@pytest.mark.parametrize("name", ["", "1P", "P_D", "2D_1X", "1P_2R", "0R"])
-def test_a_topology_that_cannot_answer_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="topology = "):
-        Topology.parse(name)
+def test_a_d_with_a_share_of_its_own_is_not_forced_after_the_first_turn() -> None:
+    run = Run(topology="1R_1P_1D_1pD", workload=WORKLOAD, qps=4.0, conversations=50)
+    routes = {turn.route for one in plan(run) for turn in one.turns[1:]}
+    assert routes == {None, Route.REPLICA}
+    assert {one.turns[0].route for one in plan(run)} == {Route.SPLIT, Route.REPLICA}
 
 
 def test_a_run_is_named_by_all_that_makes_it_another() -> None:
@@ -102,7 +103,7 @@ def test_a_run_is_named_by_all_that_makes_it_another() -> None:
     assert Run(topology="4R", workload=WORKLOAD, qps=0.5).cell == "4R/small_tiny-turns3-think5/q0.5"
 
 
-@pytest.mark.parametrize(("topology", "x"), [("4R", 0.5), ("1P_3D", None)])
+@pytest.mark.parametrize(("topology", "x"), [("4R", 0.5), ("1P_3D", None), ("1P_1D_2pD", 1.0)])
 def test_x_is_for_fleets_that_have_a_choice(topology: str, x: float | None) -> None:
     with pytest.raises(ValueError, match="x: topology"):
         run_of(topology=topology, x=x)

@@ -12,7 +12,7 @@ from ppd.offline.simulation.timeline import Timeline
 from ppd.servers.engine_profile.step_time import EngineProfile, attention_pairs, step_time_s
 from tests.support.stepped_engine import Engine as SteppedEngine
 
-PROFILE = EngineProfile(max_batched_tokens=64)
+PROFILE = EngineProfile(max_batched_tokens=64, first_sequence_s=1e-4, mean_context_token_s=1e-7)
 
 
 class Bench:

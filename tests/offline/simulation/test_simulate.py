@@ -14,7 +14,7 @@ from ppd.offline.simulation.setup import Setup
 from ppd.offline.simulation.simulate import simulate
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
-from ppd.servers.engine_profile.profile_file import Transfers
+from ppd.servers.engine_profile.profile_file import SlowWorker, Transfers
 from ppd.servers.engine_profile.step_time import EngineProfile
 from tests.support.stepped_engine import profile_of
 
@@ -121,16 +121,27 @@ def test_a_prompt_that_no_engine_can_hold_fails_and_so_do_the_turns_after_it() -
 
 
 def test_retokenised_answers_are_prefilled_again() -> None:
-    records = simulate(run_of(x=1.0, qps=0.5), replace(SETUP, retokenised_replies=True))
+    records = simulate(run_of(x=1.0, qps=0.5), replace(SETUP, retokenised_replies=1.0))
     assert {record.cached_tokens for record in of_turn(records, 2)} == {512}
 
 
-def test_the_published_prototype_pairs_by_one_hash_and_loses_some_sessions() -> None:
-    published = replace(SETUP, published_routing=True, unrecognised=0.3)
-    records = simulate(run_of("2P_2D", x=1.0, conversations=200), published)
-    assert {(one.prefill, one.decode) for one in of_turn(records, 1)} == {("P1", "D1"), ("P2", "D2")}
-    lost = Counter(record.route for record in records if record.turn > 1)
-    assert lost["SPLIT"] / lost.total() == pytest.approx(0.3, abs=0.05)
+def test_where_each_d_has_its_own_x_the_proxy_goes_by_it() -> None:
+    records = simulate(run_of("1P_1D_1pD", x=None), SETUP)
+    ways = Counter((record.decode, record.route) for record in records if record.turn > 1)
+    assert set(ways) == {("D1", "SPLIT"), ("D2", "LOCAL")}
+    assert {record.route for record in of_turn(records, 1)} == {"SPLIT"}
+
+
+def test_one_worker_of_the_measured_fleet_may_be_slow() -> None:
+    slow = SlowWorker(
+        topology="2R", worker="R2", request_s=0, prefill_token_s=0, context_token_s=1e-5, mean_context_token_s=0
+    )
+    records = simulate(run_of("2R", x=None), replace(SETUP, slow=slow))
+    usual = {record.decode: record.tpot_s for record in simulate(run_of("2R", x=None), SETUP)}
+    tpots = {name: [one.tpot_s or 0.0 for one in records if one.decode == name] for name in usual}
+    assert min(tpots["R2"]) > max(tpots["R1"])
+    elsewhere = replace(SETUP, slow=replace_struct(slow, topology="3R"))
+    assert simulate(run_of("2R", x=None), elsewhere) == simulate(run_of("2R", x=None), SETUP)
 
 
 def test_requests_of_a_shared_prefix_find_it() -> None:
@@ -147,7 +158,8 @@ def test_a_run_without_end_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    "setting", [{"connections": 0}, {"unrecognised": 1.5}, {"lease_s": 0.0}, {"heartbeat_s": -1.0}]
+    "setting",
+    [{"connections": 0}, {"unrecognised": 1.5}, {"retokenised_replies": -0.1}, {"lease_s": 0.0}, {"heartbeat_s": -1.0}],
 )
 def test_a_setting_out_of_range_is_named(setting: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=next(iter(setting))):

@@ -73,9 +73,12 @@ def test_a_trace_is_found_beside_the_grid(tmp_path: Path) -> None:
         (GOOD.replace("[1, 4]", "[1, 1.0]"), "qps[1] = 1: must be named once"),
         (GOOD.replace("[1, 4]", "[1, 1.0000001]"), "two cells have the name 2P_2D-x0/small_tiny/q1"),
         (GOOD.replace("qps = [1, 4]", ""), "qps: is missing"),
-        (GOOD.replace("2P_2D", "2X_2D"), "topologies: topology = '2X_2D': must be counts of P, D and R"),
+        (GOOD.replace("2P_2D", "2X_2D"), "topologies: topology = '2X_2D': must be counts of P, D, pD and R"),
         (GOOD.replace("2P_2D", "2P_2R"), "P only beside D"),
-        (GOOD.replace("4R = []", "4R = [0]"), "topologies.4R = [0.0]: must be []: a fleet without D has no x"),
+        (
+            GOOD.replace("4R = []", "4R = [0]"),
+            "topologies.4R = [0.0]: must be []: a fleet without D, or with pD, has no x",
+        ),
         (GOOD.replace('[0, "1/3", 1]', "[]"), "topologies.2P_2D = []: must be a list of shares"),
         (GOOD.replace("1/3", "a third"), "topologies.2P_2D = 'a third': must be a share from 0 to 1, or a fraction"),
         (GOOD.replace("1/3", "1/0"), "topologies.2P_2D = '1/0': must be a share"),
@@ -115,7 +118,12 @@ def test_the_papers_grid_has_its_3060_runs() -> None:
     runs = list(grid_file.read("paper").runs(0))
     arms = {(run.topology, run.x) for run in runs}
     assert (len(runs), len(arms)) == (3060, 17)
-    assert {topology for topology, _ in arms} == {"4R", "1P_3D", "2P_2D", "3P_1D", "1R_1P_2D", "1R_2P_1D", "2R_1P_1D"}
+    assert {topology for topology, x in arms if x is not None} == {
+        *("1P_3D", "2P_2D", "3P_1D", "1R_1P_2D", "1R_2P_1D", "2R_1P_1D")
+    }
+    assert {topology for topology, x in arms if x is None} == {
+        *("4R", "1P_2D_1pD", "1P_1D_2pD", "2P_1D_1pD", "1R_1P_1D_1pD")
+    }
     assert {run.qps for run in runs} == {0.5, 1, 2, 4, 6, 8, 10, 12, 16, 20}
 
 

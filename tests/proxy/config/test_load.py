@@ -146,6 +146,17 @@ def test_of_a_list_the_wrong_item_is_shown(name: str, items: list[object], shown
         build(None, {name: items})
 
 
+@pytest.mark.parametrize(("option", "x"), [("", None), (",x=0", 0.0), (",x=0.25", 0.25), (",x=1", 1.0)])
+def test_a_static_worker_may_have_a_share_of_its_own(option: str, x: float | None) -> None:
+    assert parse_worker(f"D=a:1{option}").x == x
+
+
+@pytest.mark.parametrize("option", ["x=", "x=1.1", "x=-0.1", "x=nan", "x=inf", "x=half"])
+def test_a_static_workers_share_that_is_none_is_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match="x=SHARE"):
+        parse_worker(f"D=a:1,{option}")
+
+
 def test_all_wrong_workers_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         static_workers(build(None, {"workers": ("X=a:1", "P=a:1", "D=a:1", "R=b")}))

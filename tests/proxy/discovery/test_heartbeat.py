@@ -81,6 +81,17 @@ def test_kv_events_come_from_the_engines_own_host_over_tcp(source: Any) -> None:
         decode(pack({**OURS, "kv_events": source}))
 
 
+@pytest.mark.parametrize("x", [0, 0.5, 1, None])
+def test_a_d_may_have_a_share_of_its_own(x: float | None) -> None:
+    assert decode(pack({**OURS, "x": x})).worker.x == x
+
+
+@pytest.mark.parametrize("x", [-0.1, 1.5, float("nan"), float("inf"), "1", True])
+def test_a_share_that_is_none_is_refused(x: Any) -> None:
+    with pytest.raises(FormatError, match="x"):
+        decode(pack({**OURS, "x": x}))
+
+
 def test_the_p2p_nccl_ping_names_a_worker_and_its_coordinates() -> None:
     worker = decode(pack(P2P)).worker
     assert (worker.role, worker.address, worker.connector) == (Role.PREFILL, "10.0.0.5:8100", "p2p_nccl")

@@ -53,6 +53,17 @@ def test_a_follow_up_turn_goes_where_the_mode_says(by: Rules, route: Route, reas
     assert (decision.route, decision.reason) == (route, reason)
 
 
+@pytest.mark.parametrize(
+    ("own", "x", "route"), [(1.0, 0.0, Route.LOCAL), (0.0, 1.0, Route.SPLIT), (None, 1.0, Route.LOCAL)]
+)
+def test_a_d_with_a_share_of_its_own_goes_by_it(own: float | None, x: float, route: Route) -> None:
+    by = rules(Mode.FRACTION, x=x)
+    here, there = (replace(view, worker=replace_worker(view.worker, x=own)) for view in (D2, D1))
+    decision = run(NEXT, (P1, D1, here), by=by)
+    assert (decision.route, decision.reason) == (route, f"fraction_{route.value.lower()}")
+    assert run(NEXT, (P1, there, D2), by=by).route is (Route.LOCAL if x else Route.SPLIT)  # the session is on D2
+
+
 @pytest.mark.parametrize("mode", [Mode.TABLE, Mode.ALWAYS_LOCAL, Mode.ALWAYS_SPLIT, Mode.FRACTION])
 def test_the_first_turn_is_split_in_every_mode_of_the_paper(mode: Mode) -> None:
     decision = run(FIRST, by=rules(mode, x=1.0))

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from ppd.servers.cli.demo import command, out_of_the_way
+from ppd.servers.cli.up import with_topology
 
 
 def test_without_its_client_the_demo_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -37,6 +38,6 @@ def test_a_second_demo_needs_another_port_for_its_clients_only(argv: list[str], 
         with contextlib.suppress(OSError):  # another program has it already
             first.bind(("127.0.0.1", 30001))
             first.listen()
-        flags = out_of_the_way(context.params)
+        flags = out_of_the_way(with_topology(context.params))
         assert (flags["heartbeat_port"] == 30001) is kept
         assert flags["port"] == context.params["port"]

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from ppd.proxy.errors import ConfigError, FormatError
 from ppd.servers.engine_profile.profile_file import (
     BUNDLED,
+    LATER_COSTS,
     Check,
     Fit,
+    FittedRange,
     ProfileFile,
     Status,
     Transfers,
@@ -99,9 +102,28 @@ def test_what_is_not_json_is_a_format_error(data: bytes) -> None:
 
 
 def test_every_cost_is_needed() -> None:
-    for name in EngineProfile.__slots__:
+    for name in set(EngineProfile.__slots__) - LATER_COSTS:
         with pytest.raises(FormatError, match=rf"costs\.{name}: is missing"):
             decode(changed(lambda document, name=name: document["costs"].pop(name)))  # type: ignore[misc]
+
+
+def test_a_file_without_the_later_costs_is_read_with_none_of_them() -> None:
+    def drop(document: dict[str, Any]) -> None:
+        for name in LATER_COSTS:
+            del document["costs"][name]
+
+    costs = decode(changed(drop)).costs
+    assert all(getattr(costs, name) == 0 for name in LATER_COSTS)
+
+
+@pytest.mark.parametrize(("context", "is_guess"), [(3104, False), (3105, True)])
+def test_a_fitted_profile_says_what_it_did_not_see(context: int, is_guess: bool) -> None:
+    seen = FittedRange(context_tokens=3104, new_tokens=1024, qps=8.0)
+    assert PROFILE.fit is not None
+    profile = replace_struct(PROFILE, fit=replace_struct(PROFILE.fit, range=seen))
+    assert ("3,105" in profile.beyond(context)) == is_guess
+    assert decode(encode(profile)) == profile
+    assert PROFILE.beyond(10**9) == ""  # it does not say what it saw
 
 
 def test_a_profile_is_found_by_name_and_by_path(tmp_path: Path) -> None:

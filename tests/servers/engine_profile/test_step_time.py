@@ -6,6 +6,8 @@ import pytest
 
 from ppd.proxy.errors import ConfigError
 from ppd.servers.engine_profile.step_time import (
+    FIRST_SEQUENCES,
+    HOST_TOKEN_S,
     EngineProfile,
     attention_pairs,
     request_time_s,
@@ -17,10 +19,12 @@ H100 = EngineProfile()
 GRID = [(new, cached) for new in (16, 64, 256, 1024) for cached in (256, 1024, 2048)]
 
 
-def append_s(new: int, cached: int) -> float:
-    """TTFT of a lone append on an engine that holds `cached` tokens of the prompt."""
-    step = step_time_s(H100, 0, 0, new, attention_pairs(new, cached))
-    return request_time_s(H100, new + cached, pulled=False) + step
+def append_s(new: int, context: int) -> float:
+    """TTFT of a lone append to a published context: half of it is the answer before, which is computed again."""
+    cached = context // 2
+    computed = new + context - cached
+    step = step_time_s(H100, 0, 0, computed, attention_pairs(computed, cached))
+    return request_time_s(H100, new + context, computed) + step
 
 
 @pytest.mark.parametrize(("new", "cached"), GRID)
@@ -33,7 +37,7 @@ def test_an_append_takes_as_long_as_the_published_law_says(new: int, cached: int
 def test_a_turn_through_p_takes_as_long_as_the_published_law_says(new: int, cached: int) -> None:
     law_s = (92.2 + 0.045 * new + 0.0245 * cached) / 1000
     decode_leg = (
-        request_time_s(H100, new + cached, pulled=True)
+        request_time_s(H100, new + cached, 0)
         + transfer_time_s(H100, new + cached)
         + step_time_s(H100, 1, new + cached, 0, 0)
     )
@@ -68,6 +72,30 @@ def test_every_term_lengthens_a_step() -> None:
     assert base == H100.step_s
     for load in [(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)]:
         assert step_time_s(H100, *load) > base
+
+
+def test_the_first_sequences_of_a_batch_cost_more_than_the_rest() -> None:
+    profile = replace(H100, first_sequence_s=1e-3)
+    extra_s = [step_time_s(profile, n, 0, 0, 0) - step_time_s(H100, n, 0, 0, 0) for n in (0, 1, FIRST_SEQUENCES, 48)]
+    assert extra_s == pytest.approx([0.0, 1e-3, FIRST_SEQUENCES * 1e-3, FIRST_SEQUENCES * 1e-3])
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+def test_a_mean_context_costs_the_same_in_any_batch(batch: int) -> None:
+    profile = replace(H100, mean_context_token_s=1e-6)
+    extra_s = step_time_s(profile, batch, batch * 2000, 0, 0) - step_time_s(H100, batch, batch * 2000, 0, 0)
+    assert extra_s == pytest.approx(2e-3)
+
+
+def test_a_cached_prompt_is_read_and_no_more() -> None:
+    assert request_time_s(H100, 100_000, 0) == pytest.approx(H100.request_s + 100_000 * HOST_TOKEN_S)
+    assert request_time_s(H100, 100, 100) > request_time_s(H100, 100, 50) > request_time_s(H100, 100, 0)
+
+
+def test_a_connector_costs_host_work_only_where_there_is_one() -> None:
+    profile = replace(H100, connector_s=5e-3)
+    without, with_one = (request_time_s(profile, 10, 10, has_connector=has) for has in (False, True))
+    assert with_one - without == pytest.approx(5e-3)
 
 
 def test_nothing_to_transfer_takes_no_time() -> None:

@@ -37,6 +37,15 @@ def test_every_agent_tells_the_fleets_own_proxy() -> None:
     assert flag(plan(spec(port_offset=100))[1].launch.argv, "--port") == "8200"
 
 
+def test_a_d_with_a_share_of_its_own_is_told_it_and_the_proxy_goes_by_it() -> None:
+    proxy, p1, d1, d2, r1 = plan(spec(x_of_decodes=(0.0, 1.0)))
+    assert flag(proxy.launch.argv, "--mode") == "fraction"
+    assert [flag(member.launch.argv, "--x") for member in (d1, d2)] == ["0", "1"]
+    assert not any("--x" in member.launch.argv for member in (p1, r1))
+    for unset in ((), (None, None)):
+        assert not any({"--x", "--mode"} & set(member.launch.argv) for member in plan(spec(x_of_decodes=unset)))
+
+
 def test_the_admin_key_is_not_on_a_command_line() -> None:
     proxy = plan(spec(admin_key="secret"))[0]
     assert "secret" not in proxy.launch.argv

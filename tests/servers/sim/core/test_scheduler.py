@@ -145,3 +145,12 @@ def test_answers_end(settings: dict[str, Any], finish: Finish, answered: int | N
 def test_without_a_limit_answers_end_by_themselves() -> None:
     text = alone("x" * 5, max_tokens=5000, ignore_eos=False)
     assert 23 <= len(text) < 95
+
+
+def test_what_is_cached_of_a_prompt_is_not_new() -> None:
+    engine = Engine()
+    first = engine.add("first", "abcdefgh")
+    assert engine.scheduler.new_tokens(first) == 8
+    engine.run()
+    again = engine.add("again", "abcdefghijkl")
+    assert engine.scheduler.new_tokens(again) == 4  # two blocks of four are there

@@ -1,0 +1,44 @@
+"""The fleet that `ppd up` is asked for, by name or by counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from ppd.offline.sweep import grid_file
+from ppd.proxy.errors import ConfigError
+from ppd.servers.cli.up import fleet_options, with_topology
+from ppd.servers.fleet.topology import Topology
+
+
+def asked(*args: str) -> Topology:
+    found: list[Topology] = []
+
+    @click.command()
+    @fleet_options
+    def command(**flags: Any) -> None:
+        found.append(with_topology(flags)["topology"])
+
+    CliRunner().invoke(command, list(args), catch_exceptions=False, standalone_mode=False)
+    return found[0]
+
+
+def test_counts_are_the_default() -> None:
+    assert asked().workers == 4
+    assert asked("-P", "2", "-R", "0") == Topology("", 2, 2, 0)
+
+
+def test_each_of_the_papers_topologies_can_be_named() -> None:
+    names = [arms.topology for arms in grid_file.read("paper").arms]
+    papers = {*names, *(name.replace("D", "pD") for name in names if Topology.parse(name).has_choice)}
+    assert len(papers) == 17
+    assert {asked("--topology", name) for name in papers} == {Topology.parse(name) for name in papers}
+
+
+@pytest.mark.parametrize("flag", ["-P", "--decode", "-R"])
+def test_a_name_and_counts_together_are_refused(flag: str) -> None:
+    with pytest.raises(ConfigError, match="--topology 1P_1D counts the workers already"):
+        asked("--topology", "1P_1D", flag, "1")

@@ -19,6 +19,7 @@ from ppd.proxy.kv_events.block_tokens import BlockTokens, PromptTokens, UnreadTo
 from ppd.proxy.kv_events.engine_caches import EngineCaches
 from ppd.proxy.kv_events.event_batch import Cleared, Removed, Stored, decode, session_name
 from ppd.proxy.kv_events.event_stream import EventStream
+from tests.support.announcements import stored_event
 
 BLOCK = 4
 PLAIN = scope_of("", "")
@@ -147,20 +148,7 @@ def test_tokens_find_what_is_there_as_chains_written_out_do(sweep_slack: int, da
 
 
 def event(**changes: Any) -> dict[str, Any]:
-    """As vLLM 0.32 writes it."""
-    known = {
-        "type": "BlockStored",
-        "block_hashes": [7, 8],
-        "parent_block_hash": None,
-        "token_ids": [1, 2, 70_000, 4],
-        "block_size": 2,
-        "lora_id": None,
-        "medium": "GPU",
-        "lora_name": None,
-        "extra_keys": [None, None],
-        "group_idx": 0,
-    } | changes
-    return {name: value for name, value in known.items() if value != "absent"}
+    return stored_event(**({"token_ids": [1, 2, 70_000, 4]} | changes))
 
 
 def read(one: Any, *, reads_tokens: bool = True) -> BlockTokens | None:

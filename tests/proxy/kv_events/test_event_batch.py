@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ppd.proxy.errors import FormatError
 from ppd.proxy.kv_events.event_batch import CacheChange, Cleared, Removed, Stored, decode, rank_of, session_name
+from tests.support.announcements import stored_event
 
 SESSION = 0x0123456789ABCDE
 DIGEST = bytes(24) + (7).to_bytes(8)
@@ -22,21 +23,8 @@ def packed(*events: Any, rank: int | None = 0) -> bytes:
 
 def stored(**changes: Any) -> dict[str, Any]:
     """As vLLM 0.33 writes it."""
-    event = {
-        "type": "BlockStored",
-        "block_hashes": [7, 2**64 - 1],
-        "parent_block_hash": None,
-        "token_ids": [1, 2, 3, 4],
-        "block_size": 2,
-        "lora_id": None,
-        "medium": "GPU",
-        "lora_name": None,
-        "extra_keys": [None, None],
-        "group_idx": 0,
-        "kv_cache_spec_kind": "full_attention",
-        "session_id": session_name(SESSION),
-    }
-    return {name: value for name, value in (event | changes).items() if value != "absent"}
+    newest = {"kv_cache_spec_kind": "full_attention", "session_id": session_name(SESSION)}
+    return stored_event(**({"block_hashes": [7, 2**64 - 1], **newest} | changes))
 
 
 def as_array(event: dict[str, Any]) -> list[Any]:

@@ -7,6 +7,7 @@ import msgspec
 from ppd.servers.sim.core.block_pool import AllBlocksCleared, BlockRemoved, BlockStored, CacheEvent, Namespace
 from ppd.servers.sim.core.config import EventEncoding
 from ppd.servers.sim.engine.kv_event_encoding import encode_batch
+from tests.support.announcements import stored_event
 
 HERE, SALTED = Namespace("m"), Namespace("m", lora="l", cache_salt="s")
 
@@ -25,18 +26,7 @@ def decoded(*events: CacheEvent, encoding: EventEncoding = EventEncoding.MAP) ->
 
 def test_blocks_that_follow_each_other_share_an_event() -> None:
     (event,) = decoded(stored(7, None, 1, 2), stored(8, 7, 3, 4))
-    assert event == {
-        "type": "BlockStored",
-        "block_hashes": [7, 8],
-        "parent_block_hash": None,
-        "token_ids": [1, 2, 3, 4],
-        "block_size": 2,
-        "lora_id": None,
-        "medium": "GPU",
-        "lora_name": None,
-        "extra_keys": [None, None],
-        "group_idx": 0,
-    }
+    assert event == stored_event()
 
 
 def test_other_chains_and_other_sessions_have_events_of_their_own() -> None:

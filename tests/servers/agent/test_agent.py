@@ -306,6 +306,7 @@ def options(**changes: Any) -> AgentOptions:
         "advertise": "",
         "connector": "nixl",
         "coordinates": (),
+        "x": None,
         "interval": 10.0,
         "drain_timeout": 60.0,
         "api_key": "",

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppd.proxy.beliefs.held import Found
+from ppd.proxy.beliefs.held import Found, Residency
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
 from ppd.proxy.kv_events.block_index import FORKS_LIMIT, SWEEP_SLACK, BlockIndex
 from ppd.proxy.kv_events.block_tokens import BlockTokens, PromptTokens, UnreadTokens, packed, scope_of
-from ppd.proxy.kv_events.engine_caches import EngineCaches
+from ppd.proxy.kv_events.engine_caches import LATE_FOR_S, EngineCaches
 from ppd.proxy.kv_events.event_batch import Cleared, Removed, Stored, decode, session_name
 from ppd.proxy.kv_events.event_stream import EventStream
 from tests.support.announcements import stored_event
@@ -254,6 +254,31 @@ def test_events_of_a_sessions_newest_turn_may_be_under_way(version: str, is_exac
     assert caches.found(prompt, "m", views(worker), 5, None, 0.0) == {D.id: Found(0, is_exact=is_exact)}
     caches.stream(D.id, 0).take(1, payload((1,), session_id=session_name(5)))
     assert caches.found(prompt, "m", views(worker), 5, None, 0.0) == {D.id: Found(BLOCK, is_exact=True)}
+
+
+@pytest.mark.parametrize(
+    ("last", "is_exact"),
+    [
+        (None, True),
+        (Residency(D.id, "i", 3 * BLOCK), True),  # its last block may stay unannounced
+        (Residency(D.id, "i", 4 * BLOCK), False),
+        (Residency(WorkerId("elsewhere:1"), "i", 4 * BLOCK), True),
+    ],
+)
+def test_until_events_tell_of_the_newest_turn_the_worker_may_hold_more(last: Residency | None, is_exact: bool) -> None:
+    caches = EngineCaches(lambda history: history, reads_tokens=True)
+    taken(caches.stream(D.id, 0), (0, payload((1,), session_id=session_name(5))))
+    found = caches.found(PromptTokens(ids(HEAD)), "m", views(D), 5, last, 0.0)
+    assert found == {D.id: Found(BLOCK, is_exact=is_exact)}
+
+
+def test_a_worker_whose_events_come_late_says_nothing_of_any_prompt() -> None:
+    caches, prompt = EngineCaches(lambda history: history, reads_tokens=True), PromptTokens(ids(HEAD))
+    taken(caches.stream(D.id, 0), (0, payload((1,))))
+    caches.stored(D.id, 6, 100 * BLOCK, 100 * BLOCK, 10.0)
+    assert caches.found(prompt, "m", views(D), None, None, 10.0) == {D.id: Found(BLOCK, is_exact=True)}
+    assert caches.found(prompt, "m", views(D), None, None, 11.0) == {}
+    assert caches.found(prompt, "m", views(D), None, None, 11.0 + LATE_FOR_S) == {D.id: Found(BLOCK, is_exact=True)}
 
 
 def test_of_several_ranks_the_least_counts() -> None:

@@ -98,7 +98,8 @@ def find_candidates(
             raise AllDown(f"every worker that serves model {turn.model!r} is down")
         check_model(turn.model, fleet.views.values())
         raise NoWorkerError(f"no decode or replica worker can serve model {turn.model!r} now")
-    if turn.held and not turn.held_tokens and decodes:  # by no turns of its own: where it would go in any case
+    if turn.held and not (turn.held_tokens or turn.stored_response) and decodes:
+        # By no turns of its own: where it would go in any case.
         known = pick_decode(turn, decodes, partial(slow_start_factor, now_s=now_s, warm_up_s=rules.warm_up_s))
     excluded = frozenset((*avoid, *blocked)) if avoid else blocked
     return Candidates(prefills, decodes, replicas, full, excluded, known, qps, now_s, rules.warm_up_s)

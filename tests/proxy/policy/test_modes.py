@@ -101,6 +101,11 @@ def test_what_is_forced_or_needs_one_engine_is_no_modes_business(
     )
 
 
+def test_a_head_elsewhere_does_not_hide_that_the_engine_of_a_stored_response_is_down() -> None:
+    turn = replace(NEXT, held=held(D1, 1000, SHARED), held_tokens=0, stored_response=True)
+    assert run(turn, (P1, D1, replace(D2, up=False)), rules()).vetoes == ("decode_down",)
+
+
 @pytest.mark.parametrize("mode", Mode)
 def test_every_mode_does_with_what_is_left_of_the_fleet(mode: Mode) -> None:
     for fleet in [(D1,), (R1,), (P1, D1), (P1, D1, R1), FLEET]:

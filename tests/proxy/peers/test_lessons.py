@@ -27,6 +27,7 @@ from tests.support.processes import R1, Pair, worker
 CAPACITY = 10_000
 ADDED = {1: 3, 5: 4000}
 MARK = Mark(77, 400)
+POINT = Mark(71, 400)
 
 
 @asynccontextmanager
@@ -73,6 +74,18 @@ def holds(state: State, history: int) -> int:
     return state.beliefs.held(views, PromptEntry(history, history), 10**9).get(R1, Held(0, "")).tokens  # type: ignore[arg-type]
 
 
+def opens(state: State) -> None:
+    entry = PromptEntry(7, points=(POINT,))
+    TurnTouches(state.beliefs, entry, {}, decode=R1, prefill=None, prompt_tokens=900).answering()
+
+
+def begins_alike(state: State) -> int:
+    """Tokens of a prompt that has no more in common with any other than a point inside of its head."""
+    views = state.registry.fleet("m").views
+    held = state.beliefs.held(views, PromptEntry(8, points=(POINT,)), 0).get(R1)
+    return 0 if held is None else held.tokens
+
+
 def missed(state: State) -> None:
     """Twice, prefixes that had been used just before."""
     where = state.beliefs.residency(R1, 2000)
@@ -91,6 +104,7 @@ TAUGHT: dict[str, tuple[Callable[[State], Any], Callable[[State], Any]]] = {
         lambda state: (state.tokens.estimate("m", ADDED), state.tokens.expected_output("m", None, None)),
     ),
     "room in a cache": (missed, capacity),
+    "a head that others share in part": (opens, begins_alike),
     "a prefix that was used": (lambda state: touches(state, 5, 900).answering(), lambda state: holds(state, 5)),
 }
 

@@ -108,12 +108,14 @@ def test_the_table_gives_n_failures_and_intervals() -> None:
     assert "- 1 full, 8: 1 failed, the first because HTTP 500" in lines
 
 
+@pytest.mark.e2e  # draws for seconds
 def test_a_figure_is_a_png_and_the_same_each_time() -> None:
     image = draw(POINTS, Experiment.BATCH, "Title")
     assert image is not None and image.startswith(b"\x89PNG")
     assert draw(POINTS, Experiment.BATCH, "Title") == image
 
 
+@pytest.mark.e2e  # draws for seconds
 def test_the_other_experiments_have_figures_too() -> None:
     for experiment in (Experiment.CONTEXT, Experiment.APPEND):
         points = gather(

@@ -48,6 +48,7 @@ def report(sweep_in: MakeSweep, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return write_report(sweep_in(tmp_path_factory.mktemp("report"), "2P_2D", "4R", later=["mid_bal"]))
 
 
+@pytest.mark.e2e  # draws for seconds
 def test_a_report_is_a_page_its_figures_and_every_number(report: Path) -> None:
     path = report
     assert (path.parent.name, path.name) == ("report", "index.html")
@@ -71,6 +72,7 @@ def test_a_report_is_a_page_its_figures_and_every_number(report: Path) -> None:
     assert float(one["later_tpot_s_mean"]) == pytest.approx(0.008 * 1.08 * 1.1)
 
 
+@pytest.mark.e2e  # draws for seconds
 def test_the_same_runs_make_the_same_bytes(report: Path) -> None:
     files = {path.name: path.read_bytes() for path in report.parent.iterdir()}
     write_report(report.parents[1])
@@ -215,6 +217,7 @@ def test_every_number_has_its_n_and_its_interval(sweep: MakeSweep) -> None:
         assert "±" in row[columns["TPOT mean, ms"]]
 
 
+@pytest.mark.e2e  # draws for seconds
 def test_tables_of_several_kinds_of_conversation_are_all_drawn(sweep: MakeSweep) -> None:
     found = made(sweep("2P_2D", qps=(1, 4), turns=(2, 4), later=["mid_bal", "huge_paste"]))
     assert set("overview load gains winners decisions trade-off turns numbers".split()) <= set(anchors(found))

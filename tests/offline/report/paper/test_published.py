@@ -180,6 +180,7 @@ def test_a_part_without_replicas_says_what_it_lacks(tmp_path: Path) -> None:
     assert "6 of the paper's 17 configurations; none of the modes replica, 0<x<1, hybrid" in words
 
 
+@pytest.mark.e2e  # draws for seconds
 def test_the_published_report_is_written(tmp_path: Path) -> None:
     rows = part(tmp_path / "rows.csv", lambda config, workload: config == "4R" and workload == "small_tiny")
     path = write_published_report(rows, tmp_path / "out", DESCRIPTION)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from ppd.proxy.errors import ConfigError
-from ppd.servers.engine_profile.step_time import EngineProfile, attention_pairs, request_time_s, step_time_s
+from ppd.proxy.laws.step_time import EngineProfile, attention_pairs, request_time_s, step_time_s
 
 from .experiment.records import Record
 from .simulation.playback import Playback, PlayedTurn, Window

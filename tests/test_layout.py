@@ -32,9 +32,9 @@ ROOMS = {
             "settings",
         ),
         *("discovery", "policy", "connectors", "upstream", "openai", "sessions", "kv_events", "telemetry"),
-        *("decision_table", "beliefs", "fleet", "runtime", "config", "errors", "failures"),
+        *("decision_table", "beliefs", "laws", "fleet", "runtime", "config", "errors", "failures"),
     ),
-    "servers": ("__main__", "cli", "agent", "fleet", "vllm", "sim", "engine_profile"),
+    "servers": ("__main__", "cli", "agent", "fleet", "vllm", "sim"),
     "servers/sim": ("__main__", "command", "launch", "api", "engine", "templates", "core"),
     "offline": (
         *("cli", "report", "bench", "calibration", "backends", "sweep", "goodput", "simulation", "load", "tables"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from ppd.servers.engine_profile.profile_file import Fit, ProfileFile
+from ppd.proxy.laws.profile_file import Fit, ProfileFile
 
 from .assess import Assessment
 from .errors import markdown

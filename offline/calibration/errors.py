@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ppd.servers.engine_profile.profile_file import Check
+from ppd.proxy.laws.profile_file import Check
 
 from ..experiment.statistics import percentile
 from .fit import Means

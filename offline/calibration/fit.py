@@ -20,7 +20,7 @@ from msgspec.structs import replace as replace_struct
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.proxy.laws.step_time import EngineProfile
 
 from ..simulation.setup import Setup
 from ..simulation.simulate import simulate

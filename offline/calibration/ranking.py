@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from ppd.servers.engine_profile.profile_file import RankCheck
+from ppd.proxy.laws.profile_file import RankCheck
 
 from .fit import Means
 from .observations import Observation

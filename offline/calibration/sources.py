@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ppd.proxy.errors import FormatError
-from ppd.servers.engine_profile.profile_file import FittedRange, ProfileFile, SlowWorker, Status, Transfers
+from ppd.proxy.laws.profile_file import FittedRange, ProfileFile, SlowWorker, Status, Transfers
 from ppd.servers.fleet.topology import Topology
 
 from ..simulation.setup import Setup

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ppd.proxy.errors import ConfigError
-from ppd.servers.engine_profile.profile_file import Transfers, encode
+from ppd.proxy.laws.profile_file import Transfers, encode
 
 from ..backends.live import RunLimits
 from ..backends.target import TargetPlan

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ppd.servers.engine_profile.profile_file import Transfers
+from ppd.proxy.laws.profile_file import Transfers
 
 from ..load.target import Api
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace as replace_struct
 from rich.console import Console
 
 from ppd.proxy.errors import ConfigError, PPDError
-from ppd.servers.engine_profile.profile_file import Fit, ProfileFile, encode, find
+from ppd.proxy.laws.profile_file import Fit, ProfileFile, encode, find
 
 from ..calibration.assess import assess
 from ..calibration.document import Without, document

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ppd.servers.engine_profile.step_time import EngineProfile, attention_pairs, step_time_s
+from ppd.proxy.laws.step_time import EngineProfile, attention_pairs, step_time_s
 
 from .kv_cache import Held, KvCache, Span, with_answer
 from .timeline import Timeline

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ppd.proxy.fleet.worker import Role
-from ppd.servers.engine_profile.profile_file import Transfers
-from ppd.servers.engine_profile.step_time import EngineProfile, request_time_s
+from ppd.proxy.laws.profile_file import Transfers
+from ppd.proxy.laws.step_time import EngineProfile, request_time_s
 from ppd.servers.fleet.topology import Topology
 
 from .engine import Engine, SimulatedSequence

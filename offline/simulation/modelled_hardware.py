@@ -15,8 +15,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from ppd.proxy.errors import ConfigError, FormatError
-from ppd.servers.engine_profile.profile_file import BUNDLED, ProfileFile, Status, bundled, find
-from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.proxy.laws.profile_file import BUNDLED, ProfileFile, Status, bundled, find
+from ppd.proxy.laws.step_time import EngineProfile
 
 HARDWARE = "hardware.toml"
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
-from ppd.servers.engine_profile.profile_file import ProfileFile, SlowWorker, Transfers
-from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.proxy.laws.profile_file import ProfileFile, SlowWorker, Transfers
+from ppd.proxy.laws.step_time import EngineProfile
 from ppd.servers.fleet.topology import Topology
 
 from ..experiment.records import Origin

@@ -5,7 +5,8 @@ These are msgspec Structs, because they cost a tenth of frozen dataclasses to ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -16,6 +17,7 @@ from ..decision_table.score import Verdict
 from ..decision_table.table import ScoredTable
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
+from ..laws.prediction import Prediction
 
 
 class Route(StrEnum):
@@ -82,6 +84,20 @@ class Preference(msgspec.Struct, frozen=True):
     decode: WorkerView | None = None  # where LOCAL is wanted whatever is held there; None: where the session lives
 
 
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to serve the turn, judged by the laws; or why it was not judged."""
+
+    route: Route
+    decode: WorkerView  # or the R
+    prefill: WorkerView | None = None
+    source: WorkerView | None = None  # whose KV is moved to the worker that computes the prompt, before it does
+    fetched_tokens: int = 0  # of the prompt, by that
+    prediction: Prediction | None = None
+    score: float = math.inf  # in the objective's unit; the least is best
+    terms: Mapping[str, float] = {}  # that add up to the score
+    excluded: str = ""  # the rule that forbids it
+
+
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The route, its workers, and why. `decode` is the D, or the R of a REPLICA turn."""
 
@@ -94,6 +110,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict | None = None
     qps: float = 0.0
     held: Held | None = None  # what `decode` is believed to hold of the prompt
+    source: WorkerView | None = None  # as of a `Candidate`
+    fetched_tokens: int = 0
+    prediction: Prediction | None = None  # None: the engine has no profile
+    candidates: Sequence[Candidate] = ()  # the best first, where the mode judges several
 
     @property
     def cached_tokens(self) -> int:

@@ -12,9 +12,9 @@ import click
 
 from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.fleet.worker import Role
+from ppd.proxy.laws.profile_file import find
+from ppd.proxy.laws.step_time import EngineProfile
 
-from ..engine_profile.profile_file import find
-from ..engine_profile.step_time import EngineProfile
 from .core.config import EventEncoding, LoadFailurePolicy, ReasoningField, SimConfig, TemplateName
 from .core.tokens import Tokenizer
 from .launch import running_engine

@@ -18,7 +18,7 @@ from ppd.offline.simulation.traced_prompts import TracedPrompts, traced_prompts
 from ppd.offline.traces.turns import TracedConversation, TracedTurn
 from ppd.proxy.config import Mode
 from ppd.proxy.errors import ConfigError
-from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.proxy.laws.step_time import EngineProfile
 from tests.support.decisions import rules
 from tests.support.stepped_engine import profile_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ppd.servers.engine_profile.profile_file import ProfileFile, Status, Transfers
-from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.proxy.laws.profile_file import ProfileFile, Status, Transfers
+from ppd.proxy.laws.step_time import EngineProfile
 from ppd.servers.sim.core.block_pool import BlockPool, Namespace
 from ppd.servers.sim.core.counters import Counters
 from ppd.servers.sim.core.handoffs import HandoffLedger, Transfer

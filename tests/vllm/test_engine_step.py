@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.interference.engine_step.records import load as load_steps
-from ppd.servers.engine_profile.profile_file import Status, load
+from ppd.proxy.laws.profile_file import Status, load
 from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from typing import Any
 
 from ppd.offline.experiment.files import write_whole
 from ppd.proxy.errors import ConfigError
-from ppd.servers.engine_profile.profile_file import encode, find
+from ppd.proxy.laws.profile_file import encode, find
 
 from . import measure
 from .fit import markdown, profile

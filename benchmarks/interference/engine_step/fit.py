@@ -15,8 +15,8 @@ from scipy.optimize import nnls
 
 from ppd.offline.experiment.statistics import percentile
 from ppd.proxy.errors import ConfigError
-from ppd.servers.engine_profile.profile_file import ProfileFile, Status, Transfers
-from ppd.servers.engine_profile.step_time import EngineProfile, attention_pairs, step_time_s
+from ppd.proxy.laws.profile_file import ProfileFile, Status, Transfers
+from ppd.proxy.laws.step_time import EngineProfile, attention_pairs, step_time_s
 
 from .records import StepRecord, Steps
 

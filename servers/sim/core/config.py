@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
+from ppd.proxy.laws.step_time import EngineProfile
 
-from ...engine_profile.step_time import EngineProfile
 from .tokens import Tokenizer
 
 

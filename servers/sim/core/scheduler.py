@@ -13,7 +13,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ...engine_profile.step_time import EngineProfile, attention_pairs, step_time_s
+from ppd.proxy.laws.step_time import EngineProfile, attention_pairs, step_time_s
+
 from .block_pool import Block, BlockPool, BlockStored
 from .counters import Counters, Trap
 from .handoffs import HandedOver, HandoffLedger, RemotePrefill

@@ -13,7 +13,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from ...engine_profile.step_time import request_time_s, transfer_time_s
+from ppd.proxy.laws.step_time import request_time_s, transfer_time_s
+
 from ..core.block_pool import BlockPool
 from ..core.config import LoadFailurePolicy, SimConfig
 from ..core.counters import Counters

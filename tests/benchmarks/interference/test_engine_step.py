@@ -18,10 +18,10 @@ from benchmarks.interference.engine_step.fit import TERMS, fit_steps, loads, mar
 from benchmarks.interference.engine_step.network import NetworkShape, StepPoint
 from benchmarks.interference.engine_step.records import StepRecord, Steps, decode
 from ppd.proxy.errors import ConfigError, FormatError
-from ppd.servers.engine_profile.profile_file import Status, Transfers
-from ppd.servers.engine_profile.profile_file import decode as decode_profile
-from ppd.servers.engine_profile.profile_file import encode as encode_profile
-from ppd.servers.engine_profile.step_time import EngineProfile, step_time_s
+from ppd.proxy.laws.profile_file import Status, Transfers
+from ppd.proxy.laws.profile_file import decode as decode_profile
+from ppd.proxy.laws.profile_file import encode as encode_profile
+from ppd.proxy.laws.step_time import EngineProfile, step_time_s
 from tests.support.stepped_engine import profile_of
 
 TRUE = EngineProfile(

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.interference.records import Experiment, TrialKind, load
 from benchmarks.interference.slowdowns import SlowdownPoint, gather, measure
-from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.proxy.laws.step_time import EngineProfile
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine
 

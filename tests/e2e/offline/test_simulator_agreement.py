@@ -14,7 +14,7 @@ from ppd.offline.load.measure import measure
 from ppd.offline.load.target import Target
 from ppd.offline.simulation.setup import Setup
 from ppd.offline.simulation.simulate import simulate
-from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.proxy.laws.step_time import EngineProfile
 from ppd.servers.fleet.topology import Topology
 from tests.support.proxy import ADMIN_KEY
 from tests.support.stepped_engine import profile_of

@@ -20,7 +20,7 @@ import pytest
 from ppd.offline.experiment.records import Outcome, RunResult
 from ppd.offline.sweep.folder import SweepFolder
 from ppd.proxy.fleet.engine_metrics import parse_metrics
-from ppd.servers.engine_profile.profile_file import encode
+from ppd.proxy.laws.profile_file import encode
 from tests.support.proxy import ADMIN_KEY
 from tests.support.stepped_engine import profile_of
 

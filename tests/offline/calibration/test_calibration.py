@@ -22,8 +22,8 @@ from ppd.offline.simulation.simulate import simulate
 from ppd.offline.sweep import grid_file
 from ppd.offline.sweep.folder import SweepFolder
 from ppd.proxy.errors import FormatError
-from ppd.servers.engine_profile.profile_file import ProfileFile, Status, encode, load
-from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.proxy.laws.profile_file import ProfileFile, Status, encode, load
+from ppd.proxy.laws.step_time import EngineProfile
 from tests.support.stepped_engine import profile_of
 
 TRUTH = EngineProfile(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ppd.offline.simulation.engine import Engine, SimulatedSequence
 from ppd.offline.simulation.kv_cache import KvCache, Span
 from ppd.offline.simulation.timeline import Timeline
-from ppd.servers.engine_profile.step_time import EngineProfile, attention_pairs, step_time_s
+from ppd.proxy.laws.step_time import EngineProfile, attention_pairs, step_time_s
 from tests.support.stepped_engine import Engine as SteppedEngine
 
 PROFILE = EngineProfile(max_batched_tokens=64, first_sequence_s=1e-4, mean_context_token_s=1e-7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ppd.offline.simulation.fleet import Port, transfer
-from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.proxy.laws.step_time import EngineProfile
 
 # 1 s for the bytes of a token, 10 s that hold the sender up, 100 s that hold up nobody.
 PROFILE = EngineProfile(kv_bytes_per_token=1000, transfer_bytes_per_s=1000.0, send_s=10.0, transfer_s=100.0)

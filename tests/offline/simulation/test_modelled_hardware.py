@@ -16,8 +16,8 @@ from ppd.offline.simulation.modelled_hardware import (
     weights_s,
 )
 from ppd.proxy.errors import ConfigError, FormatError
-from ppd.servers.engine_profile.profile_file import BUNDLED, ProfileFile, Status, Transfers, bundled, decode, encode
-from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.proxy.laws.profile_file import BUNDLED, ProfileFile, Status, Transfers, bundled, decode, encode
+from ppd.proxy.laws.step_time import EngineProfile
 from tests.support.stepped_engine import profile_of
 
 DATA = Hardware.load()

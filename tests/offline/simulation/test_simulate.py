@@ -14,8 +14,8 @@ from ppd.offline.simulation.setup import Setup
 from ppd.offline.simulation.simulate import simulate
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
-from ppd.servers.engine_profile.profile_file import SlowWorker, Transfers
-from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.proxy.laws.profile_file import SlowWorker, Transfers
+from ppd.proxy.laws.step_time import EngineProfile
 from tests.support.stepped_engine import profile_of
 
 PROFILE = profile_of()

@@ -16,8 +16,8 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 
-from ppd.servers.engine_profile.profile_file import ProfileFile, Status, Transfers, encode
-from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.proxy.laws.profile_file import ProfileFile, Status, Transfers, encode
+from ppd.proxy.laws.step_time import EngineProfile
 from ppd.servers.sim.command import command
 from ppd.servers.sim.core.tokens import Tokenizer
 

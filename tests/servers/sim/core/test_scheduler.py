@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ppd.servers.engine_profile.step_time import attention_pairs, step_time_s
+from ppd.proxy.laws.step_time import attention_pairs, step_time_s
 from ppd.servers.sim.core.block_pool import Namespace
 from ppd.servers.sim.core.scheduler import Step
 from ppd.servers.sim.core.sequence import Finish

@@ -14,8 +14,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from ppd.proxy.errors import ConfigError, FormatError
-
+from ..errors import ConfigError, FormatError
 from .step_time import EngineProfile
 
 VERSION: Final = 1

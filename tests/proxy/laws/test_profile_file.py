@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace as replace_struct
 
 from ppd.proxy.errors import ConfigError, FormatError
-from ppd.servers.engine_profile.profile_file import (
+from ppd.proxy.laws.profile_file import (
     BUNDLED,
     LATER_COSTS,
     Check,
@@ -25,7 +25,7 @@ from ppd.servers.engine_profile.profile_file import (
     find,
     load,
 )
-from ppd.servers.engine_profile.step_time import EngineProfile
+from ppd.proxy.laws.step_time import EngineProfile
 from tests.support.stepped_engine import profile_of
 
 Change = Callable[[dict[str, Any]], Any]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ppd.proxy.errors import ConfigError
-from ppd.servers.engine_profile.step_time import (
+from ppd.proxy.laws.step_time import (
     FIRST_SEQUENCES,
     HOST_TOKEN_S,
     EngineProfile,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppd.proxy.errors import ConfigError
+from ..errors import ConfigError
 
 FIRST_SEQUENCES = 8  # of a batch: from here on, another one costs less
 HOST_TOKEN_S = 1e-6  # of host work per prompt token, cached or not: tokenizers read a million tokens a second

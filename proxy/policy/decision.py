@@ -18,6 +18,7 @@ from ..decision_table.table import ScoredTable
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
 from ..laws.prediction import Prediction
+from ..laws.targets import USUAL, SloTargets, TargetRules
 
 
 class Route(StrEnum):
@@ -42,6 +43,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     single_engine: str | None = None  # why one engine must do it all, e.g. "n"
     stored_response: bool = False  # the history is stored in the engine that answered last
     forced: Route | None = None  # what the operator asks for on this request, whatever mode and table say
+    slo: SloTargets = USUAL
 
     @property
     def new_tokens(self) -> int:
@@ -73,6 +75,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     worker_limit: int = 0  # legs that one worker takes at once; 0: any number
     warm_up_s: float = 0.0  # over which a new worker's share of traffic grows
+    targets: TargetRules = TargetRules()  # from which routing makes `Turn.slo`
 
 
 class Preference(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from .decision_table.table import DecisionTable, find
 from .discovery.static_workers import static_workers
 from .errors import ConfigError, PPDError
 from .fleet.worker import WorkerId
+from .laws.targets import target_rules
 from .policy import Limits, Rules
 from .runtime.watched_files import WATCH_EVERY_S, WatchedFiles
 
@@ -136,4 +137,5 @@ def _rules(config: ProxyConfig) -> Rules:
         limits=Limits(**{name: getattr(config, name) for name in Limits.__struct_fields__}),
         worker_limit=config.max_worker_inflight,
         warm_up_s=config.warm_up_s,
+        targets=target_rules(config),
     )

@@ -24,6 +24,7 @@ from ppd.proxy.fleet.places import UNKNOWN
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Source, Worker, WorkerId
+from ppd.proxy.laws.targets import USUAL, SloTargets
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide, has_room
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.prefix_chain import NO_MARKS, Chain, Marks, PrefixEnd
@@ -45,6 +46,7 @@ class ProxySetup:
     """The simulated proxy's settings. Turns that a plan forces go its way, whatever the rules say."""
 
     rules: Rules = FORCED
+    slo: SloTargets = USUAL  # of every turn
     qps_window_s: float = 30.0
     max_tokens: int | None = None  # that clients ask for; the proxy sees no other limit of an answer
     oracle: bool = False  # the proxy knows how long each answer will be
@@ -207,6 +209,7 @@ class PolicyRouting:
             affinity=match.affinity,
             lost=self._beliefs.why_lost(match.decode),
             forced=asked.forced,
+            slo=self._proxy.slo,
         )
         return entry, turn
 

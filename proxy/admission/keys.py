@@ -12,6 +12,7 @@ A key file is TOML, one table a key; all but `hash` and `name` may be left out:
     tokens_per_minute = 100000
     models = ["llama"]             # empty: all
     cache_group = "assistants"     # keys of one group share cached prompts; default: the tenant's keys do
+    slo = "ttft=0.5,tpot=0.03"     # targets of its turns, as in the header X-PPD-SLO; default: its class's
 
 What keeps a tenant's prompts and stored responses apart on the workers is made from the hash of its first key in the
 file (`tenant_scope`). It outlives restarts and is the same in all processes; if that key is removed, the
@@ -38,6 +39,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..errors import ConfigError
+from ..laws.targets import ALLOWED_TARGETS, GivenTargets, given_targets
 from .tenant_scope import TenantScope
 
 KEY_BYTES = 32
@@ -62,6 +64,7 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int = 0
     models: tuple[str, ...] = ()
     cache_group: str = ""
+    slo: GivenTargets | None = None
     scope: TenantScope | None = None  # None: nothing keeps it apart, as no keys are in force
 
     def may_use(self, model: str) -> bool:
@@ -109,15 +112,17 @@ def hash_of(key: str) -> str:
 def encode(client: Client, key_hash: str) -> str:
     plain = Client(name=client.name, tenant=client.name)
     members: dict[str, object] = {"name": client.name, "hash": key_hash}
-    for member in ("tenant", "priority", "weight", "requests_per_minute", "tokens_per_minute", "models", "cache_group"):
-        if getattr(client, member) != getattr(plain, member):
+    for member in _MEMBERS:
+        if member != "hash" and getattr(client, member) != getattr(plain, member):
             members[member] = getattr(client, member)
     return "[[key]]\n" + "".join(f"{member} = {_toml(value)}\n" for member, value in members.items())
 
 
 def _toml(value: object) -> str:
     # TOML writes strings, whole numbers and lists as JSON does, but not inf and nan.
-    return str(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float):
+        return str(value)
+    return json.dumps(str(value) if isinstance(value, GivenTargets) else value, ensure_ascii=False)
 
 
 def decode(data: bytes, file: str) -> Keys:
@@ -190,6 +195,7 @@ def _entry(table: object, number: int, file: str) -> KeyEntry:
         tokens_per_minute=table.get("tokens_per_minute", 0),
         models=tuple(table.get("models", ())),
         cache_group=table.get("cache_group", ""),
+        slo=given_targets(table["slo"]) if "slo" in table else None,
     )
     return KeyEntry(bytes.fromhex(table["hash"].removeprefix("sha256:")), client)
 
@@ -229,6 +235,13 @@ def _is_weight(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0.001 <= value <= 1000
 
 
+def _are_targets(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(given_targets(value))
+    except ValueError:
+        return False
+
+
 _NAMES = "1 to 64 letters, digits and . _ @ -"
 _LIMITS = f"a whole number from 0 (no limit) to {_LARGEST_LIMIT}"
 # Of each member: whether a value is allowed, and what an error says is allowed.
@@ -248,6 +261,7 @@ _MEMBERS: dict[str, tuple[Callable[[object], bool], str]] = {
         "a list of models' names, of 1 to 256 printable characters each",
     ),
     "cache_group": (_is_name, _NAMES),
+    "slo": (_are_targets, ALLOWED_TARGETS),
 }
 
 

@@ -22,7 +22,8 @@ from .request_body import whole_body
 T = TypeVar("T")
 BODY_LIMIT_S = 30.0
 BODY_LIMIT_BYTES = 64 * 1024
-CHANGEABLE = ("mode", "x", "w_ttft", "w_tpot", "lookup", "uncovered", "table", *Limits.__struct_fields__)
+TARGETS = ("slo_ttft_s", "slo_ttft_factor", "slo_tpot_s")
+CHANGEABLE = ("mode", "x", "w_ttft", "w_tpot", *TARGETS, "lookup", "uncovered", "table", *Limits.__struct_fields__)
 
 
 class WorkerCall(msgspec.Struct, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from ..config import Draft, ProxyConfig, all_of, refused
 from ..discovery.heartbeat_listener import curve_keys
 from ..discovery.static_workers import static_workers
 from ..errors import PPDError
+from ..laws.targets import target_rules
 from ..runtime.tls import client_tls, worker_tls
 from ..settings import check_table
 from ..tokenizer.folder_names import FolderNames
@@ -29,7 +30,8 @@ def check(draft: Draft) -> ProxyConfig:
 
 def problems(config: ProxyConfig) -> Iterator[PPDError]:
     """The table is loaded in every mode, as the admin API may choose the one that needs it."""
-    for part in (static_workers, _table, _client_keys, client_tls, worker_tls, _curve_keys, _receipt_log, _tokenizer):
+    workers, tls, files = (static_workers, target_rules), (client_tls, worker_tls), (_curve_keys, _receipt_log)
+    for part in (*workers, _table, _client_keys, *tls, *files, _tokenizer):
         yield from _raised(part, config)
 
 

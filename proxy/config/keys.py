@@ -180,6 +180,17 @@ class ProxyConfig:
     table: Text = key("h100-llama-3.1-8b-2P_2D", "name of a shipped table, or a path", live=True)
     w_ttft: NotNegative = key(1.0, "weight of a turn's TTFT", live=True)
     w_tpot: NotNegative = key(1.0, "weight of a turn's TPOT", live=True)
+    slo_ttft_s: Annotated[float, Meta(gt=0, le=3600)] = key(
+        0.25, "a turn's TTFT may be this, or `slo_ttft_factor` times what it takes on an idle engine", live=True
+    )
+    slo_ttft_factor: Annotated[float, Meta(gt=0, le=1000)] = key(3.0, "whichever is more", live=True)
+    slo_tpot_s: Annotated[float, Meta(gt=0, le=60)] = key(0.025, "a turn's mean TPOT may be this", live=True)
+    slo_by_priority: Texts = key(
+        (),
+        "other targets of classes, as `10:ttft=2,tpot=0.1`: for turns of priority 10 and more, up to the next entry; "
+        "their keys' `slo` and the header `X-PPD-SLO` count first (docs/protocols.md)",
+        live=True,
+    )
     lookup: Lookup = key(
         Lookup.NEAREST, "the nearest cell of the table, or between its cells (tables/README.md)", live=True
     )

@@ -18,7 +18,7 @@ from ..decision_table.table import ScoredTable
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
 from ..laws.prediction import Laws, Prediction
-from ..laws.targets import SloTargets
+from ..laws.targets import USUAL, SloTargets, TargetRules
 
 
 class Route(StrEnum):
@@ -43,6 +43,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     single_engine: str | None = None  # why one engine must do it all, e.g. "n"
     stored_response: bool = False  # the history is stored in the engine that answered last
     forced: Route | None = None  # what the operator asks for on this request, whatever mode and table say
+    slo: SloTargets = USUAL
 
     @property
     def new_tokens(self) -> int:
@@ -73,11 +74,11 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     x: float = 0.5
     limits: Limits = Limits()
     laws: Laws | None = None  # of the engines; the modes that predict need them
-    slo: SloTargets = SloTargets()
     weights: Weights = Weights(1.0, 1.0)
     moves_kv: bool = False  # whether workers may be told to fetch KV of a prompt from any other one
     worker_limit: int = 0  # legs that one worker takes at once; 0: any number
     warm_up_s: float = 0.0  # over which a new worker's share of traffic grows
+    targets: TargetRules = TargetRules()  # from which routing makes `Turn.slo`
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..health.circuit_breaker import RetryBudget
 from ..health.worker_health import Key, blamed
+from ..laws.targets import GivenTargets
 from ..openai.answer import AnswerObserver
 from ..openai.body_members import Edited, encoded
 from ..openai.reply_key import ReplyKey
@@ -114,11 +115,12 @@ class OpenAnswer(msgspec.Struct):
 
 
 class TurnContext(msgspec.Struct, frozen=True):
-    """Who sent a request, the headers that each leg carries, and a route that the operator forces."""
+    """Who sent a request, the headers that each leg carries, and what its own headers ask of the proxy."""
 
     client: Client
     headers: Mapping[str, str]
     forced: Route | None = None
+    slo: GivenTargets | None = None
     patience_s: float = math.inf  # in the queue; the proxy's own limit may be shorter
     is_counted: bool = False  # one of a list whose prompts have been counted: only its tokens count
 

@@ -21,6 +21,7 @@ import msgspec
 
 from ..errors import LegError
 from ..failures import Leg, Phase
+from ..laws.targets import USUAL, SloTargets
 from ..runtime.line_writer import FileSink, LineWriter, WriterLimits
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     estimated_cached_tokens: int = 0  # that the answering worker was believed to hold
     cached_evidence: str = ""  # for that: own_turns, shared_prefix or kv_events
     estimated_output_tokens: int = 0
+    slo: SloTargets = USUAL
     cell: CellRecord | None = None
     legs: list[LegRecord] = []
     handoff_missing: str | None = None  # why D got the plain prompt although P had answered

@@ -61,7 +61,7 @@ def _delay_s(way: Way) -> float:
 
 def ttft_limit_s(turn: Turn, way: Way, rules: Rules) -> float:
     idle_s = idle_ttft_s(way.computing.laws.costs, turn.prompt_tokens, turn.held_tokens)
-    return max(rules.slo.ttft_s, rules.slo.ttft_factor * idle_s)
+    return max(turn.slo.ttft_s, turn.slo.ttft_factor * idle_s)
 
 
 def miss(value: float, limit: float, spread: float) -> float:

@@ -23,7 +23,7 @@ def slo(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
 
 
 def expected_misses(turn: Turn, way: Way, rules: Rules) -> Terms:
-    prediction, targets = way.prediction, rules.slo
+    prediction, targets = way.prediction, turn.slo
     limit_s = ttft_limit_s(turn, way, rules)
     computing, decode = way.computing, way.decode
     return {

@@ -16,7 +16,7 @@ from ppd.proxy.app.openapi import STATUSES, document, render
 from ppd.proxy.assembly import assemble
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.errors import PPDError
-from ppd.proxy.routing.router import decision_headers
+from ppd.proxy.routing.receipt_notes import decision_headers
 from ppd.proxy.settings import Settings
 from ppd.proxy.telemetry.receipts import Receipt
 

@@ -17,7 +17,7 @@ from ..decision_table.score import Verdict
 from ..decision_table.table import ScoredTable
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
-from ..laws.prediction import Prediction
+from ..laws.prediction import Laws, Prediction
 
 
 class Route(StrEnum):
@@ -73,6 +73,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     worker_limit: int = 0  # legs that one worker takes at once; 0: any number
     warm_up_s: float = 0.0  # over which a new worker's share of traffic grows
+    laws: Laws | None = None  # what work costs on each worker
 
 
 class Preference(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from ..fleet.view import WorkerView
+from .profile_file import FittedRange
 from .step_time import EngineProfile, request_time_s, step_time_s, transfer_time_s
 
 MOST_BUSY = 0.9  # share of time that prompts may take from decoding; beyond, it says nothing but too much
@@ -31,8 +32,15 @@ class EngineLaws(msgspec.Struct, frozen=True, kw_only=True):
     """What turns cost on one worker: its engine's profile, corrected by what was seen there."""
 
     costs: EngineProfile
+    profile: str = ""  # its name
+    fitted: FittedRange | None = None  # None: the profile states no range
     ttft_factor: float = 1.0
     tpot_factor: float = 1.0
+
+    def is_guess(self, context_tokens: int, new_tokens: int) -> bool:
+        """Whether a turn lies beyond what the profile was fitted to. context_tokens: of its prompt and answer."""
+        fitted = self.fitted
+        return fitted is not None and (context_tokens > fitted.context_tokens or new_tokens > fitted.new_tokens)
 
 
 class Laws(Protocol):

@@ -19,6 +19,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     prefill_s: float  # of engine time, for the tokens that are computed: on P, or on the worker that answers
     transfer_s: float = 0.0  # for the KV that is moved, links being idle
     moved_tokens: int = 0
+    ttft_factor: float = 0.0  # that is in `ttft_s`; 0: that of the engine that computes the prompt
+    tpot_factor: float = 0.0
 
 
 class EngineLaws(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from ..beliefs.held import BookLessons, CacheFound, LegOutcome, SentLeg
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
 from ..health.circuit_breaker import Circuit
+from ..laws.worker_laws import LawsLessons, LawsReset, TurnTimes
 from ..sessions.prefix_chain import PrefixEnd
 from ..sessions.rendered_replies import Case
 from ..sessions.session import Session
@@ -128,6 +129,18 @@ class RepliesLearned(Event, tag="replies"):
 
     case: Case
     score: int
+
+
+class LawsTold(Event, tag="laws"):
+    """What a turn of the sender measured, or an operator reset: see `WorkerLaws.take`."""
+
+    news: TurnTimes | LawsReset
+
+
+class LawsLearned(Event, tag="laws-learned"):
+    """All that turns have taught of the laws: see `WorkerLaws.adopt`."""
+
+    lessons: LawsLessons
 
 
 class UseChanged(Event, tag="use"):
@@ -265,6 +278,8 @@ AnyEvent = (
     | HeadsComputed
     | TemplateLearned
     | RepliesLearned
+    | LawsTold
+    | LawsLearned
     | SessionLearned
     | SessionDropped
     | UseChanged

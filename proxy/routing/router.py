@@ -33,6 +33,7 @@ from ..tokenizer.count_checks import CountedPrompt, form_of
 from ..tokenizer.prompt_tokenizer import PromptTokenizer
 from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext, is_loss, workers_lost
 from .dispatch import Dispatcher
+from .foresight import foresee, note_prediction
 from .learning import Learner
 from .state import State
 from .stream import LargeBody, StreamedBody, Streaming, complete
@@ -254,6 +255,9 @@ class Router:
 
     def _attempt(self, job: Job, turn: Turn, decision: Decision, now_s: float) -> Attempt:
         _note_decision(job.receipt, job.turn, decision, self.rules)
+        laws = self._state.laws
+        if decision.prediction is not None:
+            note_prediction(job.receipt, decision.prediction, laws.version)
         decode, prefill = decision.decode.id, None if decision.prefill is None else decision.prefill.id
         prompt, new = job.receipt.estimated_prompt_tokens, job.receipt.estimated_new_tokens
         beliefs, held = self._state.beliefs, turn.held
@@ -271,6 +275,7 @@ class Router:
             asked_s=now_s,
             history=job.entry.history,
             count=None if job.counted is None else job.counted.check,
+            foreseen=foresee(decision, turn, laws, self.rules.scored),
         )
 
     def _give_up(self, attempt: Attempt, exc: LegError) -> FailureRule:

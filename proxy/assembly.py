@@ -32,6 +32,7 @@ from .health.prober import Prober
 from .health.worker_health import WorkerHealth
 from .kv_events.engine_caches import EngineCaches
 from .kv_events.subscriber import EventSubscriber
+from .laws.forecasts import Forecasts
 from .laws.worker_laws import WorkerLaws
 from .peers.channels import Member
 from .peers.membership import Membership
@@ -203,6 +204,7 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float], law
         ),
         count_checks=CountChecks(lambda result: metrics.token_counts.labels(result).inc()),
         laws=laws or WorkerLaws(),
+        forecasts=Forecasts(),
         now=now,
     )
 

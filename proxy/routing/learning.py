@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from ..laws.corrections import Figure
+from ..laws.forecasts import AnswerEnded, SessionReturned
 from ..policy import Route
 from ..runtime.tasks import Drain, draining
 from ..sessions.table import SessionMatch, TurnOutcome
@@ -36,6 +37,7 @@ class Learner:
         self._rate_limits = state.rate_limits
         self._count_checks = state.count_checks
         self._laws = state.laws
+        self._forecasts = state.forecasts
         self._log = log
 
     def completed(
@@ -58,6 +60,11 @@ class Learner:
             if self._engine_caches and attempt.request.choices == 1:
                 self._await_events(attempt, now_s)
         self._close(receipt, "completed", now_s - attempt.started_s)
+
+    def began(self, match: SessionMatch, model: str, now_s: float) -> None:
+        """A turn has come."""
+        if match.ended_s is not None:
+            self._forecasts.learn(SessionReturned(model, match.turn - 1, match.calls_tool, match.ended_s, now_s))
 
     def failed(self, receipt: Receipt, ended_s: float) -> None:
         self._close(receipt, "failed", ended_s)
@@ -150,6 +157,11 @@ class Learner:
         # What an unknown stored response adds to the prompt has tokens, but no bytes here.
         is_whole = match.source is not None or request.prompt.previous_response_id is None
         self._tokens.learn(request.model, match.added if is_whole else {}, prompt - match.held_tokens, completion)
+        if request.choices == 1:
+            called = opened.reply.calls_tool
+            self._forecasts.learn(
+                AnswerEnded(request.model, match.turn, completion, match.output_tokens, called, now_s)
+            )
         if attempt.count is not None:
             self._count_checks.learn(attempt.count, prompt)
         self._learn_template(attempt, prompt, cached)
@@ -163,6 +175,7 @@ class Learner:
             response_id=summary.response_id,
             reasoned=opened.reply.reasoned,
             reply_alone=opened.reply.alone(),
+            calls_tool=opened.reply.calls_tool,
             decode=residency(attempt.decode, prompt + completion),
             prefill=residency(decision.prefill.id, prompt) if decision.prefill else None,
         )

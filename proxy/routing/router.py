@@ -86,6 +86,7 @@ class Router:
         started_s = self._now()
         counted, now_s = await self._counted(request), self._now()
         match = self._state.sessions.find(request.prompt, now_s)
+        self._learner.began(match, request.model, now_s)
         entry, turn = self._turn(request, match, context.forced, counted)
         _note_turn(receipt, match, turn, counted)
         self._check_poison(request)
@@ -323,6 +324,9 @@ class Router:
             prompt_tokens = counted.tokens.count
         marks, points = (of(prompt, prompt_tokens) for of in (marks_of_prompt, points_of_prompt))
         entry = PromptEntry(match.history, match.source, marks, match.decode, points)
+        forecast = self._state.forecasts.output(
+            request.model, match.output_tokens, match.turn, request.max_output_tokens
+        )
         turn = Turn(
             model=request.model,
             session_id=match.session_id,
@@ -330,6 +334,7 @@ class Router:
             prompt_tokens=prompt_tokens,
             held_tokens=min(match.held_tokens, prompt_tokens),
             output_tokens=tokens.expected_output(request.model, match.output_tokens, request.max_output_tokens),
+            output_p90_tokens=forecast.p90,
             decode=None if match.decode is None else match.decode.worker,
             affinity=match.affinity,
             single_engine=request.single_engine,

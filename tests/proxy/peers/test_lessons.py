@@ -17,6 +17,7 @@ from ppd.proxy.beliefs.turn_touches import TurnTouches
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.fleet.worker import Load, WorkerId
 from ppd.proxy.laws.corrections import Figure, Measured
+from ppd.proxy.laws.forecasts import AnswerEnded, SessionReturned
 from ppd.proxy.laws.profiles import Profiles
 from ppd.proxy.laws.worker_laws import TurnTimes
 from ppd.proxy.peers.channels import Member
@@ -125,6 +126,19 @@ def measured_too_far(state: State) -> None:
     state.laws.learn(replace(SLOW, is_guess=True), state.now())
 
 
+def stayed(state: State) -> None:
+    for number in range(30):
+        at_s = state.now() - number
+        state.forecasts.learn(AnswerEnded("m", 1, 900, None, True, at_s - 5.0))
+        state.forecasts.learn(SessionReturned("m", 1, True, at_s - 5.0, at_s))
+
+
+def forecast(state: State) -> object:
+    asked: Any = {"calls_tool": True, "idle_s": 1.0, "now_s": state.now() + 10.0}
+    forecasts = state.forecasts
+    return forecasts.output("m", None, 1), forecasts.chance_of_return("m", 1, **asked)
+
+
 TAUGHT: dict[str, tuple[Callable[[State], Any], Callable[[State], Any]]] = {
     "tokens by kind": (
         lambda state: state.tokens.learn("m", ADDED, 2000, 77),
@@ -133,6 +147,7 @@ TAUGHT: dict[str, tuple[Callable[[State], Any], Callable[[State], Any]]] = {
     "room in a cache": (missed, capacity),
     "a head that others share in part": (opens, begins_alike),
     "times beside the laws": (measured, corrected),
+    "answers and pauses": (stayed, forecast),
     "a turn beyond the laws": (measured_too_far, lambda state: dict(state.laws.guesses)),
     "laws that an operator reset": (lambda state: state.laws.reset(), lambda state: state.laws.resets),
     "a prefix that was used": (lambda state: touches(state, 5, 900).answering(), lambda state: holds(state, 5)),
@@ -158,6 +173,7 @@ async def test_what_one_learns_the_other_has_learned(lesson: str, by: int) -> No
 
 LATE = (
     *("tokens by kind", "room in a cache"),
+    "answers and pauses",
     *("times beside the laws", "a turn beyond the laws", "laws that an operator reset"),
 )
 

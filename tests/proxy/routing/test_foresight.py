@@ -86,7 +86,7 @@ def test_an_engine_without_a_profile_is_not_corrected() -> None:
     ("turn", "guess"), [({}, False), ({"prompt_tokens": 10**6}, True), ({"output_tokens": 10**6}, True)]
 )
 def test_a_turn_beyond_what_was_fitted_is_a_guess(turn: dict[str, int], guess: bool) -> None:
-    assert seen(LOCAL, **turn).times.is_guess is guess
+    assert seen(LOCAL, None, **turn).times.is_guess is guess
 
 
 @pytest.mark.parametrize(

@@ -121,3 +121,20 @@ def test_an_answer_that_is_not_streamed_tells_no_times() -> None:
     state = state_of()
     complete(state, LOCAL, answered(), None)
     assert is_corrected(state) == set()
+
+
+def test_answers_and_returns_make_forecasts() -> None:
+    state = state_of()
+    for _ in range(30):
+        complete(state, LOCAL, answered(), None)
+    assert state.forecasts.output(NEXT.model, None, 1).median == pytest.approx(41, rel=0.2)
+    learner = Learner(state, Drain(), None)
+    match = replace(state.sessions.find(parse().prompt, LAST_S), turn=2, ended_s=LAST_S)
+    before = chance_of_return(state, LAST_S + 3600.0)
+    for _ in range(30):
+        learner.began(match, NEXT.model, LAST_S + 9.0)
+    assert chance_of_return(state, LAST_S + 3610.0) > before
+
+
+def chance_of_return(state: State, now_s: float) -> float:
+    return state.forecasts.chance_of_return(NEXT.model, 1, calls_tool=False, idle_s=1.0, now_s=now_s)

@@ -26,6 +26,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     prefill_s: float  # of engine time, for the tokens that are computed: on P, or on the worker that answers
     transfer_s: float = 0.0  # for the KV that is moved, links being idle
     moved_tokens: int = 0
+    ttft_factor: float = 0.0  # that is in `ttft_s`; 0: that of the engine that computes the prompt
+    tpot_factor: float = 0.0
 
 
 class EngineLaws(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +133,9 @@ def on_one(
     ready_s, prefill_s, transfer_s = _computed(at, size, new, source, fetched_tokens)
     return Prediction(
         ttft_s=at.laws.ttft_factor * ready_s,
+        ttft_factor=at.laws.ttft_factor,
         tpot_s=at.tpot_s(size),
+        tpot_factor=at.laws.tpot_factor,
         prefill_s=prefill_s,
         transfer_s=transfer_s,
         moved_tokens=fetched_tokens,
@@ -155,10 +159,11 @@ def on_two(
     asked_s = ready_s + request_time_s(decode.laws.costs, size.prompt, 0)
     arrived_s = max(asked_s, prefill.sends_s, decode.receives_s) + transfer_s
     first_s = decode.step_s * (1.5 if decode.sequences else 1.0)
-    factor = max(prefill.laws.ttft_factor, decode.laws.ttft_factor)
     return Prediction(
-        ttft_s=factor * (arrived_s + first_s),
+        ttft_s=prefill.laws.ttft_factor * (arrived_s + first_s),
+        ttft_factor=prefill.laws.ttft_factor,
         tpot_s=decode.tpot_s(size),
+        tpot_factor=decode.laws.tpot_factor,
         prefill_s=prefill_s,
         transfer_s=transfer_s + fetch_s,
         moved_tokens=missing_tokens + fetched_tokens,

@@ -24,6 +24,7 @@ from ppd.proxy.fleet.places import UNKNOWN
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Source, Worker, WorkerId
+from ppd.proxy.laws.forecasts import AnswerEnded, Forecasts, SessionReturned
 from ppd.proxy.laws.targets import USUAL, SloTargets
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide, has_room
 from ppd.proxy.sessions.hasher import Hasher
@@ -108,6 +109,7 @@ class PolicyRouting:
         self._beliefs = Beliefs(self._registry.engine)
         self._sessions = SessionTable(ttl_s=3600.0, capacity=1_000_000, beliefs=self._beliefs)
         self._tokens = TokenEstimator()
+        self._forecasts = Forecasts()
         self._hasher = Hasher(bytes(16))
         self._heartbeat_s = heartbeat_s
         self._delay_s = heartbeat_delay_s
@@ -125,6 +127,8 @@ class PolicyRouting:
         said = Prompt(chain=Chain(asked.keys, asked.ends, self._hasher, marks=marks))
         match = self._sessions.find(said, now_s)
         self._arrivals.count(now_s, opens=match.turn == 1)
+        if match.ended_s is not None:
+            self._forecasts.take(SessionReturned(MODEL, match.turn - 1, match.calls_tool, match.ended_s, now_s))
         turn = _Waiting(asked, said, match, go)
         if not self._proxy.queues:
             self._start(turn)
@@ -167,7 +171,9 @@ class PolicyRouting:
             booking.release()
             touches.close()
             touches.answered(cached)
+            now_s = self._timeline.now_s
             self._tokens.learn(MODEL, match.added, prompt - match.held_tokens, output)
+            self._forecasts.take(AnswerEnded(MODEL, match.turn, output, match.output_tokens, False, now_s))
             residency = self._beliefs.residency
             outcome = TurnOutcome(
                 prompt_tokens=prompt,
@@ -176,7 +182,7 @@ class PolicyRouting:
                 decode=residency(decode, prompt + output),
                 prefill=residency(prefill, prompt) if prefill is not None else None,
             )
-            self._sessions.finish(match, said, outcome, self._timeline.now_s)
+            self._sessions.finish(match, said, outcome, now_s)
             self._serve_queue()
 
         waiting.go(
@@ -194,9 +200,10 @@ class PolicyRouting:
     def _turn(self, match: SessionMatch, prompt: Prompt, asked: Asked) -> tuple[PromptEntry, Turn]:
         prompt_tokens = match.held_tokens + self._tokens.estimate(MODEL, match.added)
         entry = PromptEntry(match.history, match.source, marks_of_prompt(prompt, prompt_tokens), match.decode)
-        output_tokens = asked.output_tokens
+        output_tokens = output_p90 = asked.output_tokens
         if not self._proxy.oracle:
             output_tokens = self._tokens.expected_output(MODEL, match.output_tokens, self._proxy.max_tokens)
+            output_p90 = self._forecasts.output(MODEL, match.output_tokens, match.turn, self._proxy.max_tokens).p90
         turn = Turn(
             model=MODEL,
             session_id=match.session_id,
@@ -204,6 +211,7 @@ class PolicyRouting:
             prompt_tokens=prompt_tokens,
             held_tokens=match.held_tokens,
             output_tokens=output_tokens,
+            output_p90_tokens=output_p90,
             held=self._held(entry, match, asked),
             decode=None if match.decode is None else match.decode.worker,
             affinity=match.affinity,

@@ -27,6 +27,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     prefill_s: float  # of engine time, for the tokens that are computed: on P, or on the worker that answers
     transfer_s: float = 0.0  # for the KV that is moved, links being idle
     moved_tokens: int = 0
+    ttft_factor: float = 0.0  # that is in `ttft_s`; 0: that of the engine that computes the prompt
+    tpot_factor: float = 0.0
 
 
 class EngineLaws(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +134,9 @@ def on_one(
     work = _Work.of(at, size, held_tokens, source, fetched_tokens)
     return Prediction(
         ttft_s=at.laws.ttft_factor * work.done_s,
+        ttft_factor=at.laws.ttft_factor,
         tpot_s=at.tpot_s(size),
+        tpot_factor=at.laws.tpot_factor,
         ready_s=work.ready_s,
         prefill_s=work.prefill_s,
         transfer_s=work.transfer_s,
@@ -157,8 +161,10 @@ def on_two(
     arrived_s = max(asked_s, prefill.sends_s, decode.receives_s) + transfer_s
     first_s = decode.step_s * (1.5 if decode.sequences else 1.0)
     return Prediction(
-        ttft_s=max(prefill.laws.ttft_factor, decode.laws.ttft_factor) * (arrived_s + first_s),
+        ttft_s=prefill.laws.ttft_factor * (arrived_s + first_s),
+        ttft_factor=prefill.laws.ttft_factor,
         tpot_s=decode.tpot_s(size),
+        tpot_factor=decode.laws.tpot_factor,
         ready_s=work.ready_s,
         prefill_s=work.prefill_s,
         transfer_s=transfer_s + work.transfer_s,

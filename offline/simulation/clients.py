@@ -10,11 +10,12 @@ from typing import Protocol
 from ppd.proxy.policy import Route
 
 from ..experiment.records import Record
-from .engine import SimulatedSequence
-from .fleet import FinishedPrefill, SimulatedFleet, SimulatedLeg
 from .routing import Routed, Routing
 from .sessions import Asked, SimulatedSession
 from .timeline import Timeline
+from .workers.engine import SimulatedSequence
+from .workers.fleet import FinishedPrefill, SimulatedFleet, SimulatedLeg
+from .workers.links import Work
 
 TOO_LONG = 400  # the HTTP status of a prompt that no engine can hold
 UNFINISHED = "not finished when the run was over"
@@ -60,13 +61,14 @@ class _Request:
     first_token_s: float | None = None
     prefill_cached: int | None = None  # cached tokens on P
     job: SimulatedSequence | None = None
+    work: Work = field(default_factory=Work)
 
 
 class Watch(Protocol):
     """Is told of each request."""
 
     def sent(self, turn: int, now_s: float) -> None: ...
-    def ended(self, record: Record, known_tokens: int) -> None: ...
+    def ended(self, record: Record, known_tokens: int, work: Work) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -130,6 +132,9 @@ class Clients:
             output_tokens=asked.output_tokens,
             first_token=lambda: self._first_token(request, routed),
             finished=lambda: self._finished(request, routed),
+            source=routed.source,
+            fetched_tokens=routed.fetched_tokens,
+            work=request.work,
         )
         if routed.prefill is None:
             request.job = self.fleet.ask(routed.decode, leg)
@@ -199,7 +204,7 @@ class Clients:
         if self.watch is None:
             self.records.append(record)
         else:
-            self.watch.ended(record, request.asked.known_tokens)
+            self.watch.ended(record, request.asked.known_tokens, request.work)
 
 
 _UNSENT = Asked((), 0, (), 0, 0, (), (), 0)

@@ -31,10 +31,10 @@ from ppd.proxy.sessions.session import Prompt, marks_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 
-from .fleet import SimulatedFleet, SimulatedWorker
-from .kv_cache import HeardCache, KvCache
 from .sessions import Asked
 from .timeline import Timeline
+from .workers.fleet import SimulatedFleet, SimulatedWorker
+from .workers.kv_cache import HeardCache, KvCache
 
 MODEL = "simulated"
 FORCED = Rules(mode=Mode.FRACTION)  # for sweeps, which force all turns but those of D with an x of their own
@@ -73,6 +73,8 @@ class Routed:
     decode: SimulatedWorker  # the D, or the R of a REPLICA turn
     prefill: SimulatedWorker | None = None
     claimed_tokens: int = 0  # of the prompt, that `decode` was believed to hold
+    source: SimulatedWorker | None = None  # whose cache is asked first by the worker that computes the prompt
+    fetched_tokens: int = 0  # of the prompt, for which it is asked
     prefilled: Callable[[int], None] = lambda cached: None  # P is done; it had found so many tokens cached
     answering: Callable[[], None] = lambda: None  # the first token is here
     completed: Callable[[int, int, int], None] = lambda prompt, output, cached: None  # as the engine counts its tokens
@@ -145,10 +147,18 @@ class PolicyRouting:
         entry, turn = self._turn(match, said, asked)
         decision = self._decide(turn, self._timeline.now_s)
         decode, prefill = decision.decode.id, decision.prefill.id if decision.prefill is not None else None
+        source = decision.source.id if decision.source is not None else None
         prompt_estimate, new_tokens = turn.prompt_tokens, max(1, turn.prompt_tokens - decision.cached_tokens)
         booking = LegBooking(self._registry, decode, prefill, prompt_tokens=prompt_estimate, new_tokens=new_tokens)
         touches = TurnTouches(
-            self._beliefs, entry, turn.held, decode=decode, prefill=prefill, prompt_tokens=prompt_estimate
+            self._beliefs,
+            entry,
+            turn.held,
+            decode=decode,
+            prefill=prefill,
+            prompt_tokens=prompt_estimate,
+            source=source,
+            fetched_tokens=decision.fetched_tokens,
         )
         booking.reserve()
         touches.sent()
@@ -163,8 +173,8 @@ class PolicyRouting:
 
         def completed(prompt: int, output: int, cached: int) -> None:
             booking.release()
-            touches.close()
             touches.answered(cached)
+            touches.close()
             self._tokens.learn(MODEL, match.added, prompt - match.held_tokens, output)
             residency = self._beliefs.residency
             outcome = TurnOutcome(
@@ -183,6 +193,8 @@ class PolicyRouting:
                 self._workers[decode],
                 self._workers[prefill] if prefill is not None else None,
                 decision.cached_tokens,
+                self._workers[source] if source is not None else None,
+                decision.fetched_tokens,
                 prefilled,
                 answering,
                 completed,

@@ -14,7 +14,6 @@ from ..experiment.plan import plan
 from ..experiment.records import Record, in_order
 from ..experiment.run import Run
 from .clients import ClientPool, Clients
-from .fleet import SimulatedFleet
 from .playback import Playback, Window, traced_sessions
 from .published_routing import PublishedRouting
 from .routing import PolicyRouting, ProxySetup, Routing
@@ -22,6 +21,7 @@ from .sessions import planned_sessions
 from .setup import Setup
 from .timeline import Timeline
 from .traced_prompts import TracedPrompts
+from .workers.fleet import SimulatedFleet
 
 HORIZON_S = 7 * 86400.0  # of virtual time
 

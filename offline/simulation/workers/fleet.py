@@ -4,6 +4,9 @@ A leg begins with the request's host work (`request_time_s`), which delays that 
 use until it has arrived on D or its lease has expired; in the second case D computes the prompt itself. Connectors that
 pull (NIXL) start when D has room and move the blocks that D lacks. Connectors that push (P2pNccl) move the whole prompt
 as soon as it is computed.
+
+The worker that computes a prompt may first fetch the beginning of it from the cache of any other worker: when it has
+room, whole blocks, what the other holds then and it lacks itself. They stay in use there until they have arrived.
 """
 
 from __future__ import annotations
@@ -13,21 +16,14 @@ from dataclasses import dataclass, field
 
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.laws.profile_file import Transfers
-from ppd.proxy.laws.step_time import EngineProfile, request_time_s
+from ppd.proxy.laws.step_time import request_time_s
 from ppd.servers.fleet.topology import Topology
 
+from ..setup import Setup
+from ..timeline import Timeline
 from .engine import Engine, SimulatedSequence
-from .kv_cache import KvCache, Span
-from .setup import Setup
-from .timeline import Timeline
-
-
-@dataclass(slots=True)
-class Port:
-    """One direction of a worker's network. It carries one transfer at a time."""
-
-    free_at_s: float = 0.0
-    bytes: float = 0.0  # moved so far
+from .kv_cache import KvCache, Span, first_of
+from .links import Move, Port, Work, transfer
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +48,9 @@ class SimulatedLeg:
     output_tokens: int
     first_token: Callable[[], None]
     finished: Callable[[], None]
+    source: SimulatedWorker | None = None  # whose cache the worker that computes the prompt asks first
+    fetched_tokens: int = 0  # of the prompt, that it asks for
+    work: Work = field(default_factory=Work)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,8 +78,8 @@ class SimulatedFleet:
         return tokens <= self._setup.profile.kv_capacity_tokens
 
     def ask(self, worker: SimulatedWorker, leg: SimulatedLeg) -> SimulatedSequence:
-        job = SimulatedSequence(leg.prompt, leg.reply, leg.output_tokens, leg.first_token, leg.finished)
-        self._timeline.after(_host_work_s(worker, leg), worker.engine.add, job)
+        job = SimulatedSequence(leg.prompt, leg.reply, leg.output_tokens, leg.first_token, leg.finished, work=leg.work)
+        self._compute(worker, leg, job)
         return job
 
     def prefill(
@@ -95,34 +94,64 @@ class SimulatedFleet:
         def finished() -> None:
             handoff = FinishedPrefill(worker, job, self._timeline.now_s + self._setup.lease_s)
             if self._setup.profile.transfers is Transfers.WHOLE:
-                handoff.arrives_s = self._transfer(handoff, decode, leg.prompt_tokens)
+                handoff.arrives_s = self._transfer(worker, decode, leg.prompt_tokens, leg.work)
             self._timeline.at(handoff.deadline_s, self._expire, handoff)
             handed_over(handoff)
 
-        job = SimulatedSequence(leg.prompt, (), 1, _nothing, finished, keeps_kv=True)
-        self._timeline.after(_host_work_s(worker, leg), worker.engine.add, job)
+        job = SimulatedSequence(leg.prompt, (), 1, _nothing, finished, keeps_kv=True, work=leg.work)
+        self._compute(worker, leg, job, hands_over=True)
 
     def decode(self, worker: SimulatedWorker, leg: SimulatedLeg, handoff: FinishedPrefill) -> SimulatedSequence:
-        def pull(missing: int) -> None:
+        def pull(missing: int) -> bool:
             if handoff.arrives_s is not None:
                 self._timeline.at(handoff.arrives_s, arrived)
             elif handoff.is_open:
-                self._timeline.at(self._transfer(handoff, worker, missing), arrived)
+                self._timeline.at(self._transfer(handoff.worker, worker, missing, leg.work), arrived)
             else:
                 self._timeline.after(0.0, worker.engine.pull_lost, job)
+            return True
 
         def arrived() -> None:
             self._close(handoff)
             worker.engine.pulled(job)
 
-        job = SimulatedSequence(leg.prompt, leg.reply, leg.output_tokens, leg.first_token, leg.finished, pull)
+        job = SimulatedSequence(
+            leg.prompt, leg.reply, leg.output_tokens, leg.first_token, leg.finished, pull, work=leg.work
+        )
         delay_s = request_time_s(worker.engine.profile, leg.prompt_tokens, 0)
         self._timeline.after(delay_s, worker.engine.add, job)
         return job
 
-    def _transfer(self, handoff: FinishedPrefill, to: SimulatedWorker, tokens: int) -> float:
-        sender = handoff.worker
-        return transfer(sender.sends, to.receives, sender.engine.profile, tokens, self._timeline.now_s)
+    def _compute(
+        self, worker: SimulatedWorker, leg: SimulatedLeg, job: SimulatedSequence, *, hands_over: bool = False
+    ) -> None:
+        """The prompt, less what is cached, or can be fetched."""
+        source = leg.source
+        if source is not None and source is not worker:
+            job.pull = lambda _: self._fetch(source, worker, leg, job)
+        has_connector = hands_over or source is not None or worker.role is not Role.REPLICA
+        self._timeline.after(_host_work_s(worker, leg, has_connector=has_connector), worker.engine.add, job)
+
+    def _fetch(self, source: SimulatedWorker, to: SimulatedWorker, leg: SimulatedLeg, job: SimulatedSequence) -> bool:
+        """False if the source has nothing that the job lacks."""
+        tokens = _found(source, leg) - job.computed
+        if tokens <= 0:
+            return False
+        pinned = source.engine.pin(first_of(leg.prompt, job.computed + tokens))
+
+        def arrived() -> None:
+            source.engine.unpin(pinned)
+            leg.work.fetched_tokens += tokens
+            to.engine.fetched(job, tokens)
+
+        self._timeline.at(self._transfer(source, to, tokens, leg.work), arrived)
+        return True
+
+    def _transfer(self, sender: SimulatedWorker, to: SimulatedWorker, tokens: int, work: Work) -> float:
+        costs = sender.engine.profile
+        if tokens:
+            work.moves.append(Move(sender.name, to.name, tokens, tokens * costs.kv_bytes_per_token))
+        return transfer(sender.sends, to.receives, costs, tokens, self._timeline.now_s)
 
     def _expire(self, handoff: FinishedPrefill) -> None:
         if handoff.is_open:
@@ -144,27 +173,18 @@ class SimulatedFleet:
         return SimulatedWorker(name, role, engine, x)
 
 
-def _host_work_s(worker: SimulatedWorker, leg: SimulatedLeg) -> float:
-    new_tokens = leg.prompt_tokens - worker.engine.cache.hit_tokens(leg.prompt)
-    has_connector = worker.role is not Role.REPLICA
-    return request_time_s(worker.engine.profile, leg.prompt_tokens, new_tokens, has_connector=has_connector)
+def _host_work_s(worker: SimulatedWorker, leg: SimulatedLeg, *, has_connector: bool) -> float:
+    cached = max(worker.engine.cache.hit_tokens(leg.prompt), 0 if leg.source is None else _found(leg.source, leg))
+    return request_time_s(
+        worker.engine.profile, leg.prompt_tokens, leg.prompt_tokens - cached, has_connector=has_connector
+    )
+
+
+def _found(source: SimulatedWorker, leg: SimulatedLeg) -> int:
+    """How much of what is asked for it holds, in whole blocks."""
+    tokens = min(leg.fetched_tokens, source.engine.cache.hit_tokens(leg.prompt))
+    return tokens - tokens % source.engine.cache.block_size
 
 
 def _nothing() -> None:
     """P's own token is not for the client."""
-
-
-def transfer(sender: Port, receiver: Port, profile: EngineProfile, tokens: int, now_s: float) -> float:
-    """Queues a transfer of the KV of `tokens` tokens on both ports. Returns when it arrives, in s.
-
-    `transfer_s` occupies neither port, `send_s` the sender, the bytes both. A transfer of no token takes no time.
-    """
-    if tokens == 0:
-        return now_s
-    kv_bytes = tokens * profile.kv_bytes_per_token
-    bytes_from_s = max(max(now_s, sender.free_at_s) + profile.send_s, receiver.free_at_s)
-    end_s = bytes_from_s + kv_bytes / profile.transfer_bytes_per_s
-    for port in (sender, receiver):
-        port.free_at_s = end_s
-        port.bytes += kv_bytes
-    return end_s + profile.transfer_s

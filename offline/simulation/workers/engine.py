@@ -7,7 +7,7 @@ they are one event, a *jump*. The cost of a run grows with its requests, not wit
 
 The simulated engine's scheduler (`ppd.servers.sim.core.scheduler`) is not used here: it steps through every token and
 keeps the contents of every KV block, so that wrong KV shows in the text, and a sweep of thousands of runs cannot afford
-that. tests/offline/simulation/test_engine.py holds this engine's times to that scheduler's.
+that. tests/offline/simulation/workers/test_engine.py holds this engine's times to that scheduler's.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ppd.proxy.laws.step_time import EngineProfile, attention_pairs, step_time_s
 
-from .kv_cache import Held, KvCache, Span, with_answer
-from .timeline import Timeline
+from ..timeline import Timeline
+from .kv_cache import Held, KvCache, Span, first_of, with_answer
+from .links import Work
 
 
 @dataclass(slots=True, eq=False)
@@ -33,13 +34,14 @@ class SimulatedSequence:
     output_tokens: int
     first_token: Callable[[], None]
     finished: Callable[[], None]
-    pull: Callable[[int], None] | None = None  # starts the transfer of that many missing tokens, which `pulled` ends
+    pull: Callable[[int], bool] | None = None  # starts a transfer of missing tokens, at most so many; False: of none
     keeps_kv: bool = False  # at its end the KV stays in use until `let_go`: a handoff
+    work: Work = field(default_factory=Work)
     prompt_tokens: int = field(init=False)
     todo: int = field(init=False)  # tokens to compute before the next one can be sampled
     computed: int = 0  # of them
     generated: int = 0
-    cached_tokens: int = 0  # found here when it was first scheduled
+    cached_tokens: int = 0  # found here when it was first scheduled, or fetched then
     found: list[Held] = field(default_factory=list)
     own_tokens: int = 0  # reserved and not yet part of a span
     ends_at: int = 0  # the engine's count of ticks at its last token
@@ -84,16 +86,19 @@ class Engine:
 
     def pulled(self, job: SimulatedSequence) -> None:
         """The KV that `job.pull` asked for is here. The prompt's last token is computed again, for its logits."""
-        self._pulling -= 1
         job.computed = job.todo - 1
-        self._ready.append(job)
-        self._attend()
+        self._resume(job)
+
+    def fetched(self, job: SimulatedSequence, tokens: int) -> None:
+        """The KV of so many tokens is here, which `job.pull` asked a cache for, and can be found from here on."""
+        job.computed += tokens
+        job.cached_tokens += tokens  # as vLLM reports it
+        job.own_tokens -= self.cache.publish(first_of(job.prompt, job.computed), job.found)
+        self._resume(job)
 
     def pull_lost(self, job: SimulatedSequence) -> None:
         """The KV will not come: the prompt is computed here."""
-        self._pulling -= 1
-        self._ready.append(job)
-        self._attend()
+        self._resume(job)
 
     def let_go(self, job: SimulatedSequence) -> None:
         """The handoff was read or has expired."""
@@ -101,7 +106,24 @@ class Engine:
         job.own_tokens = 0
         self._attend()
 
+    def pin(self, prompt: Sequence[Span]) -> list[Held]:
+        """Takes what is cached of a prompt into use, for a worker that reads it, until `unpin`."""
+        found = self.cache.share(prompt)[0]
+        if self._jump is not None:  # it was planned with more memory
+            self._attend()
+        return found
+
+    def unpin(self, found: list[Held]) -> None:
+        self.cache.release(found, 0)
+        if self._waiting:
+            self._attend()
+
     # -- steps
+
+    def _resume(self, job: SimulatedSequence) -> None:
+        self._pulling -= 1
+        self._ready.append(job)
+        self._attend()
 
     def _attend(self) -> None:
         """Something has arrived: begin a step, or end the jump after its current step."""
@@ -157,6 +179,7 @@ class Engine:
         self._context += steps * len(self._decoding)
         for job, tokens in self._chunks:
             job.computed += tokens
+            job.work.computed_tokens += tokens
             if job.computed == job.todo:
                 self._sample(job)
         while self._decoding and self._decoding[0][0] <= self._tick:
@@ -182,9 +205,9 @@ class Engine:
             queue.popleft()
             if job.pull is not None:
                 pull, job.pull = job.pull, None
-                self._pulling += 1
-                pull(job.todo - job.computed)
-                continue
+                if pull(job.todo - job.computed):
+                    self._pulling += 1
+                    continue
             self._prefilling.append(job)
             chunks.append((job, min(job.todo - job.computed, budget)))
             budget -= chunks[-1][1]

@@ -10,7 +10,8 @@ from typing import Protocol
 from ppd.proxy.policy import Route
 
 from ..experiment.records import Record
-from .routing import Routed, Routing
+from .attempt import Routed
+from .routing import Routing
 from .sessions import Asked, SimulatedSession
 from .timeline import Timeline
 from .workers.engine import SimulatedSequence
@@ -19,6 +20,7 @@ from .workers.links import Work
 
 TOO_LONG = 400  # the HTTP status of a prompt that no engine can hold
 UNFINISHED = "not finished when the run was over"
+BROKEN_OFF = "broken off: the worker was lost that answered"
 
 
 class ClientPool:
@@ -135,6 +137,7 @@ class Clients:
             source=routed.source,
             fetched_tokens=routed.fetched_tokens,
             work=request.work,
+            failed=lambda: self._failed(request, routed),
         )
         if routed.prefill is None:
             request.job = self.fleet.ask(routed.decode, leg)
@@ -151,13 +154,26 @@ class Clients:
         request.first_token_s = self.timeline.now_s
         routed.answering()
 
+    def _failed(self, request: _Request, routed: Routed) -> None:
+        routed.failed()
+        if request.first_token_s is None:
+            request.prefill_cached = request.job = None
+            routed.again()
+            return
+        self._record(request, routed.route, 200, BROKEN_OFF, routed)
+        self._go_on(request)
+
     def _finished(self, request: _Request, routed: Routed) -> None:
-        session, asked = request.session, request.asked
+        asked = request.asked
         cached = 0 if request.job is None else request.job.cached_tokens
         routed.completed(asked.prompt_tokens, asked.output_tokens, cached)
         self._record(request, routed.route, 200, "", routed)
+        self._go_on(request)
+
+    def _go_on(self, request: _Request) -> None:
+        """With the session's next turn, as its pauses are."""
         self.connections.give_back()
-        turn = request.turn + 1
+        session, turn = request.session, request.turn + 1
         if turn > session.turns:
             self.open_sessions -= 1
             return

@@ -21,6 +21,20 @@ MOST_SESSIONS = 20  # times those that a window must hold: a window that is stil
 USUAL_TOKEN_S = 0.01  # of an answer, to judge how long a session lasts
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A worker dies, and may come back with an empty cache."""
+
+    at_s: float  # since the window began
+    worker: str  # "D2"
+    back_after_s: float | None = None  # None: never
+
+    def __post_init__(self) -> None:
+        for name in ("at_s", "back_after_s"):
+            if (value := getattr(self, name)) is not None and not 0 <= value < float("inf"):
+                raise ConfigError(f"{name} = {value}: must be at least 0", param=name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Playback:
     """`rate`: sessions a second, in a Poisson process; None: they start by the trace's times.
@@ -34,6 +48,7 @@ class Playback:
     later_turns: int = 300
     warm_up_s: float | None = None  # None: until turns come at nearly their final rate
     grace_s: float = 120.0  # that the window's last turns have to finish
+    losses: tuple[Loss, ...] = ()
 
     def __post_init__(self) -> None:
         if self.rate is not None and not 0 < self.rate < float("inf"):
@@ -136,7 +151,7 @@ class Window:
         """Of prompts, for the turns that are measured; those needed are what their sessions had not sent before."""
         return sum(one.work.computed_tokens for one in self.played)
 
-    def moved_bytes(self) -> dict[tuple[str, str], float]:
+    def link_bytes(self) -> dict[tuple[str, str], float]:
         """KV sent for the turns that are measured, by sender and receiver."""
         links: dict[tuple[str, str], float] = {}
         for one in self.played:

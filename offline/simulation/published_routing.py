@@ -18,7 +18,7 @@ from ppd.proxy.fleet.worker import Role
 from ppd.proxy.policy import Route
 
 from ..experiment.run import Run
-from .routing import Routed
+from .attempt import Routed
 from .sessions import Asked
 from .workers.fleet import SimulatedFleet, SimulatedWorker
 

@@ -16,27 +16,26 @@ from msgspec.structs import replace
 from ppd.proxy.admission.arrival_rate import Arrivals
 from ppd.proxy.beliefs.beliefs import Beliefs
 from ppd.proxy.beliefs.held import Held, PromptEntry
-from ppd.proxy.beliefs.turn_touches import TurnTouches
 from ppd.proxy.config import Mode
-from ppd.proxy.errors import AllBusy, ConfigError
-from ppd.proxy.fleet.booking import LegBooking
+from ppd.proxy.errors import AllBusy, ConfigError, NoWorkerError
 from ppd.proxy.fleet.places import UNKNOWN
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Source, Worker, WorkerId
-from ppd.proxy.policy import Decision, Route, Rules, Turn, decide, has_room
+from ppd.proxy.policy import Decision, Rules, Turn, decide, has_room
 from ppd.proxy.sessions.hasher import Hasher
-from ppd.proxy.sessions.prefix_chain import NO_MARKS, Chain, Marks, PrefixEnd
+from ppd.proxy.sessions.prefix_chain import NO_MARKS, Chain, Marks
 from ppd.proxy.sessions.session import Prompt, marks_of_prompt
-from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
+from ppd.proxy.sessions.table import SessionMatch, SessionTable
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 
+from .attempt import MODEL, Attempt, ProxyBooks, Routed, WaitingTurn
 from .sessions import Asked
 from .timeline import Timeline
 from .workers.fleet import SimulatedFleet, SimulatedWorker
 from .workers.kv_cache import HeardCache, KvCache
 
-MODEL = "simulated"
+WORKER_TTL_S = 30.0  # the proxy's default: a worker that is silent for longer is dropped
 FORCED = Rules(mode=Mode.FRACTION)  # for sweeps, which force all turns but those of D with an x of their own
 
 
@@ -55,29 +54,6 @@ class ProxySetup:
         for name, least in (("qps_window_s", 1e-3), ("max_tokens", 1), ("kv_events_delay_s", 0)):
             if (value := getattr(self, name)) is not None and not value >= least:
                 raise ConfigError(f"{name} = {value}: must be at least {least:g}", param=name)
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    asked: Asked
-    said: Prompt
-    match: SessionMatch
-    go: Callable[[Routed], None]
-
-
-@dataclass(slots=True, eq=False)
-class Routed:
-    """One turn under way: where it goes, and what to book when it gets there."""
-
-    route: Route
-    decode: SimulatedWorker  # the D, or the R of a REPLICA turn
-    prefill: SimulatedWorker | None = None
-    claimed_tokens: int = 0  # of the prompt, that `decode` was believed to hold
-    source: SimulatedWorker | None = None  # whose cache is asked first by the worker that computes the prompt
-    fetched_tokens: int = 0  # of the prompt, for which it is asked
-    prefilled: Callable[[int], None] = lambda cached: None  # P is done; it had found so many tokens cached
-    answering: Callable[[], None] = lambda: None  # the first token is here
-    completed: Callable[[int, int, int], None] = lambda prompt, output, cached: None  # as the engine counts its tokens
 
 
 class Routing(Protocol):
@@ -101,7 +77,8 @@ class PolicyRouting:
         self._timeline = timeline
         self._proxy = proxy
         self._arrivals = Arrivals(proxy.qps_window_s, timeline.now_s)
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[WaitingTurn] = deque()
+        self._stranded: list[WaitingTurn] = []  # no worker is there that could take them
         self._heard: dict[WorkerId, HeardCache] = {}
         self._workers: Mapping[WorkerId, SimulatedWorker] = {_address(worker): worker for worker in fleet.workers}
         self._registry = Registry()
@@ -111,13 +88,14 @@ class PolicyRouting:
         self._hasher = Hasher(bytes(16))
         self._heartbeat_s = heartbeat_s
         self._delay_s = heartbeat_delay_s
+        self._books = ProxyBooks(
+            timeline, self._registry, self._beliefs, self._sessions, self._tokens, self._serve_queue
+        )
         for worker in fleet.workers:
             self._registry.apply(_announcement(worker), 0.0)
             timeline.after(heartbeat_s, self._beat, worker)
-            if proxy.kv_events_delay_s is not None:
-                heard = HeardCache(lambda: timeline.now_s, proxy.kv_events_delay_s)
-                self._heard[_address(worker)] = heard
-                worker.engine.cache.changed = heard.happened
+            self._listen(worker)
+        fleet.restarted = self._came_back
 
     def route(self, session: int, asked: Asked, go: Callable[[Routed], None]) -> None:
         now_s = self._timeline.now_s
@@ -125,11 +103,17 @@ class PolicyRouting:
         said = Prompt(chain=Chain(asked.keys, asked.ends, self._hasher, marks=marks))
         match = self._sessions.find(said, now_s)
         self._arrivals.count(now_s, opens=match.turn == 1)
-        turn = _Waiting(asked, said, match, go)
+        self._enter(WaitingTurn(asked, said, match, go))
+
+    def _enter(self, turn: WaitingTurn, *, first: bool = False) -> None:
+        """first: before those who wait."""
         if not self._proxy.queues:
             self._start(turn)
             return
-        self._queue.append(turn)
+        if first:
+            self._queue.appendleft(turn)
+        else:
+            self._queue.append(turn)
         self._serve_queue()
 
     def _serve_queue(self) -> None:
@@ -142,64 +126,38 @@ class PolicyRouting:
                 self._queue.appendleft(turn)
                 return
 
-    def _start(self, waiting: _Waiting) -> None:
-        asked, said, match = waiting.asked, waiting.said, waiting.match
-        entry, turn = self._turn(match, said, asked)
-        decision = self._decide(turn, self._timeline.now_s)
-        decode, prefill = decision.decode.id, decision.prefill.id if decision.prefill is not None else None
-        source = decision.source.id if decision.source is not None else None
-        prompt_estimate, new_tokens = turn.prompt_tokens, max(1, turn.prompt_tokens - decision.cached_tokens)
-        booking = LegBooking(self._registry, decode, prefill, prompt_tokens=prompt_estimate, new_tokens=new_tokens)
-        touches = TurnTouches(
-            self._beliefs,
-            entry,
-            turn.held,
-            decode=decode,
-            prefill=prefill,
-            prompt_tokens=prompt_estimate,
-            source=source,
-            fetched_tokens=decision.fetched_tokens,
+    def _start(self, waiting: WaitingTurn) -> None:
+        entry, turn = self._turn(waiting.match, waiting.said, waiting.asked)
+        try:
+            decision = self._decide(turn, self._timeline.now_s)
+        except AllBusy:
+            raise
+        except NoWorkerError:  # until one comes back
+            self._stranded.append(waiting)
+            return
+        attempt = Attempt(self._books, waiting, entry, turn, decision)
+        attempt.begin()
+        routed = Routed(
+            decision.route,
+            self._workers[decision.decode.id],
+            self._workers[decision.prefill.id] if decision.prefill is not None else None,
+            decision.cached_tokens,
+            self._workers[decision.source.id] if decision.source is not None else None,
+            decision.fetched_tokens,
+            prefilled=attempt.prefilled,
+            answering=attempt.answering,
+            completed=attempt.completed,
         )
-        booking.reserve()
-        touches.sent()
+        routed.failed = lambda: self._failed(attempt, routed)
+        routed.again = lambda: self._enter(waiting, first=True)
+        waiting.go(routed)
 
-        def prefilled(cached_tokens: int) -> None:
-            booking.free_prefill()
-            touches.prefilled(cached_tokens)
-
-        def answering() -> None:
-            booking.computed()
-            touches.answering()
-
-        def completed(prompt: int, output: int, cached: int) -> None:
-            booking.release()
-            touches.answered(cached)
-            touches.close()
-            self._tokens.learn(MODEL, match.added, prompt - match.held_tokens, output)
-            residency = self._beliefs.residency
-            outcome = TurnOutcome(
-                prompt_tokens=prompt,
-                completion_tokens=output,
-                reply_key=PrefixEnd(asked.reply_key),
-                decode=residency(decode, prompt + output),
-                prefill=residency(prefill, prompt) if prefill is not None else None,
-            )
-            self._sessions.finish(match, said, outcome, self._timeline.now_s)
-            self._serve_queue()
-
-        waiting.go(
-            Routed(
-                decision.route,
-                self._workers[decode],
-                self._workers[prefill] if prefill is not None else None,
-                decision.cached_tokens,
-                self._workers[source] if source is not None else None,
-                decision.fetched_tokens,
-                prefilled,
-                answering,
-                completed,
-            )
-        )
+    def _failed(self, attempt: Attempt, routed: Routed) -> None:
+        """Its connection has ended, and a new one is refused: the worker gets no more turns until it is heard again."""
+        attempt.failed()
+        for worker in (routed.prefill, routed.decode):
+            if worker is not None and worker.engine.is_lost:
+                self._registry.remove(_address(worker))
 
     def _turn(self, match: SessionMatch, prompt: Prompt, asked: Asked) -> tuple[PromptEntry, Turn]:
         prompt_tokens = match.held_tokens + self._tokens.estimate(MODEL, match.added)
@@ -246,13 +204,31 @@ class PolicyRouting:
         return Fleet.of({view.id: view for view in views}, taking_turns(views, MODEL))
 
     def _beat(self, worker: SimulatedWorker) -> None:
-        """The engine's load as it is now reaches the registry a moment later."""
-        said = _announcement(worker)
-        self._timeline.after(self._delay_s, self._hear, said)
+        """The engine's load as it is now reaches the registry a moment later. One that is lost is silent."""
+        if not worker.engine.is_lost:
+            self._timeline.after(self._delay_s, self._hear, _announcement(worker))
+        else:
+            self._registry.expire(self._timeline.now_s, WORKER_TTL_S)
         self._timeline.after(self._heartbeat_s, self._beat, worker)
+
+    def _came_back(self, worker: SimulatedWorker) -> None:
+        """It announces itself as soon as its engine is ready."""
+        self._listen(worker)
+        self._timeline.after(self._delay_s, self._hear, _announcement(worker))
+
+    def _listen(self, worker: SimulatedWorker) -> None:
+        """To the events of its cache."""
+        if self._proxy.kv_events_delay_s is not None:
+            timeline = self._timeline
+            heard = HeardCache(lambda: timeline.now_s, self._proxy.kv_events_delay_s)
+            self._heard[_address(worker)] = heard
+            worker.engine.cache.changed = heard.happened
 
     def _hear(self, said: Announcement) -> None:
         self._registry.apply(said, self._timeline.now_s)
+        stranded, self._stranded = self._stranded, []
+        for turn in stranded:
+            self._enter(turn)
         self._serve_queue()
 
 
@@ -267,7 +243,7 @@ def _announcement(worker: SimulatedWorker) -> Announcement:
         address=_address(worker),
         models=(MODEL,),
         engine_version="simulated",
-        incarnation="0",
+        incarnation=str(worker.incarnation),
         source=Source.AGENT,
         x=worker.x,
     )

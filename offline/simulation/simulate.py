@@ -14,7 +14,7 @@ from ..experiment.plan import plan
 from ..experiment.records import Record, in_order
 from ..experiment.run import Run
 from .clients import ClientPool, Clients
-from .playback import Playback, Window, traced_sessions
+from .playback import Loss, Playback, Window, traced_sessions
 from .published_routing import PublishedRouting
 from .routing import PolicyRouting, ProxySetup, Routing
 from .sessions import planned_sessions
@@ -74,11 +74,23 @@ def play(
     routing = policy_routing(timeline, fleet, setup, proxy or ProxySetup())
     window = Window(playback, playback.warm_up(prompts))
     clients = Clients(timeline, fleet, routing, ClientPool(timeline, setup.connections), window)
+    for loss in playback.losses:
+        _plan_loss(loss, window.begins_s + loss.at_s, timeline, fleet)
     clients.play_endless(traced_sessions(playback, prompts, window))
     timeline.run(until=lambda: window.is_over(timeline.now_s) or timeline.now_s > HORIZON_S)
     clients.give_up()
     window.played.sort(key=lambda one: (one.record.conversation, one.record.turn))
     return window
+
+
+def _plan_loss(loss: Loss, at_s: float, timeline: Timeline, fleet: SimulatedFleet) -> None:
+    worker = next((one for one in fleet.workers if one.name == loss.worker), None)
+    if worker is None:
+        names = ", ".join(one.name for one in fleet.workers)
+        raise ConfigError(f"losses: worker {loss.worker!r} must be one of {names}", param="losses")
+    timeline.at(at_s, fleet.lose, worker)
+    if loss.back_after_s is not None:
+        timeline.at(at_s + loss.back_after_s, fleet.restart, worker)
 
 
 def policy_routing(timeline: Timeline, fleet: SimulatedFleet, setup: Setup, proxy: ProxySetup) -> PolicyRouting:

@@ -36,6 +36,7 @@ class SimulatedSequence:
     finished: Callable[[], None]
     pull: Callable[[int], bool] | None = None  # starts a transfer of missing tokens, at most so many; False: of none
     keeps_kv: bool = False  # at its end the KV stays in use until `let_go`: a handoff
+    failed: Callable[[], None] = lambda: None  # the engine was lost
     work: Work = field(default_factory=Work)
     prompt_tokens: int = field(init=False)
     todo: int = field(init=False)  # tokens to compute before the next one can be sampled
@@ -52,16 +53,17 @@ class SimulatedSequence:
 
 
 class Engine:
-    """Owns its jobs from `add` until their `finished`."""
+    """Owns its jobs from `arrive` or `add` until their `finished` or `failed`."""
 
     def __init__(self, timeline: Timeline, profile: EngineProfile, cache: KvCache, *, max_num_seqs: int) -> None:
         self.profile = profile
         self.cache = cache
         self._timeline = timeline
         self._max_num_seqs = max_num_seqs
+        self._arriving: dict[SimulatedSequence, None] = {}  # host work on their requests
         self._waiting: deque[SimulatedSequence] = deque()
         self._ready: deque[SimulatedSequence] = deque()  # their KV has arrived; they hold all of their memory
-        self._pulling = 0
+        self._pulling: dict[SimulatedSequence, None] = {}
         self._prefilling: list[SimulatedSequence] = []  # running, prompt not finished
         self._decoding: list[tuple[int, int, SimulatedSequence]] = []  # heap by last tick, then arrival
         self._context = 0  # tokens, summed over the decoding
@@ -71,6 +73,7 @@ class Engine:
         self._jump: tuple[float, int] | None = None  # start and number of the current decoding steps
         self._epoch = 0  # an event of an older plan is void
         self._busy = False
+        self.is_lost = False
 
     @property
     def running(self) -> int:
@@ -78,11 +81,32 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting) + len(self._ready) + self._pulling
+        return len(self._waiting) + len(self._ready) + len(self._pulling)
+
+    def arrive(self, job: SimulatedSequence, host_work_s: float) -> None:
+        """A request; an engine that is lost refuses it."""
+        if self.is_lost:
+            self._timeline.after(0.0, job.failed)
+            return
+        self._arriving[job] = None
+        self._timeline.after(host_work_s, self.add, job)
 
     def add(self, job: SimulatedSequence) -> None:
-        self._waiting.append(job)
-        self._attend()
+        self._arriving.pop(job, None)
+        if not self.is_lost:
+            self._waiting.append(job)
+            self._attend()
+
+    def lose(self) -> None:
+        """The engine dies, with all that it holds. Its jobs fail."""
+        running = [*self._prefilling, *(job for _, _, job in sorted(self._decoding, key=lambda entry: entry[1]))]
+        jobs = [*running, *self._ready, *self._pulling, *self._waiting, *self._arriving]
+        self.is_lost, self._jump = True, None
+        self._epoch += 1
+        for held in (self._prefilling, self._decoding, self._ready, self._pulling, self._waiting, self._arriving):
+            held.clear()
+        for job in jobs:
+            job.failed()
 
     def pulled(self, job: SimulatedSequence) -> None:
         """The KV that `job.pull` asked for is here. The prompt's last token is computed again, for its logits."""
@@ -121,12 +145,15 @@ class Engine:
     # -- steps
 
     def _resume(self, job: SimulatedSequence) -> None:
-        self._pulling -= 1
-        self._ready.append(job)
-        self._attend()
+        if not self.is_lost:
+            del self._pulling[job]
+            self._ready.append(job)
+            self._attend()
 
     def _attend(self) -> None:
         """Something has arrived: begin a step, or end the jump after its current step."""
+        if self.is_lost:
+            return
         if not self._busy:
             self._busy = True
             self._timeline.after(0.0, self._begin)  # after all other events of this instant
@@ -206,7 +233,7 @@ class Engine:
             if job.pull is not None:
                 pull, job.pull = job.pull, None
                 if pull(job.todo - job.computed):
-                    self._pulling += 1
+                    self._pulling[job] = None
                     continue
             self._prefilling.append(job)
             chunks.append((job, min(job.todo - job.computed, budget)))

@@ -7,6 +7,9 @@ as soon as it is computed.
 
 The worker that computes a prompt may first fetch the beginning of it from the cache of any other worker: when it has
 room, whole blocks, what the other holds then and it lacks itself. They stay in use there until they have arrived.
+
+A worker may be lost: all that it does fails at once, what it was sending is computed where it was to arrive, and what
+it holds is gone. When it is back, it is another engine.
 """
 
 from __future__ import annotations
@@ -36,6 +39,10 @@ class SimulatedWorker:
     x: float | None = None  # of later turns on this D, the share that is LOCAL; None: the run's
     sends: Port = field(default_factory=Port)
     receives: Port = field(default_factory=Port)
+    incarnation: int = 0
+    # What is to happen if it is lost: to those who wait for its KV, and to what it keeps for others.
+    sending: dict[SimulatedSequence, Callable[[], None]] = field(default_factory=dict)
+    handoffs: dict[FinishedPrefill, None] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +58,7 @@ class SimulatedLeg:
     source: SimulatedWorker | None = None  # whose cache the worker that computes the prompt asks first
     fetched_tokens: int = 0  # of the prompt, that it asks for
     work: Work = field(default_factory=Work)
+    failed: Callable[[], None] = lambda: None  # a worker was lost that computed it, or was to
 
 
 @dataclass(slots=True, eq=False)
@@ -70,6 +78,7 @@ class SimulatedFleet:
         roles = ((Role.PREFILL, topology.prefills), (Role.DECODE, topology.decodes), (Role.REPLICA, topology.replicas))
         self.workers = [self._worker(role, number + 1) for role, count in roles for number in range(count)]
         self.expired_handoffs = 0
+        self.restarted: Callable[[SimulatedWorker], None] = lambda worker: None
 
     def of(self, role: Role) -> list[SimulatedWorker]:
         return [worker for worker in self.workers if worker.role is role]
@@ -78,7 +87,7 @@ class SimulatedFleet:
         return tokens <= self._setup.profile.kv_capacity_tokens
 
     def ask(self, worker: SimulatedWorker, leg: SimulatedLeg) -> SimulatedSequence:
-        job = SimulatedSequence(leg.prompt, leg.reply, leg.output_tokens, leg.first_token, leg.finished, work=leg.work)
+        job = _answer(leg)
         self._compute(worker, leg, job)
         return job
 
@@ -96,31 +105,57 @@ class SimulatedFleet:
             if self._setup.profile.transfers is Transfers.WHOLE:
                 handoff.arrives_s = self._transfer(worker, decode, leg.prompt_tokens, leg.work)
             self._timeline.at(handoff.deadline_s, self._expire, handoff)
+            worker.handoffs[handoff] = None
             handed_over(handoff)
 
-        job = SimulatedSequence(leg.prompt, (), 1, _nothing, finished, keeps_kv=True, work=leg.work)
+        job = SimulatedSequence(leg.prompt, (), 1, _nothing, finished, keeps_kv=True, work=leg.work, failed=leg.failed)
         self._compute(worker, leg, job, hands_over=True)
 
     def decode(self, worker: SimulatedWorker, leg: SimulatedLeg, handoff: FinishedPrefill) -> SimulatedSequence:
+        engine, sender = worker.engine, handoff.worker
+
         def pull(missing: int) -> bool:
-            if handoff.arrives_s is not None:
-                self._timeline.at(handoff.arrives_s, arrived)
-            elif handoff.is_open:
-                self._timeline.at(self._transfer(handoff.worker, worker, missing, leg.work), arrived)
-            else:
-                self._timeline.after(0.0, worker.engine.pull_lost, job)
+            arrives_s = handoff.arrives_s
+            if arrives_s is None and not handoff.is_open:
+                self._timeline.after(0.0, engine.pull_lost, job)
+                return True
+            if arrives_s is None:
+                arrives_s = self._transfer(sender, worker, missing, leg.work)
+            sender.sending[job] = lambda: engine.pull_lost(job)
+            self._timeline.at(arrives_s, arrived)
             return True
 
         def arrived() -> None:
-            self._close(handoff)
-            worker.engine.pulled(job)
+            if sender.sending.pop(job, None) is not None:
+                self._close(handoff)
+                engine.pulled(job)
 
-        job = SimulatedSequence(
-            leg.prompt, leg.reply, leg.output_tokens, leg.first_token, leg.finished, pull, work=leg.work
-        )
-        delay_s = request_time_s(worker.engine.profile, leg.prompt_tokens, 0)
-        self._timeline.after(delay_s, worker.engine.add, job)
+        job = _answer(leg, pull)
+        engine.arrive(job, request_time_s(engine.profile, leg.prompt_tokens, 0))
         return job
+
+    def lose(self, worker: SimulatedWorker) -> None:
+        if worker.engine.is_lost:
+            return
+        for handoff in worker.handoffs:
+            handoff.is_open = False
+            if handoff.arrives_s is not None and handoff.arrives_s > self._timeline.now_s:
+                handoff.arrives_s = None  # D has not got all of it
+        waiting = [*worker.sending.values()]
+        worker.handoffs.clear()
+        worker.sending.clear()
+        worker.engine.lose()
+        for lost in waiting:
+            lost()
+
+    def restart(self, worker: SimulatedWorker) -> None:
+        """With an empty cache; only one that is lost."""
+        if not worker.engine.is_lost:
+            return
+        worker.engine = self._engine(worker.role, worker.name)
+        worker.incarnation += 1
+        worker.sends.free_at_s = worker.receives.free_at_s = self._timeline.now_s
+        self.restarted(worker)
 
     def _compute(
         self, worker: SimulatedWorker, leg: SimulatedLeg, job: SimulatedSequence, *, hands_over: bool = False
@@ -130,20 +165,23 @@ class SimulatedFleet:
         if source is not None and source is not worker:
             job.pull = lambda _: self._fetch(source, worker, leg, job)
         has_connector = hands_over or source is not None or worker.role is not Role.REPLICA
-        self._timeline.after(_host_work_s(worker, leg, has_connector=has_connector), worker.engine.add, job)
+        worker.engine.arrive(job, _host_work_s(worker, leg, has_connector=has_connector))
 
     def _fetch(self, source: SimulatedWorker, to: SimulatedWorker, leg: SimulatedLeg, job: SimulatedSequence) -> bool:
         """False if the source has nothing that the job lacks."""
         tokens = _found(source, leg) - job.computed
         if tokens <= 0:
             return False
-        pinned = source.engine.pin(first_of(leg.prompt, job.computed + tokens))
+        holder, engine = source.engine, to.engine
+        pinned = holder.pin(first_of(leg.prompt, job.computed + tokens))
 
         def arrived() -> None:
-            source.engine.unpin(pinned)
-            leg.work.fetched_tokens += tokens
-            to.engine.fetched(job, tokens)
+            if source.sending.pop(job, None) is not None:
+                holder.unpin(pinned)
+                leg.work.fetched_tokens += tokens
+                engine.fetched(job, tokens)
 
+        source.sending[job] = lambda: engine.pull_lost(job)
         self._timeline.at(self._transfer(source, to, tokens, leg.work), arrived)
         return True
 
@@ -161,16 +199,32 @@ class SimulatedFleet:
     def _close(self, handoff: FinishedPrefill) -> None:
         if handoff.is_open:
             handoff.is_open = False
+            del handoff.worker.handoffs[handoff]
             handoff.worker.engine.let_go(handoff.job)
 
     def _worker(self, role: Role, number: int) -> SimulatedWorker:
+        name = f"{role}{number}"
+        x = self._topology.x_of_decodes[number - 1] if role is Role.DECODE else None
+        return SimulatedWorker(name, role, self._engine(role, name), x)
+
+    def _engine(self, role: Role, name: str) -> Engine:
         profile = self._setup.profile
         cache = KvCache(profile.kv_capacity_tokens, profile.block_size)
-        name = f"{role}{number}"
         costs = self._setup.costs(role, self._topology.name, name)
-        engine = Engine(self._timeline, costs, cache, max_num_seqs=profile.max_num_seqs)
-        x = self._topology.x_of_decodes[number - 1] if role is Role.DECODE else None
-        return SimulatedWorker(name, role, engine, x)
+        return Engine(self._timeline, costs, cache, max_num_seqs=profile.max_num_seqs)
+
+
+def _answer(leg: SimulatedLeg, pull: Callable[[int], bool] | None = None) -> SimulatedSequence:
+    return SimulatedSequence(
+        leg.prompt,
+        leg.reply,
+        leg.output_tokens,
+        leg.first_token,
+        leg.finished,
+        pull,
+        failed=leg.failed,
+        work=leg.work,
+    )
 
 
 def _host_work_s(worker: SimulatedWorker, leg: SimulatedLeg, *, has_connector: bool) -> float:
@@ -182,6 +236,8 @@ def _host_work_s(worker: SimulatedWorker, leg: SimulatedLeg, *, has_connector: b
 
 def _found(source: SimulatedWorker, leg: SimulatedLeg) -> int:
     """How much of what is asked for it holds, in whole blocks."""
+    if source.engine.is_lost:
+        return 0
     tokens = min(leg.fetched_tokens, source.engine.cache.hit_tokens(leg.prompt))
     return tokens - tokens % source.engine.cache.block_size
 

@@ -145,24 +145,23 @@ class PolicyRouting:
         entry, turn = self._turn(match, said, asked)
         decision = self._decide(turn, self._timeline.now_s)
         decode, prefill = decision.decode.id, decision.prefill.id if decision.prefill is not None else None
-        prompt_estimate, new_tokens = turn.prompt_tokens, max(1, turn.prompt_tokens - decision.cached_tokens)
-        booking = LegBooking(self._registry, decode, prefill, prompt_tokens=prompt_estimate, new_tokens=new_tokens)
+        booking = LegBooking(self._registry, decode, prefill, decision.estimates(turn))
         touches = TurnTouches(
-            self._beliefs, entry, turn.held, decode=decode, prefill=prefill, prompt_tokens=prompt_estimate
+            self._beliefs, entry, turn.held, decode=decode, prefill=prefill, prompt_tokens=turn.prompt_tokens
         )
-        booking.reserve()
+        booking.reserve(self._timeline.now_s)
         touches.sent()
 
         def prefilled(cached_tokens: int) -> None:
-            booking.free_prefill()
+            booking.free_prefill(self._timeline.now_s)
             touches.prefilled(cached_tokens)
 
         def answering() -> None:
-            booking.computed()
+            booking.computed(self._timeline.now_s)
             touches.answering()
 
         def completed(prompt: int, output: int, cached: int) -> None:
-            booking.release()
+            booking.release(self._timeline.now_s)
             touches.close()
             touches.answered(cached)
             self._tokens.learn(MODEL, match.added, prompt - match.held_tokens, output)

@@ -140,6 +140,7 @@ class UseChanged(Event, tag="use"):
     placed_tokens: int
     answers: int = 0
     recent_tokens: int = 0
+    halvings: int = 0
 
 
 class TurnsArrived(Event, tag="arrived"):

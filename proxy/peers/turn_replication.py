@@ -8,7 +8,8 @@ from itertools import islice, takewhile
 from typing import Any, Generic, ParamSpec, Protocol
 
 from ..beliefs.held import BookNews, CacheFound, LegOutcome, SentLeg
-from ..fleet.registry import Use, WorkerChange
+from ..fleet.ledger import Use
+from ..fleet.registry import WorkerChange
 from ..fleet.worker import WorkerId
 from ..routing.state import State
 from ..sessions.rendered_replies import Case
@@ -193,11 +194,11 @@ class TurnReplication:
 
     def _apply_use(self, event: UseChanged) -> None:
         if event.by != self._member.index:  # a snapshot holds what a predecessor of this process did
-            placed, recent = event.placed_tokens, event.recent_tokens
-            use = Use(event.inflight, event.queued_prefill_tokens, placed, event.answers, recent)
+            placed, recent, halvings = event.placed_tokens, event.recent_tokens, event.halvings
+            use = Use(event.inflight, event.queued_prefill_tokens, placed, event.answers, recent, halvings)
             self._state.registry.used_by(event.by, event.worker, use)
 
 
 def _use_event(process: int, worker: WorkerId, use: Use) -> UseChanged:
-    placed, recent = use.placed_tokens, use.recent_tokens
-    return UseChanged(process, worker, use.inflight, use.queued_prefill_tokens, placed, use.answers, recent)
+    placed, recent, halvings = use.placed_tokens, use.recent_tokens, use.halvings
+    return UseChanged(process, worker, use.inflight, use.queued_prefill_tokens, placed, use.answers, recent, halvings)

@@ -11,7 +11,8 @@ import pytest
 from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import Mode, ProxyConfig
 from ppd.proxy.errors import NotFound, PPDError
-from ppd.proxy.fleet.registry import Registry, Use
+from ppd.proxy.fleet.ledger import Use
+from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.peers import membership as module
 from ppd.proxy.peers.channels import Channels, Member, make_ends

@@ -49,6 +49,7 @@ class Use(msgspec.Struct, array_like=True, gc=False):
     placed_tokens: int = 0  # of KV that turns brought to a D or R since it last reported its load
     answers: int = 0  # seconds in which the worker sent some of an answer
     recent_tokens: int = 0  # of KV that turns brought there, the older ones counting ever less
+    halvings: int = 0  # of recent tokens, since the first process began
     decoding: int = 0
     context_tokens: int = 0
     reserved_tokens: int = 0
@@ -119,17 +120,23 @@ RECENT_TOKENS = 1 << 19
 
 
 class Uses:
-    """Of all workers and processes."""
+    """Of all workers and processes.
+
+    A process halves what turns of all of them brought lately. Each tells how often it has, and the others follow, so
+    that older tokens count as little as if one process had all turns.
+    """
 
     def __init__(self) -> None:
         self.own: dict[WorkerId, Use] = {}
         self.others: dict[WorkerId, dict[int, Use]] = {}  # by process
-        self._recent_tokens = 0  # of all workers, by this process
+        self._recent_tokens = 0  # of all workers, by all processes
+        self._halvings = 0
 
     def joined(self, worker_id: WorkerId) -> Use:
-        return self.own.setdefault(worker_id, Use())
+        return self.own.setdefault(worker_id, Use(halvings=self._halvings))
 
     def drop(self, worker_id: WorkerId) -> None:
+        self._recent_tokens -= sum(use.recent_tokens for use in self.of(worker_id))
         self.own.pop(worker_id, None)
         self.others.pop(worker_id, None)
 
@@ -148,18 +155,41 @@ class Uses:
         self._recent_tokens += tokens
         if self._recent_tokens <= RECENT_TOKENS * len(self.own):
             return False
-        self._recent_tokens //= 2
-        for each in self.own.values():
-            each.recent_tokens //= 2
+        self._halve(1)
         return True
+
+    def heard(self, process: int, worker_id: WorkerId, use: Use) -> bool:
+        """Another process's use. True where all counts were halved by that."""
+        behind = use.halvings - self._halvings
+        if behind > 0:
+            self._halve(behind)
+        elif behind < 0:
+            use.recent_tokens >>= -behind
+            use.halvings = self._halvings
+        uses = self.others.setdefault(worker_id, {})
+        known = uses.get(process)
+        self._recent_tokens += use.recent_tokens - (0 if known is None else known.recent_tokens)
+        uses[process] = use
+        return behind > 0
 
     def ended(self, process: int) -> list[WorkerId]:
         """Forgets what the process does. Where it did anything."""
         touched = [worker_id for worker_id, uses in self.others.items() if process in uses]
         for worker_id in touched:
             uses = self.others[worker_id]
-            uses[process] = Use(answers=uses[process].answers)
+            known = uses[process]
+            uses[process] = Use(answers=known.answers)
+            self._recent_tokens -= known.recent_tokens
         return touched
+
+    def _halve(self, times: int) -> None:
+        self._halvings += times
+        self._recent_tokens = 0
+        for worker_id in self.own.keys() | self.others.keys():
+            for use in self.of(worker_id):
+                use.recent_tokens >>= times
+                use.halvings = self._halvings
+                self._recent_tokens += use.recent_tokens
 
 
 def summed(own: Use, others: Iterable[Use]) -> Use:

@@ -247,7 +247,7 @@ class Registry:
         """Takes a worker from the process that watches them: all of its view except the use."""
         old = self._views.get(view.id)
         used = self._uses.joined(view.id)
-        if old is None or old.load != view.load:
+        if old is None or old.reports != view.reports:
             used.placed_tokens = 0
         self._put(view)
         self._keep_name(view)
@@ -281,7 +281,8 @@ class Registry:
                 yield process, worker_id, use
 
     def used_by(self, process: int, worker_id: WorkerId, use: Use) -> None:
-        self._uses.others.setdefault(worker_id, {})[process] = use
+        if self._uses.heard(process, worker_id, use):
+            self._changed.update(self._uses.own)
         self._changed.add(worker_id)
 
     def ended(self, process: int) -> None:
@@ -378,10 +379,10 @@ class Registry:
         if self._uses.own[worker_id].placed_tokens:
             self._uses.own[worker_id].placed_tokens = 0
             self._use_changed(worker_id)
-        if view.role is Role.PREFILL:  # what it queues is prompts to compute, which wait nowhere better
-            return {"load": load, "reported_s": now_s}
-        places = learned(view.places, view.inflight, view.load, load)
-        return {"load": load, "reported_s": now_s, "places": places}
+        told: dict[str, object] = {"load": load, "reports": view.reports + 1, "reported_s": now_s}
+        if view.role is not Role.PREFILL:  # what that queues is prompts to compute, which wait nowhere better
+            told["places"] = learned(view.places, view.inflight, view.load, load)
+        return told
 
     def _change(self, worker_id: WorkerId, **changes: object) -> None:
         view = self._views.get(worker_id)

@@ -21,6 +21,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     name: str  # "D2": what clients and metrics see in place of the address
     incarnation: str
     load: Load = Load()
+    reports: int = 0  # of its load, so far
     inflight: int = 0  # legs of this proxy that run there now
     queued_prefill_tokens: int = 0  # prompt tokens that this proxy's legs still have to compute there
     places: int = UNKNOWN  # legs that it should have at once, as far as its load tells; a P has no such limit

@@ -28,7 +28,7 @@ VIEW = WorkerView(worker=Worker(role=Role.DECODE, address=D), name="D1", incarna
 LEG = LegWork(prefill_tokens=100, prefill_s=2.0, placed_tokens=100, context_tokens=110, reserved_tokens=120)
 
 # What a view shows of a use; the rest is for the process that counts it.
-KEPT = {"answers", "sending", "receiving_s"}
+KEPT = {"answers", "halvings", "sending", "receiving_s"}
 TIMES = {"prefills_since_s", "unseen_prefill_until_s", "sends_free_s", "receives_free_s"}
 
 

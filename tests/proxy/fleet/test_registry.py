@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from msgspec.structs import replace as replace_view
 
 from ppd.proxy.connectors import can_pair
 from ppd.proxy.fleet.ledger import RECENT_TOKENS, Use
@@ -217,16 +216,6 @@ def test_what_was_brought_lately_counts_on_and_halves_as_more_comes_anywhere() -
     assert [view.recent_tokens for view in registry.views()] == [RECENT_TOKENS, 0], "whatever the engine reports"
     registry.reserve(other.id, 100, placed_tokens=RECENT_TOKENS + 2)
     assert [view.recent_tokens for view in registry.views()] == [RECENT_TOKENS // 2, RECENT_TOKENS // 2 + 1]
-
-
-def test_what_was_placed_counts_until_another_process_tells_of_another_load() -> None:
-    registry = heard(Announcement(D, Load()))
-    registry.reserve(D.id, 100, placed_tokens=300)
-    told = only(registry)
-    registry.adopt(told)
-    assert only(registry).placed_tokens == 300
-    registry.adopt(replace_view(told, load=Load(kv_usage=0.2)))
-    assert only(registry).placed_tokens == 0
 
 
 def test_strangers_names_do_not_pile_up_and_the_newest_stay() -> None:

@@ -68,10 +68,7 @@ class Attempt:
         self._waiting = waiting
         self._decode = decode = decision.decode.id
         self._prefill = prefill = None if decision.prefill is None else decision.prefill.id
-        new_tokens = max(1, turn.prompt_tokens - decision.cached_tokens)
-        self._booking = LegBooking(
-            books.registry, decode, prefill, prompt_tokens=turn.prompt_tokens, new_tokens=new_tokens
-        )
+        self._booking = LegBooking(books.registry, decode, prefill, decision.estimates(turn))
         self._touches = TurnTouches(
             books.beliefs,
             entry,
@@ -84,20 +81,20 @@ class Attempt:
         )
 
     def begin(self) -> None:
-        self._booking.reserve()
+        self._booking.reserve(self._books.timeline.now_s)
         self._touches.sent()
 
     def prefilled(self, cached_tokens: int) -> None:
-        self._booking.free_prefill()
+        self._booking.free_prefill(self._books.timeline.now_s)
         self._touches.prefilled(cached_tokens)
 
     def answering(self) -> None:
-        self._booking.computed()
+        self._booking.computed(self._books.timeline.now_s)
         self._touches.answering()
 
     def completed(self, prompt: int, output: int, cached: int) -> None:
         match, books, residency = self._waiting.match, self._books, self._books.beliefs.residency
-        self._booking.release()
+        self._booking.release(self._books.timeline.now_s)
         self._touches.answered(cached)
         self._touches.close()
         books.tokens.learn(MODEL, match.added, prompt - match.held_tokens, output)
@@ -112,5 +109,5 @@ class Attempt:
         books.ended()
 
     def failed(self) -> None:
-        self._booking.release()
+        self._booking.release(self._books.timeline.now_s)
         self._touches.close()

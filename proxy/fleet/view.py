@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -9,6 +10,8 @@ import msgspec
 from ..errors import NotFound
 from .places import UNKNOWN
 from .worker import Load, Role, Worker, WorkerId
+
+NEVER_S = -math.inf
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -18,6 +21,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     name: str  # "D2": what clients and metrics see in place of the address
     incarnation: str
     load: Load = Load()
+    reports: int = 0  # of its load, so far
     inflight: int = 0  # legs of this proxy that run there now
     queued_prefill_tokens: int = 0  # prompt tokens that this proxy's legs still have to compute there
     places: int = UNKNOWN  # legs that it should have at once, as far as its load tells; a P has no such limit
@@ -28,10 +32,12 @@ class WorkerView(msgspec.Struct, frozen=True):
     prefills: int = 0  # prompts of this proxy that queue or are computed there
     queued_prefill_s: float = 0.0  # that these take, by the laws
     prefills_since_s: float = 0.0  # when the first of them began, as far as known
+    unseen_prefill_until_s: float = 0.0  # by when others are computed, by the laws: their answers come as a whole
     reserved_tokens: int = 0  # of KV that turns under way need there in the end, beside what it held before
     sends_free_s: float = 0.0  # when its link has sent all KV that is to be moved; a past time: now
     receives_free_s: float = 0.0
     heard_s: float = 0.0
+    reported_s: float = NEVER_S  # when its load was reported last
     up: bool = True  # False: a static worker whose probe fails
     unanswered: bool = False  # down by probes that came to nothing at an open port: perhaps it still answers turns
     draining: bool = False  # as the worker announced; a static one until its engine, its config or the operator says so

@@ -10,6 +10,7 @@ from ppd.proxy.beliefs.held import PromptEntry
 from ppd.proxy.beliefs.turn_touches import TurnTouches
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.laws.forecasts import AnswerEnded, Forecasts
 from ppd.proxy.policy import Decision, Route, Turn
 from ppd.proxy.sessions.prefix_chain import PrefixEnd
 from ppd.proxy.sessions.session import Prompt
@@ -57,6 +58,7 @@ class ProxyBooks:
     beliefs: Beliefs
     sessions: SessionTable
     tokens: TokenEstimator
+    forecasts: Forecasts
     ended: Callable[[], None]  # told when a turn has ended
 
 
@@ -94,10 +96,12 @@ class Attempt:
 
     def completed(self, prompt: int, output: int, cached: int) -> None:
         match, books, residency = self._waiting.match, self._books, self._books.beliefs.residency
-        self._booking.release(self._books.timeline.now_s)
+        now_s = books.timeline.now_s
+        self._booking.release(now_s)
         self._touches.answered(cached)
         self._touches.close()
         books.tokens.learn(MODEL, match.added, prompt - match.held_tokens, output)
+        books.forecasts.take(AnswerEnded(MODEL, match.turn, output, match.output_tokens, False, now_s))
         outcome = TurnOutcome(
             prompt_tokens=prompt,
             completion_tokens=output,
@@ -105,7 +109,7 @@ class Attempt:
             decode=residency(self._decode, prompt + output),
             prefill=None if self._prefill is None else residency(self._prefill, prompt),
         )
-        books.sessions.finish(match, self._waiting.said, outcome, books.timeline.now_s)
+        books.sessions.finish(match, self._waiting.said, outcome, now_s)
         books.ended()
 
     def failed(self) -> None:

@@ -22,6 +22,7 @@ from ppd.proxy.fleet.places import UNKNOWN
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Source, Worker, WorkerId
+from ppd.proxy.laws.forecasts import Forecasts, SessionReturned
 from ppd.proxy.policy import Decision, Rules, Turn, decide, has_room
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.prefix_chain import NO_MARKS, Chain, Marks
@@ -85,11 +86,18 @@ class PolicyRouting:
         self._beliefs = Beliefs(self._registry.engine)
         self._sessions = SessionTable(ttl_s=3600.0, capacity=1_000_000, beliefs=self._beliefs)
         self._tokens = TokenEstimator()
+        self._forecasts = Forecasts()
         self._hasher = Hasher(bytes(16))
         self._heartbeat_s = heartbeat_s
         self._delay_s = heartbeat_delay_s
         self._books = ProxyBooks(
-            timeline, self._registry, self._beliefs, self._sessions, self._tokens, self._serve_queue
+            timeline,
+            self._registry,
+            self._beliefs,
+            self._sessions,
+            self._tokens,
+            self._forecasts,
+            self._serve_queue,
         )
         for worker in fleet.workers:
             self._registry.apply(_announcement(worker), 0.0)
@@ -103,6 +111,8 @@ class PolicyRouting:
         said = Prompt(chain=Chain(asked.keys, asked.ends, self._hasher, marks=marks))
         match = self._sessions.find(said, now_s)
         self._arrivals.count(now_s, opens=match.turn == 1)
+        if match.ended_s is not None:
+            self._forecasts.take(SessionReturned(MODEL, match.turn - 1, match.calls_tool, match.ended_s, now_s))
         self._enter(WaitingTurn(asked, said, match, go))
 
     def _enter(self, turn: WaitingTurn, *, first: bool = False) -> None:
@@ -162,9 +172,10 @@ class PolicyRouting:
     def _turn(self, match: SessionMatch, prompt: Prompt, asked: Asked) -> tuple[PromptEntry, Turn]:
         prompt_tokens = match.held_tokens + self._tokens.estimate(MODEL, match.added)
         entry = PromptEntry(match.history, match.source, marks_of_prompt(prompt, prompt_tokens), match.decode)
-        output_tokens = asked.output_tokens
+        output_tokens = output_p90 = asked.output_tokens
         if not self._proxy.oracle:
             output_tokens = self._tokens.expected_output(MODEL, match.output_tokens, self._proxy.max_tokens)
+            output_p90 = self._forecasts.output(MODEL, match.output_tokens, match.turn, self._proxy.max_tokens).p90
         turn = Turn(
             model=MODEL,
             session_id=match.session_id,
@@ -172,6 +183,7 @@ class PolicyRouting:
             prompt_tokens=prompt_tokens,
             held_tokens=match.held_tokens,
             output_tokens=output_tokens,
+            output_p90_tokens=output_p90,
             held=self._held(entry, match, asked),
             decode=None if match.decode is None else match.decode.worker,
             affinity=match.affinity,

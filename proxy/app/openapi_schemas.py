@@ -6,6 +6,8 @@ from typing import Any
 
 from ..config import Lookup, Mode, Uncovered
 from ..fleet.worker import Role, Source
+from ..laws.accuracy import Basis
+from ..laws.corrections import Figure
 from ..openai.request import MODEL_LIMIT
 from ..sessions.table import MatchKind
 
@@ -155,6 +157,7 @@ _WORKER = _object(
         "connector": _NAME,
         "source": {"enum": [*Source]},
         "x": {"type": ["number", "null"]},
+        "profile": _NAME,
         "incarnation": _NAME,
         "silent_s": {"type": ["number", "null"]},
         "running": _COUNT,
@@ -188,6 +191,36 @@ _RECEIPT = _object(
         "legs": _list(_object({"kind": _NAME, "worker": _NAME, "started_s": _NUMBER})),
     }
 )
+_FACTOR = _object({"factor": _NUMBER, "turns": _NUMBER, "median_error": {"type": ["number", "null"]}})
+_LAWS = _object(
+    {
+        "version": _NAME,
+        "workers": _list(
+            _object(
+                {
+                    "id": _NAME,
+                    "name": _NAME,
+                    "role": {"enum": [*Role]},
+                    "profile": _NAME,
+                    **dict.fromkeys(Figure, _FACTOR),
+                }
+            )
+        ),
+        "judged": _list(
+            _object(
+                {
+                    "basis": {"enum": [*Basis]},
+                    "name": _NAME,
+                    "figure": {"enum": [*Figure]},
+                    "turns": _COUNT,
+                    "median_error": _NUMBER,
+                    "stale": {"type": "boolean"},
+                }
+            )
+        ),
+        "turns_beyond_range": {"type": "object", "additionalProperties": _COUNT},
+    }
+)
 _OPERATOR: Json = {
     "WorkerCall": _object({"worker": _NAME}, additionalProperties=False),
     "DrainCall": _object({"draining": {"type": "boolean"}}, additionalProperties=False),
@@ -199,6 +232,7 @@ _OPERATOR: Json = {
     "Session": _SESSION,
     "Sessions": _object({"count": _COUNT, "newest": _list(ref("Session"))}),
     "Receipt": _RECEIPT,
+    "Laws": _LAWS,
     "Receipts": _object({"newest": _list(ref("Receipt"))}),
 }
 

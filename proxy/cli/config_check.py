@@ -15,7 +15,7 @@ from ..discovery.heartbeat_listener import curve_keys
 from ..discovery.static_workers import static_workers
 from ..errors import PPDError
 from ..runtime.tls import client_tls, worker_tls
-from ..settings import check_table
+from ..settings import check_table, profiles
 from ..tokenizer.folder_names import FolderNames
 
 
@@ -29,7 +29,8 @@ def check(draft: Draft) -> ProxyConfig:
 
 def problems(config: ProxyConfig) -> Iterator[PPDError]:
     """The table is loaded in every mode, as the admin API may choose the one that needs it."""
-    for part in (static_workers, _table, _client_keys, client_tls, worker_tls, _curve_keys, _receipt_log, _tokenizer):
+    parts = (static_workers, _table, _profiles, _client_keys, client_tls, worker_tls, _curve_keys)
+    for part in (*parts, _receipt_log, _tokenizer):
         yield from _raised(part, config)
 
 
@@ -42,6 +43,14 @@ def _raised(part: Callable[[ProxyConfig], object], config: ProxyConfig) -> Itera
 
 def _table(config: ProxyConfig) -> None:
     check_table(config.table)
+
+
+def _profiles(config: ProxyConfig) -> None:
+    try:
+        workers = static_workers(config)
+    except PPDError:  # told already
+        workers = ()
+    profiles(config, workers)
 
 
 def _client_keys(config: ProxyConfig) -> None:

@@ -18,7 +18,7 @@ from ..decision_table.table import ScoredTable
 from ..fleet.ledger import LegEstimates
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
-from ..laws.prediction import Prediction
+from ..laws.prediction import Laws, Prediction
 
 
 class Route(StrEnum):
@@ -36,6 +36,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     held_tokens: int  # prompt tokens that an earlier turn of this session covers: the most that is held of it
     output_tokens: int  # expected length of the answer
+    output_p90_tokens: int = 0  # nine in ten answers like it are no longer; 0: not known
     held: Mapping[WorkerId, Held] = {}  # of the prompt, by each P, D and R that holds any of it
     decode: WorkerId | None = None  # the D or R of the session's last turn, which stores its responses
     affinity: WorkerId | None = None  # the D or R to prefer where none holds anything
@@ -74,6 +75,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     worker_limit: int = 0  # legs that one worker takes at once; 0: any number
     warm_up_s: float = 0.0  # over which a new worker's share of traffic grows
+    laws: Laws | None = None  # what work costs on each worker
 
 
 class Preference(msgspec.Struct, frozen=True):

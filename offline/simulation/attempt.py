@@ -11,7 +11,9 @@ from ppd.proxy.beliefs.turn_touches import TurnTouches
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.laws.forecasts import AnswerEnded, Forecasts
+from ppd.proxy.laws.worker_laws import WorkerLaws
 from ppd.proxy.policy import Decision, Route, Turn
+from ppd.proxy.routing.foresight import Foreseen, came_to, foresee
 from ppd.proxy.sessions.prefix_chain import PrefixEnd
 from ppd.proxy.sessions.session import Prompt
 from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
@@ -33,7 +35,7 @@ class Routed:
     prefill: SimulatedWorker | None = None
     claimed_tokens: int = 0  # of the prompt, that `decode` was believed to hold
     source: SimulatedWorker | None = None  # whose cache is asked first by the worker that computes the prompt
-    fetched_tokens: int = 0  # of the prompt, for which it is asked
+    reach_tokens: int = 0  # of the prompt's start, that it then should have
     prefilled: Callable[[int], None] = lambda cached: None  # P is done; it had found so many tokens cached
     answering: Callable[[], None] = lambda: None  # the first token is here
     completed: Callable[[int, int, int], None] = lambda prompt, output, cached: None  # as the engine counts its tokens
@@ -47,6 +49,7 @@ class WaitingTurn:
     said: Prompt
     match: SessionMatch
     go: Callable[[Routed], None]
+    estimates_factor: float = 1.0  # of its tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class ProxyBooks:
     sessions: SessionTable
     tokens: TokenEstimator
     forecasts: Forecasts
+    laws: WorkerLaws | None
     ended: Callable[[], None]  # told when a turn has ended
 
 
@@ -71,6 +75,12 @@ class Attempt:
         self._decode = decode = decision.decode.id
         self._prefill = prefill = None if decision.prefill is None else decision.prefill.id
         self._booking = LegBooking(books.registry, decode, prefill, decision.estimates(turn))
+        source, computing = decision.source, decision.prefill or decision.decode
+        # Of the prompt's start, what the worker that computes it is to have before it does.
+        self.reach_tokens = 0 if source is None else turn.held_by(computing) + decision.fetched_tokens
+        self._foreseen = None if books.laws is None else foresee(decision, turn, books.laws, None)
+        self._cached_on_prefill: int | None = None
+        self._asked_s = self._first_s = books.timeline.now_s
         self._touches = TurnTouches(
             books.beliefs,
             entry,
@@ -78,8 +88,8 @@ class Attempt:
             decode=decode,
             prefill=prefill,
             prompt_tokens=turn.prompt_tokens,
-            source=None if decision.source is None else decision.source.id,
-            fetched_tokens=decision.fetched_tokens,
+            source=None if source is None else source.id,
+            reach_tokens=self.reach_tokens,
         )
 
     def begin(self) -> None:
@@ -89,8 +99,10 @@ class Attempt:
     def prefilled(self, cached_tokens: int) -> None:
         self._booking.free_prefill(self._books.timeline.now_s)
         self._touches.prefilled(cached_tokens)
+        self._cached_on_prefill = cached_tokens
 
     def answering(self) -> None:
+        self._first_s = self._books.timeline.now_s
         self._booking.computed(self._books.timeline.now_s)
         self._touches.answering()
 
@@ -110,7 +122,24 @@ class Attempt:
             prefill=None if self._prefill is None else residency(self._prefill, prompt),
         )
         books.sessions.finish(match, self._waiting.said, outcome, now_s)
+        if self._foreseen is not None:
+            self._teach(self._foreseen, prompt, output, cached, now_s)
         books.ended()
+
+    def _teach(self, foreseen: Foreseen, prompt: int, output: int, cached: int, now_s: float) -> None:
+        """The laws, by the times that the turn took."""
+        if self._cached_on_prefill is not None:
+            cached = self._cached_on_prefill
+        times = came_to(
+            foreseen,
+            self._first_s - self._asked_s,
+            (now_s - self._first_s) / (output - 1) if output > 1 else None,
+            computed_tokens=max(1, prompt - cached),
+            output_tokens=output,
+            choices=1,
+        )
+        if times.by_profile and self._books.laws is not None:
+            self._books.laws.learn(times, now_s)
 
     def failed(self) -> None:
         self._booking.release(self._books.timeline.now_s)

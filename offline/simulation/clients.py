@@ -135,7 +135,7 @@ class Clients:
             first_token=lambda: self._first_token(request, routed),
             finished=lambda: self._finished(request, routed),
             source=routed.source,
-            fetched_tokens=routed.fetched_tokens,
+            reach_tokens=routed.reach_tokens,
             work=request.work,
             failed=lambda: self._failed(request, routed),
         )

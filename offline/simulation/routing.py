@@ -18,9 +18,8 @@ from ppd.proxy.beliefs.beliefs import Beliefs
 from ppd.proxy.beliefs.held import Held, PromptEntry
 from ppd.proxy.config import Mode
 from ppd.proxy.errors import AllBusy, ConfigError, NoWorkerError
-from ppd.proxy.fleet.places import UNKNOWN
 from ppd.proxy.fleet.registry import Registry
-from ppd.proxy.fleet.view import Fleet, taking_turns
+from ppd.proxy.fleet.view import Fleet
 from ppd.proxy.fleet.worker import Announcement, Load, Source, Worker, WorkerId
 from ppd.proxy.laws.forecasts import Forecasts, SessionReturned
 from ppd.proxy.policy import Decision, Rules, Turn, decide, has_room
@@ -31,7 +30,9 @@ from ppd.proxy.sessions.table import SessionMatch, SessionTable
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 
 from .attempt import MODEL, Attempt, ProxyBooks, Routed, WaitingTurn
+from .believed import drawn_factor, laws_of, with_room, without_ledger
 from .sessions import Asked
+from .setup import Setup
 from .timeline import Timeline
 from .workers.fleet import SimulatedFleet, SimulatedWorker
 from .workers.kv_cache import HeardCache, KvCache
@@ -50,10 +51,17 @@ class ProxySetup:
     oracle: bool = False  # the proxy knows how long each answer will be
     queues: bool = False  # turns wait in the proxy while every engine is full, and not in an engine
     kv_events_delay_s: float | None = None  # after which the proxy hears what caches hold; None: it never does
+    laws: bool = True  # it has the engines' profile
+    laws_factor: float = 1.0  # by which all times in that profile are wrong
+    estimates_factor: float = 1.0  # by which its counts of the tokens that a prompt adds are wrong
+    estimates_spread: float = 0.0  # and by up to so much more, or less, in each session
+    residency_elsewhere: bool = True  # False: it believes only the session's last worker to hold anything
+    ledger: bool = True  # False: it knows only what engines report, requests and tokens that queue
 
     def __post_init__(self) -> None:
-        for name, least in (("qps_window_s", 1e-3), ("max_tokens", 1), ("kv_events_delay_s", 0)):
-            if (value := getattr(self, name)) is not None and not value >= least:
+        limits = (("qps_window_s", 1e-3), ("max_tokens", 1), ("kv_events_delay_s", 0), ("estimates_spread", 0))
+        for name, least in (*limits, ("laws_factor", 1e-3), ("estimates_factor", 1e-3)):
+            if (value := getattr(self, name)) is not None and not least <= value < float("inf"):
                 raise ConfigError(f"{name} = {value}: must be at least {least:g}", param=name)
 
 
@@ -71,12 +79,12 @@ class PolicyRouting:
         timeline: Timeline,
         fleet: SimulatedFleet,
         proxy: ProxySetup,
-        *,
-        heartbeat_s: float,
-        heartbeat_delay_s: float,
+        setup: Setup,
     ) -> None:
         self._timeline = timeline
         self._proxy = proxy
+        laws = laws_of(setup, proxy.laws_factor) if proxy.laws else None
+        self._rules = replace(proxy.rules, laws=laws)
         self._arrivals = Arrivals(proxy.qps_window_s, timeline.now_s)
         self._queue: deque[WaitingTurn] = deque()
         self._stranded: list[WaitingTurn] = []  # no worker is there that could take them
@@ -88,8 +96,8 @@ class PolicyRouting:
         self._tokens = TokenEstimator()
         self._forecasts = Forecasts()
         self._hasher = Hasher(bytes(16))
-        self._heartbeat_s = heartbeat_s
-        self._delay_s = heartbeat_delay_s
+        self._heartbeat_s, self._delay_s = setup.heartbeat_s, setup.heartbeat_delay_s
+        self._plain: tuple[Fleet, Fleet] | None = None  # a fleet, and the same without its ledger
         self._books = ProxyBooks(
             timeline,
             self._registry,
@@ -97,11 +105,12 @@ class PolicyRouting:
             self._sessions,
             self._tokens,
             self._forecasts,
+            laws,
             self._serve_queue,
         )
         for worker in fleet.workers:
             self._registry.apply(_announcement(worker), 0.0)
-            timeline.after(heartbeat_s, self._beat, worker)
+            timeline.after(self._heartbeat_s, self._beat, worker)
             self._listen(worker)
         fleet.restarted = self._came_back
 
@@ -113,7 +122,10 @@ class PolicyRouting:
         self._arrivals.count(now_s, opens=match.turn == 1)
         if match.ended_s is not None:
             self._forecasts.take(SessionReturned(MODEL, match.turn - 1, match.calls_tool, match.ended_s, now_s))
-        self._enter(WaitingTurn(asked, said, match, go))
+        factor, spread = self._proxy.estimates_factor, self._proxy.estimates_spread
+        if spread:
+            factor *= drawn_factor(spread, session)
+        self._enter(WaitingTurn(asked, said, match, go, factor))
 
     def _enter(self, turn: WaitingTurn, *, first: bool = False) -> None:
         """first: before those who wait."""
@@ -128,7 +140,7 @@ class PolicyRouting:
 
     def _serve_queue(self) -> None:
         """In order of arrival, as the proxy serves one tenant."""
-        while self._queue and has_room(self._registry.fleet(MODEL), self._proxy.rules):
+        while self._queue and has_room(self._registry.fleet(MODEL), self._rules):
             turn = self._queue.popleft()
             try:
                 self._start(turn)
@@ -137,7 +149,7 @@ class PolicyRouting:
                 return
 
     def _start(self, waiting: WaitingTurn) -> None:
-        entry, turn = self._turn(waiting.match, waiting.said, waiting.asked)
+        entry, turn = self._turn(waiting)
         try:
             decision = self._decide(turn, self._timeline.now_s)
         except AllBusy:
@@ -153,7 +165,7 @@ class PolicyRouting:
             self._workers[decision.prefill.id] if decision.prefill is not None else None,
             decision.cached_tokens,
             self._workers[decision.source.id] if decision.source is not None else None,
-            decision.fetched_tokens,
+            attempt.reach_tokens,
             prefilled=attempt.prefilled,
             answering=attempt.answering,
             completed=attempt.completed,
@@ -169,8 +181,12 @@ class PolicyRouting:
             if worker is not None and worker.engine.is_lost:
                 self._registry.remove(_address(worker))
 
-    def _turn(self, match: SessionMatch, prompt: Prompt, asked: Asked) -> tuple[PromptEntry, Turn]:
-        prompt_tokens = match.held_tokens + self._tokens.estimate(MODEL, match.added)
+    def _turn(self, waiting: WaitingTurn) -> tuple[PromptEntry, Turn]:
+        match, prompt, asked = waiting.match, waiting.said, waiting.asked
+        added_tokens = self._tokens.estimate(MODEL, match.added)
+        if waiting.estimates_factor != 1.0:
+            added_tokens = max(1, round(waiting.estimates_factor * added_tokens))
+        prompt_tokens = match.held_tokens + added_tokens
         entry = PromptEntry(match.history, match.source, marks_of_prompt(prompt, prompt_tokens), match.decode)
         output_tokens = output_p90 = asked.output_tokens
         if not self._proxy.oracle:
@@ -197,23 +213,31 @@ class PolicyRouting:
         if self._heard and match.source is not None:
             heard = ((worker, cache.held(asked.prompt, most)) for worker, cache in self._heard.items())
             observed = {worker: tokens for worker, tokens in heard if tokens is not None}
-        return self._beliefs.held(self._registry.fleet(MODEL).views, entry, most, observed)
+        held = self._beliefs.held(self._registry.fleet(MODEL).views, entry, most, observed)
+        if not self._proxy.residency_elsewhere:
+            last = None if match.decode is None else match.decode.worker
+            return {worker: one for worker, one in held.items() if worker == last}
+        return held
+
+    def _fleet(self) -> Fleet:
+        fleet = self._registry.fleet(MODEL)
+        if self._proxy.ledger:
+            return fleet
+        if self._plain is None or self._plain[0] is not fleet:
+            self._plain = fleet, without_ledger(fleet)
+        return self._plain[1]
 
     def _decide(self, turn: Turn, now_s: float) -> Decision:
-        rules, arrivals = self._proxy.rules, self._arrivals
+        rules, arrivals = self._rules, self._arrivals
         counts_turns = rules.scored is not None and rules.scored.table.axes.qps_counts == "turns"
         qps = (arrivals.turns if counts_turns else arrivals.conversations).rate_rps(now_s)
         try:
-            return decide(turn, self._registry.fleet(MODEL), rules, qps=qps, now_s=now_s)
+            return decide(turn, self._fleet(), rules, qps=qps, now_s=now_s)
         except AllBusy:
             if self._proxy.queues:
                 raise
-            return decide(turn, self._roomy_fleet(), replace(rules, worker_limit=0), qps=qps, now_s=now_s)
-
-    def _roomy_fleet(self) -> Fleet:
-        """Where no queue holds a turn back, it waits in an engine."""
-        views = [replace(view, places=UNKNOWN) for view in self._registry.views()]
-        return Fleet.of({view.id: view for view in views}, taking_turns(views, MODEL))
+            # Where no queue holds a turn back, it waits in an engine.
+            return decide(turn, with_room(self._fleet()), replace(rules, worker_limit=0), qps=qps, now_s=now_s)
 
     def _beat(self, worker: SimulatedWorker) -> None:
         """The engine's load as it is now reaches the registry a moment later. One that is lost is silent."""

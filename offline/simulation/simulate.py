@@ -42,7 +42,7 @@ def simulate(
     if setup.published_routing:
         routing = PublishedRouting(fleet, run, unrecognised=setup.unrecognised)
     else:
-        routing = policy_routing(timeline, fleet, setup, proxy or ProxySetup())
+        routing = PolicyRouting(timeline, fleet, proxy or ProxySetup(), setup)
     clients = Clients(timeline, fleet, routing, ClientPool(timeline, setup.connections))
     conversations = plan(run, trace)
     told = _retokenised(run, setup)
@@ -71,7 +71,7 @@ def play(
         raise ConfigError("the trace has no later turns: later_turns must be 0", param="later_turns")
     timeline = Timeline()
     fleet = SimulatedFleet(timeline, Topology.parse(topology), setup)
-    routing = policy_routing(timeline, fleet, setup, proxy or ProxySetup())
+    routing = PolicyRouting(timeline, fleet, proxy or ProxySetup(), setup)
     window = Window(playback, playback.warm_up(prompts))
     clients = Clients(timeline, fleet, routing, ClientPool(timeline, setup.connections), window)
     for loss in playback.losses:
@@ -91,12 +91,6 @@ def _plan_loss(loss: Loss, at_s: float, timeline: Timeline, fleet: SimulatedFlee
     timeline.at(at_s, fleet.lose, worker)
     if loss.back_after_s is not None:
         timeline.at(at_s + loss.back_after_s, fleet.restart, worker)
-
-
-def policy_routing(timeline: Timeline, fleet: SimulatedFleet, setup: Setup, proxy: ProxySetup) -> PolicyRouting:
-    return PolicyRouting(
-        timeline, fleet, proxy, heartbeat_s=setup.heartbeat_s, heartbeat_delay_s=setup.heartbeat_delay_s
-    )
 
 
 def _retokenised(run: Run, setup: Setup) -> Callable[[], bool]:

@@ -25,7 +25,7 @@ class TurnTouches:
             "_beliefs",
             "_decode",
             "_entry",
-            "_fetched_tokens",
+            "_reach_tokens",
             "_held",
             "_prefill",
             "_prompt_tokens",
@@ -44,9 +44,9 @@ class TurnTouches:
         prefill: WorkerId | None,
         prompt_tokens: int,
         source: WorkerId | None = None,
-        fetched_tokens: int = 0,
+        reach_tokens: int = 0,
     ) -> None:
-        """held: as the decision saw it; prompt_tokens: an estimate; fetched_tokens: that `source` is asked for."""
+        """held: as the decision saw it; prompt_tokens: an estimate; reach_tokens: of its start, read at `source`."""
         self._beliefs = beliefs
         self._entry = entry
         self._held = held
@@ -55,7 +55,7 @@ class TurnTouches:
         self._prompt_tokens = prompt_tokens
         # The worker whose cache is read, and what is believed to be read there.
         self._source = None if source is None or source not in held or source == (prefill or decode) else source
-        self._fetched_tokens = 0 if self._source is None else min(fetched_tokens, held[self._source].tokens)
+        self._reach_tokens = 0 if self._source is None else min(reach_tokens, held[self._source].tokens)
         self._since: dict[WorkerId, int] = {}  # tokens that each worker had used since it used the prefix
         self._awaited: dict[WorkerId, int] = {}  # the legs on those that have not used it yet
 
@@ -113,9 +113,9 @@ class TurnTouches:
             self._compare(worker, cached, self._held.get(worker))
             return
         held = self._held[self._source]
-        self._compare(self._source, cached, replace(held, tokens=self._fetched_tokens))
+        self._compare(self._source, cached, replace(held, tokens=self._reach_tokens))
         if leg := self._awaited.pop(self._source, None):
-            was_read = cached is None or 2 * cached >= self._fetched_tokens  # if so, it is the newest there
+            was_read = cached is None or 2 * cached >= self._reach_tokens  # if so, it is the newest there
             self._beliefs.ended_leg(LegOutcome(leg, has_used=was_read))
         self._source = None
 

@@ -56,7 +56,7 @@ class SimulatedLeg:
     first_token: Callable[[], None]
     finished: Callable[[], None]
     source: SimulatedWorker | None = None  # whose cache the worker that computes the prompt asks first
-    fetched_tokens: int = 0  # of the prompt, that it asks for
+    reach_tokens: int = 0  # of the prompt's start, that it wants to have by that
     work: Work = field(default_factory=Work)
     failed: Callable[[], None] = lambda: None  # a worker was lost that computed it, or was to
 
@@ -238,7 +238,7 @@ def _found(source: SimulatedWorker, leg: SimulatedLeg) -> int:
     """How much of what is asked for it holds, in whole blocks."""
     if source.engine.is_lost:
         return 0
-    tokens = min(leg.fetched_tokens, source.engine.cache.hit_tokens(leg.prompt))
+    tokens = min(leg.reach_tokens, source.engine.cache.hit_tokens(leg.prompt))
     return tokens - tokens % source.engine.cache.block_size
 
 

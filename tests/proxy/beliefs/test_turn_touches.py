@@ -44,7 +44,7 @@ class Known:
             prefill=None if prefill is None else prefill.id,
             prompt_tokens=1100,
             source=D2.id,
-            fetched_tokens=1000,
+            reach_tokens=1000,
         )
         made.sent()
         return made

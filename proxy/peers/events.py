@@ -12,6 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from ..beliefs.held import BookLessons, CacheFound, LegOutcome, SentLeg
+from ..fleet.ledger import Use
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
 from ..health.circuit_breaker import Circuit
@@ -161,11 +162,7 @@ class UseChanged(Event, tag="use"):
 
     by: int
     worker: WorkerId
-    inflight: int
-    queued_prefill_tokens: int
-    placed_tokens: int
-    answers: int = 0
-    recent_tokens: int = 0
+    use: Use
 
 
 class TurnsArrived(Event, tag="arrived"):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Generic, ParamSpec, Protocol
 
 from ..beliefs.held import BookNews, CacheFound, LegOutcome, SentLeg
-from ..fleet.registry import Use, WorkerChange
+from ..fleet.registry import WorkerChange
 from ..fleet.worker import WorkerId
 from ..laws.forecasts import Habit
 from ..laws.worker_laws import LawsNews
@@ -143,13 +144,13 @@ class TurnReplication:
         while self._used:
             use = self._state.registry.use(worker := self._used.pop())
             if use is not None:
-                yield _use_event(self._member.index, worker, use)
+                yield UseChanged(self._member.index, worker, copy(use))
 
     def own(self) -> list[Event]:
         """What this process runs, for one that has just started."""
         registry = self._state.registry
         uses = [(view.id, registry.use(view.id)) for view in registry.views()]
-        used = [_use_event(self._member.index, worker, use) for worker, use in uses if use is not None]
+        used = [UseChanged(self._member.index, worker, copy(use)) for worker, use in uses if use is not None]
         return [*used, LegsUnderWay(self._state.beliefs.legs())]
 
     def snapshot(self) -> Iterator[list[Event]]:
@@ -162,7 +163,7 @@ class TurnReplication:
         yield [RepliesLearned(case, score) for case, score in state.sessions.rendered.scores()]
         yield [LawsLearned(state.laws.lessons())]
         yield [HabitsLearned(habits) for habits in state.forecasts.habits()]
-        yield [_use_event(process, worker, use) for process, worker, use in state.registry.others()]
+        yield [UseChanged(process, worker, use) for process, worker, use in state.registry.others()]
         sessions = self._sessions_to_send()
         while batch := list(islice(sessions, BATCH_SESSIONS)):
             yield [SessionLearned(session, *state.sessions.lookup_keys(session)) for session in batch]
@@ -213,11 +214,4 @@ class TurnReplication:
 
     def _apply_use(self, event: UseChanged) -> None:
         if event.by != self._member.index:  # a snapshot holds what a predecessor of this process did
-            placed, recent = event.placed_tokens, event.recent_tokens
-            use = Use(event.inflight, event.queued_prefill_tokens, placed, event.answers, recent)
-            self._state.registry.used_by(event.by, event.worker, use)
-
-
-def _use_event(process: int, worker: WorkerId, use: Use) -> UseChanged:
-    placed, recent = use.placed_tokens, use.recent_tokens
-    return UseChanged(process, worker, use.inflight, use.queued_prefill_tokens, placed, use.answers, recent)
+            self._state.registry.used_by(event.by, event.worker, event.use)

@@ -261,15 +261,16 @@ class Router:
         if decision.prediction is not None:
             note_prediction(job.receipt, decision.prediction, laws.version)
         decode, prefill = decision.decode.id, None if decision.prefill is None else decision.prefill.id
-        prompt, new = job.receipt.estimated_prompt_tokens, job.receipt.estimated_new_tokens
+        prompt = job.receipt.estimated_prompt_tokens
         beliefs, held = self._state.beliefs, turn.held
+        estimates = decision.estimates(turn, shows_first_token=job.request.stream)
         return Attempt(
             request=job.request,
             decision=decision,
             decode=decode,
             receipt=job.receipt,
             client=job.context.client,
-            booking=LegBooking(self._state.registry, decode, prefill, prompt_tokens=prompt, new_tokens=new),
+            booking=LegBooking(self._state.registry, decode, prefill, estimates),
             touches=TurnTouches(beliefs, job.entry, held, decode=decode, prefill=prefill, prompt_tokens=prompt),
             charged_tokens=job.turn.prompt_tokens + job.turn.output_tokens,
             headers=job.context.headers,

@@ -47,7 +47,7 @@ async def pair_of() -> AsyncIterator[Pair]:
         await one.join()
         registry = one.ones[0].state.registry
         worker(registry)
-        registry.loaded(R1, Load(kv_capacity_tokens=CAPACITY))
+        registry.loaded(R1, Load(kv_capacity_tokens=CAPACITY), 0.0)
         heard(one)
         yield one
     finally:
@@ -305,7 +305,7 @@ def told() -> tuple[State, Appliers]:
     member = Member()
     state = new_state(ProxyConfig(), member, lambda: 1000.0)
     worker(state.registry)
-    state.registry.loaded(R1, Load(kv_capacity_tokens=CAPACITY))
+    state.registry.loaded(R1, Load(kv_capacity_tokens=CAPACITY), 0.0)
     return state, TurnReplication(member, state, lambda: 100).appliers()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .config import LIVE, Draft, Mode, ProxyConfig, with_changes
-from .decision_table.score import Weights
+from .decision_table.score import Weights, weight_rules
 from .decision_table.table import DecisionTable, find
 from .discovery.static_workers import static_workers
 from .errors import ConfigError, PPDError
@@ -138,4 +138,5 @@ def _rules(config: ProxyConfig) -> Rules:
         worker_limit=config.max_worker_inflight,
         warm_up_s=config.warm_up_s,
         targets=target_rules(config),
+        weighing=weight_rules(config),
     )

@@ -318,6 +318,7 @@ class Router:
         if counted is not None and counted.is_proven:
             prompt_tokens = counted.tokens.count
         marks, points = (of(prompt, prompt_tokens) for of in (marks_of_prompt, points_of_prompt))
+        rules, client = self.rules, context.client
         entry = PromptEntry(match.history, match.source, marks, match.decode, points)
         turn = Turn(
             model=request.model,
@@ -331,7 +332,8 @@ class Router:
             single_engine=request.single_engine,
             stored_response=prompt.previous_response_id is not None,
             forced=context.forced,
-            slo=self.rules.targets.of(_priority(request, context), context.client.slo, context.slo),
+            slo=rules.targets.of(_priority(request, context), client.slo, context.slo),
+            weights=rules.weighing.of(request.model, client.weights),
         )
         return entry, turn
 

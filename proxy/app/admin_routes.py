@@ -165,6 +165,7 @@ def _worker(view: WorkerView, now_s: float) -> dict[str, object]:
         "connector": worker.connector,
         "source": worker.source,
         "x": worker.x,
+        "profile": worker.profile,
         "incarnation": view.incarnation,
         "silent_s": round(now_s - view.heard_s, 1) if worker.source is not Source.STATIC else None,
         "running": load.running,

@@ -158,6 +158,7 @@ _WORKER = _object(
         "connector": _NAME,
         "source": {"enum": [*Source]},
         "x": {"type": ["number", "null"]},
+        "profile": _NAME,
         "incarnation": _NAME,
         "silent_s": {"type": ["number", "null"]},
         "running": _COUNT,

@@ -17,7 +17,7 @@ from ..discovery.static_workers import static_workers
 from ..errors import PPDError
 from ..laws.targets import target_rules
 from ..runtime.tls import client_tls, worker_tls
-from ..settings import check_table
+from ..settings import check_table, profiles
 from ..tokenizer.folder_names import FolderNames
 
 
@@ -46,6 +46,14 @@ def _table(config: ProxyConfig) -> None:
     check_table(config.table)
 
 
+def _profiles(config: ProxyConfig) -> None:
+    try:
+        workers = static_workers(config)
+    except PPDError:  # told already
+        workers = ()
+    profiles(config, workers)
+
+
 def _client_keys(config: ProxyConfig) -> None:
     if config.keys_file:
         KeyRing(Path(config.keys_file), config.admin_key)
@@ -70,6 +78,6 @@ def _receipt_log(config: ProxyConfig) -> None:
 
 
 PARTS: tuple[Callable[[ProxyConfig], object], ...] = (
-    *(static_workers, weight_rules, target_rules, _table, _client_keys, client_tls, worker_tls),
-    *(_curve_keys, _receipt_log, _tokenizer),
+    *(static_workers, weight_rules, target_rules, _table, _profiles, _client_keys, client_tls),
+    *(worker_tls, _curve_keys, _receipt_log, _tokenizer),
 )

@@ -18,6 +18,11 @@ class Mode(StrEnum):
     PREFILL_LOAD = "prefill_load"  # LOCAL while P has much to do
     ISL_OR_LOAD = "isl_or_load"  # either of the two
     CONDITIONAL = "conditional"  # SPLIT for many uncached tokens, while P has little to do
+    SLO = "slo"  # the fewest turns that miss their targets, as predicted
+    WEIGHTS = "weights"  # the least of predicted TTFT and TPOT, weighted
+    LEAST_TTFT = "least_ttft"  # the earliest predicted first token
+    LMETRIC = "lmetric"  # the least product of new tokens and batch
+    SLACK = "slack"  # the least TPOT among ways that keep the TTFT target
 
 
 class SessionKey(StrEnum):

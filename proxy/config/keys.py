@@ -117,7 +117,8 @@ class ProxyConfig:
         (),
         "static workers, `ROLE=host:port`, optionally followed by `,connector=nixl|p2p_nccl|none`, `,model=NAME`, "
         "`,tls=true`, `,events=tcp://host:port` (`none`: not even where the engine itself tells), "
-        "`,replay=tcp://host:port`, `,ranks=N`, and for a D `,x=SHARE`: its own `x` in mode `fraction`",
+        "`,replay=tcp://host:port`, `,ranks=N`, `,profile=NAME` (as the key `profile`), and for a D `,x=SHARE`: its "
+        "own `x` in mode `fraction`",
         live=True,
     )
     allow_empty: bool = key(
@@ -201,6 +202,12 @@ class ProxyConfig:
         Lookup.NEAREST, "the nearest cell of the table, or between its cells (tables/README.md)", live=True
     )
     uncovered: Uncovered = key(Uncovered.LOCAL, "route where the table has no evidence", live=True)
+    profile: Text = key(
+        "",
+        "engine profile (tables/profiles/README.md), by the name of a bundled one or as a path, of workers that name "
+        "none of their own; by it turns' times are predicted (docs/laws.md); empty: none",
+        live=True,
+    )
     qps_window_s: Seconds = key(30.0, "window over which the arrival rate is measured")
 
     connect_timeout_s: Seconds = key(3.0, "to connect to a worker", group="Legs")

@@ -17,7 +17,7 @@ from ..decision_table.score import Verdict, WeightRules, Weights
 from ..decision_table.table import ScoredTable
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
-from ..laws.prediction import Prediction
+from ..laws.prediction import Laws, Prediction
 from ..laws.targets import USUAL, SloTargets, TargetRules
 
 
@@ -74,19 +74,13 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     uncovered: Uncovered = Uncovered.LOCAL
     x: float = 0.5
     limits: Limits = Limits()
+    laws: Laws | None = None  # of the engines; the modes that predict need them
+    weights: Weights = Weights(1.0, 1.0)
+    moves_kv: bool = False  # whether workers may be told to fetch KV of a prompt from any other one
     worker_limit: int = 0  # legs that one worker takes at once; 0: any number
     warm_up_s: float = 0.0  # over which a new worker's share of traffic grows
     targets: TargetRules = TargetRules()  # from which routing makes `Turn.slo`
     weighing: WeightRules = WeightRules()  # and `Turn.weights`
-
-
-class Preference(msgspec.Struct, frozen=True):
-    """The route that is wanted: by force or by the mode."""
-
-    route: Route
-    reason: str
-    verdict: Verdict | None = None
-    decode: WorkerView | None = None  # where LOCAL is wanted whatever is held there; None: where the session lives
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +95,16 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     score: float = math.inf  # in the objective's unit; the least is best
     terms: Mapping[str, float] = {}  # that add up to the score
     excluded: str = ""  # the rule that forbids it
+
+
+class Preference(msgspec.Struct, frozen=True):
+    """The route that is wanted: by force or by the mode."""
+
+    route: Route
+    reason: str
+    verdict: Verdict | None = None
+    ways: Sequence[Candidate] = ()  # the best first, of which that is taken; empty: the route alone is wanted
+    decode: WorkerView | None = None  # where LOCAL is wanted whatever is held there; None: where the session lives
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -130,10 +130,10 @@ def _first(
     ranks = [rank_of(view) for view in candidates]
     least = min(ranks)
     equals = [view for view, rank in zip(candidates, ranks, strict=True) if rank == least]
-    return equals[0] if len(equals) == 1 else min(equals, key=lambda view: _spread(view, session_id))
+    return equals[0] if len(equals) == 1 else min(equals, key=lambda view: spread(view, session_id))
 
 
-def _spread(view: WorkerView, session_id: str) -> bytes:
+def spread(view: WorkerView, session_id: str) -> bytes:
     # Rendezvous hashing: sessions spread evenly over equal workers, and each always gets the same one.
     return sha256(f"{view.id} {session_id}".encode()).digest()
 

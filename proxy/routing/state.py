@@ -15,6 +15,7 @@ from ..health.circuit_breaker import RetryBudget
 from ..health.poisoned_prompts import PoisonedPrompts
 from ..health.worker_health import WorkerHealth
 from ..kv_events.engine_caches import EngineCaches
+from ..laws.worker_laws import WorkerLaws
 from ..sessions.hasher import Hasher
 from ..sessions.table import SessionTable
 from ..sessions.templates import TemplateOrder
@@ -45,4 +46,5 @@ class State:
     hasher: Hasher
     engine_caches: EngineCaches
     count_checks: CountChecks
+    laws: WorkerLaws
     now: Callable[[], float]  # seconds, monotonic

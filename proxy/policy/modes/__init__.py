@@ -12,6 +12,8 @@ from ...config import Mode
 from ..candidates import Candidates
 from ..decision import Preference, Rules, Turn
 from .fixed import always_local, always_split, fraction
+from .predicted import least_ttft, lmetric, slack, weights
+from .slo import slo
 from .table import by_table
 from .thresholds import conditional, isl_bounding, isl_or_load, prefill_load, prefix_threshold
 
@@ -29,6 +31,14 @@ STRATEGIES: Mapping[Mode, Strategy] = {
     Mode.PREFILL_LOAD: prefill_load,
     Mode.ISL_OR_LOAD: isl_or_load,
     Mode.CONDITIONAL: conditional,
+    Mode.SLO: slo,
+    Mode.WEIGHTS: weights,
+    Mode.LEAST_TTFT: least_ttft,
+    Mode.LMETRIC: lmetric,
+    Mode.SLACK: slack,
 }
 
-__all__ = ["STRATEGIES", "Strategy"]
+PREDICTING = frozenset({Mode.SLO, Mode.WEIGHTS, Mode.LEAST_TTFT, Mode.LMETRIC, Mode.SLACK})
+"""Those that judge each way to serve a turn by the laws, replicas included."""
+
+__all__ = ["PREDICTING", "STRATEGIES", "Strategy"]

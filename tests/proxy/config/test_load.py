@@ -154,6 +154,10 @@ def test_a_static_worker_may_have_a_share_of_its_own(option: str, x: float | Non
     assert parse_worker(f"D=a:1{option}").x == x
 
 
+def test_a_static_worker_may_have_a_profile_of_its_own() -> None:
+    assert [parse_worker(f"D=a:1{option}").profile for option in ("", ",profile=my.json")] == ["", "my.json"]
+
+
 @pytest.mark.parametrize("option", ["x=", "x=1.1", "x=-0.1", "x=nan", "x=inf", "x=half"])
 def test_a_static_workers_share_that_is_none_is_refused(option: str) -> None:
     with pytest.raises(ConfigError, match="x=SHARE"):

@@ -307,6 +307,7 @@ def options(**changes: Any) -> AgentOptions:
         "connector": "nixl",
         "coordinates": (),
         "x": None,
+        "profile": "",
         "interval": 10.0,
         "drain_timeout": 60.0,
         "api_key": "",
@@ -342,6 +343,9 @@ def test_what_cannot_be_launched_is_named(changes: dict[str, Any], named: str) -
 def test_an_identity_may_advertise_another_address_and_coordinates() -> None:
     made = identity_of(options(advertise="10.0.0.9:80", coordinates=("zmq_address=10.0.0.9:21001",)), "127.0.0.1:1")
     assert (made.address, made.coordinates) == ("10.0.0.9:80", {"zmq_address": "10.0.0.9:21001"})
+    own = identity_of(options(profile="h100"), "127.0.0.1:1")
+    said = decode(heartbeat_of(own, EngineStatus(True), AgentPhase.SERVING).encode())
+    assert said.worker.profile == "h100"
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         identity_of(options(coordinates=("zmq_address",)), "127.0.0.1:1")
 

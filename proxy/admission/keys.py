@@ -207,9 +207,14 @@ def _entry(table: object, number: int, file: str) -> KeyEntry:
         models=tuple(table.get("models", ())),
         cache_group=table.get("cache_group", ""),
         slo=given_targets(table["slo"]) if "slo" in table else None,
-        **{name: float(table[name]) for name in MOST_WEIGHTS if name in table},
+        w_ttft=_float(table.get("w_ttft")),
+        w_tpot=_float(table.get("w_tpot")),
     )
     return KeyEntry(bytes.fromhex(table["hash"].removeprefix("sha256:")), client)
+
+
+def _float(value: float | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def _check_together(entries: Sequence[KeyEntry], file: str) -> None:

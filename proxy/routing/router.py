@@ -254,7 +254,7 @@ class Router:
         return decide(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
 
     def _attempt(self, job: Job, turn: Turn, decision: Decision, now_s: float) -> Attempt:
-        note_decision(job.receipt, job.turn, decision, self.rules)
+        note_decision(job.receipt, turn, decision, self.rules)
         decode, prefill = decision.decode.id, None if decision.prefill is None else decision.prefill.id
         prompt, new = job.receipt.estimated_prompt_tokens, job.receipt.estimated_new_tokens
         beliefs, held = self._state.beliefs, turn.held

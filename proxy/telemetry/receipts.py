@@ -64,6 +64,29 @@ class CellRecord(msgspec.Struct, kw_only=True):
     w_tpot: float
 
 
+class CandidatesRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The ways to serve the turn that were judged, the best first, as columns: one item a way.
+
+    Columns that say nothing are left out. Workers by the registry's names, "D2". None: not predicted, or not a number.
+    Numbers have four significant digits; terms as many decimals as the largest of their way needs for that.
+    """
+
+    laws: str = ""  # their version
+    route: list[str]
+    decode: list[str]  # or the R
+    prefill: list[str] = []  # empty for none
+    source: list[str] = []  # whose KV is moved to where the prompt is computed
+    fetched_tokens: list[int] = []  # by that
+    ttft_s: list[float | None] = []  # predicted, from the decision on
+    tpot_s: list[float | None] = []
+    terms: dict[str, list[float | None]] = {}  # of which a way's score is the sum
+    excluded: list[str] = []  # the rule that forbids it; empty for none
+    chosen: int | None = 0  # which of them, from 0; None: another
+    held: dict[str, dict[str, int]] = {}  # tokens of the prompt, by evidence and worker
+    ttft_error: float | None = None  # measured over predicted, less 1; of the way that was chosen
+    tpot_error: float | None = None
+
+
 class Receipt(msgspec.Struct, kw_only=True):
     """One turn. Token counts named `estimated_...` are from before the turn; the others are the engine's."""
 
@@ -94,6 +117,7 @@ class Receipt(msgspec.Struct, kw_only=True):
     estimated_output_tokens: int = 0
     slo: SloTargets = USUAL
     cell: CellRecord | None = None
+    candidates: CandidatesRecord | None = None  # None: the mode judges no single ways
     legs: list[LegRecord] = []
     handoff_missing: str | None = None  # why D got the plain prompt although P had answered
     status: int = 0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 import aiohttp
@@ -15,12 +14,11 @@ import msgspec
 from rich.console import Console
 
 from ..errors import PPDError
-from ..telemetry.receipts import Receipt
+from ..telemetry.receipts import Receipt, receipt_lines
 from .doctor.command import proxy_origin
 from .doctor.gather import ProxyClient, Said
 from .why_view import printable, told
 
-LINE_LIMIT_BYTES = 1024 * 1024
 NEWEST = 1000  # receipts that are asked for where no id is the one given
 NAMED = 10  # of several that match
 PLACES_TOLD = 5  # of damaged lines
@@ -118,7 +116,7 @@ def in_log(path: Path, request_id: str) -> Receipt:
     wanted, found, damaged = request_id.encode(), dict[str, Receipt](), list[int]()
     try:
         with path.open("rb") as file:
-            for number, line in lines(file):
+            for number, line in receipt_lines(file):
                 if wanted not in line:  # a receipt's id has no characters that JSON escapes
                     continue
                 try:
@@ -134,16 +132,6 @@ def in_log(path: Path, request_id: str) -> Receipt:
         places = ", ".join(map(str, damaged[:PLACES_TOLD])) + (", ..." if len(damaged) > PLACES_TOLD else "")
         click.echo(f"{path}: {len(damaged)} damaged lines with this id were skipped: {places}", err=True)
     return the_one([*found.values()], request_id, str(path))
-
-
-def lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """With their numbers, from 1. Of one that is too long to be a receipt, the beginning."""
-    number, is_rest = 0, False
-    while line := file.readline(LINE_LIMIT_BYTES):
-        if not is_rest:
-            number += 1
-            yield number, line
-        is_rest = not line.endswith(b"\n")
 
 
 # -- both

@@ -12,10 +12,11 @@ import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 RECEIPT_LIMITS = WriterLimits(queue_bytes=64 * 1024 * 1024, pause_s=0.5)
 COMPLAIN_EVERY_S = 60.0
+LINE_LIMIT_BYTES = 1024 * 1024
 CLOSE_S = 3.0
 
 
@@ -181,6 +183,16 @@ class ReceiptLog:
     def _told_lost(self, count: int) -> bytes:
         log.warning("receipts lost: %d; %s takes them again", count, self._path)
         return b""
+
+
+def receipt_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Of a receipt log, with their numbers, from 1. Of one that is too long to be a receipt, the beginning."""
+    number, is_rest = 0, False
+    while line := file.readline(LINE_LIMIT_BYTES):
+        if not is_rest:
+            number += 1
+            yield number, line
+        is_rest = not line.endswith(b"\n")
 
 
 # -- a request's id, and the time at which it came

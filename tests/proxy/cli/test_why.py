@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ppd.proxy.cli import why, why_view
 from ppd.proxy.failures import Cause, Leg, Phase
-from ppd.proxy.telemetry.receipts import CandidatesRecord, CellRecord, LegRecord, Receipt
+from ppd.proxy.telemetry.receipts import LINE_LIMIT_BYTES, CandidatesRecord, CellRecord, LegRecord, Receipt
 from tests.support.decisions import EVICTED, FIRST, NEXT, P1, R1, by_table, rules, run
 
 
@@ -188,7 +188,7 @@ def test_an_id_that_nobody_had_is_told(log: Path) -> None:
 
 def test_damaged_lines_are_skipped_and_named(log: Path) -> None:
     good = log.read_bytes()
-    long = b'{"id":"b-1' + b"x" * 2 * why.LINE_LIMIT_BYTES + b"\n"
+    long = b'{"id":"b-1' + b"x" * 2 * LINE_LIMIT_BYTES + b"\n"
     log.write_bytes(b'{"id":"b-1"\n' + good + b"\xff b-1\n" + long + b'["b-1"]\n' + b"[" * 100_000 + b"b-1\n")
     result = ask("b-1", "--log", log)
     assert result.exit_code == 0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .config import LIVE, Draft, Mode, ProxyConfig, with_changes
-from .decision_table.score import Weights
+from .decision_table.score import Weights, weight_rules
 from .decision_table.table import DecisionTable, find
 from .discovery.static_workers import static_workers
 from .errors import ConfigError, PPDError
@@ -150,5 +150,6 @@ def _rules(config: ProxyConfig, laws: Laws) -> Rules:
         warm_up_s=config.warm_up_s,
         laws=laws,
         targets=target_rules(config),
+        weighing=weight_rules(config),
         weights=Weights(config.w_ttft, config.w_tpot),
     )

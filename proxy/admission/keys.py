@@ -13,6 +13,8 @@ A key file is TOML, one table a key; all but `hash` and `name` may be left out:
     models = ["llama"]             # empty: all
     cache_group = "assistants"     # keys of one group share cached prompts; default: the tenant's keys do
     slo = "ttft=0.5,tpot=0.03"     # targets of its turns, as in the header X-PPD-SLO; default: its class's
+    w_ttft = 1                     # weights of its turns in mode `weights`; default: their model's
+    w_tpot = 3
 
 What keeps a tenant's prompts and stored responses apart on the workers is made from the hash of its first key in the
 file (`tenant_scope`). It outlives restarts and is the same in all processes; if that key is removed, the
@@ -38,6 +40,7 @@ from hashlib import sha256
 import msgspec
 from msgspec.structs import replace
 
+from ..decision_table.score import LARGEST_WEIGHT, MOST_WEIGHTS, TurnWeights
 from ..errors import ConfigError
 from ..laws.targets import ALLOWED_TARGETS, GivenTargets, given_targets
 from .tenant_scope import TenantScope
@@ -65,7 +68,15 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] = ()
     cache_group: str = ""
     slo: GivenTargets | None = None
+    w_ttft: float | None = None
+    w_tpot: float | None = None
     scope: TenantScope | None = None  # None: nothing keeps it apart, as no keys are in force
+
+    @property
+    def weights(self) -> TurnWeights | None:
+        if self.w_ttft is None and self.w_tpot is None:
+            return None
+        return TurnWeights(w_ttft=self.w_ttft, w_tpot=self.w_tpot)
 
     def may_use(self, model: str) -> bool:
         return not self.models or model in self.models
@@ -196,8 +207,14 @@ def _entry(table: object, number: int, file: str) -> KeyEntry:
         models=tuple(table.get("models", ())),
         cache_group=table.get("cache_group", ""),
         slo=given_targets(table["slo"]) if "slo" in table else None,
+        w_ttft=_float(table.get("w_ttft")),
+        w_tpot=_float(table.get("w_tpot")),
     )
     return KeyEntry(bytes.fromhex(table["hash"].removeprefix("sha256:")), client)
+
+
+def _float(value: float | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def _check_together(entries: Sequence[KeyEntry], file: str) -> None:
@@ -235,6 +252,10 @@ def _is_weight(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0.001 <= value <= 1000
 
 
+def _is_turn_weight(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST_WEIGHT
+
+
 def _are_targets(value: object) -> bool:
     try:
         return isinstance(value, str) and bool(given_targets(value))
@@ -262,6 +283,7 @@ _MEMBERS: dict[str, tuple[Callable[[object], bool], str]] = {
     ),
     "cache_group": (_is_name, _NAMES),
     "slo": (_are_targets, ALLOWED_TARGETS),
+    **dict.fromkeys(MOST_WEIGHTS, (_is_turn_weight, f"a number from 0 to {LARGEST_WEIGHT:.0f}")),
 }
 
 

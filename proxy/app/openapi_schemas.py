@@ -9,6 +9,7 @@ from ..fleet.worker import Role, Source
 from ..laws.accuracy import Basis
 from ..laws.corrections import Figure
 from ..openai.request import MODEL_LIMIT
+from ..policy import Route
 from ..sessions.table import MatchKind
 
 Json = dict[str, Any]
@@ -181,6 +182,23 @@ _SESSION = _object(
         "idle_s": _NUMBER,
     }
 )
+_NUMBERS = _list({"type": ["number", "null"]})
+_TARGETS = _object(dict.fromkeys(("ttft_s", "ttft_factor", "tpot_s"), _NUMBER))
+_CANDIDATES = _object(
+    {"route": _list({"enum": [*Route]}), "decode": _list(_NAME)},
+    {
+        "laws": _NAME,
+        **dict.fromkeys(("prefill", "source", "excluded"), _list(_NAME)),
+        "fetched_tokens": _list(_COUNT),
+        "ttft_s": _NUMBERS,
+        "tpot_s": _NUMBERS,
+        "terms": {"type": "object", "additionalProperties": _NUMBERS},
+        "chosen": {"type": ["integer", "null"], "default": 0},
+        "held": {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": _COUNT}},
+        **dict.fromkeys(("ttft_error", "tpot_error"), _NUMBER),
+    },
+    description="The ways that were judged, at most 8, the best first: columns, left out where they say nothing.",
+)
 _RECEIPT = _object(
     {
         "id": _NAME,
@@ -190,6 +208,8 @@ _RECEIPT = _object(
         "turn": _COUNT,
         "kind": {"enum": [kind.name.lower() for kind in MatchKind]},
         "status": _COUNT,
+        "slo": _TARGETS,
+        "candidates": _nullable(_CANDIDATES),
         "outcome": {"enum": ["running", "completed", "failed", "cancelled", "broken"]},
         "legs": _list(_object({"kind": _NAME, "worker": _NAME, "started_s": _NUMBER})),
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..admission.key_file import KeyRing
 from ..config import Draft, ProxyConfig, all_of, refused
+from ..decision_table.score import weight_rules
 from ..discovery.heartbeat_listener import curve_keys
 from ..discovery.static_workers import static_workers
 from ..errors import PPDError
@@ -30,8 +31,7 @@ def check(draft: Draft) -> ProxyConfig:
 
 def problems(config: ProxyConfig) -> Iterator[PPDError]:
     """The table is loaded in every mode, as the admin API may choose the one that needs it."""
-    parts = (static_workers, target_rules, _table, _profiles, _client_keys, client_tls, worker_tls, _curve_keys)
-    for part in (*parts, _receipt_log, _tokenizer):
+    for part in PARTS:
         yield from _raised(part, config)
 
 
@@ -75,3 +75,9 @@ def _receipt_log(config: ProxyConfig) -> None:
     file = Path(config.receipt_log)
     if not os.access(file if file.exists() else file.parent, os.W_OK) or file.is_dir():
         raise refused("receipt_log", config.receipt_log, "a file that can be written")
+
+
+PARTS: tuple[Callable[[ProxyConfig], object], ...] = (
+    *(static_workers, weight_rules, target_rules, _table, _profiles, _client_keys, client_tls),
+    *(worker_tls, _curve_keys, _receipt_log, _tokenizer),
+)

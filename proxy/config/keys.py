@@ -181,6 +181,12 @@ class ProxyConfig:
     table: Text = key("h100-llama-3.1-8b-2P_2D", "name of a shipped table, or a path", live=True)
     w_ttft: NotNegative = key(1.0, "weight of a turn's TTFT", live=True)
     w_tpot: NotNegative = key(1.0, "weight of a turn's TPOT", live=True)
+    weights_by_model: Texts = key(
+        (),
+        "other weights of models by served name, as `llama:w_ttft=1,w_tpot=3`; a key's own `w_ttft` and `w_tpot` in "
+        "the `keys_file` count first; for mode `weights`: tables have the config's",
+        live=True,
+    )
     slo_ttft_s: Annotated[float, Meta(gt=0, le=3600)] = key(
         0.25, "a turn's TTFT may be this, or `slo_ttft_factor` times what it takes on an idle engine", live=True
     )

@@ -75,15 +75,23 @@ class TargetRules(msgspec.Struct, frozen=True, kw_only=True):
 
 def given_targets(text: str) -> GivenTargets:
     """From "ttft=0.5,tpot=0.03"; ValueError for anything but ALLOWED_TARGETS."""
+    values = plain_numbers(text, MOST)
+    if not all(values.values()):
+        raise ValueError(text)
+    return GivenTargets(**values)
+
+
+def plain_numbers(text: str, most: Mapping[str, float]) -> dict[str, float]:
+    """From "name=0.5,other=3", at least one of those in `most`, each from 0 to what it says; else ValueError."""
     values = dict[str, float]()
     for part in text[: TEXT_LIMIT + 1].split(","):
         name, _, number = part.strip(" \t").partition("=")
-        if name not in MOST or name in values or not _NUMBER.fullmatch(number) or len(text) > TEXT_LIMIT:
+        if name not in most or name in values or not _NUMBER.fullmatch(number) or len(text) > TEXT_LIMIT:
             raise ValueError(name)
         values[name] = float(number)
-        if not 0 < values[name] <= MOST[name]:
+        if values[name] > most[name]:
             raise ValueError(name)
-    return GivenTargets(**values)
+    return values
 
 
 def target_rules(config: ProxyConfig) -> TargetRules:

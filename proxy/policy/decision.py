@@ -13,7 +13,7 @@ import msgspec
 
 from ..beliefs.held import Held
 from ..config import Mode, Uncovered
-from ..decision_table.score import Verdict, Weights
+from ..decision_table.score import Verdict, WeightRules, Weights
 from ..decision_table.table import ScoredTable
 from ..fleet.ledger import LegEstimates
 from ..fleet.view import WorkerView
@@ -46,6 +46,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     stored_response: bool = False  # the history is stored in the engine that answered last
     forced: Route | None = None  # what the operator asks for on this request, whatever mode and table say
     slo: SloTargets = USUAL
+    weights: Weights | None = None  # of predicted values, its key's or its model's; None: the rules'
 
     @property
     def new_tokens(self) -> int:
@@ -81,6 +82,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     worker_limit: int = 0  # legs that one worker takes at once; 0: any number
     warm_up_s: float = 0.0  # over which a new worker's share of traffic grows
     targets: TargetRules = TargetRules()  # from which routing makes `Turn.slo`
+    weighing: WeightRules = WeightRules()  # and `Turn.weights`
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ from ..sessions.table import SessionMatch, TurnOutcome
 from ..telemetry.receipts import Receipt
 from .attempt import Attempt, OpenAnswer
 from .foresight import came_to
+from .receipt_notes import note_errors
 from .state import State
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class Learner:
         if token_times_s is not None:
             self._note_times(receipt, route, attempt.started_s, token_times_s, summary.completion_tokens)
             self._note_predictions(attempt, opened, token_times_s[0], now_s)
+            if attempt.decision.prediction is not None:
+                note_errors(receipt, attempt.decision.prediction, token_times_s[0] - attempt.asked_s)
         if summary.prompt_tokens is not None:
             self._note_usage(match, attempt, opened, now_s)
             if self._engine_caches and attempt.request.choices == 1:

@@ -256,7 +256,7 @@ class Router:
         return decide(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
 
     def _attempt(self, job: Job, turn: Turn, decision: Decision, now_s: float) -> Attempt:
-        note_decision(job.receipt, job.turn, decision, self.rules)
+        note_decision(job.receipt, turn, decision, self.rules)
         laws = self._state.laws
         if decision.prediction is not None:
             note_prediction(job.receipt, decision.prediction, laws.version)
@@ -325,6 +325,7 @@ class Router:
         if counted is not None and counted.is_proven:
             prompt_tokens = counted.tokens.count
         marks, points = (of(prompt, prompt_tokens) for of in (marks_of_prompt, points_of_prompt))
+        rules, client = self.rules, context.client
         entry = PromptEntry(match.history, match.source, marks, match.decode, points)
         forecast = self._state.forecasts.output(
             request.model, match.output_tokens, match.turn, request.max_output_tokens
@@ -342,7 +343,8 @@ class Router:
             single_engine=request.single_engine,
             stored_response=prompt.previous_response_id is not None,
             forced=context.forced,
-            slo=self.rules.targets.of(_priority(request, context), context.client.slo, context.slo),
+            slo=rules.targets.of(_priority(request, context), client.slo, context.slo),
+            weights=rules.weighing.of(request.model, client.weights),
         )
         return entry, turn
 

@@ -23,9 +23,10 @@ def weights(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
 def _weighted(turn: Turn, way: Way, rules: Rules) -> Terms:
     costs, prediction = way.decode.laws.costs, way.prediction
     idle_s = idle_ttft_s(costs, turn.prompt_tokens, turn.held_tokens)
+    weights = turn.weights or rules.weights
     return {
-        "ttft": rules.weights.ttft * prediction.ttft_s / idle_s,
-        "tpot": rules.weights.tpot * prediction.tpot_s / costs.step_s,
+        "ttft": weights.ttft * prediction.ttft_s / idle_s,
+        "tpot": weights.tpot * prediction.tpot_s / costs.step_s,
     }
 
 

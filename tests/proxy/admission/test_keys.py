@@ -52,6 +52,7 @@ def test_what_is_said_counts() -> None:
         models = ["llama", "org/qwen 2"]
         cache_group = "assistants"
         slo = "ttft=0.5,tpot=0.03"
+        w_tpot = 3
     """
     (entry,) = decode(text(said), "keys.toml").entries
     assert entry.client == Client(
@@ -64,6 +65,7 @@ def test_what_is_said_counts() -> None:
         models=("llama", "org/qwen 2"),
         cache_group="assistants",
         slo=GivenTargets(ttft=0.5, tpot=0.03),
+        w_tpot=3.0,
     )
 
 
@@ -174,6 +176,8 @@ SECONDS = st.integers(1, 60 * 10**6).map(lambda microseconds: microseconds / 1e6
         tokens_per_minute=st.integers(0, 10**12),
         models=st.lists(MODELS, max_size=3).map(tuple),
         slo=st.none() | st.builds(GivenTargets, ttft=SECONDS, tpot=SECONDS),
+        w_ttft=st.none() | st.floats(0, 1e6),
+        w_tpot=st.none() | st.floats(0, 1e6),
     )
 )
 def test_an_entry_reads_back_as_it_was_written(client: Client) -> None:
@@ -202,6 +206,9 @@ def test_an_entry_reads_back_as_it_was_written(client: Client) -> None:
         ('models = [""]', "models: must be a list of models' names"),
         ('models = ["a\\nb"]', "models: must be a list of models' names"),
         ("models = [1]", "models: must be a list of models' names"),
+        ("w_tpot = -1", "w_tpot = -1: must be a number from 0 to 1000000"),
+        ("w_ttft = nan", "w_ttft = nan: must be a number from 0 to 1000000"),
+        ("w_ttft = true", "w_ttft = True: must be a number from 0 to 1000000"),
         ("slo = 0.5", "slo = 0.5: must be like ttft=0.5,tpot=0.03"),
         ('slo = "ttft=0"', "slo: must be like ttft=0.5,tpot=0.03"),
         ("rpm = 60", "rpm is not known; known are hash, name, tenant, priority, weight, requests_per_minute, tokens_"),

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from msgspec.structs import replace as replace_view
 
 from ppd.proxy.connectors import can_pair
 from ppd.proxy.fleet.ledger import RECENT_TOKENS, Use

@@ -1,0 +1,48 @@
+"""How long a run takes, by what windows have cost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from statistics import fmean
+
+from .cells import Cell
+from .records import Outcome
+
+WORKERS = 4  # of the fleets on which SEARCH_S was measured
+
+# Processor seconds for one mode's search and its figures at a rate, on one core of a 2.x GHz server.
+SEARCH_S: Mapping[str, float] = {
+    "weka-32k": 30.0,
+    "weka-64k": 60.0,
+    "weka-128k": 120.0,
+    "mooncake": 45.0,
+    "chats": 15.0,
+    "mix": 45.0,
+}
+SHAPED_S = 15.0
+LARGER = 0.6  # how the cost grows with the workers: their power
+
+
+class Costs:
+    """Of searches by trace: as measured in this run or one before it, else by the table."""
+
+    def __init__(self, known: Iterable[tuple[Cell, Outcome]]) -> None:
+        seen = defaultdict[str, list[float]](list)
+        for cell, outcome in known:
+            if outcome.cpu_s:
+                seen[cell.trace].append(outcome.cpu_s / _size(cell))
+        self._seen = {trace: fmean(costs_s) for trace, costs_s in seen.items()}
+
+    def of(self, cell: Cell) -> float:
+        """Processor seconds of one mode."""
+        return self._seen.get(cell.trace, SEARCH_S.get(cell.trace, SHAPED_S)) * _size(cell)
+
+
+def _size(cell: Cell) -> float:
+    return float((cell.topology.workers / WORKERS) ** LARGER)
+
+
+def hours(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,83 @@
+"""What came of the cells: a file of JSON lines for each, one line a mode, to which a run appends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+
+class AtRate(msgspec.Struct, frozen=True, kw_only=True):
+    """A mode's figures at one rate, over the turns of all seeds. Times in s; None: no turn got so far."""
+
+    rate: float
+    seeds: int
+    turns: int
+    unfinished: int
+    first_share: float  # within the SLO, of first turns
+    later_share: float
+    ttft_first: tuple[float | None, float | None]  # median and 99th percentile
+    ttft_later: tuple[float | None, float | None]
+    tpot: tuple[float | None, float | None]
+    moved_bytes_a_turn: float  # of KV between workers
+    recomputed_share: float  # of what the session's turn before had, that was computed again
+    prefill_ratio: float  # tokens computed over those that no earlier turn of the session had
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One mode in one cell."""
+
+    cell: str
+    mode: str
+    goodput: dict[str, tuple[float, ...]]  # by "TPOT ms@share": sessions a second, of each seed
+    at_rate: AtRate | None = None
+    windows: int = 0  # played
+    cpu_s: float = 0.0
+    code: str = ""  # the version that was measured
+
+    def mean(self, question: str) -> float | None:
+        rates = self.goodput.get(question)
+        return fmean(rates) if rates else None
+
+
+_LINE = msgspec.json.Decoder(Outcome)
+
+
+def append(folder: Path, outcome: Outcome) -> None:
+    """On a line of its own, also where the line before was not finished."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{outcome.cell}.jsonl"
+    with path.open("ab+") as file:
+        begun = file.tell() and _last_byte(path) != b"\n"
+        file.write((b"\n" if begun else b"") + msgspec.json.encode(outcome) + b"\n")
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1)
+
+
+def load(folder: Path, cell: str) -> dict[str, Outcome]:
+    """By mode, the newest of each; a line that is damaged is named and passed over."""
+    path = folder / f"{cell}.jsonl"
+    found: dict[str, Outcome] = {}
+    if not path.is_file():
+        return found
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            outcome = _LINE.decode(line)
+        except msgspec.DecodeError:
+            logger.warning("%s:%d is damaged and left out", path, number)
+            continue
+        found[outcome.mode] = outcome
+    return found
+
+
+def load_all(folder: Path, cells: Iterable[str]) -> dict[str, dict[str, Outcome]]:
+    return {cell: found for cell in cells if (found := load(folder, cell))}

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from ppd.offline.experiment import files
 from ppd.proxy.errors import PPDError
-from ppd.proxy.laws.profile_file import Transfers
 
 from . import campaign as campaigns
 from . import records
@@ -29,7 +28,7 @@ from .cells import PARTS, USUAL_PARTS, Cell, cells_of
 from .costs import hours
 from .executors import Executor, Processes, RayTasks
 from .figures import goodput_figure
-from .measuring import Method, Question
+from .measuring import Connector, Method, Question
 from .records import Outcome
 from .report import page
 from .subjects import NAMES
@@ -47,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"left out: {name}: {why}")
         for part in PARTS.keys() - set(parts):
             print(f"left out: part {part}, {len(PARTS[part])} cells (--parts {part})")
+        for cell in campaign.cells if args.again else ():
+            records.forget(campaign.folder, cell.name, args.again)
         if not args.report:
             _measure(campaign, args)
         _write(campaign, parts)
@@ -85,7 +86,7 @@ def _line(campaign: Campaign, outcome: Outcome) -> str:
 
 
 def _write(campaign: Campaign, parts: Sequence[str]) -> None:
-    found = records.load_all(campaign.folder, [cell.name for cell in campaign.cells])
+    found = campaign.found(campaign.cells)
     missing = [cell.name for cell in campaign.cells if cell.name not in found]
     notes = [f"Left out: {name}: {why}." for name, why in campaign.left_out().items()]
     notes += [f"Not measured: {len(missing)} of {len(campaign.cells)} cells."] if missing else []
@@ -113,7 +114,7 @@ def _campaign(args: argparse.Namespace) -> tuple[Campaign, tuple[str, ...]]:
     method = Method(
         data=args.data.resolve(),
         hardware=args.hardware,
-        transfers=Transfers(args.transfers),
+        connector=Connector(args.connector),
         questions=questions,
         precision=args.precision,
     )
@@ -133,7 +134,14 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--subject", default="slo", help="the mode that is compared with the best of the others")
     add("--tpot-ms", nargs="+", type=float, help="25; with --parts all 15 and 50 too")
     add("--hardware", default="h100-llama-3.1-8b", help="an engine profile, as ppd-build-table --hardware has it")
-    add("--transfers", default="missing", choices=Transfers, help="what a handoff moves: missing blocks, or all")
+    add("--connector", default="pull", choices=Connector, help="pull: D reads what it lacks, and P goes on meanwhile")
+    add(
+        "--again",
+        nargs="+",
+        choices=NAMES,
+        default=(),
+        help="measure these anew: a record knows no version of the code",
+    )
     add("--precision", type=float, default=0.05, help="between the rates that are tried")
     add("--processes", type=int, default=2, help="of this machine")
     add("--nice", type=int, default=0, help="of the processes that compute")

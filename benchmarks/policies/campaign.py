@@ -6,7 +6,7 @@ every mode is played at one rate, which the best of them sets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -46,10 +46,8 @@ class Campaign:
         found = {}
         for cell in self.cells:
             if cell.variant not in found:
-                why = why_not(
-                    cell.variant, self.method.setting(Cell(cell.trace, cell.fleet), self.modes[0], rate=1.0, seed=0)
-                )
-                if why:
+                usual = self.method.setting(replace(cell, variant=USUAL), self.modes[0], rate=1.0, seed=0)
+                if why := why_not(cell.variant, usual):
                     found[cell.variant] = why
         return found
 
@@ -57,9 +55,12 @@ class Campaign:
         left_out = self.left_out()
         return tuple(cell for cell in self.cells if cell.variant not in left_out)
 
+    def found(self, cells: Iterable[Cell]) -> dict[str, dict[str, Outcome]]:
+        return records.load_all(self.folder, [cell.name for cell in cells], self.method.name)
+
     def seconds_left(self, places: int) -> float:
         """By the costs of what is measured already."""
-        known = records.load_all(self.folder, [cell.name for cell in self.measurable()])
+        known = self.found(self.measurable())
         by_name = {cell.name: cell for cell in self.cells}
         costs = Costs((by_name[name], one) for name, found in known.items() for one in found.values())
         each_s = []
@@ -88,14 +89,14 @@ class Campaign:
                 return replace(job, mode=mode, at_rate=rate)
         return None
 
-    def _near(self, found: Mapping[str, Outcome]) -> dict[str, float]:
-        """The median of the modes before: the next one is likely to be near it."""
-        near = {}
-        for question in self.method.questions:
-            rates = sorted(mean for one in found.values() if (mean := one.mean(question.name)))
-            if rates:
-                near[question.name] = rates[len(rates) // 2]
-        return near
+    def _near(self, found: Mapping[str, Outcome]) -> dict[str, tuple[float, ...]]:
+        """The rates of the mode that is in the middle so far: the next one is likely to be near it."""
+        name = self.question.name
+        known = [one for one in found.values() if one.mean(name)]
+        if not known:
+            return {}
+        middle = sorted(known, key=lambda one: one.mean(name) or 0.0)[len(known) // 2]
+        return dict(middle.goodput)
 
 
 def common_rate(found: Mapping[str, Outcome], question: str, subject: str) -> float:
@@ -115,7 +116,7 @@ def run(campaign: Campaign, executor: Executor, told: Told, until: Callable[[], 
     found: dict[Cell, dict[str, Outcome]] = {}
 
     def go_on(cell: Cell) -> bool:
-        known = found.setdefault(cell, records.load(campaign.folder, cell.name))
+        known = found.setdefault(cell, records.load(campaign.folder, cell.name, campaign.method.name))
         job = None if until() else campaign.next_job(cell, known)
         if job is not None:
             running[executor.submit(job)] = cell

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ppd.offline.experiment.statistics import percentile
-from ppd.offline.goodput import Attainment, Slo, attainment, highest_rate
+from ppd.offline.goodput import BLOCK_TOKENS, Attainment, Slo, attainment, highest_rate
 from ppd.offline.simulation.modelled_hardware import profile_for
 from ppd.offline.simulation.playback import Playback, PlayedTurn
 from ppd.offline.simulation.setup import Setup
@@ -28,6 +29,11 @@ from .windows import Bounds, JudgedWindow, Pace, bounds
 
 LEAST_RPS, MOST_RPS = 0.01, 1000.0  # sessions a second, of a search
 AT_RATE_SEEDS = 3
+
+
+class Connector(StrEnum):
+    PULL = "pull"  # D reads the blocks that it lacks, and P goes on meanwhile, as with NIXL
+    PROFILE = "profile"  # as the profile has it: the shipped one was fitted to P2pNccl, which pushes whole prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +62,19 @@ class Method:
 
     data: Path
     hardware: str = "h100-llama-3.1-8b"
-    transfers: Transfers = Transfers.MISSING  # as NIXL does
+    connector: Connector = Connector.PULL
     questions: tuple[Question, ...] = (Question(0.025, 0.9, 3), Question(0.025, 0.98, 6))
     sessions: int = 300
     later_turns: int = 300
     precision: float = 0.05
 
+    @property
+    def name(self) -> str:
+        """Records of one name can stand beside each other."""
+        return f"{self.hardware} {self.connector} {self.sessions}+{self.later_turns} {self.precision:g}"
+
     def setting(self, cell: Cell, mode: str, *, rate: float, seed: int) -> Setting:
-        profile = msgspec.structs.replace(_profile(self.hardware), transfers=self.transfers)
+        profile = _profile(self.hardware, self.connector)
         playback = Playback(rate=rate, seed=seed, sessions=self.sessions, later_turns=self.later_turns)
         return varied(cell.variant, Setting(Setup(profile=profile), proxy_setup(mode, cell.topology), playback))
 
@@ -75,7 +86,7 @@ class Job:
     cell: Cell
     mode: str
     method: Method
-    near: Mapping[str, float] = field(default_factory=dict)  # where each question's answer is expected
+    near: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # another mode's rates, by question and seed
     at_rate: float | None = None
 
 
@@ -86,7 +97,9 @@ def measure(job: Job) -> Outcome:
         found = Outcome(cell=job.cell.name, mode=job.mode, goodput=search.goodput(job.near), windows=search.windows)
     else:
         found = Outcome(cell=job.cell.name, mode=job.mode, goodput={}, at_rate=search.figures(job.at_rate))
-    return msgspec.structs.replace(found, windows=search.windows, cpu_s=time.process_time() - began_s)
+    return msgspec.structs.replace(
+        found, method=job.method.name, windows=search.windows, cpu_s=time.process_time() - began_s
+    )
 
 
 class Search:
@@ -99,17 +112,19 @@ class Search:
         self._known: dict[tuple[int, float], dict[Question, bool]] = {}
         self.windows = 0
 
-    def goodput(self, near: Mapping[str, float]) -> dict[str, tuple[float, ...]]:
+    def goodput(self, near: Mapping[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
+        """near: another mode's. Seeds are alike for all modes: one that is easy for that mode is so for this one."""
         found: dict[str, tuple[float, ...]] = {}
-        latest = 0.0
+        better = 1.0  # than that mode, by the newest answer
         for question in sorted(self._method.questions, key=lambda one: (one.share, -one.tpot_s)):
-            expected = near.get(question.name) or latest or max(near.values(), default=0.0)
-            rates: list[float] = []
+            known, rates, latest = near.get(question.name, ()), list[float](), 0.0
             for seed in range(question.seeds):
-                rates.append(self._highest(question, seed, expected or None))
-                expected = rates[-1] or expected
+                other = known[seed] if seed < len(known) else 0.0
+                rate = self._highest(question, seed, better * other or latest or None)
+                better = rate / other if rate and other else better
+                latest = rate or latest
+                rates.append(rate)
             found[question.name] = tuple(rates)
-            latest = max(rates)
         return found
 
     def _highest(self, question: Question, seed: int, near: float | None) -> float:
@@ -179,16 +194,19 @@ class Search:
         return self._attained_turns(window.played, slo)
 
     def _attained_turns(self, turns: Sequence[PlayedTurn], slo: Slo) -> Attainment:
-        return attainment(turns, slo, _profile(self._method.hardware).to_engine())
+        return attainment(turns, slo, _profile(self._method.hardware, self._method.connector).to_engine())
 
 
 def computed(turns: Sequence[PlayedTurn]) -> dict[str, float]:
     """What was computed of the prompts of turns that were answered, beside what had to be."""
     answered = [turn for turn in turns if not turn.record.error and turn.record.cached_tokens is not None]
-    known = sum(turn.known_tokens for turn in answered)
-    needed = sum(turn.record.prompt_tokens - turn.known_tokens for turn in answered)
-    done = sum(turn.record.prompt_tokens - (turn.record.cached_tokens or 0) for turn in answered)
-    again = sum(max(0, turn.known_tokens - (turn.record.cached_tokens or 0)) for turn in answered)
+    known = needed = done = again = 0
+    for turn in answered:
+        cached, whole_blocks = turn.record.cached_tokens or 0, turn.known_tokens - turn.known_tokens % BLOCK_TOKENS
+        known += whole_blocks
+        needed += turn.record.prompt_tokens - whole_blocks
+        done += turn.record.prompt_tokens - cached
+        again += max(0, whole_blocks - cached)
     return {"recomputed_share": again / max(1, known), "prefill_ratio": done / max(1, needed)}
 
 
@@ -198,8 +216,13 @@ def _middle_and_tail(values: Sequence[float | None]) -> tuple[float | None, floa
 
 
 @lru_cache(maxsize=4)
-def _profile(hardware: str) -> ProfileFile:
-    return profile_for(hardware)
+def _profile(hardware: str, connector: Connector) -> ProfileFile:
+    profile = profile_for(hardware)
+    if connector is Connector.PROFILE:
+        return profile
+    # A handoff takes as long as it was measured to take; only the sender is free for others meanwhile.
+    costs = replace(profile.costs, transfer_s=profile.costs.transfer_s + profile.costs.send_s, send_s=0.0)
+    return msgspec.structs.replace(profile, transfers=Transfers.MISSING, costs=costs)
 
 
 @lru_cache(maxsize=8)

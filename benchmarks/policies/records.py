@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
+
+from ppd.offline.experiment import files
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +40,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     at_rate: AtRate | None = None
     windows: int = 0  # played
     cpu_s: float = 0.0
-    code: str = ""  # the version that was measured
+    method: str = ""  # of measuring: outcomes of others are passed over
 
     def mean(self, question: str) -> float | None:
         rates = self.goodput.get(question)
@@ -63,7 +65,7 @@ def _last_byte(path: Path) -> bytes:
         return file.read(1)
 
 
-def load(folder: Path, cell: str) -> dict[str, Outcome]:
+def load(folder: Path, cell: str, method: str) -> dict[str, Outcome]:
     """By mode, the newest of each; a line that is damaged is named and passed over."""
     path = folder / f"{cell}.jsonl"
     found: dict[str, Outcome] = {}
@@ -75,9 +77,25 @@ def load(folder: Path, cell: str) -> dict[str, Outcome]:
         except msgspec.DecodeError:
             logger.warning("%s:%d is damaged and left out", path, number)
             continue
-        found[outcome.mode] = outcome
+        if outcome.method == method:
+            found[outcome.mode] = outcome
     return found
 
 
-def load_all(folder: Path, cells: Iterable[str]) -> dict[str, dict[str, Outcome]]:
-    return {cell: found for cell in cells if (found := load(folder, cell))}
+def load_all(folder: Path, cells: Iterable[str], method: str) -> dict[str, dict[str, Outcome]]:
+    return {cell: found for cell in cells if (found := load(folder, cell, method))}
+
+
+def forget(folder: Path, cell: str, modes: Collection[str]) -> None:
+    """Of these modes all lines."""
+    path = folder / f"{cell}.jsonl"
+    if path.is_file():
+        lines = path.read_bytes().splitlines()
+        files.write_whole(path, b"".join(line + b"\n" for line in lines if _mode(line) not in modes))
+
+
+def _mode(line: bytes) -> str:
+    try:
+        return _LINE.decode(line).mode
+    except msgspec.DecodeError:
+        return ""

@@ -33,7 +33,7 @@ def page(campaign: Campaign, parts: Sequence[str], found: Found, notes: Sequence
 def _method(campaign: Campaign) -> Iterator[str]:
     method = campaign.method
     yield (
-        f"- Simulated: {method.hardware}, KV moved as `{method.transfers}` blocks; TTFT at most max(250 ms, 3 x "
+        f"- Simulated: {method.hardware}, connector `{method.connector}`; TTFT at most max(250 ms, 3 x "
         "unloaded) and the mean TPOT at most as named, of first turns and of later turns, each by itself."
     )
     yield (

@@ -26,12 +26,12 @@ from . import records
 from .campaign import Campaign
 from .cells import PARTS, USUAL_PARTS, Cell, cells_of
 from .costs import hours
-from .executors import Executor, Processes, RayTasks
+from .executors import Executor, ProcessPool, RayTasks
 from .figures import goodput_figure
 from .measuring import Connector, Method, Question
-from .records import Outcome
-from .report import page
-from .subjects import NAMES
+from .records import CellRecord
+from .report import page, shown
+from .subjects import LESSER, NAMES
 
 SEEDS = {0.9: 3, 0.98: 6}
 ALL_TPOTS_MS = (15.0, 25.0, 50.0)
@@ -44,8 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         campaign, parts = _campaign(args)
         for name, why in campaign.left_out().items():
             print(f"left out: {name}: {why}")
-        for part in PARTS.keys() - set(parts):
+        for part in [name for name in PARTS if name not in parts]:
             print(f"left out: part {part}, {len(PARTS[part])} cells (--parts {part})")
+        if lesser := [name for name in NAMES if name not in campaign.modes]:
+            print(f"left out: modes {', '.join(lesser)} (--modes {' '.join(lesser)})")
         for cell in campaign.cells if args.again else ():
             records.forget(campaign.folder, cell.name, args.again)
         if not args.report:
@@ -58,14 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _measure(campaign: Campaign, args: argparse.Namespace) -> None:
-    executor: Executor = RayTasks(args.ray) if args.ray else Processes(args.processes, args.nice)
+    executor: Executor = RayTasks(args.ray) if args.ray else ProcessPool(args.processes, args.nice)
     began_s = time.monotonic()
     try:
         print(f"about {hours(campaign.seconds_left(executor.places))} on {executor.places} processors", flush=True)
         if args.estimate:
             return
 
-        def told(outcome: Outcome, running: int) -> None:
+        def told(outcome: CellRecord, running: int) -> None:
             print(f"{time.monotonic() - began_s:6.0f} s  {_line(campaign, outcome)}", flush=True)
 
         def is_late() -> bool:
@@ -78,7 +80,7 @@ def _measure(campaign: Campaign, args: argparse.Namespace) -> None:
         executor.close()
 
 
-def _line(campaign: Campaign, outcome: Outcome) -> str:
+def _line(campaign: Campaign, outcome: CellRecord) -> str:
     rates = {name: " ".join(f"{rate:.3g}" for rate in found) for name, found in outcome.goodput.items()}
     at = outcome.at_rate
     shares = "" if at is None else f"; at {at.rate:.3g}: {at.first_share:.1%} and {at.later_share:.1%}"
@@ -93,9 +95,8 @@ def _write(campaign: Campaign, parts: Sequence[str]) -> None:
     files.write_whole(campaign.folder / "policies.md", page(campaign, parts, found, notes).encode())
     for part in parts:
         here: list[Cell] = [cell for cell in PARTS[part] if cell.name in found]
-        shown = [mode for mode in campaign.modes if any(mode in found[cell.name] for cell in here)]
         if here:
-            picture = goodput_figure(here, shown, found, campaign.question.name)
+            picture = goodput_figure(here, shown(here, found), found, campaign.question.name)
             files.write_whole(campaign.folder / f"policies-{part}.png", picture)
     print(f"{campaign.folder / 'policies.md'}: {len(found)} of {len(campaign.cells)} cells")
 
@@ -118,7 +119,8 @@ def _campaign(args: argparse.Namespace) -> tuple[Campaign, tuple[str, ...]]:
         questions=questions,
         precision=args.precision,
     )
-    modes = tuple(args.modes or NAMES)
+    usual = NAMES if "all" in args.parts else tuple(name for name in NAMES if name not in LESSER)
+    modes = tuple(args.modes or usual)
     return Campaign(cells=cells, modes=modes, subject=args.subject, method=method, folder=args.out), parts
 
 

@@ -17,8 +17,8 @@ from . import records
 from .cells import Cell
 from .costs import Costs
 from .executors import Executor
-from .measuring import Job, Method, Question
-from .records import Outcome
+from .measuring import MeasureJob, Method, Question
+from .records import CellRecord
 from .subjects import ORACLE, modes_on
 from .variants import USUAL, why_not
 
@@ -55,7 +55,7 @@ class Campaign:
         left_out = self.left_out()
         return tuple(cell for cell in self.cells if cell.variant not in left_out)
 
-    def found(self, cells: Iterable[Cell]) -> dict[str, dict[str, Outcome]]:
+    def found(self, cells: Iterable[Cell]) -> dict[str, dict[str, CellRecord]]:
         return records.load_all(self.folder, [cell.name for cell in cells], self.method.name)
 
     def seconds_left(self, places: int) -> float:
@@ -69,16 +69,16 @@ class Campaign:
             each_s.append(costs.of(cell) * len(open_modes))
         return max(sum(each_s) / places, max(each_s, default=0.0))  # a cell's jobs follow one another
 
-    def _is_done(self, found: Mapping[str, Outcome], mode: str) -> bool:
+    def _is_done(self, found: Mapping[str, CellRecord], mode: str) -> bool:
         outcome = found.get(mode)
         return outcome is not None and outcome.at_rate is not None and self._answers(outcome)
 
-    def _answers(self, outcome: Outcome) -> bool:
+    def _answers(self, outcome: CellRecord) -> bool:
         return all(len(outcome.goodput.get(one.name, ())) >= one.seeds for one in self.method.questions)
 
-    def next_job(self, cell: Cell, found: Mapping[str, Outcome]) -> Job | None:
+    def next_job(self, cell: Cell, found: Mapping[str, CellRecord]) -> MeasureJob | None:
         """None: the cell is done."""
-        job = Job(cell=cell, mode="", method=self.method)
+        job = MeasureJob(cell=cell, mode="", method=self.method)
         for mode in self.modes_in(cell):
             if mode not in found or not self._answers(found[mode]):
                 return replace(job, mode=mode, near=self._near(found))
@@ -89,7 +89,7 @@ class Campaign:
                 return replace(job, mode=mode, at_rate=rate)
         return None
 
-    def _near(self, found: Mapping[str, Outcome]) -> dict[str, tuple[float, ...]]:
+    def _near(self, found: Mapping[str, CellRecord]) -> dict[str, tuple[float, ...]]:
         """The rates of the mode that is in the middle so far: the next one is likely to be near it."""
         name = self.question.name
         known = [one for one in found.values() if one.mean(name)]
@@ -99,21 +99,21 @@ class Campaign:
         return dict(middle.goodput)
 
 
-def common_rate(found: Mapping[str, Outcome], question: str, subject: str) -> float:
+def common_rate(found: Mapping[str, CellRecord], question: str, subject: str) -> float:
     """0 where no other mode meets the SLO at any rate."""
     others = [one.mean(question) or 0.0 for mode, one in found.items() if mode not in (subject, ORACLE)]
     return COMMON_SHARE * max(others, default=0.0)
 
 
-Told = Callable[[Outcome, int], None]
+Told = Callable[[CellRecord, int], None]
 """Of each outcome, and how many jobs run."""
 
 
 def run(campaign: Campaign, executor: Executor, told: Told, until: Callable[[], bool] = lambda: False) -> None:
     """Appends each outcome to its cell's file. until: begins nothing more where that is so."""
     waiting = list(_longest_first(campaign))
-    running: dict[Future[Outcome], Cell] = {}
-    found: dict[Cell, dict[str, Outcome]] = {}
+    running: dict[Future[CellRecord], Cell] = {}
+    found: dict[Cell, dict[str, CellRecord]] = {}
 
     def go_on(cell: Cell) -> bool:
         known = found.setdefault(cell, records.load(campaign.folder, cell.name, campaign.method.name))
@@ -135,7 +135,7 @@ def run(campaign: Campaign, executor: Executor, told: Told, until: Callable[[], 
             go_on(cell)
 
 
-def _joined(found: Mapping[str, Outcome], new: Outcome) -> Outcome:
+def _joined(found: Mapping[str, CellRecord], new: CellRecord) -> CellRecord:
     """With what is known of the mode already: a search and the figures at a rate are two jobs."""
     old = found.get(new.mode)
     if old is None:

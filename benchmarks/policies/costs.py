@@ -7,18 +7,18 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 
 from .cells import Cell
-from .records import Outcome
+from .records import CellRecord
 
 WORKERS = 4  # of the fleets on which SEARCH_S was measured
 
-# Processor seconds for one mode's search and its figures at a rate, on one core of a 2.x GHz server.
+# Processor seconds of one mode, its search and its figures at a rate, on one core of a server.
 SEARCH_S: Mapping[str, float] = {
-    "weka-32k": 30.0,
-    "weka-64k": 60.0,
-    "weka-128k": 120.0,
-    "mooncake": 45.0,
-    "chats": 15.0,
-    "mix": 45.0,
+    "weka-32k": 20.0,
+    "weka-64k": 55.0,
+    "weka-128k": 130.0,
+    "mooncake": 21.0,
+    "chats": 75.0,
+    "mix": 15.0,
 }
 SHAPED_S = 15.0
 LARGER = 0.6  # how the cost grows with the workers: their power
@@ -27,7 +27,7 @@ LARGER = 0.6  # how the cost grows with the workers: their power
 class Costs:
     """Of searches by trace: as measured in this run or one before it, else by the table."""
 
-    def __init__(self, known: Iterable[tuple[Cell, Outcome]]) -> None:
+    def __init__(self, known: Iterable[tuple[Cell, CellRecord]]) -> None:
         seen = defaultdict[str, list[float]](list)
         for cell, outcome in known:
             if outcome.cpu_s:

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from ppd.offline.sweep.ray import Ray
 
-from .measuring import Job, measure
-from .records import Outcome
+from .measuring import MeasureJob, measure
+from .records import CellRecord
 
 
 class Executor(Protocol):
@@ -21,17 +21,17 @@ class Executor(Protocol):
         """Jobs at once."""
         ...
 
-    def submit(self, job: Job) -> Future[Outcome]: ...
+    def submit(self, job: MeasureJob) -> Future[CellRecord]: ...
     def close(self) -> None: ...
 
 
-class Processes:
+class ProcessPool:
     def __init__(self, places: int, niceness: int) -> None:
         self.places = places
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(places, context, _begin, (niceness,))
 
-    def submit(self, job: Job) -> Future[Outcome]:
+    def submit(self, job: MeasureJob) -> Future[CellRecord]:
         return self._pool.submit(measure, job)
 
     def close(self) -> None:
@@ -55,8 +55,8 @@ class RayTasks:
         self._ask: Any = ray.remote(num_cpus=1, max_retries=3)(measure)
         self.places = self._cluster.cpus
 
-    def submit(self, job: Job) -> Future[Outcome]:
-        asked: Future[Outcome] = self._ask.remote(job).future()
+    def submit(self, job: MeasureJob) -> Future[CellRecord]:
+        asked: Future[CellRecord] = self._ask.remote(job).future()
         return asked
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 from ppd.offline.report.figures.style import grid_of, legend, panels, png, style
 
 from .cells import Cell
-from .records import Outcome
+from .records import CellRecord
 from .summary import Standing, standings
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -24,7 +24,7 @@ def looks(modes: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def goodput_figure(
-    cells: Sequence[Cell], modes: Sequence[str], found: Mapping[str, Mapping[str, Outcome]], question: str
+    cells: Sequence[Cell], modes: Sequence[str], found: Mapping[str, Mapping[str, CellRecord]], question: str
 ) -> bytes:
     """PNG: a panel for each trace; goodput relative to the best mode of the cell, with the range over seeds."""
     traces = list(dict.fromkeys(cell.trace for cell in cells))
@@ -59,7 +59,7 @@ def _draw(axes: Axes, place: int, known: Sequence[Standing], marks: Mapping[str,
     for one in known:
         at = place + (order.index(one.mode) - (len(order) - 1) / 2) * WIDTH / len(order)
         colour, marker = marks[one.mode]
-        around = [[(one.mean - one.low) / best], [(one.high - one.mean) / best]]
+        around = [[max(0.0, one.mean - one.low) / best], [max(0.0, one.high - one.mean) / best]]
         axes.errorbar(at, one.mean / best, around, color=colour, marker=marker, markersize=5, linewidth=0.8)
 
 

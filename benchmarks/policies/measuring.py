@@ -22,12 +22,12 @@ from ppd.proxy.laws.profile_file import ProfileFile, Transfers
 
 from . import traces
 from .cells import Cell
-from .records import AtRate, Outcome
+from .records import AtRate, CellRecord
 from .subjects import proxy_setup
-from .variants import Setting, varied
+from .variants import CellSetting, varied
 from .windows import Bounds, JudgedWindow, Pace, bounds
 
-LEAST_RPS, MOST_RPS = 0.01, 1000.0  # sessions a second, of a search
+LEAST_RPS, MOST_RPS = 0.001, 1000.0  # sessions a second, of a search
 AT_RATE_SEEDS = 3
 
 
@@ -73,14 +73,14 @@ class Method:
         """Records of one name can stand beside each other."""
         return f"{self.hardware} {self.connector} {self.sessions}+{self.later_turns} {self.precision:g}"
 
-    def setting(self, cell: Cell, mode: str, *, rate: float, seed: int) -> Setting:
+    def setting(self, cell: Cell, mode: str, *, rate: float, seed: int) -> CellSetting:
         profile = _profile(self.hardware, self.connector)
         playback = Playback(rate=rate, seed=seed, sessions=self.sessions, later_turns=self.later_turns)
-        return varied(cell.variant, Setting(Setup(profile=profile), proxy_setup(mode, cell.topology), playback))
+        return varied(cell.variant, CellSetting(Setup(profile=profile), proxy_setup(mode, cell.topology), playback))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class MeasureJob:
     """What an executor is asked for: a search, or the figures at a rate."""
 
     cell: Cell
@@ -90,13 +90,13 @@ class Job:
     at_rate: float | None = None
 
 
-def measure(job: Job) -> Outcome:
+def measure(job: MeasureJob) -> CellRecord:
     began_s = time.process_time()
     search = Search(job.cell, job.mode, job.method)
     if job.at_rate is None:
-        found = Outcome(cell=job.cell.name, mode=job.mode, goodput=search.goodput(job.near), windows=search.windows)
+        found = CellRecord(cell=job.cell.name, mode=job.mode, goodput=search.goodput(job.near), windows=search.windows)
     else:
-        found = Outcome(cell=job.cell.name, mode=job.mode, goodput={}, at_rate=search.figures(job.at_rate))
+        found = CellRecord(cell=job.cell.name, mode=job.mode, goodput={}, at_rate=search.figures(job.at_rate))
     return msgspec.structs.replace(
         found, method=job.method.name, windows=search.windows, cpu_s=time.process_time() - began_s
     )

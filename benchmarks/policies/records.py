@@ -31,7 +31,7 @@ class AtRate(msgspec.Struct, frozen=True, kw_only=True):
     prefill_ratio: float  # tokens computed over those that no earlier turn of the session had
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One mode in one cell."""
 
     cell: str
@@ -47,10 +47,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return fmean(rates) if rates else None
 
 
-_LINE = msgspec.json.Decoder(Outcome)
+_LINE = msgspec.json.Decoder(CellRecord)
 
 
-def append(folder: Path, outcome: Outcome) -> None:
+def append(folder: Path, outcome: CellRecord) -> None:
     """On a line of its own, also where the line before was not finished."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{outcome.cell}.jsonl"
@@ -65,10 +65,10 @@ def _last_byte(path: Path) -> bytes:
         return file.read(1)
 
 
-def load(folder: Path, cell: str, method: str) -> dict[str, Outcome]:
+def load(folder: Path, cell: str, method: str) -> dict[str, CellRecord]:
     """By mode, the newest of each; a line that is damaged is named and passed over."""
     path = folder / f"{cell}.jsonl"
-    found: dict[str, Outcome] = {}
+    found: dict[str, CellRecord] = {}
     if not path.is_file():
         return found
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
@@ -82,7 +82,7 @@ def load(folder: Path, cell: str, method: str) -> dict[str, Outcome]:
     return found
 
 
-def load_all(folder: Path, cells: Iterable[str], method: str) -> dict[str, dict[str, Outcome]]:
+def load_all(folder: Path, cells: Iterable[str], method: str) -> dict[str, dict[str, CellRecord]]:
     return {cell: found for cell in cells if (found := load(folder, cell, method))}
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from .campaign import COMMON_SHARE, Campaign
 from .cells import PARTS, Cell
-from .records import AtRate, Outcome
-from .subjects import HASHED
+from .records import AtRate, CellRecord
+from .subjects import HASHED, NAMES
 from .summary import Standing, compared, ratios, standings
 
-Found = Mapping[str, Mapping[str, Outcome]]
+Found = Mapping[str, Mapping[str, CellRecord]]
 AGAINST = (HASHED, "always_local")
 
 
@@ -25,7 +25,7 @@ def page(campaign: Campaign, parts: Sequence[str], found: Found, notes: Sequence
         lines += [f"## {part.capitalize()}", "", f"![goodput](policies-{part}.png)", ""]
         for question in campaign.method.questions:
             lines += [f"Sessions a second, {question.name} (mean of {question.seeds} seeds, spread in %):", ""]
-            lines += [*_goodput(campaign, here, found, question.name), ""]
+            lines += [*_goodput(here, found, question.name), ""]
         lines += [f"All modes at {COMMON_SHARE:g} x the best other mode's goodput:", "", *_at_rate(here, found), ""]
     return "\n".join(lines)
 
@@ -62,8 +62,8 @@ def _summary(campaign: Campaign, parts: Sequence[str], cells: Sequence[Cell], fo
                     )
 
 
-def _goodput(campaign: Campaign, cells: Sequence[Cell], found: Found, question: str) -> Iterator[str]:
-    modes = [mode for mode in campaign.modes if any(mode in found[cell.name] for cell in cells)]
+def _goodput(cells: Sequence[Cell], found: Found, question: str) -> Iterator[str]:
+    modes = shown(cells, found)
     yield _row("cell", *modes)
     yield "|---" + "|---:" * len(modes) + "|"
     for cell in cells:
@@ -71,6 +71,11 @@ def _goodput(campaign: Campaign, cells: Sequence[Cell], found: Found, question: 
         by_mode = {one.mode: one for one in known}
         best = known[0].mean if known else 0.0
         yield _row(cell.name, *(_rate(by_mode.get(mode), best) for mode in modes))
+
+
+def shown(cells: Sequence[Cell], found: Found) -> list[str]:
+    """The modes of which there is anything."""
+    return [mode for mode in NAMES if any(mode in found[cell.name] for cell in cells)]
 
 
 def _rate(one: Standing | None, best: float) -> str:

@@ -34,6 +34,9 @@ ORACLE = "oracle"
 HASHED = "always_local_hash"  # always_local, each session on the D that a hash says
 NAMES = tuple(mode.value for mode in Mode)
 
+# In no cell seen to be ahead of all others, so a usual run leaves them out.
+LESSER = frozenset({Mode.ALWAYS_SPLIT, Mode.FRACTION, Mode.PREFIX_THRESHOLD, Mode.ISL_BOUNDING, Mode.TABLE})
+
 
 def modes_on(topology: Topology, names: tuple[str, ...] = NAMES) -> tuple[str, ...]:
     """Those of them that are rules of their own on this fleet."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from .cells import Cell
-from .records import Outcome
+from .records import CellRecord
 from .subjects import ORACLE
 
 
@@ -42,7 +42,7 @@ class Comparison:
         return self.subject.mean / self.best.mean
 
 
-def standings(found: Mapping[str, Outcome], question: str) -> list[Standing]:
+def standings(found: Mapping[str, CellRecord], question: str) -> list[Standing]:
     """The best first."""
     known = [
         Standing(mode, fmean(rates), min(rates), max(rates))
@@ -54,7 +54,7 @@ def standings(found: Mapping[str, Outcome], question: str) -> list[Standing]:
 
 def compared(
     cells: Iterable[Cell],
-    found: Mapping[str, Mapping[str, Outcome]],
+    found: Mapping[str, Mapping[str, CellRecord]],
     question: str,
     subject: str,
     other: str | None = None,

@@ -17,7 +17,7 @@ USUAL = "usual"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class CellSetting:
     """All that a run needs beside trace, fleet and mode."""
 
     setup: Setup
@@ -29,11 +29,11 @@ class NotYet(Exception):
     """The simulator cannot do this."""
 
 
-Variant = Callable[[Setting], Setting]
+Variant = Callable[[CellSetting], CellSetting]
 
 
 def _link(gigabytes_per_s: float) -> Variant:
-    def changed(setting: Setting) -> Setting:
+    def changed(setting: CellSetting) -> CellSetting:
         costs = replace(setting.setup.profile.costs, transfer_bytes_per_s=gigabytes_per_s * 1e9)
         return _with_profile(setting, costs=costs)
 
@@ -44,7 +44,7 @@ def _capacity(tokens: int) -> Variant:
     return lambda setting: _with_profile(setting, kv_capacity_tokens=tokens)
 
 
-def _with_profile(setting: Setting, **changes: Any) -> Setting:
+def _with_profile(setting: CellSetting, **changes: Any) -> CellSetting:
     profile = msgspec.structs.replace(setting.setup.profile, **changes)
     return replace(setting, setup=replace(setting.setup, profile=profile))
 
@@ -79,14 +79,14 @@ VARIANTS: Mapping[str, Variant] = {
 }
 
 
-def varied(name: str, setting: Setting) -> Setting:
+def varied(name: str, setting: CellSetting) -> CellSetting:
     """ConfigError for a name that is none of these; NotYet where the simulator lacks what it needs."""
     if name not in VARIANTS:
         raise ConfigError(f"variant = {name!r}: must be {', '.join(VARIANTS)}", param="variant")
     return VARIANTS[name](setting)
 
 
-def why_not(name: str, setting: Setting) -> str:
+def why_not(name: str, setting: CellSetting) -> str:
     """Why this variant cannot be measured; empty where it can."""
     try:
         varied(name, setting)

@@ -38,7 +38,11 @@ def goodput_figure(
             axes.set_xticks(range(len(here)), [_label(cell, here) for cell in here])
             axes.tick_params(axis="x", rotation=30 if len(here) > 4 else 0)
             axes.set_title(trace)
-            axes.set_ylim(bottom=0)
+            axes.set_xlim(-0.5, len(here) - 0.5)
+            for edge in range(1, len(here)):
+                axes.axvline(edge - 0.5, color="#bbbbbb", linewidth=0.8)
+            axes.grid(visible=False, axis="x")
+        grid[0, 0].set_ylim(bottom=0)  # for all panels, as they share the axis
         for axes in list(grid.flat)[len(traces) :]:
             axes.set_axis_off()
         for axes in grid[:, 0]:

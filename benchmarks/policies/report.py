@@ -75,7 +75,8 @@ def _goodput(cells: Sequence[Cell], found: Found, question: str) -> Iterator[str
 
 def shown(cells: Sequence[Cell], found: Found) -> list[str]:
     """The modes of which there is anything."""
-    return [mode for mode in NAMES if any(mode in found[cell.name] for cell in cells)]
+    known = dict.fromkeys(mode for cell in cells for mode in found[cell.name])
+    return sorted(known, key=lambda mode: NAMES.index(mode) if mode in NAMES else len(NAMES))
 
 
 def _rate(one: Standing | None, best: float) -> str:

@@ -60,13 +60,12 @@ def test_a_mode_that_meets_the_slo_nowhere_has_the_ratio_0() -> None:
 
 
 def test_the_page_names_the_best_and_the_ratio(tmp_path: Path) -> None:
-    modes = ("table", "always_local", "replica")
     campaign = Campaign(
-        cells=PARTS["traces"], modes=modes, subject="slo", method=Method(data=tmp_path), folder=tmp_path
+        cells=PARTS["traces"], modes=NAMES, subject="slo", method=Method(data=tmp_path), folder=tmp_path
     )
     text = page(campaign, ("traces",), FOUND)
     assert "| traces: the best other of each cell | 2 | 25ms@0.9 | 1.00 | 0.50 | chats.2P_2D.usual | 1 |" in text
-    assert "| chats.2P_2D.usual | 1 (0%) | 0.5 (0%) | **2 (0%)** |" in text
+    assert "**2 (0%)**" in next(line for line in text.splitlines() if line.startswith("| chats.2P_2D.usual |"))
 
 
 def test_no_two_modes_look_alike() -> None:

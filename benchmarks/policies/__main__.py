@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             records.forget(campaign.folder, cell.name, args.again)
         if not args.report:
             _measure(campaign, args)
-        _write(campaign, parts)
+        if not args.estimate:
+            _write(campaign, parts)
     except PPDError as exc:
         print(exc.message, file=sys.stderr)
         return 1

@@ -62,7 +62,8 @@ class Campaign:
         """By the costs of what is measured already."""
         known = self.found(self.measurable())
         by_name = {cell.name: cell for cell in self.cells}
-        costs = Costs((by_name[name], one) for name, found in known.items() for one in found.values())
+        measured = ((by_name[name], one) for name, found in known.items() for one in found.values())
+        costs = Costs(measured, sum(question.seeds for question in self.method.questions))
         each_s = []
         for cell in self.measurable():
             open_modes = [mode for mode in self.modes_in(cell) if not self._is_done(known.get(cell.name, {}), mode)]

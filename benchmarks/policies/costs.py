@@ -11,6 +11,8 @@ from .records import CellRecord
 
 WORKERS = 4  # of the fleets on which SEARCH_S was measured
 
+ANSWERS = 9  # goodputs, one for each seed of each question, in SEARCH_S
+
 # Processor seconds of one mode, its search and its figures at a rate, on one core of a server.
 SEARCH_S: Mapping[str, float] = {
     "weka-32k": 20.0,
@@ -27,16 +29,20 @@ LARGER = 0.6  # how the cost grows with the workers: their power
 class Costs:
     """Of searches by trace: as measured in this run or one before it, else by the table."""
 
-    def __init__(self, known: Iterable[tuple[Cell, CellRecord]]) -> None:
+    def __init__(self, known: Iterable[tuple[Cell, CellRecord]], answers: int = ANSWERS) -> None:
+        """answers: that a search has to give."""
+        self._answers = answers
         seen = defaultdict[str, list[float]](list)
         for cell, outcome in known:
             if outcome.cpu_s:
-                seen[cell.trace].append(outcome.cpu_s / _size(cell))
+                given = sum(len(rates) for rates in outcome.goodput.values()) or ANSWERS
+                seen[cell.trace].append(outcome.cpu_s / _size(cell) / given)
         self._seen = {trace: fmean(costs_s) for trace, costs_s in seen.items()}
 
     def of(self, cell: Cell) -> float:
         """Processor seconds of one mode."""
-        return self._seen.get(cell.trace, SEARCH_S.get(cell.trace, SHAPED_S)) * _size(cell)
+        usual_s = SEARCH_S.get(cell.trace, SHAPED_S) / ANSWERS
+        return self._seen.get(cell.trace, usual_s) * self._answers * _size(cell)
 
 
 def _size(cell: Cell) -> float:

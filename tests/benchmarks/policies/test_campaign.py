@@ -105,7 +105,10 @@ def test_the_subject_does_not_set_the_rate_at_which_it_is_compared() -> None:
 def test_what_is_left_costs_what_was_measured(tmp_path: Path) -> None:
     one = campaign(tmp_path, PAIRS, REPLICAS)
     records.append(
-        tmp_path, CellRecord(cell=REPLICAS.name, mode="replica", goodput={}, method=METHOD.name, cpu_s=100.0, windows=9)
+        tmp_path,
+        CellRecord(
+            cell=REPLICAS.name, mode="replica", goodput={NAME: (1.0, 1.0)}, method=METHOD.name, cpu_s=100.0, windows=9
+        ),
     )
     # Two modes on the pairs and one on replicas, of as many workers; a cell's jobs follow one another.
     assert one.seconds_left(1) == pytest.approx(300.0)

@@ -34,7 +34,7 @@ ORACLE = "oracle"
 HASHED = "always_local_hash"  # always_local, each session on the D that a hash says
 NAMES = tuple(mode.value for mode in Mode)
 
-# In no cell seen to be ahead of all others, so a usual run leaves them out.
+# Where they were measured, behind another mode or within one step of the rates that are tried of it.
 LESSER = frozenset({Mode.ALWAYS_SPLIT, Mode.FRACTION, Mode.PREFIX_THRESHOLD, Mode.ISL_BOUNDING, Mode.TABLE})
 
 

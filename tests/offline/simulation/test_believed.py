@@ -99,7 +99,9 @@ def test_all_times_are_wrong_by_the_factor() -> None:
 @pytest.mark.parametrize("factor", [1.0, 0.5, 2.0])
 def test_measured_times_correct_the_laws_of_each_worker(played: Play, factor: float) -> None:
     """A step takes about 9 ms; the proxy believes as much times the factor."""
-    plain = Prediction(ttft_s=0.05, tpot_s=0.0095 * factor, prefill_s=0.0, ttft_factor=1.0, tpot_factor=1.0)
+    plain = Prediction(
+        ttft_s=0.05, tpot_s=0.0095 * factor, ready_s=0.0, prefill_s=0.0, ttft_factor=1.0, tpot_factor=1.0
+    )
     seen = played(foreseen=plain, laws_factor=factor)
     assert seen.laws is not None
     found = seen.laws.of(seen.fleets[-1].decodes[0])

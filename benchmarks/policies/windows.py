@@ -20,6 +20,7 @@ from ppd.offline.experiment.records import Record
 from ppd.offline.goodput import Slo, idle_ttft_s
 from ppd.offline.simulation.playback import USUAL_TOKEN_S, Playback, Window
 from ppd.offline.simulation.traced_prompts import TracedPrompts, TurnPrompt
+from ppd.offline.simulation.workers.links import Work
 from ppd.proxy.laws.step_time import EngineProfile
 
 SPARE = 1.1  # of later turns: some come after the window where a fleet is slower than the usual pace
@@ -111,8 +112,8 @@ class JudgedWindow(Window):
         Window.sent(self, turn, now_s)
         self._later_before += turn > 1 and now_s < self.begins_s
 
-    def ended(self, record: Record, known_tokens: int) -> None:
-        Window.ended(self, record, known_tokens)
+    def ended(self, record: Record, known_tokens: int, work: Work) -> None:
+        Window.ended(self, record, known_tokens, work)
         if not record.measured or self.slo is None or self.verdict is not None:
             return
         met = self.slo.is_met(record, idle_ttft_s(self.profile, record.prompt_tokens, known_tokens))

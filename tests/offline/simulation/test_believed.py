@@ -88,20 +88,19 @@ def test_laws_may_be_wrong_or_unknown(played: Play, proxy: dict[str, Any], facto
 
 def test_all_times_are_wrong_by_the_factor() -> None:
     right, wrong = EngineProfile(), slower(EngineProfile(), 2.0)
-    for time_s in (
+    laws: tuple[Callable[[EngineProfile], float], ...] = (
         lambda costs: step_time_s(costs, 9, 5000, 100, 9999),
         lambda costs: transfer_time_s(costs, 777),
         lambda costs: request_time_s(costs, 0, 100),
-    ):
+    )
+    for time_s in laws:
         assert time_s(wrong) == pytest.approx(2.0 * time_s(right))
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5, 2.0])
 def test_measured_times_correct_the_laws_of_each_worker(played: Play, factor: float) -> None:
     """A step takes about 9 ms; the proxy believes as much times the factor."""
-    plain = Prediction(
-        ttft_s=0.05, tpot_s=0.0095 * factor, ready_s=0.0, prefill_s=0.0, ttft_factor=1.0, tpot_factor=1.0
-    )
+    plain = Prediction(ttft_s=0.05, tpot_s=0.0095 * factor, prefill_s=0.0, ttft_factor=1.0, tpot_factor=1.0)
     seen = played(foreseen=plain, laws_factor=factor)
     assert seen.laws is not None
     found = seen.laws.of(seen.fleets[-1].decodes[0])

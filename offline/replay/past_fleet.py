@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from ppd.proxy.beliefs.held import BeliefEvidence, Held
-from ppd.proxy.fleet.view import RECENT_PREFILL_S, Fleet, Takers, WorkerView, taking_turns
+from ppd.proxy.fleet.view import NO_PROMPTS, Fleet, RecentPrompts, Takers, WorkerView, taking_turns
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
 from ppd.proxy.laws.prediction import EngineLaws, Laws, idle_ttft_s, prefill_time_s
 
@@ -41,10 +41,7 @@ class PastWorker:
     queued_tokens: int = 0
     queued_s: float = 0.0
     since_s: float = 0.0
-    recent_s: float = 0.0
-    recent_prompts: float = 0.0
-    recent_urgency: float = 0.0
-    recent_at_s: float = 0.0
+    recent_prompts: RecentPrompts = NO_PROMPTS
     cache: OrderedDict[str, int] = field(default_factory=OrderedDict)  # tokens by session, the oldest first
     cached_tokens: int = 0
     _view: WorkerView | None = None
@@ -62,10 +59,7 @@ class PastWorker:
                 prefills=self.prefills,
                 queued_prefill_s=self.queued_s,
                 prefills_since_s=self.since_s,
-                recent_prefill_s=self.recent_s,
                 recent_prompts=self.recent_prompts,
-                recent_urgency=self.recent_urgency,
-                recent_prefill_at_s=self.recent_at_s,
             )
         return self._view
 
@@ -76,11 +70,7 @@ class PastWorker:
             self.cached_tokens -= self.cache.popitem(last=False)[1]
 
     def computes(self, now_s: float, tokens: int, took_s: float, patience_s: float) -> None:
-        fade = math.exp(-max(0.0, now_s - self.recent_at_s) / RECENT_PREFILL_S)
-        self.recent_s = self.recent_s * fade + took_s
-        self.recent_prompts = self.recent_prompts * fade + 1.0
-        self.recent_urgency = self.recent_urgency * fade + 1.0 / patience_s
-        self.recent_at_s = now_s
+        self.recent_prompts = self.recent_prompts.plus(took_s, patience_s, now_s)
         if not self.prefills:
             self.since_s = now_s
         self.prefills += 1

@@ -47,6 +47,8 @@ class LegBooking:
             placed_tokens=new,
             context_tokens=prompt + output // 2 or 1,
             reserved_tokens=new + output,
+            ready_s=_seconds(estimates.ready_s),
+            patience_s=estimates.patience_s,
             shows_first_token=estimates.shows_first_token,
         )
         if self._prefill is not None:
@@ -54,6 +56,8 @@ class LegBooking:
                 prefill_tokens=prompt,
                 prefill_s=prefill_s,
                 reserved_tokens=_tokens(estimates.new_on_prefill_tokens),
+                ready_s=_seconds(estimates.ready_s),
+                patience_s=estimates.patience_s,
             )
             if transfer_s := _seconds(estimates.transfer_s):
                 self._begin_transfer(self._prefill, prefill_s, transfer_s, now_s)

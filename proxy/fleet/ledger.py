@@ -6,12 +6,13 @@ process keeps one `Use` for each worker and hears of the others'; a worker's vie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 import msgspec
 from msgspec.structs import replace
 
-from .view import WorkerView
+from .view import NO_PROMPTS, RecentPrompts, WorkerView
 from .worker import WorkerId
 
 LONGEST_S = 3600.0  # an estimate above it, or none at all as NaN, counts as 0: it would hide all others
@@ -27,6 +28,8 @@ class LegEstimates(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     new_on_prefill_tokens: int = 0  # of the prompt, that P does not hold yet
     prefill_s: float = 0.0  # of engine time: on P, or on the worker that answers
     transfer_s: float = 0.0  # for the KV that P hands over
+    ready_s: float = 0.0  # until the engine that computes the prompt may begin with it
+    patience_s: float = math.inf  # that its first token could be later than on an idle engine
     shows_first_token: bool = True  # False: the answer comes as a whole
 
 
@@ -38,6 +41,8 @@ class LegWork(msgspec.Struct, frozen=True, gc=False):
     placed_tokens: int = 0  # of KV that it brings to a D or R
     context_tokens: int = 0  # of the sequence that decodes there, half of its answer included; 0: none does
     reserved_tokens: int = 0  # of KV that it needs in the end, beside what the worker held before
+    ready_s: float = 0.0  # until the engine may begin with the prompt
+    patience_s: float = math.inf
     shows_first_token: bool = True  # False: the whole answer comes at once, so when the prompt is computed is not seen
 
 
@@ -61,6 +66,7 @@ class Use(msgspec.Struct, array_like=True, gc=False):
     receives_free_s: float = 0.0
     sending: int = 0  # handoffs whose KV the link has not moved yet
     receiving_s: float = 0.0  # of link time, for such
+    recent_prompts: RecentPrompts = NO_PROMPTS
 
     def begin(self, leg: LegWork, now_s: float) -> None:
         self.inflight += 1
@@ -71,11 +77,12 @@ class Use(msgspec.Struct, array_like=True, gc=False):
             self.context_tokens += leg.context_tokens
         if leg.prefill_tokens:
             self.queued_prefill_tokens += leg.prefill_tokens
+            self.recent_prompts = self.recent_prompts.plus(leg.prefill_s, leg.patience_s, now_s)
             if not leg.shows_first_token:
                 self.unseen_prefill_until_s = max(now_s, self.unseen_prefill_until_s) + leg.prefill_s
                 return
             if not self.prefills:
-                self.prefills_since_s = now_s
+                self.prefills_since_s = now_s + leg.ready_s
             self.prefills += 1
             self.queued_prefill_s += leg.prefill_s
 
@@ -209,6 +216,7 @@ def summed(own: Use, others: Iterable[Use]) -> Use:
         total.unseen_prefill_until_s = max(total.unseen_prefill_until_s, use.unseen_prefill_until_s)
         total.sends_free_s = max(total.sends_free_s, use.sends_free_s)
         total.receives_free_s = max(total.receives_free_s, use.receives_free_s)
+        total.recent_prompts = total.recent_prompts.joined(use.recent_prompts)
     return total
 
 
@@ -229,6 +237,7 @@ def shown(view: WorkerView, use: Use) -> WorkerView:
         unseen_prefill_until_s=use.unseen_prefill_until_s,
         sends_free_s=use.sends_free_s,
         receives_free_s=use.receives_free_s,
+        recent_prompts=use.recent_prompts,
     )
 
 
@@ -236,11 +245,11 @@ def prefill_left_s(of: Use | WorkerView, now_s: float) -> float:
     """Engine time until all prompts there are computed.
 
     The first of them has been computed since `prefills_since_s`. It takes no longer than the mean of them: where it is
-    late, that says nothing of the others.
+    late, that says nothing of the others. It may begin only later, as its request's host work comes before.
     """
     seen_s = of.queued_prefill_s
     if of.prefills:
-        seen_s -= min(max(0.0, now_s - of.prefills_since_s), seen_s / of.prefills)
+        seen_s -= min(now_s - of.prefills_since_s, seen_s / of.prefills)
     return seen_s + max(0.0, of.unseen_prefill_until_s - now_s)
 
 

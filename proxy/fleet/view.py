@@ -11,8 +11,47 @@ from ..errors import NotFound
 from .places import UNKNOWN
 from .worker import Load, Role, Worker, WorkerId
 
-RECENT_PREFILL_S = 30.0  # after which a prompt counts by 1/e
 NEVER_S = -math.inf
+
+
+RECENT_S = 30.0  # after which a prompt counts by 1/e
+
+
+class RecentPrompts(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Prompts that a worker was given, each counting ever less. The rates are per second of the time lately."""
+
+    at_s: float = 0.0  # the time of these figures
+    busy: float = 0.0  # share of the engine's time that they took
+    rate: float = 0.0  # prompts
+    urgency: float = 0.0  # prompts, each over the seconds that it could have waited
+
+    def at(self, now_s: float) -> RecentPrompts:
+        left = math.exp(min(0.0, self.at_s - now_s) / RECENT_S)
+        return RecentPrompts(max(self.at_s, now_s), self.busy * left, self.rate * left, self.urgency * left)
+
+    def plus(self, prefill_s: float, patience_s: float, now_s: float) -> RecentPrompts:
+        """patience_s: how long it could have waited."""
+        before = self.at(now_s)
+        return RecentPrompts(
+            before.at_s,
+            before.busy + prefill_s / RECENT_S,
+            before.rate + 1.0 / RECENT_S,
+            before.urgency + 1.0 / (RECENT_S * max(patience_s, LEAST_PATIENCE_S)),
+        )
+
+    def joined(self, other: RecentPrompts) -> RecentPrompts:
+        now_s = max(self.at_s, other.at_s)
+        mine, theirs = self.at(now_s), other.at(now_s)
+        return RecentPrompts(now_s, mine.busy + theirs.busy, mine.rate + theirs.rate, mine.urgency + theirs.urgency)
+
+    @property
+    def patience_s(self) -> float:
+        """How long one of them could have waited: the harmonic mean."""
+        return self.rate / self.urgency if self.urgency else math.inf
+
+
+NO_PROMPTS = RecentPrompts()
+LEAST_PATIENCE_S = 0.01
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -33,10 +72,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     prefills: int = 0  # prompts of this proxy that queue or are computed there
     queued_prefill_s: float = 0.0  # that these take, by the laws
     prefills_since_s: float = 0.0  # when the first of them began, as far as known
-    recent_prefill_s: float = 0.0  # that prompts took there, each counting ever less: see `prefill_share`
-    recent_prompts: float = 0.0  # how many, counted likewise
-    recent_urgency: float = 0.0  # likewise, of each 1 / the seconds that it could have waited
-    recent_prefill_at_s: float = 0.0  # the time of these figures
+    recent_prompts: RecentPrompts = NO_PROMPTS  # of this proxy, that were to be computed there
     unseen_prefill_until_s: float = 0.0  # by when others are computed, by the laws: their answers come as a whole
     reserved_tokens: int = 0  # of KV that turns under way need there in the end, beside what it held before
     sends_free_s: float = 0.0  # when its link has sent all KV that is to be moved; a past time: now
@@ -66,19 +102,6 @@ class WorkerView(msgspec.Struct, frozen=True):
     def requests(self) -> int:
         """Requests on the engine: the larger of its own count and ours, as other proxies may use it too."""
         return max(self.inflight, self.load.running + self.load.waiting)
-
-    def prefill_share(self, now_s: float) -> float:
-        """Of the time lately, what the prompts of this proxy took there."""
-        age_s = max(0.0, now_s - self.recent_prefill_at_s)
-        return self.recent_prefill_s * math.exp(-age_s / RECENT_PREFILL_S) / RECENT_PREFILL_S
-
-    def urgency(self, now_s: float) -> tuple[float, float]:
-        """Prompts a second lately, and how long one of them could have waited, in s (the harmonic mean)."""
-        if not self.recent_urgency:
-            return 0.0, math.inf
-        age_s = max(0.0, now_s - self.recent_prefill_at_s)
-        rate = self.recent_prompts * math.exp(-age_s / RECENT_PREFILL_S) / RECENT_PREFILL_S
-        return rate, self.recent_prompts / self.recent_urgency
 
     def is_full(self, limit: float) -> bool:
         """Whether it has as many legs as it should have, or as `limit` allows."""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from ..fleet.ledger import believed_decoding, prefill_left_s
 from ..fleet.view import WorkerView
 from .profile_file import FittedRange
 from .step_time import EngineProfile, request_time_s, step_time_s, transfer_time_s
@@ -83,26 +84,24 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, view: WorkerView, laws: EngineLaws, now_s: float) -> Outlook:
-        costs, sequences, context = laws.costs, view.decoding, view.context_tokens
+        costs, decoding = laws.costs, believed_decoding(view, now_s)
+        sequences, context = decoding.count, decoding.context_tokens
         step_s = step_time_s(costs, sequences, context, 0, 0)
         beside_s = step_s - costs.step_s
-        wait_s = 0.0
-        if view.prefills:
-            # The first of them is not longer than they are in the mean, as far as known; it may begin only later.
-            done_s = min(now_s - view.prefills_since_s, view.queued_prefill_s / view.prefills)
-            steps = max(1, view.queued_prefill_tokens // costs.max_batched_tokens)
-            wait_s = view.queued_prefill_s - done_s + steps * beside_s
-        rate, patience_s = view.urgency(now_s)
+        wait_s = prefill_left_s(view, now_s)
+        if wait_s:
+            wait_s += max(1, view.queued_prefill_tokens // costs.max_batched_tokens) * beside_s
+        recent = view.recent_prompts.at(now_s)
         return cls(
             view=view,
-            rate=rate,
-            patience_s=patience_s,
+            rate=recent.rate,
+            patience_s=recent.patience_s,
             laws=laws,
             sequences=sequences,
             context_tokens=context,
             step_s=step_s,
             wait_s=wait_s,
-            busy=min(MOST_BUSY, view.prefill_share(now_s)),
+            busy=min(MOST_BUSY, recent.busy),
             sends_s=max(0.0, view.sends_free_s - now_s),
             receives_s=max(0.0, view.receives_free_s - now_s),
         )

@@ -121,6 +121,7 @@ def _on_way(preference: Preference, best: Candidate) -> Decision:
         fetched_tokens=best.fetched_tokens,
         prediction=best.prediction,
         candidates=preference.ways,
+        patience_s=preference.patience_s,
     )
 
 

@@ -106,6 +106,7 @@ class Preference(msgspec.Struct, frozen=True):
     reason: str
     verdict: Verdict | None = None
     ways: Sequence[Candidate] = ()  # the best first, of which that is taken; empty: the route alone is wanted
+    patience_s: float = math.inf  # see `Decision`
     decode: WorkerView | None = None  # where LOCAL is wanted whatever is held there; None: where the session lives
 
 
@@ -125,6 +126,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     fetched_tokens: int = 0
     prediction: Prediction | None = None  # None: the engine has no profile
     candidates: Sequence[Candidate] = ()  # the best first, where the mode judges several
+    patience_s: float = math.inf  # that the first token could be later than on an idle engine, within its target
 
     @property
     def cached_tokens(self) -> int:
@@ -140,5 +142,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
             new_on_prefill_tokens=0 if self.prefill is None else prompt_tokens - turn.held_by(self.prefill),
             prefill_s=0.0 if prediction is None else prediction.prefill_s,
             transfer_s=0.0 if prediction is None else prediction.transfer_s,
+            ready_s=0.0 if prediction is None else prediction.ready_s,
+            patience_s=self.patience_s,
             shows_first_token=shows_first_token,
         )

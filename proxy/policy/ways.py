@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
-from ..laws.prediction import Outlook, Prediction, TurnSize, on_one, on_two
+from ..laws.prediction import Outlook, Prediction, TurnSize, idle_ttft_s, on_one, on_two
 from .candidates import Candidates
 from .decision import Candidate, Preference, Route, Rules, Turn
 from .placement import spread
@@ -61,7 +61,19 @@ def best_way(turn: Turn, candidates: Candidates, rules: Rules, score: Score) -> 
         best = min(equal, key=lambda each: spread(each[1].decode.view, turn.session_id))[1]
         judged.sort(key=lambda each: (each[0], each[1] is not best))
     recorded = [_candidate(way, total, terms) for total, way, terms in judged[:RECORDED]]
-    return Preference(best.route, rules.mode.value, ways=recorded)
+    return Preference(best.route, rules.mode.value, ways=recorded, patience_s=_patience_s(turn, best))
+
+
+def ttft_limit_s(turn: Turn, way: Way) -> float:
+    return max(turn.slo.ttft_s, turn.slo.ttft_factor * _idle_s(turn, way))
+
+
+def _patience_s(turn: Turn, way: Way) -> float:
+    return ttft_limit_s(turn, way) - _idle_s(turn, way)
+
+
+def _idle_s(turn: Turn, way: Way) -> float:
+    return idle_ttft_s(way.computing.laws.costs, turn.prompt_tokens, turn.held_tokens)
 
 
 def _candidate(way: Way, score: float, terms: Terms) -> Candidate:

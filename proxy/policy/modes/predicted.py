@@ -7,7 +7,7 @@ import math
 from ...laws.prediction import idle_ttft_s
 from ..candidates import Candidates
 from ..decision import Preference, Rules, Turn
-from ..ways import Terms, Way, best_way
+from ..ways import Terms, Way, best_way, ttft_limit_s
 
 
 def least_ttft(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
@@ -48,7 +48,7 @@ def slack(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
 
 def _slack(turn: Turn, way: Way, rules: Rules) -> Terms:
     prediction, late_s = way.prediction, 0.0
-    limit_s = ttft_limit_s(turn, way, rules)
+    limit_s = ttft_limit_s(turn, way)
     if prediction.ttft_s > limit_s:
         late_s = 1000.0 * prediction.ttft_s
     return {"late": late_s, "tpot": prediction.tpot_s, "streams": _delay_s(way)}
@@ -58,11 +58,6 @@ def _delay_s(way: Way) -> float:
     """What each token of the streams there is delayed, if they have as many to come as this one."""
     at = way.computing
     return way.prediction.prefill_s * at.sequences / 1000.0
-
-
-def ttft_limit_s(turn: Turn, way: Way, rules: Rules) -> float:
-    idle_s = idle_ttft_s(way.computing.laws.costs, turn.prompt_tokens, turn.held_tokens)
-    return max(turn.slo.ttft_s, turn.slo.ttft_factor * idle_s)
 
 
 def miss(value: float, limit: float, spread: float) -> float:

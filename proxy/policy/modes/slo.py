@@ -7,8 +7,8 @@ import math
 from ...laws.prediction import Outlook
 from ..candidates import Candidates
 from ..decision import Preference, Rules, Turn
-from ..ways import Terms, Way, best_way
-from .predicted import miss, ttft_limit_s
+from ..ways import Terms, Way, best_way, ttft_limit_s
+from .predicted import miss
 
 TTFT_SPREAD, TPOT_SPREAD = 0.35, 0.15  # of the logarithm of predictions' errors
 LEAST_HEADROOM = 0.1  # of the TPOT target: streams that have less count as having this
@@ -24,7 +24,7 @@ def slo(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
 
 def expected_misses(turn: Turn, way: Way, rules: Rules) -> Terms:
     prediction, targets = way.prediction, turn.slo
-    limit_s = ttft_limit_s(turn, way, rules)
+    limit_s = ttft_limit_s(turn, way)
     computing, decode = way.computing, way.decode
     return {
         "ttft": miss(prediction.ttft_s, limit_s, TTFT_SPREAD),

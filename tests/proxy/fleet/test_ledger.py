@@ -20,7 +20,7 @@ from ppd.proxy.fleet.ledger import (
     summed,
 )
 from ppd.proxy.fleet.registry import Registry
-from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.view import LEAST_PATIENCE_S, NO_PROMPTS, RECENT_S, WorkerView
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Worker, WorkerId
 
 D = WorkerId("d:1")
@@ -32,14 +32,22 @@ KEPT = {"answers", "halvings", "sending", "receiving_s"}
 TIMES = {"prefills_since_s", "unseen_prefill_until_s", "sends_free_s", "receives_free_s"}
 
 
+def used(factor: int) -> Use:
+    counts = {name: factor * (1 + at) for at, name in enumerate(Use.__struct_fields__)}
+    return Use(**counts | {"recent_prompts": NO_PROMPTS.plus(factor, 1.0, 7.0)})  # type: ignore[arg-type]
+
+
 def test_a_view_shows_the_sum_of_all_that_processes_count_and_of_times_the_latest() -> None:
     """No field is forgotten on its way."""
     names = Use.__struct_fields__
-    ours, theirs = (Use(*(factor * (1 + at) for at in range(len(names)))) for factor in (10, 1000))
+    ours, theirs = used(10), used(1000)
     view = shown(VIEW, summed(ours, [theirs]))
     for name in set(names) - KEPT:
         own, other = getattr(ours, name), getattr(theirs, name)
-        assert getattr(view, name) == (max(own, other) if name in TIMES else own + other), name
+        if name == "recent_prompts":
+            assert view.recent_prompts == NO_PROMPTS.plus(10, 1.0, 7.0).plus(1000, 1.0, 7.0)
+        else:
+            assert getattr(view, name) == (max(own, other) if name in TIMES else own + other), name
     assert shown(VIEW, ours) == shown(VIEW, summed(ours, []))
 
 
@@ -73,7 +81,7 @@ def test_fractions_that_are_added_and_taken_leave_nothing() -> None:
             assert use.queued_prefill_s >= 0.0
             use.computed(leg, 2.0)
             use.end(leg)
-        assert use == Use()
+        assert use == Use(recent_prompts=use.recent_prompts)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +93,7 @@ def test_fractions_that_are_added_and_taken_leave_nothing() -> None:
         (2.0, 1, 99.0, 0.0),
         (6.0, 3, 11.0, 5.0),
         (6.0, 3, 99.0, 4.0),  # the first is late: the others are still to come
-        (6.0, 3, 5.0, 6.0),  # another process has begun later than our clock says
+        (6.0, 3, 5.0, 11.0),  # the first waits for its request's host work
     ],
 )
 def test_the_first_prompt_of_a_queue_is_being_computed(
@@ -151,3 +159,29 @@ def test_a_report_that_cannot_be_leaves_the_last_one(absurd: dict[str, Any]) -> 
     assert (kept.load, kept.reported_s, kept.heard_s) == (good, 1.0, 3.0), "and says how old it is"
     registry.loaded(D, good, 4.0)
     assert registry.views()[0].reported_s == 4.0
+
+
+def test_recent_prompts_count_ever_less() -> None:
+    first = NO_PROMPTS.plus(3.0, 0.5, 100.0)
+    assert (first.busy, first.rate, first.patience_s) == pytest.approx((3.0 / RECENT_S, 1.0 / RECENT_S, 0.5))
+    later = first.at(100.0 + RECENT_S)
+    assert (later.busy, later.rate, later.patience_s) == pytest.approx(
+        (first.busy / math.e, first.rate / math.e, first.patience_s)
+    )
+
+
+def test_recent_prompts_of_two_processes_are_their_sum_whoever_was_heard_last() -> None:
+    one, two = NO_PROMPTS.plus(3.0, 0.5, 100.0), NO_PROMPTS.plus(1.0, 2.0, 130.0)
+    assert one.joined(two) == two.joined(one)
+    assert one.joined(two).busy == pytest.approx(one.at(130.0).busy + two.busy)
+
+
+@pytest.mark.parametrize("now_s", [-5.0, 0.0, 99.9])
+def test_a_clock_that_went_back_forgets_no_prompt(now_s: float) -> None:
+    assert NO_PROMPTS.plus(3.0, 0.5, 100.0).at(now_s) == NO_PROMPTS.plus(3.0, 0.5, 100.0)
+
+
+@pytest.mark.parametrize("patience_s", [0.0, -1.0, math.inf])
+def test_patience_is_bounded(patience_s: float) -> None:
+    recent = NO_PROMPTS.plus(1.0, patience_s, 1.0)
+    assert recent.patience_s == (math.inf if patience_s == math.inf else LEAST_PATIENCE_S)

@@ -157,21 +157,18 @@ TURNS = st.lists(
 
 @given(TURNS, st.sampled_from([1500, 3000, 100_000]))
 def test_all_turns_end_no_cache_holds_more_than_it_can_and_nothing_stays_pinned(
-    turns: list[tuple], capacity: int
-) -> None:  # type: ignore[type-arg]
+    turns: list[tuple[str, str, str, int, int, int, float, bool]], capacity: int
+) -> None:
     lab = Lab(capacity=capacity)
     caches = [worker.engine.cache for worker in lab.fleet.workers]
 
     def send(prefill: str, decode: str, source: str, chat: int, length: int, fetched: int, splits: bool) -> None:
         prompt = tuple(Span(100 * chat + place, 200 + place) for place in range(length))
-        output = Span(100 * chat + length, 50)
-        leg = lab.leg(prompt, source, fetched, output)
+        settings = {"source": source, "fetched": fetched, "output": Span(100 * chat + length, 50)}
         if splits and prefill != decode:
-            to = lab.workers[decode]
-            handed_over = lambda handoff: lab.fleet.decode(to, leg, handoff) and None  # noqa: E731
-            lab.fleet.prefill(lab.workers[prefill], leg, to, handed_over)
+            lab.split(prefill, decode, *prompt, **settings)
         else:
-            lab.fleet.ask(lab.workers[decode], leg)
+            lab.ask(decode, *prompt, **settings)
 
     for prefill, decode, source, chat, length, fetched, at_s, splits in turns:
         lab.timeline.at(at_s, send, prefill, decode, source, chat, length, fetched, splits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from random import Random
@@ -9,7 +10,7 @@ from random import Random
 from msgspec.structs import replace as replace_struct
 
 from ppd.proxy.fleet.places import UNKNOWN
-from ppd.proxy.fleet.view import Fleet, WorkerView
+from ppd.proxy.fleet.view import NO_PROMPTS, Fleet, WorkerView
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
 from ppd.proxy.laws.profile_file import ProfileFile
 from ppd.proxy.laws.profiles import Profiles
@@ -28,6 +29,7 @@ LEDGER = {
     "reserved_tokens": 0,
     "sends_free_s": 0.0,
     "receives_free_s": 0.0,
+    "recent_prompts": NO_PROMPTS,
 }
 """The fields of a view that the load ledger fills, of a worker without any turn."""
 
@@ -80,4 +82,4 @@ def _with(fleet: Fleet, views: Mapping[WorkerId, WorkerView]) -> Fleet:
 
 def drawn_factor(spread: float, session: int) -> float:
     """Of a session's token estimates: between 1 / (1 + spread) and 1 + spread, the same for all its turns."""
-    return float((1.0 + spread) ** Random(session).uniform(-1.0, 1.0))
+    return math.exp(math.log1p(spread) * Random(session).uniform(-1.0, 1.0))

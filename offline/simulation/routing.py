@@ -36,7 +36,7 @@ from .sessions import Asked
 from .setup import Setup
 from .timeline import Timeline
 from .workers.fleet import SimulatedFleet, SimulatedWorker
-from .workers.kv_cache import HeardCache, KvCache
+from .workers.kv_cache import HeardCache
 
 WORKER_TTL_S = 30.0  # the proxy's default: a worker that is silent for longer is dropped
 FORCED = Rules(mode=Mode.FRACTION)  # for sweeps, which force all turns but those of D with an x of their own
@@ -92,6 +92,7 @@ class PolicyRouting:
         self._stranded: list[WaitingTurn] = []  # no worker is there that could take them
         self._heard: dict[WorkerId, HeardCache] = {}
         self._workers: Mapping[WorkerId, SimulatedWorker] = {_address(worker): worker for worker in fleet.workers}
+        self._descriptions: dict[WorkerId, Worker] = {}
         self._registry = Registry()
         self._beliefs = Beliefs(self._registry.engine)
         self._sessions = SessionTable(ttl_s=3600.0, capacity=1_000_000, beliefs=self._beliefs)
@@ -111,9 +112,9 @@ class PolicyRouting:
             self._serve_queue,
         )
         for worker in fleet.workers:
-            self._registry.apply(_announcement(worker), 0.0)
+            self._join(worker)
+            self._registry.apply(self._announcement(worker), 0.0)
             timeline.after(self._heartbeat_s, self._beat, worker)
-            self._listen(worker)
         fleet.restarted = self._came_back
 
     def route(self, session: int, asked: Asked, go: Callable[[Routed], None]) -> None:
@@ -245,15 +246,24 @@ class PolicyRouting:
     def _beat(self, worker: SimulatedWorker) -> None:
         """The engine's load as it is now reaches the registry a moment later. One that is lost is silent."""
         if not worker.engine.is_lost:
-            self._timeline.after(self._delay_s, self._hear, _announcement(worker))
+            self._timeline.after(self._delay_s, self._hear, self._announcement(worker))
         else:
             self._registry.expire(self._timeline.now_s, WORKER_TTL_S)
         self._timeline.after(self._heartbeat_s, self._beat, worker)
 
     def _came_back(self, worker: SimulatedWorker) -> None:
         """It announces itself as soon as its engine is ready."""
+        self._join(worker)
+        self._timeline.after(self._delay_s, self._hear, self._announcement(worker))
+
+    def _join(self, worker: SimulatedWorker) -> None:
+        self._descriptions[_address(worker)] = _description(worker)
         self._listen(worker)
-        self._timeline.after(self._delay_s, self._hear, _announcement(worker))
+
+    def _announcement(self, worker: SimulatedWorker) -> Announcement:
+        engine, cache = worker.engine, worker.engine.cache
+        load = Load(engine.running, engine.waiting, cache.usage, cache.capacity_tokens)
+        return Announcement(self._descriptions[_address(worker)], load)
 
     def _listen(self, worker: SimulatedWorker) -> None:
         """To the events of its cache."""
@@ -275,9 +285,8 @@ def _address(worker: SimulatedWorker) -> WorkerId:
     return WorkerId(f"{worker.name.lower()}:8000")
 
 
-def _announcement(worker: SimulatedWorker) -> Announcement:
-    cache: KvCache = worker.engine.cache
-    known = Worker(
+def _description(worker: SimulatedWorker) -> Worker:
+    return Worker(
         role=worker.role,
         address=_address(worker),
         models=(MODEL,),
@@ -286,5 +295,3 @@ def _announcement(worker: SimulatedWorker) -> Announcement:
         source=Source.AGENT,
         x=worker.x,
     )
-    load = Load(worker.engine.running, worker.engine.waiting, cache.usage, cache.capacity_tokens)
-    return Announcement(known, load)

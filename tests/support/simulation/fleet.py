@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ppd.offline.simulation.setup import Setup
 from ppd.offline.simulation.timeline import Timeline
 from ppd.offline.simulation.workers.engine import SimulatedSequence
@@ -40,13 +42,12 @@ class Lab:
         self.ended = 0
         self.failed: list[float] = []
 
-    def ask(
-        self, worker: str, *prompt: Span, source: str = "", fetched: int = 1 << 20, output: Span = REPLY
-    ) -> SimulatedSequence:
-        return self.fleet.ask(self.workers[worker], self.leg(prompt, source, fetched, output))
+    def ask(self, worker: str, *prompt: Span, **settings: Any) -> SimulatedSequence:
+        """settings: as of `leg`."""
+        return self.fleet.ask(self.workers[worker], self.leg(prompt, **settings))
 
-    def split(self, prefill: str, decode: str, *prompt: Span, source: str = "") -> Work:
-        leg, to = self.leg(prompt, source), self.workers[decode]
+    def split(self, prefill: str, decode: str, *prompt: Span, **settings: Any) -> Work:
+        leg, to = self.leg(prompt, **settings), self.workers[decode]
 
         def handed_over(handoff: FinishedPrefill) -> None:
             self.fleet.decode(to, leg, handoff)
@@ -54,7 +55,9 @@ class Lab:
         self.fleet.prefill(self.workers[prefill], leg, to, handed_over)
         return leg.work
 
-    def leg(self, prompt: tuple[Span, ...], source: str, fetched: int = 1 << 20, output: Span = REPLY) -> SimulatedLeg:
+    def leg(
+        self, prompt: tuple[Span, ...], source: str = "", fetched: int = 1 << 20, output: Span = REPLY
+    ) -> SimulatedLeg:
         def ended() -> None:
             self.ended += 1
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.offline.simulation.workers.fleet import FinishedPrefill
 from ppd.offline.simulation.workers.kv_cache import Span
 from ppd.proxy.laws.step_time import EngineProfile
 from tests.support.simulation.fleet import COSTS, HELD, LATER, Lab, after_first_turn
@@ -165,17 +164,11 @@ def test_all_turns_end_no_cache_holds_more_than_it_can_and_nothing_stays_pinned(
 
     def send(prefill: str, decode: str, source: str, chat: int, length: int, fetched: int, splits: bool) -> None:
         prompt = tuple(Span(100 * chat + place, 200 + place) for place in range(length))
-        output = Span(100 * chat + length, 50)
-        leg = lab.leg(prompt, source, fetched, output)
+        settings = {"source": source, "fetched": fetched, "output": Span(100 * chat + length, 50)}
         if splits and prefill != decode:
-            to = lab.workers[decode]
-
-            def handed_over(handoff: FinishedPrefill) -> None:
-                lab.fleet.decode(to, leg, handoff)
-
-            lab.fleet.prefill(lab.workers[prefill], leg, to, handed_over)
+            lab.split(prefill, decode, *prompt, **settings)
         else:
-            lab.fleet.ask(lab.workers[decode], leg)
+            lab.ask(decode, *prompt, **settings)
 
     for prefill, decode, source, chat, length, fetched, at_s, splits in turns:
         lab.timeline.at(at_s, send, prefill, decode, source, chat, length, fetched, splits)

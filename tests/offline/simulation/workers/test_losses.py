@@ -55,7 +55,7 @@ def test_who_asks_a_lost_worker_is_refused_at_once_and_one_that_is_back_is_empty
 @pytest.mark.parametrize("after_s", [0.0, 0.7])  # before D has asked for the KV, and while it is moved
 def test_what_a_lost_p_had_handed_over_is_computed_on_d(transfers: Transfers, after_s: float) -> None:
     lab = Lab(costs=SLOW, transfers=transfers)
-    leg, d1 = lab.leg((HISTORY,), ""), lab.workers["D1"]
+    leg, d1 = lab.leg((HISTORY,)), lab.workers["D1"]
 
     def handed_over(handoff: FinishedPrefill) -> None:
         lab.fleet.decode(d1, leg, handoff)
@@ -71,14 +71,14 @@ def test_what_a_lost_p_had_handed_over_is_computed_on_d(transfers: Transfers, af
 
 def test_kv_that_was_pushed_before_is_there_when_p_is_lost() -> None:
     lab = Lab(transfers=Transfers.WHOLE)
-    leg, d1 = lab.leg((HISTORY,), ""), lab.workers["D1"]
+    leg, d1 = lab.leg((HISTORY,)), lab.workers["D1"]
 
-    def decode(handoff: FinishedPrefill) -> None:
+    def asked(handoff: FinishedPrefill) -> None:
         lab.fleet.decode(d1, leg, handoff)
 
     def handed_over(handoff: FinishedPrefill) -> None:
         lab.timeline.after(5.0, lose, lab, "P1")
-        lab.timeline.after(6.0, decode, handoff)
+        lab.timeline.after(6.0, asked, handoff)
 
     lab.fleet.prefill(lab.workers["P1"], leg, d1, handed_over)
     lab.run()

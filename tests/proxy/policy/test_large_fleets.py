@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace as replace_worker
 from hashlib import sha256
 from random import Random
@@ -12,16 +14,15 @@ import pytest
 from ppd.proxy.beliefs.held import BeliefEvidence, Held
 from ppd.proxy.config import Mode
 from ppd.proxy.connectors import can_pair
-from ppd.proxy.errors import NoWorkerError
+from ppd.proxy.errors import AllBusy, NoWorkerError
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.order import Ranked, least_loaded, load_rank, prefill_rank
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
-from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
-from ppd.proxy.policy import Decision, Rules, Turn, decide
+from ppd.proxy.fleet.worker import Announcement, Load, PairId, Role, Source, Worker, WorkerId
+from ppd.proxy.policy import Decision, Excluded, Rules, Turn, decide
 from ppd.proxy.policy.candidates import find_candidates
-from ppd.proxy.policy.placement import is_overloaded, own_worker, pick_decode, pick_prefill
-from tests.support.decisions import rules
+from ppd.proxy.policy.placement import SlowStart, is_overloaded, own_worker, pick_decode, pick_prefill
 
 MODEL = "m"
 WARM_UP_S = 60.0
@@ -99,6 +100,20 @@ def plain_prefill(turn: Turn, views: Sequence[WorkerView], now_s: float) -> Work
     return first(views, until_done, turn.session_id)
 
 
+Narrowed = tuple[list[WorkerView], list[WorkerView], list[WorkerView], set[WorkerId]]
+
+
+def narrowed(turn: Turn, fleet: Fleet, limit: float, avoid: Excluded, blocked: Excluded) -> Narrowed:
+    """P, D and R that may be asked, and those D and R that only lack room."""
+    answering, session = (*fleet.decodes, *fleet.replicas), own(turn, (*fleet.decodes, *fleet.replicas))
+    prefills = [v for v in fleet.prefills if v.id not in avoid and v.id not in blocked and v.inflight < limit]
+    able = [v for v in answering if v.id not in avoid]
+    free = [v for v in able if not v.is_full(limit) or (v is session and v.inflight < limit)]
+    full = {v.id for v in able if v not in free}
+    free = [v for v in free if v.id not in blocked] or free
+    return prefills, [v for v in free if v.role is Role.DECODE], [v for v in free if v.role is Role.REPLICA], full
+
+
 # -- fleets as they come and go
 
 
@@ -142,6 +157,12 @@ class RandomFleet:
             stored_response=number > 1 and pick((False, False, False, True)),
         )
 
+    def excluded(self) -> set[WorkerId | PairId]:
+        ids = [view.id for view in self.registry.views()]
+        some = self.random.sample(ids, min(len(ids), self.random.choice((0, 0, 0, 1, 5, 50))))
+        pairs = [(a, b) for a, b in zip(some, ids, strict=False) if self.random.random() < 0.3]
+        return {*pairs, *(some if not pairs else ())}
+
     def book(self, turn: Turn, decision: Decision) -> None:
         prefill = None if decision.prefill is None else decision.prefill.id
         self.open.append(LegBooking(self.registry, decision.decode.id, prefill, decision.estimates(turn)))
@@ -166,30 +187,41 @@ class RandomFleet:
             self.now_s += self.random.choice((0.5, 7.0, 61.0))
 
 
+def check_picks(turn: Turn, views: Sequence[WorkerView], start: SlowStart) -> None:
+    assert pick_prefill(turn, views, start) is plain_prefill(turn, views, start.now_s)
+    assert pick_decode(turn, views, start) is plain_decode(turn, views, start.now_s)
+    assert own_worker(turn, views) is own(turn, views)
+    assert [is_overloaded(v, views) for v in views] == [overloaded(v, views) for v in views]
+    rank_of = prefill_rank if views and views[0].role is Role.PREFILL else load_rank
+    assert list(map(rank_of, least_loaded(views, 3))) == sorted(map(rank_of, views))[:3]
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_who_is_picked_is_who_the_rules_pick_among_all(seed: int) -> None:
     one = RandomFleet(seed)
     for _ in range(12):
         one.change()
-        fleet, turn, ruled = one.registry.fleet(MODEL), one.turn(), rules(Mode.ALWAYS_SPLIT)
-        ruled = Rules(mode=ruled.mode, warm_up_s=WARM_UP_S)
-        try:
-            found = find_candidates(turn, fleet, ruled, qps=1.0, now_s=one.now_s, avoid=(), blocked=())
-        except NoWorkerError:
-            continue
-        pairs = [v for v in found.decodes if any(can_pair(p.worker, v.worker) for p in found.prefills)]
-        assert list(found.pairable()) == pairs
+        fleet, turn, limit = one.registry.fleet(MODEL), one.turn(), one.random.choice((0, 0, 2, 4))
+        avoid, blocked = one.excluded(), one.excluded()
+        ruled, start = Rules(mode=Mode.ALWAYS_SPLIT, worker_limit=limit, warm_up_s=WARM_UP_S), one.now_s
+        plain = narrowed(turn, fleet, limit or math.inf, avoid, blocked)
         for views in (fleet.prefills, fleet.decodes, fleet.replicas):
-            assert pick_prefill(turn, views, found.slow_start) is plain_prefill(turn, views, one.now_s)
-            assert pick_decode(turn, views, found.slow_start) is plain_decode(turn, views, one.now_s)
-            assert own_worker(turn, views) is own(turn, views)
-            assert [is_overloaded(v, views) for v in views] == [overloaded(v, views) for v in views]
-            rank_of = prefill_rank if views is fleet.prefills else load_rank
-            assert list(map(rank_of, least_loaded(views, 3))) == sorted(map(rank_of, views))[:3]
+            check_picks(turn, views, SlowStart(start, WARM_UP_S))
+        try:
+            found = find_candidates(turn, fleet, ruled, qps=1.0, now_s=start, avoid=avoid, blocked=blocked)
+        except (NoWorkerError, AllBusy):
+            assert not plain[1] and not plain[2]
+            continue
+        assert (found.prefills, found.decodes, found.replicas, set(found.full)) == plain
+        for views in (found.prefills, found.decodes, found.replicas):
+            check_picks(turn, views, SlowStart(start, WARM_UP_S))
+        barred = {*avoid, *blocked}
         for view in found.decodes:
-            paired = [each for each in found.prefills if can_pair(each.worker, view.worker)]
+            paired = [p for p in plain[0] if can_pair(p.worker, view.worker) and (p.id, view.id) not in barred]
             assert list(found.prefills_for(view)) == paired
-        one.book(turn, decide(turn, fleet, ruled, qps=1.0, now_s=one.now_s))
+            assert (view in found.pairable()) is bool(paired)
+        with suppress(AllBusy):
+            one.book(turn, decide(turn, fleet, ruled, qps=1.0, now_s=start, avoid=avoid, blocked=blocked))
 
 
 @pytest.mark.parametrize("mode", [Mode.ALWAYS_SPLIT, Mode.ALWAYS_LOCAL, Mode.REPLICA, Mode.ISL_OR_LOAD])
@@ -202,7 +234,7 @@ def test_a_decision_over_the_order_is_the_one_over_lists(mode: Mode) -> None:
             fleet, turn = one.registry.fleet(MODEL), one.turn()
             views = one.registry.views()
             lists = Fleet.of({view.id: view for view in views}, taking_turns(views, MODEL))
-            decided = []
+            decided = list[Decision | type[NoWorkerError]]()
             for each in (fleet, lists):
                 try:
                     decided.append(decide(turn, each, ruled, qps=1.0, now_s=one.now_s))

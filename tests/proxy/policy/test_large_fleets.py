@@ -23,6 +23,7 @@ from ppd.proxy.fleet.worker import Announcement, Load, PairId, Role, Source, Wor
 from ppd.proxy.policy import Decision, Excluded, Rules, Turn, decide
 from ppd.proxy.policy.candidates import find_candidates
 from ppd.proxy.policy.placement import SlowStart, is_overloaded, own_worker, pick_decode, pick_prefill
+from tests.support.decisions import FIRST
 
 MODEL = "m"
 WARM_UP_S = 60.0
@@ -120,10 +121,12 @@ def narrowed(turn: Turn, fleet: Fleet, limit: float, avoid: Excluded, blocked: E
 class RandomFleet:
     def __init__(self, seed: int) -> None:
         self.random, self.registry, self.now_s = Random(seed), Registry(), 0.0
-        self.mixed = self.random.random() < 0.3  # several kinds of engines, of which not all can pair
+        self.mixed = self.random.random() < 0.5  # several kinds of engines, of which not all can pair
         self.open: list[LegBooking] = []
         for number in range(self.random.randint(1, 50)):
             self.announce(number)
+            if self.random.random() < 0.3:
+                self.fill(WorkerId(f"w{number}:1"))
         self.now_s = self.random.choice((10.0, 59.0, 1000.0))
 
     def announce(self, number: int) -> None:
@@ -131,10 +134,17 @@ class RandomFleet:
         worker = Worker(role=role, address=f"w{number}:1", models=(MODEL,), incarnation="i", source=Source.AGENT)
         if self.mixed:
             worker = replace_worker(
-                worker, engine_version=pick(("", "0.31", "0.32")), connector=pick(("nixl", "nixl", "p2p_nccl"))
+                worker, engine_version=pick((*5 * ("0.31",), "0.32")), connector=pick((*8 * ("nixl",), "p2p_nccl"))
             )
         load = Load(pick((0, 0, 1, 5)), pick((0, 0, 2)), pick((0.0, 0.2, 0.2, 0.96)), pick((0, 100_000)))
         self.registry.apply(Announcement(worker, load, draining=self.random.random() < 0.05), self.now_s)
+
+    def fill(self, worker: WorkerId) -> None:
+        """It keeps a queue, so that it has few places, and has as many legs or fewer."""
+        for _ in range(3):
+            self.registry.loaded(worker, Load(waiting=9), self.now_s)
+        for _ in range(self.random.randrange(4)):
+            self.registry.reserve(worker, 10)
 
     def turn(self) -> Turn:
         pick, views = self.random.choice, self.registry.views()
@@ -177,13 +187,13 @@ class RandomFleet:
             self.announce(self.random.randrange(len(views)))
         elif chance < 0.35 and len(views) > 2:
             self.registry.remove(one.id)
-        elif chance < 0.4:
-            self.registry.recovered(one.id, self.now_s)
-        elif chance < 0.45:
-            self.registry.hold_back(one.id, held_back=not one.held_back)
         elif chance < 0.5:
-            self.announce(50)
+            self.registry.recovered(one.id, self.now_s)
+        elif chance < 0.55:
+            self.registry.hold_back(one.id, held_back=not one.held_back)
         elif chance < 0.6:
+            self.announce(50)
+        elif chance < 0.7:
             self.now_s += self.random.choice((0.5, 7.0, 61.0))
 
 
@@ -258,3 +268,26 @@ def test_a_fleet_from_before_a_change_tells_of_then() -> None:
     assert [view.requests for view in least_loaded(before.decodes, 20)] == [0] * 20
     assert least_loaded(after.decodes, 1)[0].id == before.decodes[0].id
     assert not is_overloaded(before.decodes[1], before.decodes)
+
+
+def test_engines_that_are_replaced_one_by_one_hand_over_to_their_like() -> None:
+    registry, ruled = Registry(), Rules(mode=Mode.ALWAYS_SPLIT)
+
+    def join(role: Role, number: int, version: str) -> list[str]:
+        address = f"{role.lower()}{number}:1"
+        worker = Worker(role=role, address=address, models=(MODEL,), engine_version=version, source=Source.AGENT)
+        registry.apply(Announcement(worker), 0.0)
+        fleet = registry.fleet(MODEL)
+        if not fleet.prefills or not fleet.decodes:
+            return []
+        found = find_candidates(FIRST, fleet, ruled, qps=1.0, now_s=0.0, avoid=(), blocked=())
+        return [view.id for view in found.pairable()]
+
+    each = range(10)
+    all_d = [f"d{number}:1" for number in each]
+    for role in (Role.DECODE, Role.PREFILL):
+        for number in each:
+            paired = join(role, number, "0.31")
+    assert paired == all_d
+    assert [len(join(Role.PREFILL, number, "0.32")) for number in each] == [10] * 9 + [0]
+    assert [join(Role.DECODE, number, "0.32") for number in each] == [all_d[: number + 1] for number in each]

@@ -163,8 +163,8 @@ class Ranked(list[WorkerView]):
         return self._order if self._order.version == self._version else None
 
     def sum_of(self, field: Literal["requests", "recent_tokens"], order: LoadOrder) -> int:
-        total: int = getattr(order, field)
-        return total - sum(getattr(order.views[at], field) for at in self.left_out)
+        total: int = getattr(order, field) - sum(getattr(order.views[at], field) for at in self.left_out)
+        return total
 
 
 class Roster:

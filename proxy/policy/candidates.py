@@ -134,7 +134,7 @@ def _narrowed(
     avoided, passed_over = ({key for key in keys if isinstance(key, str)} for keys in (avoid, blocked))
     # A turn can do without a P, so a P that failed other turns, or is full, is not asked at all.
     prefills = without(fleet.prefills, avoided | passed_over | {view.id for view in busy[2]})
-    full = {view.id for view in (*busy[0], *busy[1])} - avoided - spared
+    full = {view.id for view in (*busy[0], *busy[1])}.difference(avoided, spared)
     decodes, replicas = (without(views, avoided | full) for views in (fleet.decodes, fleet.replicas))
     # A D or R that failed other turns is asked only if there is no other.
     well = [without(views, passed_over) for views in (decodes, replicas)]

@@ -7,12 +7,16 @@ same answers.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Literal
 
 import msgspec
 
+from .places import LEAST, UNKNOWN
 from .view import Fleet, Takers, WorkerView, taking_turns
 from .worker import PairingKind, Role, Worker, WorkerId
 
@@ -22,6 +26,8 @@ SORTED_FROM = 8  # workers of a role; to look at each of fewer costs less
 MODELS_KEPT = 256  # bounded, as clients may name any model while a worker has not said which it serves
 CHANGES_KEPT = 1000  # of views, for rosters that have not heard them; looked at when one has
 MOST_CHANGES = 100_000
+
+_INFLIGHT = attrgetter("inflight")
 
 Rank = tuple[float, ...]
 """The least is the best."""
@@ -62,8 +68,8 @@ class LoadOrder:
             self._equals.setdefault(rank, set()).add(at)
         self._sorted = sorted(self._equals)
         self._since_s = sorted((view.since_s, at) for at, view in enumerate(views))
+        self._full = {at for at, view in enumerate(views) if view.is_full(math.inf)}  # of the places that are known
         self._kinds = Counter(view.worker.pairing_kind for view in views)
-        self.kinds = list(self._kinds)
 
     def update(self, view: WorkerView) -> None:
         at = self.position.get(view.id)
@@ -73,6 +79,7 @@ class LoadOrder:
         self.version += 1
         self.requests += view.requests - old.requests
         self.recent_tokens += view.recent_tokens - old.recent_tokens
+        (self._full.add if view.inflight >= view.places > UNKNOWN else self._full.discard)(at)
         if view.since_s != old.since_s:
             self._since_s.remove((old.since_s, at))
             insort(self._since_s, (view.since_s, at))
@@ -101,11 +108,11 @@ class LoadOrder:
                 return found
         return []
 
-    def first(self, count: int) -> list[WorkerView]:
-        """The least of all; of equals those that come first."""
+    def first(self, count: int, left_out: Collection[int]) -> list[WorkerView]:
+        """The least of all that do not stand at the positions `left_out`; of equals those that come first."""
         found: list[WorkerView] = []
         for rank in self._sorted:
-            found += [self.views[at] for at in sorted(self._equals[rank])]
+            found += [self.views[at] for at in sorted(self._equals[rank]) if at not in left_out]
             if len(found) >= count:
                 break
         return found[:count]
@@ -119,28 +126,45 @@ class LoadOrder:
             young.append(at)
         return young
 
+    def full_at(self, limit: float) -> set[int]:
+        """Positions of those that have as many legs as they should have, or as `limit` allows."""
+        if limit == math.inf or max(map(_INFLIGHT, self.views), default=0) < limit:
+            return self._full
+        return {at for at, view in enumerate(self.views) if view.is_full(limit)}
+
+    def kinds(self, left_out: Collection[int]) -> list[PairingKind]:
+        """All that are there, without the workers at these positions."""
+        if not left_out:
+            return list(self._kinds)
+        left = self._kinds - Counter(self.views[at].worker.pairing_kind for at in left_out)
+        return list(left)
+
     def _count_kinds(self, before: PairingKind, kind: PairingKind) -> None:
         if kind != before:
-            self._kinds[before] -= 1
             self._kinds[kind] += 1
-            self.kinds = [each for each, count in self._kinds.items() if count]
-            self._kinds = Counter({each: self._kinds[each] for each in self.kinds})
+            self._kinds = self._kinds - Counter((before,))  # which drops what is not there any more
 
 
 class Ranked(list[WorkerView]):
-    """The views of an order, as they are now."""
+    """The views of an order, as they are now, without those at the positions `left_out`."""
 
-    __slots__ = ("_order", "_version")
+    __slots__ = ("_order", "_version", "left_out")
 
-    def __init__(self, order: LoadOrder) -> None:
-        super().__init__(order.views)
+    def __init__(self, order: LoadOrder, left_out: frozenset[int] = frozenset()) -> None:
+        views = order.views
+        super().__init__([view for at, view in enumerate(views) if at not in left_out] if left_out else views)
         self._order = order
         self._version = order.version
+        self.left_out = left_out
 
     @property
     def order(self) -> LoadOrder | None:
         """None once a worker has changed since: it tells of other views."""
         return self._order if self._order.version == self._version else None
+
+    def sum_of(self, field: Literal["requests", "recent_tokens"], order: LoadOrder) -> int:
+        total: int = getattr(order, field) - sum(getattr(order.views[at], field) for at in self.left_out)
+        return total
 
 
 class Roster:
@@ -223,27 +247,58 @@ class Rosters:
             roster.heard = 0
 
 
-def _order(views: Iterable[WorkerView]) -> LoadOrder | None:
-    return views.order if isinstance(views, Ranked) else None
+def _order(views: Sequence[WorkerView]) -> tuple[LoadOrder, Ranked] | None:
+    if isinstance(views, Ranked) and (order := views.order) is not None:
+        return order, views
+    return None
 
 
 def of_workers(views: Sequence[WorkerView], workers: Collection[WorkerId]) -> list[WorkerView]:
     """Those of the views that are these workers', in the order of the views."""
-    order = _order(views)
-    if order is None:
+    if (known := _order(views)) is None:
         return [view for view in views if view.id in workers]
-    positions = [at for worker in workers if (at := order.position.get(worker)) is not None]
-    return [order.views[at] for at in sorted(positions)]
+    order, ranked = known
+    return [order.views[at] for at in sorted(_positions(order, workers)) if at not in ranked.left_out]
+
+
+def _positions(order: LoadOrder, workers: Iterable[WorkerId]) -> set[int]:
+    position = order.position
+    return {position[worker] for worker in workers if worker in position}
 
 
 def mean_requests(views: Sequence[WorkerView]) -> float:
-    order = _order(views)
-    return (sum(view.requests for view in views) if order is None else order.requests) / len(views)
+    if (known := _order(views)) is None:
+        return sum(view.requests for view in views) / len(views)
+    order, ranked = known
+    return ranked.sum_of("requests", order) / len(views)
 
 
 def mean_recent_tokens(views: Sequence[WorkerView]) -> float:
-    order = _order(views)
-    return (sum(view.recent_tokens for view in views) if order is None else order.recent_tokens) / len(views)
+    if (known := _order(views)) is None:
+        return sum(view.recent_tokens for view in views) / len(views)
+    order, ranked = known
+    return ranked.sum_of("recent_tokens", order) / len(views)
+
+
+def full_workers(views: Sequence[WorkerView], limit: float) -> list[WorkerView]:
+    """Those that have as many legs as they should have, or as `limit` allows."""
+    if (known := _order(views)) is None:
+        # Rarely so; and while the busiest has fewer legs than any worker may have, none need be looked at.
+        if max(map(_INFLIGHT, views), default=0) < min(limit, LEAST):
+            return []
+        return [view for view in views if view.is_full(limit)]
+    order, ranked = known
+    return [order.views[at] for at in sorted(order.full_at(limit) - ranked.left_out)]
+
+
+def without(views: Sequence[WorkerView], workers: Collection[WorkerId]) -> Sequence[WorkerView]:
+    """The views of the others."""
+    if not workers:
+        return views
+    if (known := _order(views)) is None:
+        return [view for view in views if view.id not in workers]
+    order, ranked = known
+    return Ranked(order, ranked.left_out.union(_positions(order, workers)))
 
 
 class RankRule(msgspec.Struct, frozen=True, gc=False):
@@ -258,16 +313,17 @@ class RankRule(msgspec.Struct, frozen=True, gc=False):
 
 def least_ranked(views: Sequence[WorkerView], rule: RankRule) -> list[WorkerView]:
     """All of the least rank."""
-    order, rank_of = _order(views), rule.rank_of
-    if order is None or order.rank_of is not rule.sorts_as:
+    rank_of, known = rule.rank_of, _order(views)
+    if known is None or known[0].rank_of is not rule.sorts_as:
         ranks = [rank_of(view) for view in views]
         least = min(ranks, default=())
         return [view for view, rank in zip(views, ranks, strict=True) if rank == least]
-    positions = set(order.since(rule.now_s, rule.slow_start_s))
-    positions.update(at for worker in rule.apart if (at := order.position.get(worker)) is not None)
-    found = order.least(positions)
+    order, ranked = known
+    apart = _positions(order, rule.apart).union(order.since(rule.now_s, rule.slow_start_s))
+    found = order.least(apart | ranked.left_out)
     least = rank_of(found[0]) if found else ()
-    for view in map(order.views.__getitem__, sorted(positions)):
+    for at in apart - ranked.left_out:
+        view = order.views[at]
         rank = rank_of(view)
         if not found or rank < least:
             found, least = [view], rank
@@ -278,14 +334,13 @@ def least_ranked(views: Sequence[WorkerView], rule: RankRule) -> list[WorkerView
 
 def least_loaded(views: Sequence[WorkerView], count: int) -> list[WorkerView]:
     """The first by load, slow start aside: P as `prefill_rank` says, D and R as `load_rank` does."""
-    order = _order(views)
-    if order is not None:
-        return order.first(count)
+    if (known := _order(views)) is not None:
+        return known[0].first(count, known[1].left_out)
     rank_of = prefill_rank if views and views[0].role is Role.PREFILL else load_rank
     return sorted(views, key=rank_of)[:count]
 
 
 def pairing_kinds(views: Sequence[WorkerView]) -> Sequence[PairingKind | Worker] | None:
     """What `can_pair` needs to know of all of them; None: look at each."""
-    order = _order(views)
-    return None if order is None else order.kinds
+    known = _order(views)
+    return None if known is None else known[0].kinds(known[1].left_out)

@@ -5,22 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from itertools import chain
-from operator import attrgetter
 
 import msgspec
 
 from ..connectors import can_pair
 from ..errors import AllBusy, AllDown, NoWorkerError
-from ..fleet.order import pairing_kinds
-from ..fleet.places import LEAST
+from ..fleet.order import full_workers, pairing_kinds, without
 from ..fleet.view import Fleet, WorkerView, check_model
 from ..fleet.worker import PairId, Role, WorkerId
 from .decision import Rules, Turn
 from .placement import SlowStart, holds_most, own_worker, pick_decode
 
 _DECODE, _REPLICA = Role.DECODE, Role.REPLICA  # looking up enum members by name is slow in a loop
-
-_INFLIGHT = attrgetter("inflight")
 
 Excluded = Collection[WorkerId | PairId]
 """Workers, and pairs of a P and a D, that are not to be used."""
@@ -91,13 +87,6 @@ def _may_try(view: WorkerView, excluded: Excluded) -> bool:
     return view.unanswered and not view.inflight and view.id not in excluded
 
 
-def _any_full(fleet: Fleet, rules: Rules) -> bool:
-    # Rarely so; and while the busiest has fewer legs than any worker may have, none need be looked at.
-    most = max(map(_INFLIGHT, fleet.views.values()), default=0)
-    limit = rules.worker_limit or math.inf
-    return most >= min(limit, LEAST) and any(view.is_full(limit) for view in fleet.views.values())
-
-
 def find_candidates(
     turn: Turn, fleet: Fleet, rules: Rules, *, qps: float, now_s: float, avoid: Excluded, blocked: Excluded
 ) -> Candidates:
@@ -105,9 +94,14 @@ def find_candidates(
     known, slow_start = _known(turn, fleet), SlowStart(now_s, rules.warm_up_s)
     prefills, decodes, replicas = fleet.prefills, fleet.decodes, fleet.replicas
     full: Collection[WorkerId] = ()
-    if avoid or blocked or _any_full(fleet, rules):
+    limit = rules.worker_limit or math.inf
+    busy = [full_workers(views, limit) for views in (decodes, replicas)]
+    busy.append([view for view in full_workers(prefills, limit) if view.inflight >= limit])
+    if avoid or blocked or any(busy):
         own = own_worker(turn, decodes, replicas)
-        prefills, decodes, replicas, full = _narrowed(fleet, rules.worker_limit or math.inf, avoid, blocked, own)
+        # To wait inside the session's own engine costs less than to compute the prefix elsewhere.
+        spared = {own.id} if own is not None and own.inflight < limit else set[WorkerId]()
+        prefills, decodes, replicas, full = _narrowed(fleet, busy, avoid, blocked, spared)
     if not decodes and not replicas:
         if full:
             raise AllBusy(f"every worker that serves model {turn.model!r} is busy")
@@ -127,20 +121,26 @@ def find_candidates(
 
 
 def _narrowed(
-    fleet: Fleet, limit: float, avoid: Excluded, blocked: Excluded, own: WorkerView | None
-) -> tuple[list[WorkerView], list[WorkerView], list[WorkerView], list[WorkerId]]:
+    fleet: Fleet,
+    busy: Sequence[Sequence[WorkerView]],
+    avoid: Excluded,
+    blocked: Excluded,
+    spared: Collection[WorkerId],
+) -> tuple[Sequence[WorkerView], Sequence[WorkerView], Sequence[WorkerView], Collection[WorkerId]]:
     """P, D and R that may be asked, and those D and R that only lack room.
 
-    `own` may exceed its learnt places: to wait inside its engine costs less than to compute the prefix elsewhere.
+    busy: the D, the R and the P that are full; spared: of these D and R who may be asked all the same.
     """
+    avoided, passed_over = ({key for key in keys if isinstance(key, str)} for keys in (avoid, blocked))
     # A turn can do without a P, so a P that failed other turns, or is full, is not asked at all.
-    prefills = [v for v in fleet.prefills if v.id not in avoid and v.id not in blocked and v.inflight < limit]
-    answering = [view for view in (*fleet.decodes, *fleet.replicas) if view.id not in avoid]
-    free = [v for v in answering if not v.is_full(limit) or (v is own and v.inflight < limit)]
-    full = [view.id for view in answering if view not in free]
+    prefills = without(fleet.prefills, avoided | passed_over | {view.id for view in busy[2]})
+    full = {view.id for view in (*busy[0], *busy[1])}.difference(avoided, spared)
+    decodes, replicas = (without(views, avoided | full) for views in (fleet.decodes, fleet.replicas))
     # A D or R that failed other turns is asked only if there is no other.
-    free = [view for view in free if view.id not in blocked] or free
-    return prefills, [v for v in free if v.role is _DECODE], [v for v in free if v.role is _REPLICA], full
+    well = [without(views, passed_over) for views in (decodes, replicas)]
+    if any(well):
+        decodes, replicas = well
+    return prefills, decodes, replicas, full
 
 
 def _known(turn: Turn, fleet: Fleet) -> WorkerView | None:

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from ..config import Mode
 from ..errors import AllBusy
+from ..fleet.order import of_workers
 from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role
 from .candidates import Candidates, Excluded, find_candidates
@@ -142,7 +143,7 @@ def _local_veto(turn: Turn, preference: Preference, candidates: Candidates) -> s
         if turn.stored_response:
             raise AllBusy("the worker that stores the response is busy")
         return "decode_busy"
-    if all(view is not known for view in candidates.decodes):
+    if not of_workers(candidates.decodes, (known.id,)):
         return "decode_failed"
     return None if turn.stored_response else _lacks(turn, preference, known, candidates)
 

@@ -12,6 +12,7 @@ import aiohttp
 
 from ppd.proxy.assembly import Proxy
 from ppd.proxy.config import Mode
+from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.engine.engine import SimEngine
@@ -25,6 +26,12 @@ async def start_engine(
     """A simulated engine, whose role is its name's first letter, on a real socket; it ends with the stack."""
     config = replace(SimConfig(role=Role(name[0]), keep_requests=1000), **changes)
     return await stack.enter_async_context(running_engine(config, now=now))
+
+
+def has_work(view: WorkerView) -> bool:
+    """Whether anything of a turn is booked there, in any of the ledger's figures."""
+    queued = (view.queued_prefill_tokens, view.prefills, view.queued_prefill_s)
+    return any((view.inflight, view.decoding, view.context_tokens, view.reserved_tokens, *queued))
 
 
 @dataclass
@@ -88,7 +95,7 @@ class Fleet(ProxyClient):
     def idle(self) -> bool:
         """Nothing runs, nothing is reserved, nothing is pinned."""
         views = self.proxy.state.registry.views()
-        busy = any(view.inflight or view.queued_prefill_tokens for view in views)
+        busy = any(map(has_work, views))
         pinned = any(engine.pinned for engine in self.engines.values())
         running = any(list(engine.scheduler.sequences) for engine in self.engines.values())
         return not (busy or pinned or running or self.proxy.state.ledger.outstanding(self.proxy.state.now()))

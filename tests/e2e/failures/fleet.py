@@ -20,7 +20,7 @@ from ppd.proxy.policy import Route
 from ppd.proxy.telemetry.receipts import Receipt
 from ppd.servers.sim.core.fault_orders import Faults
 from ppd.servers.sim.engine.engine import SimEngine
-from tests.support.fleet import Fleet, start_engine
+from tests.support.fleet import Fleet, has_work, start_engine
 from tests.support.proxy import ADMIN_KEY
 
 LOOKS_S = 5.0  # in which the proxy has looked at its fleet more than once
@@ -181,7 +181,7 @@ class FaultFleet(Fleet):
         admission, views = self.proxy.state.admission, self.proxy.state.registry.views()
         if admission.inside or admission.waiting:
             return False
-        if any(view.inflight or view.queued_prefill_tokens for view in views):
+        if any(map(has_work, views)):
             return False
         return not any(engine.scheduler.sequences for engine in self.engines.values())
 

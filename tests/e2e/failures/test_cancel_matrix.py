@@ -21,6 +21,7 @@ from ppd.servers.sim.core.fault_orders import FaultKind, FaultPhase, Faults, Ord
 from ppd.servers.sim.engine.engine import SimEngine
 from tests.e2e.failures.faults import deaf
 from tests.e2e.failures.fleet import FaultFleet, Seen, Talk
+from tests.support.fleet import has_work
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -181,7 +182,7 @@ async def soon(holds: Callable[[], bool]) -> None:
 
 def has_let_go(field: FaultFleet) -> bool:
     views, admission = field.proxy.state.registry.views(), field.proxy.state.admission
-    return not admission.inside and not any(view.inflight or view.queued_prefill_tokens for view in views)
+    return not admission.inside and not any(map(has_work, views))
 
 
 async def spoil(turn_stack: AsyncExitStack, field: FaultFleet, leaving: Leaving) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.network.fault_link import Conditions, FaultLink, Way
 from ppd.proxy.config import Mode
+from tests.support.fleet import has_work
 
 LONG = "A message of some length, so that there are blocks to move. " * 20
 HASTY = {"connect_timeout_s": 0.3, "prefill_timeout_s": 0.5, "first_event_timeout_s": 0.5, "idle_timeout_s": 0.5}
@@ -33,7 +34,7 @@ async def add_far(fleet: Any, names: str, conditions: Conditions | None = None, 
 
 def at_rest(fleet: Any) -> bool:
     """`idle`, but for handoffs whose D was cut off: they wait for the end of their leases."""
-    busy = any(view.inflight or view.queued_prefill_tokens for view in fleet.proxy.state.registry.views())
+    busy = any(map(has_work, fleet.proxy.state.registry.views()))
     return not busy and not any(engine.scheduler.sequences for engine in fleet.engines.values())
 
 

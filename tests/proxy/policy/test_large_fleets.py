@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace as replace_worker
 from hashlib import sha256
 from random import Random
@@ -12,16 +14,16 @@ import pytest
 from ppd.proxy.beliefs.held import BeliefEvidence, Held
 from ppd.proxy.config import Mode
 from ppd.proxy.connectors import can_pair
-from ppd.proxy.errors import NoWorkerError
+from ppd.proxy.errors import AllBusy, NoWorkerError
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.order import Ranked, least_loaded, load_rank, prefill_rank
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
-from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
-from ppd.proxy.policy import Decision, Rules, Turn, decide
+from ppd.proxy.fleet.worker import Announcement, Load, PairId, Role, Source, Worker, WorkerId
+from ppd.proxy.policy import Decision, Excluded, Rules, Turn, decide
 from ppd.proxy.policy.candidates import find_candidates
-from ppd.proxy.policy.placement import is_overloaded, own_worker, pick_decode, pick_prefill
-from tests.support.decisions import rules
+from ppd.proxy.policy.placement import SlowStart, is_overloaded, own_worker, pick_decode, pick_prefill
+from tests.support.decisions import FIRST
 
 MODEL = "m"
 WARM_UP_S = 60.0
@@ -99,16 +101,32 @@ def plain_prefill(turn: Turn, views: Sequence[WorkerView], now_s: float) -> Work
     return first(views, until_done, turn.session_id)
 
 
+Narrowed = tuple[list[WorkerView], list[WorkerView], list[WorkerView], set[WorkerId]]
+
+
+def narrowed(turn: Turn, fleet: Fleet, limit: float, avoid: Excluded, blocked: Excluded) -> Narrowed:
+    """P, D and R that may be asked, and those D and R that only lack room."""
+    answering, session = (*fleet.decodes, *fleet.replicas), own(turn, (*fleet.decodes, *fleet.replicas))
+    prefills = [v for v in fleet.prefills if v.id not in avoid and v.id not in blocked and v.inflight < limit]
+    able = [v for v in answering if v.id not in avoid]
+    free = [v for v in able if not v.is_full(limit) or (v is session and v.inflight < limit)]
+    full = {v.id for v in able if v not in free}
+    free = [v for v in free if v.id not in blocked] or free
+    return prefills, [v for v in free if v.role is Role.DECODE], [v for v in free if v.role is Role.REPLICA], full
+
+
 # -- fleets as they come and go
 
 
 class RandomFleet:
     def __init__(self, seed: int) -> None:
         self.random, self.registry, self.now_s = Random(seed), Registry(), 0.0
-        self.mixed = self.random.random() < 0.3  # several kinds of engines, of which not all can pair
+        self.mixed = self.random.random() < 0.5  # several kinds of engines, of which not all can pair
         self.open: list[LegBooking] = []
         for number in range(self.random.randint(1, 50)):
             self.announce(number)
+            if self.random.random() < 0.3:
+                self.fill(WorkerId(f"w{number}:1"))
         self.now_s = self.random.choice((10.0, 59.0, 1000.0))
 
     def announce(self, number: int) -> None:
@@ -116,10 +134,17 @@ class RandomFleet:
         worker = Worker(role=role, address=f"w{number}:1", models=(MODEL,), incarnation="i", source=Source.AGENT)
         if self.mixed:
             worker = replace_worker(
-                worker, engine_version=pick(("", "0.31", "0.32")), connector=pick(("nixl", "nixl", "p2p_nccl"))
+                worker, engine_version=pick((*5 * ("0.31",), "0.32")), connector=pick((*8 * ("nixl",), "p2p_nccl"))
             )
         load = Load(pick((0, 0, 1, 5)), pick((0, 0, 2)), pick((0.0, 0.2, 0.2, 0.96)), pick((0, 100_000)))
         self.registry.apply(Announcement(worker, load, draining=self.random.random() < 0.05), self.now_s)
+
+    def fill(self, worker: WorkerId) -> None:
+        """It keeps a queue, so that it has few places, and has as many legs or fewer."""
+        for _ in range(3):
+            self.registry.loaded(worker, Load(waiting=9), self.now_s)
+        for _ in range(self.random.randrange(4)):
+            self.registry.reserve(worker, 10)
 
     def turn(self) -> Turn:
         pick, views = self.random.choice, self.registry.views()
@@ -142,6 +167,12 @@ class RandomFleet:
             stored_response=number > 1 and pick((False, False, False, True)),
         )
 
+    def excluded(self) -> set[WorkerId | PairId]:
+        ids = [view.id for view in self.registry.views()]
+        some = self.random.sample(ids, min(len(ids), self.random.choice((0, 0, 0, 1, 5, 50))))
+        pairs = [(a, b) for a, b in zip(some, ids, strict=False) if self.random.random() < 0.3]
+        return {*pairs, *(some if not pairs else ())}
+
     def book(self, turn: Turn, decision: Decision) -> None:
         prefill = None if decision.prefill is None else decision.prefill.id
         self.open.append(LegBooking(self.registry, decision.decode.id, prefill, decision.estimates(turn)))
@@ -156,14 +187,23 @@ class RandomFleet:
             self.announce(self.random.randrange(len(views)))
         elif chance < 0.35 and len(views) > 2:
             self.registry.remove(one.id)
-        elif chance < 0.4:
-            self.registry.recovered(one.id, self.now_s)
-        elif chance < 0.45:
-            self.registry.hold_back(one.id, held_back=not one.held_back)
         elif chance < 0.5:
-            self.announce(50)
+            self.registry.recovered(one.id, self.now_s)
+        elif chance < 0.55:
+            self.registry.hold_back(one.id, held_back=not one.held_back)
         elif chance < 0.6:
+            self.announce(50)
+        elif chance < 0.7:
             self.now_s += self.random.choice((0.5, 7.0, 61.0))
+
+
+def check_picks(turn: Turn, views: Sequence[WorkerView], start: SlowStart) -> None:
+    assert pick_prefill(turn, views, start) is plain_prefill(turn, views, start.now_s)
+    assert pick_decode(turn, views, start) is plain_decode(turn, views, start.now_s)
+    assert own_worker(turn, views) is own(turn, views)
+    assert [is_overloaded(v, views) for v in views] == [overloaded(v, views) for v in views]
+    rank_of = prefill_rank if views and views[0].role is Role.PREFILL else load_rank
+    assert list(map(rank_of, least_loaded(views, 3))) == sorted(map(rank_of, views))[:3]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -171,25 +211,27 @@ def test_who_is_picked_is_who_the_rules_pick_among_all(seed: int) -> None:
     one = RandomFleet(seed)
     for _ in range(12):
         one.change()
-        fleet, turn, ruled = one.registry.fleet(MODEL), one.turn(), rules(Mode.ALWAYS_SPLIT)
-        ruled = Rules(mode=ruled.mode, warm_up_s=WARM_UP_S)
-        try:
-            found = find_candidates(turn, fleet, ruled, qps=1.0, now_s=one.now_s, avoid=(), blocked=())
-        except NoWorkerError:
-            continue
-        pairs = [v for v in found.decodes if any(can_pair(p.worker, v.worker) for p in found.prefills)]
-        assert list(found.pairable()) == pairs
+        fleet, turn, limit = one.registry.fleet(MODEL), one.turn(), one.random.choice((0, 0, 2, 4))
+        avoid, blocked = one.excluded(), one.excluded()
+        ruled, start = Rules(mode=Mode.ALWAYS_SPLIT, worker_limit=limit, warm_up_s=WARM_UP_S), one.now_s
+        plain = narrowed(turn, fleet, limit or math.inf, avoid, blocked)
         for views in (fleet.prefills, fleet.decodes, fleet.replicas):
-            assert pick_prefill(turn, views, found.slow_start) is plain_prefill(turn, views, one.now_s)
-            assert pick_decode(turn, views, found.slow_start) is plain_decode(turn, views, one.now_s)
-            assert own_worker(turn, views) is own(turn, views)
-            assert [is_overloaded(v, views) for v in views] == [overloaded(v, views) for v in views]
-            rank_of = prefill_rank if views is fleet.prefills else load_rank
-            assert list(map(rank_of, least_loaded(views, 3))) == sorted(map(rank_of, views))[:3]
+            check_picks(turn, views, SlowStart(start, WARM_UP_S))
+        try:
+            found = find_candidates(turn, fleet, ruled, qps=1.0, now_s=start, avoid=avoid, blocked=blocked)
+        except (NoWorkerError, AllBusy):
+            assert not plain[1] and not plain[2]
+            continue
+        assert (found.prefills, found.decodes, found.replicas, set(found.full)) == plain
+        for views in (found.prefills, found.decodes, found.replicas):
+            check_picks(turn, views, SlowStart(start, WARM_UP_S))
+        barred = {*avoid, *blocked}
         for view in found.decodes:
-            paired = [each for each in found.prefills if can_pair(each.worker, view.worker)]
+            paired = [p for p in plain[0] if can_pair(p.worker, view.worker) and (p.id, view.id) not in barred]
             assert list(found.prefills_for(view)) == paired
-        one.book(turn, decide(turn, fleet, ruled, qps=1.0, now_s=one.now_s))
+            assert (view in found.pairable()) is bool(paired)
+        with suppress(AllBusy):
+            one.book(turn, decide(turn, fleet, ruled, qps=1.0, now_s=start, avoid=avoid, blocked=blocked))
 
 
 @pytest.mark.parametrize("mode", [Mode.ALWAYS_SPLIT, Mode.ALWAYS_LOCAL, Mode.REPLICA, Mode.ISL_OR_LOAD])
@@ -202,7 +244,7 @@ def test_a_decision_over_the_order_is_the_one_over_lists(mode: Mode) -> None:
             fleet, turn = one.registry.fleet(MODEL), one.turn()
             views = one.registry.views()
             lists = Fleet.of({view.id: view for view in views}, taking_turns(views, MODEL))
-            decided: list[Decision | type[NoWorkerError]] = []
+            decided = list[Decision | type[NoWorkerError]]()
             for each in (fleet, lists):
                 try:
                     decided.append(decide(turn, each, ruled, qps=1.0, now_s=one.now_s))
@@ -226,3 +268,26 @@ def test_a_fleet_from_before_a_change_tells_of_then() -> None:
     assert [view.requests for view in least_loaded(before.decodes, 20)] == [0] * 20
     assert least_loaded(after.decodes, 1)[0].id == before.decodes[0].id
     assert not is_overloaded(before.decodes[1], before.decodes)
+
+
+def test_engines_that_are_replaced_one_by_one_hand_over_to_their_like() -> None:
+    registry, ruled = Registry(), Rules(mode=Mode.ALWAYS_SPLIT)
+
+    def join(role: Role, number: int, version: str) -> list[str]:
+        address = f"{role.lower()}{number}:1"
+        worker = Worker(role=role, address=address, models=(MODEL,), engine_version=version, source=Source.AGENT)
+        registry.apply(Announcement(worker), 0.0)
+        fleet = registry.fleet(MODEL)
+        if not fleet.prefills or not fleet.decodes:
+            return []
+        found = find_candidates(FIRST, fleet, ruled, qps=1.0, now_s=0.0, avoid=(), blocked=())
+        return [view.id for view in found.pairable()]
+
+    each = range(10)
+    all_d = [f"d{number}:1" for number in each]
+    for role in (Role.DECODE, Role.PREFILL):
+        for number in each:
+            paired = join(role, number, "0.31")
+    assert paired == all_d
+    assert [len(join(Role.PREFILL, number, "0.32")) for number in each] == [10] * 9 + [0]
+    assert [join(Role.DECODE, number, "0.32") for number in each] == [all_d[: number + 1] for number in each]

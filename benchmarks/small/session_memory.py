@@ -3,7 +3,8 @@
     python -m benchmarks.small.session_memory --sessions 100000
 
 Every session has an id of its own from the client, a D and a P that hold its prefix, in whose books it has entries, and
-`--turns` finished turns: the most that an idle chat session keeps. Prints one JSON line per number of turns.
+`--turns` finished turns: the most that an idle chat session keeps. Prints one JSON line per number of turns. Times are
+taken after memory is counted, when nothing traces it.
 """
 
 from __future__ import annotations
@@ -25,11 +26,15 @@ from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.session import marks_of_prompt
 from ppd.proxy.sessions.table import SessionTable, TurnOutcome
 
-WORKERS = tuple((WorkerId(f"10.0.0.{n}:8000"), f"incarnation-{n}") for n in range(8))
-VIEWS = {
-    worker: WorkerView(worker=Worker(role=Role.DECODE, address=worker), name=f"D{n}", incarnation=incarnation)
-    for n, (worker, incarnation) in enumerate(WORKERS, start=1)
-}
+Workers = tuple[tuple[WorkerId, str], ...]
+
+
+def fleet(size: int) -> tuple[Workers, dict[WorkerId, WorkerView]]:
+    workers = tuple((WorkerId(f"10.0.{n >> 8}.{n & 255}:8000"), f"incarnation-{n}") for n in range(size))
+    return workers, {
+        worker: WorkerView(worker=Worker(role=Role.DECODE, address=worker), name=f"D{n}", incarnation=incarnation)
+        for n, (worker, incarnation) in enumerate(workers, start=1)
+    }
 
 
 def conversation(number: int, turns: int, hasher: Hasher) -> list[Request]:
@@ -48,50 +53,56 @@ def reply_to(turn: int) -> str:
     return f"answer {turn}"
 
 
-def play(table: SessionTable, beliefs: Beliefs, requests: list[Request], number: int, now_s: float) -> float:
-    """Finishes the requests in order; returns the seconds that it took to find the last one, and who holds it."""
-    took_s = 0.0
-    for turn, request in enumerate(requests):
-        started_s = time.perf_counter()
-        place = table.find(request.prompt, now_s)
-        marks = marks_of_prompt(request.prompt, place.held_tokens + place.new_bytes // 4)
-        beliefs.held(VIEWS, PromptEntry(place.history, place.source, marks), place.held_tokens)
-        took_s = time.perf_counter() - started_s
-        reply = ReplyKey(request)
-        reply.add_text(reply_to(turn))
-        prompt, completion = 1000 * (turn + 1), 300 + turn
-        outcome = TurnOutcome(
-            prompt_tokens=prompt,
-            completion_tokens=completion,
-            reply_key=reply.key(),
-            decode=residency(number, prompt + completion),
-            prefill=residency(number + 1, prompt),
-        )
-        table.finish(place, request.prompt, outcome, now_s)
-    return took_s
+class Proxy:
+    """What remembers sessions in one process of a proxy."""
+
+    def __init__(self, sessions: int, workers: int) -> None:
+        self.workers, self.views = fleet(workers)
+        self.beliefs = Beliefs(self.views.get)
+        self.table = SessionTable(ttl_s=1e9, capacity=sessions, beliefs=self.beliefs)
+
+    def play(self, requests: list[Request], number: int, now_s: float) -> float:
+        """Finishes the requests in order; returns the seconds that it took to find the last one, and who holds it."""
+        took_s = 0.0
+        for turn, request in enumerate(requests):
+            started_s = time.perf_counter()
+            place = self.table.find(request.prompt, now_s)
+            marks = marks_of_prompt(request.prompt, place.held_tokens + place.new_bytes // 4)
+            self.beliefs.held(self.views, PromptEntry(place.history, place.source, marks), place.held_tokens)
+            took_s = time.perf_counter() - started_s
+            reply = ReplyKey(request)
+            reply.add_text(reply_to(turn))
+            prompt, completion = 1000 * (turn + 1), 300 + turn
+            outcome = TurnOutcome(
+                prompt_tokens=prompt,
+                completion_tokens=completion,
+                reply_key=reply.key(),
+                decode=self.residency(number, prompt + completion),
+                prefill=self.residency(number + 1, prompt),
+            )
+            self.table.finish(place, request.prompt, outcome, now_s)
+        return took_s
+
+    def residency(self, number: int, tokens: int) -> Residency:
+        worker, incarnation = self.workers[number % len(self.workers)]
+        return Residency(worker, incarnation, tokens)
 
 
-def residency(number: int, tokens: int) -> Residency:
-    worker, incarnation = WORKERS[number % len(WORKERS)]
-    return Residency(worker, incarnation, tokens)
-
-
-def bytes_per_session(sessions: int, turns: int) -> tuple[float, list[float]]:
+def bytes_per_session(sessions: int, turns: int, workers: int) -> tuple[float, list[float]]:
     """Bytes per idle session in a table of this many, and the seconds that lookups in it take."""
     hasher = Hasher(bytes(32))
     tracemalloc.start()
     try:
         before = _traced_bytes()
-        beliefs = Beliefs(VIEWS.get)
-        table = SessionTable(ttl_s=1e9, capacity=sessions, beliefs=beliefs)
+        proxy = Proxy(sessions, workers)
         for number in range(sessions):
-            play(table, beliefs, conversation(number, turns, hasher), number, float(number))
+            proxy.play(conversation(number, turns, hasher), number, float(number))
         after = _traced_bytes()
     finally:
         tracemalloc.stop()
-    assert len(table) == sessions, "every conversation is one session"
+    assert len(proxy.table) == sessions, "every conversation is one session"
     times_s = [
-        play(table, beliefs, conversation(number, turns, hasher)[-1:], number, float(sessions))
+        proxy.play(conversation(number, turns, hasher)[-1:], number, float(sessions))
         for number in range(sessions - min(sessions, 2000), sessions)
     ]
     return (after - before) / sessions, times_s
@@ -109,15 +120,17 @@ def main() -> None:
     )
     parser.add_argument("--sessions", type=int, default=100_000)
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 3, 10])
+    parser.add_argument("--workers", type=int, default=8)
     args = parser.parse_args()
     for turns in args.turns:
-        size, times_s = bytes_per_session(args.sessions, turns)
+        size, times_s = bytes_per_session(args.sessions, turns, args.workers)
         cuts = quantiles(times_s, n=100)
         print(
             json.dumps(
                 {
                     "sessions": args.sessions,
                     "turns": turns,
+                    "workers": args.workers,
                     "bytes_per_session": round(size),
                     "find_p50_us": round(cuts[49] * 1e6, 1),
                     "find_p99_us": round(cuts[98] * 1e6, 1),

@@ -12,10 +12,12 @@ whole raises that a little, up to what the engine reports.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain, islice
+from collections.abc import Sequence
+from itertools import islice
 from math import gcd
 
+from .entries import AHEAD, USED, Entries
+from .entry_places import EntryPlaces
 from .held import Mark
 
 BLOCK_TOKENS = 16
@@ -31,20 +33,13 @@ ENTRIES_KEPT = 32_768  # bounded where the capacity is unknown; 100 bytes each
 LOOKED_AT = 256  # newest entries, which takes 15 us
 RECOVERY = 256  # prefixes found whole until a capacity that was believed to be 0 is as reported again
 
-_BITS = 30  # for each of the two counts of an entry
-_MASK = (1 << _BITS) - 1
+_MOST = (1 << 30) - 1  # tokens of an entry
 
 
 class CacheBook:
-    """Prefixes by their keys, used longest ago first.
-
-    An entry is one number, as an object would take twice its memory: how many tokens from the prompt's start are held,
-    and for how many it takes room that no other entry counts. They are in a plain dict, as an `OrderedDict` would take
-    twice its memory too; so what is evicted at once is looked for once.
-    """
+    """Prefixes by their keys, used longest ago first."""
 
     __slots__ = (
-        "_ahead",
         "_awaited",
         "_believed",
         "_counted",
@@ -54,13 +49,16 @@ class CacheBook:
         "_reported",
         "_tokens",
         "incarnation",
+        "number",
     )
 
-    def __init__(self, incarnation: str) -> None:
+    def __init__(self, incarnation: str, places: EntryPlaces | None = None, number: int = 1) -> None:
+        """places: of the entries of all books, of which this one has a number of its own."""
         self.incarnation = incarnation
-        self._entries: dict[int, int] = {}
-        self._awaited: dict[int, int] = {}  # by key: turns that were sent and have not used their entry yet
-        self._ahead: dict[int, int] = {}  # the entries of these keys, 0 for none: they count as newer than all others
+        self.number = number
+        self._entries = Entries(EntryPlaces() if places is None else places, number)
+        # By key: turns that were sent and have not used their entry yet, which may be of nothing.
+        self._awaited: dict[int, int] = {}
         self._tokens = 0  # of all entries
         self._reported = 0  # capacity; 0: unknown, and nothing is ever believed to be evicted
         self._believed = 0  # capacity by the answers; 0: as reported
@@ -79,39 +77,38 @@ class CacheBook:
         return self._tokens
 
     def __len__(self) -> int:
-        return len(self._entries) + len(self._ahead)
+        return self._entries.count
 
     def held(self, key: int) -> int:
-        return (self._entries.get(key) or self._ahead.get(key, 0)) >> _BITS
+        entries = self._entries
+        return entries.held[entries.slot(key)]
 
-    def longest(self, marks: Iterable[tuple[int, int, int]]) -> int:
-        """What is held of the first mark that is known, by an entry of its own or by that of a history with it.
-
-        Each mark is its key, the key of such a history, and tokens.
-        """
-        used, ahead = self._entries.get, self._ahead.get
-        for key, history, most in marks:
-            if entry := used(key) or ahead(key):
-                return entry >> _BITS
-            if entry := used(history) or ahead(history):
-                return min(entry >> _BITS, most)
-        return 0
+    def held_at(self, slot: int) -> int | None:
+        """As `EntryPlaces` has the slot; None: the entry is of nothing."""
+        held = self._entries.held[slot]
+        return held if held or self._entries.own[slot] else None
 
     def used_since(self, key: int) -> int:
         """Tokens of what was used after this entry, which must be there.
 
         Of all others, where that would take long to count, or nothing is about to be evicted.
         """
-        others = self._tokens - (self._entry(key) & _MASK)
+        entries = self._entries
+        looked_for = entries.slot(key)
+        others = self._tokens - entries.own[looked_for]
         if not self._reported or 2 * self._tokens < self.capacity:
             return others
         since = 0
-        newest_first = chain(reversed(self._ahead.items()), reversed(self._entries.items()))
-        for newer, entry in islice(newest_first, LOOKED_AT):
-            if newer == key:
+        for slot in islice(entries.newest_first(), LOOKED_AT):
+            if slot == looked_for:
                 return since
-            since += entry & _MASK
+            since += entries.own[slot]
         return others
+
+    def clear(self, most: int) -> bool:
+        """Some of what an engine held that is gone; whether that was all."""
+        self._entries.remove_some(most)
+        return not self._entries.count
 
     @property
     def lessons(self) -> tuple[int, int, bool]:
@@ -144,7 +141,11 @@ class CacheBook:
         awaited = self._awaited.get(key, 0)
         self._awaited[key] = awaited + 1
         if not awaited:
-            self._ahead[key] = self._entries.pop(key, 0)
+            entries, slot = self._entries, self._entries.slot(key)
+            if slot:
+                entries.renew(slot, AHEAD)
+            else:
+                entries.add(key, AHEAD)
         if 2 * held < tokens:  # no LOCAL turn comes for so little, whose answer could raise it
             self._raise(self._reported // RECOVERY)
         self._enter(key, held, max(held, tokens), [mark for mark in shared if self.held(mark.key)])
@@ -156,23 +157,30 @@ class CacheBook:
             self._awaited[key] = awaited - 1
         elif awaited:
             del self._awaited[key]
-            if entry := self._ahead.pop(key):
-                self._entries[key] = entry
+            entries, slot = self._entries, self._entries.slot(key)
+            if entries.held[slot] or entries.own[slot]:
+                entries.renew(slot, USED)
+            else:
+                entries.remove(slot)
 
     def withdraw(self, key: int) -> None:
         """A turn that was expected does not come."""
         self.begun(key)
-        entry = self._entry(key)
-        held, room = entry >> _BITS, entry & _MASK
+        entries, slot = self._entries, self._entries.slot(key)
+        held, room = entries.held[slot], entries.own[slot]
         if room > held:
             self._tokens -= room - held
-            self._keep(key, entry - (room - held) if held else 0)
+            if held:
+                entries.own[slot] = held
+            else:
+                self._empty(slot)
 
     def forget(self, key: int) -> None:
         """Nobody will ask for it again. Where the capacity is known it goes on taking room, as in the engine."""
-        if not self._reported:
-            self._tokens -= self._entry(key) & _MASK
-            self._keep(key, 0)
+        slot = 0 if self._reported else self._entries.slot(key)
+        if slot:
+            self._tokens -= self._entries.own[slot]
+            self._empty(slot)
 
     def found(self, since: int, held: int, cached: int) -> None:
         """An answer says how much of an entry the engine had cached. since: as of `used_since`, when the turn was sent.
@@ -217,26 +225,21 @@ class CacheBook:
         self._shrink()
 
     def _put(self, key: int, tokens: int, own: int) -> None:
-        tokens, own = min(tokens, _MASK), min(own, _MASK)
-        if key in self._ahead:
-            before = self._ahead[key]
-            self._ahead[key] = tokens << _BITS | own
-        else:
-            before = self._entries.pop(key, 0)
-            self._entries[key] = tokens << _BITS | own
-        self._tokens += own - (before & _MASK)
+        entries, slot = self._entries, self._entries.slot(key)
+        tokens, own = min(tokens, _MOST), min(own, _MOST)
+        if not slot:
+            slot = entries.add(key, USED)
+        elif key not in self._awaited:
+            entries.renew(slot, USED)
+        self._tokens += own - entries.own[slot]
+        entries.held[slot], entries.own[slot] = tokens, own
 
-    def _entry(self, key: int) -> int:
-        return self._entries.get(key) or self._ahead.get(key, 0)
-
-    def _keep(self, key: int, entry: int) -> None:
-        """Where it is; 0: not at all."""
-        if key in self._ahead:
-            self._ahead[key] = entry
-        elif entry:
-            self._entries[key] = entry
+    def _empty(self, slot: int) -> None:
+        entries = self._entries
+        if entries.keys[slot] in self._awaited:
+            entries.held[slot] = entries.own[slot] = 0
         else:
-            self._entries.pop(key, None)
+            entries.remove(slot)
 
     def _shrink(self) -> None:
         over = self._tokens - self.capacity if self.capacity else 0
@@ -248,20 +251,19 @@ class CacheBook:
 
     def _evict(self, over: int, surplus: int) -> None:
         """At least so many tokens, and so many entries."""
-        for entries in (self._entries, self._ahead):
-            gone = list[int]()
-            for key, entry in entries.items():
+        entries = self._entries
+        held, owns = entries.held, entries.own
+        for end in (USED, AHEAD):
+            for slot in entries.oldest_first(end):
                 if over <= 0 and surplus <= 0:
-                    break
-                own = entry & _MASK
+                    return
+                own = owns[slot]
                 going = own if surplus > 0 else min(own, over)
                 self._tokens -= going
                 over -= going
                 if going < own:
-                    held = min(going, entry >> _BITS)
-                    entries[key] = entry - (held << _BITS | going)
+                    held[slot] -= min(going, held[slot])
+                    owns[slot] = own - going
                 else:
-                    gone.append(key)
                     surplus -= 1
-            for key in gone:
-                self._keep(key, 0)
+                    self._empty(slot)

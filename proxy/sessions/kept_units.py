@@ -33,10 +33,13 @@ UNPACKED = 32  # of the sessions that were read last
 _FIRST = 32  # of these, so many of the first and of the newest always stay
 _NEWEST = 128
 
+LEARNT = struct.Struct("<dIIB")
+"""What is before the units in the same bytes: see `Session.learnt`."""
+
 _HEAD = struct.Struct("<IHHHHBQI")
 _UNIT = struct.Struct("<QIH")
 _KEY, _TOKENS, _TURN = struct.Struct("<Q"), struct.Struct("<8xI"), struct.Struct("<12xH")  # of a unit
-_HEAD_BYTES, _UNIT_BYTES = _HEAD.size, _UNIT.size
+_HEAD_BYTES, _UNIT_BYTES = LEARNT.size + _HEAD.size, _UNIT.size
 _MOST = (1 << 32) - 1  # tokens
 _MOST_TURNS = (1 << 16) - 1
 _REASONED, _BLOCKS, _REPLY_REASONED, _REPLY_ALONE = 1, 2, 4, 8
@@ -57,7 +60,10 @@ class EndedTurn(msgspec.Struct, frozen=True):
 
 
 class KeptUnits:
-    """Reads what `pack` has written. Units come first, then cuts, the opener's before those of the newest message."""
+    """Reads what `pack` has written, behind what the session has learnt.
+
+    Units come first, then cuts, the opener's before those of the newest message.
+    """
 
     round_tokens: int  # of the newest prompt that ended in the user's message
     reasoned: bool  # a reply since then was
@@ -87,11 +93,11 @@ class KeptUnits:
     def __init__(self, data: bytes) -> None:
         """ValueError for bytes that `pack` does not write."""
         self._data = data
-        if not data:
-            data = _EMPTY
-        elif len(data) < _HEAD.size or (len(data) - _HEAD.size) % _UNIT.size:
+        if len(data) == LEARNT.size:
+            data = NOTHING_LEARNT + _EMPTY
+        elif len(data) < _HEAD_BYTES or (len(data) - _HEAD_BYTES) % _UNIT.size:
             raise ValueError("kept units have another layout")
-        counts = _HEAD.unpack_from(data)
+        counts = _HEAD.unpack_from(data, LEARNT.size)
         self.round_tokens, self.count, self.in_prompt, self.opener, self.opener_cuts, flags = counts[:6]
         self.head_mask, self.head_tokens = counts[6:]
         self.reasoned, self.is_blocks = bool(flags & _REASONED), bool(flags & _BLOCKS)
@@ -165,22 +171,23 @@ class KeptUnits:
         change = self.head_mask ^ head_mask
         units = [(self.key(at) ^ change, self.tokens(at), self.turn(at)) for at in range(self.count)]
         head = _HEAD.pack(self.round_tokens, self.count, self.in_prompt, self.opener, 0, 0, head_mask, 0)
-        return KeptUnits(head + b"".join([_UNIT.pack(*unit) for unit in units]))
+        return KeptUnits(NOTHING_LEARNT + head + b"".join([_UNIT.pack(*unit) for unit in units]))
 
     @property
     def cuts_of_opener(self) -> bytes:
         return self.slice(self.count + self.has_reply_alone, self.count + self.opener_cuts)
 
     def slice(self, start: int, end: int) -> bytes:
-        return self._data[_HEAD.size + start * _UNIT.size : _HEAD.size + end * _UNIT.size]
+        return self._data[_HEAD_BYTES + start * _UNIT_BYTES : _HEAD_BYTES + end * _UNIT_BYTES]
 
     @property
     def _entries(self) -> int:
-        return max(0, len(self._data) - _HEAD.size) // _UNIT.size
+        return max(0, len(self._data) - _HEAD_BYTES) // _UNIT_BYTES
 
 
 _EMPTY = _HEAD.pack(0, 0, 0, 0, 0, 0, 0, 0)
-NO_UNITS_KEPT = KeptUnits(b"")
+NOTHING_LEARNT = LEARNT.pack(0.0, 0, 0, 0)
+NO_UNITS_KEPT = KeptUnits(NOTHING_LEARNT)
 
 unpacked = lru_cache(UNPACKED)(KeptUnits)  # the steps of a turn read the same units
 
@@ -190,7 +197,8 @@ def pack(
 ) -> bytes:
     """The units of a prompt and its reply. The first `shared` ones of `before` are the same, and stay as they are.
 
-    sizes: bytes of the prompt at each key. since: the last place of it whose tokens were known before.
+    Without what the session has learnt. sizes: bytes of the prompt at each key. since: the last place of it whose
+    tokens were known before.
     """
     if since[1] > ended.prompt_tokens:  # this history is rendered in fewer tokens than it was
         since = 0, 0

@@ -26,7 +26,7 @@ import msgspec
 
 from ..beliefs.held import Residency
 from ..fleet.worker import WorkerId
-from .kept_units import KeptUnits, Place, unpacked
+from .kept_units import KeptUnits, Place
 from .prefix_chain import Chain, PrefixEnd
 from .rendered_replies import Doubt
 from .session import KnownPrefix, Prompt, Session, hexadecimal
@@ -124,7 +124,7 @@ class Common(msgspec.Struct, frozen=True, gc=False):
 
 def common(session: Session, chain: Chain, sizes: Mapping[int, int]) -> Common | None:
     """None if there is nothing. sizes: bytes of the prompt at each of its keys, and of its cuts."""
-    units = unpacked(session.units)
+    units = session.units
     has_other_head = bool(units.count) and units.head_mask != chain.head_mask
     if has_other_head:
         units = units.under(chain.head_mask)
@@ -148,7 +148,7 @@ def common(session: Session, chain: Chain, sizes: Mapping[int, int]) -> Common |
 
 def newest_key(session: Session) -> int | None:
     """Up to where its newest prompt goes, as `newest_end` says."""
-    units = unpacked(session.units)
+    units = session.units
     if units.count and not units.is_blocks:
         return units.key(units.in_prompt - 1)
     newest = newest_end(session, is_prompt=True)
@@ -157,7 +157,7 @@ def newest_key(session: Session) -> int | None:
 
 def newest_end(session: Session, *, is_prompt: bool) -> PrefixEnd | None:
     """Where its newest prompt ends, or the reply to it."""
-    units = unpacked(session.units)
+    units = session.units
     if units.count and not units.is_blocks:
         return PrefixEnd(units.key(units.in_prompt - 1)) if is_prompt else units.reply
     for prefix in session.prefixes():
@@ -201,7 +201,7 @@ def _place_in_head(session: Session, sizes: Mapping[int, int]) -> Place:
     points = session.head_points
     for key, end in reversed(points):
         if key in sizes:
-            return sizes[key], unpacked(session.units).head_tokens * end // points[-1][1]
+            return sizes[key], session.units.head_tokens * end // points[-1][1]
     return 0, 0
 
 

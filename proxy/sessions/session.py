@@ -18,13 +18,12 @@ from ..beliefs.beliefs import marks_of
 from ..beliefs.held import Mark, Residency
 from ..fleet.worker import WorkerId
 from .hasher import KEY_BITS, Hasher
-from .kept_units import unpacked
+from .kept_units import LEARNT, NOTHING_LEARNT, KeptUnits, unpacked
 from .prefix_chain import Chain, PrefixEnd
 from .text_cuts import unpack_points
 
 _PREFIX = struct.Struct("<QIIII??")
-_HEAD = struct.Struct("<dIIB")  # see `_Head`
-_Head = tuple[float, int, int, int]
+_Learnt = tuple[float, int, int, int]
 """Mean length of answers in tokens, 0 before any turn has ended; tokens of D's residency, then of P's; flags."""
 _AWAITED, _CALLS_TOOL = 1, 2  # flags: no turn has come since the last answer; that answer called a tool
 _MARK = struct.Struct("<QI")
@@ -100,12 +99,12 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     label: int | None
     turn: int = 0
     seen_s: float = 0.0  # when it was last used
-    packed: bytes = _HEAD.pack(0.0, 0, 0, 0)  # the head, then the prefixes
+    packed: bytes = NOTHING_LEARNT  # with the units after it, see `kept_units`
     decode: WorkerId | None = None
     decode_incarnation: str = ""
     prefill: WorkerId | None = None
     prefill_incarnation: str = ""
-    units: bytes = b""  # see `kept_units`
+    packed_prefixes: bytes = b""
     packed_marks: bytes = b""
     packed_head: bytes = b""  # see `text_cuts.head_points`
 
@@ -114,13 +113,17 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         return hexadecimal(self.history if self.label is None else self.label)
 
     @property
+    def units(self) -> KeptUnits:
+        return unpacked(self.packed)
+
+    @property
     def output_tokens(self) -> float | None:
-        return _HEAD.unpack_from(self.packed)[0] or None
+        return LEARNT.unpack_from(self.packed)[0] or None
 
     def learnt(self) -> tuple[float | None, Residency | None, Residency | None]:
         """Mean length of its answers, and what the decode and the prefill worker held after its last turn."""
-        head: _Head = _HEAD.unpack_from(self.packed)
-        output_tokens, decode_tokens, prefill_tokens, _ = head
+        learnt: _Learnt = LEARNT.unpack_from(self.packed)
+        output_tokens, decode_tokens, prefill_tokens, _ = learnt
         decode = prefill = None
         if self.decode is not None:
             decode = Residency(self.decode, self.decode_incarnation, decode_tokens)
@@ -129,31 +132,32 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         return output_tokens or None, decode, prefill
 
     def prefixes(self) -> list[KnownPrefix]:
-        if len(self.packed) == _HEAD.size:  # nearly always
+        if not self.packed_prefixes:  # nearly always
             return []
-        return [KnownPrefix(*values) for values in _PREFIX.iter_unpack(self.packed[_HEAD.size :])]
+        return [KnownPrefix(*values) for values in _PREFIX.iter_unpack(self.packed_prefixes)]
 
     def learn(
         self,
         output_tokens: float | None,
         decode: Residency | None,
         prefill: Residency | None,
-        prefixes: Iterable[KnownPrefix] | None = None,
+        units: bytes | None = None,
     ) -> None:
-        """Sets the mean length of answers; None leaves a residency, or the prefixes, as they were."""
-        head: _Head = _HEAD.unpack_from(self.packed)
-        _, decode_tokens, prefill_tokens, flags = head
+        """Sets the mean length of answers; None leaves a residency, or the units, as they were."""
+        before: _Learnt = LEARNT.unpack_from(self.packed)
+        _, decode_tokens, prefill_tokens, flags = before
         if decode is not None:
             self.decode, self.decode_incarnation = decode.worker, decode.incarnation
             decode_tokens = decode.tokens
         if prefill is not None:
             self.prefill, self.prefill_incarnation = prefill.worker, prefill.incarnation
             prefill_tokens = prefill.tokens
-        if prefixes is None:
-            packed = self.packed[_HEAD.size :]
-        else:
-            packed = b"".join([_PREFIX.pack(*astuple(prefix)) for prefix in prefixes])
-        self.packed = _HEAD.pack(output_tokens or 0.0, decode_tokens, prefill_tokens, flags) + packed
+        if units is None:
+            units = self.packed[LEARNT.size :]
+        self.packed = LEARNT.pack(output_tokens or 0.0, decode_tokens, prefill_tokens, flags) + units
+
+    def keep_prefixes(self, prefixes: Iterable[KnownPrefix]) -> None:
+        self.packed_prefixes = b"".join([_PREFIX.pack(*astuple(prefix)) for prefix in prefixes])
 
     def answered(self, *, calls_tool: bool) -> None:
         """Its next turn is waited for."""
@@ -161,14 +165,14 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
 
     def came_back(self) -> bool | None:
         """Its next turn is here. Whether the answer before called a tool; None if it has been here already."""
-        flags = self.packed[_HEAD.size - 1]
+        flags = self.packed[LEARNT.size - 1]
         if not flags & _AWAITED:
             return None
         self._flag(flags & ~_AWAITED)
         return bool(flags & _CALLS_TOOL)
 
     def _flag(self, flags: int) -> None:
-        self.packed = self.packed[: _HEAD.size - 1] + bytes((flags,)) + self.packed[_HEAD.size :]
+        self.packed = self.packed[: LEARNT.size - 1] + bytes((flags,)) + self.packed[LEARNT.size :]
 
     @property
     def marks(self) -> list[Mark]:
@@ -187,14 +191,14 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
 
 def index_keys(session: Session) -> set[int]:
     """The keys by which the index finds the session; ValueError for one that this version cannot read."""
-    if len(session.packed) < _HEAD.size or (len(session.packed) - _HEAD.size) % _PREFIX.size:
+    if len(session.packed_prefixes) % _PREFIX.size:
         raise ValueError("a session has another layout")
-    return unpacked(session.units).index_keys().union([prefix.key for prefix in session.prefixes()])
+    return session.units.index_keys().union([prefix.key for prefix in session.prefixes()])
 
 
 def held_tokens(session: Session) -> int:
     """Of its newest prompt with the reply, as far as a next prompt will hold it."""
-    units = unpacked(session.units)
+    units = session.units
     known = [prefix.tokens for prefix in session.prefixes()]
     if units.count:
         known.append(units.tokens((units.in_prompt if units.reply_reasoned else units.count) - 1))

@@ -26,7 +26,7 @@ from ..errors import ConfigError
 from ..fleet.worker import WorkerId
 from ..runtime.replicated import Replicated
 from .hasher import KEY_BITS
-from .kept_units import NO_UNITS_KEPT, EndedTurn, pack, unpacked
+from .kept_units import NO_UNITS_KEPT, EndedTurn, KeptUnits, pack
 from .matching import (
     Common,
     MatchKind,
@@ -79,7 +79,9 @@ class SessionTable:
         self._ttl_s = ttl_s
         self._capacity = capacity
         self._sessions: OrderedDict[int, Session] = OrderedDict()  # by history, least recently used first
-        self._named: dict[int, Session] = {}  # the newest history of each label
+        self._renamed: dict[
+            int, Session
+        ] = {}  # the newest history of each label, where it is not the one of that number
         self._index: dict[int, Session] = {}  # by prefix key, the newest session that has it
         self._serial = serial
         self.rendered = RenderedReplies()
@@ -95,7 +97,7 @@ class SessionTable:
         if self.replicated is not None:
             self.replicated.catch_up()
         self._expire(now_s)
-        named = None if prompt.label is None else self._named.get(prompt.label)
+        named = None if prompt.label is None else self._by_name(prompt.label)
         if named is not None and self._has_expired(named, now_s):
             named = None
         if prompt.opener is not None:
@@ -116,11 +118,12 @@ class SessionTable:
             self.rendered.learn(prompt.model, match.doubt, outcome.prompt_tokens, cached)
         known = self._sessions.get(match.history)
         session = known if known and still_there(known, match, prompt, outcome) else self._add(match, prompt)
-        before, head_mask = index_keys(session), unpacked(session.units).head_mask
-        units, prefixes = self._kept(match, prompt, outcome)
-        session.turn, session.units = match.turn, units
+        before, head_mask = index_keys(session), session.units.head_mask
+        units = self._units(match, prompt, outcome)
+        session.turn = match.turn
         output_tokens = decayed_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
-        session.learn(output_tokens, outcome.decode, outcome.prefill, prefixes)
+        session.learn(output_tokens, outcome.decode, outcome.prefill, units)
+        session.keep_prefixes(self._prefixes(match, prompt, outcome, session.units))
         session.answered(calls_tool=outcome.calls_tool)
         after = index_keys(session)
         self._unlink(session, before - after)
@@ -158,14 +161,13 @@ class SessionTable:
                         self._index[key] = theirs
                     else:
                         del self._index[key]
-            if ours.label is not None and self._named.get(ours.label) is ours:
-                self._named[ours.label] = theirs
+            if ours.label is not None and self._renamed.get(ours.label) is ours:
+                self._renamed[ours.label] = theirs
             if ours.learnt()[2] == prefill:
                 prefill = None  # its turn had no P
         self._beliefs.ended(theirs.history, (decode, prefill), theirs.marks)
         self._index.update(dict.fromkeys(after.intersection(keys), theirs))
-        if label is not None:
-            self._named[label] = theirs
+        self._name(theirs, label)
         self._sessions[theirs.history] = theirs
         self._sessions.move_to_end(theirs.history)
         self._expire(theirs.seen_s)
@@ -177,7 +179,7 @@ class SessionTable:
         return None if decode is None else decode.worker
 
     def lookup_keys(self, session: Session) -> tuple[int | None, list[int]]:
-        label = session.label if session.label is not None and self._named.get(session.label) is session else None
+        label = session.label if session.label is not None and self._by_name(session.label) is session else None
         keys = index_keys(session)
         return label, [key for key in keys if self._index.get(key) is session]
 
@@ -290,8 +292,8 @@ class SessionTable:
 
     # -- keeping
 
-    def _kept(self, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> tuple[bytes, list[KnownPrefix]]:
-        """What the session keeps of its newest prompt and the reply: units, and ends that no unit names."""
+    def _units(self, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome) -> bytes:
+        """What the session keeps of its newest prompt and the reply."""
         chain = prompt.chain
         source = None if match.source is None else self._sessions.get(match.source)
         sizes = dict(zip(chain.keys, chain.ends, strict=True))
@@ -300,20 +302,25 @@ class SessionTable:
         found, doubt = match.common, match.doubt
         if source is None:
             found = None
-        elif found is None or found.session is not source or not found.units.is_of(source.units):  # it has changed
+        elif found is None or found.session is not source or not found.units.is_of(source.packed):  # it has changed
             found = common(source, chain, sizes)
             doubt = None if found is None else found.doubt(chain)
         before, shared, place = NO_UNITS_KEPT, 0, (0, 0)
         if found is not None:
             before, shared = found.units, 0 if found.has_other_head else found.shared
             place = found.up_to(self.rendered.held(prompt.model, doubt, found.tokens), sizes)
-        held, whole = outcome.held_tokens, outcome.prompt_tokens + outcome.completion_tokens
+        whole = outcome.prompt_tokens + outcome.completion_tokens
         ended = EndedTurn(
             match.turn, outcome.prompt_tokens, outcome.reply_key, whole, outcome.reasoned, outcome.reply_alone
         )
-        units = pack(before, shared, sizes, place, chain, ended)
-        kept = unpacked(units)
-        prefixes = list[KnownPrefix]()
+        return pack(before, shared, sizes, place, chain, ended)
+
+    def _prefixes(
+        self, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome, kept: KeptUnits
+    ) -> list[KnownPrefix]:
+        """Ends of its newest prompt and the reply that no unit names."""
+        chain, held, prefixes = prompt.chain, outcome.held_tokens, list[KnownPrefix]()
+        source = None if match.source is None else self._sessions.get(match.source)
         if source is not None:  # the stored response that the prompt continues
             prefixes += [one for one in source.prefixes() if one.is_stored and one.key == chain.keys[0]]
         if (kept.is_blocks or not kept.count) and chain.size > 0:
@@ -323,7 +330,7 @@ class SessionTable:
         if outcome.response_id is not None and prompt.response_scope is not None:
             stored = PrefixEnd(response_key(chain.hasher, prompt.response_scope, outcome.response_id))
             prefixes.append(KnownPrefix.at(stored, match.turn, held, is_stored=True))
-        return units, prefixes
+        return prefixes
 
     def _add(self, match: SessionMatch, prompt: Prompt) -> Session:
         history = match.history if match.history not in self._sessions else self._new_history(prompt)
@@ -346,7 +353,13 @@ class SessionTable:
         if label is not None:
             if session.label is None:
                 session.label = label
-            self._named[label] = session
+            if session.history == label:  # nearly always
+                self._renamed.pop(label, None)
+            else:
+                self._renamed[label] = session
+
+    def _by_name(self, label: int) -> Session | None:
+        return self._renamed.get(label) or self._sessions.get(label)
 
     def _touch(self, session: Session | None, now_s: float) -> None:
         if session is not None:
@@ -367,8 +380,8 @@ class SessionTable:
     def _forget(self, session: Session) -> None:
         del self._sessions[session.history]
         self._unlink(session, index_keys(session))
-        if session.label is not None and self._named.get(session.label) is session:
-            del self._named[session.label]
+        if session.label is not None and self._renamed.get(session.label) is session:
+            del self._renamed[session.label]
         self._beliefs.forget(session.history, (session.decode, session.prefill))
 
     def _unlink(self, session: Session, keys: set[int]) -> None:

@@ -104,7 +104,7 @@ async def test_all_find_a_prefix_in_the_same_session() -> None:
             assert len({len(table) for table in tables}) == 1
             named, index = (
                 [{k: s.history for k, s in of.items()} for of in ofs]
-                for ofs in ([table._named for table in tables], [table._index for table in tables])
+                for ofs in ([table._renamed for table in tables], [table._index for table in tables])
             )
             assert named[0] == named[1] == named[2], step
             assert index[0] == index[1] == index[2], step
@@ -180,7 +180,7 @@ async def test_adopted_sessions_expire_and_leave_nothing_in_any_index() -> None:
             table = one.proxy.state.sessions
             assert len(table) > 5
             table._expire(one.proxy.state.now() + 1001.0)
-            assert (len(table), table._index, table._named) == (0, {}, {})
+            assert (len(table), table._index, table._renamed) == (0, {}, {})
 
 
 async def test_one_that_serves_nobody_keeps_no_more_sessions_than_others() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from ppd.proxy.beliefs.entries import USED
 from ppd.proxy.config import Mode
 from tests.support.processes import ProxyGroup, proxy_group
 from tests.support.proxy import ProxyClient
@@ -234,7 +235,7 @@ def books(group: ProxyGroup) -> list[dict[str, list[int]]]:
     """By proxy and worker: tokens of the entries in its book of that worker, used longest ago first."""
     return [
         {
-            view.name: [book.held(key) for key in book._entries]
+            view.name: [book._entries.held[slot] for slot in book._entries.oldest_first(USED)]
             for view in one.proxy.state.registry.views()
             if (book := one.proxy.state.beliefs._books.get(view.id)) is not None
         }

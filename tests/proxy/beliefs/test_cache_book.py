@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from ppd.proxy.beliefs import cache_book
 from ppd.proxy.beliefs.cache_book import BLOCK_SAMPLES, ENTRIES_KEPT, RECOVERY, CacheBook
+from ppd.proxy.beliefs.entries import Entries
+from ppd.proxy.beliefs.entry_places import EntryPlaces
 from ppd.proxy.beliefs.held import Mark
 
 HEAD = Mark(1000, 300)
@@ -122,18 +124,26 @@ def test_the_room_of_a_turn_that_does_not_come_is_free_again(times: int) -> None
     assert (left(found, "ab"), found.tokens, len(found), len(found._awaited)) == ([600, 0], 600, 1, 0)
 
 
-class Unwalked(dict[int, int]):
-    def __iter__(self) -> NoReturn:
+class Unwalked(Entries):
+    __slots__ = ()
+
+    def walked(self, *_: object) -> NoReturn:
         raise AssertionError("all that waits was looked through")
 
-    items = keys = values = __iter__
+    oldest_first = newest_first = walked
+
+
+class UnwalkedKeys(dict[int, int]):
+    __iter__ = items = keys = values = Unwalked.walked
 
 
 def test_a_turn_does_not_look_through_those_that_wait() -> None:
-    found = book(10_000, a=600)
-    found.expect(ord("b"), 300)
-    found._awaited, found._ahead = Unwalked(found._awaited), Unwalked(found._ahead)
-    found.expect(ord("c"), 300)
+    found = CacheBook("i")
+    found._entries, found._awaited = Unwalked(EntryPlaces(), 1), UnwalkedKeys()
+    found.report(10_000)
+    found.touch(ord("a"), 600)
+    for name in "bc":
+        found.expect(ord(name), 300)
     found.touch(ord("a"), 700)
     found.begun(ord("b"))
     found.touch(ord("b"), 300)
@@ -243,7 +253,7 @@ def test_the_sum_is_that_of_its_entries_and_fits(steps: list[tuple[str, int, int
             found.found(tokens, 500, 10 * key)
         else:
             getattr(found, step)(key)
-        rooms = [entry & cache_book._MASK for entry in (*found._entries.values(), *found._ahead.values())]
+        rooms = [found._entries.own[slot] for slot in found._entries.newest_first()]
         assert found.tokens == sum(rooms) <= found.capacity <= 1000
         assert all(0 <= found.held(name) <= 900 for name in range(6))
 

@@ -9,7 +9,7 @@ import pytest
 
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import Endpoint, ReadingRules, parse_request
-from ppd.proxy.sessions.kept_units import KEPT, KeptUnits
+from ppd.proxy.sessions.kept_units import KEPT
 from ppd.proxy.sessions.prefix_chain import Chain, PrefixEnd
 from ppd.proxy.sessions.session import Prompt
 from ppd.proxy.sessions.table import MatchKind, SessionMatch, SessionTable, TurnOutcome
@@ -294,8 +294,8 @@ def test_of_a_long_history_as_much_is_known_as_an_eighth_allows(table: SessionTa
         match = ended(table, numbered(size), size + 1)
         assert match.turn == number
     (session,) = table.all()
-    assert KeptUnits(session.units).count <= KEPT + 1
-    assert len(session.units) < 4096
+    assert session.units.count <= KEPT + 1
+    assert len(session.packed) < 4096
     for kept in (30, 101, 501, 901, 1500, units - 200, units - 100, units - 1):
         match = table.find(numbered(kept + 1, kept), 0.0)
         assert match.kind is BRANCH

@@ -58,9 +58,9 @@ def check(table: SessionTable) -> None:
     for key, session in table._index.items():
         assert id(session) in live
         assert key in index_keys(session)
-    for label, session in table._named.items():
+    for label, session in table._renamed.items():
         assert id(session) in live
-        assert session.label == label
+        assert session.label == label != session.history
     for history, session in table._sessions.items():
         assert session.history == history
     seen = [session.seen_s for session in table._sessions.values()]
@@ -91,11 +91,12 @@ def test_a_session_adopted_late_goes_when_its_own_time_is_over() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"units": b"x"},
-        {"units": b"x" * 500},
-        {"units": b"\xff" * 27},
         {"packed": b""},
-        {"packed": b"x" * 41},
+        {"packed": b"x" * 17},
+        {"packed": b"x" * 500},
+        {"packed": b"\xff" * (16 + 25)},
+        {"packed": b"\xff" * (16 + 25 + 14)},
+        {"packed_prefixes": b"x" * 41},
     ],
 )
 def test_a_session_in_the_layout_of_another_version_is_not_adopted(changes: dict[str, bytes]) -> None:
@@ -118,7 +119,8 @@ def test_a_session_without_units_is_found_by_its_ends() -> None:
         KnownPrefix.at(PrefixEnd(key_of("axb")), 2, 30, is_prompt=True),
         KnownPrefix.at(PrefixEnd(key_of("axby")), 2, 40),
     ]
-    old.learn(10.0, D1, None, ends)
+    old.learn(10.0, D1, None)
+    old.keep_prefixes(ends)
     table.adopt(old, None, index_keys(old))
     check(table)
     retry, following = (table.find(prompt(text), 0.0) for text in ("axb", "axbyc"))

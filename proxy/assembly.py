@@ -32,6 +32,7 @@ from .health.prober import Prober
 from .health.worker_health import WorkerHealth
 from .kv_events.engine_caches import EngineCaches
 from .kv_events.subscriber import EventSubscriber
+from .laws.forecasts import Forecasts
 from .laws.worker_laws import WorkerLaws
 from .peers.channels import Member
 from .peers.membership import Membership
@@ -56,7 +57,7 @@ from .sessions.token_estimates import TokenEstimator
 from .settings import Settings
 from .telemetry.access_log import AccessLog
 from .telemetry.merged_metrics import families
-from .telemetry.metrics import Metrics, fleet_gauges, gauge, lost_receipts
+from .telemetry.metrics import Metrics, fleet_gauges, gauge, laws_gauges, lost_receipts
 from .telemetry.receipts import ReceiptLog, Receipts
 from .tokenizer.count_checks import CountChecks
 from .tokenizer.folder_names import FolderNames
@@ -132,7 +133,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         tokenizer=tokenizer,
         body_memory=body_memory,
         prober=prober,
-        load_watch=LoadWatch(config, state.registry, upstream),
+        load_watch=LoadWatch(config, state.registry, upstream, state.now),
         canary=canary,
         listener=HeartbeatListener(config, state.registry, state.metrics, now),
         event_subscriber=make_event_subscriber(config, state),
@@ -203,6 +204,7 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float], law
         ),
         count_checks=CountChecks(lambda result: metrics.token_counts.labels(result).inc()),
         laws=laws or WorkerLaws(),
+        forecasts=Forecasts(),
         now=now,
     )
 
@@ -280,6 +282,7 @@ def _gauges(state: State) -> Iterator[Metric]:
     yield from fleet_gauges(state.registry.views())
     yield from state.engine_caches.gauges(state.registry.views())
     yield from state.ledger.gauges(state.now())
+    yield from laws_gauges(state.laws.judged())
     yield gauge("ppd_sessions", "Sessions known", len(state.sessions))
     yield gauge("ppd_inflight_turns", "Requests admitted to the fleet", state.admission.inside)
     yield gauge("ppd_queued_turns", "Requests that wait for a place", state.admission.waiting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from ..config import ProxyConfig, convert
 from ..errors import NotFound, RequestError
 from ..fleet.view import WorkerView
 from ..fleet.worker import Source
+from ..laws.worker_laws import WorkerLaws
 from ..policy import Limits
 from ..sessions.session import SessionSummary
 from ..settings import check_table
@@ -47,6 +49,7 @@ def admin_routes(proxy: Proxy) -> Blueprint:
 
     _worker_routes(routes, proxy)
     _record_routes(routes, proxy)
+    _law_routes(routes, proxy)
 
     @routes.get("/weights")
     async def weights() -> Response:
@@ -119,6 +122,33 @@ def _record_routes(routes: Blueprint, proxy: Proxy) -> None:
         if found is None:
             raise NotFound(f"no receipt for request {request_id!r}: only the newest are kept", param="request_id")
         return _json(found)
+
+
+def _law_routes(routes: Blueprint, proxy: Proxy) -> None:
+    laws, registry = proxy.state.laws, proxy.state.registry
+
+    @routes.get("/laws")
+    async def corrections() -> Response:
+        return _json(_laws(laws, registry.views()))
+
+    @routes.post("/laws/reset")
+    async def reset() -> Response:
+        laws.reset()
+        return _json(_laws(laws, registry.views()))
+
+
+def _laws(laws: WorkerLaws, views: Iterable[WorkerView]) -> dict[str, object]:
+    """What turns have taught of the workers that have a profile, and how well predictions hold."""
+    known = [(view, found, laws.shown(view)) for view in views if (found := laws.of(view)) is not None]
+    return {
+        "version": laws.version,
+        "workers": [
+            {"id": view.id, "name": view.name, "role": view.role, "profile": found.profile, **shown}
+            for view, found, shown in known
+        ],
+        "judged": list(laws.judged()),
+        "turns_beyond_range": laws.guesses,
+    }
 
 
 def _limit() -> int:

@@ -322,6 +322,8 @@ def _admin() -> Json:
             "parameters": named("request_id"),
             "get": get("receipt", "One receipt.", "Receipt"),
         },
+        "/admin/laws": {"get": get("laws", "The laws' corrections, and how well predictions hold.", "Laws")},
+        "/admin/laws/reset": {"post": get("reset_laws", "Forgets what turns have taught of the laws.", "Laws")},
         "/admin/weights": {
             "get": get("weights", "The routing settings.", "Weights"),
             "put": change("change_weights", "Changes routing settings.", "Weights", "WeightsCall"),

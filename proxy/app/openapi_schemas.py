@@ -6,6 +6,8 @@ from typing import Any
 
 from ..config import Lookup, Mode, Uncovered
 from ..fleet.worker import Role, Source
+from ..laws.accuracy import Basis
+from ..laws.corrections import Figure
 from ..openai.request import MODEL_LIMIT
 from ..policy import Route
 from ..sessions.table import MatchKind
@@ -182,10 +184,11 @@ _SESSION = _object(
 )
 _NUMBERS = _list({"type": ["number", "null"]})
 _TARGETS = _object(dict.fromkeys(("ttft_s", "ttft_factor", "tpot_s"), _NUMBER))
+_FIGURE: Json = {"type": ["number", "null"]}
+_PREDICTED = ("predicted_ttft_s", "predicted_tpot_s", "ttft_error", "tpot_error")
 _CANDIDATES = _object(
     {"route": _list({"enum": [*Route]}), "decode": _list(_NAME)},
     {
-        "laws": _NAME,
         **dict.fromkeys(("prefill", "source", "excluded"), _list(_NAME)),
         "fetched_tokens": _list(_COUNT),
         "ttft_s": _NUMBERS,
@@ -193,7 +196,6 @@ _CANDIDATES = _object(
         "terms": {"type": "object", "additionalProperties": _NUMBERS},
         "chosen": {"type": ["integer", "null"], "default": 0},
         "held": {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": _COUNT}},
-        **dict.fromkeys(("ttft_error", "tpot_error"), _NUMBER),
     },
     description="The ways that were judged, at most 8, the best first: columns, left out where they say nothing.",
 )
@@ -208,8 +210,40 @@ _RECEIPT = _object(
         "status": _COUNT,
         "slo": _TARGETS,
         "candidates": _nullable(_CANDIDATES),
+        "laws": _NAME,
+        **dict.fromkeys(_PREDICTED, _FIGURE),
         "outcome": {"enum": ["running", "completed", "failed", "cancelled", "broken"]},
         "legs": _list(_object({"kind": _NAME, "worker": _NAME, "started_s": _NUMBER})),
+    }
+)
+_FACTOR = _object({"factor": _NUMBER, "turns": _NUMBER, "median_error": {"type": ["number", "null"]}})
+_LAWS = _object(
+    {
+        "version": _NAME,
+        "workers": _list(
+            _object(
+                {
+                    "id": _NAME,
+                    "name": _NAME,
+                    "role": {"enum": [*Role]},
+                    "profile": _NAME,
+                    **dict.fromkeys(Figure, _FACTOR),
+                }
+            )
+        ),
+        "judged": _list(
+            _object(
+                {
+                    "basis": {"enum": [*Basis]},
+                    "name": _NAME,
+                    "figure": {"enum": [*Figure]},
+                    "turns": _COUNT,
+                    "median_error": _NUMBER,
+                    "stale": {"type": "boolean"},
+                }
+            )
+        ),
+        "turns_beyond_range": {"type": "object", "additionalProperties": _COUNT},
     }
 )
 _OPERATOR: Json = {
@@ -223,6 +257,7 @@ _OPERATOR: Json = {
     "Session": _SESSION,
     "Sessions": _object({"count": _COUNT, "newest": _list(ref("Session"))}),
     "Receipt": _RECEIPT,
+    "Laws": _LAWS,
     "Receipts": _object({"newest": _list(ref("Receipt"))}),
 }
 

@@ -10,6 +10,8 @@ class Mode(StrEnum):
 
     TABLE = "table"  # by the decision table
     ALWAYS_LOCAL = "always_local"  # x = 1
+    SESSION_HASH = "session_hash"  # x = 1, each session's worker by a hash
+    FREE_KV = "free_kv"  # x = 1, a session begins where most KV is free
     ALWAYS_SPLIT = "always_split"  # x = 0
     FRACTION = "fraction"  # the share `x` of sessions
     REPLICA = "replica"  # every turn on a replica

@@ -7,13 +7,13 @@ Synchronous and without a clock: callers pass `now_s` from a monotonic clock. Ev
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from dataclasses import replace as replace_worker
 from enum import Enum, auto
 
 from msgspec.structs import replace
 
 from ..runtime.replicated import Replicated
+from .ledger import LegWork, Use, Uses, shown
 from .places import learned
 from .view import Fleet, Takers, WorkerView, taking_turns
 from .worker import NO_EVENTS, Announcement, Load, Role, Source, Worker, WorkerId, settled
@@ -21,21 +21,6 @@ from .worker_names import WorkerNames
 
 MODELS_KEPT = 256  # bounded, as clients may name any model while a worker has not said which it serves
 JOINED = "join-"  # prefix of the incarnations given to engines that do not report one
-
-
-@dataclass(slots=True)
-class Use:
-    """What one process does on one worker. The view is updated when it is read, not at each step of a turn."""
-
-    inflight: int = 0
-    queued_prefill_tokens: int = 0
-    placed_tokens: int = 0  # of KV that turns brought to a D or R since it last reported its load
-    answers: int = 0  # seconds in which the worker sent some of an answer
-    recent_tokens: int = 0  # of KV that turns brought there, the older ones counting ever less
-
-
-RECENT_TOKENS = 1 << 19
-"""For each worker: when turns have brought as many, what they brought until then counts by half. Some caches full."""
 
 
 class WorkerChange(Enum):
@@ -55,9 +40,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._views: dict[WorkerId, WorkerView] = {}
-        self._used: dict[WorkerId, Use] = {}
-        self._others: dict[WorkerId, dict[int, Use]] = {}  # by process
-        self._recent_tokens = 0  # of all workers
+        self._uses = Uses()
         self._closed: set[WorkerId] = set()  # static workers whose ports were found closed since they were last up
         self._changed: set[WorkerId] = set()  # workers whose views do not show their use yet
         self._fleets: dict[str, Fleet] = {}  # by model, until a view changes
@@ -123,7 +106,7 @@ class Registry:
         if known is not None and not announcement.worker.models:  # the agent could not ask its engine just now
             worker = replace_worker(worker, models=known.worker.models, aliases=known.worker.aliases)
         self._admit(worker, announcement.worker.incarnation, now_s)
-        self._change(worker.id, draining=announcement.draining, **self._learned(worker.id, announcement.load))
+        self._change(worker.id, draining=announcement.draining, **self._learned(worker.id, announcement.load, now_s))
 
     def add_static(self, worker: Worker, now_s: float) -> None:
         """Adds a worker, which is used once a probe has found it healthy."""
@@ -150,15 +133,15 @@ class Registry:
         )
         heard_s = now_s if view.worker.source is Source.STATIC else view.heard_s
         self._admit(worker, found.incarnation, heard_s)
-        self._change(worker_id, up=True, unanswered=False, **self._learned(worker_id, load))
+        self._change(worker_id, up=True, unanswered=False, **self._learned(worker_id, load, now_s))
         if worker_id in self._closed:  # another process answers there, if this one does not say which it is
             self._closed.remove(worker_id)
             self._change(worker_id, draining=False)
         if not view.up:
             self.recovered(worker_id, now_s)
 
-    def loaded(self, worker_id: WorkerId, load: Load) -> None:
-        self._change(worker_id, **self._learned(worker_id, load))
+    def loaded(self, worker_id: WorkerId, load: Load, now_s: float) -> None:
+        self._change(worker_id, **self._learned(worker_id, load, now_s))
 
     def probe_failed(self, worker_id: WorkerId, *, refused: bool = False) -> None:
         """refused: its port is closed, so that no turn could reach it."""
@@ -207,28 +190,52 @@ class Registry:
 
     # -- what this proxy does there
 
-    def reserve(self, worker_id: WorkerId, prefill_tokens: int, placed_tokens: int = 0) -> None:
-        """placed_tokens: of KV that the turn brings there; the engine's next report of its load tells of them."""
-        self._add(worker_id, 1, prefill_tokens, placed_tokens)
+    def begin(self, worker_id: WorkerId, leg: LegWork, now_s: float) -> Use | None:
+        """A leg of a turn; the engine's next report of its load tells of the tokens that it places.
 
-    def prefilled(self, worker_id: WorkerId, prefill_tokens: int) -> None:
-        """The leg's prompt is computed: its tokens no longer queue."""
-        self._add(worker_id, 0, -prefill_tokens)
+        What `computed` and `end` take; None: the worker has left.
+        """
+        used = self._uses.own.get(worker_id)
+        if used is not None:
+            used.begin(leg, now_s)
+            self._placed(used, leg.placed_tokens)
+            self._use_changed(worker_id, legs=True)
+        return used
+
+    def computed(self, worker_id: WorkerId, used: Use | None, leg: LegWork, now_s: float) -> None:
+        """The leg's prompt is computed there, or will not be."""
+        if used is not None:
+            used.computed(leg, now_s)
+            self.use_changed(worker_id, used)
+
+    def end(self, worker_id: WorkerId, used: Use | None, leg: LegWork) -> None:
+        if used is not None:
+            used.end(leg)
+            self.use_changed(worker_id, used, legs=True)
+
+    def use_changed(self, worker_id: WorkerId, used: Use, *, legs: bool = False) -> None:
+        if (
+            self._uses.own.get(worker_id) is used
+        ):  # else the worker has left meanwhile; should it be back, it counts anew
+            self._use_changed(worker_id, legs=legs)
+
+    def reserve(self, worker_id: WorkerId, prefill_tokens: int, placed_tokens: int = 0) -> None:
+        """A request that is no turn's."""
+        self._add(worker_id, 1, prefill_tokens, placed_tokens)
 
     def release(self, worker_id: WorkerId) -> None:
         self._add(worker_id, -1, 0)
 
     def answered(self, worker_id: WorkerId) -> None:
         """The worker has sent some of an answer; told once a second."""
-        used = self._used.get(worker_id)
+        used = self._uses.own.get(worker_id)
         if used is not None:
             used.answers += 1
             self._use_changed(worker_id)
 
     def answers(self, worker_id: WorkerId) -> int:
         """Changes while the worker answers any process's turns."""
-        used, others = self._used.get(worker_id), self._others.get(worker_id, {}).values()
-        return (used.answers if used is not None else 0) + sum(use.answers for use in others)
+        return sum(use.answers for use in self._uses.of(worker_id))
 
     def recovered(self, worker_id: WorkerId, now_s: float) -> None:
         """The worker serves again after it did not: slow start begins."""
@@ -239,8 +246,8 @@ class Registry:
     def adopt(self, view: WorkerView) -> None:
         """Takes a worker from the process that watches them: all of its view except the use."""
         old = self._views.get(view.id)
-        used = self._used.setdefault(view.id, Use())
-        if old is None or old.load != view.load:
+        used = self._uses.joined(view.id)
+        if old is None or old.reports != view.reports:
             used.placed_tokens = 0
         self._put(view)
         self._keep_name(view)
@@ -253,35 +260,34 @@ class Registry:
         self._takers.clear()
         self._closed.discard(worker_id)
         self._aliases = None
-        self._used.pop(worker_id, None)
-        self._others.pop(worker_id, None)
+        self._uses.drop(worker_id)
 
     def use(self, worker_id: WorkerId) -> Use | None:
         """This process's own."""
-        return self._used.get(worker_id)
+        return self._uses.own.get(worker_id)
+
+    def total_use(self, worker_id: WorkerId) -> Use:
+        """All processes' use of a worker that is there."""
+        return self._uses.total(worker_id)
 
     def inflight(self, worker_id: WorkerId) -> int:
         """Legs of all processes on this worker."""
-        used = self._used.get(worker_id)
-        others = self._others.get(worker_id, {}).values()
-        return (used.inflight if used is not None else 0) + sum(use.inflight for use in others)
+        return sum(use.inflight for use in self._uses.of(worker_id))
 
     def others(self) -> Iterator[tuple[int, WorkerId, Use]]:
         """Each other process's use of each worker: process, worker, use."""
-        for worker_id, uses in self._others.items():
+        for worker_id, uses in self._uses.others.items():
             for process, use in uses.items():
                 yield process, worker_id, use
 
     def used_by(self, process: int, worker_id: WorkerId, use: Use) -> None:
-        self._others.setdefault(worker_id, {})[process] = use
+        if self._uses.heard(process, worker_id, use):
+            self._changed.update(self._uses.own)
         self._changed.add(worker_id)
 
     def ended(self, process: int) -> None:
         """The process has ended: it has no legs any more."""
-        for worker_id, uses in self._others.items():
-            if process in uses:
-                uses[process] = Use(answers=uses[process].answers)
-                self._changed.add(worker_id)
+        self._changed.update(self._uses.ended(process))
 
     # -- inside
 
@@ -318,7 +324,7 @@ class Registry:
             heard_s=now_s,
             since_s=now_s,
         )
-        self._used.setdefault(worker.id, Use())
+        self._uses.joined(worker.id)
         if old is not None:  # its cache is gone or its role changed; these still hold
             fresh = replace(
                 fresh, up=old.up, unanswered=old.unanswered, held_back=old.held_back, configured=old.configured
@@ -338,22 +344,17 @@ class Registry:
         self._joined = max(self._joined, int(joined) if is_ours and joined.isdecimal() else 0)
 
     def _add(self, worker_id: WorkerId, inflight: int, tokens: int, placed: int = 0) -> None:
-        used = self._used.get(worker_id)
+        used = self._uses.own.get(worker_id)
         if used is not None:  # None: the worker has left meanwhile
             used.inflight = max(0, used.inflight + inflight)
             used.queued_prefill_tokens = max(0, used.queued_prefill_tokens + tokens)
             used.placed_tokens += placed
-            self._count_recent(used, placed)
+            self._placed(used, placed)
             self._use_changed(worker_id, legs=inflight != 0)
 
-    def _count_recent(self, used: Use, tokens: int) -> None:
-        used.recent_tokens += tokens
-        self._recent_tokens += tokens
-        if self._recent_tokens > RECENT_TOKENS * len(self._used):
-            self._recent_tokens //= 2
-            for each in self._used.values():
-                each.recent_tokens //= 2
-            self._changed.update(self._used)
+    def _placed(self, used: Use, tokens: int) -> None:
+        if tokens and self._uses.placed(used, tokens):
+            self._changed.update(self._uses.own)
 
     def _use_changed(self, worker_id: WorkerId, *, legs: bool = False) -> None:
         self._changed.add(worker_id)
@@ -368,28 +369,20 @@ class Registry:
             view = self._views.get(worker_id)
             if view is None:
                 continue
-            used = self._used[worker_id]
-            inflight, queued = used.inflight, used.queued_prefill_tokens
-            placed, recent = used.placed_tokens, used.recent_tokens
-            for use in self._others.get(worker_id, {}).values():
-                inflight += use.inflight
-                queued += use.queued_prefill_tokens
-                placed += use.placed_tokens
-                recent += use.recent_tokens
-            new = {"queued_prefill_tokens": queued, "placed_tokens": placed, "recent_tokens": recent}
-            self._views[worker_id] = replace(view, inflight=inflight, **new)
+            self._views[worker_id] = shown(view, self._uses.total(worker_id))
 
-    def _learned(self, worker_id: WorkerId, load: Load | None) -> dict[str, object]:
-        """What changes as the engine reports its load: its places follow from it."""
+    def _learned(self, worker_id: WorkerId, load: Load | None, now_s: float) -> dict[str, object]:
+        """What changes as the engine reports its load: its places follow from it. What cannot be is no report."""
         view = self.view(worker_id)
-        if view is None or load is None:
+        if view is None or load is None or not load.is_possible:
             return {}
-        if self._used[worker_id].placed_tokens:
-            self._used[worker_id].placed_tokens = 0
+        if self._uses.own[worker_id].placed_tokens:
+            self._uses.own[worker_id].placed_tokens = 0
             self._use_changed(worker_id)
-        if view.role is Role.PREFILL:  # what it queues is prompts to compute, which wait nowhere better
-            return {"load": load}
-        return {"load": load, "places": learned(view.places, view.inflight, view.load, load)}
+        told: dict[str, object] = {"load": load, "reports": view.reports + 1, "reported_s": now_s}
+        if view.role is not Role.PREFILL:  # what that queues is prompts to compute, which wait nowhere better
+            told["places"] = learned(view.places, view.inflight, view.load, load)
+        return told
 
     def _change(self, worker_id: WorkerId, **changes: object) -> None:
         view = self._views.get(worker_id)

@@ -12,6 +12,7 @@ from .places import UNKNOWN
 from .worker import Load, Role, Worker, WorkerId
 
 RECENT_PREFILL_S = 30.0  # after which a prompt counts by 1/e
+NEVER_S = -math.inf
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -21,6 +22,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     name: str  # "D2": what clients and metrics see in place of the address
     incarnation: str
     load: Load = Load()
+    reports: int = 0  # of its load, so far
     inflight: int = 0  # legs of this proxy that run there now
     queued_prefill_tokens: int = 0  # prompt tokens that this proxy's legs still have to compute there
     places: int = UNKNOWN  # legs that it should have at once, as far as its load tells; a P has no such limit
@@ -35,10 +37,12 @@ class WorkerView(msgspec.Struct, frozen=True):
     recent_prompts: float = 0.0  # how many, counted likewise
     recent_urgency: float = 0.0  # likewise, of each 1 / the seconds that it could have waited
     recent_prefill_at_s: float = 0.0  # the time of these figures
+    unseen_prefill_until_s: float = 0.0  # by when others are computed, by the laws: their answers come as a whole
     reserved_tokens: int = 0  # of KV that turns under way need there in the end, beside what it held before
     sends_free_s: float = 0.0  # when its link has sent all KV that is to be moved; a past time: now
     receives_free_s: float = 0.0
     heard_s: float = 0.0
+    reported_s: float = NEVER_S  # when its load was reported last
     up: bool = True  # False: a static worker whose probe fails
     unanswered: bool = False  # down by probes that came to nothing at an open port: perhaps it still answers turns
     draining: bool = False  # as the worker announced; a static one until its engine, its config or the operator says so

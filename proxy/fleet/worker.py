@@ -33,6 +33,10 @@ class Source(StrEnum):
     STATIC = "static"  # the config or the admin API: stays, and is up or down by HTTP probes
 
 
+MOST_REQUESTS = 1 << 24
+MOST_KV_TOKENS = 1 << 40
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """From an engine's latest metrics."""
@@ -41,6 +45,14 @@ class Load:
     waiting: int = 0
     kv_usage: float = 0.0  # share of KV blocks in use, 0 to 1
     kv_capacity_tokens: int = 0  # 0: unknown
+
+    @property
+    def is_possible(self) -> bool:
+        """False of a report that no engine can mean, as NaN, a negative count, or more sequences than tokens of KV."""
+        running, capacity = self.running, self.kv_capacity_tokens
+        is_counted = 0 <= running <= MOST_REQUESTS and 0 <= self.waiting <= MOST_REQUESTS
+        is_room = 0 <= capacity <= MOST_KV_TOKENS and (not capacity or running <= capacity)
+        return is_counted and is_room and 0.0 <= self.kv_usage <= 1.0
 
 
 @dataclass(frozen=True, slots=True)

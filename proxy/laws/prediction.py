@@ -23,9 +23,12 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     ttft_s: float
     tpot_s: float
+    ready_s: float  # until the engine that computes the prompt may begin with it, if it has nothing else to do
     prefill_s: float  # of engine time, for the tokens that are computed: on P, or on the worker that answers
     transfer_s: float = 0.0  # for the KV that is moved, links being idle
     moved_tokens: int = 0
+    ttft_factor: float = 0.0  # that is in `ttft_s`; 0: that of the engine that computes the prompt
+    tpot_factor: float = 0.0
 
 
 class EngineLaws(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,7 +88,8 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
         beside_s = step_s - costs.step_s
         wait_s = 0.0
         if view.prefills:
-            done_s = min(max(0.0, now_s - view.prefills_since_s), view.queued_prefill_s / view.prefills)
+            # The first of them is not longer than they are in the mean, as far as known; it may begin only later.
+            done_s = min(now_s - view.prefills_since_s, view.queued_prefill_s / view.prefills)
             steps = max(1, view.queued_prefill_tokens // costs.max_batched_tokens)
             wait_s = view.queued_prefill_s - done_s + steps * beside_s
         rate, patience_s = view.urgency(now_s)
@@ -127,13 +131,15 @@ def on_one(
     at: Outlook, size: TurnSize, held_tokens: int, *, source: Outlook | None = None, fetched_tokens: int = 0
 ) -> Prediction:
     """LOCAL or REPLICA. The KV of `fetched_tokens` more of the prompt is first moved there from `source`."""
-    new = max(1, size.prompt - held_tokens - fetched_tokens)
-    ready_s, prefill_s, transfer_s = _computed(at, size, new, source, fetched_tokens)
+    work = _Work.of(at, size, held_tokens, source, fetched_tokens)
     return Prediction(
-        ttft_s=at.laws.ttft_factor * ready_s,
+        ttft_s=at.laws.ttft_factor * work.done_s,
+        ttft_factor=at.laws.ttft_factor,
         tpot_s=at.tpot_s(size),
-        prefill_s=prefill_s,
-        transfer_s=transfer_s,
+        tpot_factor=at.laws.tpot_factor,
+        ready_s=work.ready_s,
+        prefill_s=work.prefill_s,
+        transfer_s=work.transfer_s,
         moved_tokens=fetched_tokens,
     )
 
@@ -149,33 +155,39 @@ def on_two(
     fetched_tokens: int = 0,
 ) -> Prediction:
     """SPLIT. held_tokens: by P; missing_tokens: of the prompt, that D must get."""
-    new = max(1, size.prompt - held_tokens - fetched_tokens)
-    ready_s, prefill_s, fetch_s = _computed(prefill, size, new, source, fetched_tokens)
+    work = _Work.of(prefill, size, held_tokens, source, fetched_tokens)
     transfer_s = transfer_time_s(prefill.laws.costs, missing_tokens)
-    asked_s = ready_s + request_time_s(decode.laws.costs, size.prompt, 0)
+    asked_s = work.done_s + request_time_s(decode.laws.costs, size.prompt, 0)
     arrived_s = max(asked_s, prefill.sends_s, decode.receives_s) + transfer_s
     first_s = decode.step_s * (1.5 if decode.sequences else 1.0)
-    factor = max(prefill.laws.ttft_factor, decode.laws.ttft_factor)
     return Prediction(
-        ttft_s=factor * (arrived_s + first_s),
+        ttft_s=prefill.laws.ttft_factor * (arrived_s + first_s),
+        ttft_factor=prefill.laws.ttft_factor,
         tpot_s=decode.tpot_s(size),
-        prefill_s=prefill_s,
-        transfer_s=transfer_s + fetch_s,
+        tpot_factor=decode.laws.tpot_factor,
+        ready_s=work.ready_s,
+        prefill_s=work.prefill_s,
+        transfer_s=transfer_s + work.transfer_s,
         moved_tokens=missing_tokens + fetched_tokens,
     )
 
 
-def _computed(
-    at: Outlook, size: TurnSize, new_tokens: int, source: Outlook | None, fetched_tokens: int
-) -> tuple[float, float, float]:
-    """When the prompt is computed there, the engine time that it takes of it, and of links."""
-    costs = at.laws.costs
-    ready_s = request_time_s(costs, size.prompt, new_tokens)
-    transfer_s = 0.0
-    if source is not None:
-        transfer_s = transfer_time_s(source.laws.costs, fetched_tokens)
-        ready_s = max(ready_s, source.sends_s, at.receives_s) + transfer_s
-    prefill_s = prefill_time_s(costs, new_tokens, size.prompt - new_tokens)
-    steps = -(-new_tokens // costs.max_batched_tokens)
-    begins_s = max(ready_s, at.wait_s) + (at.step_s / 2 if at.sequences or at.wait_s else 0.0)
-    return begins_s + prefill_s + steps * (at.step_s - costs.step_s), prefill_s, transfer_s
+class _Work(msgspec.Struct, frozen=True):
+    """A prompt that is computed on one worker."""
+
+    ready_s: float
+    prefill_s: float
+    transfer_s: float
+    done_s: float
+
+    @classmethod
+    def of(cls, at: Outlook, size: TurnSize, held_tokens: int, source: Outlook | None, fetched_tokens: int) -> _Work:
+        costs, new = at.laws.costs, max(1, size.prompt - held_tokens - fetched_tokens)
+        ready_s, transfer_s = request_time_s(costs, size.prompt, new), 0.0
+        if source is not None:
+            transfer_s = transfer_time_s(source.laws.costs, fetched_tokens)
+            ready_s = max(ready_s, source.sends_s, at.receives_s) + transfer_s
+        prefill_s = prefill_time_s(costs, new, size.prompt - new)
+        steps = -(-new // costs.max_batched_tokens)
+        begins_s = max(ready_s, at.wait_s) + (at.step_s / 2 if at.sequences or at.wait_s else 0.0)
+        return cls(ready_s, prefill_s, transfer_s, begins_s + prefill_s + steps * (at.step_s - costs.step_s))

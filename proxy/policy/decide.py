@@ -26,7 +26,7 @@ from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role
 from .candidates import Candidates, Excluded, find_candidates
 from .decision import Candidate, Decision, Preference, Route, Rules, Turn
-from .modes import PREDICTING, STRATEGIES
+from .modes import PLACING, PREDICTING, STRATEGIES
 from .modes.table import by_table
 from .placement import holds_most, holds_session, is_overloaded, own_worker, pick_decode, pick_prefill
 
@@ -57,8 +57,8 @@ def _preference(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     asks_for_replica = turn.forced is Route.REPLICA if turn.forced else rules.mode is Mode.REPLICA
     if asks_for_replica and candidates.replicas and not _is_stored_on_decode(turn, candidates):
         return Preference(Route.REPLICA, "forced" if turn.forced else "mode_replica")
-    predicts = rules.mode in PREDICTING and not (turn.stored_response or turn.single_engine or turn.forced)
-    if predicts and (preference := STRATEGIES[rules.mode](turn, candidates, rules)).ways:
+    is_open = not (turn.stored_response or turn.single_engine or turn.forced)
+    if is_open and rules.mode in PLACING and (preference := STRATEGIES[rules.mode](turn, candidates, rules)).ways:
         return preference
     if not candidates.decodes:
         return Preference(Route.REPLICA, "no_decode_worker")
@@ -68,7 +68,7 @@ def _preference(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
         return Preference(Route.LOCAL, "single_engine")
     if turn.forced is not None:
         return Preference(turn.forced, "forced")
-    if rules.mode in PREDICTING:  # of an engine without a profile
+    if rules.mode in PREDICTING:  # and no engine has a profile
         return by_table(turn, candidates, rules)
     return STRATEGIES[rules.mode](turn, candidates, rules)
 

@@ -15,6 +15,7 @@ from ..beliefs.held import Held
 from ..config import Mode, Uncovered
 from ..decision_table.score import Verdict, WeightRules, Weights
 from ..decision_table.table import ScoredTable
+from ..fleet.ledger import LegEstimates
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
 from ..laws.prediction import Laws, Prediction
@@ -36,6 +37,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     held_tokens: int  # prompt tokens that an earlier turn of this session covers: the most that is held of it
     output_tokens: int  # expected length of the answer
+    output_p90_tokens: int = 0  # nine in ten answers like it are no longer; 0: not known
     held: Mapping[WorkerId, Held] = {}  # of the prompt, by each P, D and R that holds any of it
     decode: WorkerId | None = None  # the D or R of the session's last turn, which stores its responses
     affinity: WorkerId | None = None  # the D or R to prefer where none holds anything
@@ -127,3 +129,16 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cached_tokens(self) -> int:
         return 0 if self.held is None else self.held.tokens
+
+    def estimates(self, turn: Turn, *, shows_first_token: bool = True) -> LegEstimates:
+        """What its legs will take of its workers."""
+        prediction, prompt_tokens = self.prediction, turn.prompt_tokens
+        return LegEstimates(
+            prompt_tokens=prompt_tokens,
+            new_tokens=max(1, prompt_tokens - self.cached_tokens),
+            output_tokens=turn.output_tokens,
+            new_on_prefill_tokens=0 if self.prefill is None else prompt_tokens - turn.held_by(self.prefill),
+            prefill_s=0.0 if prediction is None else prediction.prefill_s,
+            transfer_s=0.0 if prediction is None else prediction.transfer_s,
+            shows_first_token=shows_first_token,
+        )

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 import msgspec
+from msgspec.structs import replace
 
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
-from ..laws.prediction import EngineLaws, Outlook, Prediction, TurnSize, on_one, on_two
+from ..laws.prediction import Outlook, Prediction, TurnSize, on_one, on_two
 from .candidates import Candidates
 from .decision import Candidate, Preference, Route, Rules, Turn
 from .placement import spread
@@ -140,7 +141,7 @@ class _Looks:
             return None
         slow = self._candidates.slow_start(view)
         if slow < 1.0:
-            laws = EngineLaws(costs=laws.costs, ttft_factor=laws.ttft_factor / slow, tpot_factor=laws.tpot_factor)
+            laws = replace(laws, ttft_factor=laws.ttft_factor / slow)
         return Outlook.of(view, laws, self._candidates.now_s)
 
 

@@ -36,6 +36,7 @@ from ..sessions.table import SessionTable
 from ..telemetry.receipts import LegRecord, Receipt, new_id
 from ..tokenizer.count_checks import CountCheck, CountedPrompt
 from ..upstream.call import Answer, Call, Expiry
+from .foresight import Foreseen
 
 _ANSWERING = {Route.LOCAL: Leg.LOCAL, Route.SPLIT: Leg.DECODE, Route.REPLICA: Leg.REPLICA}
 RESPONSE_ID_LIMIT = 128  # characters; longer ones are shown cut in errors
@@ -58,6 +59,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     asked_s: float  # when this attempt began
     history: int  # the session's, by which engines' events name it
     count: CountCheck | None = None  # where a tokenizer has counted the prompt
+    foreseen: Foreseen | None = None  # what the decision says of its times
     attempt_id: str = msgspec.field(default_factory=new_id)
     handoff: Handoff | None = None  # what P announced, whether or not D has pulled it
     expiry: Expiry | None = None  # the handoff's, where P's blocks are a lease

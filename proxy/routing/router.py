@@ -33,6 +33,7 @@ from ..tokenizer.count_checks import CountedPrompt, form_of
 from ..tokenizer.prompt_tokenizer import PromptTokenizer
 from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext, is_loss, workers_lost
 from .dispatch import Dispatcher
+from .foresight import foresee
 from .learning import Learner
 from .receipt_notes import decision_headers, note_decision, note_turn
 from .state import State
@@ -86,6 +87,7 @@ class Router:
         started_s = self._now()
         counted, now_s = await self._counted(request), self._now()
         match = self._state.sessions.find(request.prompt, now_s)
+        self._learner.began(match, request.model, now_s)
         entry, turn = self._turn(request, match, context, counted)
         note_turn(receipt, match, turn, counted)
         self._check_poison(request)
@@ -255,16 +257,18 @@ class Router:
 
     def _attempt(self, job: Job, turn: Turn, decision: Decision, now_s: float) -> Attempt:
         note_decision(job.receipt, turn, decision, self.rules)
+        laws = self._state.laws
         decode, prefill = decision.decode.id, None if decision.prefill is None else decision.prefill.id
-        prompt, new = job.receipt.estimated_prompt_tokens, job.receipt.estimated_new_tokens
+        prompt = job.receipt.estimated_prompt_tokens
         beliefs, held = self._state.beliefs, turn.held
+        estimates = decision.estimates(turn, shows_first_token=job.request.stream)
         return Attempt(
             request=job.request,
             decision=decision,
             decode=decode,
             receipt=job.receipt,
             client=job.context.client,
-            booking=LegBooking(self._state.registry, decode, prefill, prompt_tokens=prompt, new_tokens=new),
+            booking=LegBooking(self._state.registry, decode, prefill, estimates),
             touches=TurnTouches(beliefs, job.entry, held, decode=decode, prefill=prefill, prompt_tokens=prompt),
             charged_tokens=job.turn.prompt_tokens + job.turn.output_tokens,
             headers=job.context.headers,
@@ -272,6 +276,7 @@ class Router:
             asked_s=now_s,
             history=job.entry.history,
             count=None if job.counted is None else job.counted.check,
+            foreseen=foresee(decision, turn, laws, self.rules.scored),
         )
 
     def _give_up(self, attempt: Attempt, exc: LegError) -> FailureRule:
@@ -320,6 +325,9 @@ class Router:
         marks, points = (of(prompt, prompt_tokens) for of in (marks_of_prompt, points_of_prompt))
         rules, client = self.rules, context.client
         entry = PromptEntry(match.history, match.source, marks, match.decode, points)
+        forecast = self._state.forecasts.output(
+            request.model, match.output_tokens, match.turn, request.max_output_tokens
+        )
         turn = Turn(
             model=request.model,
             session_id=match.session_id,
@@ -327,6 +335,7 @@ class Router:
             prompt_tokens=prompt_tokens,
             held_tokens=min(match.held_tokens, prompt_tokens),
             output_tokens=tokens.expected_output(request.model, match.output_tokens, request.max_output_tokens),
+            output_p90_tokens=forecast.p90,
             decode=None if match.decode is None else match.decode.worker,
             affinity=match.affinity,
             single_engine=request.single_engine,

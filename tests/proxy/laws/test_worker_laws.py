@@ -13,9 +13,11 @@ from msgspec.structs import replace as replace_view
 from ppd.proxy.errors import ConfigError, ConfigErrors
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Source
+from ppd.proxy.laws.accuracy import TURNS, Basis
+from ppd.proxy.laws.corrections import WORKERS_KEPT, Figure, Measured
 from ppd.proxy.laws.profile_file import FittedRange, encode, find
 from ppd.proxy.laws.profiles import REFUSED_KEPT, Profiles
-from ppd.proxy.laws.worker_laws import WORKERS_KEPT, WorkerLaws
+from ppd.proxy.laws.worker_laws import AGED_S, LawsLessons, LawsReset, TableTime, TurnTimes, WorkerLaws, likes_of
 from tests.support.decisions import D1, D2, P1
 
 SHIPPED = "h100-llama-3.1-8b"
@@ -127,3 +129,116 @@ def test_a_turn_beyond_what_the_profile_was_fitted_to_is_a_guess() -> None:
     assert guesses == [False, True, True]
     assert not msgspec.structs.replace(laws, fitted=None).is_guess(10**9, 10**9)
     assert not msgspec.structs.replace(laws, fitted=FittedRange(context_tokens=9, new_tokens=9, qps=1)).is_guess(9, 9)
+
+
+# -- what turns teach
+
+
+def turn(ratio: float, view: WorkerView = D1, *, resets: int = 0, is_guess: bool = False) -> TurnTimes:
+    """Both of its times were so many times what the profile says."""
+    likes = likes_of(SHIPPED, view.worker)
+    measured = [Measured(view.id, view.incarnation, likes, figure, 0.1, 1.0, 0.1 * ratio) for figure in Figure]
+    return TurnTimes(resets, measured, is_guess=is_guess)
+
+
+def taught(ratio: float = 2.0, turns: int = 60) -> WorkerLaws:
+    laws = WorkerLaws(Profiles(SHIPPED))
+    for number in range(turns):
+        laws.learn(turn(ratio), float(number))
+    return laws
+
+
+def factors(laws: WorkerLaws, view: WorkerView = D1) -> tuple[float, float]:
+    found = laws.of(view)
+    assert found is not None
+    return found.ttft_factor, found.tpot_factor
+
+
+def test_what_turns_measure_corrects_the_laws_of_their_worker_and_of_its_likes() -> None:
+    laws = WorkerLaws(Profiles(SHIPPED))
+    before, version = factors(laws), laws.version
+    for number in range(60):
+        assert factors(laws, D2) == factors(laws, D2)
+        laws.learn(turn(2.0), float(number))
+    assert before == (1.0, 1.0)
+    assert factors(laws) == pytest.approx((2.0, 2.0), rel=0.1)
+    assert factors(laws, D2) == pytest.approx((2.0, 2.0), rel=0.2)
+    assert factors(laws, P1) == (1.0, 1.0)
+    assert laws.version != version
+
+
+def test_a_guess_teaches_nothing_but_is_counted() -> None:
+    laws = WorkerLaws(Profiles(SHIPPED))
+    for number in range(60):
+        laws.learn(turn(3.0, is_guess=True), float(number))
+    assert (factors(laws), list(laws.judged()), laws.guesses) == ((1.0, 1.0), [], {SHIPPED: 60})
+
+
+def test_a_reset_forgets_all_and_what_was_decided_before_it_teaches_nothing() -> None:
+    laws = taught()
+    laws.reset()
+    assert (factors(laws), list(laws.judged()), laws.resets) == ((1.0, 1.0), [], 1)
+    laws.learn(turn(3.0), 61.0)
+    assert factors(laws) == (1.0, 1.0)
+    laws.learn(turn(3.0, resets=1), 62.0)
+    assert factors(laws) > (1.0, 1.0)
+
+
+def test_a_reset_that_was_not_heard_of_is_made_up_for() -> None:
+    laws = taught()
+    laws.take(turn(1.0, resets=2), 61.0)
+    assert (laws.resets, factors(laws) < (1.1, 1.1)) == (2, True)
+    laws.take(LawsReset(1), 62.0)
+    assert laws.resets == 2
+
+
+def test_long_silence_brings_a_worker_back_to_its_likes() -> None:
+    laws = WorkerLaws(Profiles(SHIPPED))
+    for number in range(200):
+        laws.learn(turn(3.0), float(number))
+        laws.learn(turn(1.0, D2), float(number))
+        laws.learn(turn(1.0, of_address("d3:80")), float(number))
+    slow = factors(laws)
+    laws.advance(200.0 + AGED_S)
+    assert factors(laws) == pytest.approx(slow, rel=0.05)
+    laws.advance(86_400.0)
+    assert factors(laws) == pytest.approx(factors(laws, of_address("new:80")), rel=0.05)
+    assert factors(laws)[0] < slow[0] / 2
+
+
+def of_address(address: str) -> WorkerView:
+    return replace_view(D1, worker=replace(D1.worker, address=address))
+
+
+def test_operators_see_factors_counts_and_errors() -> None:
+    laws = taught(turns=TURNS)
+    shown = laws.shown(D1)[Figure.TTFT]
+    assert [shown.factor, shown.turns] == pytest.approx([2.0, 100.0], rel=0.1)
+    assert shown.median_error == pytest.approx(0.5)  # of the profile alone, as these turns' decisions went by it
+    assert [(one.name, one.figure, one.stale) for one in laws.judged()] == [(SHIPPED, one, True) for one in Figure]
+    assert laws.shown(of_address("new:80"))[Figure.TPOT].median_error is None
+    assert WorkerLaws().shown(D1) == {}
+
+
+def test_a_table_whose_cells_say_otherwise_is_stale_too() -> None:
+    laws = WorkerLaws()
+    for number in range(TURNS):
+        spread = 0.7 + 0.6 * (number % 2)  # single turns are not the cell's mean
+        laws.learn(TurnTimes(0, by_table=[TableTime("t", Figure.TTFT, 0.1, 0.1 * spread)]), float(number))
+        laws.learn(TurnTimes(0, by_table=[TableTime("t", Figure.TPOT, 0.1, 0.2 * spread)]), float(number))
+        laws.learn(TurnTimes(0, by_table=[TableTime("t", Figure.TPOT, 0.0, 0.2)]), float(number))
+    assert {(one.basis, one.figure): one.stale for one in laws.judged()} == {
+        (Basis.TABLE, Figure.TTFT): False,
+        (Basis.TABLE, Figure.TPOT): True,
+    }
+
+
+def test_another_process_takes_all_of_it() -> None:
+    ours, theirs = taught(turns=TURNS), WorkerLaws(Profiles(SHIPPED))
+    theirs.adopt(msgspec.msgpack.decode(msgspec.msgpack.encode(ours.lessons()), type=LawsLessons), TURNS - 1.0)
+    assert theirs.version == ours.version
+    assert (factors(theirs), factors(theirs, D2)) == (factors(ours), factors(ours, D2))
+    assert (list(theirs.judged()), theirs.shown(D1)) == (list(ours.judged()), ours.shown(D1))
+    theirs.reset()
+    theirs.adopt(ours.lessons(), float(TURNS))
+    assert factors(theirs) == (1.0, 1.0)

@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from ..runtime.replicated import Replicated
 from .ledger import LegWork, Use, Uses, shown
+from .order import Rosters
 from .places import learned
-from .view import Fleet, Takers, WorkerView, taking_turns
+from .view import Fleet, WorkerView
 from .worker import NO_EVENTS, Announcement, Load, Role, Source, Worker, WorkerId, settled
 from .worker_names import WorkerNames
 
-MODELS_KEPT = 256  # bounded, as clients may name any model while a worker has not said which it serves
 JOINED = "join-"  # prefix of the incarnations given to engines that do not report one
 
 
@@ -43,8 +43,7 @@ class Registry:
         self._uses = Uses()
         self._closed: set[WorkerId] = set()  # static workers whose ports were found closed since they were last up
         self._changed: set[WorkerId] = set()  # workers whose views do not show their use yet
-        self._fleets: dict[str, Fleet] = {}  # by model, until a view changes
-        self._takers: dict[str, Takers] = {}  # by model, until a worker changes
+        self._rosters = Rosters()
         self._aliases: dict[str, str] | None = None  # of all workers, until a worker changes
         self._names = WorkerNames()
         self._joined = 0
@@ -61,7 +60,7 @@ class Registry:
         """What a decision on a turn of this model reads."""
         if self._changed:
             self._catch_up()
-        return self._fleets.get(model) or self._new_fleet(model)
+        return self._rosters.fleet(model, self._views)
 
     def family(self, model: str) -> str:
         """The name by which sessions know the model: one for all names under which workers serve the same weights."""
@@ -256,8 +255,7 @@ class Registry:
     def dismiss(self, worker_id: WorkerId) -> None:
         """Drops a worker; unlike `remove`, without telling the other processes."""
         self._views.pop(worker_id, None)
-        self._fleets.clear()
-        self._takers.clear()
+        self._rosters.clear()
         self._closed.discard(worker_id)
         self._aliases = None
         self._uses.drop(worker_id)
@@ -291,24 +289,14 @@ class Registry:
 
     # -- inside
 
-    def _new_fleet(self, model: str) -> Fleet:
-        takers = self._takers.get(model)
-        if takers is None:
-            if len(self._takers) >= MODELS_KEPT:
-                self._takers.clear()
-                self._fleets.clear()
-            takers = self._takers[model] = taking_turns(self._views.values(), model)
-        fleet = self._fleets[model] = Fleet.of(dict(self._views), takers)
-        return fleet
-
     def _put(self, view: WorkerView) -> None:
         old = self._views.get(view.id)
         self._views[view.id] = view
-        self._fleets.clear()
+        self._rosters.changed(view.id)
         if old is None or old.worker.aliases != view.worker.aliases:
             self._aliases = None
         if old is None or not view.takes_the_same(old):  # it seldom changes, and with many workers costs milliseconds
-            self._takers.clear()
+            self._rosters.clear()
 
     def _admit(self, worker: Worker, incarnation: str, now_s: float) -> None:
         old = self._views.get(worker.id)
@@ -362,13 +350,12 @@ class Registry:
             self.replicated.changed(worker_id, WorkerChange.LEGS if legs else WorkerChange.TOKENS)
 
     def _catch_up(self) -> None:
-        if self._changed:
-            self._fleets.clear()
         while self._changed:
             worker_id = self._changed.pop()
             view = self._views.get(worker_id)
             if view is None:
                 continue
+            self._rosters.changed(worker_id)
             self._views[worker_id] = shown(view, self._uses.total(worker_id))
 
     def _learned(self, worker_id: WorkerId, load: Load | None, now_s: float) -> dict[str, object]:

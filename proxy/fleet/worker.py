@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 import msgspec
 
@@ -77,6 +77,15 @@ def _after(endpoint: str, rank: int) -> str:
     return f"{host}:{int(port) + rank}" if endpoint else ""
 
 
+class PairingKind(NamedTuple):
+    """What decides whether a P and a D can hand over: the fields of `Worker` with these names."""
+
+    connector: str
+    engine: str
+    engine_version: str
+    models: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     """One backend server's identity; a changed `incarnation` means that its KV cache is gone."""
@@ -100,6 +109,10 @@ class Worker:
     @property
     def base_url(self) -> str:
         return f"{'https' if self.tls else 'http'}://{self.address}"
+
+    @property
+    def pairing_kind(self) -> PairingKind:
+        return PairingKind(self.connector, self.engine, self.engine_version, self.models)
 
     @property
     def id(self) -> WorkerId:

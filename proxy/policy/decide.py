@@ -99,12 +99,7 @@ def _carry_out(turn: Turn, preference: Preference, candidates: Candidates) -> De
         if turn.stored_response or turn.single_engine is not None:
             return _on_one_engine(turn, preference, candidates, preference.reason, vetoes)
     # With several versions or connectors in the fleet, a D to which some P can hand over is preferred.
-    pairable = [
-        view
-        for view in candidates.decodes
-        if any(candidates.can_hand_over(prefill, view) for prefill in candidates.prefills)
-    ]
-    decode = pick_decode(turn, pairable or candidates.decodes, candidates.slow_start)
+    decode = pick_decode(turn, candidates.pairable() or candidates.decodes, candidates.slow_start)
     assert decode is not None, "the caller saw a decode worker"
     prefill = pick_prefill(turn, candidates.prefills_for(decode), candidates.slow_start)
     if prefill is None:

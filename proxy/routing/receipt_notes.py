@@ -71,23 +71,25 @@ def note_decision(receipt: Receipt, turn: Turn, decision: Decision, rules: Rules
 
 
 CANDIDATES = 8  # in one receipt
-ROOM_BYTES = 1024 - 170  # for them; the rest is for targets, what was predicted, the laws' version and the errors
-DIGITS = 4
+ROOM_BYTES = 1024 - 185  # for them; the rest is for what was predicted, the laws' version and the errors
+DIGITS, FEWER_DIGITS = 4, 3
 MOST_DECIMALS = 6
 
 
 def _candidates(turn: Turn, decision: Decision) -> CandidatesRecord:
-    """As many as there is room for: eight, unless they have more and longer terms than any mode's."""
+    """As many as there is room for: with terms that are long, in fewer digits; then fewer ways."""
     ways = list(decision.candidates[:CANDIDATES])
     chosen = next((number for number, way in enumerate(decision.candidates) if _is_chosen(way, decision)), None)
-    while True:
-        if chosen is not None and chosen >= len(ways):
-            ways[-1], chosen = decision.candidates[chosen], len(ways) - 1
-        record = _columns(turn, ways, chosen)
+    if chosen is not None and chosen >= len(ways):
+        ways[-1], chosen = decision.candidates[chosen], len(ways) - 1
+    record = _columns(turn, ways, chosen, DIGITS)
+    while len(_encode(record)) > ROOM_BYTES:
+        record = _columns(turn, ways, chosen, FEWER_DIGITS)
         if len(ways) == 1 or len(_encode(record)) <= ROOM_BYTES:
-            return record
+            break
         del ways[-2 if chosen == len(ways) - 1 else -1]
         chosen = chosen if chosen is None else min(chosen, len(ways) - 1)
+    return record
 
 
 _encode = msgspec.json.Encoder().encode
@@ -102,11 +104,11 @@ def _is_chosen(way: Candidate, decision: Decision) -> bool:
     )
 
 
-def _columns(turn: Turn, ways: Sequence[Candidate], chosen: int | None) -> CandidatesRecord:
+def _columns(turn: Turn, ways: Sequence[Candidate], chosen: int | None, digits: int) -> CandidatesRecord:
     record = CandidatesRecord(
         route=[way.route for way in ways],
         decode=[way.decode.name for way in ways],
-        terms=_terms(ways),
+        terms=_terms(ways, digits),
         chosen=chosen,
         held=_held(turn, ways),
     )
@@ -124,12 +126,12 @@ def _columns(turn: Turn, ways: Sequence[Candidate], chosen: int | None) -> Candi
     return record
 
 
-def _terms(ways: Sequence[Candidate]) -> dict[str, list[float | None]]:
-    """A way's terms are rounded alike, so that their sum is the score to four digits. Terms of 0 are left out."""
+def _terms(ways: Sequence[Candidate], digits: int) -> dict[str, list[float | None]]:
+    """A way's terms are rounded alike, so that their sum is the score to so many digits. Terms of 0 are left out."""
     columns: dict[str, list[float | None]] = {}
     for number, way in enumerate(ways):
         terms = way.terms
-        decimals = _decimals(max(map(abs, terms.values()), default=0.0))
+        decimals = _decimals(max(map(abs, terms.values()), default=0.0), digits)
         for name, value in terms.items():
             if not value:
                 continue
@@ -139,11 +141,11 @@ def _terms(ways: Sequence[Candidate]) -> dict[str, list[float | None]]:
     return {name: values for name, values in columns.items() if any(value != 0 for value in values)}
 
 
-def _decimals(value: float) -> int:
-    """With which a number has the digits that are recorded."""
+def _decimals(value: float, digits: int = DIGITS) -> int:
+    """With which a number has so many digits."""
     if not 0.0 < value < inf:
-        return MOST_DECIMALS if value == 0.0 else DIGITS
-    return min(MOST_DECIMALS, DIGITS - 1 - floor(log10(value)))
+        return digits
+    return min(MOST_DECIMALS, digits - 1 - floor(log10(value)))
 
 
 def _rounded(value: float) -> float | None:

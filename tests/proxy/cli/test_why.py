@@ -62,7 +62,13 @@ JUDGED = CandidatesRecord(
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_ways_that_were_judged_are_a_table_that_fits(width: int) -> None:
-    told = {"laws": "7", "predicted_ttft_s": 0.1234, "ttft_s": 0.18, "ttft_error": 0.5, "tpot_error": -0.1}
+    told: dict[str, Any] = {
+        "laws": "7",
+        "predicted_ttft_s": 0.1234,
+        "ttft_s": 0.18,
+        "ttft_error": 0.5,
+        "tpot_error": -0.1,
+    }
     text = printed(receipt(route="SPLIT", decode="D12", prefill="P11", candidates=JUDGED, **told), width)
     assert max(map(len, text.splitlines())) <= width
     flat = " ".join(text.split())

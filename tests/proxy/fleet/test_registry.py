@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ppd.proxy.connectors import can_pair
 from ppd.proxy.fleet.ledger import RECENT_TOKENS, Use
-from ppd.proxy.fleet.registry import MODELS_KEPT, Registry
+from ppd.proxy.fleet.order import MODELS_KEPT
+from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.fleet.worker_names import NAMES_KEPT
@@ -340,7 +341,7 @@ def test_models_that_clients_make_up_do_not_pile_up() -> None:
     registry = heard(Announcement(replace(D, models=())))  # it has not said yet which it serves
     for number in range(3 * MODELS_KEPT):
         assert registry.fleet(f"model {number}") == fleet_of(registry, f"model {number}")
-    assert max(len(registry._takers), len(registry._fleets)) <= MODELS_KEPT
+    assert max(len(registry._rosters._by_model), len(registry._rosters._fleets)) <= MODELS_KEPT
 
 
 @pytest.mark.parametrize(

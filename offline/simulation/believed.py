@@ -80,4 +80,4 @@ def _with(fleet: Fleet, views: Mapping[WorkerId, WorkerView]) -> Fleet:
 
 def drawn_factor(spread: float, session: int) -> float:
     """Of a session's token estimates: between 1 / (1 + spread) and 1 + spread, the same for all its turns."""
-    return (1.0 + spread) ** Random(session).uniform(-1.0, 1.0)
+    return float((1.0 + spread) ** Random(session).uniform(-1.0, 1.0))

@@ -121,6 +121,8 @@ class Window:
     sessions: int = 0  # begun in it
     later_turns: int = 0  # sent in it
     all_sessions: int = 0
+    all_turns: int = 0
+    moved_bytes: float = 0.0  # of KV between workers, for all of them
     played: list[PlayedTurn] = field(default_factory=list)  # measured and ended
     open: int = 0  # measured and not ended
 
@@ -133,6 +135,7 @@ class Window:
 
     def sent(self, turn: int, now_s: float) -> None:
         self.all_sessions += turn == 1
+        self.all_turns += 1
         if not self.measures(now_s):
             return
         self.open += 1

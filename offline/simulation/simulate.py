@@ -57,11 +57,17 @@ def simulate(
 
 
 def play(
-    prompts: TracedPrompts, playback: Playback, topology: str, setup: Setup, proxy: ProxySetup | None = None
+    prompts: TracedPrompts,
+    playback: Playback,
+    topology: str,
+    setup: Setup,
+    proxy: ProxySetup | None = None,
+    window: Window | None = None,
 ) -> Window:
     """Plays a trace's sessions until the window is full and its turns have ended; then the rest is given up.
 
-    The same playback gives the same turns. ConfigError where the window cannot be filled by this trace.
+    window: None: of the playback, after its warm-up. The same playback gives the same turns. ConfigError where the
+    window cannot be filled by this trace.
     """
     if setup.published_routing:
         raise ConfigError("published_routing: its routes are a plan's, and a trace has none", param="setup")
@@ -72,13 +78,14 @@ def play(
     timeline = Timeline()
     fleet = SimulatedFleet(timeline, Topology.parse(topology), setup)
     routing = PolicyRouting(timeline, fleet, proxy or ProxySetup(), setup)
-    window = Window(playback, playback.warm_up(prompts))
+    window = window or Window(playback, playback.warm_up(prompts))
     clients = Clients(timeline, fleet, routing, ClientPool(timeline, setup.connections), window)
     for loss in playback.losses:
         _plan_loss(loss, window.begins_s + loss.at_s, timeline, fleet)
     clients.play_endless(traced_sessions(playback, prompts, window))
     timeline.run(until=lambda: window.is_over(timeline.now_s) or timeline.now_s > HORIZON_S)
     clients.give_up()
+    window.moved_bytes = sum(worker.sends.bytes for worker in fleet.workers)
     window.played.sort(key=lambda one: (one.record.conversation, one.record.turn))
     return window
 

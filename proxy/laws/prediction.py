@@ -23,8 +23,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     ttft_s: float
     tpot_s: float
-    ready_s: float  # until the engine that computes the prompt may begin with it, if it has nothing else to do
     prefill_s: float  # of engine time, for the tokens that are computed: on P, or on the worker that answers
+    ready_s: float = 0.0  # until the engine that computes the prompt may begin with it, if it has nothing else to do
     transfer_s: float = 0.0  # for the KV that is moved, links being idle
     moved_tokens: int = 0
     ttft_factor: float = 0.0  # that is in `ttft_s`; 0: that of the engine that computes the prompt

@@ -88,11 +88,12 @@ def test_laws_may_be_wrong_or_unknown(played: Play, proxy: dict[str, Any], facto
 
 def test_all_times_are_wrong_by_the_factor() -> None:
     right, wrong = EngineProfile(), slower(EngineProfile(), 2.0)
-    for time_s in (
+    laws: tuple[Callable[[EngineProfile], float], ...] = (
         lambda costs: step_time_s(costs, 9, 5000, 100, 9999),
         lambda costs: transfer_time_s(costs, 777),
         lambda costs: request_time_s(costs, 0, 100),
-    ):
+    )
+    for time_s in laws:
         assert time_s(wrong) == pytest.approx(2.0 * time_s(right))
 
 

@@ -40,7 +40,7 @@ def test_a_whole_number_may_stand_for_a_float(tmp_path: Path) -> None:
         ('port = "x"', "port", "whole number"),
         ("port = 70000", "port", "0 to 65535"),
         ("port = true", "port", "whole number"),
-        ('mode = "both"', "mode", "table, always_local, always_split, fraction, replica"),
+        ('mode = "both"', "mode", "table, always_local, session_hash, free_kv, always_split, fraction, replica"),
         ('lookup = "both"', "lookup", "nearest, interpolated"),
         ("x = 1.5", "x", "a number from 0 to 1"),
         ("w_ttft = -1", "w_ttft", "at least 0"),

@@ -17,7 +17,7 @@ from ppd.proxy.routing.foresight import LEAST_OUTPUT_TOKENS, Foreseen, came_to, 
 from tests.support.decisions import D1, D2, NEXT, P1, R1, TABLE, by_table
 
 SHIPPED = "h100-llama-3.1-8b"
-PREDICTION = Prediction(ttft_s=0.2, tpot_s=0.02, prefill_s=0.1, ready_s=0.0)
+PREDICTION = Prediction(ttft_s=0.2, tpot_s=0.02, ready_s=0.0, prefill_s=0.1)
 LOCAL = Decision(route=Route.LOCAL, reason="", decode=D2, wanted=Route.LOCAL, prediction=PREDICTION)
 SPLIT = replace(LOCAL, route=Route.SPLIT, decode=D1, prefill=P1)
 CELL = TABLE.cells[0]

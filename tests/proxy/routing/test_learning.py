@@ -32,7 +32,7 @@ from tests.support.requests import parse
 
 DECIDED_S, FIRST_S, LAST_S = 12.0, 12.4, 14.0
 """The turn came at 0 and queued for long. TTFT 0.4 s; with 41 tokens TPOT 0.04 s."""
-PREDICTION = Prediction(ttft_s=0.2, tpot_s=0.02, prefill_s=0.1, ready_s=0.0)
+PREDICTION = Prediction(ttft_s=0.2, tpot_s=0.02, ready_s=0.0, prefill_s=0.1)
 LOCAL = Decision(route=Route.LOCAL, reason="", decode=D2, wanted=Route.LOCAL, prediction=PREDICTION)
 SPLIT = replace(LOCAL, route=Route.SPLIT, decode=D1, prefill=P2)
 HANDOFF = Handoff({}, 1040, 900)

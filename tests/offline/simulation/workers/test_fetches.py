@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppd.offline.simulation.workers.fleet import FinishedPrefill
 from ppd.offline.simulation.workers.kv_cache import Span
 from ppd.proxy.laws.step_time import EngineProfile
 from tests.support.simulation.fleet import COSTS, HELD, LATER, Lab, after_first_turn
@@ -157,8 +158,8 @@ TURNS = st.lists(
 
 @given(TURNS, st.sampled_from([1500, 3000, 100_000]))
 def test_all_turns_end_no_cache_holds_more_than_it_can_and_nothing_stays_pinned(
-    turns: list[tuple], capacity: int
-) -> None:  # type: ignore[type-arg]
+    turns: list[tuple[str, str, str, int, int, int, float, bool]], capacity: int
+) -> None:
     lab = Lab(capacity=capacity)
     caches = [worker.engine.cache for worker in lab.fleet.workers]
 
@@ -168,7 +169,10 @@ def test_all_turns_end_no_cache_holds_more_than_it_can_and_nothing_stays_pinned(
         leg = lab.leg(prompt, source, fetched, output)
         if splits and prefill != decode:
             to = lab.workers[decode]
-            handed_over = lambda handoff: lab.fleet.decode(to, leg, handoff) and None  # noqa: E731
+
+            def handed_over(handoff: FinishedPrefill) -> None:
+                lab.fleet.decode(to, leg, handoff)
+
             lab.fleet.prefill(lab.workers[prefill], leg, to, handed_over)
         else:
             lab.fleet.ask(lab.workers[decode], leg)

@@ -73,9 +73,12 @@ def test_kv_that_was_pushed_before_is_there_when_p_is_lost() -> None:
     lab = Lab(transfers=Transfers.WHOLE)
     leg, d1 = lab.leg((HISTORY,), ""), lab.workers["D1"]
 
+    def decode(handoff: FinishedPrefill) -> None:
+        lab.fleet.decode(d1, leg, handoff)
+
     def handed_over(handoff: FinishedPrefill) -> None:
         lab.timeline.after(5.0, lose, lab, "P1")
-        lab.timeline.after(6.0, lab.fleet.decode, d1, leg, handoff)
+        lab.timeline.after(6.0, decode, handoff)
 
     lab.fleet.prefill(lab.workers["P1"], leg, d1, handed_over)
     lab.run()

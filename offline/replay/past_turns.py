@@ -26,11 +26,6 @@ class _Leg(msgspec.Struct, gc=False):
     ended_s: Time | None = None
 
 
-class _Candidates(msgspec.Struct, gc=False):
-    ttft_s: list[float | None] = []
-    chosen: int | None = 0
-
-
 class _Line(msgspec.Struct, gc=False):
     """The part of a receipt that is read."""
 
@@ -52,7 +47,7 @@ class _Line(msgspec.Struct, gc=False):
     cached_evidence: Name = ""
     estimated_output_tokens: Count = 0
     slo: SloTargets = USUAL
-    candidates: _Candidates | None = None
+    predicted_ttft_s: Time | None = None
     legs: list[_Leg] = []
     outcome: Name = ""
     prompt_tokens: Count | None = None
@@ -141,10 +136,7 @@ def _past_turn(receipt: _Line, targets: dict[SloTargets, SloTargets]) -> PastTur
     if not receipt.route or answering is None or (receipt.route == "SPLIT") is not (prefill is not None):
         return None
     decided_s = (answering if prefill is None else prefill).began_s
-    is_completed, candidates = receipt.outcome == "completed", receipt.candidates
-    recorded_s = None
-    if candidates is not None and candidates.chosen is not None and candidates.chosen < len(candidates.ttft_s):
-        recorded_s = candidates.ttft_s[candidates.chosen]
+    is_completed = receipt.outcome == "completed"
     intern = sys.intern
     return PastTurn(
         decided_s=decided_s,
@@ -167,7 +159,7 @@ def _past_turn(receipt: _Line, targets: dict[SloTargets, SloTargets]) -> PastTur
         completion_counted=receipt.completion_tokens if is_completed else None,
         ttft_s=None if receipt.ttft_s is None else max(0.0, arrived_s + receipt.ttft_s - decided_s),
         tpot_s=receipt.tpot_s,
-        recorded_ttft_s=recorded_s,
+        recorded_ttft_s=receipt.predicted_ttft_s,
     )
 
 

@@ -184,10 +184,11 @@ _SESSION = _object(
 )
 _NUMBERS = _list({"type": ["number", "null"]})
 _TARGETS = _object(dict.fromkeys(("ttft_s", "ttft_factor", "tpot_s"), _NUMBER))
+_FIGURE: Json = {"type": ["number", "null"]}
+_PREDICTED = ("predicted_ttft_s", "predicted_tpot_s", "ttft_error", "tpot_error")
 _CANDIDATES = _object(
     {"route": _list({"enum": [*Route]}), "decode": _list(_NAME)},
     {
-        "laws": _NAME,
         **dict.fromkeys(("prefill", "source", "excluded"), _list(_NAME)),
         "fetched_tokens": _list(_COUNT),
         "ttft_s": _NUMBERS,
@@ -195,7 +196,6 @@ _CANDIDATES = _object(
         "terms": {"type": "object", "additionalProperties": _NUMBERS},
         "chosen": {"type": ["integer", "null"], "default": 0},
         "held": {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": _COUNT}},
-        **dict.fromkeys(("ttft_error", "tpot_error"), _NUMBER),
     },
     description="The ways that were judged, at most 8, the best first: columns, left out where they say nothing.",
 )
@@ -210,6 +210,8 @@ _RECEIPT = _object(
         "status": _COUNT,
         "slo": _TARGETS,
         "candidates": _nullable(_CANDIDATES),
+        "laws": _NAME,
+        **dict.fromkeys(_PREDICTED, _FIGURE),
         "outcome": {"enum": ["running", "completed", "failed", "cancelled", "broken"]},
         "legs": _list(_object({"kind": _NAME, "worker": _NAME, "started_s": _NUMBER})),
     }

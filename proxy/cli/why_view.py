@@ -72,7 +72,8 @@ def told(receipt: Receipt, width: int) -> Iterator[RenderableType]:
     if receipt.cell is not None:
         yield _section("Table", _facts(_cell(receipt.cell)))
     if receipt.candidates is not None:
-        yield _section(_ways_heading(receipt.candidates), _ways(receipt.candidates, width))
+        heading = f"Ways that were judged, the best first{f' (laws {receipt.laws})' if receipt.laws else ''}"
+        yield _section(heading, _ways(receipt.candidates, width))
     if receipt.legs:
         yield _section("Legs (seconds from the turn's arrival)", _legs(receipt.legs, width))
     yield _section("Predicted and measured", _outcome(receipt))
@@ -170,10 +171,6 @@ def _way(route: str, decode: str, prefill: str = "", source: str = "", fetched_t
     return f"{route} {f'{prefill} > {decode}' if prefill else decode}{fetched}"
 
 
-def _ways_heading(found: CandidatesRecord) -> str:
-    return f"Ways that were judged, the best first (laws {found.laws})" if found.laws else "Ways that were judged"
-
-
 def _ways(found: CandidatesRecord, width: int) -> Table:
     """A column for each term where the terminal is wide enough; else all in one."""
     rows = [_cells(found, number) for number in range(len(found.route))]
@@ -246,15 +243,9 @@ def _legs(legs: Sequence[LegRecord], width: int) -> Table:
 
 
 def _outcome(receipt: Receipt) -> Table:
-    found = receipt.candidates
-    chosen = None if found is None else found.chosen
-    ttft_s = tpot_s = None
-    if found is not None and chosen is not None:
-        ttft_s, tpot_s = (column[chosen] if chosen < len(column) else None for column in (found.ttft_s, found.tpot_s))
     table = _plain(["", "predicted", "measured", "off by"], right=range(1, 4))
-    errors = (None, None) if found is None else (found.ttft_error, found.tpot_error)
-    table.add_row("TTFT s", _seconds(ttft_s), _seconds(receipt.ttft_s), _share(errors[0]))
-    table.add_row("TPOT s", _seconds(tpot_s), _seconds(receipt.tpot_s), _share(errors[1]))
+    table.add_row("TTFT s", _seconds(receipt.predicted_ttft_s), _seconds(receipt.ttft_s), _share(receipt.ttft_error))
+    table.add_row("TPOT s", _seconds(receipt.predicted_tpot_s), _seconds(receipt.tpot_s), _share(receipt.tpot_error))
     counts = (
         ("prompt tokens", receipt.estimated_prompt_tokens, receipt.prompt_tokens),
         ("cached tokens", receipt.estimated_cached_tokens, receipt.cached_tokens),

@@ -14,7 +14,6 @@ from ..laws.corrections import Figure, Measured
 from ..laws.prediction import EngineLaws, Prediction
 from ..laws.worker_laws import TableTime, TurnTimes, WorkerLaws, likes_of
 from ..policy import Decision, Route, Turn
-from ..telemetry.receipts import Receipt
 
 LEAST_OUTPUT_TOKENS = 8  # of an answer whose TPOT says something
 AS_FORESEEN = 2.0  # a prompt of which so many times more or fewer tokens were computed says nothing of the laws
@@ -69,11 +68,6 @@ def _by_table(decision: Decision, scored: ScoredTable | None) -> tuple[TableTime
         return ()
     table, means = scored.table.name, {Figure.TTFT: arm.ttft_s.mean, Figure.TPOT: arm.tpot_s.mean}
     return tuple(TableTime(table, figure, mean_s, math.nan) for figure, mean_s in means.items())
-
-
-def note_prediction(receipt: Receipt, prediction: Prediction, version: str) -> None:
-    receipt.predicted_ttft_s, receipt.predicted_tpot_s = round(prediction.ttft_s, 6), round(prediction.tpot_s, 6)
-    receipt.laws = version
 
 
 def came_to(

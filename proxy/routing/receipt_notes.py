@@ -49,8 +49,12 @@ def note_decision(receipt: Receipt, turn: Turn, decision: Decision, rules: Rules
     receipt.estimated_cached_tokens = decision.cached_tokens
     receipt.cached_evidence = "" if decision.held is None else decision.held.evidence
     receipt.estimated_new_tokens = max(1, turn.prompt_tokens - decision.cached_tokens)
-    laws = "" if rules.laws is None else rules.laws.version
-    receipt.candidates = _candidates(turn, decision, laws) if decision.candidates else None
+    receipt.candidates = _candidates(turn, decision) if decision.candidates else None
+    receipt.predicted_ttft_s = receipt.predicted_tpot_s = None
+    if decision.prediction is not None:
+        receipt.predicted_ttft_s = _rounded(decision.prediction.ttft_s)
+        receipt.predicted_tpot_s = _rounded(decision.prediction.tpot_s)
+    receipt.laws = "" if rules.laws is None or decision.prediction is None else rules.laws.version
     verdict, scored = decision.verdict, rules.scored
     if verdict is not None and scored is not None:
         receipt.cell = CellRecord(
@@ -67,23 +71,25 @@ def note_decision(receipt: Receipt, turn: Turn, decision: Decision, rules: Rules
 
 
 CANDIDATES = 8  # in one receipt
-ROOM_BYTES = 1024 - 44  # for them; the rest is for the errors, which come later
-DIGITS = 4
+ROOM_BYTES = 1024 - 185  # for them; the rest is for what was predicted, the laws' version and the errors
+DIGITS, FEWER_DIGITS = 4, 3
 MOST_DECIMALS = 6
 
 
-def _candidates(turn: Turn, decision: Decision, laws: str) -> CandidatesRecord:
-    """As many as there is room for: eight, unless they have more and longer terms than any mode's."""
+def _candidates(turn: Turn, decision: Decision) -> CandidatesRecord:
+    """As many as there is room for: with terms that are long, in fewer digits; then fewer ways."""
     ways = list(decision.candidates[:CANDIDATES])
     chosen = next((number for number, way in enumerate(decision.candidates) if _is_chosen(way, decision)), None)
-    while True:
-        if chosen is not None and chosen >= len(ways):
-            ways[-1], chosen = decision.candidates[chosen], len(ways) - 1
-        record = _columns(turn, ways, laws, chosen)
+    if chosen is not None and chosen >= len(ways):
+        ways[-1], chosen = decision.candidates[chosen], len(ways) - 1
+    record = _columns(turn, ways, chosen, DIGITS)
+    while len(_encode(record)) > ROOM_BYTES:
+        record = _columns(turn, ways, chosen, FEWER_DIGITS)
         if len(ways) == 1 or len(_encode(record)) <= ROOM_BYTES:
-            return record
+            break
         del ways[-2 if chosen == len(ways) - 1 else -1]
         chosen = chosen if chosen is None else min(chosen, len(ways) - 1)
+    return record
 
 
 _encode = msgspec.json.Encoder().encode
@@ -98,12 +104,11 @@ def _is_chosen(way: Candidate, decision: Decision) -> bool:
     )
 
 
-def _columns(turn: Turn, ways: Sequence[Candidate], laws: str, chosen: int | None) -> CandidatesRecord:
+def _columns(turn: Turn, ways: Sequence[Candidate], chosen: int | None, digits: int) -> CandidatesRecord:
     record = CandidatesRecord(
-        laws=laws,
         route=[way.route for way in ways],
         decode=[way.decode.name for way in ways],
-        terms=_terms(ways),
+        terms=_terms(ways, digits),
         chosen=chosen,
         held=_held(turn, ways),
     )
@@ -121,12 +126,12 @@ def _columns(turn: Turn, ways: Sequence[Candidate], laws: str, chosen: int | Non
     return record
 
 
-def _terms(ways: Sequence[Candidate]) -> dict[str, list[float | None]]:
-    """A way's terms are rounded alike, so that their sum is the score to four digits. Terms of 0 are left out."""
+def _terms(ways: Sequence[Candidate], digits: int) -> dict[str, list[float | None]]:
+    """A way's terms are rounded alike, so that their sum is the score to so many digits. Terms of 0 are left out."""
     columns: dict[str, list[float | None]] = {}
     for number, way in enumerate(ways):
         terms = way.terms
-        decimals = _decimals(max(map(abs, terms.values()), default=0.0))
+        decimals = _decimals(max(map(abs, terms.values()), default=0.0), digits)
         for name, value in terms.items():
             if not value:
                 continue
@@ -136,11 +141,11 @@ def _terms(ways: Sequence[Candidate]) -> dict[str, list[float | None]]:
     return {name: values for name, values in columns.items() if any(value != 0 for value in values)}
 
 
-def _decimals(value: float) -> int:
-    """With which a number has the digits that are recorded."""
+def _decimals(value: float, digits: int = DIGITS) -> int:
+    """With which a number has so many digits."""
     if not 0.0 < value < inf:
-        return MOST_DECIMALS if value == 0.0 else DIGITS
-    return min(MOST_DECIMALS, DIGITS - 1 - floor(log10(value)))
+        return digits
+    return min(MOST_DECIMALS, digits - 1 - floor(log10(value)))
 
 
 def _rounded(value: float) -> float | None:
@@ -159,12 +164,9 @@ def _held(turn: Turn, ways: Sequence[Candidate]) -> dict[str, dict[str, int]]:
 
 def note_errors(receipt: Receipt, predicted: Prediction, ttft_s: float) -> None:
     """ttft_s: measured from when the workers were asked, as predicted: not from the turn's arrival."""
-    record = receipt.candidates
-    if record is None:
-        return
-    record.ttft_error = _error(ttft_s, predicted.ttft_s)
+    receipt.ttft_error = _error(ttft_s, predicted.ttft_s)
     if receipt.tpot_s is not None:
-        record.tpot_error = _error(receipt.tpot_s, predicted.tpot_s)
+        receipt.tpot_error = _error(receipt.tpot_s, predicted.tpot_s)
 
 
 def _error(measured: float, predicted: float) -> float | None:

@@ -33,7 +33,7 @@ from ..tokenizer.count_checks import CountedPrompt, form_of
 from ..tokenizer.prompt_tokenizer import PromptTokenizer
 from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext, is_loss, workers_lost
 from .dispatch import Dispatcher
-from .foresight import foresee, note_prediction
+from .foresight import foresee
 from .learning import Learner
 from .receipt_notes import decision_headers, note_decision, note_turn
 from .state import State
@@ -258,8 +258,6 @@ class Router:
     def _attempt(self, job: Job, turn: Turn, decision: Decision, now_s: float) -> Attempt:
         note_decision(job.receipt, turn, decision, self.rules)
         laws = self._state.laws
-        if decision.prediction is not None:
-            note_prediction(job.receipt, decision.prediction, laws.version)
         decode, prefill = decision.decode.id, None if decision.prefill is None else decision.prefill.id
         prompt = job.receipt.estimated_prompt_tokens
         beliefs, held = self._state.beliefs, turn.held

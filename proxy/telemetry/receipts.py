@@ -73,7 +73,6 @@ class CandidatesRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     Numbers have four significant digits; terms as many decimals as the largest of their way needs for that.
     """
 
-    laws: str = ""  # their version
     route: list[str]
     decode: list[str]  # or the R
     prefill: list[str] = []  # empty for none
@@ -85,8 +84,6 @@ class CandidatesRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     excluded: list[str] = []  # the rule that forbids it; empty for none
     chosen: int | None = 0  # which of them, from 0; None: another
     held: dict[str, dict[str, int]] = {}  # tokens of the prompt, by evidence and worker
-    ttft_error: float | None = None  # measured over predicted, less 1; of the way that was chosen
-    tpot_error: float | None = None
 
 
 class Receipt(msgspec.Struct, kw_only=True):
@@ -119,10 +116,12 @@ class Receipt(msgspec.Struct, kw_only=True):
     estimated_output_tokens: int = 0
     slo: SloTargets = USUAL
     cell: CellRecord | None = None
+    candidates: CandidatesRecord | None = None  # None: the mode judges no single ways
     predicted_ttft_s: float | None = None  # from the decision on
     predicted_tpot_s: float | None = None
     laws: str = ""  # the version that the decision went by
-    candidates: CandidatesRecord | None = None  # None: the mode judges no single ways
+    ttft_error: float | None = None  # measured over predicted, less 1
+    tpot_error: float | None = None
     legs: list[LegRecord] = []
     handoff_missing: str | None = None  # why D got the plain prompt although P had answered
     status: int = 0

@@ -71,7 +71,7 @@ async def test_the_receipt_has_the_ways_that_were_judged_and_how_far_off_they_we
         assert len(found["ttft_s"]) == len(found["route"]) > 1
     before, after = receipts
     assert after["candidates"]["held"]["own_turns"][before["decode"]] > before["estimated_prompt_tokens"] / 2
-    assert {"ttft_error", "tpot_error"} <= after["candidates"].keys()
-    assert "ttft_error" not in before["candidates"], "an answer that is not streamed has no times"
+    assert all(isinstance(after[name], float) for name in ("ttft_error", "tpot_error"))
+    assert before["ttft_error"] is None, "an answer that is not streamed has no times"
     logged = [msgspec.json.decode(line, type=Receipt) for line in log.read_bytes().splitlines()]
     assert [msgspec.to_builtins(one)["candidates"] for one in logged] == [one["candidates"] for one in receipts]

@@ -8,7 +8,6 @@ import pytest
 from ppd.offline.replay.past_turns import PLACES_TOLD, read_log
 from ppd.proxy.failures import Leg
 from ppd.proxy.laws.targets import SloTargets
-from ppd.proxy.telemetry.receipts import CandidatesRecord
 
 from .receipts import BEGAN_S, leg, line_of, log_of, receipt
 
@@ -40,8 +39,8 @@ def test_a_turn_that_reached_no_worker_is_counted() -> None:
 
 
 def test_what_was_in_force_and_what_was_predicted_is_read() -> None:
-    slo, judged = SloTargets(tpot_s=0.1), CandidatesRecord(route=["LOCAL"], decode=["D1"], ttft_s=[0.5])
-    (turn,) = log_of(receipt("D1", slo=slo, candidates=judged)).turns
+    slo = SloTargets(tpot_s=0.1)
+    (turn,) = log_of(receipt("D1", slo=slo, predicted_ttft_s=0.5)).turns
     assert (turn.slo, turn.recorded_ttft_s) == (slo, 0.5)
 
 

@@ -47,7 +47,6 @@ def printed(shown: Receipt, width: int = 80) -> str:
 
 TERMS = ("ttft", "tpot", "streams", "batch", "queue", "work", "moved")
 JUDGED = CandidatesRecord(
-    laws="7",
     route=["SPLIT", "LOCAL", "REPLICA"],
     decode=["D12", "D2", "R1"],
     prefill=["P11", "", ""],
@@ -58,14 +57,19 @@ JUDGED = CandidatesRecord(
     terms={name: [0.1111, 0.2222, 0] for name in TERMS},
     excluded=["", "", "evicts_live"],
     held={"own_turns": {"D2": 30_000}, "kv_events": {"P11": 512}},
-    ttft_error=0.5,
-    tpot_error=-0.1,
 )
 
 
 @pytest.mark.parametrize("width", [80, 200])
 def test_the_ways_that_were_judged_are_a_table_that_fits(width: int) -> None:
-    text = printed(receipt(route="SPLIT", decode="D12", prefill="P11", candidates=JUDGED, ttft_s=0.18), width)
+    told: dict[str, Any] = {
+        "laws": "7",
+        "predicted_ttft_s": 0.1234,
+        "ttft_s": 0.18,
+        "ttft_error": 0.5,
+        "tpot_error": -0.1,
+    }
+    text = printed(receipt(route="SPLIT", decode="D12", prefill="P11", candidates=JUDGED, **told), width)
     assert max(map(len, text.splitlines())) <= width
     flat = " ".join(text.split())
     assert "SPLIT P11 > D12" in flat

@@ -130,7 +130,7 @@ class Unwalked(Entries):
     def walked(self, *_: object) -> NoReturn:
         raise AssertionError("all that waits was looked through")
 
-    oldest_first = newest_first = walked
+    oldest_first = newest_first = walked  # type: ignore[assignment]
 
 
 class UnwalkedKeys(dict[int, int]):

@@ -31,9 +31,7 @@ STEPS = st.tuples(
 def fleet(size: int, capacity: int) -> dict[WorkerId, WorkerView]:
     load = Load(kv_capacity_tokens=capacity)
     workers = [Worker(role=Role.DECODE, address=WorkerId(f"w{number}")) for number in range(size)]
-    return {
-        worker.address: WorkerView(worker=worker, name=worker.address, incarnation="0", load=load) for worker in workers
-    }
+    return {worker.id: WorkerView(worker=worker, name=worker.address, incarnation="0", load=load) for worker in workers}
 
 
 class Histories:
@@ -82,7 +80,7 @@ class Histories:
             for key, most in () if known is None else ((mark.key, 1 << 30), (known >> 30, known & (1 << 30) - 1)):
                 slot = book._entries.slot(key)
                 if slot and (book._entries.held[slot] or book._entries.own[slot]):
-                    return min(book.held(key), most)
+                    return int(min(book.held(key), most))
         return 0
 
 

@@ -92,10 +92,10 @@ def test_a_session_adopted_late_goes_when_its_own_time_is_over() -> None:
     "changes",
     [
         {"packed": b""},
-        {"packed": b"x" * 17},
+        {"packed": b"x" * 18},
         {"packed": b"x" * 500},
-        {"packed": b"\xff" * (16 + 25)},
-        {"packed": b"\xff" * (16 + 25 + 14)},
+        {"packed": b"\xff" * (17 + 25)},
+        {"packed": b"\xff" * (17 + 25 + 14)},
         {"packed_prefixes": b"x" * 41},
     ],
 )

@@ -19,6 +19,7 @@ from .laws.profiles import Profiles
 from .laws.targets import target_rules
 from .laws.worker_laws import WorkerLaws
 from .policy import Limits, Rules
+from .policy.modes import PREDICTING
 from .runtime.watched_files import WATCH_EVERY_S, WatchedFiles
 
 log = logging.getLogger(__name__)
@@ -135,7 +136,21 @@ def check_table(name: str) -> None:
     DecisionTable.load(find(name))
 
 
+def check_mode(config: ProxyConfig) -> None:
+    """ConfigError where the mode predicts, and it is not said by which profile."""
+    if config.mode not in PREDICTING or config.profile:
+        return
+    workers = static_workers(config)
+    if not workers or not all(worker.profile for worker in workers):
+        raise ConfigError(
+            f"profile: mode = {config.mode.value!r} predicts what turns will take, so it must name an engine profile; "
+            "or each of `workers` its own",
+            param="profile",
+        )
+
+
 def _rules(config: ProxyConfig, laws: Laws) -> Rules:
+    check_mode(config)
     scored = None
     if config.mode is Mode.TABLE:
         table, weights = DecisionTable.load(find(config.table)), Weights(config.w_ttft, config.w_tpot)

@@ -17,7 +17,7 @@ from ..discovery.static_workers import static_workers
 from ..errors import PPDError
 from ..laws.targets import target_rules
 from ..runtime.tls import client_tls, worker_tls
-from ..settings import check_table, profiles
+from ..settings import check_mode, check_table, profiles
 from ..tokenizer.folder_names import FolderNames
 
 
@@ -78,6 +78,6 @@ def _receipt_log(config: ProxyConfig) -> None:
 
 
 PARTS: tuple[Callable[[ProxyConfig], object], ...] = (
-    *(static_workers, weight_rules, target_rules, _table, _profiles, _client_keys, client_tls),
+    *(static_workers, weight_rules, target_rules, _table, _profiles, check_mode, _client_keys, client_tls),
     *(worker_tls, _curve_keys, _receipt_log, _tokenizer),
 )

@@ -79,6 +79,20 @@ def test_a_profile_that_is_not_there_is_refused_at_the_start(tmp_path: Path, key
     assert caught.value.param == key
 
 
+@pytest.mark.parametrize("mode", ["slo", "weights", "least_ttft", "lmetric", "slack"])
+@pytest.mark.parametrize("workers", ["[]", '["D=a:1,profile=h100-llama-3.1-8b", "D=b:1"]'])
+def test_a_mode_that_predicts_needs_a_profile(tmp_path: Path, mode: str, workers: str) -> None:
+    with pytest.raises(ConfigError, match=f"mode = '{mode}' predicts") as caught:
+        settings(tmp_path, f'mode = "{mode}"\nworkers = {workers}')
+    assert caught.value.param == "profile"
+
+
+@pytest.mark.parametrize("text", ['profile = "h100-llama-3.1-8b"', 'workers = ["D=a:1,profile=h100-llama-3.1-8b"]'])
+def test_that_profile_may_be_the_configs_or_each_workers_own(tmp_path: Path, text: str) -> None:
+    held, _ = settings(tmp_path, f'mode = "slo"\n{text}')
+    assert held.rules().mode is Mode.SLO
+
+
 def test_a_deleted_file_changes_nothing(tmp_path: Path) -> None:
     held, file = settings(tmp_path, "w_tpot = 2\n")
     file.unlink()

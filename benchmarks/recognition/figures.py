@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
-from statistics import fmean
+from statistics import fmean, stdev
 
 import msgspec
 
@@ -130,6 +131,78 @@ def cells(found: BeliefFigures, best: int | None) -> list[str]:
         *flips,
         estimate,
     ]
+
+
+LIMIT = 0.01
+"""Of the prompts or requests that a share is of; of tokens, of their mean with one process."""
+
+SPREAD_HEADS = ("LOCAL %", "claimed less there %", "harm %", "lost %", "computed k", "within 1 %")
+
+
+class _Compared(msgspec.Struct, frozen=True):
+    """One figure of runs that differ by chance alone, shown in units."""
+
+    of: Callable[[BeliefFigures], float | None]
+    unit: float
+    is_share: bool = True
+
+
+_COMPARED = (
+    _Compared(lambda found: found.local, 0.01),
+    _Compared(lambda found: None if found.claimed is None else found.claimed - found.there, 0.01),
+    _Compared(lambda found: found.harm, 0.01),
+    _Compared(lambda found: found.lost, 0.01),
+    _Compared(lambda found: found.computed, 1000.0, is_share=False),
+)
+
+
+def spread_cells(runs: Sequence[BeliefFigures], others: Sequence[BeliefFigures] | None) -> list[str]:
+    """Each figure's mean, with its standard deviation from run to run.
+
+    others: as many runs, of the same sessions at the same moments, with which these are compared. Then each figure's
+    difference is there too, with twice its standard error, and at the end whether the differences are below the limit:
+    `yes` and `no` where chance does not change that, else `open`.
+    """
+    shown, verdicts = list[str](), set[str]()
+    for compared in _COMPARED:
+        own = _values(compared, runs)
+        if not own:
+            shown.append("-")
+            continue
+        mean, deviation = fmean(own), stdev(own) if len(own) > 1 else 0.0
+        cell = _number(mean) + f" ({_number(deviation)})"
+        if others is not None:
+            known = _values(compared, others)
+            limit = LIMIT * (1.0 / compared.unit if compared.is_share else fmean(known))
+            differs, error = difference(own, known)
+            cell += f", {differs:+.{_digits(mean)}f} ± {_number(error, _digits(mean))}"
+            verdicts.add(verdict(differs, error, limit))
+        shown.append(cell)
+    return [*shown, next((one for one in ("no", "open", "yes") if one in verdicts), "-")]
+
+
+def difference(runs: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+    """Of the means, run by run, and twice the standard error of that; infinite where one run says nothing of it."""
+    each = [run - other for run, other in zip(runs, others, strict=True)]
+    return fmean(each), 2.0 * stdev(each) / math.sqrt(len(each)) if len(each) > 1 else math.inf
+
+
+def _values(compared: _Compared, runs: Iterable[BeliefFigures]) -> list[float]:
+    return [value / compared.unit for run in runs if (value := compared.of(run)) is not None]
+
+
+def verdict(differs: float, error: float, limit: float) -> str:
+    if abs(differs) + error <= limit:
+        return "yes"
+    return "no" if abs(differs) - error > limit else "open"
+
+
+def _digits(value: float) -> int:
+    return 0 if abs(value) >= 1000 else 2 if abs(value) < 1 else 1
+
+
+def _number(value: float, digits: int | None = None) -> str:
+    return f"{value:.{_digits(value) if digits is None else digits}f}"
 
 
 def _percent(share: float | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
+from random import Random
 
 import msgspec
 
@@ -64,6 +65,7 @@ class FleetSetup:
     routing: str = "ppd"
     at_once: int = 24  # sessions
     events: EventSetup | None = None  # of its engines; None: they publish none
+    key: int = 0  # with another one sessions begin at other moments, and ties between workers are broken otherwise
 
 
 class Play:
@@ -73,14 +75,16 @@ class Play:
         self.records: list[TurnRecord] = []
         self._language = language
         self._stack = ExitStack()  # what the routing started
-        self._routing: Routing = ROUTINGS[setup.routing](self.time, self.workers, self._stack)
+        self._routing: Routing = ROUTINGS[setup.routing](self.time, self.workers, self._stack, setup.key)
         self._answering = [worker for worker in self.workers if worker.role is not Role.PREFILL]
         self._sessions = iter(sessions)
         self._seen: set[int] = set()  # keys of all blocks that any worker has had
         self._last: dict[int, tuple[bytes, list[int]]] = {}  # tokens and keys of each session's last request
         self._begun = 0
+        moments = Random(setup.key)
         for place in range(setup.at_once):
-            self.time.after(place * STAGGER_S, self._open)
+            early_s = moments.random() * STAGGER_S if setup.key and place else 0.0
+            self.time.after(place * STAGGER_S - early_s, self._open)
 
     def run(self) -> Sequence[TurnRecord]:
         with self._stack:

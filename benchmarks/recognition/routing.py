@@ -22,7 +22,8 @@ from ppd.proxy.kv_events.event_stream import EventStream
 from ppd.proxy.openai.reply_key import ReplyKey
 from ppd.proxy.openai.request import ReadingRules, Request, parse_request
 from ppd.proxy.peers.channels import Member
-from ppd.proxy.peers.turn_replication import Copies, EventSender, TurnReplication
+from ppd.proxy.peers.events import WorkerSeen
+from ppd.proxy.peers.turn_replication import Appliers, Copies, EventSender, TurnReplication
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
 from ppd.proxy.sessions.session import marks_of_prompt, points_of_prompt
 from ppd.proxy.sessions.table import SessionMatch, TurnOutcome
@@ -32,7 +33,14 @@ from .requests import MODEL, Asked
 from .templates import Message
 
 HEARTBEAT_S = 10.0  # as the agents' default
-ALONE = Member(secret=bytes(16))
+
+
+def member(key: int, index: int = 0) -> Member:
+    """key: of the hashes by which sessions are numbered, and ties between workers broken."""
+    return Member(index=index, secret=key.to_bytes(16, "big"))
+
+
+ALONE = member(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,15 +104,21 @@ class ProxyRouting:
                 worker.events.subscribe(_reader(self._caches.stream(address, 0)))
         self._rules = Rules(mode=mode)
         self._heard_s = -HEARTBEAT_S
+        self._leads = member.leads
         self.turns = TurnReplication(member, state, lambda: config.max_worker_inflight)
 
     def attach(self, channels: EventSender) -> None:
         def changed(worker: WorkerId, change: WorkerChange) -> None:
-            if change is not WorkerChange.VIEW:  # the loads each hears by itself, at the same moment
+            if change is not WorkerChange.VIEW:
                 self.turns.use_changed(worker, change)
+            elif self._leads and (view := self._registry.view(worker)) is not None:
+                channels.queue(WorkerSeen(view))
 
         self.turns.attach(channels)
         self._registry.replicated = Copies(channels.drain, changed)
+
+    def appliers(self) -> Appliers:
+        return {**self.turns.appliers(), WorkerSeen: lambda _, event: self._registry.adopt(event.view)}
 
     def place(self, asked: Asked, keys: Sequence[int], prompt_tokens: int) -> Placed:
         self.hear()
@@ -236,8 +250,11 @@ class ProxyRouting:
         return self._beliefs.held(self._registry.fleet(MODEL).views, entry, most, observed)
 
     def hear(self) -> bool:
-        """Loads reach the proxy every few seconds; between them it knows only what it has placed. Whether they did."""
-        if self._time.now_s - self._heard_s < HEARTBEAT_S:
+        """Loads reach the proxy's first process every few seconds; between them it knows only what it has placed.
+
+        Whether they did.
+        """
+        if not self._leads or self._time.now_s - self._heard_s < HEARTBEAT_S:
             return False
         self._heard_s = self._time.now_s
         for worker in self._workers.values():

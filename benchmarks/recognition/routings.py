@@ -11,16 +11,14 @@ from random import Random
 import msgspec
 
 from ppd.proxy.fleet.worker import Role
-from ppd.proxy.peers.channels import Member
 from ppd.proxy.peers.events import AnyEvent, Event
-from ppd.proxy.peers.turn_replication import TurnReplication
 from ppd.proxy.policy import Route
 
 from ..overhead.peers import PEERS
 from .engines.workers import TimedWorker, VirtualTime
 from .peers import PeerRouting
 from .requests import Asked
-from .routing import ALONE, Placed, ProxyRouting, Routing
+from .routing import Placed, ProxyRouting, Routing, member
 
 PEERS_DELAY_S = 0.005  # a process of the proxy sends, and reads, once in 2 ms
 MOST_PROCESSES = 8
@@ -73,32 +71,34 @@ def _turns(workers: Sequence[TimedWorker], role: Role) -> Iterator[TimedWorker]:
 class Processes:
     """Several processes of one proxy. Each request reaches any of them, and each answer the one that asked."""
 
-    def __init__(self, count: int, time: VirtualTime, workers: Sequence[TimedWorker]) -> None:
-        members = [Member(index=index, secret=ALONE.secret) for index in range(count)]
-        self.processes = [ProxyRouting(time, workers, member=member) for member in members]
-        self._random = Random(count)
-        channels = [VirtualChannels(time, index, one.turns) for index, one in enumerate(self.processes)]
-        self._channels = channels
+    def __init__(self, count: int, time: VirtualTime, workers: Sequence[TimedWorker], key: int = 0) -> None:
+        self.processes = [ProxyRouting(time, workers, member=member(key, index)) for index in range(count)]
+        self._random = Random(f"{count} {key}")
+        channels = [VirtualChannels(time, index, one) for index, one in enumerate(self.processes)]
         for one, own in zip(self.processes, channels, strict=True):
             own.others = [other for other in channels if other is not own]
             one.attach(own)
+        self._channels = channels
 
     def place(self, asked: Asked, keys: Sequence[int], prompt_tokens: int) -> Placed:
-        for one, channels in zip(self.processes, self._channels, strict=True):
-            if one.hear():  # all see loads when the leader does, and that was not in this very moment
-                channels.flush()
+        if self.processes[0].hear():  # no turn came in that very moment
+            for _ in range(2):  # the others' answer is that they count anew what they place
+                for one in self._channels:
+                    one.flush()
+                for one in self._channels:
+                    one.drain()
         return self._random.choice(self.processes).place(asked, keys, prompt_tokens)
 
 
 class VirtualChannels:
     """One process's `Channels`. What may wait is sent `PEERS_DELAY_S` later, and what nobody needs is read so late."""
 
-    def __init__(self, time: VirtualTime, index: int, turns: TurnReplication) -> None:
+    def __init__(self, time: VirtualTime, index: int, process: ProxyRouting) -> None:
         self.others: Sequence[VirtualChannels] = ()
         self._time = time
         self._index = index
-        self._turns = turns
-        self._appliers = turns.appliers()
+        self._turns = process.turns
+        self._appliers = process.appliers()
         self._came: list[tuple[int, bytes]] = []
         self._outbox: list[Event] = []
         self._is_flushing = False
@@ -139,18 +139,18 @@ class VirtualChannels:
             self._time.after(PEERS_DELAY_S, other.drain)
 
 
-def _processes(count: int, time: VirtualTime, workers: Sequence[TimedWorker], stack: ExitStack) -> Routing:
-    return Processes(count, time, workers)
+def _processes(count: int, time: VirtualTime, workers: Sequence[TimedWorker], stack: ExitStack, key: int) -> Routing:
+    return Processes(count, time, workers, key)
 
 
-def _peer(name: str, time: VirtualTime, workers: Sequence[TimedWorker], stack: ExitStack) -> Routing:
+def _peer(name: str, time: VirtualTime, workers: Sequence[TimedWorker], stack: ExitStack, key: int) -> Routing:
     return PeerRouting(name, workers, stack)
 
 
-ROUTINGS: Mapping[str, Callable[[VirtualTime, Sequence[TimedWorker], ExitStack], Routing]] = {
-    "ppd": lambda time, workers, stack: ProxyRouting(time, workers),
+ROUTINGS: Mapping[str, Callable[[VirtualTime, Sequence[TimedWorker], ExitStack, int], Routing]] = {
+    "ppd": lambda time, workers, stack, key: ProxyRouting(time, workers, member=member(key)),
     **{f"ppd x {count}": partial(_processes, count) for count in range(2, MOST_PROCESSES + 1)},
-    "clairvoyant": lambda time, workers, stack: Clairvoyant(workers),
-    "round robin": lambda time, workers, stack: RoundRobin(workers),
+    "clairvoyant": lambda time, workers, stack, key: Clairvoyant(workers),
+    "round robin": lambda time, workers, stack, key: RoundRobin(workers),
     **{name: partial(_peer, name) for name in PEERS},
 }

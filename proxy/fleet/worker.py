@@ -103,6 +103,7 @@ class Worker:
     tls: bool = False
     kv_events: EventSource = NO_EVENTS
     x: float | None = None  # of a D in mode `fraction`: the share of its sessions kept LOCAL; None: the config's
+    profile: str = ""  # of its engine: a bundled profile's name, or of a static worker a path; empty: the config's
     is_trusted: bool = True  # False: who announced it is not known, so the proxy's own key does not go there
 
     @property

@@ -11,6 +11,8 @@ from typing import Any, Generic, ParamSpec, Protocol
 from ..beliefs.held import BookNews, CacheFound, LegOutcome, SentLeg
 from ..fleet.registry import WorkerChange
 from ..fleet.worker import WorkerId
+from ..laws.forecasts import Habit
+from ..laws.worker_laws import LawsNews
 from ..routing.state import State
 from ..sessions.rendered_replies import Case
 from ..sessions.session import Session
@@ -21,7 +23,11 @@ from .events import (
     CacheSeen,
     EstimatesLearned,
     Event,
+    HabitSeen,
+    HabitsLearned,
     HeadsComputed,
+    LawsLearned,
+    LawsTold,
     LegEnded,
     LegSent,
     LegsUnderWay,
@@ -79,6 +85,8 @@ class TurnReplication:
         state.tokens.replicated = Copies(catch_up, self._tokens_counted)
         state.templates.replicated = Copies(catch_up, self._heads_computed)
         state.sessions.rendered.replicated = Copies(catch_up, self._replies_learned)
+        state.laws.replicated = Copies(catch_up, self._laws_told)
+        state.forecasts.replicated = Copies(catch_up, self._habit_seen)
         state.arrivals.replicated = Copies(catch_up, self._turn_arrived)
 
     # -- sending
@@ -114,6 +122,12 @@ class TurnReplication:
     def _replies_learned(self, case: Case, score: int) -> None:
         self._channels.queue(RepliesLearned(case, score))
 
+    def _laws_told(self, news: LawsNews) -> None:
+        self._channels.queue(LawsTold(news))
+
+    def _habit_seen(self, habit: Habit) -> None:
+        self._channels.queue(HabitSeen(habit))
+
     def _turn_arrived(self, opens: bool) -> None:
         self._turns_arrived += 1
         self._conversations_arrived += opens
@@ -147,6 +161,8 @@ class TurnReplication:
         yield [HeadsComputed(new) for new in state.templates.heads()]
         yield [TemplateLearned(model, score) for model, score in state.templates.scores()]
         yield [RepliesLearned(case, score) for case, score in state.sessions.rendered.scores()]
+        yield [LawsLearned(state.laws.lessons())]
+        yield [HabitsLearned(habits) for habits in state.forecasts.habits()]
         yield [UseChanged(process, worker, use) for process, worker, use in state.registry.others()]
         sessions = self._sessions_to_send()
         while batch := list(islice(sessions, BATCH_SESSIONS)):
@@ -187,6 +203,10 @@ class TurnReplication:
             HeadsComputed: lambda _, event: state.templates.take(event.new),
             TemplateLearned: lambda _, event: state.templates.adopt(event.model, event.score),
             RepliesLearned: lambda _, event: state.sessions.rendered.adopt(event.case, event.score),
+            LawsTold: lambda _, event: state.laws.take(event.news, now()),
+            LawsLearned: lambda _, event: state.laws.adopt(event.lessons, now()),
+            HabitSeen: lambda _, event: state.forecasts.take(event.habit),
+            HabitsLearned: lambda _, event: state.forecasts.adopt(event.habits),
             TurnsArrived: lambda _, event: state.arrivals.adopt(
                 now(), turns=event.turns, conversations=event.conversations
             ),

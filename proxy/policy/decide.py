@@ -26,8 +26,9 @@ from ..fleet.order import of_workers
 from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role
 from .candidates import Candidates, Excluded, find_candidates
-from .decision import Decision, Preference, Route, Rules, Turn
-from .modes import STRATEGIES
+from .decision import Candidate, Decision, Preference, Route, Rules, Turn
+from .modes import PLACING, PREDICTING, STRATEGIES
+from .modes.table import by_table
 from .placement import holds_most, holds_session, is_overloaded, own_worker, pick_decode, pick_prefill
 
 
@@ -57,6 +58,9 @@ def _preference(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     asks_for_replica = turn.forced is Route.REPLICA if turn.forced else rules.mode is Mode.REPLICA
     if asks_for_replica and candidates.replicas and not _is_stored_on_decode(turn, candidates):
         return Preference(Route.REPLICA, "forced" if turn.forced else "mode_replica")
+    is_open = not (turn.stored_response or turn.single_engine or turn.forced)
+    if is_open and rules.mode in PLACING and (preference := STRATEGIES[rules.mode](turn, candidates, rules)).ways:
+        return preference
     if not candidates.decodes:
         return Preference(Route.REPLICA, "no_decode_worker")
     if turn.stored_response:
@@ -65,6 +69,8 @@ def _preference(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
         return Preference(Route.LOCAL, "single_engine")
     if turn.forced is not None:
         return Preference(turn.forced, "forced")
+    if rules.mode in PREDICTING:  # and no engine has a profile
+        return by_table(turn, candidates, rules)
     return STRATEGIES[rules.mode](turn, candidates, rules)
 
 
@@ -74,6 +80,8 @@ def _is_stored_on_decode(turn: Turn, candidates: Candidates) -> bool:
 
 
 def _carry_out(turn: Turn, preference: Preference, candidates: Candidates) -> Decision:
+    if preference.ways:
+        return _on_way(preference, preference.ways[0])
     vetoes: tuple[str, ...] = ()
     if preference.route is Route.REPLICA:
         if candidates.replicas:
@@ -100,6 +108,20 @@ def _carry_out(turn: Turn, preference: Preference, candidates: Candidates) -> De
     reason = vetoes[0] if vetoes else preference.reason
     return Decision(
         route=Route.SPLIT, reason=reason, decode=decode, prefill=prefill, wanted=preference.route, vetoes=vetoes
+    )
+
+
+def _on_way(preference: Preference, best: Candidate) -> Decision:
+    return Decision(
+        route=best.route,
+        reason=preference.reason,
+        decode=best.decode,
+        prefill=best.prefill,
+        wanted=best.route,
+        source=best.source,
+        fetched_tokens=best.fetched_tokens,
+        prediction=best.prediction,
+        candidates=preference.ways,
     )
 
 

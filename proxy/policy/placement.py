@@ -142,10 +142,10 @@ def _first(candidates: Sequence[WorkerView], rule: RankRule, session_id: str) ->
     if len(candidates) < 2:
         return candidates[0] if candidates else None
     equals = least_ranked(candidates, rule)
-    return equals[0] if len(equals) == 1 else min(equals, key=lambda view: _spread(view, session_id))
+    return equals[0] if len(equals) == 1 else min(equals, key=lambda view: spread(view, session_id))
 
 
-def _spread(view: WorkerView, session_id: str) -> bytes:
+def spread(view: WorkerView, session_id: str) -> bytes:
     # Rendezvous hashing: sessions spread evenly over equal workers, and each always gets the same one.
     return sha256(f"{view.id} {session_id}".encode()).digest()
 

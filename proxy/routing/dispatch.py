@@ -284,7 +284,7 @@ class Dispatcher:
 
     def _end_leg(self, attempt: Attempt, record: LegRecord) -> None:
         record.ended_s = self._now() - attempt.started_s
-        self._metrics.legs.observe(record.kind, record.ended_s - record.started_s)
+        self._metrics.legs.observe(record.ended_s - record.started_s, record.kind)
 
 
 def _redaction(view: WorkerView, handoff: Handoff | None) -> Redaction:

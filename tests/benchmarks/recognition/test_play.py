@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+import msgspec
 import pytest
 
 from benchmarks.recognition import figures, forms, replays, templates, tokens
@@ -196,3 +197,35 @@ def test_all_processes_come_to_the_same_beliefs() -> None:
     capacities = [state.beliefs.capacities() for state in states]
     assert min(capacities[0].values()) < 4_000
     assert capacities == [pytest.approx(capacities[0], abs=64)] * 3
+
+
+@pytest.mark.parametrize(
+    ("runs", "differs", "within"),
+    [
+        ([0.90, 0.80, 0.91, 0.79], "+0.0 ± 0.0", "yes"),  # whatever the spread of the runs themselves
+        ([0.905, 0.805, 0.913, 0.797], "+0.5 ± 0.2", "yes"),
+        ([0.93, 0.83, 0.94, 0.82], "+3.0 ± 0.0", "no"),
+        ([0.94, 0.78, 0.95, 0.77], "+1.0 ± 3.5", "open"),
+        ([0.93, 0.83, 0.91, 0.79], "+1.5 ± 1.7", "open"),
+    ],
+)
+def test_runs_are_compared_in_pairs_and_chance_is_named(runs: list[float], differs: str, within: str) -> None:
+    base = figures.figures([record()], 1.0)
+    others = [msgspec.structs.replace(base, local=local) for local in (0.90, 0.80, 0.91, 0.79)]
+    own = [msgspec.structs.replace(base, local=local) for local in runs]
+    cells = dict(zip(figures.SPREAD_HEADS, figures.spread_cells(own, others), strict=True))
+    assert cells["LOCAL %"].endswith(f"), {differs}")
+    assert (cells["harm %"], cells["within 1 %"]) == ("0.00 (0.00), +0.00 ± 0.00", within)
+
+
+def test_one_run_says_nothing_of_chance() -> None:
+    one = [figures.figures([record()], 1.0)]
+    assert figures.spread_cells(one, one)[-1] == "open"
+    assert figures.spread_cells(one, None)[-1] == "-"
+
+
+def test_another_key_is_another_run_of_the_same_requests() -> None:
+    sessions = [grows(f"{seed}")[:4] for seed in range(6)]
+    runs = [play(sessions, "2P_2D", at_once=3, routing="ppd x 2", key=key)[1] for key in (1, 1, 2)]
+    assert runs[0] == runs[1] != runs[2]
+    assert [one.prompt for one in runs[0]] == [one.prompt for one in runs[2]]

@@ -10,6 +10,7 @@ import pytest
 from ppd.proxy.fleet.ledger import RECENT_TOKENS
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Load, WorkerId
+from tests.proxy.peers.test_lessons import succeeded
 from tests.support.processes import R1, Pair, worker
 
 R2 = WorkerId("r2:1")
@@ -75,6 +76,20 @@ async def test_an_early_share_of_a_process_that_has_no_turns_left_fades_too(pair
         hear(pair)
     assert recent(one) == recent(zero)
     assert recent(one)[R1] < RECENT_TOKENS // 16
+
+
+async def test_a_process_that_starts_late_counts_on_from_there(pair: Pair) -> None:
+    zero = registries(pair)[0]
+    for _ in range(9):
+        zero.reserve(R1, 0, placed_tokens=RECENT_TOKENS)
+    hear(pair)
+    await succeeded(pair)
+    newcomer = registries(pair)[1]
+    assert recent(newcomer) == recent(zero)
+    newcomer.reserve(R2, 0, placed_tokens=TURN_TOKENS)
+    hear(pair)
+    assert recent(zero) == recent(newcomer)
+    assert recent(zero)[R2] == TURN_TOKENS
 
 
 @pytest.mark.parametrize("by", [0, 1])

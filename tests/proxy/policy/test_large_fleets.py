@@ -244,7 +244,7 @@ def test_a_decision_over_the_order_is_the_one_over_lists(mode: Mode) -> None:
             fleet, turn = one.registry.fleet(MODEL), one.turn()
             views = one.registry.views()
             lists = Fleet.of({view.id: view for view in views}, taking_turns(views, MODEL))
-            decided = list[Decision | type[NoWorkerError]]()
+            decided: list[Decision | type[NoWorkerError]] = []
             for each in (fleet, lists):
                 try:
                     decided.append(decide(turn, each, ruled, qps=1.0, now_s=one.now_s))

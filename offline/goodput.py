@@ -93,12 +93,19 @@ class HighestRate:
 
 
 def highest_rate(
-    passes: Callable[[float], bool], *, first: float, least: float, most: float, precision: float = 0.02
+    passes: Callable[[float], bool],
+    *,
+    first: float,
+    least: float,
+    most: float,
+    precision: float = 0.02,
+    near: float | None = None,
 ) -> HighestRate:
     """Brackets the highest rate that passes, from `first` on by doubling and halving, then bisects its logarithm.
 
     Rates are `first * (1 + precision) ** k`, so searches that begin alike try the same rates. Where rates pass above
-    one that fails, one of the rates at which that changes is found.
+    one that fails, one of the rates at which that changes is found. near: where the rate is expected: the search begins
+    there, with small steps that grow.
     """
     if not 0 < least <= first <= most < math.inf:
         raise ConfigError(f"first = {first}: must be between {least} and {most}, all above 0", param="first")
@@ -113,14 +120,18 @@ def highest_rate(
             known[place] = passes(first * math.exp(place * step))
         return known[place]
 
-    jump = max(1, round(math.log(FACTOR) / step))
-    good, bad = (0, None) if tried(0) else (None, 0)
+    farthest = max(1, round(math.log(FACTOR) / step))
+    begin = 0 if near is None else min(highest, max(lowest, round(math.log(near / first) / step)))
+    jump = farthest if near is None else 1
+    good, bad = (begin, None) if tried(begin) else (None, begin)
     while bad is None and good is not None and good < highest:
         following = min(good + jump, highest)
         good, bad = (following, None) if tried(following) else (good, following)
+        jump = min(2 * jump, farthest)
     while good is None and bad is not None and bad > lowest:
         following = max(bad - jump, lowest)
         good, bad = (following, bad) if tried(following) else (None, following)
+        jump = min(2 * jump, farthest)
     while good is not None and bad is not None and bad - good > 1:
         middle = (good + bad) // 2
         good, bad = (middle, bad) if tried(middle) else (good, middle)

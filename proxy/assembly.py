@@ -32,6 +32,8 @@ from .health.prober import Prober
 from .health.worker_health import WorkerHealth
 from .kv_events.engine_caches import EngineCaches
 from .kv_events.subscriber import EventSubscriber
+from .laws.forecasts import Forecasts
+from .laws.worker_laws import WorkerLaws
 from .peers.channels import Member
 from .peers.membership import Membership
 from .peers.replication import Operated, Replication
@@ -55,7 +57,7 @@ from .sessions.token_estimates import TokenEstimator
 from .settings import Settings
 from .telemetry.access_log import AccessLog
 from .telemetry.merged_metrics import families
-from .telemetry.metrics import Metrics, fleet_gauges, gauge, lost_receipts
+from .telemetry.metrics import Metrics, fleet_gauges, gauge, laws_gauges, lost_receipts
 from .telemetry.receipts import ReceiptLog, Receipts
 from .tokenizer.count_checks import CountChecks
 from .tokenizer.folder_names import FolderNames
@@ -100,7 +102,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     member: which of the proxy's processes this is; None: the only one.
     """
     member, config = member or Member(), settings.config
-    state = new_state(config, member, now)
+    state = new_state(config, member, now, settings.laws)
     drain, keys, tls = Drain(), make_keys(config), worker_tls(config)
     upstream = make_upstream(config, state, tls)
     handoff_release = HandoffRelease(state, upstream)
@@ -131,7 +133,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         tokenizer=tokenizer,
         body_memory=body_memory,
         prober=prober,
-        load_watch=LoadWatch(config, state.registry, upstream),
+        load_watch=LoadWatch(config, state.registry, upstream, state.now),
         canary=canary,
         listener=HeartbeatListener(config, state.registry, state.metrics, now),
         event_subscriber=make_event_subscriber(config, state),
@@ -168,7 +170,7 @@ def make_operated(settings: Settings, router: Router) -> Operated:
     return Operated(settings, change, adopt)
 
 
-def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> State:
+def new_state(config: ProxyConfig, member: Member, now: Callable[[], float], laws: WorkerLaws | None = None) -> State:
     registry, metrics, retries = Registry(), Metrics(), RetryBudget(config.retry_share, config.retry_burst)
     hasher = Hasher(member.secret)
     beliefs, ttl_s, limit = Beliefs(registry.engine), config.session_ttl_s, config.session_limit
@@ -201,6 +203,8 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float]) -> 
             lambda history: hasher.key(b"X", f"{history:x}"), reads_tokens=bool(config.tokenizer)
         ),
         count_checks=CountChecks(lambda result: metrics.token_counts.labels(result).inc()),
+        laws=laws or WorkerLaws(),
+        forecasts=Forecasts(),
         now=now,
     )
 
@@ -278,6 +282,7 @@ def _gauges(state: State) -> Iterator[Metric]:
     yield from fleet_gauges(state.registry.views())
     yield from state.engine_caches.gauges(state.registry.views())
     yield from state.ledger.gauges(state.now())
+    yield from laws_gauges(state.laws.judged())
     yield gauge("ppd_sessions", "Sessions known", len(state.sessions))
     yield gauge("ppd_inflight_turns", "Requests admitted to the fleet", state.admission.inside)
     yield gauge("ppd_queued_turns", "Requests that wait for a place", state.admission.waiting)

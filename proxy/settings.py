@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .config import LIVE, Draft, Mode, ProxyConfig, with_changes
-from .decision_table.score import Weights
+from .decision_table.score import Weights, weight_rules
 from .decision_table.table import DecisionTable, find
 from .discovery.static_workers import static_workers
 from .errors import ConfigError, PPDError
-from .fleet.worker import WorkerId
+from .fleet.worker import Worker, WorkerId
+from .laws.prediction import Laws
+from .laws.profiles import Profiles
+from .laws.targets import target_rules
+from .laws.worker_laws import WorkerLaws
 from .policy import Limits, Rules
 from .runtime.watched_files import WATCH_EVERY_S, WatchedFiles
 
@@ -41,10 +45,11 @@ class Settings:
     def __init__(self, config: ProxyConfig, source: ConfigSource | None = None) -> None:
         self.config = config
         self.static_workers = static_workers(config)
+        self.laws = WorkerLaws(profiles(config, self.static_workers))
         self.added: set[WorkerId] = set()  # static workers added by the admin API, not by the file
         self._source = source
         self._in_file = config  # as last read: only keys that change in the file override the admin API's
-        self._rules = _rules(config)
+        self._rules = _rules(config, self.laws)
 
     def rules(self) -> Rules:
         return self._rules
@@ -111,11 +116,18 @@ class Settings:
             )
 
     def _take(self, config: ProxyConfig) -> None:
-        workers, rules = static_workers(config), _rules(config)
+        workers, rules = static_workers(config), _rules(config, self.laws)
+        own = profiles(config, workers)
         changed = [name for name in sorted(LIVE) if getattr(config, name) != getattr(self.config, name)]
         if changed:
             log.info("changed: %s", ", ".join(f"{name} = {getattr(config, name)!r}" for name in changed))
         self.config, self.static_workers, self._rules = config, workers, rules
+        self.laws.use(own)
+
+
+def profiles(config: ProxyConfig, workers: Iterable[Worker]) -> Profiles:
+    """ConfigError names the key of each engine profile that cannot be loaded."""
+    return Profiles(config.profile, {worker.profile for worker in workers})
 
 
 def check_table(name: str) -> None:
@@ -123,7 +135,7 @@ def check_table(name: str) -> None:
     DecisionTable.load(find(name))
 
 
-def _rules(config: ProxyConfig) -> Rules:
+def _rules(config: ProxyConfig, laws: Laws) -> Rules:
     scored = None
     if config.mode is Mode.TABLE:
         table, weights = DecisionTable.load(find(config.table)), Weights(config.w_ttft, config.w_tpot)
@@ -136,4 +148,8 @@ def _rules(config: ProxyConfig) -> Rules:
         limits=Limits(**{name: getattr(config, name) for name in Limits.__struct_fields__}),
         worker_limit=config.max_worker_inflight,
         warm_up_s=config.warm_up_s,
+        laws=laws,
+        targets=target_rules(config),
+        weighing=weight_rules(config),
+        weights=Weights(config.w_ttft, config.w_tpot),
     )

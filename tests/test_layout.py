@@ -37,11 +37,23 @@ ROOMS = {
     "servers": ("__main__", "cli", "agent", "fleet", "vllm", "sim"),
     "servers/sim": ("__main__", "command", "launch", "api", "engine", "templates", "core"),
     "offline": (
-        *("cli", "report", "bench", "calibration", "backends", "sweep", "goodput", "simulation", "load", "tables"),
+        *(
+            "cli",
+            "report",
+            "bench",
+            "calibration",
+            "backends",
+            "sweep",
+            "goodput",
+            "replay",
+            "simulation",
+            "load",
+            "tables",
+        ),
         *("traces", "experiment"),
     ),
     "offline/report": ("write", "sections", "paper", "figures", "analysis", "page"),
-    "benchmarks": ("small", "recognition", "overhead", "interference", "network", "soak"),
+    "benchmarks": ("small", "policies", "recognition", "overhead", "interference", "network", "soak"),
 }
 
 # Public class names that mean two things in one package. Only to be shortened.

@@ -133,12 +133,11 @@ class ProxyRouting:
         entry, turn = self._turn(request, match)
         decision = decide(turn, self._registry.fleet(MODEL), self._rules, qps=1.0, now_s=now_s)
         decode, prefill = decision.decode.id, decision.prefill.id if decision.prefill is not None else None
-        prompt, new = turn.prompt_tokens, max(1, turn.prompt_tokens - decision.cached_tokens)
-        booking = LegBooking(self._registry, decode, prefill, prompt_tokens=prompt, new_tokens=new)
+        booking = LegBooking(self._registry, decode, prefill, decision.estimates(turn))
         touches = TurnTouches(
             self._beliefs, entry, turn.held, decode=decode, prefill=prefill, prompt_tokens=turn.prompt_tokens
         )
-        booking.reserve()
+        booking.reserve(now_s)
         touches.sent()
         belief = Belief(
             kind=match.kind,
@@ -166,15 +165,15 @@ class ProxyRouting:
         learn: Callable[[Usage], None],
     ) -> Placed:
         def prefilled(cached_tokens: int) -> None:
-            booking.free_prefill()
+            booking.free_prefill(self._time.now_s)
             touches.prefilled(cached_tokens)
 
         def answering() -> None:
-            booking.computed()
+            booking.computed(self._time.now_s)
             touches.answering()
 
         def completed(usage: Usage) -> None:
-            booking.release()
+            booking.release(self._time.now_s)
             learn(usage)
 
         prefill = decision.prefill

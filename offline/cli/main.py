@@ -18,6 +18,7 @@ COMMANDS = {
     **OF_FLEETS,
     "table": ("ppd.offline.cli.table", "Show, import and score decision tables."),
     "bench": ("ppd.offline.cli.bench", "Play one workload against any OpenAI-compatible endpoint."),
+    "replay": ("ppd.offline.cli.replay", "Decide the turns of a receipt log again, by other rules."),
     "calibrate": ("ppd.offline.cli.calibrate", "Fit an engine profile to measurements."),
 }
 NEEDED = ("numpy", "pandas", "scipy", "matplotlib")  # what the extra `offline` installs

@@ -10,14 +10,17 @@ from typing import Protocol
 from ppd.proxy.policy import Route
 
 from ..experiment.records import Record
-from .engine import SimulatedSequence
-from .fleet import FinishedPrefill, SimulatedFleet, SimulatedLeg
-from .routing import Routed, Routing
+from .attempt import Routed
+from .routing import Routing
 from .sessions import Asked, SimulatedSession
 from .timeline import Timeline
+from .workers.engine import SimulatedSequence
+from .workers.fleet import FinishedPrefill, SimulatedFleet, SimulatedLeg
+from .workers.links import Work
 
 TOO_LONG = 400  # the HTTP status of a prompt that no engine can hold
 UNFINISHED = "not finished when the run was over"
+BROKEN_OFF = "broken off: the worker was lost that answered"
 
 
 class ClientPool:
@@ -60,13 +63,14 @@ class _Request:
     first_token_s: float | None = None
     prefill_cached: int | None = None  # cached tokens on P
     job: SimulatedSequence | None = None
+    work: Work = field(default_factory=Work)
 
 
 class Watch(Protocol):
     """Is told of each request."""
 
     def sent(self, turn: int, now_s: float) -> None: ...
-    def ended(self, record: Record, known_tokens: int) -> None: ...
+    def ended(self, record: Record, known_tokens: int, work: Work) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -130,6 +134,10 @@ class Clients:
             output_tokens=asked.output_tokens,
             first_token=lambda: self._first_token(request, routed),
             finished=lambda: self._finished(request, routed),
+            source=routed.source,
+            reach_tokens=routed.reach_tokens,
+            work=request.work,
+            failed=lambda: self._failed(request, routed),
         )
         if routed.prefill is None:
             request.job = self.fleet.ask(routed.decode, leg)
@@ -146,13 +154,26 @@ class Clients:
         request.first_token_s = self.timeline.now_s
         routed.answering()
 
+    def _failed(self, request: _Request, routed: Routed) -> None:
+        routed.failed()
+        if request.first_token_s is None:
+            request.prefill_cached = request.job = None
+            routed.again()
+            return
+        self._record(request, routed.route, 200, BROKEN_OFF, routed)
+        self._go_on(request)
+
     def _finished(self, request: _Request, routed: Routed) -> None:
-        session, asked = request.session, request.asked
+        asked = request.asked
         cached = 0 if request.job is None else request.job.cached_tokens
         routed.completed(asked.prompt_tokens, asked.output_tokens, cached)
         self._record(request, routed.route, 200, "", routed)
+        self._go_on(request)
+
+    def _go_on(self, request: _Request) -> None:
+        """With the session's next turn, as its pauses are."""
         self.connections.give_back()
-        turn = request.turn + 1
+        session, turn = request.session, request.turn + 1
         if turn > session.turns:
             self.open_sessions -= 1
             return
@@ -199,7 +220,7 @@ class Clients:
         if self.watch is None:
             self.records.append(record)
         else:
-            self.watch.ended(record, request.asked.known_tokens)
+            self.watch.ended(record, request.asked.known_tokens, request.work)
 
 
 _UNSENT = Asked((), 0, (), 0, 0, (), (), 0)

@@ -11,13 +11,28 @@ from ppd.proxy.errors import ConfigError
 
 from ..experiment.records import Record
 from ..experiment.statistics import percentile
-from .kv_cache import Span
 from .sessions import BYTES_PER_TOKEN, Asked, spread
 from .traced_prompts import TracedPrompts, TurnPrompt
+from .workers.kv_cache import Span
+from .workers.links import Work
 
 STEADY_SHARE = 0.9  # of the final rate of turns, which the warm-up waits for
 MOST_SESSIONS = 20  # times those that a window must hold: a window that is still short then is given up
 USUAL_TOKEN_S = 0.01  # of an answer, to judge how long a session lasts
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A worker dies, and may come back with an empty cache."""
+
+    at_s: float  # since the window began
+    worker: str  # "D2"
+    back_after_s: float | None = None  # None: never
+
+    def __post_init__(self) -> None:
+        for name in ("at_s", "back_after_s"):
+            if (value := getattr(self, name)) is not None and not 0 <= value < float("inf"):
+                raise ConfigError(f"{name} = {value}: must be at least 0", param=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +48,7 @@ class Playback:
     later_turns: int = 300
     warm_up_s: float | None = None  # None: until turns come at nearly their final rate
     grace_s: float = 120.0  # that the window's last turns have to finish
+    losses: tuple[Loss, ...] = ()
 
     def __post_init__(self) -> None:
         if self.rate is not None and not 0 < self.rate < float("inf"):
@@ -92,6 +108,7 @@ def _by_the_trace(prompts: TracedPrompts) -> Iterator[tuple[float, int, int]]:
 class PlayedTurn:
     record: Record
     known_tokens: int  # of its prompt, that the session's turn before had
+    work: Work = field(default_factory=Work)
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +121,8 @@ class Window:
     sessions: int = 0  # begun in it
     later_turns: int = 0  # sent in it
     all_sessions: int = 0
+    all_turns: int = 0
+    moved_bytes: float = 0.0  # of KV between workers, for all of them
     played: list[PlayedTurn] = field(default_factory=list)  # measured and ended
     open: int = 0  # measured and not ended
 
@@ -116,6 +135,7 @@ class Window:
 
     def sent(self, turn: int, now_s: float) -> None:
         self.all_sessions += turn == 1
+        self.all_turns += 1
         if not self.measures(now_s):
             return
         self.open += 1
@@ -124,10 +144,24 @@ class Window:
         if self.ends_s is None and (self.is_whole or self.sessions >= MOST_SESSIONS * self.playback.sessions):
             self.ends_s = now_s
 
-    def ended(self, record: Record, known_tokens: int) -> None:
+    def ended(self, record: Record, known_tokens: int, work: Work) -> None:
         if record.measured:
             self.open -= 1
-            self.played.append(PlayedTurn(record, known_tokens))
+            self.played.append(PlayedTurn(record, known_tokens, work))
+
+    @property
+    def computed_tokens(self) -> int:
+        """Of prompts, for the turns that are measured; those needed are what their sessions had not sent before."""
+        return sum(one.work.computed_tokens for one in self.played)
+
+    def link_bytes(self) -> dict[tuple[str, str], float]:
+        """KV sent for the turns that are measured, by sender and receiver."""
+        links: dict[tuple[str, str], float] = {}
+        for one in self.played:
+            for move in one.work.moves:
+                link = (move.sender, move.receiver)
+                links[link] = links.get(link, 0.0) + move.kv_bytes
+        return links
 
     def is_over(self, now_s: float) -> bool:
         return self.ends_s is not None and (self.open == 0 or now_s > self.ends_s + self.playback.grace_s)

@@ -18,9 +18,9 @@ from ppd.proxy.fleet.worker import Role
 from ppd.proxy.policy import Route
 
 from ..experiment.run import Run
-from .fleet import SimulatedFleet, SimulatedWorker
-from .routing import Routed
+from .attempt import Routed
 from .sessions import Asked
+from .workers.fleet import SimulatedFleet, SimulatedWorker
 
 
 class PublishedRouting:

@@ -16,27 +16,29 @@ from msgspec.structs import replace
 from ppd.proxy.admission.arrival_rate import Arrivals
 from ppd.proxy.beliefs.beliefs import Beliefs
 from ppd.proxy.beliefs.held import Held, PromptEntry
-from ppd.proxy.beliefs.turn_touches import TurnTouches
 from ppd.proxy.config import Mode
-from ppd.proxy.errors import AllBusy, ConfigError
-from ppd.proxy.fleet.booking import LegBooking
-from ppd.proxy.fleet.places import UNKNOWN
+from ppd.proxy.errors import AllBusy, ConfigError, NoWorkerError
 from ppd.proxy.fleet.registry import Registry
-from ppd.proxy.fleet.view import Fleet, taking_turns
+from ppd.proxy.fleet.view import Fleet
 from ppd.proxy.fleet.worker import Announcement, Load, Source, Worker, WorkerId
-from ppd.proxy.policy import Decision, Route, Rules, Turn, decide, has_room
+from ppd.proxy.laws.forecasts import Forecasts, SessionReturned
+from ppd.proxy.laws.targets import USUAL, SloTargets
+from ppd.proxy.policy import Decision, Rules, Turn, decide, has_room
 from ppd.proxy.sessions.hasher import Hasher
-from ppd.proxy.sessions.prefix_chain import NO_MARKS, Chain, Marks, PrefixEnd
+from ppd.proxy.sessions.prefix_chain import NO_MARKS, Chain, Marks
 from ppd.proxy.sessions.session import Prompt, marks_of_prompt
-from ppd.proxy.sessions.table import SessionMatch, SessionTable, TurnOutcome
+from ppd.proxy.sessions.table import SessionMatch, SessionTable
 from ppd.proxy.sessions.token_estimates import TokenEstimator
 
-from .fleet import SimulatedFleet, SimulatedWorker
-from .kv_cache import HeardCache, KvCache
+from .attempt import MODEL, Attempt, ProxyBooks, Routed, WaitingTurn
+from .believed import drawn_factor, laws_of, with_room, without_ledger
 from .sessions import Asked
+from .setup import Setup
 from .timeline import Timeline
+from .workers.fleet import SimulatedFleet, SimulatedWorker
+from .workers.kv_cache import HeardCache, KvCache
 
-MODEL = "simulated"
+WORKER_TTL_S = 30.0  # the proxy's default: a worker that is silent for longer is dropped
 FORCED = Rules(mode=Mode.FRACTION)  # for sweeps, which force all turns but those of D with an x of their own
 
 
@@ -45,37 +47,24 @@ class ProxySetup:
     """The simulated proxy's settings. Turns that a plan forces go its way, whatever the rules say."""
 
     rules: Rules = FORCED
+    slo: SloTargets = USUAL  # of every turn
     qps_window_s: float = 30.0
     max_tokens: int | None = None  # that clients ask for; the proxy sees no other limit of an answer
     oracle: bool = False  # the proxy knows how long each answer will be
     queues: bool = False  # turns wait in the proxy while every engine is full, and not in an engine
     kv_events_delay_s: float | None = None  # after which the proxy hears what caches hold; None: it never does
+    laws: bool = True  # it has the engines' profile
+    laws_factor: float = 1.0  # by which all times in that profile are wrong
+    estimates_factor: float = 1.0  # by which its counts of the tokens that a prompt adds are wrong
+    estimates_spread: float = 0.0  # and by up to so much more, or less, in each session
+    residency_elsewhere: bool = True  # False: it believes only the session's last worker to hold anything
+    ledger: bool = True  # False: it knows only what engines report, requests and tokens that queue
 
     def __post_init__(self) -> None:
-        for name, least in (("qps_window_s", 1e-3), ("max_tokens", 1), ("kv_events_delay_s", 0)):
-            if (value := getattr(self, name)) is not None and not value >= least:
+        limits = (("qps_window_s", 1e-3), ("max_tokens", 1), ("kv_events_delay_s", 0), ("estimates_spread", 0))
+        for name, least in (*limits, ("laws_factor", 1e-3), ("estimates_factor", 1e-3)):
+            if (value := getattr(self, name)) is not None and not least <= value < float("inf"):
                 raise ConfigError(f"{name} = {value}: must be at least {least:g}", param=name)
-
-
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    asked: Asked
-    said: Prompt
-    match: SessionMatch
-    go: Callable[[Routed], None]
-
-
-@dataclass(slots=True, eq=False)
-class Routed:
-    """One turn under way: where it goes, and what to book when it gets there."""
-
-    route: Route
-    decode: SimulatedWorker  # the D, or the R of a REPLICA turn
-    prefill: SimulatedWorker | None = None
-    claimed_tokens: int = 0  # of the prompt, that `decode` was believed to hold
-    prefilled: Callable[[int], None] = lambda cached: None  # P is done; it had found so many tokens cached
-    answering: Callable[[], None] = lambda: None  # the first token is here
-    completed: Callable[[int, int, int], None] = lambda prompt, output, cached: None  # as the engine counts its tokens
 
 
 class Routing(Protocol):
@@ -92,30 +81,40 @@ class PolicyRouting:
         timeline: Timeline,
         fleet: SimulatedFleet,
         proxy: ProxySetup,
-        *,
-        heartbeat_s: float,
-        heartbeat_delay_s: float,
+        setup: Setup,
     ) -> None:
         self._timeline = timeline
         self._proxy = proxy
+        laws = laws_of(setup, proxy.laws_factor) if proxy.laws else None
+        self._rules = replace(proxy.rules, laws=laws)
         self._arrivals = Arrivals(proxy.qps_window_s, timeline.now_s)
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[WaitingTurn] = deque()
+        self._stranded: list[WaitingTurn] = []  # no worker is there that could take them
         self._heard: dict[WorkerId, HeardCache] = {}
         self._workers: Mapping[WorkerId, SimulatedWorker] = {_address(worker): worker for worker in fleet.workers}
         self._registry = Registry()
         self._beliefs = Beliefs(self._registry.engine)
         self._sessions = SessionTable(ttl_s=3600.0, capacity=1_000_000, beliefs=self._beliefs)
         self._tokens = TokenEstimator()
+        self._forecasts = Forecasts()
         self._hasher = Hasher(bytes(16))
-        self._heartbeat_s = heartbeat_s
-        self._delay_s = heartbeat_delay_s
+        self._heartbeat_s, self._delay_s = setup.heartbeat_s, setup.heartbeat_delay_s
+        self._plain: tuple[Fleet, Fleet] | None = None  # a fleet, and the same without its ledger
+        self._books = ProxyBooks(
+            timeline,
+            self._registry,
+            self._beliefs,
+            self._sessions,
+            self._tokens,
+            self._forecasts,
+            laws,
+            self._serve_queue,
+        )
         for worker in fleet.workers:
             self._registry.apply(_announcement(worker), 0.0)
-            timeline.after(heartbeat_s, self._beat, worker)
-            if proxy.kv_events_delay_s is not None:
-                heard = HeardCache(lambda: timeline.now_s, proxy.kv_events_delay_s)
-                self._heard[_address(worker)] = heard
-                worker.engine.cache.changed = heard.happened
+            timeline.after(self._heartbeat_s, self._beat, worker)
+            self._listen(worker)
+        fleet.restarted = self._came_back
 
     def route(self, session: int, asked: Asked, go: Callable[[Routed], None]) -> None:
         now_s = self._timeline.now_s
@@ -123,16 +122,27 @@ class PolicyRouting:
         said = Prompt(chain=Chain(asked.keys, asked.ends, self._hasher, marks=marks))
         match = self._sessions.find(said, now_s)
         self._arrivals.count(now_s, opens=match.turn == 1)
-        turn = _Waiting(asked, said, match, go)
+        if match.ended_s is not None:
+            self._forecasts.take(SessionReturned(MODEL, match.turn - 1, match.calls_tool, match.ended_s, now_s))
+        factor, spread = self._proxy.estimates_factor, self._proxy.estimates_spread
+        if spread:
+            factor *= drawn_factor(spread, session)
+        self._enter(WaitingTurn(asked, said, match, go, factor))
+
+    def _enter(self, turn: WaitingTurn, *, first: bool = False) -> None:
+        """first: before those who wait."""
         if not self._proxy.queues:
             self._start(turn)
             return
-        self._queue.append(turn)
+        if first:
+            self._queue.appendleft(turn)
+        else:
+            self._queue.append(turn)
         self._serve_queue()
 
     def _serve_queue(self) -> None:
         """In order of arrival, as the proxy serves one tenant."""
-        while self._queue and has_room(self._registry.fleet(MODEL), self._proxy.rules):
+        while self._queue and has_room(self._registry.fleet(MODEL), self._rules):
             turn = self._queue.popleft()
             try:
                 self._start(turn)
@@ -140,61 +150,50 @@ class PolicyRouting:
                 self._queue.appendleft(turn)
                 return
 
-    def _start(self, waiting: _Waiting) -> None:
-        asked, said, match = waiting.asked, waiting.said, waiting.match
-        entry, turn = self._turn(match, said, asked)
-        decision = self._decide(turn, self._timeline.now_s)
-        decode, prefill = decision.decode.id, decision.prefill.id if decision.prefill is not None else None
-        prompt_estimate, new_tokens = turn.prompt_tokens, max(1, turn.prompt_tokens - decision.cached_tokens)
-        booking = LegBooking(self._registry, decode, prefill, prompt_tokens=prompt_estimate, new_tokens=new_tokens)
-        touches = TurnTouches(
-            self._beliefs, entry, turn.held, decode=decode, prefill=prefill, prompt_tokens=prompt_estimate
+    def _start(self, waiting: WaitingTurn) -> None:
+        entry, turn = self._turn(waiting)
+        try:
+            decision = self._decide(turn, self._timeline.now_s)
+        except AllBusy:
+            raise
+        except NoWorkerError:  # until one comes back
+            self._stranded.append(waiting)
+            return
+        attempt = Attempt(self._books, waiting, entry, turn, decision)
+        attempt.begin()
+        routed = Routed(
+            decision.route,
+            self._workers[decision.decode.id],
+            self._workers[decision.prefill.id] if decision.prefill is not None else None,
+            decision.cached_tokens,
+            self._workers[decision.source.id] if decision.source is not None else None,
+            attempt.reach_tokens,
+            prefilled=attempt.prefilled,
+            answering=attempt.answering,
+            completed=attempt.completed,
         )
-        booking.reserve()
-        touches.sent()
+        routed.failed = lambda: self._failed(attempt, routed)
+        routed.again = lambda: self._enter(waiting, first=True)
+        waiting.go(routed)
 
-        def prefilled(cached_tokens: int) -> None:
-            booking.free_prefill()
-            touches.prefilled(cached_tokens)
+    def _failed(self, attempt: Attempt, routed: Routed) -> None:
+        """Its connection has ended, and a new one is refused: the worker gets no more turns until it is heard again."""
+        attempt.failed()
+        for worker in (routed.prefill, routed.decode):
+            if worker is not None and worker.engine.is_lost:
+                self._registry.remove(_address(worker))
 
-        def answering() -> None:
-            booking.computed()
-            touches.answering()
-
-        def completed(prompt: int, output: int, cached: int) -> None:
-            booking.release()
-            touches.close()
-            touches.answered(cached)
-            self._tokens.learn(MODEL, match.added, prompt - match.held_tokens, output)
-            residency = self._beliefs.residency
-            outcome = TurnOutcome(
-                prompt_tokens=prompt,
-                completion_tokens=output,
-                reply_key=PrefixEnd(asked.reply_key),
-                decode=residency(decode, prompt + output),
-                prefill=residency(prefill, prompt) if prefill is not None else None,
-            )
-            self._sessions.finish(match, said, outcome, self._timeline.now_s)
-            self._serve_queue()
-
-        waiting.go(
-            Routed(
-                decision.route,
-                self._workers[decode],
-                self._workers[prefill] if prefill is not None else None,
-                decision.cached_tokens,
-                prefilled,
-                answering,
-                completed,
-            )
-        )
-
-    def _turn(self, match: SessionMatch, prompt: Prompt, asked: Asked) -> tuple[PromptEntry, Turn]:
-        prompt_tokens = match.held_tokens + self._tokens.estimate(MODEL, match.added)
+    def _turn(self, waiting: WaitingTurn) -> tuple[PromptEntry, Turn]:
+        match, prompt, asked = waiting.match, waiting.said, waiting.asked
+        added_tokens = self._tokens.estimate(MODEL, match.added)
+        if waiting.estimates_factor != 1.0:
+            added_tokens = max(1, round(waiting.estimates_factor * added_tokens))
+        prompt_tokens = match.held_tokens + added_tokens
         entry = PromptEntry(match.history, match.source, marks_of_prompt(prompt, prompt_tokens), match.decode)
-        output_tokens = asked.output_tokens
+        output_tokens = output_p90 = asked.output_tokens
         if not self._proxy.oracle:
             output_tokens = self._tokens.expected_output(MODEL, match.output_tokens, self._proxy.max_tokens)
+            output_p90 = self._forecasts.output(MODEL, match.output_tokens, match.turn, self._proxy.max_tokens).p90
         turn = Turn(
             model=MODEL,
             session_id=match.session_id,
@@ -202,11 +201,13 @@ class PolicyRouting:
             prompt_tokens=prompt_tokens,
             held_tokens=match.held_tokens,
             output_tokens=output_tokens,
+            output_p90_tokens=output_p90,
             held=self._held(entry, match, asked),
             decode=None if match.decode is None else match.decode.worker,
             affinity=match.affinity,
             lost=self._beliefs.why_lost(match.decode),
             forced=asked.forced,
+            slo=self._proxy.slo,
         )
         return entry, turn
 
@@ -215,32 +216,58 @@ class PolicyRouting:
         if self._heard and match.source is not None:
             heard = ((worker, cache.held(asked.prompt, most)) for worker, cache in self._heard.items())
             observed = {worker: tokens for worker, tokens in heard if tokens is not None}
-        return self._beliefs.held(self._registry.fleet(MODEL).views, entry, most, observed)
+        held = self._beliefs.held(self._registry.fleet(MODEL).views, entry, most, observed)
+        if not self._proxy.residency_elsewhere:
+            last = None if match.decode is None else match.decode.worker
+            return {worker: one for worker, one in held.items() if worker == last}
+        return held
+
+    def _fleet(self) -> Fleet:
+        fleet = self._registry.fleet(MODEL)
+        if self._proxy.ledger:
+            return fleet
+        if self._plain is None or self._plain[0] is not fleet:
+            self._plain = fleet, without_ledger(fleet)
+        return self._plain[1]
 
     def _decide(self, turn: Turn, now_s: float) -> Decision:
-        rules, arrivals = self._proxy.rules, self._arrivals
+        rules, arrivals = self._rules, self._arrivals
         counts_turns = rules.scored is not None and rules.scored.table.axes.qps_counts == "turns"
         qps = (arrivals.turns if counts_turns else arrivals.conversations).rate_rps(now_s)
         try:
-            return decide(turn, self._registry.fleet(MODEL), rules, qps=qps, now_s=now_s)
+            return decide(turn, self._fleet(), rules, qps=qps, now_s=now_s)
         except AllBusy:
             if self._proxy.queues:
                 raise
-            return decide(turn, self._roomy_fleet(), replace(rules, worker_limit=0), qps=qps, now_s=now_s)
-
-    def _roomy_fleet(self) -> Fleet:
-        """Where no queue holds a turn back, it waits in an engine."""
-        views = [replace(view, places=UNKNOWN) for view in self._registry.views()]
-        return Fleet.of({view.id: view for view in views}, taking_turns(views, MODEL))
+            # Where no queue holds a turn back, it waits in an engine.
+            return decide(turn, with_room(self._fleet()), replace(rules, worker_limit=0), qps=qps, now_s=now_s)
 
     def _beat(self, worker: SimulatedWorker) -> None:
-        """The engine's load as it is now reaches the registry a moment later."""
-        said = _announcement(worker)
-        self._timeline.after(self._delay_s, self._hear, said)
+        """The engine's load as it is now reaches the registry a moment later. One that is lost is silent."""
+        if not worker.engine.is_lost:
+            self._timeline.after(self._delay_s, self._hear, _announcement(worker))
+        else:
+            self._registry.expire(self._timeline.now_s, WORKER_TTL_S)
         self._timeline.after(self._heartbeat_s, self._beat, worker)
+
+    def _came_back(self, worker: SimulatedWorker) -> None:
+        """It announces itself as soon as its engine is ready."""
+        self._listen(worker)
+        self._timeline.after(self._delay_s, self._hear, _announcement(worker))
+
+    def _listen(self, worker: SimulatedWorker) -> None:
+        """To the events of its cache."""
+        if self._proxy.kv_events_delay_s is not None:
+            timeline = self._timeline
+            heard = HeardCache(lambda: timeline.now_s, self._proxy.kv_events_delay_s)
+            self._heard[_address(worker)] = heard
+            worker.engine.cache.changed = heard.happened
 
     def _hear(self, said: Announcement) -> None:
         self._registry.apply(said, self._timeline.now_s)
+        stranded, self._stranded = self._stranded, []
+        for turn in stranded:
+            self._enter(turn)
         self._serve_queue()
 
 
@@ -255,7 +282,7 @@ def _announcement(worker: SimulatedWorker) -> Announcement:
         address=_address(worker),
         models=(MODEL,),
         engine_version="simulated",
-        incarnation="0",
+        incarnation=str(worker.incarnation),
         source=Source.AGENT,
         x=worker.x,
     )

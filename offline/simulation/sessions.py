@@ -11,7 +11,7 @@ from ppd.proxy.policy import Route
 from ppd.proxy.sessions.hasher import KEY_BITS
 
 from ..experiment.plan import Conversation
-from .kv_cache import Span
+from .workers.kv_cache import Span
 
 BYTES_PER_TOKEN = 4  # of the prompts that the simulated clients send
 COMMON_SPAN = 0  # what all conversations of a plan begin with; other ids count up from 1

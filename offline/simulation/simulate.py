@@ -14,14 +14,14 @@ from ..experiment.plan import plan
 from ..experiment.records import Record, in_order
 from ..experiment.run import Run
 from .clients import ClientPool, Clients
-from .fleet import SimulatedFleet
-from .playback import Playback, Window, traced_sessions
+from .playback import Loss, Playback, Window, traced_sessions
 from .published_routing import PublishedRouting
 from .routing import PolicyRouting, ProxySetup, Routing
 from .sessions import planned_sessions
 from .setup import Setup
 from .timeline import Timeline
 from .traced_prompts import TracedPrompts
+from .workers.fleet import SimulatedFleet
 
 HORIZON_S = 7 * 86400.0  # of virtual time
 
@@ -42,7 +42,7 @@ def simulate(
     if setup.published_routing:
         routing = PublishedRouting(fleet, run, unrecognised=setup.unrecognised)
     else:
-        routing = policy_routing(timeline, fleet, setup, proxy or ProxySetup())
+        routing = PolicyRouting(timeline, fleet, proxy or ProxySetup(), setup)
     clients = Clients(timeline, fleet, routing, ClientPool(timeline, setup.connections))
     conversations = plan(run, trace)
     told = _retokenised(run, setup)
@@ -57,11 +57,17 @@ def simulate(
 
 
 def play(
-    prompts: TracedPrompts, playback: Playback, topology: str, setup: Setup, proxy: ProxySetup | None = None
+    prompts: TracedPrompts,
+    playback: Playback,
+    topology: str,
+    setup: Setup,
+    proxy: ProxySetup | None = None,
+    window: Window | None = None,
 ) -> Window:
     """Plays a trace's sessions until the window is full and its turns have ended; then the rest is given up.
 
-    The same playback gives the same turns. ConfigError where the window cannot be filled by this trace.
+    window: None: of the playback, after its warm-up. The same playback gives the same turns. ConfigError where the
+    window cannot be filled by this trace.
     """
     if setup.published_routing:
         raise ConfigError("published_routing: its routes are a plan's, and a trace has none", param="setup")
@@ -71,20 +77,27 @@ def play(
         raise ConfigError("the trace has no later turns: later_turns must be 0", param="later_turns")
     timeline = Timeline()
     fleet = SimulatedFleet(timeline, Topology.parse(topology), setup)
-    routing = policy_routing(timeline, fleet, setup, proxy or ProxySetup())
-    window = Window(playback, playback.warm_up(prompts))
+    routing = PolicyRouting(timeline, fleet, proxy or ProxySetup(), setup)
+    window = window or Window(playback, playback.warm_up(prompts))
     clients = Clients(timeline, fleet, routing, ClientPool(timeline, setup.connections), window)
+    for loss in playback.losses:
+        _plan_loss(loss, window.begins_s + loss.at_s, timeline, fleet)
     clients.play_endless(traced_sessions(playback, prompts, window))
     timeline.run(until=lambda: window.is_over(timeline.now_s) or timeline.now_s > HORIZON_S)
     clients.give_up()
+    window.moved_bytes = sum(worker.sends.bytes for worker in fleet.workers)
     window.played.sort(key=lambda one: (one.record.conversation, one.record.turn))
     return window
 
 
-def policy_routing(timeline: Timeline, fleet: SimulatedFleet, setup: Setup, proxy: ProxySetup) -> PolicyRouting:
-    return PolicyRouting(
-        timeline, fleet, proxy, heartbeat_s=setup.heartbeat_s, heartbeat_delay_s=setup.heartbeat_delay_s
-    )
+def _plan_loss(loss: Loss, at_s: float, timeline: Timeline, fleet: SimulatedFleet) -> None:
+    worker = next((one for one in fleet.workers if one.name == loss.worker), None)
+    if worker is None:
+        names = ", ".join(one.name for one in fleet.workers)
+        raise ConfigError(f"losses: worker {loss.worker!r} must be one of {names}", param="losses")
+    timeline.at(at_s, fleet.lose, worker)
+    if loss.back_after_s is not None:
+        timeline.at(at_s + loss.back_after_s, fleet.restart, worker)
 
 
 def _retokenised(run: Run, setup: Setup) -> Callable[[], bool]:

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .kv_cache import Span
+from .workers.kv_cache import Span
 
 
 class TokenRange(NamedTuple):

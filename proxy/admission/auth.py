@@ -16,6 +16,7 @@ from typing import Protocol
 from werkzeug.datastructures import Headers
 
 from ..errors import Forbidden, LoopDetected, NotFound, RequestError, Unauthorized
+from ..laws.targets import ALLOWED_TARGETS, GivenTargets, given_targets
 from ..policy import Route
 from .keys import Client
 from .tenant_scope import TenantScope
@@ -28,6 +29,7 @@ FORWARDED = ("accept", "content-type", "traceparent", "tracestate", "anthropic-v
 _LINE_ENDS = frozenset("\r\n\0")
 FORCE_ROUTE = "x-ppd-force-route"
 QUEUE_TIMEOUT = "x-ppd-queue-timeout"
+SLO = "x-ppd-slo"
 HOPS = "x-ppd-hops"
 HOP_LIMIT = 2  # proxies that a request may have passed before this one
 
@@ -164,6 +166,17 @@ def queue_patience_s(headers: Mapping[str, str]) -> float:
     if not 0 <= patience_s < math.inf:
         raise RequestError("X-PPD-Queue-Timeout: must be a number of seconds", param="X-PPD-Queue-Timeout")
     return patience_s
+
+
+def slo_targets(headers: Mapping[str, str]) -> GivenTargets | None:
+    """What the client sets for this one request; None: nothing. RequestError for what cannot be read."""
+    text = headers.get(SLO)
+    if text is None:
+        return None
+    try:
+        return given_targets(text)
+    except ValueError:
+        raise RequestError(f"X-PPD-SLO: must be {ALLOWED_TARGETS}", param="X-PPD-SLO") from None
 
 
 def _is_same(given: str, key: str) -> bool:

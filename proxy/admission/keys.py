@@ -12,6 +12,9 @@ A key file is TOML, one table a key; all but `hash` and `name` may be left out:
     tokens_per_minute = 100000
     models = ["llama"]             # empty: all
     cache_group = "assistants"     # keys of one group share cached prompts; default: the tenant's keys do
+    slo = "ttft=0.5,tpot=0.03"     # targets of its turns, as in the header X-PPD-SLO; default: its class's
+    w_ttft = 1                     # weights of its turns in mode `weights`; default: their model's
+    w_tpot = 3
 
 What keeps a tenant's prompts and stored responses apart on the workers is made from the hash of its first key in the
 file (`tenant_scope`). It outlives restarts and is the same in all processes; if that key is removed, the
@@ -37,7 +40,9 @@ from hashlib import sha256
 import msgspec
 from msgspec.structs import replace
 
+from ..decision_table.score import LARGEST_WEIGHT, MOST_WEIGHTS, TurnWeights
 from ..errors import ConfigError
+from ..laws.targets import ALLOWED_TARGETS, GivenTargets, given_targets
 from .tenant_scope import TenantScope
 
 KEY_BYTES = 32
@@ -62,7 +67,16 @@ class Client(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int = 0
     models: tuple[str, ...] = ()
     cache_group: str = ""
+    slo: GivenTargets | None = None
+    w_ttft: float | None = None
+    w_tpot: float | None = None
     scope: TenantScope | None = None  # None: nothing keeps it apart, as no keys are in force
+
+    @property
+    def weights(self) -> TurnWeights | None:
+        if self.w_ttft is None and self.w_tpot is None:
+            return None
+        return TurnWeights(w_ttft=self.w_ttft, w_tpot=self.w_tpot)
 
     def may_use(self, model: str) -> bool:
         return not self.models or model in self.models
@@ -109,15 +123,17 @@ def hash_of(key: str) -> str:
 def encode(client: Client, key_hash: str) -> str:
     plain = Client(name=client.name, tenant=client.name)
     members: dict[str, object] = {"name": client.name, "hash": key_hash}
-    for member in ("tenant", "priority", "weight", "requests_per_minute", "tokens_per_minute", "models", "cache_group"):
-        if getattr(client, member) != getattr(plain, member):
+    for member in _MEMBERS:
+        if member != "hash" and getattr(client, member) != getattr(plain, member):
             members[member] = getattr(client, member)
     return "[[key]]\n" + "".join(f"{member} = {_toml(value)}\n" for member, value in members.items())
 
 
 def _toml(value: object) -> str:
     # TOML writes strings, whole numbers and lists as JSON does, but not inf and nan.
-    return str(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float):
+        return str(value)
+    return json.dumps(str(value) if isinstance(value, GivenTargets) else value, ensure_ascii=False)
 
 
 def decode(data: bytes, file: str) -> Keys:
@@ -190,8 +206,15 @@ def _entry(table: object, number: int, file: str) -> KeyEntry:
         tokens_per_minute=table.get("tokens_per_minute", 0),
         models=tuple(table.get("models", ())),
         cache_group=table.get("cache_group", ""),
+        slo=given_targets(table["slo"]) if "slo" in table else None,
+        w_ttft=_float(table.get("w_ttft")),
+        w_tpot=_float(table.get("w_tpot")),
     )
     return KeyEntry(bytes.fromhex(table["hash"].removeprefix("sha256:")), client)
+
+
+def _float(value: float | None) -> float | None:
+    return None if value is None else float(value)
 
 
 def _check_together(entries: Sequence[KeyEntry], file: str) -> None:
@@ -229,6 +252,17 @@ def _is_weight(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0.001 <= value <= 1000
 
 
+def _is_turn_weight(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= LARGEST_WEIGHT
+
+
+def _are_targets(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(given_targets(value))
+    except ValueError:
+        return False
+
+
 _NAMES = "1 to 64 letters, digits and . _ @ -"
 _LIMITS = f"a whole number from 0 (no limit) to {_LARGEST_LIMIT}"
 # Of each member: whether a value is allowed, and what an error says is allowed.
@@ -248,6 +282,8 @@ _MEMBERS: dict[str, tuple[Callable[[object], bool], str]] = {
         "a list of models' names, of 1 to 256 printable characters each",
     ),
     "cache_group": (_is_name, _NAMES),
+    "slo": (_are_targets, ALLOWED_TARGETS),
+    **dict.fromkeys(MOST_WEIGHTS, (_is_turn_weight, f"a number from 0 to {LARGEST_WEIGHT:.0f}")),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
@@ -13,6 +14,7 @@ from ..config import ProxyConfig, convert
 from ..errors import NotFound, RequestError
 from ..fleet.view import WorkerView
 from ..fleet.worker import Source
+from ..laws.worker_laws import WorkerLaws
 from ..policy import Limits
 from ..sessions.session import SessionSummary
 from ..settings import check_table
@@ -22,7 +24,8 @@ from .request_body import whole_body
 T = TypeVar("T")
 BODY_LIMIT_S = 30.0
 BODY_LIMIT_BYTES = 64 * 1024
-CHANGEABLE = ("mode", "x", "w_ttft", "w_tpot", "lookup", "uncovered", "table", *Limits.__struct_fields__)
+TARGETS = ("slo_ttft_s", "slo_ttft_factor", "slo_tpot_s")
+CHANGEABLE = ("mode", "x", "w_ttft", "w_tpot", *TARGETS, "lookup", "uncovered", "table", *Limits.__struct_fields__)
 
 
 class WorkerCall(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,6 +49,7 @@ def admin_routes(proxy: Proxy) -> Blueprint:
 
     _worker_routes(routes, proxy)
     _record_routes(routes, proxy)
+    _law_routes(routes, proxy)
 
     @routes.get("/weights")
     async def weights() -> Response:
@@ -120,6 +124,33 @@ def _record_routes(routes: Blueprint, proxy: Proxy) -> None:
         return _json(found)
 
 
+def _law_routes(routes: Blueprint, proxy: Proxy) -> None:
+    laws, registry = proxy.state.laws, proxy.state.registry
+
+    @routes.get("/laws")
+    async def corrections() -> Response:
+        return _json(_laws(laws, registry.views()))
+
+    @routes.post("/laws/reset")
+    async def reset() -> Response:
+        laws.reset()
+        return _json(_laws(laws, registry.views()))
+
+
+def _laws(laws: WorkerLaws, views: Iterable[WorkerView]) -> dict[str, object]:
+    """What turns have taught of the workers that have a profile, and how well predictions hold."""
+    known = [(view, found, laws.shown(view)) for view in views if (found := laws.of(view)) is not None]
+    return {
+        "version": laws.version,
+        "workers": [
+            {"id": view.id, "name": view.name, "role": view.role, "profile": found.profile, **shown}
+            for view, found, shown in known
+        ],
+        "judged": list(laws.judged()),
+        "turns_beyond_range": laws.guesses,
+    }
+
+
 def _limit() -> int:
     text = request.args.get("limit", "50")
     if not (text.isdecimal() and len(text) <= 4 and 1 <= int(text) <= 1000):
@@ -164,6 +195,7 @@ def _worker(view: WorkerView, now_s: float) -> dict[str, object]:
         "connector": worker.connector,
         "source": worker.source,
         "x": worker.x,
+        "profile": worker.profile,
         "incarnation": view.incarnation,
         "silent_s": round(now_s - view.heard_s, 1) if worker.source is not Source.STATIC else None,
         "running": load.running,

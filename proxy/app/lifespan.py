@@ -10,6 +10,7 @@ from functools import partial
 from ..assembly import Proxy
 from ..fleet.view import WorkerView
 from ..fleet.worker import Source, Worker, WorkerId
+from ..laws.accuracy import TURNS, Subject
 from ..runtime.tasks import Background
 
 log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class FleetWatch:
         self._proxy = proxy
         self._known = self._snapshot()  # workers known at the start are no change
         self._silent: set[WorkerId] = set()  # dropped since the last look
+        self._laws = LawsWatch(proxy)
 
     async def run(self) -> None:
         while True:
@@ -82,6 +84,7 @@ class FleetWatch:
             self._drop_silent()
             self._probe_unheard()
             self._note_changes()
+            self._laws.look()
             self._proxy.state.admission.admit_waiting()  # a worker may have come, or come back
 
     def _snapshot(self) -> dict[WorkerId, tuple[str, str, str]]:
@@ -123,6 +126,32 @@ class FleetWatch:
     def _gone(self, worker: WorkerId) -> str:
         limit_s = self._proxy.settings.config.worker_ttl_s
         return f"gone (silent for {limit_s:g} s)" if worker in self._silent else "gone"
+
+
+class LawsWatch:
+    """Logs once when a profile or a table turns out not to fit this fleet, and when it fits again."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
+        self._stale: set[Subject] = set()
+
+    def look(self) -> None:
+        laws = self._proxy.state.laws
+        laws.advance(self._proxy.state.now())
+        judged = {(one.basis, one.name, one.figure): one for one in laws.judged()}
+        stale = {subject for subject, one in judged.items() if one.stale}
+        if stale == self._stale:
+            return
+        leads = self._proxy.membership.leads  # the others see the same
+        for subject in sorted(stale - self._stale):
+            (basis, name, figure), error = subject, judged[subject].median_error
+            text = "%s %s is stale: the median error of its %s is %.0f %% over the last %d turns"
+            level = logging.WARNING if leads else logging.DEBUG
+            log.log(level, text, basis, name, figure.upper(), 100 * error, TURNS)
+        for basis, name, figure in sorted(self._stale - stale):
+            text = "%s %s: its %s fits again" if (basis, name, figure) in judged else "%s %s: its %s is judged anew"
+            log.log(logging.INFO if leads else logging.DEBUG, text, basis, name, figure.upper())
+        self._stale = stale
 
 
 async def _keep_warm(proxy: Proxy) -> None:

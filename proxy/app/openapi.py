@@ -131,6 +131,7 @@ _TURN_HEADERS: list[Json] = [
     _parameter("X-Session-Affinity", "header", "Used if X-Session-ID is absent."),
     _parameter("X-Correlation-ID", "header", "Used if both are absent."),
     _parameter("X-Request-Id", "header", "Kept where it matches ^[A-Za-z0-9_.:-]{1,128}$."),
+    _parameter("X-PPD-SLO", "header", "This turn's targets, as `ttft=0.5,tpot=0.03`: seconds; also `ttft_factor`."),
     _parameter("X-PPD-Force-Route", "header", "With X-Admin-Key: this turn's route.", enum=[*Route]),
 ]
 
@@ -321,6 +322,8 @@ def _admin() -> Json:
             "parameters": named("request_id"),
             "get": get("receipt", "One receipt.", "Receipt"),
         },
+        "/admin/laws": {"get": get("laws", "The laws' corrections, and how well predictions hold.", "Laws")},
+        "/admin/laws/reset": {"post": get("reset_laws", "Forgets what turns have taught of the laws.", "Laws")},
         "/admin/weights": {
             "get": get("weights", "The routing settings.", "Weights"),
             "put": change("change_weights", "Changes routing settings.", "Weights", "WeightsCall"),

@@ -6,7 +6,10 @@ from typing import Any
 
 from ..config import Lookup, Mode, Uncovered
 from ..fleet.worker import Role, Source
+from ..laws.accuracy import Basis
+from ..laws.corrections import Figure
 from ..openai.request import MODEL_LIMIT
+from ..policy import Route
 from ..sessions.table import MatchKind
 
 Json = dict[str, Any]
@@ -134,6 +137,9 @@ _WEIGHTS: Json = {
     "x": {"type": "number", "minimum": 0, "maximum": 1},
     "w_ttft": {"type": "number", "minimum": 0},
     "w_tpot": {"type": "number", "minimum": 0},
+    "slo_ttft_s": {"type": "number", "exclusiveMinimum": 0, "maximum": 3600},
+    "slo_ttft_factor": {"type": "number", "exclusiveMinimum": 0, "maximum": 1000},
+    "slo_tpot_s": {"type": "number", "exclusiveMinimum": 0, "maximum": 60},
     "lookup": {"enum": [*Lookup]},
     "uncovered": {"enum": [*Uncovered]},
     "table": _NAME,
@@ -155,6 +161,7 @@ _WORKER = _object(
         "connector": _NAME,
         "source": {"enum": [*Source]},
         "x": {"type": ["number", "null"]},
+        "profile": _NAME,
         "incarnation": _NAME,
         "silent_s": {"type": ["number", "null"]},
         "running": _COUNT,
@@ -175,6 +182,23 @@ _SESSION = _object(
         "idle_s": _NUMBER,
     }
 )
+_NUMBERS = _list({"type": ["number", "null"]})
+_TARGETS = _object(dict.fromkeys(("ttft_s", "ttft_factor", "tpot_s"), _NUMBER))
+_CANDIDATES = _object(
+    {"route": _list({"enum": [*Route]}), "decode": _list(_NAME)},
+    {
+        "laws": _NAME,
+        **dict.fromkeys(("prefill", "source", "excluded"), _list(_NAME)),
+        "fetched_tokens": _list(_COUNT),
+        "ttft_s": _NUMBERS,
+        "tpot_s": _NUMBERS,
+        "terms": {"type": "object", "additionalProperties": _NUMBERS},
+        "chosen": {"type": ["integer", "null"], "default": 0},
+        "held": {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": _COUNT}},
+        **dict.fromkeys(("ttft_error", "tpot_error"), _NUMBER),
+    },
+    description="The ways that were judged, at most 8, the best first: columns, left out where they say nothing.",
+)
 _RECEIPT = _object(
     {
         "id": _NAME,
@@ -184,8 +208,40 @@ _RECEIPT = _object(
         "turn": _COUNT,
         "kind": {"enum": [kind.name.lower() for kind in MatchKind]},
         "status": _COUNT,
+        "slo": _TARGETS,
+        "candidates": _nullable(_CANDIDATES),
         "outcome": {"enum": ["running", "completed", "failed", "cancelled", "broken"]},
         "legs": _list(_object({"kind": _NAME, "worker": _NAME, "started_s": _NUMBER})),
+    }
+)
+_FACTOR = _object({"factor": _NUMBER, "turns": _NUMBER, "median_error": {"type": ["number", "null"]}})
+_LAWS = _object(
+    {
+        "version": _NAME,
+        "workers": _list(
+            _object(
+                {
+                    "id": _NAME,
+                    "name": _NAME,
+                    "role": {"enum": [*Role]},
+                    "profile": _NAME,
+                    **dict.fromkeys(Figure, _FACTOR),
+                }
+            )
+        ),
+        "judged": _list(
+            _object(
+                {
+                    "basis": {"enum": [*Basis]},
+                    "name": _NAME,
+                    "figure": {"enum": [*Figure]},
+                    "turns": _COUNT,
+                    "median_error": _NUMBER,
+                    "stale": {"type": "boolean"},
+                }
+            )
+        ),
+        "turns_beyond_range": {"type": "object", "additionalProperties": _COUNT},
     }
 )
 _OPERATOR: Json = {
@@ -199,6 +255,7 @@ _OPERATOR: Json = {
     "Session": _SESSION,
     "Sessions": _object({"count": _COUNT, "newest": _list(ref("Session"))}),
     "Receipt": _RECEIPT,
+    "Laws": _LAWS,
     "Receipts": _object({"newest": _list(ref("Receipt"))}),
 }
 

@@ -56,6 +56,7 @@ def run_command(proxy: Proxy, command: bytes) -> bytes:
     wanted = _COMMAND.decode(command)
     if isinstance(wanted, Add):
         worker = parse_worker(wanted.worker)
+        proxy.state.laws.profiles.add(worker.profile)
         proxy.settings.added.add(worker.id)
         registry.add_static(worker, proxy.state.now())
         proxy.membership.workers_added(proxy.settings.added)

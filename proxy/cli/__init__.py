@@ -1,4 +1,4 @@
-"""The commands `ppd serve`, `table`, `keys` and `doctor`."""
+"""The commands `ppd serve`, `table`, `keys`, `doctor` and `why`."""
 
 from __future__ import annotations
 

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from ..admission.key_file import KeyRing
 from ..config import Draft, ProxyConfig, all_of, refused
+from ..decision_table.score import weight_rules
 from ..discovery.heartbeat_listener import curve_keys
 from ..discovery.static_workers import static_workers
 from ..errors import PPDError
+from ..laws.targets import target_rules
 from ..runtime.tls import client_tls, worker_tls
-from ..settings import check_table
+from ..settings import check_table, profiles
 from ..tokenizer.folder_names import FolderNames
 
 
@@ -29,7 +31,7 @@ def check(draft: Draft) -> ProxyConfig:
 
 def problems(config: ProxyConfig) -> Iterator[PPDError]:
     """The table is loaded in every mode, as the admin API may choose the one that needs it."""
-    for part in (static_workers, _table, _client_keys, client_tls, worker_tls, _curve_keys, _receipt_log, _tokenizer):
+    for part in PARTS:
         yield from _raised(part, config)
 
 
@@ -42,6 +44,14 @@ def _raised(part: Callable[[ProxyConfig], object], config: ProxyConfig) -> Itera
 
 def _table(config: ProxyConfig) -> None:
     check_table(config.table)
+
+
+def _profiles(config: ProxyConfig) -> None:
+    try:
+        workers = static_workers(config)
+    except PPDError:  # told already
+        workers = ()
+    profiles(config, workers)
 
 
 def _client_keys(config: ProxyConfig) -> None:
@@ -65,3 +75,9 @@ def _receipt_log(config: ProxyConfig) -> None:
     file = Path(config.receipt_log)
     if not os.access(file if file.exists() else file.parent, os.W_OK) or file.is_dir():
         raise refused("receipt_log", config.receipt_log, "a file that can be written")
+
+
+PARTS: tuple[Callable[[ProxyConfig], object], ...] = (
+    *(static_workers, weight_rules, target_rules, _table, _profiles, _client_keys, client_tls),
+    *(worker_tls, _curve_keys, _receipt_log, _tokenizer),
+)

@@ -35,6 +35,7 @@ def command() -> None:
 @click.option("--tpm", "tokens_per_minute", type=int, default=0, help="Tokens per minute; 0: no limit.")
 @click.option("--model", "models", multiple=True, help="A model that it may use, repeatable; all if none is given.")
 @click.option("--cache-group", default="", help="Keys of one group share cached prompts; the tenant's do if not given.")
+@click.option("--slo", help="Targets of its turns, as ttft=0.5,tpot=0.03; those of its class if not given.")
 @click.option(
     "--file",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -10,6 +10,8 @@ class Mode(StrEnum):
 
     TABLE = "table"  # by the decision table
     ALWAYS_LOCAL = "always_local"  # x = 1
+    SESSION_HASH = "session_hash"  # x = 1, each session's worker by a hash
+    FREE_KV = "free_kv"  # x = 1, a session begins where most KV is free
     ALWAYS_SPLIT = "always_split"  # x = 0
     FRACTION = "fraction"  # the share `x` of sessions
     REPLICA = "replica"  # every turn on a replica
@@ -18,6 +20,11 @@ class Mode(StrEnum):
     PREFILL_LOAD = "prefill_load"  # LOCAL while P has much to do
     ISL_OR_LOAD = "isl_or_load"  # either of the two
     CONDITIONAL = "conditional"  # SPLIT for many uncached tokens, while P has little to do
+    SLO = "slo"  # the fewest turns that miss their targets, as predicted
+    WEIGHTS = "weights"  # the least of predicted TTFT and TPOT, weighted
+    LEAST_TTFT = "least_ttft"  # the earliest predicted first token
+    LMETRIC = "lmetric"  # the least product of new tokens and batch
+    SLACK = "slack"  # the least TPOT among ways that keep the TTFT target
 
 
 class SessionKey(StrEnum):

@@ -148,6 +148,8 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
     above = f" above {kind.gt}" if kind.gt is not None else ""
     if kind.ge is not None and kind.le is not None:
         return f" from {kind.ge} to {kind.le}"
+    if kind.le is not None:
+        return f"{above}, at most {kind.le}"
     if kind.ge is not None:
         above = f" of at least {kind.ge}"
     return above + (f", at most {kind.le}" if kind.le is not None else ", at most 2^53")

@@ -117,7 +117,8 @@ class ProxyConfig:
         (),
         "static workers, `ROLE=host:port`, optionally followed by `,connector=nixl|p2p_nccl|none`, `,model=NAME`, "
         "`,tls=true`, `,events=tcp://host:port` (`none`: not even where the engine itself tells), "
-        "`,replay=tcp://host:port`, `,ranks=N`, and for a D `,x=SHARE`: its own `x` in mode `fraction`",
+        "`,replay=tcp://host:port`, `,ranks=N`, `,profile=NAME` (as the key `profile`), and for a D `,x=SHARE`: its "
+        "own `x` in mode `fraction`",
         live=True,
     )
     allow_empty: bool = key(
@@ -180,10 +181,33 @@ class ProxyConfig:
     table: Text = key("h100-llama-3.1-8b-2P_2D", "name of a shipped table, or a path", live=True)
     w_ttft: NotNegative = key(1.0, "weight of a turn's TTFT", live=True)
     w_tpot: NotNegative = key(1.0, "weight of a turn's TPOT", live=True)
+    weights_by_model: Texts = key(
+        (),
+        "other weights of models by served name, as `llama:w_ttft=1,w_tpot=3`; a key's own `w_ttft` and `w_tpot` in "
+        "the `keys_file` count first; for mode `weights`: tables have the config's",
+        live=True,
+    )
+    slo_ttft_s: Annotated[float, Meta(gt=0, le=3600)] = key(
+        0.25, "a turn's TTFT may be this, or `slo_ttft_factor` times what it takes on an idle engine", live=True
+    )
+    slo_ttft_factor: Annotated[float, Meta(gt=0, le=1000)] = key(3.0, "whichever is more", live=True)
+    slo_tpot_s: Annotated[float, Meta(gt=0, le=60)] = key(0.025, "a turn's mean TPOT may be this", live=True)
+    slo_by_priority: Texts = key(
+        (),
+        "other targets of classes, as `10:ttft=2,tpot=0.1`: for turns of priority 10 and more, up to the next entry; "
+        "their keys' `slo` and the header `X-PPD-SLO` count first (docs/protocols.md)",
+        live=True,
+    )
     lookup: Lookup = key(
         Lookup.NEAREST, "the nearest cell of the table, or between its cells (tables/README.md)", live=True
     )
     uncovered: Uncovered = key(Uncovered.LOCAL, "route where the table has no evidence", live=True)
+    profile: Text = key(
+        "",
+        "engine profile (tables/profiles/README.md), by the name of a bundled one or as a path, of workers that name "
+        "none of their own; by it turns' times are predicted (docs/laws.md); empty: none",
+        live=True,
+    )
     qps_window_s: Seconds = key(30.0, "window over which the arrival rate is measured")
 
     connect_timeout_s: Seconds = key(3.0, "to connect to a worker", group="Legs")

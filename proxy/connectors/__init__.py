@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Protocol
 
-from ..fleet.worker import Worker
+from ..fleet.worker import PairingKind, Worker
 from ..openai.request import Endpoint, Fields
 from .leg import Handoff, LegRequest, NoHandoff, Pair, plain_leg
 from .nixl import Nixl
@@ -52,7 +52,7 @@ CONNECTORS: MappingProxyType[str, Connector] = MappingProxyType(
 )
 
 
-def can_pair(prefill: Worker, decode: Worker) -> bool:
+def can_pair(prefill: Worker | PairingKind, decode: Worker | PairingKind) -> bool:
     """KV moves only between engines with one connector and, where both are known, one version and a shared model."""
     if prefill.connector not in CONNECTORS or prefill.connector != decode.connector or prefill.engine != decode.engine:
         return False

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
+from ..config import ProxyConfig, all_of, refused
 from ..errors import ConfigError
+from ..laws.targets import plain_numbers
 from .format import Cell
 
 
@@ -27,6 +31,59 @@ class Weights:
     def score(self, d_ttft: float, d_tpot: float) -> float:
         """What LOCAL gains over SPLIT: relative TTFT saved minus relative TPOT lost, each with its weight."""
         return self.ttft * d_ttft - self.tpot * d_tpot
+
+
+LARGEST_WEIGHT = 1e6
+MOST_WEIGHTS: Final[Mapping[str, float]] = {"w_ttft": LARGEST_WEIGHT, "w_tpot": LARGEST_WEIGHT}
+ALLOWED_WEIGHTS = (
+    "MODEL:w_ttft=1,w_tpot=3, with one of the two at least, each from 0 to 1000000 as a plain decimal number"
+)
+
+
+class TurnWeights(msgspec.Struct, frozen=True, kw_only=True):
+    """Those that somebody has set; None: left to others."""
+
+    w_ttft: float | None = None
+    w_tpot: float | None = None
+
+    def over(self, others: Weights) -> Weights:
+        return Weights(
+            others.ttft if self.w_ttft is None else self.w_ttft, others.tpot if self.w_tpot is None else self.w_tpot
+        )
+
+
+class WeightRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The operator's: the usual weights, and those of models by name. A key's own count before both."""
+
+    usual: Weights = Weights()
+    by_model: Mapping[str, Weights] = {}
+
+    def of(self, model: str, key: TurnWeights | None = None) -> Weights | None:
+        """None where the usual ones count."""
+        if key is None:
+            return self.by_model.get(model)
+        return key.over(self.by_model.get(model, self.usual))
+
+
+def weight_rules(config: ProxyConfig) -> WeightRules:
+    """ConfigError tells each entry that is misspelt, or named twice."""
+    usual = Weights(config.w_ttft, config.w_tpot)
+    models, errors = dict[str, Weights](), list[ConfigError]()
+    for entry in config.weights_by_model:
+        model, _, weights = entry.rpartition(":")
+        try:
+            given = TurnWeights(**plain_numbers(weights, MOST_WEIGHTS))
+        except ValueError:
+            given = None
+        if not model or given is None:
+            errors.append(refused("weights_by_model", entry, ALLOWED_WEIGHTS))
+        elif model in models:
+            errors.append(refused("weights_by_model", entry, "of a model that is named once"))
+        else:
+            models[model] = given.over(usual)
+    if errors:
+        raise all_of(errors)
+    return WeightRules(usual=usual, by_model=models)
 
 
 class Evidence(StrEnum):

@@ -18,7 +18,7 @@ import msgspec
 
 from ..config import Lookup
 from ..errors import ConfigError, FormatError
-from .format import Axes, Cell, FailedArms, Name, Provenance, check_distinct
+from .format import Arm, Axes, Cell, FailedArms, Name, Provenance, check_distinct
 from .interpolation import Mix
 from .nearest import Around, Nearest, TableQuery
 from .prototype_format import PrototypeTable, axes_of
@@ -120,14 +120,14 @@ class ScoredTable:
     one.
     """
 
-    __slots__ = ("_around", "_inside", "_nearest", "_outside", "_ratios", "rule", "table", "weights")
+    __slots__ = ("_around", "_cells", "_inside", "_nearest", "_outside", "_ratios", "rule", "table", "weights")
 
     def __init__(self, table: DecisionTable, weights: Weights, rule: Lookup = Lookup.NEAREST) -> None:
         axes = table.axes
         self.table = table
         self.weights = weights
         self.rule = rule
-        cells = {_key(cell): cell for cell in table.cells}
+        cells = self._cells = {_key(cell): cell for cell in table.cells}
         keys = [CellKey(c.name, w.name, q) for c in axes.contexts for w in axes.workloads for q in axes.qps]
         self._inside = [self._judged(key, cells.get(key), Evidence.INSIDE) for key in keys]
         self._outside = [self._judged(key, cells.get(key), Evidence.EXTRAPOLATED) for key in keys]
@@ -140,6 +140,11 @@ class ScoredTable:
             return self._averaged(self._around.mix(workload)) or self._outside[self._nearest.cell(workload)]
         verdicts = self._inside if self._nearest.covers(workload) else self._outside
         return verdicts[self._nearest.cell(workload)]
+
+    def arm(self, cell: CellKey, *, local: bool) -> Arm | None:
+        """What was measured in a cell, LOCAL or SPLIT."""
+        found = self._cells.get(cell)
+        return None if found is None else found.local if local else found.split
 
     def verdicts(self) -> Iterator[Verdict]:
         """Every cell on the axes: by context, then workload, then QPS, as the file orders them."""

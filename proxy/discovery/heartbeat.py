@@ -54,6 +54,7 @@ class Heartbeat(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     tls: bool = False  # whether `http_address` speaks TLS
     kv_events: EventSource = NO_EVENTS  # on the host of `http_address`
     x: float | None = None  # of a D: its own share of sessions kept LOCAL, in mode `fraction`
+    profile: str = ""  # the engine's, by the name of a profile that the proxy knows
 
     def encode(self) -> bytes:
         return msgspec.msgpack.encode(self)
@@ -84,7 +85,7 @@ def _ours(message: dict[str, Any]) -> Announcement:
     if beat.x is not None and not 0.0 <= beat.x <= 1.0:
         raise FormatError("heartbeat: x must be a share from 0 to 1")
     _check_models(beat.models)
-    for name in ("engine", "engine_version", "connector", "incarnation"):
+    for name in ("engine", "engine_version", "connector", "incarnation", "profile"):
         _check_token(getattr(beat, name), name)
     worker = Worker(
         role=_role(beat.role),
@@ -100,6 +101,7 @@ def _ours(message: dict[str, Any]) -> Announcement:
         tls=beat.tls,
         kv_events=_own_events(beat.kv_events, beat.http_address),
         x=beat.x,
+        profile=beat.profile,
     )
     load = Load(beat.running, beat.waiting, beat.kv_usage, beat.kv_capacity_tokens)
     return Announcement(worker, load, beat.draining, beat.leaving)

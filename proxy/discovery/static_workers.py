@@ -21,6 +21,7 @@ WORKER_OPTIONS = ", ".join(
         '",replay=tcp://host:port"',
         '",ranks=N"',
         '",x=SHARE"',
+        '",profile=NAME"',
         *(f'",{name}=host:port"' for name in _COORDINATES),
     )
 )
@@ -52,6 +53,7 @@ def parse_worker(text: str) -> Worker:
         options = dict(part.split("=", 1) for part in rest)
         connector, model = options.pop("connector", "nixl"), options.pop("model", "")
         version, tls = options.pop("engine_version", ""), options.pop("tls", "false")
+        profile = options.pop("profile", "")
         ranks = int(options.pop("ranks", "1"))
         events = EventSource(options.pop("events", ""), options.pop("replay", ""), ranks)
         events = UNHEARD if events == EventSource("none") else events
@@ -74,6 +76,7 @@ def parse_worker(text: str) -> Worker:
             tls=tls == "true",
             kv_events=events,
             x=x,
+            profile=profile,
         )
     except (ValueError, FormatError):
         raise refused("workers", text, allowed) from None

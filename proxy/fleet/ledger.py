@@ -1,18 +1,47 @@
 """The load ledger: what turns do on each worker, by this proxy's own books.
 
-Each process keeps one `Use` for each worker and hears of the others'; a worker's view shows their sum.
+It needs no telemetry. Seconds are what the caller expects by the laws of the engines, 0 where it knows none. Each
+process keeps one `Use` for each worker and hears of the others'; a worker's view shows their sum.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 
+import msgspec
+from msgspec.structs import replace
+
+from .view import WorkerView
 from .worker import WorkerId
 
+LONGEST_S = 3600.0  # an estimate above it, or none at all as NaN, counts as 0: it would hide all others
+MOST_TOKENS = 1 << 40
 
-@dataclass(slots=True)
-class Use:
+
+class LegEstimates(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a turn is expected to take. The seconds are by the laws of the engines, 0 where there are none."""
+
+    prompt_tokens: int
+    new_tokens: int  # of the prompt, that the answering worker does not hold yet
+    output_tokens: int = 0
+    new_on_prefill_tokens: int = 0  # of the prompt, that P does not hold yet
+    prefill_s: float = 0.0  # of engine time: on P, or on the worker that answers
+    transfer_s: float = 0.0  # for the KV that P hands over
+    shows_first_token: bool = True  # False: the answer comes as a whole
+
+
+class LegWork(msgspec.Struct, frozen=True, gc=False):
+    """What one leg of a turn has its worker do. All are estimates."""
+
+    prefill_tokens: int = 0  # of the prompt, that are computed there
+    prefill_s: float = 0.0
+    placed_tokens: int = 0  # of KV that it brings to a D or R
+    context_tokens: int = 0  # of the sequence that decodes there, half of its answer included; 0: none does
+    reserved_tokens: int = 0  # of KV that it needs in the end, beside what the worker held before
+    shows_first_token: bool = True  # False: the whole answer comes at once, so when the prompt is computed is not seen
+
+
+class Use(msgspec.Struct, array_like=True, gc=False):
     """What one process does on one worker. The view is updated when it is read, not at each step of a turn."""
 
     inflight: int = 0
@@ -21,6 +50,69 @@ class Use:
     answers: int = 0  # seconds in which the worker sent some of an answer
     recent_tokens: int = 0  # of KV that turns brought there, the older ones counting ever less
     halvings: int = 0  # of recent tokens, since the first process began
+    decoding: int = 0
+    context_tokens: int = 0
+    reserved_tokens: int = 0
+    prefills: int = 0  # whose end will be seen
+    queued_prefill_s: float = 0.0
+    prefills_since_s: float = 0.0  # when the first of them began, as far as known
+    unseen_prefill_until_s: float = 0.0  # when prompts should be computed whose end is not seen
+    sends_free_s: float = 0.0
+    receives_free_s: float = 0.0
+    sending: int = 0  # handoffs whose KV the link has not moved yet
+    receiving_s: float = 0.0  # of link time, for such
+
+    def begin(self, leg: LegWork, now_s: float) -> None:
+        self.inflight += 1
+        self.placed_tokens += leg.placed_tokens
+        self.reserved_tokens += leg.reserved_tokens
+        if leg.context_tokens:
+            self.decoding += 1
+            self.context_tokens += leg.context_tokens
+        if leg.prefill_tokens:
+            self.queued_prefill_tokens += leg.prefill_tokens
+            if not leg.shows_first_token:
+                self.unseen_prefill_until_s = max(now_s, self.unseen_prefill_until_s) + leg.prefill_s
+                return
+            if not self.prefills:
+                self.prefills_since_s = now_s
+            self.prefills += 1
+            self.queued_prefill_s += leg.prefill_s
+
+    def computed(self, leg: LegWork, now_s: float) -> None:
+        """The leg's prompt is computed there, or will not be."""
+        if leg.prefill_tokens:
+            self.queued_prefill_tokens = max(0, self.queued_prefill_tokens - leg.prefill_tokens)
+            if leg.shows_first_token:
+                self.prefills -= 1
+                # Of none the sum is exactly 0, whatever was lost in adding fractions.
+                self.queued_prefill_s = max(0.0, self.queued_prefill_s - leg.prefill_s) if self.prefills else 0.0
+                self.prefills_since_s = now_s if self.prefills else 0.0
+
+    def end(self, leg: LegWork) -> None:
+        """After `computed`."""
+        self.inflight = max(0, self.inflight - 1)
+        self.reserved_tokens -= leg.reserved_tokens
+        if leg.context_tokens:
+            self.decoding -= 1
+            self.context_tokens -= leg.context_tokens
+
+    def begin_sending(self, free_s: float) -> None:
+        self.sending += 1
+        self.sends_free_s = free_s
+
+    def end_sending(self, early_s: float, now_s: float) -> None:
+        """early_s: of link time that it was to take still. What P computes next is sent so much earlier."""
+        self.sending -= 1
+        self.sends_free_s = self.sends_free_s - early_s if self.sending else min(self.sends_free_s, now_s)
+
+    def begin_receiving(self, free_s: float, transfer_s: float) -> None:
+        self.receiving_s += transfer_s
+        self.receives_free_s = free_s
+
+    def end_receiving(self, transfer_s: float, now_s: float) -> None:
+        self.receiving_s = max(0.0, self.receiving_s - transfer_s)
+        self.receives_free_s = min(self.receives_free_s, now_s + self.receiving_s)
 
 
 RECENT_TOKENS = 1 << 19
@@ -52,6 +144,10 @@ class Uses:
         if worker_id in self.own:
             yield self.own[worker_id]
         yield from self.others.get(worker_id, {}).values()
+
+    def total(self, worker_id: WorkerId) -> Use:
+        own, others = self.own[worker_id], self.others.get(worker_id)
+        return summed(own, others.values()) if others else own
 
     def placed(self, use: Use, tokens: int) -> bool:
         """Counts what a turn brings. True where all counts were halved by that."""
@@ -94,3 +190,82 @@ class Uses:
                 use.recent_tokens >>= times
                 use.halvings = self._halvings
                 self._recent_tokens += use.recent_tokens
+
+
+def summed(own: Use, others: Iterable[Use]) -> Use:
+    """Of all processes. Times are the latest, as a link or an engine is free when the last of them has done with it."""
+    total = replace(own)
+    for use in others:
+        total.inflight += use.inflight
+        total.queued_prefill_tokens += use.queued_prefill_tokens
+        total.placed_tokens += use.placed_tokens
+        total.recent_tokens += use.recent_tokens
+        total.decoding += use.decoding
+        total.context_tokens += use.context_tokens
+        total.reserved_tokens += use.reserved_tokens
+        total.prefills += use.prefills
+        total.queued_prefill_s += use.queued_prefill_s
+        total.prefills_since_s = max(total.prefills_since_s, use.prefills_since_s)
+        total.unseen_prefill_until_s = max(total.unseen_prefill_until_s, use.unseen_prefill_until_s)
+        total.sends_free_s = max(total.sends_free_s, use.sends_free_s)
+        total.receives_free_s = max(total.receives_free_s, use.receives_free_s)
+    return total
+
+
+def shown(view: WorkerView, use: Use) -> WorkerView:
+    """The view with this use of all processes."""
+    return replace(
+        view,
+        inflight=use.inflight,
+        queued_prefill_tokens=use.queued_prefill_tokens,
+        placed_tokens=use.placed_tokens,
+        recent_tokens=use.recent_tokens,
+        decoding=use.decoding,
+        context_tokens=use.context_tokens,
+        reserved_tokens=use.reserved_tokens,
+        prefills=use.prefills,
+        queued_prefill_s=use.queued_prefill_s,
+        prefills_since_s=use.prefills_since_s,
+        unseen_prefill_until_s=use.unseen_prefill_until_s,
+        sends_free_s=use.sends_free_s,
+        receives_free_s=use.receives_free_s,
+    )
+
+
+def prefill_left_s(of: Use | WorkerView, now_s: float) -> float:
+    """Engine time until all prompts there are computed.
+
+    The first of them has been computed since `prefills_since_s`. It takes no longer than the mean of them: where it is
+    late, that says nothing of the others.
+    """
+    seen_s = of.queued_prefill_s
+    if of.prefills:
+        seen_s -= min(max(0.0, now_s - of.prefills_since_s), seen_s / of.prefills)
+    return seen_s + max(0.0, of.unseen_prefill_until_s - now_s)
+
+
+REPORT_AGE_S = 30.0  # an older report of an engine's load says nothing of the sequences there
+
+
+class DecodingSequences(msgspec.Struct, frozen=True, gc=False):
+    """That decode on one worker, or will."""
+
+    count: int
+    context_tokens: int  # theirs, in sum
+
+
+def believed_decoding(view: WorkerView, now_s: float) -> DecodingSequences:
+    """Of this proxy and of others: the larger of our count and the engine's.
+
+    The KV that the engine has in use, beside that of our sequences, is the others'; without its capacity theirs are as
+    long as ours. A report that is old, or that cannot be, counts for nothing.
+    """
+    load, own = view.load, DecodingSequences(view.decoding, view.context_tokens)
+    others = load.running - own.count if load.is_possible and now_s - view.reported_s <= REPORT_AGE_S else 0
+    if others <= 0:
+        return own
+    if load.kv_capacity_tokens:
+        context_tokens = max(0, round(load.kv_usage * load.kv_capacity_tokens) - own.context_tokens)
+    else:
+        context_tokens = others * own.context_tokens // max(1, own.count)
+    return DecodingSequences(load.running, own.context_tokens + context_tokens)

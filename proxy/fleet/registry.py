@@ -13,13 +13,13 @@ from enum import Enum, auto
 from msgspec.structs import replace
 
 from ..runtime.replicated import Replicated
-from .ledger import Use, Uses
+from .ledger import LegWork, Use, Uses, shown
+from .order import Rosters
 from .places import learned
-from .view import Fleet, Takers, WorkerView, taking_turns
+from .view import Fleet, WorkerView
 from .worker import NO_EVENTS, Announcement, Load, Role, Source, Worker, WorkerId, settled
 from .worker_names import WorkerNames
 
-MODELS_KEPT = 256  # bounded, as clients may name any model while a worker has not said which it serves
 JOINED = "join-"  # prefix of the incarnations given to engines that do not report one
 
 
@@ -43,8 +43,7 @@ class Registry:
         self._uses = Uses()
         self._closed: set[WorkerId] = set()  # static workers whose ports were found closed since they were last up
         self._changed: set[WorkerId] = set()  # workers whose views do not show their use yet
-        self._fleets: dict[str, Fleet] = {}  # by model, until a view changes
-        self._takers: dict[str, Takers] = {}  # by model, until a worker changes
+        self._rosters = Rosters()
         self._aliases: dict[str, str] | None = None  # of all workers, until a worker changes
         self._names = WorkerNames()
         self._joined = 0
@@ -61,7 +60,7 @@ class Registry:
         """What a decision on a turn of this model reads."""
         if self._changed:
             self._catch_up()
-        return self._fleets.get(model) or self._new_fleet(model)
+        return self._rosters.fleet(model, self._views)
 
     def family(self, model: str) -> str:
         """The name by which sessions know the model: one for all names under which workers serve the same weights."""
@@ -106,7 +105,7 @@ class Registry:
         if known is not None and not announcement.worker.models:  # the agent could not ask its engine just now
             worker = replace_worker(worker, models=known.worker.models, aliases=known.worker.aliases)
         self._admit(worker, announcement.worker.incarnation, now_s)
-        self._change(worker.id, draining=announcement.draining, **self._learned(worker.id, announcement.load))
+        self._change(worker.id, draining=announcement.draining, **self._learned(worker.id, announcement.load, now_s))
 
     def add_static(self, worker: Worker, now_s: float) -> None:
         """Adds a worker, which is used once a probe has found it healthy."""
@@ -133,15 +132,15 @@ class Registry:
         )
         heard_s = now_s if view.worker.source is Source.STATIC else view.heard_s
         self._admit(worker, found.incarnation, heard_s)
-        self._change(worker_id, up=True, unanswered=False, **self._learned(worker_id, load))
+        self._change(worker_id, up=True, unanswered=False, **self._learned(worker_id, load, now_s))
         if worker_id in self._closed:  # another process answers there, if this one does not say which it is
             self._closed.remove(worker_id)
             self._change(worker_id, draining=False)
         if not view.up:
             self.recovered(worker_id, now_s)
 
-    def loaded(self, worker_id: WorkerId, load: Load) -> None:
-        self._change(worker_id, **self._learned(worker_id, load))
+    def loaded(self, worker_id: WorkerId, load: Load, now_s: float) -> None:
+        self._change(worker_id, **self._learned(worker_id, load, now_s))
 
     def probe_failed(self, worker_id: WorkerId, *, refused: bool = False) -> None:
         """refused: its port is closed, so that no turn could reach it."""
@@ -190,13 +189,38 @@ class Registry:
 
     # -- what this proxy does there
 
-    def reserve(self, worker_id: WorkerId, prefill_tokens: int, placed_tokens: int = 0) -> None:
-        """placed_tokens: of KV that the turn brings there; the engine's next report of its load tells of them."""
-        self._add(worker_id, 1, prefill_tokens, placed_tokens)
+    def begin(self, worker_id: WorkerId, leg: LegWork, now_s: float) -> Use | None:
+        """A leg of a turn; the engine's next report of its load tells of the tokens that it places.
 
-    def prefilled(self, worker_id: WorkerId, prefill_tokens: int) -> None:
-        """The leg's prompt is computed: its tokens no longer queue."""
-        self._add(worker_id, 0, -prefill_tokens)
+        What `computed` and `end` take; None: the worker has left.
+        """
+        used = self._uses.own.get(worker_id)
+        if used is not None:
+            used.begin(leg, now_s)
+            self._placed(used, leg.placed_tokens)
+            self._use_changed(worker_id, legs=True)
+        return used
+
+    def computed(self, worker_id: WorkerId, used: Use | None, leg: LegWork, now_s: float) -> None:
+        """The leg's prompt is computed there, or will not be."""
+        if used is not None:
+            used.computed(leg, now_s)
+            self.use_changed(worker_id, used)
+
+    def end(self, worker_id: WorkerId, used: Use | None, leg: LegWork) -> None:
+        if used is not None:
+            used.end(leg)
+            self.use_changed(worker_id, used, legs=True)
+
+    def use_changed(self, worker_id: WorkerId, used: Use, *, legs: bool = False) -> None:
+        if (
+            self._uses.own.get(worker_id) is used
+        ):  # else the worker has left meanwhile; should it be back, it counts anew
+            self._use_changed(worker_id, legs=legs)
+
+    def reserve(self, worker_id: WorkerId, prefill_tokens: int, placed_tokens: int = 0) -> None:
+        """A request that is no turn's."""
+        self._add(worker_id, 1, prefill_tokens, placed_tokens)
 
     def release(self, worker_id: WorkerId) -> None:
         self._add(worker_id, -1, 0)
@@ -231,8 +255,7 @@ class Registry:
     def dismiss(self, worker_id: WorkerId) -> None:
         """Drops a worker; unlike `remove`, without telling the other processes."""
         self._views.pop(worker_id, None)
-        self._fleets.clear()
-        self._takers.clear()
+        self._rosters.clear()
         self._closed.discard(worker_id)
         self._aliases = None
         self._uses.drop(worker_id)
@@ -240,6 +263,10 @@ class Registry:
     def use(self, worker_id: WorkerId) -> Use | None:
         """This process's own."""
         return self._uses.own.get(worker_id)
+
+    def total_use(self, worker_id: WorkerId) -> Use:
+        """All processes' use of a worker that is there."""
+        return self._uses.total(worker_id)
 
     def inflight(self, worker_id: WorkerId) -> int:
         """Legs of all processes on this worker."""
@@ -262,24 +289,14 @@ class Registry:
 
     # -- inside
 
-    def _new_fleet(self, model: str) -> Fleet:
-        takers = self._takers.get(model)
-        if takers is None:
-            if len(self._takers) >= MODELS_KEPT:
-                self._takers.clear()
-                self._fleets.clear()
-            takers = self._takers[model] = taking_turns(self._views.values(), model)
-        fleet = self._fleets[model] = Fleet.of(dict(self._views), takers)
-        return fleet
-
     def _put(self, view: WorkerView) -> None:
         old = self._views.get(view.id)
         self._views[view.id] = view
-        self._fleets.clear()
+        self._rosters.changed(view.id)
         if old is None or old.worker.aliases != view.worker.aliases:
             self._aliases = None
         if old is None or not view.takes_the_same(old):  # it seldom changes, and with many workers costs milliseconds
-            self._takers.clear()
+            self._rosters.clear()
 
     def _admit(self, worker: Worker, incarnation: str, now_s: float) -> None:
         old = self._views.get(worker.id)
@@ -333,31 +350,23 @@ class Registry:
             self.replicated.changed(worker_id, WorkerChange.LEGS if legs else WorkerChange.TOKENS)
 
     def _catch_up(self) -> None:
-        if self._changed:
-            self._fleets.clear()
         while self._changed:
             worker_id = self._changed.pop()
             view = self._views.get(worker_id)
             if view is None:
                 continue
-            inflight = queued = placed = recent = 0
-            for use in self._uses.of(worker_id):
-                inflight += use.inflight
-                queued += use.queued_prefill_tokens
-                placed += use.placed_tokens
-                recent += use.recent_tokens
-            new = {"queued_prefill_tokens": queued, "placed_tokens": placed, "recent_tokens": recent}
-            self._views[worker_id] = replace(view, inflight=inflight, **new)
+            self._rosters.changed(worker_id)
+            self._views[worker_id] = shown(view, self._uses.total(worker_id))
 
-    def _learned(self, worker_id: WorkerId, load: Load | None) -> dict[str, object]:
-        """What changes as the engine reports its load: its places follow from it."""
+    def _learned(self, worker_id: WorkerId, load: Load | None, now_s: float) -> dict[str, object]:
+        """What changes as the engine reports its load: its places follow from it. What cannot be is no report."""
         view = self.view(worker_id)
-        if view is None or load is None:
+        if view is None or load is None or not load.is_possible:
             return {}
         if self._uses.own[worker_id].placed_tokens:
             self._uses.own[worker_id].placed_tokens = 0
             self._use_changed(worker_id)
-        told: dict[str, object] = {"load": load, "reports": view.reports + 1}
+        told: dict[str, object] = {"load": load, "reports": view.reports + 1, "reported_s": now_s}
         if view.role is not Role.PREFILL:  # what that queues is prompts to compute, which wait nowhere better
             told["places"] = learned(view.places, view.inflight, view.load, load)
         return told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -9,6 +10,9 @@ import msgspec
 from ..errors import NotFound
 from .places import UNKNOWN
 from .worker import Load, Role, Worker, WorkerId
+
+RECENT_PREFILL_S = 30.0  # after which a prompt counts by 1/e
+NEVER_S = -math.inf
 
 
 class WorkerView(msgspec.Struct, frozen=True):
@@ -29,10 +33,16 @@ class WorkerView(msgspec.Struct, frozen=True):
     prefills: int = 0  # prompts of this proxy that queue or are computed there
     queued_prefill_s: float = 0.0  # that these take, by the laws
     prefills_since_s: float = 0.0  # when the first of them began, as far as known
+    recent_prefill_s: float = 0.0  # that prompts took there, each counting ever less: see `prefill_share`
+    recent_prompts: float = 0.0  # how many, counted likewise
+    recent_urgency: float = 0.0  # likewise, of each 1 / the seconds that it could have waited
+    recent_prefill_at_s: float = 0.0  # the time of these figures
+    unseen_prefill_until_s: float = 0.0  # by when others are computed, by the laws: their answers come as a whole
     reserved_tokens: int = 0  # of KV that turns under way need there in the end, beside what it held before
     sends_free_s: float = 0.0  # when its link has sent all KV that is to be moved; a past time: now
     receives_free_s: float = 0.0
     heard_s: float = 0.0
+    reported_s: float = NEVER_S  # when its load was reported last
     up: bool = True  # False: a static worker whose probe fails
     unanswered: bool = False  # down by probes that came to nothing at an open port: perhaps it still answers turns
     draining: bool = False  # as the worker announced; a static one until its engine, its config or the operator says so
@@ -56,6 +66,19 @@ class WorkerView(msgspec.Struct, frozen=True):
     def requests(self) -> int:
         """Requests on the engine: the larger of its own count and ours, as other proxies may use it too."""
         return max(self.inflight, self.load.running + self.load.waiting)
+
+    def prefill_share(self, now_s: float) -> float:
+        """Of the time lately, what the prompts of this proxy took there."""
+        age_s = max(0.0, now_s - self.recent_prefill_at_s)
+        return self.recent_prefill_s * math.exp(-age_s / RECENT_PREFILL_S) / RECENT_PREFILL_S
+
+    def urgency(self, now_s: float) -> tuple[float, float]:
+        """Prompts a second lately, and how long one of them could have waited, in s (the harmonic mean)."""
+        if not self.recent_urgency:
+            return 0.0, math.inf
+        age_s = max(0.0, now_s - self.recent_prefill_at_s)
+        rate = self.recent_prompts * math.exp(-age_s / RECENT_PREFILL_S) / RECENT_PREFILL_S
+        return rate, self.recent_prompts / self.recent_urgency
 
     def is_full(self, limit: float) -> bool:
         """Whether it has as many legs as it should have, or as `limit` allows."""

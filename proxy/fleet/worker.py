@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 import msgspec
 
@@ -33,6 +33,10 @@ class Source(StrEnum):
     STATIC = "static"  # the config or the admin API: stays, and is up or down by HTTP probes
 
 
+MOST_REQUESTS = 1 << 24
+MOST_KV_TOKENS = 1 << 40
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """From an engine's latest metrics."""
@@ -41,6 +45,14 @@ class Load:
     waiting: int = 0
     kv_usage: float = 0.0  # share of KV blocks in use, 0 to 1
     kv_capacity_tokens: int = 0  # 0: unknown
+
+    @property
+    def is_possible(self) -> bool:
+        """False of a report that no engine can mean, as NaN, a negative count, or more sequences than tokens of KV."""
+        running, capacity = self.running, self.kv_capacity_tokens
+        is_counted = 0 <= running <= MOST_REQUESTS and 0 <= self.waiting <= MOST_REQUESTS
+        is_room = 0 <= capacity <= MOST_KV_TOKENS and (not capacity or running <= capacity)
+        return is_counted and is_room and 0.0 <= self.kv_usage <= 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,15 @@ def _after(endpoint: str, rank: int) -> str:
     return f"{host}:{int(port) + rank}" if endpoint else ""
 
 
+class PairingKind(NamedTuple):
+    """What decides whether a P and a D can hand over: the fields of `Worker` with these names."""
+
+    connector: str
+    engine: str
+    engine_version: str
+    models: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     """One backend server's identity; a changed `incarnation` means that its KV cache is gone."""
@@ -82,11 +103,16 @@ class Worker:
     tls: bool = False
     kv_events: EventSource = NO_EVENTS
     x: float | None = None  # of a D in mode `fraction`: the share of its sessions kept LOCAL; None: the config's
+    profile: str = ""  # of its engine: a bundled profile's name, or of a static worker a path; empty: the config's
     is_trusted: bool = True  # False: who announced it is not known, so the proxy's own key does not go there
 
     @property
     def base_url(self) -> str:
         return f"{'https' if self.tls else 'http'}://{self.address}"
+
+    @property
+    def pairing_kind(self) -> PairingKind:
+        return PairingKind(self.connector, self.engine, self.engine_version, self.models)
 
     @property
     def id(self) -> WorkerId:

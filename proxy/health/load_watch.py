@@ -6,6 +6,7 @@ Probes and heartbeats come every few seconds, in which an overloaded worker woul
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from ..config import ProxyConfig
 from ..errors import PPDError
@@ -24,10 +25,11 @@ REPORT_LIMIT_BYTES = 1024 * 1024  # read here, four times a second: vLLM's are a
 
 
 class LoadWatch:
-    def __init__(self, config: ProxyConfig, registry: Registry, upstream: Upstream) -> None:
+    def __init__(self, config: ProxyConfig, registry: Registry, upstream: Upstream, now: Callable[[], float]) -> None:
         self._limit = config.max_worker_inflight
         self._registry = registry
         self._upstream = upstream
+        self._now = now
         self._asking: dict[WorkerId, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -58,4 +60,4 @@ class LoadWatch:
         finally:
             del self._asking[view.id]
         if answer.status == 200:
-            self._registry.loaded(view.id, parse_metrics(text.decode("utf-8", "replace")).load)
+            self._registry.loaded(view.id, parse_metrics(text.decode("utf-8", "replace")).load, self._now())

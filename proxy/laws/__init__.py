@@ -1,1 +1,1 @@
-"""What work costs on one engine: profiles of engines, and the law for the time of a step."""
+"""What turns will take: profiles of engines, corrected by what turns measure; answers and pauses to come."""

@@ -18,7 +18,7 @@ from .request import Endpoint, Request
 class ReplyKey:
     """The first choice of one reply; feed it what the worker sends, in order."""
 
-    __slots__ = ("_form", "_hasher", "_head", "_opening", "_with_call_ids", "add_text", "reasoned")
+    __slots__ = ("_form", "_hasher", "_head", "_opening", "_with_call_ids", "add_text", "calls_tool", "reasoned")
 
     def __init__(self, request: Request) -> None:
         chain = request.prompt.chain
@@ -30,10 +30,12 @@ class ReplyKey:
         self._opening = ""  # of the first reply after this head, see `text_cuts.reply_alone`
         if self._head:
             self.add_text = self._add_opening
+        self.calls_tool = False
         self.reasoned = False  # the model also wrote reasoning, which the next prompt will hardly hold
 
     def add_tool_call(self, index: int, id: str | None, name: str | None, arguments: str) -> None:
         self._head = 0
+        self.calls_tool = True
         call = self._form.call(index)
         call.name = name or call.name
         if self._with_call_ids:

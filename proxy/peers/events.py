@@ -12,9 +12,12 @@ from __future__ import annotations
 import msgspec
 
 from ..beliefs.held import BookLessons, CacheFound, LegOutcome, SentLeg
+from ..fleet.ledger import Use
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
 from ..health.circuit_breaker import Circuit
+from ..laws.forecasts import AnswerEnded, ModelHabits, SessionReturned
+from ..laws.worker_laws import LawsLessons, LawsReset, TurnTimes
 from ..sessions.prefix_chain import PrefixEnd
 from ..sessions.rendered_replies import Case
 from ..sessions.session import Session
@@ -130,17 +133,36 @@ class RepliesLearned(Event, tag="replies"):
     score: int
 
 
+class LawsTold(Event, tag="laws"):
+    """What a turn of the sender measured, or an operator reset: see `WorkerLaws.take`."""
+
+    news: TurnTimes | LawsReset
+
+
+class LawsLearned(Event, tag="laws-learned"):
+    """All that turns have taught of the laws: see `WorkerLaws.adopt`."""
+
+    lessons: LawsLessons
+
+
+class HabitSeen(Event, tag="habit"):
+    """An answer of the sender has ended, or a session has come back to it: see `Forecasts.take`."""
+
+    habit: AnswerEnded | SessionReturned
+
+
+class HabitsLearned(Event, tag="habits"):
+    """What is known of a model's answers and of its sessions' pauses: see `Forecasts.adopt`."""
+
+    habits: ModelHabits
+
+
 class UseChanged(Event, tag="use"):
     """What the legs of process `by` do on one worker."""
 
     by: int
     worker: WorkerId
-    inflight: int
-    queued_prefill_tokens: int
-    placed_tokens: int
-    answers: int = 0
-    recent_tokens: int = 0
-    halvings: int = 0
+    use: Use
 
 
 class TurnsArrived(Event, tag="arrived"):
@@ -266,6 +288,10 @@ AnyEvent = (
     | HeadsComputed
     | TemplateLearned
     | RepliesLearned
+    | LawsTold
+    | LawsLearned
+    | HabitSeen
+    | HabitsLearned
     | SessionLearned
     | SessionDropped
     | UseChanged

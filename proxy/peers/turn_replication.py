@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Generic, ParamSpec, Protocol
 
 from ..beliefs.held import BookNews, CacheFound, LegOutcome, SentLeg
-from ..fleet.ledger import Use
 from ..fleet.registry import WorkerChange
 from ..fleet.worker import WorkerId
+from ..laws.forecasts import Habit
+from ..laws.worker_laws import LawsNews
 from ..routing.state import State
 from ..sessions.rendered_replies import Case
 from ..sessions.session import Session
@@ -21,7 +23,11 @@ from .events import (
     CacheSeen,
     EstimatesLearned,
     Event,
+    HabitSeen,
+    HabitsLearned,
     HeadsComputed,
+    LawsLearned,
+    LawsTold,
     LegEnded,
     LegSent,
     LegsUnderWay,
@@ -79,6 +85,8 @@ class TurnReplication:
         state.tokens.replicated = Copies(catch_up, self._tokens_counted)
         state.templates.replicated = Copies(catch_up, self._heads_computed)
         state.sessions.rendered.replicated = Copies(catch_up, self._replies_learned)
+        state.laws.replicated = Copies(catch_up, self._laws_told)
+        state.forecasts.replicated = Copies(catch_up, self._habit_seen)
         state.arrivals.replicated = Copies(catch_up, self._turn_arrived)
 
     # -- sending
@@ -114,6 +122,12 @@ class TurnReplication:
     def _replies_learned(self, case: Case, score: int) -> None:
         self._channels.queue(RepliesLearned(case, score))
 
+    def _laws_told(self, news: LawsNews) -> None:
+        self._channels.queue(LawsTold(news))
+
+    def _habit_seen(self, habit: Habit) -> None:
+        self._channels.queue(HabitSeen(habit))
+
     def _turn_arrived(self, opens: bool) -> None:
         self._turns_arrived += 1
         self._conversations_arrived += opens
@@ -130,13 +144,13 @@ class TurnReplication:
         while self._used:
             use = self._state.registry.use(worker := self._used.pop())
             if use is not None:
-                yield _use_event(self._member.index, worker, use)
+                yield UseChanged(self._member.index, worker, copy(use))
 
     def own(self) -> list[Event]:
         """What this process runs, for one that has just started."""
         registry = self._state.registry
         uses = [(view.id, registry.use(view.id)) for view in registry.views()]
-        used = [_use_event(self._member.index, worker, use) for worker, use in uses if use is not None]
+        used = [UseChanged(self._member.index, worker, copy(use)) for worker, use in uses if use is not None]
         return [*used, LegsUnderWay(self._state.beliefs.legs())]
 
     def snapshot(self) -> Iterator[list[Event]]:
@@ -147,7 +161,9 @@ class TurnReplication:
         yield [HeadsComputed(new) for new in state.templates.heads()]
         yield [TemplateLearned(model, score) for model, score in state.templates.scores()]
         yield [RepliesLearned(case, score) for case, score in state.sessions.rendered.scores()]
-        yield [_use_event(process, worker, use) for process, worker, use in state.registry.others()]
+        yield [LawsLearned(state.laws.lessons())]
+        yield [HabitsLearned(habits) for habits in state.forecasts.habits()]
+        yield [UseChanged(process, worker, use) for process, worker, use in state.registry.others()]
         sessions = self._sessions_to_send()
         while batch := list(islice(sessions, BATCH_SESSIONS)):
             yield [SessionLearned(session, *state.sessions.lookup_keys(session)) for session in batch]
@@ -187,6 +203,10 @@ class TurnReplication:
             HeadsComputed: lambda _, event: state.templates.take(event.new),
             TemplateLearned: lambda _, event: state.templates.adopt(event.model, event.score),
             RepliesLearned: lambda _, event: state.sessions.rendered.adopt(event.case, event.score),
+            LawsTold: lambda _, event: state.laws.take(event.news, now()),
+            LawsLearned: lambda _, event: state.laws.adopt(event.lessons, now()),
+            HabitSeen: lambda _, event: state.forecasts.take(event.habit),
+            HabitsLearned: lambda _, event: state.forecasts.adopt(event.habits),
             TurnsArrived: lambda _, event: state.arrivals.adopt(
                 now(), turns=event.turns, conversations=event.conversations
             ),
@@ -194,11 +214,4 @@ class TurnReplication:
 
     def _apply_use(self, event: UseChanged) -> None:
         if event.by != self._member.index:  # a snapshot holds what a predecessor of this process did
-            placed, recent, halvings = event.placed_tokens, event.recent_tokens, event.halvings
-            use = Use(event.inflight, event.queued_prefill_tokens, placed, event.answers, recent, halvings)
-            self._state.registry.used_by(event.by, event.worker, use)
-
-
-def _use_event(process: int, worker: WorkerId, use: Use) -> UseChanged:
-    placed, recent, halvings = use.placed_tokens, use.recent_tokens, use.halvings
-    return UseChanged(process, worker, use.inflight, use.queued_prefill_tokens, placed, use.answers, recent, halvings)
+            self._state.registry.used_by(event.by, event.worker, event.use)

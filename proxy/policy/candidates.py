@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from functools import partial
 from itertools import chain
 from operator import attrgetter
 
@@ -12,11 +11,12 @@ import msgspec
 
 from ..connectors import can_pair
 from ..errors import AllBusy, AllDown, NoWorkerError
+from ..fleet.order import pairing_kinds
 from ..fleet.places import LEAST
 from ..fleet.view import Fleet, WorkerView, check_model
 from ..fleet.worker import PairId, Role, WorkerId
 from .decision import Rules, Turn
-from .placement import holds_most, own_worker, pick_decode, slow_start_factor
+from .placement import SlowStart, holds_most, own_worker, pick_decode
 
 _DECODE, _REPLICA = Role.DECODE, Role.REPLICA  # looking up enum members by name is slow in a loop
 
@@ -37,13 +37,34 @@ class Candidates(msgspec.Struct, frozen=True):
     known: WorkerView | None  # the D for LOCAL: see `_known`; whether or not it may take this turn
     qps: float
     now_s: float
-    warm_up_s: float
+    slow_start: SlowStart
 
-    def slow_start(self, view: WorkerView) -> float:
-        return slow_start_factor(view, self.now_s, self.warm_up_s)
-
-    def prefills_for(self, decode: WorkerView) -> list[WorkerView]:
+    def prefills_for(self, decode: WorkerView) -> Sequence[WorkerView]:
+        kinds = None if self._bars_pairs() else pairing_kinds(self.prefills)
+        if kinds is not None and all(can_pair(kind, decode.worker) for kind in kinds):
+            return self.prefills
         return [view for view in self.prefills if self.can_hand_over(view, decode)]
+
+    def pairable(self) -> Sequence[WorkerView]:
+        """The D to which some P can hand over."""
+        if self._bars_pairs():
+            return [view for view in self.decodes if any(self.can_hand_over(each, view) for each in self.prefills)]
+        kinds, theirs = pairing_kinds(self.prefills), pairing_kinds(self.decodes)
+        if kinds is None:
+            kinds = [view.worker for view in self.prefills]
+        if theirs is not None and all(any(can_pair(each, their) for each in kinds) for their in theirs):
+            return self.decodes
+        if not kinds:
+            return []
+        first, rest = kinds[0], kinds[1:]  # nearly always the first can
+        return [
+            view
+            for view in self.decodes
+            if can_pair(first, view.worker) or any(can_pair(each, view.worker) for each in rest)
+        ]
+
+    def _bars_pairs(self) -> bool:
+        return bool(self.excluded) and any(isinstance(key, tuple) for key in self.excluded)
 
     def can_hand_over(self, prefill: WorkerView, decode: WorkerView) -> bool:
         if self.excluded and (prefill.id, decode.id) in self.excluded:
@@ -81,11 +102,11 @@ def find_candidates(
     turn: Turn, fleet: Fleet, rules: Rules, *, qps: float, now_s: float, avoid: Excluded, blocked: Excluded
 ) -> Candidates:
     """`avoid` failed this very turn, `blocked` other turns. Raises as `decide` does."""
-    known = _known(turn, fleet)
+    known, slow_start = _known(turn, fleet), SlowStart(now_s, rules.warm_up_s)
     prefills, decodes, replicas = fleet.prefills, fleet.decodes, fleet.replicas
     full: Collection[WorkerId] = ()
     if avoid or blocked or _any_full(fleet, rules):
-        own = own_worker(turn, chain(decodes, replicas))
+        own = own_worker(turn, decodes, replicas)
         prefills, decodes, replicas, full = _narrowed(fleet, rules.worker_limit or math.inf, avoid, blocked, own)
     if not decodes and not replicas:
         if full:
@@ -100,9 +121,9 @@ def find_candidates(
         raise NoWorkerError(f"no decode or replica worker can serve model {turn.model!r} now")
     if turn.held and not (turn.held_tokens or turn.stored_response) and decodes:
         # By no turns of its own: where it would go in any case.
-        known = pick_decode(turn, decodes, partial(slow_start_factor, now_s=now_s, warm_up_s=rules.warm_up_s))
+        known = pick_decode(turn, decodes, slow_start)
     excluded = frozenset((*avoid, *blocked)) if avoid else blocked
-    return Candidates(prefills, decodes, replicas, full, excluded, known, qps, now_s, rules.warm_up_s)
+    return Candidates(prefills, decodes, replicas, full, excluded, known, qps, now_s, slow_start)
 
 
 def _narrowed(

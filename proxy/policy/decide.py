@@ -25,8 +25,9 @@ from ..errors import AllBusy
 from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role
 from .candidates import Candidates, Excluded, find_candidates
-from .decision import Decision, Preference, Route, Rules, Turn
-from .modes import STRATEGIES
+from .decision import Candidate, Decision, Preference, Route, Rules, Turn
+from .modes import PLACING, PREDICTING, STRATEGIES
+from .modes.table import by_table
 from .placement import holds_most, holds_session, is_overloaded, own_worker, pick_decode, pick_prefill
 
 
@@ -56,6 +57,9 @@ def _preference(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     asks_for_replica = turn.forced is Route.REPLICA if turn.forced else rules.mode is Mode.REPLICA
     if asks_for_replica and candidates.replicas and not _is_stored_on_decode(turn, candidates):
         return Preference(Route.REPLICA, "forced" if turn.forced else "mode_replica")
+    is_open = not (turn.stored_response or turn.single_engine or turn.forced)
+    if is_open and rules.mode in PLACING and (preference := STRATEGIES[rules.mode](turn, candidates, rules)).ways:
+        return preference
     if not candidates.decodes:
         return Preference(Route.REPLICA, "no_decode_worker")
     if turn.stored_response:
@@ -64,6 +68,8 @@ def _preference(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
         return Preference(Route.LOCAL, "single_engine")
     if turn.forced is not None:
         return Preference(turn.forced, "forced")
+    if rules.mode in PREDICTING:  # and no engine has a profile
+        return by_table(turn, candidates, rules)
     return STRATEGIES[rules.mode](turn, candidates, rules)
 
 
@@ -73,6 +79,8 @@ def _is_stored_on_decode(turn: Turn, candidates: Candidates) -> bool:
 
 
 def _carry_out(turn: Turn, preference: Preference, candidates: Candidates) -> Decision:
+    if preference.ways:
+        return _on_way(preference, preference.ways[0])
     vetoes: tuple[str, ...] = ()
     if preference.route is Route.REPLICA:
         if candidates.replicas:
@@ -91,12 +99,7 @@ def _carry_out(turn: Turn, preference: Preference, candidates: Candidates) -> De
         if turn.stored_response or turn.single_engine is not None:
             return _on_one_engine(turn, preference, candidates, preference.reason, vetoes)
     # With several versions or connectors in the fleet, a D to which some P can hand over is preferred.
-    pairable = [
-        view
-        for view in candidates.decodes
-        if any(candidates.can_hand_over(prefill, view) for prefill in candidates.prefills)
-    ]
-    decode = pick_decode(turn, pairable or candidates.decodes, candidates.slow_start)
+    decode = pick_decode(turn, candidates.pairable() or candidates.decodes, candidates.slow_start)
     assert decode is not None, "the caller saw a decode worker"
     prefill = pick_prefill(turn, candidates.prefills_for(decode), candidates.slow_start)
     if prefill is None:
@@ -104,6 +107,20 @@ def _carry_out(turn: Turn, preference: Preference, candidates: Candidates) -> De
     reason = vetoes[0] if vetoes else preference.reason
     return Decision(
         route=Route.SPLIT, reason=reason, decode=decode, prefill=prefill, wanted=preference.route, vetoes=vetoes
+    )
+
+
+def _on_way(preference: Preference, best: Candidate) -> Decision:
+    return Decision(
+        route=best.route,
+        reason=preference.reason,
+        decode=best.decode,
+        prefill=best.prefill,
+        wanted=best.route,
+        source=best.source,
+        fetched_tokens=best.fetched_tokens,
+        prediction=best.prediction,
+        candidates=preference.ways,
     )
 
 

@@ -13,11 +13,13 @@ import msgspec
 
 from ..beliefs.held import Held
 from ..config import Mode, Uncovered
-from ..decision_table.score import Verdict
+from ..decision_table.score import Verdict, WeightRules, Weights
 from ..decision_table.table import ScoredTable
+from ..fleet.ledger import LegEstimates
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
-from ..laws.prediction import Prediction
+from ..laws.prediction import Laws, Prediction
+from ..laws.targets import USUAL, SloTargets, TargetRules
 
 
 class Route(StrEnum):
@@ -35,6 +37,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     held_tokens: int  # prompt tokens that an earlier turn of this session covers: the most that is held of it
     output_tokens: int  # expected length of the answer
+    output_p90_tokens: int = 0  # nine in ten answers like it are no longer; 0: not known
     held: Mapping[WorkerId, Held] = {}  # of the prompt, by each P, D and R that holds any of it
     decode: WorkerId | None = None  # the D or R of the session's last turn, which stores its responses
     affinity: WorkerId | None = None  # the D or R to prefer where none holds anything
@@ -42,6 +45,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     single_engine: str | None = None  # why one engine must do it all, e.g. "n"
     stored_response: bool = False  # the history is stored in the engine that answered last
     forced: Route | None = None  # what the operator asks for on this request, whatever mode and table say
+    slo: SloTargets = USUAL
+    weights: Weights | None = None  # of predicted values, its key's or its model's; None: the rules'
 
     @property
     def new_tokens(self) -> int:
@@ -71,17 +76,13 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     uncovered: Uncovered = Uncovered.LOCAL
     x: float = 0.5
     limits: Limits = Limits()
+    laws: Laws | None = None  # of the engines; the modes that predict need them
+    weights: Weights = Weights(1.0, 1.0)
+    moves_kv: bool = False  # whether workers may be told to fetch KV of a prompt from any other one
     worker_limit: int = 0  # legs that one worker takes at once; 0: any number
     warm_up_s: float = 0.0  # over which a new worker's share of traffic grows
-
-
-class Preference(msgspec.Struct, frozen=True):
-    """The route that is wanted: by force or by the mode."""
-
-    route: Route
-    reason: str
-    verdict: Verdict | None = None
-    decode: WorkerView | None = None  # where LOCAL is wanted whatever is held there; None: where the session lives
+    targets: TargetRules = TargetRules()  # from which routing makes `Turn.slo`
+    weighing: WeightRules = WeightRules()  # and `Turn.weights`
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +97,16 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     score: float = math.inf  # in the objective's unit; the least is best
     terms: Mapping[str, float] = {}  # that add up to the score
     excluded: str = ""  # the rule that forbids it
+
+
+class Preference(msgspec.Struct, frozen=True):
+    """The route that is wanted: by force or by the mode."""
+
+    route: Route
+    reason: str
+    verdict: Verdict | None = None
+    ways: Sequence[Candidate] = ()  # the best first, of which that is taken; empty: the route alone is wanted
+    decode: WorkerView | None = None  # where LOCAL is wanted whatever is held there; None: where the session lives
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,3 +129,16 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cached_tokens(self) -> int:
         return 0 if self.held is None else self.held.tokens
+
+    def estimates(self, turn: Turn, *, shows_first_token: bool = True) -> LegEstimates:
+        """What its legs will take of its workers."""
+        prediction, prompt_tokens = self.prediction, turn.prompt_tokens
+        return LegEstimates(
+            prompt_tokens=prompt_tokens,
+            new_tokens=max(1, prompt_tokens - self.cached_tokens),
+            output_tokens=turn.output_tokens,
+            new_on_prefill_tokens=0 if self.prefill is None else prompt_tokens - turn.held_by(self.prefill),
+            prefill_s=0.0 if prediction is None else prediction.prefill_s,
+            transfer_s=0.0 if prediction is None else prediction.transfer_s,
+            shows_first_token=shows_first_token,
+        )

@@ -2,30 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import sha256
+
+import msgspec
 
 from ..beliefs.held import BeliefEvidence
 from ..connectors import can_pair
+from ..fleet.order import (
+    KV_FULL,
+    Rank,
+    RankRule,
+    least_ranked,
+    load_rank,
+    mean_recent_tokens,
+    mean_requests,
+    of_workers,
+    prefill_rank,
+)
 from ..fleet.view import WorkerView
-from ..fleet.worker import Role
+from ..fleet.worker import Role, WorkerId
 from .decision import Turn
 
-KV_FULL = 0.95  # at this share of KV blocks in use, a new session would evict or preempt others
 EASE = 1.25  # times the mean load of its role: so busy a worker gets no session for what it holds
 MOST = 0.5  # of what a session's earlier turns cover: who holds less is not where the session lives
 LEAST_FACTOR = 0.1  # where slow start begins: a worker that has just joined counts as ten times as loaded
 
-Rank = tuple[float, ...]
 
-SlowStart = Callable[[WorkerView], float]
-"""A worker's slow-start factor, in (0, 1]; its load is divided by it."""
+class SlowStart(msgspec.Struct, frozen=True, gc=False):
+    """A worker's slow-start factor, in (0, 1]; its load is divided by it."""
 
+    now_s: float
+    warm_up_s: float
 
-def slow_start_factor(view: WorkerView, now_s: float, warm_up_s: float) -> float:
-    """Grows linearly over `warm_up_s`: a cold engine still compiles, and its caches are empty."""
-    age_s = now_s - view.since_s
-    return 1.0 if warm_up_s <= 0 or age_s >= warm_up_s else max(LEAST_FACTOR, age_s / warm_up_s)
+    def __call__(self, view: WorkerView) -> float:
+        """Grows linearly over `warm_up_s`: a cold engine still compiles, and its caches are empty."""
+        age_s, warm_up_s = self.now_s - view.since_s, self.warm_up_s
+        return 1.0 if warm_up_s <= 0 or age_s >= warm_up_s else max(LEAST_FACTOR, age_s / warm_up_s)
+
+    def rule(
+        self,
+        rank_of: Callable[[WorkerView], Rank],
+        sorts_as: Callable[[WorkerView], Rank],
+        apart: Collection[WorkerId] = (),
+    ) -> RankRule:
+        return RankRule(rank_of, sorts_as, self.now_s, self.warm_up_s, apart)
 
 
 def pick_decode(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowStart) -> WorkerView | None:
@@ -47,15 +68,16 @@ def pick_decode(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowSt
         return (view.queued_prefill_tokens + turn.prompt_tokens - turn.held_by(view)) / slow_start(view)
 
     preferred = turn.affinity or turn.decode
-    last = next((view for view in candidates if not turn.held_tokens and view.id == preferred), None)
+    last = None if turn.held_tokens or preferred is None else next(iter(of_workers(candidates, (preferred,))), None)
     if last is not None and turn.lost != "decode_restarted" and not is_overloaded(last, candidates):
         least: WorkerView | None = last
     else:
-        least = _first(candidates, lambda view: _load_rank(view, slow_start(view)), turn.session_id)
-    holders = [view for view in candidates if turn.held_by(view) and _is_at_ease(view, candidates, turn.prompt_tokens)]
+        rule = slow_start.rule(lambda view: load_rank(view, slow_start(view)), load_rank)
+        least = _first(candidates, rule, turn.session_id)
+    holders = [view for view in _holders(turn, candidates) if _is_at_ease(view, candidates, turn.prompt_tokens)]
     if least is None or not holders:
         return least
-    best = min(holders, key=lambda view: (work_tokens(view), _load_rank(view, slow_start(view))))
+    best = min(holders, key=lambda view: (work_tokens(view), load_rank(view, slow_start(view))))
     return best if work_tokens(best) < work_tokens(least) else least
 
 
@@ -69,17 +91,23 @@ def pick_prefill(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowS
         tokens = view.queued_prefill_tokens + turn.prompt_tokens - turn.held_by(view)
         return (tokens / slow_start(view), view.requests)
 
-    return _first(candidates, tokens_until_done, turn.session_id)
+    return _first(candidates, slow_start.rule(tokens_until_done, prefill_rank, turn.held), turn.session_id)
 
 
-def own_worker(turn: Turn, views: Iterable[WorkerView]) -> WorkerView | None:
+def own_worker(turn: Turn, *pools: Sequence[WorkerView]) -> WorkerView | None:
     """Of these, the one that holds the session by its own turns, or that stores its history."""
     if turn.stored_response:
-        return next((view for view in views if view.id == turn.decode), None)
+        stores = () if turn.decode is None else (turn.decode,)
+        return next((view for views in pools for view in of_workers(views, stores)), None)
     if not turn.held_tokens:
         return None
-    own = [view for view in views if holds_session(turn, view)]
+    own = [view for views in pools for view in _holders(turn, views) if holds_session(turn, view)]
     return max(own, key=lambda view: (turn.held_by(view), view.id == turn.decode), default=None)
+
+
+def _holders(turn: Turn, views: Sequence[WorkerView]) -> list[WorkerView]:
+    """Those that hold anything of the prompt."""
+    return [view for view in of_workers(views, turn.held) if turn.held_by(view)] if turn.held else []
 
 
 def holds_session(turn: Turn, view: WorkerView) -> bool:
@@ -96,7 +124,7 @@ def holds_most(turn: Turn, view: WorkerView) -> bool:
 
 def is_overloaded(view: WorkerView, views: Sequence[WorkerView]) -> bool:
     """Whether a worker has no room, or more than its share of requests, and more than one of them."""
-    return view.load.kv_usage >= KV_FULL or view.requests > EASE * _mean(each.requests for each in views) + 1
+    return view.load.kv_usage >= KV_FULL or view.requests > EASE * mean_requests(views) + 1
 
 
 def _is_at_ease(view: WorkerView, views: Sequence[WorkerView], prompt_tokens: int) -> bool:
@@ -105,35 +133,19 @@ def _is_at_ease(view: WorkerView, views: Sequence[WorkerView], prompt_tokens: in
     Its load now are its requests, as each slows the others that it decodes. What its turns brought there lately tells
     how much of its cache they have turned over, also where requests are few.
     """
-    recent = _mean(each.recent_tokens for each in views)
-    return not is_overloaded(view, views) and view.recent_tokens <= EASE * recent + prompt_tokens
+    room = EASE * mean_recent_tokens(views) + prompt_tokens
+    return not is_overloaded(view, views) and view.recent_tokens <= room
 
 
-def _mean(values: Iterable[int]) -> float:
-    every = list(values)
-    return sum(every) / len(every)
-
-
-def _load_rank(view: WorkerView, factor: float) -> Rank:
-    """KV in use is as the engine last reported it; what was placed there since counts at once."""
-    load, requests, queued = view.load, (view.requests + 1) / factor, view.queued_prefill_tokens / factor
-    placed = view.placed_tokens / load.kv_capacity_tokens if load.kv_capacity_tokens else 0.0
-    return (load.kv_usage >= KV_FULL, requests, queued, round(load.kv_usage + placed, 2), view.placed_tokens / factor)
-
-
-def _first(
-    candidates: Sequence[WorkerView], rank_of: Callable[[WorkerView], Rank], session_id: str
-) -> WorkerView | None:
+def _first(candidates: Sequence[WorkerView], rule: RankRule, session_id: str) -> WorkerView | None:
     # Only workers of equal rank are hashed, as that costs more than all the rest.
     if len(candidates) < 2:
         return candidates[0] if candidates else None
-    ranks = [rank_of(view) for view in candidates]
-    least = min(ranks)
-    equals = [view for view, rank in zip(candidates, ranks, strict=True) if rank == least]
-    return equals[0] if len(equals) == 1 else min(equals, key=lambda view: _spread(view, session_id))
+    equals = least_ranked(candidates, rule)
+    return equals[0] if len(equals) == 1 else min(equals, key=lambda view: spread(view, session_id))
 
 
-def _spread(view: WorkerView, session_id: str) -> bytes:
+def spread(view: WorkerView, session_id: str) -> bytes:
     # Rendezvous hashing: sessions spread evenly over equal workers, and each always gets the same one.
     return sha256(f"{view.id} {session_id}".encode()).digest()
 

@@ -24,6 +24,7 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
 from ..health.circuit_breaker import RetryBudget
 from ..health.worker_health import Key, blamed
+from ..laws.targets import GivenTargets
 from ..openai.answer import AnswerObserver
 from ..openai.body_members import Edited, encoded
 from ..openai.reply_key import ReplyKey
@@ -35,6 +36,7 @@ from ..sessions.table import SessionTable
 from ..telemetry.receipts import LegRecord, Receipt, new_id
 from ..tokenizer.count_checks import CountCheck, CountedPrompt
 from ..upstream.call import Answer, Call, Expiry
+from .foresight import Foreseen
 
 _ANSWERING = {Route.LOCAL: Leg.LOCAL, Route.SPLIT: Leg.DECODE, Route.REPLICA: Leg.REPLICA}
 RESPONSE_ID_LIMIT = 128  # characters; longer ones are shown cut in errors
@@ -57,6 +59,7 @@ class Attempt(msgspec.Struct, kw_only=True, eq=False):
     asked_s: float  # when this attempt began
     history: int  # the session's, by which engines' events name it
     count: CountCheck | None = None  # where a tokenizer has counted the prompt
+    foreseen: Foreseen | None = None  # what the decision says of its times
     attempt_id: str = msgspec.field(default_factory=new_id)
     handoff: Handoff | None = None  # what P announced, whether or not D has pulled it
     expiry: Expiry | None = None  # the handoff's, where P's blocks are a lease
@@ -114,11 +117,12 @@ class OpenAnswer(msgspec.Struct):
 
 
 class TurnContext(msgspec.Struct, frozen=True):
-    """Who sent a request, the headers that each leg carries, and a route that the operator forces."""
+    """Who sent a request, the headers that each leg carries, and what its own headers ask of the proxy."""
 
     client: Client
     headers: Mapping[str, str]
     forced: Route | None = None
+    slo: GivenTargets | None = None
     patience_s: float = math.inf  # in the queue; the proxy's own limit may be shorter
     is_counted: bool = False  # one of a list whose prompts have been counted: only its tokens count
 

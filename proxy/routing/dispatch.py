@@ -79,7 +79,7 @@ class Dispatcher:
     async def open(self, attempt: Attempt) -> OpenAnswer:
         """The answer at its first event; LegError, with everything closed, where a leg fails."""
         try:
-            attempt.booking.reserve()
+            attempt.booking.reserve(self._now())
             attempt.touches.sent()
             attempt.on_close = self._closed
             if attempt.decision.prefill is not None:
@@ -110,7 +110,7 @@ class Dispatcher:
         if attempt.leg is not None:
             self._end_leg(attempt, attempt.leg)
         self._free_prefill(attempt.booking)
-        attempt.booking.release()
+        attempt.booking.release(self._now())
         attempt.touches.close()
 
     def release(self, attempt: Attempt) -> None:
@@ -119,7 +119,7 @@ class Dispatcher:
 
     def _free_prefill(self, booking: LegBooking) -> None:
         if booking.holds_prefill:
-            booking.free_prefill()
+            booking.free_prefill(self._now())
             self._admission.admit_waiting()
 
     async def _split(self, attempt: Attempt) -> OpenAnswer:
@@ -203,7 +203,7 @@ class Dispatcher:
             record.fail(exc)
             raise
         finally:
-            attempt.booking.computed()
+            attempt.booking.computed(self._now())
         attempt.touches.answering()
         return opened
 
@@ -284,7 +284,7 @@ class Dispatcher:
 
     def _end_leg(self, attempt: Attempt, record: LegRecord) -> None:
         record.ended_s = self._now() - attempt.started_s
-        self._metrics.legs.observe(record.kind, record.ended_s - record.started_s)
+        self._metrics.legs.observe(record.ended_s - record.started_s, record.kind)
 
 
 def _redaction(view: WorkerView, handoff: Handoff | None) -> Redaction:

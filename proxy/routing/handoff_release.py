@@ -41,6 +41,7 @@ class HandoffRelease:
         self._ledger = state.ledger
         self._admission = state.admission
         self._metrics = state.metrics
+        self._now = state.now
         self._upstream = upstream
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -82,7 +83,7 @@ class HandoffRelease:
             for _ in range(READ_TURNS):  # so that a handoff which P has already sent is read
                 await asyncio.sleep(0)
             if attempt.has_prefill_begun_to_answer:
-                attempt.booking.release()  # neither engine works for it
+                attempt.booking.release(self._now())  # neither engine works for it
                 self._admission.admit_waiting()
                 await asyncio.wait({task}, timeout=READ_ON_S)
         finally:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from ..laws.corrections import Figure
+from ..laws.forecasts import AnswerEnded, SessionReturned
 from ..policy import Route
 from ..runtime.tasks import Drain, draining
 from ..sessions.table import SessionMatch, TurnOutcome
 from ..telemetry.receipts import Receipt
 from .attempt import Attempt, OpenAnswer
+from .foresight import came_to
+from .receipt_notes import note_errors
 from .state import State
 
 log = logging.getLogger(__name__)
@@ -33,6 +37,8 @@ class Learner:
         self._metrics = state.metrics
         self._rate_limits = state.rate_limits
         self._count_checks = state.count_checks
+        self._laws = state.laws
+        self._forecasts = state.forecasts
         self._log = log
 
     def completed(
@@ -49,11 +55,19 @@ class Learner:
         receipt.finish_reason = summary.finish_reason
         if token_times_s is not None:
             self._note_times(receipt, route, attempt.started_s, token_times_s, summary.completion_tokens)
+            self._note_predictions(attempt, opened, token_times_s[0], now_s)
+            if attempt.decision.prediction is not None:
+                note_errors(receipt, attempt.decision.prediction, token_times_s[0] - attempt.asked_s)
         if summary.prompt_tokens is not None:
             self._note_usage(match, attempt, opened, now_s)
             if self._engine_caches and attempt.request.choices == 1:
                 self._await_events(attempt, now_s)
         self._close(receipt, "completed", now_s - attempt.started_s)
+
+    def began(self, match: SessionMatch, model: str, now_s: float) -> None:
+        """A turn has come."""
+        if match.ended_s is not None:
+            self._forecasts.learn(SessionReturned(model, match.turn - 1, match.calls_tool, match.ended_s, now_s))
 
     def failed(self, receipt: Receipt, ended_s: float) -> None:
         self._close(receipt, "failed", ended_s)
@@ -97,10 +111,37 @@ class Learner:
     ) -> None:
         first_s, last_s = token_times_s
         receipt.ttft_s = first_s - started_s
-        self._metrics.ttft.observe(route, receipt.ttft_s)
+        self._metrics.ttft.observe(receipt.ttft_s, route)
         if completion_tokens is not None and completion_tokens > 1:
             receipt.tpot_s = (last_s - first_s) / (completion_tokens - 1)
-            self._metrics.tpot.observe(route, receipt.tpot_s)
+            self._metrics.tpot.observe(receipt.tpot_s, route)
+
+    def _note_predictions(self, attempt: Attempt, opened: OpenAnswer, first_s: float, now_s: float) -> None:
+        """Nothing where P's part was lost, so that D computed what P was to."""
+        if attempt.foreseen is None or (attempt.decision.route is Route.SPLIT and opened.handoff is None):
+            return
+        summary = opened.observer.summary
+        cached = opened.handoff.cached_tokens if opened.handoff else summary.cached_tokens
+        prompt, computed = summary.prompt_tokens, None
+        if prompt is not None and cached is not None:
+            computed = max(1, prompt - cached)
+        times = came_to(
+            attempt.foreseen,
+            first_s - attempt.asked_s,
+            attempt.receipt.tpot_s,
+            computed_tokens=computed,
+            output_tokens=summary.completion_tokens or 0,
+            choices=attempt.request.choices,
+        )
+        prefill = attempt.decision.prefill or attempt.decision.decode
+        names = {Figure.TTFT: prefill.name, Figure.TPOT: attempt.decision.decode.name}
+        for one in times.by_profile:
+            if one.is_sound:
+                self._metrics.prediction_errors.observe(
+                    attempt.decision.route, names[one.figure], one.figure, one.error
+                )
+        if times.by_profile or times.by_table:
+            self._laws.learn(times, now_s)
 
     def _note_usage(self, match: SessionMatch, attempt: Attempt, opened: OpenAnswer, now_s: float) -> None:
         request, decision, receipt = attempt.request, attempt.decision, attempt.receipt
@@ -119,6 +160,11 @@ class Learner:
         # What an unknown stored response adds to the prompt has tokens, but no bytes here.
         is_whole = match.source is not None or request.prompt.previous_response_id is None
         self._tokens.learn(request.model, match.added if is_whole else {}, prompt - match.held_tokens, completion)
+        if request.choices == 1:
+            called = opened.reply.calls_tool
+            self._forecasts.learn(
+                AnswerEnded(request.model, match.turn, completion, match.output_tokens, called, now_s)
+            )
         if attempt.count is not None:
             self._count_checks.learn(attempt.count, prompt)
         self._learn_template(attempt, prompt, cached)
@@ -132,6 +178,7 @@ class Learner:
             response_id=summary.response_id,
             reasoned=opened.reply.reasoned,
             reply_alone=opened.reply.alone(),
+            calls_tool=opened.reply.calls_tool,
             decode=residency(attempt.decode, prompt + completion),
             prefill=residency(decision.prefill.id, prompt) if decision.prefill else None,
         )

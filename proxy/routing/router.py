@@ -25,15 +25,17 @@ from ..fleet.worker import Worker, WorkerId
 from ..health.poisoned_prompts import life_of
 from ..health.worker_health import Key, blamed_view
 from ..openai.request import Request
-from ..policy import Decision, Excluded, Route, Rules, Turn, decide, has_room
+from ..policy import Decision, Excluded, Rules, Turn, decide, has_room
 from ..sessions.session import marks_of_prompt, points_of_prompt
 from ..sessions.table import SessionMatch
-from ..telemetry.receipts import CellRecord, Receipt
+from ..telemetry.receipts import Receipt
 from ..tokenizer.count_checks import CountedPrompt, form_of
 from ..tokenizer.prompt_tokenizer import PromptTokenizer
 from .attempt import Attempt, FailedAttempts, Job, OpenAnswer, TurnContext, is_loss, workers_lost
 from .dispatch import Dispatcher
+from .foresight import foresee, note_prediction
 from .learning import Learner
+from .receipt_notes import decision_headers, note_decision, note_turn
 from .state import State
 from .stream import LargeBody, StreamedBody, Streaming, complete
 
@@ -85,8 +87,9 @@ class Router:
         started_s = self._now()
         counted, now_s = await self._counted(request), self._now()
         match = self._state.sessions.find(request.prompt, now_s)
-        entry, turn = self._turn(request, match, context.forced, counted)
-        _note_turn(receipt, match, turn, counted)
+        self._learner.began(match, request.model, now_s)
+        entry, turn = self._turn(request, match, context, counted)
+        note_turn(receipt, match, turn, counted)
         self._check_poison(request)
         tokens = self._charge(context, turn, now_s)
         self._state.arrivals.count(now_s, opens=turn.number == 1)
@@ -253,17 +256,21 @@ class Router:
         return decide(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)
 
     def _attempt(self, job: Job, turn: Turn, decision: Decision, now_s: float) -> Attempt:
-        _note_decision(job.receipt, job.turn, decision, self.rules)
+        note_decision(job.receipt, turn, decision, self.rules)
+        laws = self._state.laws
+        if decision.prediction is not None:
+            note_prediction(job.receipt, decision.prediction, laws.version)
         decode, prefill = decision.decode.id, None if decision.prefill is None else decision.prefill.id
-        prompt, new = job.receipt.estimated_prompt_tokens, job.receipt.estimated_new_tokens
+        prompt = job.receipt.estimated_prompt_tokens
         beliefs, held = self._state.beliefs, turn.held
+        estimates = decision.estimates(turn, shows_first_token=job.request.stream)
         return Attempt(
             request=job.request,
             decision=decision,
             decode=decode,
             receipt=job.receipt,
             client=job.context.client,
-            booking=LegBooking(self._state.registry, decode, prefill, prompt_tokens=prompt, new_tokens=new),
+            booking=LegBooking(self._state.registry, decode, prefill, estimates),
             touches=TurnTouches(beliefs, job.entry, held, decode=decode, prefill=prefill, prompt_tokens=prompt),
             charged_tokens=job.turn.prompt_tokens + job.turn.output_tokens,
             headers=job.context.headers,
@@ -271,6 +278,7 @@ class Router:
             asked_s=now_s,
             history=job.entry.history,
             count=None if job.counted is None else job.counted.check,
+            foreseen=foresee(decision, turn, laws, self.rules.scored),
         )
 
     def _give_up(self, attempt: Attempt, exc: LegError) -> FailureRule:
@@ -294,7 +302,7 @@ class Router:
         return Ticket(
             tenant=client.tenant,
             weight=client.weight,
-            priority=effective_priority(client.priority, request.priority),
+            priority=_priority(request, context),
             cost=turn.new_tokens + turn.output_tokens,
             arrived_s=now_s,
             deadline_s=now_s + context.patience_s,
@@ -310,14 +318,18 @@ class Router:
         return self._state.count_checks.of(tokens, form_of(request.prompt.model, request.endpoint, request.fields))
 
     def _turn(
-        self, request: Request, match: SessionMatch, forced: Route | None, counted: CountedPrompt | None
+        self, request: Request, match: SessionMatch, context: TurnContext, counted: CountedPrompt | None
     ) -> tuple[PromptEntry, Turn]:
         tokens, prompt = self._state.tokens, request.prompt
         prompt_tokens = match.held_tokens + tokens.estimate(request.model, match.added)
         if counted is not None and counted.is_proven:
             prompt_tokens = counted.tokens.count
         marks, points = (of(prompt, prompt_tokens) for of in (marks_of_prompt, points_of_prompt))
+        rules, client = self.rules, context.client
         entry = PromptEntry(match.history, match.source, marks, match.decode, points)
+        forecast = self._state.forecasts.output(
+            request.model, match.output_tokens, match.turn, request.max_output_tokens
+        )
         turn = Turn(
             model=request.model,
             session_id=match.session_id,
@@ -325,64 +337,23 @@ class Router:
             prompt_tokens=prompt_tokens,
             held_tokens=min(match.held_tokens, prompt_tokens),
             output_tokens=tokens.expected_output(request.model, match.output_tokens, request.max_output_tokens),
+            output_p90_tokens=forecast.p90,
             decode=None if match.decode is None else match.decode.worker,
             affinity=match.affinity,
             single_engine=request.single_engine,
             stored_response=prompt.previous_response_id is not None,
-            forced=forced,
+            forced=context.forced,
+            slo=rules.targets.of(_priority(request, context), client.slo, context.slo),
+            weights=rules.weighing.of(request.model, client.weights),
         )
         return entry, turn
+
+
+def _priority(request: Request, context: TurnContext) -> int:
+    return effective_priority(context.client.priority, request.priority)
 
 
 def _error_name(exc: PPDError) -> str:
     if isinstance(exc, LegError):
         return exc.code or f"{exc.phase}: {exc.cause}"
     return exc.reason if isinstance(exc, Refused) else type(exc).__name__
-
-
-def decision_headers(receipt: Receipt) -> dict[str, str]:
-    """The response headers that explain a turn. Workers by name: clients never see addresses."""
-    headers = {"X-Request-Id": receipt.id}
-    if receipt.route:
-        headers["X-PPD-Route"] = receipt.route
-        headers["X-PPD-Reason"] = receipt.reason
-        headers["X-PPD-Decode"] = receipt.decode
-    if receipt.prefill:
-        headers["X-PPD-Prefill"] = receipt.prefill
-    if receipt.cell is not None:
-        headers["X-PPD-Evidence"] = receipt.cell.evidence
-    return headers
-
-
-def _note_turn(receipt: Receipt, match: SessionMatch, turn: Turn, counted: CountedPrompt | None) -> None:
-    receipt.session, receipt.turn, receipt.kind = match.session_id, match.turn, match.kind
-    receipt.forced = turn.forced or ""
-    receipt.estimated_prompt_tokens = turn.prompt_tokens
-    if counted is not None and counted.is_proven:
-        receipt.prompt_evidence = "tokenizer"
-    receipt.estimated_output_tokens = turn.output_tokens
-
-
-def _note_decision(receipt: Receipt, turn: Turn, decision: Decision, rules: Rules) -> None:
-    receipt.mode = rules.mode
-    receipt.route, receipt.reason, receipt.wanted = decision.route, decision.reason, decision.wanted
-    receipt.vetoes = list(decision.vetoes)
-    receipt.decode = decision.decode.name
-    receipt.prefill = decision.prefill.name if decision.prefill else ""
-    receipt.qps = round(decision.qps, 3)
-    receipt.estimated_cached_tokens = decision.cached_tokens
-    receipt.cached_evidence = "" if decision.held is None else decision.held.evidence
-    receipt.estimated_new_tokens = max(1, turn.prompt_tokens - decision.cached_tokens)
-    verdict, scored = decision.verdict, rules.scored
-    if verdict is not None and scored is not None:
-        receipt.cell = CellRecord(
-            table=scored.table.name,
-            lookup=scored.rule,
-            cell=str(verdict.cell),
-            evidence=verdict.evidence,
-            score=verdict.score,
-            d_ttft=verdict.d_ttft,
-            d_tpot=verdict.d_tpot,
-            w_ttft=scored.weights.ttft,
-            w_tpot=scored.weights.tpot,
-        )

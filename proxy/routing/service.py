@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from ..admission.auth import authenticate, check_use, forced_route, leg_headers, queue_patience_s
+from ..admission.auth import authenticate, check_use, forced_route, leg_headers, queue_patience_s, slo_targets
 from ..admission.key_file import KeyRing
 from ..admission.keys import Client
 from ..admission.rate_limits import with_limits
@@ -18,13 +18,15 @@ from ..admission.web_pages import check_is_json
 from ..bodies.body_reader import Body, BodyReader
 from ..config import ProxyConfig
 from ..errors import PPDError, answer_body, comes_back, without_frames
+from ..laws.targets import GivenTargets
 from ..openai.prompt_list import prompt_list
 from ..openai.request import Endpoint, Request
 from ..policy import Route
 from ..telemetry.receipts import Receipt, new_id, now_text
 from .attempt import TurnContext, in_class, in_scope
 from .prompt_fan_out import FanOut, ListTurn
-from .router import Router, TurnReply, decision_headers
+from .receipt_notes import decision_headers
+from .router import Router, TurnReply
 from .state import State
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ class Caller(msgspec.Struct, frozen=True):
     headers: Mapping[str, str]  # names in lower case
     client: Client
     forced: Route | None
+    slo: GivenTargets | None
     receipt: Receipt
 
 
@@ -68,7 +71,8 @@ class TurnService:
         client = authenticate(headers, self._keys)
         check_is_json(headers)
         forced = forced_route(headers, self._config.admin_key)
-        return Caller(endpoint, headers, client, forced, _new_receipt(endpoint, headers, client))
+        receipt = _new_receipt(endpoint, headers, client)
+        return Caller(endpoint, headers, client, forced, slo_targets(headers), receipt)
 
     async def answer(self, caller: Caller, body: Body) -> TurnReply:
         """The caller must call `abandon` on a streamed body in the end."""
@@ -106,7 +110,7 @@ class TurnService:
         forwards_key = self._keys is None and not self._config.worker_api_key
         legs = leg_headers(caller.headers, forwards_key=forwards_key, scope=caller.client.scope)
         legs["content-type"] = JSON  # it was parsed as such, whichever of JSON's types the client gave
-        return TurnContext(caller.client, legs, caller.forced, queue_patience_s(caller.headers))
+        return TurnContext(caller.client, legs, caller.forced, caller.slo, queue_patience_s(caller.headers))
 
     async def _parse_one(self, caller: Caller, body: bytes) -> Request:
         """One prompt of a list; the list itself was checked."""

@@ -15,6 +15,8 @@ from ..health.circuit_breaker import RetryBudget
 from ..health.poisoned_prompts import PoisonedPrompts
 from ..health.worker_health import WorkerHealth
 from ..kv_events.engine_caches import EngineCaches
+from ..laws.forecasts import Forecasts
+from ..laws.worker_laws import WorkerLaws
 from ..sessions.hasher import Hasher
 from ..sessions.table import SessionTable
 from ..sessions.templates import TemplateOrder
@@ -45,4 +47,6 @@ class State:
     hasher: Hasher
     engine_caches: EngineCaches
     count_checks: CountChecks
+    laws: WorkerLaws
+    forecasts: Forecasts
     now: Callable[[], float]  # seconds, monotonic

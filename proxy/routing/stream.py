@@ -161,6 +161,7 @@ def complete(
     times_s: tuple[float, float] | None = None,
 ) -> None:
     """Learns from a whole answer; times_s: of its first and its last token."""
-    attempt.booking.release()  # the worker has ended its leg; other processes hear of that with the session
-    learner.completed(match, attempt, opened, state.now(), token_times_s=times_s)
+    now_s = state.now()
+    attempt.booking.release(now_s)  # the worker has ended its leg; other processes hear of that with the session
+    learner.completed(match, attempt, opened, now_s, token_times_s=times_s)
     state.health.completed(attempt.decision)

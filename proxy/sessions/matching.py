@@ -60,6 +60,8 @@ class SessionMatch(msgspec.Struct, frozen=True, kw_only=True):
     affinity: WorkerId | None = None  # where to compute what nobody holds: the D of the session that the client names
     doubt: Doubt | None = None  # where what is held depends on the template
     common: Common | None = None  # with the source, as it was found
+    ended_s: float | None = None  # its last answer, where this is the first request after it that goes on
+    calls_tool: bool = False  # that answer
 
 
 class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +75,7 @@ class TurnOutcome(msgspec.Struct, frozen=True, kw_only=True):
     decode: Residency | None = None
     prefill: Residency | None = None
     reasoned: bool = False  # the reply held reasoning
+    calls_tool: bool = False
     reply_alone: int = 0  # see `text_cuts`
 
     @property

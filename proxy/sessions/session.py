@@ -23,9 +23,10 @@ from .prefix_chain import Chain, PrefixEnd
 from .text_cuts import unpack_points
 
 _PREFIX = struct.Struct("<QIIII??")
-_HEAD = struct.Struct("<dII")  # see `_Head`
-_Head = tuple[float, int, int]
-"""Mean length of answers in tokens, 0 before any turn has ended; tokens of D's residency, then of P's."""
+_HEAD = struct.Struct("<dIIB")  # see `_Head`
+_Head = tuple[float, int, int, int]
+"""Mean length of answers in tokens, 0 before any turn has ended; tokens of D's residency, then of P's; flags."""
+_AWAITED, _CALLS_TOOL = 1, 2  # flags: no turn has come since the last answer; that answer called a tool
 _MARK = struct.Struct("<QI")
 _MESSAGES_MARKED = 16  # after tools: the first ones
 
@@ -99,7 +100,7 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     label: int | None
     turn: int = 0
     seen_s: float = 0.0  # when it was last used
-    packed: bytes = _HEAD.pack(0.0, 0, 0)  # the head, then the prefixes
+    packed: bytes = _HEAD.pack(0.0, 0, 0, 0)  # the head, then the prefixes
     decode: WorkerId | None = None
     decode_incarnation: str = ""
     prefill: WorkerId | None = None
@@ -118,7 +119,8 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
 
     def learnt(self) -> tuple[float | None, Residency | None, Residency | None]:
         """Mean length of its answers, and what the decode and the prefill worker held after its last turn."""
-        output_tokens, decode_tokens, prefill_tokens = _HEAD.unpack_from(self.packed)
+        head: _Head = _HEAD.unpack_from(self.packed)
+        output_tokens, decode_tokens, prefill_tokens, _ = head
         decode = prefill = None
         if self.decode is not None:
             decode = Residency(self.decode, self.decode_incarnation, decode_tokens)
@@ -140,7 +142,7 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     ) -> None:
         """Sets the mean length of answers; None leaves a residency, or the prefixes, as they were."""
         head: _Head = _HEAD.unpack_from(self.packed)
-        _, decode_tokens, prefill_tokens = head
+        _, decode_tokens, prefill_tokens, flags = head
         if decode is not None:
             self.decode, self.decode_incarnation = decode.worker, decode.incarnation
             decode_tokens = decode.tokens
@@ -151,7 +153,22 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
             packed = self.packed[_HEAD.size :]
         else:
             packed = b"".join([_PREFIX.pack(*astuple(prefix)) for prefix in prefixes])
-        self.packed = _HEAD.pack(output_tokens or 0.0, decode_tokens, prefill_tokens) + packed
+        self.packed = _HEAD.pack(output_tokens or 0.0, decode_tokens, prefill_tokens, flags) + packed
+
+    def answered(self, *, calls_tool: bool) -> None:
+        """Its next turn is waited for."""
+        self._flag(_AWAITED | (_CALLS_TOOL if calls_tool else 0))
+
+    def came_back(self) -> bool | None:
+        """Its next turn is here. Whether the answer before called a tool; None if it has been here already."""
+        flags = self.packed[_HEAD.size - 1]
+        if not flags & _AWAITED:
+            return None
+        self._flag(flags & ~_AWAITED)
+        return bool(flags & _CALLS_TOOL)
+
+    def _flag(self, flags: int) -> None:
+        self.packed = self.packed[: _HEAD.size - 1] + bytes((flags,)) + self.packed[_HEAD.size :]
 
     @property
     def marks(self) -> list[Mark]:

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 
+from msgspec.structs import replace
+
 from ..beliefs.beliefs import Beliefs
 from ..errors import ConfigError
 from ..fleet.worker import WorkerId
@@ -99,7 +101,10 @@ class SessionTable:
         if prompt.opener is not None:
             return self._match_by_count(prompt, named, now_s)
         match = self._match(prompt, named, now_s)
-        self._touch(self._sessions.get(match.history), now_s)
+        session = self._sessions.get(match.history)
+        if session is not None and match.kind is MatchKind.NEXT and (calls_tool := session.came_back()) is not None:
+            match = replace(match, ended_s=session.seen_s, calls_tool=calls_tool)
+        self._touch(session, now_s)
         return match
 
     def finish(self, match: SessionMatch, prompt: Prompt, outcome: TurnOutcome, now_s: float) -> None:
@@ -116,6 +121,7 @@ class SessionTable:
         session.turn, session.units = match.turn, units
         output_tokens = decayed_mean(session.output_tokens, outcome.completion_tokens, _OUTPUT_DECAY)
         session.learn(output_tokens, outcome.decode, outcome.prefill, prefixes)
+        session.answered(calls_tool=outcome.calls_tool)
         after = index_keys(session)
         self._unlink(session, before - after)
         self._index.update(dict.fromkeys(after - before, session))

@@ -14,7 +14,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 OF_THE_WHOLE = frozenset(
-    "ppd_workers ppd_inflight_legs ppd_queued_prefill_tokens ppd_sessions ppd_breakers_open".split()
+    "ppd_workers ppd_inflight_legs ppd_queued_prefill_tokens ppd_sessions ppd_breakers_open "
+    "ppd_prediction_error_median ppd_laws_stale".split()
 )
 LARGEST = frozenset({"ppd_handoff_oldest_seconds"})
 

@@ -13,11 +13,14 @@ from prometheus_client.registry import Collector
 
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role
+from ..laws.accuracy import Judged
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 30.0, 60.0)
 LAG_BUCKETS_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 KEYS_SHOWN = 100
-OTHER_KEYS = "other"
+OTHER_KEYS = OTHER_WORKERS = "other"
+WORKERS_SHOWN = 100
+ERROR_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0)
 TPOT_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.15, 0.3, 1.0)
 
 
@@ -67,29 +70,45 @@ class KeyCounters:
 
 
 class TurnHistogram(Collector):
-    """A histogram for the path of every turn, with one label. bounds: upper ones, ascending; +Inf is added."""
+    """A histogram for the path of every turn. bounds: upper ones, ascending; +Inf is added."""
 
     def __init__(
-        self, registry: CollectorRegistry, name: str, text: str, bounds: tuple[float, ...], label: str
+        self, registry: CollectorRegistry, name: str, text: str, bounds: tuple[float, ...], labels: tuple[str, ...]
     ) -> None:
-        self._about = (name, text, None, None, (label,))
+        self._about = (name, text, None, None, labels)
         self._bounds = bounds
-        self._counts = defaultdict[str, list[int]](lambda: [0] * (len(bounds) + 1))
-        self._sums = defaultdict[str, float](float)
+        self._counts = defaultdict[tuple[str, ...], list[int]](lambda: [0] * (len(bounds) + 1))
+        self._sums = defaultdict[tuple[str, ...], float](float)
         registry.register(self)
 
-    def observe(self, value: str, amount: float) -> None:
-        """value: the label's."""
-        self._counts[value][bisect_left(self._bounds, amount)] += 1
-        self._sums[value] += amount
+    def observe(self, amount: float, *values: str) -> None:
+        """values: one for each label, in their order."""
+        self._counts[values][bisect_left(self._bounds, amount)] += 1
+        self._sums[values] += amount
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(*self._about)
         names = [*(repr(bound) for bound in self._bounds), "+Inf"]
-        for value, counts in self._counts.items():
+        for values, counts in self._counts.items():
             buckets = list(zip(names, accumulate(counts), strict=True))
-            family.add_metric((value,), buckets, self._sums[value])
+            family.add_metric(values, buckets, self._sums[values])
         yield family
+
+
+class PredictionErrors:
+    """How far predicted times were off. The first WORKERS_SHOWN workers are told apart, the rest is `other`."""
+
+    def __init__(self, errors: TurnHistogram) -> None:
+        self._errors = errors
+        self._shown: set[str] = set()
+
+    def observe(self, route: str, worker: str, figure: str, error: float) -> None:
+        if worker not in self._shown:
+            if len(self._shown) < WORKERS_SHOWN:
+                self._shown.add(worker)
+            else:
+                worker = OTHER_WORKERS
+        self._errors.observe(error, route, worker, figure)
 
 
 class Metrics:
@@ -104,8 +123,8 @@ class Metrics:
         def counts(name: str, text: str, *labels: str) -> TurnCounter:
             return TurnCounter(self.registry, name, text, *labels)
 
-        def spread(name: str, text: str, bounds: tuple[float, ...], label: str) -> TurnHistogram:
-            return TurnHistogram(self.registry, name, text, bounds, label)
+        def spread(name: str, text: str, bounds: tuple[float, ...], *labels: str) -> TurnHistogram:
+            return TurnHistogram(self.registry, name, text, bounds, labels)
 
         def times(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
             return Histogram(name, text, buckets=bounds, registry=self.registry)
@@ -122,6 +141,10 @@ class Metrics:
         self.ttft = spread("ppd_ttft_seconds", "Time to first token, at the proxy", TTFT_BUCKETS_S, "route")
         self.tpot = spread("ppd_tpot_seconds", "Mean time per output token", TPOT_BUCKETS_S, "route")
         self.legs = spread("ppd_leg_seconds", "Leg durations", TTFT_BUCKETS_S, "leg")
+        about = "Relative errors of predicted times, by route, worker and figure"
+        self.prediction_errors = PredictionErrors(
+            spread("ppd_prediction_error", about, ERROR_BUCKETS, "route", "worker", "figure")
+        )
         self.prompt_tokens = counts("ppd_prompt_tokens", "Prompt tokens as engines counted them", "route")
         self.cached_tokens = counts("ppd_cached_tokens", "Prompt tokens found in the worker's cache", "route")
         self.completion_tokens = counts("ppd_completion_tokens", "Generated tokens", "route")
@@ -172,6 +195,17 @@ def fleet_gauges(views: Iterable[WorkerView]) -> Iterator[Metric]:
         inflight.add_metric((role,), sum(view.inflight for view in members))
         queued.add_metric((role,), sum(view.queued_prefill_tokens for view in members))
     yield from (workers, inflight, queued)
+
+
+def laws_gauges(judged: Iterable[Judged]) -> Iterator[Metric]:
+    labels = ("basis", "name", "figure")
+    median = GaugeMetricFamily("ppd_prediction_error_median", "Of the newest turns, by what predicted", labels=labels)
+    stale = GaugeMetricFamily("ppd_laws_stale", "1: a profile or a table that does not fit this fleet", labels=labels)
+    for one in judged:
+        values = (one.basis, one.name, one.figure)
+        median.add_metric(values, one.median_error)
+        stale.add_metric(values, float(one.stale))
+    yield from (median, stale)
 
 
 def lost_receipts(count: int) -> Metric:

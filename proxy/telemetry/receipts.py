@@ -12,21 +12,24 @@ import math
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from ..errors import LegError
 from ..failures import Leg, Phase
+from ..laws.targets import USUAL, SloTargets
 from ..runtime.line_writer import FileSink, LineWriter, WriterLimits
 
 log = logging.getLogger(__name__)
 
 RECEIPT_LIMITS = WriterLimits(queue_bytes=64 * 1024 * 1024, pause_s=0.5)
 COMPLAIN_EVERY_S = 60.0
+LINE_LIMIT_BYTES = 1024 * 1024
 CLOSE_S = 3.0
 
 
@@ -63,6 +66,29 @@ class CellRecord(msgspec.Struct, kw_only=True):
     w_tpot: float
 
 
+class CandidatesRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """The ways to serve the turn that were judged, the best first, as columns: one item a way.
+
+    Columns that say nothing are left out. Workers by the registry's names, "D2". None: not predicted, or not a number.
+    Numbers have four significant digits; terms as many decimals as the largest of their way needs for that.
+    """
+
+    laws: str = ""  # their version
+    route: list[str]
+    decode: list[str]  # or the R
+    prefill: list[str] = []  # empty for none
+    source: list[str] = []  # whose KV is moved to where the prompt is computed
+    fetched_tokens: list[int] = []  # by that
+    ttft_s: list[float | None] = []  # predicted, from the decision on
+    tpot_s: list[float | None] = []
+    terms: dict[str, list[float | None]] = {}  # of which a way's score is the sum
+    excluded: list[str] = []  # the rule that forbids it; empty for none
+    chosen: int | None = 0  # which of them, from 0; None: another
+    held: dict[str, dict[str, int]] = {}  # tokens of the prompt, by evidence and worker
+    ttft_error: float | None = None  # measured over predicted, less 1; of the way that was chosen
+    tpot_error: float | None = None
+
+
 class Receipt(msgspec.Struct, kw_only=True):
     """One turn. Token counts named `estimated_...` are from before the turn; the others are the engine's."""
 
@@ -91,7 +117,12 @@ class Receipt(msgspec.Struct, kw_only=True):
     estimated_cached_tokens: int = 0  # that the answering worker was believed to hold
     cached_evidence: str = ""  # for that: own_turns, shared_prefix or kv_events
     estimated_output_tokens: int = 0
+    slo: SloTargets = USUAL
     cell: CellRecord | None = None
+    predicted_ttft_s: float | None = None  # from the decision on
+    predicted_tpot_s: float | None = None
+    laws: str = ""  # the version that the decision went by
+    candidates: CandidatesRecord | None = None  # None: the mode judges no single ways
     legs: list[LegRecord] = []
     handoff_missing: str | None = None  # why D got the plain prompt although P had answered
     status: int = 0
@@ -155,6 +186,16 @@ class ReceiptLog:
     def _told_lost(self, count: int) -> bytes:
         log.warning("receipts lost: %d; %s takes them again", count, self._path)
         return b""
+
+
+def receipt_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Of a receipt log, with their numbers, from 1. Of one that is too long to be a receipt, the beginning."""
+    number, is_rest = 0, False
+    while line := file.readline(LINE_LIMIT_BYTES):
+        if not is_rest:
+            number += 1
+            yield number, line
+        is_rest = not line.endswith(b"\n")
 
 
 # -- a request's id, and the time at which it came

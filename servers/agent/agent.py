@@ -71,6 +71,7 @@ class Identity:
     coordinates: dict[str, str]
     kv_events: EventSource = NO_EVENTS
     x: float | None = None
+    profile: str = ""
     launch_id: str  # the incarnation, if the engine does not report its start time
 
 
@@ -93,6 +94,7 @@ def heartbeat_of(identity: Identity, status: EngineStatus, phase: AgentPhase) ->
         coordinates=identity.coordinates,
         kv_events=identity.kv_events,
         x=identity.x,
+        profile=identity.profile,
         incarnation=status.metrics.incarnation or identity.launch_id,
         running=load.running,
         waiting=load.waiting,

@@ -51,6 +51,7 @@ class AgentOptions:
     connector: str
     coordinates: tuple[str, ...]
     x: float | None
+    profile: str
     interval: float
     drain_timeout: float
     api_key: str
@@ -104,6 +105,7 @@ def identity_of(options: AgentOptions, address: str) -> Identity:
         coordinates={name: value for name, _, value in pairs},
         kv_events=_event_source(options, options.advertise or address),
         x=options.x,
+        profile=options.profile,
         launch_id=uuid.uuid4().hex,
     )
 
@@ -167,6 +169,7 @@ def address_of(url: str) -> str:
 @click.option("--connector", type=click.Choice(list(CONNECTORS)), default="nixl", show_default=True)
 @click.option("--coordinate", "coordinates", multiple=True, help="NAME=VALUE that the connector needs; repeatable")
 @click.option("--x", type=click.FloatRange(0, 1), help="of a D: share of its sessions kept LOCAL, in mode fraction")
+@click.option("--profile", default="", help="name of the engine's profile, as proxies know it; default: theirs")
 @click.option("--interval", type=click.FloatRange(0.1), default=10.0, show_default=True, help="s between heartbeats")
 @click.option(
     "--drain-timeout", type=click.FloatRange(0), default=60.0, show_default=True, help="Seconds for its streams to end"

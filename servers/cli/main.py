@@ -20,6 +20,7 @@ COMMANDS = {
     "table": ("ppd.proxy.cli.table", "Show and score decision tables."),
     "keys": ("ppd.proxy.cli.keys", "Make clients' API keys, and show a key file."),
     "doctor": ("ppd.proxy.cli.doctor.command", "Check a config or a running proxy, down to a real handoff."),
+    "why": ("ppd.proxy.cli.why", "Tell why a turn was computed where it was."),
 }
 
 

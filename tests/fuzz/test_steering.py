@@ -164,6 +164,26 @@ def test_no_route_is_forced_without_the_admin_key(target: Target, head: str) -> 
     assert (answer.status, legs) == (403, [])
 
 
+@pytest.mark.parametrize("value", ["", "fast", "ttft=0", "ttft=nan", "ttft=1,ttft=1", "tpot=61", "ttft=" + "9" * 4000])
+@pytest.mark.parametrize("path", PATHS)
+def test_targets_that_cannot_be_read_are_refused_and_no_worker_is_asked(target: Target, path: str, value: str) -> None:
+    body = json.dumps({"model": "sim", "max_tokens": 2, **PATHS[path]}).encode()
+    ((answer, legs),) = send(target, [post(path, body, f"X-PPD-SLO: {value}\r\n".encode())])
+    assert (answer.status, legs) == (400, [])
+    error = json.loads(answer.body)["error"]
+    assert "X-PPD-SLO: must be like ttft=0.5,tpot=0.03" in error["message"]
+    assert error.get("param") == (None if path == "/v1/messages" else "X-PPD-SLO")
+
+
+def test_targets_reach_no_worker(target: Target) -> None:
+    body = json.dumps({"model": "sim", "max_tokens": 2, **PATHS["/v1/completions"]}).encode()
+    ((answer, legs),) = send(target, [post("/v1/completions", body, b"x-ppd-slo: ttft=0.5\r\n")])
+    assert answer.status == 200
+    assert legs
+    for leg in legs:
+        check_leg(target, leg)
+
+
 # -- bodies
 
 LITERALS = st.sampled_from(

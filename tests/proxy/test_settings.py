@@ -10,6 +10,7 @@ import pytest
 from ppd.proxy.config import Lookup, Mode, build
 from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.settings import ConfigSource, Settings, check_table
+from tests.support.decisions import D1
 
 
 def settings(tmp_path: Path, text: str, **flags: object) -> tuple[Settings, Path]:
@@ -40,7 +41,17 @@ def test_another_lookup_is_taken_while_the_proxy_runs(tmp_path: Path) -> None:
     assert after.rule is Lookup.INTERPOLATED
 
 
-@pytest.mark.parametrize("text", ["w_tpot = -1\n", "w_tpot = ", 'table = "none"\n', "nonsense = 1\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "w_tpot = -1\n",
+        "w_tpot = ",
+        'table = "none"\n',
+        'profile = "none"\n',
+        'workers = ["D=a:1,profile=none"]\n',
+        "nonsense = 1\n",
+    ],
+)
 def test_a_bad_file_changes_nothing(tmp_path: Path, text: str) -> None:
     held, file = settings(tmp_path, "w_tpot = 2\n")
     before = held.rules()
@@ -48,6 +59,24 @@ def test_a_bad_file_changes_nothing(tmp_path: Path, text: str) -> None:
     assert not held.reload()
     assert held.rules() is before
     assert held.config.w_tpot == 2.0
+
+
+def test_another_profile_is_taken_while_the_proxy_runs(tmp_path: Path) -> None:
+    held, file = settings(tmp_path, "")
+    laws = held.rules().laws
+    assert laws is not None
+    assert laws.of(D1) is None
+    file.write_text('profile = "h100-llama-3.1-8b"\n')
+    assert held.reload()
+    assert held.rules().laws is laws
+    assert laws.of(D1) is not None
+
+
+@pytest.mark.parametrize(("key", "text"), [("profile", 'profile = "none"'), ("workers", 'workers=["D=a:1,profile=n"]')])
+def test_a_profile_that_is_not_there_is_refused_at_the_start(tmp_path: Path, key: str, text: str) -> None:
+    with pytest.raises(ConfigError, match="profile = 'n") as caught:
+        settings(tmp_path, text)
+    assert caught.value.param == key
 
 
 def test_a_deleted_file_changes_nothing(tmp_path: Path) -> None:

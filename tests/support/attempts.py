@@ -10,6 +10,7 @@ from ppd.proxy.beliefs.held import PromptEntry, Residency
 from ppd.proxy.beliefs.turn_touches import TurnTouches
 from ppd.proxy.failures import Leg
 from ppd.proxy.fleet.booking import LegBooking
+from ppd.proxy.fleet.ledger import LegEstimates
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
@@ -51,7 +52,7 @@ def running(made: Decision, *begun: Leg, stream: bool = True) -> Attempt:
         decode=decode,
         receipt=receipt,
         client=Client(name="", tenant=""),
-        booking=LegBooking(registry, decode, prefill, prompt_tokens=0, new_tokens=0),
+        booking=LegBooking(registry, decode, prefill, LegEstimates(prompt_tokens=0, new_tokens=0)),
         touches=TurnTouches(
             Beliefs(registry.engine), PromptEntry(0), {}, decode=decode, prefill=prefill, prompt_tokens=0
         ),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ...config import Mode, is_loopback
 from ...health.probe import UNTRUSTED
+from ...laws.accuracy import Basis
 from .conversation import follow_ups_hit_the_cache, handoff_works, nothing_is_lost, prefill_computes, turns_are_answered
 from .fleet import (
     connectors_agree,
@@ -138,6 +139,29 @@ def proxy_answers(facts: Facts) -> Iterator[Finding]:
         yield Finding(Level.FAIL, "ready", said, remedy)
 
 
+def laws_fit(facts: Facts) -> Iterator[Finding]:
+    """Whether measured times are as profiles and the table have them."""
+    proxy, check = facts.proxy, "laws"
+    if proxy is None or not (proxy.laws or proxy.turns_beyond_range):
+        return
+    for one in proxy.laws:
+        said = f"{one.basis} {one.name}: {one.figure.upper()} is off by {one.median_error:.0%} (median of {one.turns})"
+        if one.stale:
+            yield Finding(Level.WARN, check, f"{said}: it is stale", _RENEW.get(one.basis, ""))
+        else:
+            yield Finding(Level.OK, check, said)
+    turns = Counter({one.name: one.turns for one in proxy.laws if one.basis == Basis.PROFILE})
+    for name, beyond in proxy.turns_beyond_range.items():
+        if beyond > turns[name]:
+            said = f"{beyond} turns lie beyond what profile {name} was fitted to: their predictions are guesses"
+            yield Finding(Level.WARN, check, said, _RENEW[Basis.PROFILE])
+
+
+_RENEW: dict[str, str] = {
+    Basis.PROFILE: "Calibrate a profile for this fleet (`ppd calibrate`), or correct `profile`.",
+    Basis.TABLE: "Measure the table on this fleet again (`ppd-build-table`), or choose another one.",
+}
+
 Check = Callable[[Facts], Iterable[Finding]]
 
 CHECKS: tuple[Check, ...] = (
@@ -147,6 +171,7 @@ CHECKS: tuple[Check, ...] = (
     heartbeats_are_guarded,
     proxy_answers,
     admin_api_is_on,
+    laws_fit,
     workers_answer,
     ways_to_serve,
     versions_agree,

@@ -7,6 +7,7 @@ fails: that is a fact too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import socket
 import ssl
@@ -28,7 +29,7 @@ from ...fleet.worker import Role, Worker
 from ...health.probe import EngineStatus, probe, reason_of
 from ...runtime.tls import worker_tls
 from ..table_view import CellCounts
-from .values import ConfigFact, EngineCounts, Facts, PortFact, ProxyFact, WorkerFact
+from .values import ConfigFact, EngineCounts, Facts, LawsFact, PortFact, ProxyFact, WorkerFact
 
 ASK_S = 5.0  # for one small answer
 
@@ -176,9 +177,8 @@ async def facts_of_proxy(session: aiohttp.ClientSession, proxy: ProxyClient) -> 
     if health.status != 200:
         error = health.error or f"/health answered {health.status}"
         return Facts(proxy=ProxyFact(address=proxy.address, error=error))
-    ready, admin, weights = await asyncio.gather(
-        proxy.operator("/ready"), proxy.operator("/admin/workers"), proxy.operator("/admin/weights")
-    )
+    paths = ("/ready", "/admin/workers", "/admin/weights", "/admin/laws")
+    ready, admin, weights, laws = await asyncio.gather(*map(proxy.operator, paths))
     listed = _listed(admin)
     fact = ProxyFact(
         address=proxy.address,
@@ -187,6 +187,8 @@ async def facts_of_proxy(session: aiohttp.ClientSession, proxy: ProxyClient) -> 
         ways=tuple(way for way, is_there in ready.json().items() if is_there is True),
         admin_status=admin.status,
         mode=str(weights.json().get("mode", "")),
+        laws=tuple((judged := _judged(laws)).judged),
+        turns_beyond_range=judged.turns_beyond_range,
     )
     return Facts(proxy=fact, workers=await look_at(session, listed or (), api_key=""))
 
@@ -206,6 +208,21 @@ class _Listed(msgspec.Struct):
 
 class _Workers(msgspec.Struct):
     workers: list[_Listed]
+
+
+class _Judged(msgspec.Struct):
+    """Of the answer of /admin/laws."""
+
+    judged: list[LawsFact] = []
+    turns_beyond_range: dict[str, int] = {}
+
+
+def _judged(laws: Said) -> _Judged:
+    """Nothing where the answer can't be read, as of an older proxy."""
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+        if laws.status == 200:
+            return msgspec.json.decode(laws.body, type=_Judged)
+    return _Judged()
 
 
 def _listed(admin: Said) -> list[WorkerFact] | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 
 from ...fleet.worker import Load, Role, Worker
@@ -53,6 +53,18 @@ class ConfigFact:
     has_admin_key: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class LawsFact:
+    """How well a profile or a table predicts, as the proxy judges it."""
+
+    basis: str  # profile or table
+    name: str
+    figure: str  # ttft or tpot
+    turns: int
+    median_error: float
+    stale: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyFact:
     """What a running proxy answered. `admin_status` is 0 if the admin API did not answer."""
@@ -63,6 +75,8 @@ class ProxyFact:
     ways: tuple[str, ...] = ()  # the routes that /ready says can be taken
     admin_status: int = 0
     mode: str = ""
+    laws: tuple[LawsFact, ...] = ()
+    turns_beyond_range: Mapping[str, int] = field(default_factory=dict)  # by profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +92,7 @@ class EngineCounts:
     def since(self, earlier: EngineCounts) -> EngineCounts | None:
         """The growth; None if a counter fell, which happens only at a restart."""
         growth: dict[str, int | None] = {}
-        for name in (field.name for field in fields(self)):
+        for name in (one.name for one in fields(self)):
             now, then = getattr(self, name), getattr(earlier, name)
             growth[name] = None if now is None else now - (then or 0)
         if any(value is not None and value < 0 for value in growth.values()):
@@ -89,7 +103,7 @@ class EngineCounts:
     def total(parts: Iterable[EngineCounts]) -> EngineCounts:
         """The sum of each counter; None if no part has it."""
         parts = tuple(parts)
-        values = {field.name: [getattr(part, field.name) for part in parts] for field in fields(EngineCounts)}
+        values = {one.name: [getattr(part, one.name) for part in parts] for one in fields(EngineCounts)}
         known = {name: [value for value in held if value is not None] for name, held in values.items()}
         return EngineCounts(**{name: sum(held) if held else None for name, held in known.items()})
 

@@ -12,6 +12,9 @@ from ...config import Mode
 from ..candidates import Candidates
 from ..decision import Preference, Rules, Turn
 from .fixed import always_local, always_split, fraction
+from .placed import by_free_kv, by_hash
+from .predicted import least_ttft, lmetric, slack, weights
+from .slo import slo
 from .table import by_table
 from .thresholds import conditional, isl_bounding, isl_or_load, prefill_load, prefix_threshold
 
@@ -21,6 +24,8 @@ Strategy = Callable[[Turn, Candidates, Rules], Preference]
 STRATEGIES: Mapping[Mode, Strategy] = {
     Mode.TABLE: by_table,
     Mode.ALWAYS_LOCAL: always_local,
+    Mode.SESSION_HASH: by_hash,
+    Mode.FREE_KV: by_free_kv,
     Mode.ALWAYS_SPLIT: always_split,
     Mode.FRACTION: fraction,
     Mode.REPLICA: by_table,  # for turns that no replica can take
@@ -29,6 +34,17 @@ STRATEGIES: Mapping[Mode, Strategy] = {
     Mode.PREFILL_LOAD: prefill_load,
     Mode.ISL_OR_LOAD: isl_or_load,
     Mode.CONDITIONAL: conditional,
+    Mode.SLO: slo,
+    Mode.WEIGHTS: weights,
+    Mode.LEAST_TTFT: least_ttft,
+    Mode.LMETRIC: lmetric,
+    Mode.SLACK: slack,
 }
 
-__all__ = ["STRATEGIES", "Strategy"]
+PREDICTING = frozenset({Mode.SLO, Mode.WEIGHTS, Mode.LEAST_TTFT, Mode.LMETRIC, Mode.SLACK})
+"""Those that judge each way to serve a turn by the laws."""
+
+PLACING = PREDICTING | {Mode.SESSION_HASH, Mode.FREE_KV}
+"""Those that choose the workers too, replicas among them."""
+
+__all__ = ["PLACING", "PREDICTING", "STRATEGIES", "Strategy"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +19,8 @@ from ppd.proxy.config import Mode, Uncovered
 from ppd.proxy.decision_table.format import Cell
 from ppd.proxy.decision_table.score import Weights
 from ppd.proxy.errors import ConfigError
-from ppd.proxy.policy import Rules
+from ppd.proxy.fleet.view import Fleet
+from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
 from tests.support.decisions import TABLE, rules
 from tests.support.stepped_engine import profile_of
 
@@ -144,3 +147,30 @@ def test_where_every_engine_is_full_a_turn_waits_in_the_proxy(queues: bool) -> N
     assert spans == sorted(spans)
     at_once = max(sum(began <= at < ended for began, ended in spans) for at, _ in spans)
     assert (at_once == 1) is queues
+
+
+# -- KV that is fetched
+
+
+def test_a_session_that_moves_takes_its_kv_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LOCAL on the other D each time, which fetches from the one before; then both hold it, and the proxy knows."""
+    held: dict[int, set[str]] = {}
+
+    def moving(turn: Turn, fleet: Fleet, *args: Any, **settings: Any) -> Decision:
+        decision = decide(turn, fleet, *args, **settings)
+        if turn.decode is None:
+            return decision
+        held.setdefault(turn.number, set()).update(fleet.views[worker].name for worker in turn.held)
+        source = fleet.views[turn.decode]
+        other = next(view for view in fleet.decodes if view.id != turn.decode)
+        fetched = {"source": source, "fetched_tokens": turn.held_by(source)}
+        return replace(decision, route=Route.LOCAL, decode=other, prefill=None, held=turn.held.get(other.id), **fetched)
+
+    monkeypatch.setattr("ppd.offline.simulation.routing.decide", moving)
+    found = records(rules(Mode.ALWAYS_LOCAL), 1.0, "1P_2D")
+    for before, after in pairwise(found):
+        if before.conversation == after.conversation:
+            assert {before.decode, after.decode} == {"D1", "D2"}
+            whole = before.prompt_tokens + before.output_tokens - 1
+            assert after.cached_tokens == whole // 16 * 16
+    assert held == {2: {"P1", "D1", "D2"}, 3: {"P1", "D1", "D2"}, 4: {"P1", "D1", "D2"}}

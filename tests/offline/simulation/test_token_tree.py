@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.offline.simulation.kv_cache import KvCache, Span, with_answer
 from ppd.offline.simulation.token_tree import TokenRange, TokenTree, beyond, cut_at, in_common, joined
+from ppd.offline.simulation.workers.kv_cache import KvCache, Span, with_answer
 
 Tokens = tuple[int, ...]
 

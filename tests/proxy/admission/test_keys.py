@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ppd.proxy.admission.auth import check_admin, forced_route
 from ppd.proxy.admission.keys import Client, KeyEntry, Keys, decode, encode, hash_of, new_key, scoped
 from ppd.proxy.errors import ConfigError, Forbidden, Unauthorized
+from ppd.proxy.laws.targets import GivenTargets
 from ppd.proxy.policy import Route
 
 ONE, TWO, THREE = (f"sha256:{digit * 64}" for digit in "123")
@@ -50,6 +51,8 @@ def test_what_is_said_counts() -> None:
         tokens_per_minute = 10_000
         models = ["llama", "org/qwen 2"]
         cache_group = "assistants"
+        slo = "ttft=0.5,tpot=0.03"
+        w_tpot = 3
     """
     (entry,) = decode(text(said), "keys.toml").entries
     assert entry.client == Client(
@@ -61,6 +64,8 @@ def test_what_is_said_counts() -> None:
         tokens_per_minute=10_000,
         models=("llama", "org/qwen 2"),
         cache_group="assistants",
+        slo=GivenTargets(ttft=0.5, tpot=0.03),
+        w_tpot=3.0,
     )
 
 
@@ -157,6 +162,9 @@ NAMES = st.from_regex(r"[A-Za-z0-9._@-]{1,40}", fullmatch=True)
 MODELS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(str.isprintable)
 
 
+SECONDS = st.integers(1, 60 * 10**6).map(lambda microseconds: microseconds / 1e6)
+
+
 @given(
     st.builds(
         Client,
@@ -167,6 +175,9 @@ MODELS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(s
         requests_per_minute=st.integers(0, 10**12),
         tokens_per_minute=st.integers(0, 10**12),
         models=st.lists(MODELS, max_size=3).map(tuple),
+        slo=st.none() | st.builds(GivenTargets, ttft=SECONDS, tpot=SECONDS),
+        w_ttft=st.none() | st.floats(0, 1e6),
+        w_tpot=st.none() | st.floats(0, 1e6),
     )
 )
 def test_an_entry_reads_back_as_it_was_written(client: Client) -> None:
@@ -195,6 +206,11 @@ def test_an_entry_reads_back_as_it_was_written(client: Client) -> None:
         ('models = [""]', "models: must be a list of models' names"),
         ('models = ["a\\nb"]', "models: must be a list of models' names"),
         ("models = [1]", "models: must be a list of models' names"),
+        ("w_tpot = -1", "w_tpot = -1: must be a number from 0 to 1000000"),
+        ("w_ttft = nan", "w_ttft = nan: must be a number from 0 to 1000000"),
+        ("w_ttft = true", "w_ttft = True: must be a number from 0 to 1000000"),
+        ("slo = 0.5", "slo = 0.5: must be like ttft=0.5,tpot=0.03"),
+        ('slo = "ttft=0"', "slo: must be like ttft=0.5,tpot=0.03"),
         ("rpm = 60", "rpm is not known; known are hash, name, tenant, priority, weight, requests_per_minute, tokens_"),
     ],
 )

@@ -7,10 +7,14 @@ import logging
 
 import pytest
 
-from ppd.proxy.app.lifespan import FleetWatch
+from ppd.proxy.app.lifespan import FleetWatch, LawsWatch
 from ppd.proxy.assembly import assemble
 from ppd.proxy.config import Mode, ProxyConfig
 from ppd.proxy.fleet.worker import Announcement, Role, Source, Worker
+from ppd.proxy.laws.accuracy import TURNS
+from ppd.proxy.laws.corrections import Figure
+from ppd.proxy.laws.worker_laws import TableTime, TurnTimes
+from ppd.proxy.peers.channels import Member
 from ppd.proxy.settings import Settings
 
 
@@ -44,3 +48,28 @@ async def test_a_worker_that_goes_down_or_away_is_told_with_its_reason(caplog: p
     proxy.listener.close()
     await proxy.upstream.close()
     await proxy.prober.close()
+
+
+@pytest.mark.parametrize(
+    ("index", "levels"), [(0, (logging.WARNING, logging.INFO)), (1, (logging.DEBUG, logging.DEBUG))]
+)
+async def test_a_table_that_is_stale_is_told_once(
+    caplog: pytest.LogCaptureFixture, index: int, levels: tuple[int, int]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    proxy = assemble(Settings(ProxyConfig(heartbeat_port=0)), now=lambda: 0.0, member=Member(index=index))
+    watch = LawsWatch(proxy)
+
+    def told(measured_s: float) -> list[tuple[int, str]]:
+        caplog.clear()
+        for _ in range(TURNS):
+            proxy.state.laws.learn(TurnTimes(0, by_table=[TableTime("t", Figure.TTFT, 0.1, measured_s)]), 0.0)
+            watch.look()
+        return [(record.levelno, record.getMessage()) for record in caplog.records]
+
+    seen = [told(measured_s) for measured_s in (0.11, 0.2, 0.11)]
+    proxy.listener.close()
+    await proxy.upstream.close()
+    await proxy.prober.close()
+    stale = "table t is stale: the median error of its TTFT is 55 % over the last 200 turns"
+    assert seen == [[], [(levels[0], stale)], [(levels[1], "table t: its TTFT fits again")]]

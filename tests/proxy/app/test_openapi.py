@@ -16,9 +16,9 @@ from ppd.proxy.app.openapi import STATUSES, document, render
 from ppd.proxy.assembly import assemble
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.errors import PPDError
-from ppd.proxy.routing.router import decision_headers
+from ppd.proxy.routing.receipt_notes import decision_headers
 from ppd.proxy.settings import Settings
-from ppd.proxy.telemetry.receipts import Receipt
+from ppd.proxy.telemetry.receipts import CandidatesRecord, Receipt
 
 METHODS = {"get", "post", "put", "patch", "delete"}
 DOCUMENT = document()
@@ -107,4 +107,6 @@ def test_the_operators_bodies_are_those_that_are_read(schema: str, names: set[st
 
 
 def test_what_is_said_of_a_receipt_is_in_it() -> None:
-    assert SCHEMAS["Receipt"]["properties"].keys() <= set(Receipt.__struct_fields__)
+    said = SCHEMAS["Receipt"]["properties"]
+    assert said.keys() <= set(Receipt.__struct_fields__)
+    assert said["candidates"]["anyOf"][0]["properties"].keys() == set(CandidatesRecord.__struct_fields__)

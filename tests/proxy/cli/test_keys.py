@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from ppd.proxy.admission.key_file import load
 from ppd.proxy.admission.keys import Client, decode
 from ppd.proxy.cli.keys import append, command
+from ppd.proxy.laws.targets import GivenTargets
 
 
 def run(*arguments: str | Path) -> Result:
@@ -40,7 +41,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_a_new_key_opens_what_its_flags_say(file: Path) -> None:
     flags = "--tenant acme --priority -2 --weight 2.5 --rpm 60 --tpm 9000 --model llama --model qwen".split()
-    key = key_of(run("new", "--name", "acme-1", *flags, "--file", file))
+    key = key_of(run("new", "--name", "acme-1", *flags, "--slo", "tpot=0.1", "--file", file))
     assert load(file).find(key) == Client(
         name="acme-1",
         tenant="acme",
@@ -49,6 +50,7 @@ def test_a_new_key_opens_what_its_flags_say(file: Path) -> None:
         requests_per_minute=60,
         tokens_per_minute=9000,
         models=("llama", "qwen"),
+        slo=GivenTargets(tpot=0.1),
     )
 
 
@@ -129,6 +131,7 @@ def test_an_entry_that_could_not_be_used_is_not_made(file: Path, flags: list[str
 
 def test_without_a_file_an_entry_is_checked_as_well() -> None:
     assert "new key: key 'a': priority = 5000: must be" in refusal(run("new", "--name", "a", "--priority", "5000"))
+    assert "new key: key 'a': slo: must be" in refusal(run("new", "--name", "a", "--slo", "fast"))
 
 
 def test_a_broken_file_is_left_as_it_is(file: Path) -> None:

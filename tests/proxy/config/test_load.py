@@ -40,13 +40,16 @@ def test_a_whole_number_may_stand_for_a_float(tmp_path: Path) -> None:
         ('port = "x"', "port", "whole number"),
         ("port = 70000", "port", "0 to 65535"),
         ("port = true", "port", "whole number"),
-        ('mode = "both"', "mode", "table, always_local, always_split, fraction, replica"),
+        ('mode = "both"', "mode", "table, always_local, session_hash, free_kv, always_split, fraction, replica"),
         ('lookup = "both"', "lookup", "nearest, interpolated"),
         ("x = 1.5", "x", "a number from 0 to 1"),
         ("w_ttft = -1", "w_ttft", "at least 0"),
         ("w_tpot = nan", "w_tpot", "at least 0"),
         ("w_tpot = inf", "w_tpot", "at least 0"),
         ("worker_ttl_s = 0", "worker_ttl_s", "above 0"),
+        ("slo_ttft_s = 0", "slo_ttft_s", "a number above 0, at most 3600"),
+        ("slo_tpot_s = nan", "slo_tpot_s", "above 0, at most 60"),
+        ("slo_ttft_factor = 1001", "slo_ttft_factor", "above 0, at most 1000"),
         ("attempts = 0", "attempts", "at least 1"),
         ("attempts = 1e3", "attempts", "whole number"),
         ('attempts = "3"', "attempts", "whole number"),
@@ -149,6 +152,10 @@ def test_of_a_list_the_wrong_item_is_shown(name: str, items: list[object], shown
 @pytest.mark.parametrize(("option", "x"), [("", None), (",x=0", 0.0), (",x=0.25", 0.25), (",x=1", 1.0)])
 def test_a_static_worker_may_have_a_share_of_its_own(option: str, x: float | None) -> None:
     assert parse_worker(f"D=a:1{option}").x == x
+
+
+def test_a_static_worker_may_have_a_profile_of_its_own() -> None:
+    assert [parse_worker(f"D=a:1{option}").profile for option in ("", ",profile=my.json")] == ["", "my.json"]
 
 
 @pytest.mark.parametrize("option", ["x=", "x=1.1", "x=-0.1", "x=nan", "x=inf", "x=half"])

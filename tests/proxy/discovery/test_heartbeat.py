@@ -37,7 +37,7 @@ MORIIO = {
 }
 
 
-HEADS = ("engine", "engine_version", "connector", "incarnation")
+HEADS = ("engine", "engine_version", "connector", "incarnation", "profile")
 HOSTILE = ("a\r\nX: 1", "a\nb", "a b", "a\x00", "a\x7f", "\u00e9", "x" * 257)
 
 

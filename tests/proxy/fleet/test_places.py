@@ -67,6 +67,6 @@ def test_a_new_engine_at_the_same_address_starts_over() -> None:
         for _ in range(START):
             registry.reserve(worker.id, 10)
         if incarnation == "1":
-            registry.loaded(worker.id, load(START))
+            registry.loaded(worker.id, load(START), 0.0)
         (view,) = registry.views()
         assert view.places == places

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from ppd.proxy.connectors import can_pair
 from ppd.proxy.fleet.ledger import RECENT_TOKENS, Use
-from ppd.proxy.fleet.registry import MODELS_KEPT, Registry
+from ppd.proxy.fleet.order import MODELS_KEPT
+from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.fleet.worker_names import NAMES_KEPT
@@ -204,7 +205,7 @@ def test_what_was_placed_counts_until_the_engine_reports_its_load(reported: Load
     assert only(registry).placed_tokens == 650, "ended turns too, as the engine has not told what became of them"
     registry.apply(Announcement(D), 1.0)
     assert only(registry).placed_tokens == 650
-    registry.loaded(D.id, reported)
+    registry.loaded(D.id, reported, 2.0)
     assert only(registry).placed_tokens == 50, "the other process will say that it has heard"
 
 
@@ -212,7 +213,7 @@ def test_what_was_brought_lately_counts_on_and_halves_as_more_comes_anywhere() -
     other = replace(D, address="d:2")
     registry = heard(Announcement(D, Load()), Announcement(other, Load()))
     registry.reserve(D.id, 100, placed_tokens=RECENT_TOKENS)
-    registry.loaded(D.id, Load(kv_usage=0.2))
+    registry.loaded(D.id, Load(kv_usage=0.2), 2.0)
     assert [view.recent_tokens for view in registry.views()] == [RECENT_TOKENS, 0], "whatever the engine reports"
     registry.reserve(other.id, 100, placed_tokens=RECENT_TOKENS + 2)
     assert [view.recent_tokens for view in registry.views()] == [RECENT_TOKENS // 2, RECENT_TOKENS // 2 + 1]
@@ -245,11 +246,10 @@ def test_a_draining_worker_takes_no_turns_and_a_leaving_one_is_forgotten(field: 
 
 def test_counts_return_to_zero_and_never_below() -> None:
     registry = heard(Announcement(D))
-    registry.reserve(D.id, 100)
-    registry.prefilled(D.id, 100)
+    registry.reserve(D.id, 0)
     registry.release(D.id)
     registry.release(D.id)
-    assert (only(registry).inflight, only(registry).queued_prefill_tokens) == (0, 0)
+    assert only(registry).inflight == 0
 
 
 def test_what_happens_on_a_worker_that_left_is_ignored() -> None:
@@ -341,7 +341,7 @@ def test_models_that_clients_make_up_do_not_pile_up() -> None:
     registry = heard(Announcement(replace(D, models=())))  # it has not said yet which it serves
     for number in range(3 * MODELS_KEPT):
         assert registry.fleet(f"model {number}") == fleet_of(registry, f"model {number}")
-    assert max(len(registry._takers), len(registry._fleets)) <= MODELS_KEPT
+    assert max(len(registry._rosters._by_model), len(registry._rosters._fleets)) <= MODELS_KEPT
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ class Bench:
         self.registry = Registry()
         self.worker = Worker(role=role, address=f"127.0.0.1:{port}", incarnation="1", source=Source.AGENT)
         self.registry.apply(Announcement(self.worker, REPORTED), 0.0)
-        self.watch = LoadWatch(ProxyConfig(), self.registry, upstream)
+        self.watch = LoadWatch(ProxyConfig(), self.registry, upstream, lambda: 0.0)
 
     @property
     def places(self) -> int:

@@ -16,6 +16,10 @@ from ppd.proxy.beliefs.held import CacheFound, Held, LegOutcome, Mark, PromptEnt
 from ppd.proxy.beliefs.turn_touches import TurnTouches
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.fleet.worker import Load, WorkerId
+from ppd.proxy.laws.corrections import Figure, Measured
+from ppd.proxy.laws.forecasts import AnswerEnded, SessionReturned
+from ppd.proxy.laws.profiles import Profiles
+from ppd.proxy.laws.worker_laws import TurnTimes
 from ppd.proxy.peers.channels import Member
 from ppd.proxy.peers.events import Event, LegEnded, LegSent, LegsUnderWay, TokensCounted
 from ppd.proxy.peers.turn_replication import Appliers, TurnReplication
@@ -25,6 +29,11 @@ from tests.proxy.peers.test_rounds import asked, find, finish
 from tests.support.processes import R1, Pair, worker
 
 CAPACITY = 10_000
+SHIPPED = "h100-llama-3.1-8b"
+LIKES = f"{SHIPPED}/R/m"
+SLOW = TurnTimes(
+    0, [Measured(R1, "", LIKES, Figure.TTFT, 0.1, 1.0, 0.4), Measured(R1, "", LIKES, Figure.TPOT, 1, 1, 4)]
+)
 ADDED = {1: 3, 5: 4000}
 MARK = Mark(77, 400)
 POINT = Mark(71, 400)
@@ -38,7 +47,7 @@ async def pair_of() -> AsyncIterator[Pair]:
         await one.join()
         registry = one.ones[0].state.registry
         worker(registry)
-        registry.loaded(R1, Load(kv_capacity_tokens=CAPACITY))
+        registry.loaded(R1, Load(kv_capacity_tokens=CAPACITY), 0.0)
         heard(one)
         yield one
     finally:
@@ -98,6 +107,38 @@ def capacity(state: State) -> int:
     return state.beliefs.capacities()[R1]
 
 
+def measured(state: State) -> None:
+    """A worker that is slower than its profile."""
+    for _ in range(20):
+        state.laws.learn(SLOW, state.now())
+
+
+def corrected(state: State) -> object:
+    state.laws.use(Profiles(SHIPPED))
+    view = state.registry.engine(R1)
+    assert view is not None
+    found = state.laws.of(view)
+    assert found is not None
+    return found.ttft_factor, found.tpot_factor, list(state.laws.judged())
+
+
+def measured_too_far(state: State) -> None:
+    state.laws.learn(replace(SLOW, is_guess=True), state.now())
+
+
+def stayed(state: State) -> None:
+    for number in range(30):
+        at_s = state.now() - number
+        state.forecasts.learn(AnswerEnded("m", 1, 900, None, True, at_s - 5.0))
+        state.forecasts.learn(SessionReturned("m", 1, True, at_s - 5.0, at_s))
+
+
+def forecast(state: State) -> object:
+    asked: Any = {"calls_tool": True, "idle_s": 1.0, "now_s": state.now() + 10.0}
+    forecasts = state.forecasts
+    return forecasts.output("m", None, 1), forecasts.chance_of_return("m", 1, **asked)
+
+
 TAUGHT: dict[str, tuple[Callable[[State], Any], Callable[[State], Any]]] = {
     "tokens by kind": (
         lambda state: state.tokens.learn("m", ADDED, 2000, 77),
@@ -105,6 +146,10 @@ TAUGHT: dict[str, tuple[Callable[[State], Any], Callable[[State], Any]]] = {
     ),
     "room in a cache": (missed, capacity),
     "a head that others share in part": (opens, begins_alike),
+    "times beside the laws": (measured, corrected),
+    "answers and pauses": (stayed, forecast),
+    "a turn beyond the laws": (measured_too_far, lambda state: dict(state.laws.guesses)),
+    "laws that an operator reset": (lambda state: state.laws.reset(), lambda state: state.laws.resets),
     "a prefix that was used": (lambda state: touches(state, 5, 900).answering(), lambda state: holds(state, 5)),
 }
 
@@ -126,7 +171,14 @@ async def test_what_one_learns_the_other_has_learned(lesson: str, by: int) -> No
         assert shown(other) == shown(learner)
 
 
-@pytest.mark.parametrize("lesson", ["tokens by kind", "room in a cache"])
+LATE = (
+    *("tokens by kind", "room in a cache"),
+    "answers and pauses",
+    *("times beside the laws", "a turn beyond the laws", "laws that an operator reset"),
+)
+
+
+@pytest.mark.parametrize("lesson", LATE)
 async def test_a_process_that_starts_late_is_told_what_answers_have_taught(lesson: str) -> None:
     teach, shown = TAUGHT[lesson]
     async with pair_of() as pair:
@@ -253,7 +305,7 @@ def told() -> tuple[State, Appliers]:
     member = Member()
     state = new_state(ProxyConfig(), member, lambda: 1000.0)
     worker(state.registry)
-    state.registry.loaded(R1, Load(kv_capacity_tokens=CAPACITY))
+    state.registry.loaded(R1, Load(kv_capacity_tokens=CAPACITY), 0.0)
     return state, TurnReplication(member, state, lambda: 100).appliers()
 
 

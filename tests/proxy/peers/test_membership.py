@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import Mode, ProxyConfig
 from ppd.proxy.errors import NotFound, PPDError
-from ppd.proxy.fleet.ledger import Use
+from ppd.proxy.fleet.booking import LegBooking
+from ppd.proxy.fleet.ledger import LegEstimates, Use
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.peers import membership as module
@@ -161,6 +163,30 @@ async def test_the_leader_hears_of_answers_that_others_get(pair: Pair) -> None:
         two.membership._channels.flush()
         one.membership.catch_up()
         assert one.state.registry.answers(R1) == answers
+    await pair.hush()
+
+
+async def test_what_a_process_has_booked_counts_in_all_until_it_dies(pair: Pair) -> None:
+    await pair.join()
+    one, two = pair.ones
+    worker(one.state.registry)
+    one.membership._channels.flush()
+    two.membership.catch_up()
+    idle = one.state.registry.view(R1)
+    estimates = LegEstimates(prompt_tokens=100, new_tokens=40, output_tokens=20, prefill_s=2.0)
+    booking = LegBooking(two.state.registry, R1, None, estimates)
+    booking.reserve(1.0)
+    two.membership._channels.flush()
+    one.membership.catch_up()
+    there, here = (each.state.registry.view(R1) for each in pair.ones)
+    assert here is not None and (here.decoding, here.queued_prefill_s) == (1, 2.0)
+    assert there == here != idle
+    two.membership._channels.close()
+    pair.ones[1] = pair.begin(1)
+    await asyncio.gather(pair.ones[1].membership.join(), catching_up(one, 20))
+    left = one.state.registry.view(R1)
+    assert left is not None and idle is not None
+    assert replace(left, placed_tokens=0, recent_tokens=0) == idle
     await pair.hush()
 
 

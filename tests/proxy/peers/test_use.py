@@ -96,14 +96,14 @@ async def test_a_process_that_starts_late_counts_on_from_there(pair: Pair) -> No
 @pytest.mark.parametrize("after", [Load(), Load(kv_usage=0.2)], ids=["the same load", "another load"])
 async def test_what_was_placed_counts_until_the_engine_reports_its_load(pair: Pair, by: int, after: Load) -> None:
     zero = registries(pair)[0]
-    zero.loaded(R1, Load())
+    zero.loaded(R1, Load(), 1.0)
     hear(pair)
     registries(pair)[by].reserve(R1, 0, placed_tokens=100)
     hear(pair)
     zero.hold_back(R1, held_back=True)  # news of another kind
     hear(pair)
     assert placed(pair) == [100, 100]
-    zero.loaded(R1, after)
+    zero.loaded(R1, after, 2.0)
     hear(pair)
     assert placed(pair) == [0, 0]
 

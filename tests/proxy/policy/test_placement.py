@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from ppd.proxy.beliefs.held import BeliefEvidence, Held
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.booking import LegBooking
+from ppd.proxy.fleet.ledger import LegEstimates
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
@@ -103,9 +104,9 @@ def test_first_turns_between_two_reports_of_an_idle_fleet_spread_over_it(usage: 
         assert decision.route is (Route.LOCAL if decision.cached_tokens else Route.SPLIT)
         decode, prefill = decision.decode.id, None if decision.prefill is None else decision.prefill.id
         new = turn.prompt_tokens - decision.cached_tokens
-        booking = LegBooking(registry, decode, prefill, prompt_tokens=turn.prompt_tokens, new_tokens=new)
-        booking.reserve()
-        booking.release()
+        booking = LegBooking(registry, decode, prefill, LegEstimates(prompt_tokens=turn.prompt_tokens, new_tokens=new))
+        booking.reserve(0.0)
+        booking.release(0.0)
         holders[decode] = Held(8000, SHARED)
         chosen[decision.decode.name] += 1
     assert max(chosen.values()) <= 1.25 * 24, chosen

@@ -12,6 +12,7 @@ from ppd.proxy.config import ProxyConfig
 from ppd.proxy.errors import NoWorkerError
 from ppd.proxy.failures import Leg
 from ppd.proxy.fleet.booking import LegBooking
+from ppd.proxy.fleet.ledger import LegEstimates
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.routing.attempt import Attempt
@@ -45,7 +46,7 @@ def split(proxy: Proxy, connector: str, prefill: str = "p:1") -> Attempt:
 
     p, d = joined(Role.PREFILL, prefill), joined(Role.DECODE, "d:1")
     made = running(decision(Leg.DECODE, p, d))
-    made.booking = LegBooking(proxy.state.registry, d.id, p.id, prompt_tokens=PROMPT_TOKENS, new_tokens=1)
+    made.booking = LegBooking(proxy.state.registry, d.id, p.id, LegEstimates(prompt_tokens=PROMPT_TOKENS, new_tokens=1))
     return made
 
 

@@ -17,6 +17,7 @@ from ppd.proxy.connectors.leg import Handoff
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import Cause, Leg, Phase
 from ppd.proxy.fleet.booking import LegBooking
+from ppd.proxy.fleet.ledger import LegEstimates
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Role, Worker
 from ppd.proxy.openai.answer import AnswerObserver
@@ -187,8 +188,8 @@ async def test_an_answer_of_p_that_has_begun_is_read_to_its_end(lab: Lab) -> Non
     """With nothing reserved meanwhile."""
     d = await lab.decode("D1")
     made, registry = lab.running(d), lab.proxy.state.registry
-    made.booking = LegBooking(registry, d.id, lab.p.id, prompt_tokens=10, new_tokens=1)
-    made.booking.reserve()
+    made.booking = LegBooking(registry, d.id, lab.p.id, LegEstimates(prompt_tokens=10, new_tokens=1))
+    made.booking.reserve(0.0)
     inflight = list[int]()
 
     async def opening(made: Attempt) -> OpenAnswer:

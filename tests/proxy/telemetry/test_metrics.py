@@ -33,11 +33,11 @@ def test_every_metric_has_its_type_and_help_before_it_counts() -> None:
 
 def test_a_spread_is_the_librarys_histogram() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    spread = TurnHistogram(ours, "x_seconds", "X", TTFT_BUCKETS_S, "route")
+    spread = TurnHistogram(ours, "x_seconds", "X", TTFT_BUCKETS_S, ("route",))
     histogram = Histogram("x_seconds", "X", ["route"], buckets=TTFT_BUCKETS_S, registry=theirs)
     for amount in (0.0, 0.01, 0.010001, 0.3, 60.0, 61.0, 1e9):
         for route in ("LOCAL", Route.SPLIT):
-            spread.observe(route, amount)
+            spread.observe(amount, route)
             histogram.labels(route).observe(amount)
 
     def shown(registry: CollectorRegistry) -> set[tuple[str, str, float]]:

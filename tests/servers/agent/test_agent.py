@@ -29,7 +29,7 @@ from ppd.servers.vllm.launch import Launch
 
 pytestmark = pytest.mark.e2e  # processes and sockets, for which it waits
 
-IDENTITY = Identity(role=Role.DECODE, address="10.0.0.1:8200", coordinates={}, launch_id="launch")
+IDENTITY = Identity(role=Role.DECODE, address="10.0.0.1:8200", coordinates={}, profile="h", launch_id="launch")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ IDENTITY = Identity(role=Role.DECODE, address="10.0.0.1:8200", coordinates={}, l
 def test_a_beat_says_what_was_seen_and_where_the_agent_stands(phase: AgentPhase, draining: bool, leaving: bool) -> None:
     metrics = EngineMetrics(load=Load(2, 1, 0.5, 4096), incarnation="17")
     said = decode(heartbeat_of(IDENTITY, EngineStatus(True, ("m",), "0.33.0", metrics), phase).encode())
-    assert (said.draining, said.leaving) == (draining, leaving)
+    assert (said.draining, said.leaving, said.worker.profile) == (draining, leaving, "h")
     assert said.load == Load(2, 1, 0.5, 4096)
     assert (said.worker.incarnation, said.worker.models, said.worker.role) == ("17", ("m",), Role.DECODE)
 
@@ -307,6 +307,7 @@ def options(**changes: Any) -> AgentOptions:
         "connector": "nixl",
         "coordinates": (),
         "x": None,
+        "profile": "",
         "interval": 10.0,
         "drain_timeout": 60.0,
         "api_key": "",
@@ -342,6 +343,7 @@ def test_what_cannot_be_launched_is_named(changes: dict[str, Any], named: str) -
 def test_an_identity_may_advertise_another_address_and_coordinates() -> None:
     made = identity_of(options(advertise="10.0.0.9:80", coordinates=("zmq_address=10.0.0.9:21001",)), "127.0.0.1:1")
     assert (made.address, made.coordinates) == ("10.0.0.9:80", {"zmq_address": "10.0.0.9:21001"})
+    assert identity_of(options(profile="h100"), "127.0.0.1:1").profile == "h100"
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         identity_of(options(coordinates=("zmq_address",)), "127.0.0.1:1")
 

@@ -17,6 +17,7 @@ from ppd.proxy.cli.doctor.checks import (
     examine,
     exit_code,
     heartbeats_are_guarded,
+    laws_fit,
     ports_are_free,
     proxy_answers,
     table_can_be_used,
@@ -35,6 +36,7 @@ from ppd.proxy.cli.doctor.values import (
     EngineCounts,
     Facts,
     Finding,
+    LawsFact,
     Level,
     PortFact,
     ProbeConversation,
@@ -223,6 +225,29 @@ def test_what_keeps_the_doctor_out_has_its_own_remedy(proxy: ProxyFact, remedy: 
 )
 def test_workers(facts: Facts, expected: Said) -> None:
     check_said(workers_answer, facts, expected)
+
+
+GOOD = LawsFact("profile", "h", "ttft", 200, 0.1, stale=False)
+STALE = LawsFact("table", "t", "tpot", 200, 0.4, stale=True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        (config(), []),
+        (Facts(proxy=PROXY), []),
+        (Facts(proxy=replace(PROXY, laws=(GOOD,))), [(OK, "profile h: TTFT is off by 10% (median of 200)")]),
+        (Facts(proxy=replace(PROXY, laws=(STALE,))), [(WARN, "table t: TPOT is off by 40% (median of 200): it is st")]),
+        (Facts(proxy=replace(PROXY, laws=(GOOD,), turns_beyond_range={"h": 200})), [(OK, "h")]),
+        (
+            Facts(proxy=replace(PROXY, laws=(GOOD,), turns_beyond_range={"h": 201})),
+            [(OK, "h"), (WARN, "201 turns lie beyond what profile h was fitted to")],
+        ),
+        (Facts(proxy=replace(PROXY, turns_beyond_range={"h": 1})), [(WARN, "guesses")]),
+    ],
+)
+def test_laws(facts: Facts, expected: Said) -> None:
+    check_said(laws_fit, facts, expected)
 
 
 @pytest.mark.parametrize(

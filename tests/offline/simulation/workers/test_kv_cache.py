@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.offline.simulation.kv_cache import HeardCache, KvCache, Span
 from ppd.offline.simulation.playback import Playback
 from ppd.offline.simulation.routing import ProxySetup
 from ppd.offline.simulation.setup import Setup
 from ppd.offline.simulation.simulate import play
 from ppd.offline.simulation.traced_prompts import traced_prompts
+from ppd.offline.simulation.workers.kv_cache import HeardCache, KvCache, Span
 from ppd.offline.traces.turns import TracedConversation, TracedTurn
 from ppd.proxy.config import Mode
 from tests.support.decisions import rules

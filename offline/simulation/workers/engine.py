@@ -7,7 +7,7 @@ they are one event, a *jump*. The cost of a run grows with its requests, not wit
 
 The simulated engine's scheduler (`ppd.servers.sim.core.scheduler`) is not used here: it steps through every token and
 keeps the contents of every KV block, so that wrong KV shows in the text, and a sweep of thousands of runs cannot afford
-that. tests/offline/simulation/test_engine.py holds this engine's times to that scheduler's.
+that. tests/offline/simulation/workers/test_engine.py holds this engine's times to that scheduler's.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ppd.proxy.laws.step_time import EngineProfile, attention_pairs, step_time_s
 
-from .kv_cache import Held, KvCache, Span, with_answer
-from .timeline import Timeline
+from ..timeline import Timeline
+from .kv_cache import Held, KvCache, Span, first_of, with_answer
+from .links import Work
 
 
 @dataclass(slots=True, eq=False)
@@ -33,13 +34,15 @@ class SimulatedSequence:
     output_tokens: int
     first_token: Callable[[], None]
     finished: Callable[[], None]
-    pull: Callable[[int], None] | None = None  # starts the transfer of that many missing tokens, which `pulled` ends
+    pull: Callable[[int], bool] | None = None  # starts a transfer of missing tokens, at most so many; False: of none
     keeps_kv: bool = False  # at its end the KV stays in use until `let_go`: a handoff
+    failed: Callable[[], None] = lambda: None  # the engine was lost
+    work: Work = field(default_factory=Work)
     prompt_tokens: int = field(init=False)
     todo: int = field(init=False)  # tokens to compute before the next one can be sampled
     computed: int = 0  # of them
     generated: int = 0
-    cached_tokens: int = 0  # found here when it was first scheduled
+    cached_tokens: int = 0  # found here when it was first scheduled, or fetched then
     found: list[Held] = field(default_factory=list)
     own_tokens: int = 0  # reserved and not yet part of a span
     ends_at: int = 0  # the engine's count of ticks at its last token
@@ -50,16 +53,17 @@ class SimulatedSequence:
 
 
 class Engine:
-    """Owns its jobs from `add` until their `finished`."""
+    """Owns its jobs from `arrive` or `add` until their `finished` or `failed`."""
 
     def __init__(self, timeline: Timeline, profile: EngineProfile, cache: KvCache, *, max_num_seqs: int) -> None:
         self.profile = profile
         self.cache = cache
         self._timeline = timeline
         self._max_num_seqs = max_num_seqs
+        self._arriving: dict[SimulatedSequence, None] = {}  # host work on their requests
         self._waiting: deque[SimulatedSequence] = deque()
         self._ready: deque[SimulatedSequence] = deque()  # their KV has arrived; they hold all of their memory
-        self._pulling = 0
+        self._pulling: dict[SimulatedSequence, None] = {}
         self._prefilling: list[SimulatedSequence] = []  # running, prompt not finished
         self._decoding: list[tuple[int, int, SimulatedSequence]] = []  # heap by last tick, then arrival
         self._context = 0  # tokens, summed over the decoding
@@ -69,6 +73,7 @@ class Engine:
         self._jump: tuple[float, int] | None = None  # start and number of the current decoding steps
         self._epoch = 0  # an event of an older plan is void
         self._busy = False
+        self.is_lost = False
 
     @property
     def running(self) -> int:
@@ -76,24 +81,48 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting) + len(self._ready) + self._pulling
+        return len(self._waiting) + len(self._ready) + len(self._pulling)
+
+    def arrive(self, job: SimulatedSequence, host_work_s: float) -> None:
+        """A request; an engine that is lost refuses it."""
+        if self.is_lost:
+            self._timeline.after(0.0, job.failed)
+            return
+        self._arriving[job] = None
+        self._timeline.after(host_work_s, self.add, job)
 
     def add(self, job: SimulatedSequence) -> None:
-        self._waiting.append(job)
-        self._attend()
+        self._arriving.pop(job, None)
+        if not self.is_lost:
+            self._waiting.append(job)
+            self._attend()
+
+    def lose(self) -> None:
+        """The engine dies, with all that it holds. Its jobs fail."""
+        running = [*self._prefilling, *(job for _, _, job in sorted(self._decoding, key=lambda entry: entry[1]))]
+        jobs = [*running, *self._ready, *self._pulling, *self._waiting, *self._arriving]
+        self.is_lost, self._jump = True, None
+        self._epoch += 1
+        for held in (self._prefilling, self._decoding, self._ready, self._pulling, self._waiting, self._arriving):
+            held.clear()
+        for job in jobs:
+            job.failed()
 
     def pulled(self, job: SimulatedSequence) -> None:
         """The KV that `job.pull` asked for is here. The prompt's last token is computed again, for its logits."""
-        self._pulling -= 1
         job.computed = job.todo - 1
-        self._ready.append(job)
-        self._attend()
+        self._resume(job)
+
+    def fetched(self, job: SimulatedSequence, tokens: int) -> None:
+        """The KV of so many tokens is here, which `job.pull` asked a cache for, and can be found from here on."""
+        job.computed += tokens
+        job.cached_tokens += tokens  # as vLLM reports it
+        job.own_tokens -= self.cache.publish(first_of(job.prompt, job.computed), job.found)
+        self._resume(job)
 
     def pull_lost(self, job: SimulatedSequence) -> None:
         """The KV will not come: the prompt is computed here."""
-        self._pulling -= 1
-        self._ready.append(job)
-        self._attend()
+        self._resume(job)
 
     def let_go(self, job: SimulatedSequence) -> None:
         """The handoff was read or has expired."""
@@ -101,10 +130,30 @@ class Engine:
         job.own_tokens = 0
         self._attend()
 
+    def pin(self, prompt: Sequence[Span]) -> list[Held]:
+        """Takes what is cached of a prompt into use, for a worker that reads it, until `unpin`."""
+        found = self.cache.share(prompt)[0]
+        if self._jump is not None:  # it was planned with more memory
+            self._attend()
+        return found
+
+    def unpin(self, found: list[Held]) -> None:
+        self.cache.release(found, 0)
+        if self._waiting:
+            self._attend()
+
     # -- steps
+
+    def _resume(self, job: SimulatedSequence) -> None:
+        if not self.is_lost:
+            del self._pulling[job]
+            self._ready.append(job)
+            self._attend()
 
     def _attend(self) -> None:
         """Something has arrived: begin a step, or end the jump after its current step."""
+        if self.is_lost:
+            return
         if not self._busy:
             self._busy = True
             self._timeline.after(0.0, self._begin)  # after all other events of this instant
@@ -157,6 +206,7 @@ class Engine:
         self._context += steps * len(self._decoding)
         for job, tokens in self._chunks:
             job.computed += tokens
+            job.work.computed_tokens += tokens
             if job.computed == job.todo:
                 self._sample(job)
         while self._decoding and self._decoding[0][0] <= self._tick:
@@ -182,9 +232,9 @@ class Engine:
             queue.popleft()
             if job.pull is not None:
                 pull, job.pull = job.pull, None
-                self._pulling += 1
-                pull(job.todo - job.computed)
-                continue
+                if pull(job.todo - job.computed):
+                    self._pulling[job] = None
+                    continue
             self._prefilling.append(job)
             chunks.append((job, min(job.todo - job.computed, budget)))
             budget -= chunks[-1][1]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppd.offline.simulation.engine import Engine, SimulatedSequence
-from ppd.offline.simulation.kv_cache import KvCache, Span
 from ppd.offline.simulation.timeline import Timeline
+from ppd.offline.simulation.workers.engine import Engine, SimulatedSequence
+from ppd.offline.simulation.workers.kv_cache import KvCache, Span
 from ppd.proxy.laws.step_time import EngineProfile, attention_pairs, step_time_s
 from tests.support.stepped_engine import Engine as SteppedEngine
 

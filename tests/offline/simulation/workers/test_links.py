@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ppd.offline.simulation.fleet import Port, transfer
+from ppd.offline.simulation.workers.links import Port, transfer
 from ppd.proxy.laws.step_time import EngineProfile
 
 # 1 s for the bytes of a token, 10 s that hold the sender up, 100 s that hold up nobody.

@@ -46,6 +46,17 @@ def with_answer(prompt: tuple[Span, ...], reply: Sequence[Span], tokens: int) ->
     return tuple(spans)
 
 
+def first_of(prompt: Sequence[Span], tokens: int) -> tuple[Span, ...]:
+    """A prompt's first `tokens` tokens."""
+    kept: list[Span] = []
+    for span in prompt:
+        if tokens <= 0:
+            break
+        kept.append(span if span.tokens <= tokens else Span(span.id, tokens))
+        tokens -= span.tokens
+    return tuple(kept)
+
+
 class KvCache:
     """Tokens of KV: in use by sequences, kept for reuse, or free. Eviction is LRU, the ends of prompts first."""
 
@@ -55,7 +66,7 @@ class KvCache:
         self.used_tokens = 0
         self.evicted_tokens = 0  # counts up
         self.changed: Callable[[int, int], None] | None = None  # told the id of a span, and how much of it is here now
-        self._kept_tokens = 0
+        self.kept_tokens = 0
         self._spans: dict[int, Held] = {}
         self._unused: OrderedDict[int, Held] = OrderedDict()  # the first is evicted next
 
@@ -102,7 +113,7 @@ class KvCache:
         for held in found:
             if not held.users:
                 del self._unused[held.id]
-                self._kept_tokens -= held.tokens
+                self.kept_tokens -= held.tokens
                 self.used_tokens += held.tokens
             held.users += 1
         hit = held_tokens - is_whole
@@ -113,7 +124,7 @@ class KvCache:
         if tokens > self.available_tokens:
             return False
         self.used_tokens += tokens
-        self._evict(self.used_tokens + self._kept_tokens - self.capacity_tokens)
+        self._evict(self.used_tokens + self.kept_tokens - self.capacity_tokens)
         return True
 
     def publish(self, spans: Sequence[Span], found: list[Held]) -> int:
@@ -130,7 +141,7 @@ class KvCache:
                 self._spans[span.id] = known
             elif index >= len(found) and not known.users:
                 del self._unused[known.id]
-                self._kept_tokens -= known.tokens
+                self.kept_tokens -= known.tokens
                 self.used_tokens += known.tokens
             if index >= len(found):
                 known.users += 1
@@ -140,7 +151,7 @@ class KvCache:
                 known.tokens = span.tokens
                 if self.changed is not None:
                     self.changed(span.id, span.tokens)
-        self._evict(self.used_tokens + self._kept_tokens - self.capacity_tokens)
+        self._evict(self.used_tokens + self.kept_tokens - self.capacity_tokens)
         return moved
 
     def release(self, found: list[Held], own_tokens: int) -> None:
@@ -150,7 +161,7 @@ class KvCache:
             held.users -= 1
             if not held.users:
                 self.used_tokens -= held.tokens
-                self._kept_tokens += held.tokens
+                self.kept_tokens += held.tokens
                 self._unused[held.id] = held
         found.clear()
 
@@ -160,7 +171,7 @@ class KvCache:
             going = min(tokens, held.tokens)
             held.tokens -= going
             tokens -= going
-            self._kept_tokens -= going
+            self.kept_tokens -= going
             self.evicted_tokens += going
             if self.changed is not None:
                 self.changed(held.id, held.tokens)

@@ -1,0 +1,101 @@
+"""What came of the cells: a file of JSON lines for each, one line a mode, to which a run appends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+
+from ppd.offline.experiment import files
+
+logger = logging.getLogger(__name__)
+
+
+class AtRate(msgspec.Struct, frozen=True, kw_only=True):
+    """A mode's figures at one rate, over the turns of all seeds. Times in s; None: no turn got so far."""
+
+    rate: float
+    seeds: int
+    turns: int
+    unfinished: int
+    first_share: float  # within the SLO, of first turns
+    later_share: float
+    ttft_first: tuple[float | None, float | None]  # median and 99th percentile
+    ttft_later: tuple[float | None, float | None]
+    tpot: tuple[float | None, float | None]
+    moved_bytes_a_turn: float  # of KV between workers
+    recomputed_share: float  # of what the session's turn before had, that was computed again
+    prefill_ratio: float  # tokens computed over those that no earlier turn of the session had
+
+
+class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One mode in one cell."""
+
+    cell: str
+    mode: str
+    goodput: dict[str, tuple[float, ...]]  # by "TPOT ms@share": sessions a second, of each seed
+    at_rate: AtRate | None = None
+    windows: int = 0  # played
+    cpu_s: float = 0.0
+    method: str = ""  # of measuring: outcomes of others are passed over
+
+    def mean(self, question: str) -> float | None:
+        rates = self.goodput.get(question)
+        return fmean(rates) if rates else None
+
+
+_LINE = msgspec.json.Decoder(CellRecord)
+
+
+def append(folder: Path, outcome: CellRecord) -> None:
+    """On a line of its own, also where the line before was not finished."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{outcome.cell}.jsonl"
+    with path.open("ab+") as file:
+        begun = file.tell() and _last_byte(path) != b"\n"
+        file.write((b"\n" if begun else b"") + msgspec.json.encode(outcome) + b"\n")
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return file.read(1)
+
+
+def load(folder: Path, cell: str, method: str) -> dict[str, CellRecord]:
+    """By mode, the newest of each; a line that is damaged is named and passed over."""
+    path = folder / f"{cell}.jsonl"
+    found: dict[str, CellRecord] = {}
+    if not path.is_file():
+        return found
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            outcome = _LINE.decode(line)
+        except msgspec.DecodeError:
+            logger.warning("%s:%d is damaged and left out", path, number)
+            continue
+        if outcome.method == method:
+            found[outcome.mode] = outcome
+    return found
+
+
+def load_all(folder: Path, cells: Iterable[str], method: str) -> dict[str, dict[str, CellRecord]]:
+    return {cell: found for cell in cells if (found := load(folder, cell, method))}
+
+
+def forget(folder: Path, cell: str, modes: Collection[str]) -> None:
+    """Of these modes all lines."""
+    path = folder / f"{cell}.jsonl"
+    if path.is_file():
+        lines = path.read_bytes().splitlines()
+        files.write_whole(path, b"".join(line + b"\n" for line in lines if _mode(line) not in modes))
+
+
+def _mode(line: bytes) -> str:
+    try:
+        return _LINE.decode(line).mode
+    except msgspec.DecodeError:
+        return ""

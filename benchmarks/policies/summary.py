@@ -1,0 +1,101 @@
+"""What the records say: in each cell the best other mode, the subject beside it, and both over all cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from .cells import Cell
+from .records import CellRecord
+from .subjects import ORACLE
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One mode's goodput in one cell, in sessions a second."""
+
+    mode: str
+    mean: float
+    low: float  # over the seeds
+    high: float
+
+    @property
+    def spread(self) -> float:
+        """Between the seeds, relative to the mean."""
+        return (self.high - self.low) / self.mean if self.mean else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Of a subject in one cell. `ratio`: to the best other; None: no other mode meets the SLO."""
+
+    cell: Cell
+    best: Standing | None
+    subject: Standing | None  # None: not measured here
+
+    @property
+    def ratio(self) -> float | None:
+        if self.subject is None or self.best is None or not self.best.mean:
+            return None
+        return self.subject.mean / self.best.mean
+
+
+def standings(found: Mapping[str, CellRecord], question: str) -> list[Standing]:
+    """The best first."""
+    known = [
+        Standing(mode, fmean(rates), min(rates), max(rates))
+        for mode, one in found.items()
+        if (rates := one.goodput.get(question))
+    ]
+    return sorted(known, key=lambda one: (-one.mean, one.mode))
+
+
+def compared(
+    cells: Iterable[Cell],
+    found: Mapping[str, Mapping[str, CellRecord]],
+    question: str,
+    subject: str,
+    other: str | None = None,
+) -> list[Comparison]:
+    """other: beside this mode alone; None: beside the best of the others in each cell, the oracle aside."""
+    made = []
+    for cell in cells:
+        known = standings(found.get(cell.name, {}), question)
+        own = next((one for one in known if one.mode == subject), None)
+        others = [
+            one
+            for one in known
+            if (one.mode not in (subject, ORACLE) if other is None else one.mode in _like(other, cell))
+        ]
+        if known:
+            made.append(Comparison(cell, others[0] if others else None, own))
+    return made
+
+
+def _like(mode: str, cell: Cell) -> tuple[str, ...]:
+    """On replicas only, a rule for pairs is that of `replica`."""
+    return (mode,) if cell.topology.decodes else (mode, "replica")
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """Over cells. `without`: cells in which no other mode meets the SLO, so that there is no ratio."""
+
+    cells: int
+    geometric_mean: float
+    least: float
+    worst: Cell
+    without: int
+
+
+def ratios(comparisons: Sequence[Comparison]) -> Ratios | None:
+    """None where no cell has both."""
+    judged = [(one.ratio, one.cell) for one in comparisons if one.ratio is not None]
+    if not judged:
+        return None
+    least, worst = min(judged)
+    logarithms = [math.log(ratio) if ratio else -math.inf for ratio, _ in judged]
+    without = sum(one.subject is not None and one.ratio is None for one in comparisons)
+    return Ratios(len(judged), math.exp(fmean(logarithms)), least, worst, without)

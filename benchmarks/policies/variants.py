@@ -1,0 +1,95 @@
+"""What a cell changes of the usual setting, by name: the network, the room for KV, what fails, what the proxy knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import msgspec
+
+from ppd.offline.simulation.playback import Playback
+from ppd.offline.simulation.routing import ProxySetup
+from ppd.offline.simulation.setup import Setup
+from ppd.proxy.errors import ConfigError
+
+USUAL = "usual"
+
+
+@dataclass(frozen=True, slots=True)
+class CellSetting:
+    """All that a run needs beside trace, fleet and mode."""
+
+    setup: Setup
+    proxy: ProxySetup
+    playback: Playback
+
+
+class NotYet(Exception):
+    """The simulator cannot do this."""
+
+
+Variant = Callable[[CellSetting], CellSetting]
+
+
+def _link(gigabytes_per_s: float) -> Variant:
+    def changed(setting: CellSetting) -> CellSetting:
+        costs = replace(setting.setup.profile.costs, transfer_bytes_per_s=gigabytes_per_s * 1e9)
+        return _with_profile(setting, costs=costs)
+
+    return changed
+
+
+def _capacity(tokens: int) -> Variant:
+    return lambda setting: _with_profile(setting, kv_capacity_tokens=tokens)
+
+
+def _with_profile(setting: CellSetting, **changes: Any) -> CellSetting:
+    profile = msgspec.structs.replace(setting.setup.profile, **changes)
+    return replace(setting, setup=replace(setting.setup, profile=profile))
+
+
+def _proxy(**changes: Any) -> Variant:
+    return lambda setting: replace(setting, proxy=_changed(setting.proxy, changes))
+
+
+def _setup(**changes: Any) -> Variant:
+    return lambda setting: replace(setting, setup=_changed(setting.setup, changes))
+
+
+def _changed(of: Any, changes: Mapping[str, Any]) -> Any:
+    known = {field.name for field in fields(of)}
+    if missing := changes.keys() - known:
+        raise NotYet(f"{type(of).__name__} has no {', '.join(sorted(missing))}")
+    return replace(of, **changes)
+
+
+VARIANTS: Mapping[str, Variant] = {
+    USUAL: lambda setting: setting,
+    **{f"link-{speed}": _link(speed) for speed in (10, 25, 50, 100, 200, 400)},  # GB/s
+    "kv-0.5": _capacity(200_000),
+    "kv-0.35": _capacity(140_000),
+    **{f"events-{delay_s:g}s": _proxy(kv_events_delay_s=delay_s) for delay_s in (0.1, 1.0, 10.0)},
+    "worker-lost": _setup(lost_worker_s=30.0),
+    "laws-x2": _proxy(laws_factor=2.0),
+    "laws-x0.5": _proxy(laws_factor=0.5),
+    "estimates-0.7": _proxy(estimates_factor=0.7),
+    "estimates-1.3": _proxy(estimates_factor=1.3),
+    "queues": _proxy(queues=True),
+}
+
+
+def varied(name: str, setting: CellSetting) -> CellSetting:
+    """ConfigError for a name that is none of these; NotYet where the simulator lacks what it needs."""
+    if name not in VARIANTS:
+        raise ConfigError(f"variant = {name!r}: must be {', '.join(VARIANTS)}", param="variant")
+    return VARIANTS[name](setting)
+
+
+def why_not(name: str, setting: CellSetting) -> str:
+    """Why this variant cannot be measured; empty where it can."""
+    try:
+        varied(name, setting)
+    except NotYet as exc:
+        return str(exc)
+    return ""

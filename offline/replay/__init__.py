@@ -1,0 +1,1 @@
+"""`ppd replay`: the turns of a receipt log, decided again by other rules."""

@@ -1,0 +1,225 @@
+"""The workers as the log shows them at each moment: who is there, how busy, and what each may hold of a session.
+
+A worker is there from a minute before its first leg in the log to a minute after its last. Its load is that of the
+log's turns, and its cache holds the sessions that used it last, as far as its profile's capacity goes. What other
+proxies had it do is not in the log.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from ppd.proxy.beliefs.held import BeliefEvidence, Held
+from ppd.proxy.fleet.view import RECENT_PREFILL_S, Fleet, Takers, WorkerView, taking_turns
+from ppd.proxy.fleet.worker import Role, Worker, WorkerId
+from ppd.proxy.laws.prediction import EngineLaws, Laws, idle_ttft_s, prefill_time_s
+
+from .past_turns import LegTimes, PastTurn, workers_of
+
+UNUSED_S = 60.0  # for which a worker is believed to be there without a leg, before the first and after the last
+USUAL_CAPACITY_TOKENS = 400_000  # of a worker without a profile
+
+
+@dataclass(slots=True, eq=False)
+class PastWorker:
+    """One worker of the log while it is played."""
+
+    worker: Worker
+    name: str
+    first_s: float
+    last_s: float
+    capacity_tokens: int = USUAL_CAPACITY_TOKENS
+    laws: EngineLaws | None = None
+    inflight: int = 0
+    decoding: int = 0
+    context_tokens: int = 0
+    prefills: int = 0
+    queued_tokens: int = 0
+    queued_s: float = 0.0
+    since_s: float = 0.0
+    recent_s: float = 0.0
+    recent_prompts: float = 0.0
+    recent_urgency: float = 0.0
+    recent_at_s: float = 0.0
+    cache: OrderedDict[str, int] = field(default_factory=OrderedDict)  # tokens by session, the oldest first
+    cached_tokens: int = 0
+    _view: WorkerView | None = None
+
+    def view(self) -> WorkerView:
+        if self._view is None:
+            self._view = WorkerView(
+                worker=self.worker,
+                name=self.name,
+                incarnation="",
+                inflight=self.inflight,
+                queued_prefill_tokens=self.queued_tokens,
+                decoding=self.decoding,
+                context_tokens=self.context_tokens,
+                prefills=self.prefills,
+                queued_prefill_s=self.queued_s,
+                prefills_since_s=self.since_s,
+                recent_prefill_s=self.recent_s,
+                recent_prompts=self.recent_prompts,
+                recent_urgency=self.recent_urgency,
+                recent_prefill_at_s=self.recent_at_s,
+            )
+        return self._view
+
+    def holds(self, session: str, tokens: int) -> None:
+        self.cached_tokens += tokens - self.cache.pop(session, 0)
+        self.cache[session] = tokens
+        while self.cached_tokens > self.capacity_tokens and len(self.cache) > 1:
+            self.cached_tokens -= self.cache.popitem(last=False)[1]
+
+    def computes(self, now_s: float, tokens: int, took_s: float, patience_s: float) -> None:
+        fade = math.exp(-max(0.0, now_s - self.recent_at_s) / RECENT_PREFILL_S)
+        self.recent_s = self.recent_s * fade + took_s
+        self.recent_prompts = self.recent_prompts * fade + 1.0
+        self.recent_urgency = self.recent_urgency * fade + 1.0 / patience_s
+        self.recent_at_s = now_s
+        if not self.prefills:
+            self.since_s = now_s
+        self.prefills += 1
+        self.queued_tokens += tokens
+        self.queued_s += took_s
+        self._view = None
+
+    def computed(self, now_s: float, tokens: int, took_s: float) -> None:
+        self.prefills -= 1
+        self.queued_tokens -= tokens
+        self.queued_s = self.queued_s - took_s if self.prefills else 0.0
+        self.since_s = now_s
+        self._view = None
+
+    def legs(self, more: int) -> None:
+        self.inflight += more
+        self._view = None
+
+    def decodes(self, more: int, context_tokens: int) -> None:
+        self.decoding += more
+        self.context_tokens += context_tokens
+        self._view = None
+
+
+class PastFleet:
+    """Play the turns in the log's order: `at` each, then `begin` it."""
+
+    def __init__(self, turns: Iterable[PastTurn], laws: Laws, capacity_tokens: int = USUAL_CAPACITY_TOKENS) -> None:
+        self._workers = _workers(turns, laws, capacity_tokens)
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._serial = 0
+        self._there: set[WorkerId] = set()
+        self._takers: dict[str, Takers] = {}
+        for worker in self._workers.values():
+            self._at(worker.first_s, self._come(worker))
+            self._at(worker.last_s, self._leave(worker))
+
+    @property
+    def workers(self) -> dict[WorkerId, PastWorker]:
+        return self._workers
+
+    def at(self, now_s: float, model: str) -> Fleet:
+        while self._events and self._events[0][0] <= now_s:
+            time_s, _, happen = heappop(self._events)
+            happen(time_s)
+        views = {worker: self._workers[worker].view() for worker in self._there}
+        if (takers := self._takers.get(model)) is None:
+            takers = self._takers[model] = taking_turns([views[worker] for worker in sorted(views)], model)
+        return Fleet.of(views, takers)
+
+    def held(self, turn: PastTurn, held_tokens: int) -> dict[WorkerId, Held]:
+        """Of the turn's prompt. What its own receipt says of the worker that answered counts before all."""
+        found, own = dict[WorkerId, Held](), WorkerId(turn.answering.address)
+        if held_tokens:
+            for worker in self._there:
+                if tokens := self._workers[worker].cache.get(turn.session):
+                    found[worker] = Held(min(tokens, held_tokens), BeliefEvidence.OWN_TURNS)
+        found.pop(own, None)
+        if turn.cached_tokens:
+            evidence = turn.evidence if turn.evidence in [*BeliefEvidence] else BeliefEvidence.OWN_TURNS
+            found[own] = Held(turn.cached_tokens, BeliefEvidence(evidence))
+        return found
+
+    def begin(self, turn: PastTurn, new_tokens: int) -> None:
+        """The turn goes the way that it went. new_tokens: that it computed."""
+        leg = turn.answering if turn.prefill is None else turn.prefill
+        computing = self._workers[WorkerId(leg.address)]
+        answering = self._workers[WorkerId(turn.answering.address)]
+        now_s, context = turn.decided_s, turn.prompt_tokens + turn.output_tokens // 2
+        took_s, patience_s = _work(computing.laws, turn, new_tokens)
+        first_s = leg.ended_s if turn.prefill is not None else _first_s(leg, computing, now_s, took_s)
+        computing.computes(now_s, new_tokens, took_s, patience_s)
+        computing.legs(1)
+        self._at(first_s, lambda time_s: computing.computed(time_s, new_tokens, took_s))
+        ended_s = max(turn.answering.ended_s, first_s)
+        if turn.prefill is not None:
+            self._at(first_s, lambda _: computing.legs(-1))
+            answering.legs(1)
+            answering.decodes(1, context)
+        else:
+            self._at(first_s, lambda _: answering.decodes(1, context))
+
+        def end(_: float) -> None:
+            answering.legs(-1)
+            answering.decodes(-1, -context)
+            if turn.prompt_counted is not None:
+                answering.holds(turn.session, turn.prompt_counted + (turn.completion_counted or 0))
+                if turn.prefill is not None:
+                    computing.holds(turn.session, turn.prompt_counted)
+
+        self._at(ended_s, end)
+
+    def _come(self, worker: PastWorker) -> Callable[[float], None]:
+        def come(_: float) -> None:
+            self._there.add(worker.worker.id)
+            self._takers.clear()
+
+        return come
+
+    def _leave(self, worker: PastWorker) -> Callable[[float], None]:
+        def leave(_: float) -> None:
+            self._there.discard(worker.worker.id)
+            self._takers.clear()
+
+        return leave
+
+    def _at(self, time_s: float, happen: Callable[[float], None]) -> None:
+        self._serial += 1
+        heappush(self._events, (time_s, self._serial, happen))
+
+
+def _workers(turns: Iterable[PastTurn], laws: Laws, capacity_tokens: int) -> dict[WorkerId, PastWorker]:
+    models, legs = dict[str, set[str]](), dict[str, tuple[LegTimes, float]]()
+    for turn, leg in workers_of(turns):
+        known = legs.get(leg.address)
+        first = leg if known is None or leg.began_s < known[0].began_s else known[0]
+        legs[leg.address] = first, max(leg.began_s, -math.inf if known is None else known[1])
+        models.setdefault(leg.address, set()).add(turn.model)
+    found = dict[WorkerId, PastWorker]()
+    for address, (leg, last_s) in legs.items():
+        role = Role(leg.worker[:1]) if leg.worker[:1] in [*Role] else Role.DECODE
+        worker = Worker(role=role, address=address, models=tuple(sorted(models[address])))
+        past = PastWorker(worker, leg.worker, leg.began_s - UNUSED_S, last_s + UNUSED_S, capacity_tokens)
+        past.laws = laws.of(past.view())
+        found[worker.id] = past
+    return found
+
+
+def _work(laws: EngineLaws | None, turn: PastTurn, new_tokens: int) -> tuple[float, float]:
+    """Seconds of the engine that its prompt takes, and how long it could have waited, by its targets."""
+    if laws is None:
+        return 0.0, turn.slo.ttft_s
+    took_s = prefill_time_s(laws.costs, new_tokens, turn.prompt_tokens - new_tokens)
+    idle_s = idle_ttft_s(laws.costs, turn.prompt_tokens, turn.prompt_tokens - new_tokens)
+    return took_s, max(1e-3, max(turn.slo.ttft_s, turn.slo.ttft_factor * idle_s) - idle_s)
+
+
+def _first_s(leg: LegTimes, computing: PastWorker, now_s: float, took_s: float) -> float:
+    """When the prompt was computed; of an answer that came as a whole, by the laws."""
+    if leg.first_s is not None and leg.first_s < leg.ended_s:
+        return max(now_s, leg.first_s)
+    return min(max(now_s, leg.ended_s), now_s + computing.queued_s + took_s)

@@ -1,0 +1,187 @@
+"""A receipt log as turns: what was known of each before it was decided, and what became of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from ppd.proxy.laws.targets import USUAL, SloTargets
+
+Count = Annotated[int, Meta(ge=0, le=10**9)]
+Time = Annotated[float, Meta(ge=0, le=10**9)]
+Name = Annotated[str, Meta(max_length=512)]
+
+
+class _Leg(msgspec.Struct, gc=False):
+    kind: Name
+    worker: Name
+    address: Name
+    started_s: Time
+    first_event_s: Time | None = None
+    ended_s: Time | None = None
+
+
+class _Candidates(msgspec.Struct, gc=False):
+    ttft_s: list[float | None] = []
+    chosen: int | None = 0
+
+
+class _Line(msgspec.Struct, gc=False):
+    """The part of a receipt that is read."""
+
+    at: datetime
+    model: Name
+    session: Name
+    turn: Count
+    kind: Name
+    stream: bool = True
+    route: Name = ""
+    reason: Name = ""
+    forced: Name = ""
+    decode: Name = ""
+    prefill: Name = ""
+    qps: Time = 0.0
+    waited_s: Time = 0.0
+    estimated_prompt_tokens: Count = 0
+    estimated_cached_tokens: Count = 0
+    cached_evidence: Name = ""
+    estimated_output_tokens: Count = 0
+    slo: SloTargets = USUAL
+    candidates: _Candidates | None = None
+    legs: list[_Leg] = []
+    outcome: Name = ""
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    ttft_s: Time | None = None
+    tpot_s: Time | None = None
+    ended_s: Time | None = None
+
+
+class LegTimes(msgspec.Struct, frozen=True, gc=False):
+    """Of one leg, in seconds of the log's clock. first_s: of its answer; None: not known."""
+
+    worker: str
+    address: str
+    began_s: float
+    first_s: float | None
+    ended_s: float
+
+
+class PastTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    decided_s: float
+    model: str
+    session: str
+    number: int
+    kind: str
+    route: str
+    reason: str
+    forced: str
+    qps: float
+    prompt_tokens: int  # estimated, as the decision knew them
+    cached_tokens: int  # believed to be held by the answering worker
+    evidence: str
+    output_tokens: int
+    slo: SloTargets
+    answering: LegTimes
+    prefill: LegTimes | None
+    prompt_counted: int | None  # by the engine, of a completed turn
+    completion_counted: int | None
+    ttft_s: float | None  # measured from the decision on
+    tpot_s: float | None
+    recorded_ttft_s: float | None  # that the decision itself predicted
+
+
+class PastLog(msgspec.Struct, kw_only=True):
+    """In the order of decisions."""
+
+    turns: list[PastTurn]
+    undecided: int = 0  # receipts of turns that reached no worker
+    damaged: list[tuple[int, str]] = []  # the first few lines, and why
+    damaged_count: int = 0
+
+
+PLACES_TOLD = 5
+_LINE = msgspec.json.Decoder(_Line)
+
+
+def read_log(lines: Iterable[tuple[int, bytes]]) -> PastLog:
+    """lines: with their numbers."""
+    log = PastLog(turns=[], damaged=[])
+    targets = dict[SloTargets, SloTargets]()
+    for number, line in lines:
+        if line.isspace():
+            continue
+        try:
+            receipt = _LINE.decode(line)
+            turn = _past_turn(receipt, targets)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as exc:
+            log.damaged_count += 1
+            if len(log.damaged) < PLACES_TOLD:
+                log.damaged.append((number, str(exc)[:200]))
+            continue
+        if turn is None:
+            log.undecided += 1
+        else:
+            log.turns.append(turn)
+    log.turns.sort(key=lambda turn: turn.decided_s)
+    return log
+
+
+def _past_turn(receipt: _Line, targets: dict[SloTargets, SloTargets]) -> PastTurn | None:
+    """None of a turn that no worker was asked to answer."""
+    arrived_s, ended_s = receipt.at.timestamp(), receipt.ended_s
+    legs = [_times(leg, arrived_s, ended_s) for leg in receipt.legs]
+    answering = next((leg for leg in reversed(legs) if leg.worker == receipt.decode), None)
+    prefill = next((leg for leg in reversed(legs) if receipt.prefill and leg.worker == receipt.prefill), None)
+    if not receipt.route or answering is None or (receipt.route == "SPLIT") is not (prefill is not None):
+        return None
+    decided_s = (answering if prefill is None else prefill).began_s
+    is_completed, candidates = receipt.outcome == "completed", receipt.candidates
+    recorded_s = None
+    if candidates is not None and candidates.chosen is not None and candidates.chosen < len(candidates.ttft_s):
+        recorded_s = candidates.ttft_s[candidates.chosen]
+    intern = sys.intern
+    return PastTurn(
+        decided_s=decided_s,
+        model=intern(receipt.model),
+        session=intern(receipt.session),
+        number=receipt.turn,
+        kind=intern(receipt.kind),
+        route=intern(receipt.route),
+        reason=intern(receipt.reason),
+        forced=intern(receipt.forced),
+        qps=receipt.qps,
+        prompt_tokens=max(1, receipt.estimated_prompt_tokens),
+        cached_tokens=receipt.estimated_cached_tokens,
+        evidence=intern(receipt.cached_evidence),
+        output_tokens=max(1, receipt.estimated_output_tokens),
+        slo=targets.setdefault(receipt.slo, receipt.slo),
+        answering=answering,
+        prefill=prefill,
+        prompt_counted=receipt.prompt_tokens if is_completed else None,
+        completion_counted=receipt.completion_tokens if is_completed else None,
+        ttft_s=None if receipt.ttft_s is None else max(0.0, arrived_s + receipt.ttft_s - decided_s),
+        tpot_s=receipt.tpot_s,
+        recorded_ttft_s=recorded_s,
+    )
+
+
+def _times(leg: _Leg, arrived_s: float, turn_ended_s: float | None) -> LegTimes:
+    last_s = leg.ended_s if leg.ended_s is not None else turn_ended_s
+    began_s = arrived_s + leg.started_s
+    first_s = None if leg.first_event_s is None else arrived_s + leg.first_event_s
+    ended_s = max(began_s, began_s if last_s is None else arrived_s + last_s)
+    return LegTimes(sys.intern(leg.worker), sys.intern(leg.address), began_s, first_s, ended_s)
+
+
+def workers_of(turns: Iterable[PastTurn]) -> Iterator[tuple[PastTurn, LegTimes]]:
+    """Each leg of each turn."""
+    for turn in turns:
+        yield turn, turn.answering
+        if turn.prefill is not None:
+            yield turn, turn.prefill

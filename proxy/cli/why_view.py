@@ -1,0 +1,275 @@
+"""A receipt as text for a terminal: pure functions, readable without colour. Nothing of it can steer the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..telemetry.receipts import CandidatesRecord, CellRecord, LegRecord, Receipt
+from .table_view import MUTED
+
+HEADING = "bold"
+CHOSEN = "bold green"
+WRONG = "bold red"
+
+EVIDENCE: Final[Mapping[str, str]] = {
+    "own_turns": "turns of this conversation ran there",
+    "shared_prefix": "turns of other conversations that begin alike ran there",
+    "kv_events": "the engine itself told it",
+}
+# Why a way that was wanted was not taken; and reasons that are no mode's.
+REASONS: Final[Mapping[str, str]] = {
+    "not_resident": "no D is believed to hold the conversation",
+    "evicted": "too little of the conversation is believed to be left in the D's cache",
+    "decode_restarted": "the D that held the conversation has restarted",
+    "decode_gone": "the D that held the conversation has left the fleet",
+    "decode_down": "the D that held the conversation is down",
+    "decode_draining": "the D that held the conversation is draining",
+    "decode_busy": "the D that held the prompt has too much to do",
+    "decode_failed": "the D that held the conversation failed this turn, or others just before",
+    "no_prefill_worker": "no P can hand over to the D",
+    "no_replica_worker": "there is no R",
+    "no_decode_worker": "there is no D",
+    "no_table": "mode table has no table in force",
+    "no_evidence": "the table has no evidence for a turn like this one",
+    "no_profile": "no engine that could take it has a profile",
+    "table_local": "the table's score is above 0",
+    "table_split": "the table's score is not above 0",
+    "first_turn": "a first turn has nothing to append to",
+    "stored_response": "the history is stored in that engine",
+    "single_engine": "one engine must compute the whole request",
+    "forced": "the request forced it",
+    "few_uncached": "the D would have to compute few tokens",
+    "many_uncached": "the D would have to compute many tokens",
+    "prefill_busy": "every P has much to do",
+    "prefill_idle": "a P has little to do",
+    "slo": "the fewest expected misses of targets",
+    "weights": "the least weighted sum of predicted TTFT and TPOT",
+    "least_ttft": "the earliest predicted first token",
+    "lmetric": "the least product of new tokens and batch",
+    "slack": "the least TPOT among the ways that keep the TTFT target",
+}
+_CELL_EVIDENCE: Final[Mapping[str, str]] = {
+    "inside": "a measured cell stands for this turn",
+    "interpolated": "the turn lies between measured cells",
+    "extrapolated": "the turn lies beyond what was measured: the nearest cell's",
+    "none": "the cell that would decide was not measured",
+}
+
+
+def printable(text: str) -> str:
+    """Clients choose ids and models: what would steer a terminal is replaced."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+
+
+def told(receipt: Receipt, width: int) -> Iterator[RenderableType]:
+    yield _facts(_request(receipt))
+    yield _section("Decision", _facts(_decision(receipt)))
+    if receipt.cell is not None:
+        yield _section("Table", _facts(_cell(receipt.cell)))
+    if receipt.candidates is not None:
+        yield _section(_ways_heading(receipt.candidates), _ways(receipt.candidates, width))
+    if receipt.legs:
+        yield _section("Legs (seconds from the turn's arrival)", _legs(receipt.legs, width))
+    yield _section("Predicted and measured", _outcome(receipt))
+
+
+def _section(heading: str, content: RenderableType) -> RenderableType:
+    both = Table.grid()
+    both.add_row(Text(f"\n{heading}", HEADING))
+    both.add_row(content)
+    return both
+
+
+def _facts(rows: Sequence[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style=MUTED, no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in rows:
+        if text:
+            table.add_row(name, Text(printable(text)))
+    return table
+
+
+def _request(receipt: Receipt) -> list[tuple[str, str]]:
+    by = f" by key {receipt.client}" if receipt.client else ""
+    streamed = ", streamed" if receipt.stream else ""
+    ended = f"{receipt.outcome}, status {receipt.status}" if receipt.status else receipt.outcome
+    return [
+        ("request", receipt.id),
+        ("at", receipt.at),
+        ("asked", f"{receipt.endpoint}{by}, model {receipt.model}{streamed}"),
+        ("turn", f"{receipt.turn} of session {receipt.session} ({receipt.kind})" if receipt.session else ""),
+        ("ended", f"{ended}: {receipt.error}" if receipt.error else ended),
+    ]
+
+
+# -- the decision
+
+
+def _decision(receipt: Receipt) -> list[tuple[str, str]]:
+    if not receipt.route:
+        return [("route", "none: the turn ended before it was decided"), ("waited", f"{receipt.waited_s:.3f} s")]
+    slo = receipt.slo
+    return [
+        ("route", _way(receipt.route, receipt.decode, receipt.prefill)),
+        ("because", f"{receipt.reason}{_in_words(receipt.reason)} (mode {receipt.mode})"),
+        ("wanted", f"{receipt.wanted}, by the request itself" if receipt.forced else receipt.wanted),
+        ("vetoes", "; ".join(f"{veto}{_in_words(veto)}" for veto in receipt.vetoes)),
+        ("prompt", _prompt(receipt)),
+        ("answer", f"about {receipt.estimated_output_tokens} tokens were expected"),
+        ("rate", f"{receipt.qps:g} a second"),
+        ("waited", f"{receipt.waited_s:.3f} s in the queue"),
+        (
+            "targets",
+            f"TTFT {slo.ttft_s:g} s, or {slo.ttft_factor:g} x that of an idle engine if that is more; "
+            f"TPOT {slo.tpot_s:g} s",
+        ),
+    ]
+
+
+def _in_words(reason: str) -> str:
+    return f": {REASONS[reason]}" if reason in REASONS else ""
+
+
+def _prompt(receipt: Receipt) -> str:
+    counted = "counted by the tokenizer" if receipt.prompt_evidence == "tokenizer" else "estimated"
+    text = f"{receipt.estimated_prompt_tokens} tokens, {counted}; "
+    if not receipt.estimated_cached_tokens:
+        return f"{text}none of them believed to be held by {receipt.decode}"
+    why = EVIDENCE.get(receipt.cached_evidence, receipt.cached_evidence)
+    return f"{text}{receipt.estimated_cached_tokens} believed to be held by {receipt.decode}: {why}"
+
+
+def _cell(cell: CellRecord) -> list[tuple[str, str]]:
+    rows = [
+        ("asked", f"{cell.table}, cell {cell.cell} ({cell.lookup})"),
+        ("evidence", _CELL_EVIDENCE.get(cell.evidence, cell.evidence)),
+    ]
+    if cell.score is None or cell.d_ttft is None or cell.d_tpot is None:
+        return [*rows, ("score", "none")]
+    verdict = "above 0, so LOCAL" if cell.score > 0 else "not above 0, so SPLIT"
+    ttft = f"LOCAL {_change(cell.d_ttft, 'saves', 'adds')} of TTFT (weight {cell.w_ttft:g})"
+    tpot = f"{_change(cell.d_tpot, 'adds', 'saves')} of TPOT (weight {cell.w_tpot:g})"
+    return [*rows, ("measured", f"{ttft} and {tpot}"), ("score", f"{cell.score:+.3f}: {verdict}")]
+
+
+def _change(share: float, positive: str, negative: str) -> str:
+    return f"{positive if share >= 0 else negative} {abs(share):.1%}"
+
+
+# -- the ways that were judged
+
+
+def _way(route: str, decode: str, prefill: str = "", source: str = "", fetched_tokens: int = 0) -> str:
+    fetched = f", {fetched_tokens} tokens from {source}" if source else ""
+    return f"{route} {f'{prefill} > {decode}' if prefill else decode}{fetched}"
+
+
+def _ways_heading(found: CandidatesRecord) -> str:
+    return f"Ways that were judged, the best first (laws {found.laws})" if found.laws else "Ways that were judged"
+
+
+def _ways(found: CandidatesRecord, width: int) -> Table:
+    """A column for each term where the terminal is wide enough; else all in one."""
+    rows = [_cells(found, number) for number in range(len(found.route))]
+    heading = ["", "way", "held", "TTFT s", "TPOT s", "score"]
+    split = [*heading, *found.terms]
+    needed = sum(max(map(len, column)) + 2 for column in zip(split, *rows, strict=True))
+    is_wide = bool(found.terms) and needed <= width and not found.excluded
+    table = _plain(split if is_wide else [*heading, "terms" if found.terms else ""], right=range(2, len(split)))
+    for number, row in enumerate(rows):
+        cells = row if is_wide else [*row[:6], _last(found, number, row[6:])]
+        table.add_row(*(Text(printable(cell)) for cell in cells), style=CHOSEN if number == found.chosen else "")
+    if not is_wide and found.terms:
+        table.columns[-1].justify, table.columns[-1].overflow, table.columns[-1].no_wrap = "left", "fold", False
+    table.columns[1].no_wrap = False
+    return table
+
+
+def _cells(found: CandidatesRecord, number: int) -> list[str]:
+    def at(column: Sequence[str]) -> str:
+        return column[number] if number < len(column) else ""
+
+    fetched = found.fetched_tokens[number] if number < len(found.fetched_tokens) else 0
+    way = _way(found.route[number], at(found.decode), at(found.prefill), at(found.source), fetched)
+    terms = [_figure(column, number) for column in found.terms.values()]
+    scores = [column[number] or 0.0 for column in found.terms.values() if number < len(column)]
+    is_judged = _figure(found.ttft_s, number) != "-"
+    score = f"{sum(scores):.4g}" if is_judged and scores else "-"
+    held = str(_held(found, at(found.prefill) or at(found.decode)))
+    mark = ">" if number == found.chosen else ""
+    return [mark, way, held, _figure(found.ttft_s, number), _figure(found.tpot_s, number), score, *terms]
+
+
+def _held(found: CandidatesRecord, worker: str) -> int:
+    """Tokens of the prompt, where it would be computed."""
+    return max((workers.get(worker, 0) for workers in found.held.values()), default=0)
+
+
+def _figure(column: Sequence[float | None], number: int) -> str:
+    value = column[number] if number < len(column) else None
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _last(found: CandidatesRecord, number: int, terms: Sequence[str]) -> str:
+    if number < len(found.excluded) and found.excluded[number]:
+        return f"excluded: {found.excluded[number]}"
+    return ", ".join(f"{name} {term}" for name, term in zip(found.terms, terms, strict=True) if term not in ("0", "-"))
+
+
+def _plain(heading: Sequence[str], right: Sequence[int] = ()) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style=HEADING, pad_edge=False)
+    for number, name in enumerate(heading):
+        table.add_column(Text(printable(name)), justify="right" if number in right else "left", no_wrap=True)
+    return table
+
+
+# -- how it went
+
+
+def _legs(legs: Sequence[LegRecord], width: int) -> Table:
+    table = _plain(["leg", "worker", "began", "first", "ended", "status", "failed"], right=range(2, 6))
+    table.columns[6].no_wrap = False
+    for leg in legs:
+        failed = f"{leg.error} at {leg.phase}" if leg.error else ""
+        if leg.events is not None:
+            failed += f", after {leg.events} events"
+        row = (leg.kind, leg.worker, _seconds(leg.started_s), _seconds(leg.first_event_s), _seconds(leg.ended_s))
+        status = "-" if leg.status is None else str(leg.status)
+        table.add_row(*(Text(printable(cell)) for cell in (*row, status, failed)), style=WRONG if leg.error else "")
+    return table
+
+
+def _outcome(receipt: Receipt) -> Table:
+    found = receipt.candidates
+    chosen = None if found is None else found.chosen
+    ttft_s = tpot_s = None
+    if found is not None and chosen is not None:
+        ttft_s, tpot_s = (column[chosen] if chosen < len(column) else None for column in (found.ttft_s, found.tpot_s))
+    table = _plain(["", "predicted", "measured", "off by"], right=range(1, 4))
+    errors = (None, None) if found is None else (found.ttft_error, found.tpot_error)
+    table.add_row("TTFT s", _seconds(ttft_s), _seconds(receipt.ttft_s), _share(errors[0]))
+    table.add_row("TPOT s", _seconds(tpot_s), _seconds(receipt.tpot_s), _share(errors[1]))
+    counts = (
+        ("prompt tokens", receipt.estimated_prompt_tokens, receipt.prompt_tokens),
+        ("cached tokens", receipt.estimated_cached_tokens, receipt.cached_tokens),
+        ("answer tokens", receipt.estimated_output_tokens, receipt.completion_tokens),
+    )
+    for name, expected, seen in counts:
+        error = seen / expected - 1.0 if seen is not None and expected else None
+        table.add_row(name, str(expected), "-" if seen is None else str(seen), _share(error))
+    table.add_row("whole turn s", "-", _seconds(receipt.ended_s), "")
+    return table
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.0%}"

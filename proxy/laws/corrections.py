@@ -1,0 +1,188 @@
+"""What measured times say of the laws: for each worker a factor for TTFT and one for TPOT.
+
+Each factor follows the logarithm of measured over predicted time, in steps that no single turn makes large. With few
+turns, or after long silence, a worker's factor is mostly that of its likes, and theirs is mostly 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+MOST = math.log(4.0)
+"""Of a factor, either way: a law that is wrong by more needs another profile."""
+
+_STEP = 0.5  # a turn counts as off by no more than exp of this, from what was believed before it
+_STEP_OF_LIKES = 0.25  # the same for what they have in common, which one slow worker hardly moves
+_GAIN = 0.05  # of a turn, once there were 1 / _GAIN
+_MOST_TURNS = 100.0  # that count
+_PRIOR_TURNS = 4.0  # that what is known without any turn of its own is worth
+_HALF_LIFE_S = 1800.0
+_MOVE = 0.2  # in a second, after the first turns: all turns of a proxy that stood still look slow at once
+_FIRST_TURNS = 5.0
+_LEAST_S = 1e-6  # a shorter time was not measured
+_MOST_S = 86_400.0
+_NEWS = 0.01  # by which a factor has to move until workers that share it hear of it
+
+WORKERS_KEPT = 4096
+LIKES_KEPT = 256
+
+
+class Figure(StrEnum):
+    TTFT = "ttft"
+    TPOT = "tpot"
+
+
+class Measured(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One figure of one turn."""
+
+    worker: str  # its address
+    incarnation: str
+    likes: str  # what it has in common with others: profile, role and model
+    figure: Figure
+    plain_s: float  # predicted by the profile alone
+    factor: float  # of the worker, when the turn was decided
+    measured_s: float
+
+    @property
+    def profile(self) -> str:
+        return self.likes.partition("/")[0]
+
+    @property
+    def error(self) -> float:
+        """Of what was predicted, relative to what was measured."""
+        return abs(self.plain_s * self.factor - self.measured_s) / self.measured_s
+
+    @property
+    def is_sound(self) -> bool:
+        """A clock that stood still, or a figure that is none, teaches nothing."""
+        times = self.plain_s, self.plain_s * self.factor, self.measured_s
+        return all(_LEAST_S <= time_s <= _MOST_S for time_s in times)  # NaN is not
+
+
+class Learnt(msgspec.Struct, array_like=True, gc=False):
+    """What turns have taught of one factor."""
+
+    log: float = 0.0
+    turns: float = 0.0
+    seen_s: float = 0.0
+    second_s: float = -math.inf  # since when `moved` counts
+    moved: float = 0.0
+
+    def learn(self, log_ratio: float, now_s: float, step: float) -> None:
+        self.turns = self.turns_left(now_s)
+        gain = max(_GAIN, 1.0 / (self.turns + 1.0))
+        move = gain * max(-step, min(step, log_ratio - self.log))
+        if not 0.0 <= now_s - self.second_s < 1.0:
+            self.second_s, self.moved = now_s, 0.0
+        if self.turns >= _FIRST_TURNS:
+            move = max(-_MOVE - self.moved, min(_MOVE - self.moved, move))
+        self.moved += move
+        self.log = max(-MOST, min(MOST, self.log + move))
+        self.turns, self.seen_s = min(_MOST_TURNS, self.turns + 1.0), now_s
+
+    def turns_left(self, now_s: float) -> float:
+        """Of those that taught it, as far as they still count."""
+        return self.turns * math.exp2(-max(0.0, now_s - self.seen_s) / _HALF_LIFE_S)
+
+    def shrunk(self, prior: float, now_s: float) -> float:
+        turns = self.turns_left(now_s)
+        return (turns * self.log + _PRIOR_TURNS * prior) / (turns + _PRIOR_TURNS)
+
+
+class Corrections:
+    """Of all workers. Bounded: the worker that taught nothing for longest is forgotten."""
+
+    def __init__(self) -> None:
+        self._of_workers: OrderedDict[tuple[str, Figure], tuple[str, Learnt]] = OrderedDict()  # with the incarnation
+        self._of_likes: OrderedDict[tuple[str, Figure], Learnt] = OrderedDict()
+        self._told: dict[tuple[str, Figure], float] = {}  # what `factor` said of likes
+        self.turns = 0  # figures that have taught something
+        self.likes_changed = 0  # changes whenever all workers' factors may have
+
+    def learn(self, measured: Measured, now_s: float) -> bool:
+        """Whether it taught anything."""
+        if not measured.is_sound:
+            return False
+        log_ratio = math.log(measured.measured_s / measured.plain_s)
+        self.turns += 1
+        likes = self._likes(measured.likes, measured.figure)
+        likes.learn(log_ratio, now_s, _STEP_OF_LIKES)
+        self._own(measured).learn(log_ratio, now_s, _STEP)
+        common, key = likes.shrunk(0.0, now_s), (measured.likes, measured.figure)
+        if abs(common - self._told.get(key, 0.0)) > _NEWS:
+            self._told[key] = common
+            self.likes_changed += 1
+        return True
+
+    def factor(self, worker: str, incarnation: str, likes: str, figure: Figure, now_s: float) -> float:
+        common = self._of_likes.get((likes, figure))
+        prior = 0.0 if common is None else common.shrunk(0.0, now_s)
+        known = self._of_workers.get((worker, figure))
+        if known is None or known[0] != incarnation:
+            return math.exp(prior)
+        return math.exp(known[1].shrunk(prior, now_s))
+
+    def count(self, worker: str, incarnation: str, figure: Figure, now_s: float) -> float:
+        """Turns that still count for it."""
+        known = self._of_workers.get((worker, figure))
+        return 0.0 if known is None or known[0] != incarnation else known[1].turns_left(now_s)
+
+    def rows(self) -> Iterator[CorrectionRow]:
+        """What `adopt` takes."""
+        for (worker, figure), (incarnation, learnt) in self._of_workers.items():
+            yield CorrectionRow(worker, incarnation, figure, replace(learnt))
+        for (likes, figure), learnt in self._of_likes.items():
+            yield CorrectionRow(likes, None, figure, replace(learnt))
+
+    def adopt(self, rows: Iterable[CorrectionRow]) -> None:
+        """What another process has learned; what this one has is in it."""
+        for row in rows:
+            if not all(map(math.isfinite, (row.learnt.log, row.learnt.turns, row.learnt.seen_s))):
+                continue
+            if row.incarnation is None:
+                _keep(self._of_likes, (row.of, row.figure), row.learnt, LIKES_KEPT)
+            else:
+                _keep(self._of_workers, (row.of, row.figure), (row.incarnation, row.learnt), 2 * WORKERS_KEPT)
+        self.likes_changed += 1
+
+    def _own(self, measured: Measured) -> Learnt:
+        key = (measured.worker, measured.figure)
+        known = self._of_workers.get(key)
+        if known is None or known[0] != measured.incarnation:
+            known = (measured.incarnation, Learnt())
+        _keep(self._of_workers, key, known, 2 * WORKERS_KEPT)
+        return known[1]
+
+    def _likes(self, likes: str, figure: Figure) -> Learnt:
+        learnt = self._of_likes.get((likes, figure)) or Learnt()
+        gone = _keep(self._of_likes, (likes, figure), learnt, LIKES_KEPT)
+        if gone is not None:
+            self._told.pop(gone, None)
+        return learnt
+
+
+class CorrectionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One factor, as one process tells another."""
+
+    of: str  # a worker's address, or what workers have in common
+    incarnation: str | None  # None: the latter
+    figure: Figure
+    learnt: Learnt
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _keep(known: OrderedDict[K, V], key: K, value: V, most: int) -> K | None:
+    """Returns the key that is forgotten for it."""
+    known[key] = value
+    known.move_to_end(key)
+    return known.popitem(last=False)[0] if len(known) > most else None

@@ -1,0 +1,72 @@
+"""Rules that go by what the laws predict of each way to serve a turn."""
+
+from __future__ import annotations
+
+import math
+
+from ...laws.prediction import idle_ttft_s
+from ..candidates import Candidates
+from ..decision import Preference, Rules, Turn
+from ..ways import Terms, Way, best_way
+
+
+def least_ttft(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
+    """The earliest first token."""
+    return best_way(turn, candidates, rules, lambda turn, way, rules: {"ttft": way.prediction.ttft_s})
+
+
+def weights(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
+    """The paper's weights, on predicted seconds instead of measured cells: both relative to an idle engine."""
+    return best_way(turn, candidates, rules, _weighted)
+
+
+def _weighted(turn: Turn, way: Way, rules: Rules) -> Terms:
+    costs, prediction = way.decode.laws.costs, way.prediction
+    idle_s = idle_ttft_s(costs, turn.prompt_tokens, turn.held_tokens)
+    weights = turn.weights or rules.weights
+    return {
+        "ttft": weights.ttft * prediction.ttft_s / idle_s,
+        "tpot": weights.tpot * prediction.tpot_s / costs.step_s,
+    }
+
+
+def lmetric(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
+    """LMetric: the least product of new tokens, with those that queue, and the batch."""
+    return best_way(turn, candidates, rules, _product)
+
+
+def _product(turn: Turn, way: Way, rules: Rules) -> Terms:
+    at = way.computing
+    new = turn.prompt_tokens - turn.held_by(at.view) - way.fetched_tokens
+    return {"product": (at.view.queued_prefill_tokens + new) * (way.decode.sequences + 1)}
+
+
+def slack(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
+    """AMPD: of the ways whose TTFT keeps the target, the one with the least TPOT; else the earliest first token."""
+    return best_way(turn, candidates, rules, _slack)
+
+
+def _slack(turn: Turn, way: Way, rules: Rules) -> Terms:
+    prediction, late_s = way.prediction, 0.0
+    limit_s = ttft_limit_s(turn, way, rules)
+    if prediction.ttft_s > limit_s:
+        late_s = 1000.0 * prediction.ttft_s
+    return {"late": late_s, "tpot": prediction.tpot_s, "streams": _delay_s(way)}
+
+
+def _delay_s(way: Way) -> float:
+    """What each token of the streams there is delayed, if they have as many to come as this one."""
+    at = way.computing
+    return way.prediction.prefill_s * at.sequences / 1000.0
+
+
+def ttft_limit_s(turn: Turn, way: Way, rules: Rules) -> float:
+    idle_s = idle_ttft_s(way.computing.laws.costs, turn.prompt_tokens, turn.held_tokens)
+    return max(turn.slo.ttft_s, turn.slo.ttft_factor * idle_s)
+
+
+def miss(value: float, limit: float, spread: float) -> float:
+    """Chance that a figure predicted as `value` is above the limit. spread: of the error's logarithm."""
+    if limit <= 0.0:
+        return 1.0
+    return 0.5 * math.erfc(math.log(limit / max(value, 1e-9)) / (spread * math.sqrt(2.0)))

@@ -1,0 +1,110 @@
+"""What a decision says of its turn's times, and what they came to."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+from msgspec.structs import replace
+
+from ..decision_table.score import Evidence
+from ..decision_table.table import ScoredTable
+from ..fleet.view import WorkerView
+from ..laws.corrections import Figure, Measured
+from ..laws.prediction import EngineLaws, Prediction
+from ..laws.worker_laws import TableTime, TurnTimes, WorkerLaws, likes_of
+from ..policy import Decision, Route, Turn
+from ..telemetry.receipts import Receipt
+
+LEAST_OUTPUT_TOKENS = 8  # of an answer whose TPOT says something
+AS_FORESEEN = 2.0  # a prompt of which so many times more or fewer tokens were computed says nothing of the laws
+FEW_TOKENS = 64  # by which it may differ whatever its size: the ends of blocks
+
+
+class Foreseen(msgspec.Struct, frozen=True, gc=False):
+    """Of one attempt; the times that it has measured are not known yet."""
+
+    times: TurnTimes
+    new_tokens: int  # to be computed by the engine that computes the prompt
+
+
+def foresee(decision: Decision, turn: Turn, laws: WorkerLaws, scored: ScoredTable | None) -> Foreseen | None:
+    """None where neither the laws nor the table say anything."""
+    by_table = _by_table(decision, scored)
+    computing = decision.prefill or decision.decode
+    new_tokens = max(1, turn.prompt_tokens - turn.held_by(computing))
+    by_profile: tuple[Measured, ...] = ()
+    is_guess = False
+    prediction = decision.prediction
+    if prediction is not None and decision.source is None:  # else no KV was moved, as the decision has it
+        of_prompt, of_decode = laws.of(computing), laws.of(decision.decode)
+        if of_prompt is not None and of_decode is not None:
+            context = turn.prompt_tokens + turn.output_tokens
+            is_guess = of_prompt.is_guess(context, new_tokens) or of_decode.is_guess(context, 0)
+            by_profile = (_ttft(prediction, computing, of_prompt), _tpot(prediction, decision.decode, of_decode))
+    if not by_profile and not by_table:
+        return None
+    return Foreseen(TurnTimes(laws.resets, by_profile, by_table, is_guess), new_tokens)
+
+
+def _ttft(prediction: Prediction, view: WorkerView, laws: EngineLaws) -> Measured:
+    plain_s = prediction.ttft_s / (prediction.ttft_factor or laws.ttft_factor)
+    likes = likes_of(laws.profile, view.worker)
+    return Measured(view.id, view.incarnation, likes, Figure.TTFT, plain_s, laws.ttft_factor, math.nan)
+
+
+def _tpot(prediction: Prediction, view: WorkerView, laws: EngineLaws) -> Measured:
+    plain_s = prediction.tpot_s / (prediction.tpot_factor or laws.tpot_factor)
+    likes = likes_of(laws.profile, view.worker)
+    return Measured(view.id, view.incarnation, likes, Figure.TPOT, plain_s, laws.tpot_factor, math.nan)
+
+
+def _by_table(decision: Decision, scored: ScoredTable | None) -> tuple[TableTime, ...]:
+    """Where one measured cell stands for the turn."""
+    verdict = decision.verdict
+    if verdict is None or scored is None or verdict.evidence is not Evidence.INSIDE or decision.route is Route.REPLICA:
+        return ()
+    arm = scored.arm(verdict.cell, local=decision.route is Route.LOCAL)
+    if arm is None:
+        return ()
+    table, means = scored.table.name, {Figure.TTFT: arm.ttft_s.mean, Figure.TPOT: arm.tpot_s.mean}
+    return tuple(TableTime(table, figure, mean_s, math.nan) for figure, mean_s in means.items())
+
+
+def note_prediction(receipt: Receipt, prediction: Prediction, version: str) -> None:
+    receipt.predicted_ttft_s, receipt.predicted_tpot_s = round(prediction.ttft_s, 6), round(prediction.tpot_s, 6)
+    receipt.laws = version
+
+
+def came_to(
+    foreseen: Foreseen,
+    ttft_s: float,
+    tpot_s: float | None,
+    *,
+    computed_tokens: int | None,
+    output_tokens: int,
+    choices: int,
+) -> TurnTimes:
+    """The times of a whole answer; what was computed or answered otherwise than foreseen is left out.
+
+    computed_tokens: of the prompt, where the engine says so.
+    """
+    measured = dict[Figure, float]()
+    if computed_tokens is None or _is_near(computed_tokens, foreseen.new_tokens):
+        measured[Figure.TTFT] = ttft_s
+    if tpot_s is not None and output_tokens >= LEAST_OUTPUT_TOKENS and choices == 1:
+        measured[Figure.TPOT] = tpot_s
+    times = foreseen.times
+    return replace(
+        times,
+        by_profile=[
+            replace(one, measured_s=measured[one.figure]) for one in times.by_profile if one.figure in measured
+        ],
+        by_table=[replace(one, measured_s=measured[one.figure]) for one in times.by_table if one.figure in measured],
+    )
+
+
+def _is_near(computed: int, foreseen: int) -> bool:
+    if abs(computed - foreseen) <= FEW_TOKENS:
+        return True
+    return foreseen <= AS_FORESEEN * computed and computed <= AS_FORESEEN * foreseen

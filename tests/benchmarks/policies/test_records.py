@@ -1,0 +1,48 @@
+"""The files of records: what a stopped run leaves, and what is not to be mixed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.policies import records
+from benchmarks.policies.records import CellRecord
+
+
+def outcome(mode: str, rate: float = 1.0, method: str = "m") -> CellRecord:
+    return CellRecord(cell="chats.4R.usual", mode=mode, goodput={"25ms@0.9": (rate,)}, method=method)
+
+
+def load(folder: Path) -> dict[str, CellRecord]:
+    return records.load(folder, "chats.4R.usual", "m")
+
+
+def test_the_newest_of_each_mode_counts(tmp_path: Path) -> None:
+    for one in (outcome("table", 1.0), outcome("replica"), outcome("table", 2.0)):
+        records.append(tmp_path, one)
+    assert {mode: one.mean("25ms@0.9") for mode, one in load(tmp_path).items()} == {"table": 2.0, "replica": 1.0}
+
+
+def test_a_line_that_was_not_finished_is_named_and_the_next_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    records.append(tmp_path, outcome("table"))
+    with (tmp_path / "chats.4R.usual.jsonl").open("a") as file:
+        file.write('{"cell": "chats.4R.us')
+    records.append(tmp_path, outcome("replica"))
+    assert load(tmp_path).keys() == {"table", "replica"}
+    assert "chats.4R.usual.jsonl:2 is damaged" in caplog.text
+
+
+def test_what_was_measured_otherwise_does_not_count(tmp_path: Path) -> None:
+    records.append(tmp_path, outcome("table", method="another profile"))
+    assert load(tmp_path) == {}
+
+
+def test_modes_can_be_forgotten(tmp_path: Path) -> None:
+    for mode in ("table", "replica", "table"):
+        records.append(tmp_path, outcome(mode))
+    records.forget(tmp_path, "chats.4R.usual", ["table"])
+    records.forget(tmp_path, "no such cell", ["table"])
+    assert load(tmp_path).keys() == {"replica"}

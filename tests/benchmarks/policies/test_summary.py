@@ -1,0 +1,78 @@
+"""Ratios to the best other mode of each cell, and the page that shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.policies.campaign import Campaign
+from benchmarks.policies.cells import PARTS, Cell
+from benchmarks.policies.figures import goodput_figure, looks
+from benchmarks.policies.measuring import Method
+from benchmarks.policies.records import CellRecord
+from benchmarks.policies.report import page
+from benchmarks.policies.subjects import NAMES
+from benchmarks.policies.summary import compared, ratios
+
+ONE, TWO, NONE = Cell("chats", "1P_3D"), Cell("chats", "2P_2D"), Cell("chats", "4R")
+QUESTION = "25ms@0.9"
+
+
+def of(cell: Cell, **rates: tuple[float, ...]) -> dict[str, dict[str, CellRecord]]:
+    return {
+        cell.name: {
+            mode: CellRecord(cell=cell.name, mode=mode, goodput={QUESTION: found}) for mode, found in rates.items()
+        }
+    }
+
+
+FOUND = {
+    **of(ONE, slo=(2.0, 4.0), table=(1.0, 2.0), always_local=(1.0, 1.0), oracle=(9.0, 9.0)),
+    **of(TWO, slo=(1.0,), table=(0.5,), always_local=(2.0,)),
+    **of(NONE, slo=(1.0,), replica=(0.0,)),
+}
+
+
+def test_the_best_other_mode_is_taken_in_each_cell_and_the_oracle_is_not_one() -> None:
+    found = compared((ONE, TWO, NONE), FOUND, QUESTION, "slo")
+    assert [one.best.mode for one in found if one.best] == ["table", "always_local", "replica"]
+    assert [one.ratio for one in found] == [pytest.approx(2.0), pytest.approx(0.5), None]
+    over = ratios(found)
+    assert over is not None
+    assert over.geometric_mean == pytest.approx(1.0)
+    assert (over.cells, over.least, over.worst) == (2, 0.5, TWO)
+    assert over.without == 1
+
+
+def test_a_subject_can_be_compared_with_one_mode_alone_and_any_mode_can_be_the_subject() -> None:
+    beside = compared((ONE, TWO), FOUND, QUESTION, "slo", "always_local")
+    assert [one.ratio for one in beside] == [pytest.approx(3.0), pytest.approx(0.5)]
+    assert [one.ratio for one in compared((TWO,), FOUND, QUESTION, "table")] == [pytest.approx(0.25)]
+    assert ratios(compared((NONE,), FOUND, QUESTION, "table")) is None
+
+
+def test_a_mode_that_meets_the_slo_nowhere_has_the_ratio_0() -> None:
+    found = of(ONE, slo=(0.0,), table=(1.0,))
+    over = ratios(compared((ONE,), found, QUESTION, "slo"))
+    assert over is not None
+    assert (over.geometric_mean, over.least) == (0.0, 0.0)
+
+
+def test_the_page_names_the_best_and_the_ratio(tmp_path: Path) -> None:
+    campaign = Campaign(
+        cells=PARTS["traces"], modes=NAMES, subject="slo", method=Method(data=tmp_path), folder=tmp_path
+    )
+    text = page(campaign, ("traces",), FOUND)
+    assert "| traces: the best other of each cell | 2 | 25ms@0.9 | 1.00 | 0.50 | chats.2P_2D.usual | 1 |" in text
+    assert "**2 (0%)**" in next(line for line in text.splitlines() if line.startswith("| chats.2P_2D.usual |"))
+
+
+def test_no_two_modes_look_alike() -> None:
+    assert len(set(looks(NAMES).values())) == len(NAMES)
+
+
+def test_a_figure_shows_cells_without_any_goodput() -> None:
+    # Equal rates: their mean may differ from them in the last digit.
+    found = {**of(ONE, table=(0.1, 0.1, 0.1)), **of(NONE, replica=(0.0,))}
+    assert goodput_figure((ONE, NONE), ("table", "replica"), found, QUESTION).startswith(b"\x89PNG")

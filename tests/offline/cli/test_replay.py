@@ -1,0 +1,77 @@
+"""`ppd replay` as a program: what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from ppd.offline.cli.replay import command
+from tests.offline.replay.receipts import line_of, receipt
+
+PROFILE = ("--profile", "h100-llama-3.1-8b")
+TURNS = [receipt("P1 D1" if turn % 2 else "D1", 2.0 * turn, turn=turn) for turn in range(1, 6)]
+
+
+def run(file: Path, *flags: str) -> Result:
+    return CliRunner().invoke(command, [str(file), *flags])
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    file = tmp_path / "receipts.jsonl"
+    file.write_bytes(b"".join(map(line_of, TURNS)))
+    return file
+
+
+def test_it_tells_what_changes_and_by_how_much(log: Path) -> None:
+    result = run(log, *PROFILE, "--mode", "always_local", "--slo", "ttft=0.01,ttft_factor=1")
+    assert result.exit_code == 0, result.output
+    assert "5 turns of 1 sessions, decided again in mode always_local" in result.output
+    assert "2 decisions change (40.0%)" in result.output
+    assert "2  SPLIT to LOCAL" in result.output
+    assert "mean TTFT, ms" in result.output
+    assert "measured TTFT against predicted, 5 turns" in result.output
+
+
+def test_figures_come_as_json_too_and_damage_on_standard_error(log: Path) -> None:
+    log.write_bytes(b"{}\n" + log.read_bytes() + b'{"id"')
+    result = run(log, *PROFILE, "--mode", "weights", "--w-tpot", "3", "--json")
+    found = msgspec.json.decode(result.stdout)
+    assert (found["turns"], found["damaged"]) == (5, 2)
+    assert "line 1 is skipped" in result.stderr
+    assert "line 7 is skipped" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--mode", "slo"), "profile: must name an engine profile"),
+        ((*PROFILE, "--w-tpot", "-1"), "w_tpot = -1.0: must be"),
+        ((*PROFILE, "--slo", "fast"), "--slo: must be like ttft=0.5"),
+        (("--profile", "none"), "profile = 'none': must be"),
+        ((*PROFILE, "--table", "none"), "table = 'none'"),
+    ],
+)
+def test_what_cannot_be_used_is_one_clear_error(log: Path, flags: tuple[str, ...], said: str) -> None:
+    result = run(log, *flags)
+    assert result.exit_code == 1
+    assert said in result.output
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"{}\n", b"\0" * 100, line_of(receipt("D1", route="", legs=[]))])
+def test_a_log_with_nothing_to_decide_is_an_error(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "receipts.jsonl"
+    file.write_bytes(content)
+    result = run(file, *PROFILE)
+    assert result.exit_code == 1
+    assert "no line is the receipt of a turn" in result.output
+
+
+def test_rules_may_come_from_a_config(log: Path, tmp_path: Path) -> None:
+    config = tmp_path / "ppd.toml"
+    config.write_text('mode = "always_split"\nprofile = "h100-llama-3.1-8b"\n')
+    assert "in mode always_split" in run(log, "--config", str(config)).output
+    assert "in mode always_local" in run(log, "--config", str(config), "--mode", "always_local").output

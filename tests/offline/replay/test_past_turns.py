@@ -1,0 +1,84 @@
+"""What is read of a receipt log, and what of it is damaged."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ppd.offline.replay.past_turns import PLACES_TOLD, read_log
+from ppd.proxy.failures import Leg
+from ppd.proxy.laws.targets import SloTargets
+from ppd.proxy.telemetry.receipts import CandidatesRecord
+
+from .receipts import BEGAN_S, leg, line_of, log_of, receipt
+
+
+def test_turns_come_in_the_order_of_their_decisions() -> None:
+    log = log_of(receipt("D1", 5.0, session="late"), receipt("P1 D1", 1.0, session="early"))
+    assert [turn.session for turn in log.turns] == ["early", "late"]
+    early, late = log.turns
+    assert early.decided_s == pytest.approx(BEGAN_S + 1.0)
+    assert early.prefill is not None
+    assert (early.prefill.address, early.answering.address, late.prefill) == ("P1:1", "D1:1", None)
+    assert [early.ttft_s, late.ttft_s] == pytest.approx([0.2, 0.1])
+
+
+def test_time_in_the_queue_and_in_failed_attempts_is_not_the_decisions() -> None:
+    tried = receipt("D2", ttft_s=3.1, ended_s=4.0)
+    tried.legs = [leg(Leg.LOCAL, "D1", 1.0, None, 2.9), leg(Leg.LOCAL, "D2", 3.0, 3.1, 4.0)]
+    (turn,) = log_of(tried).turns
+    assert turn.answering.worker == "D2"
+    assert turn.ttft_s == pytest.approx(0.1)
+
+
+def test_a_turn_that_reached_no_worker_is_counted() -> None:
+    refused = receipt("D1", route="", legs=[], outcome="failed")
+    lost = receipt("P1 D1")
+    lost.legs = lost.legs[:1]
+    log = log_of(refused, lost, receipt("D1"))
+    assert (len(log.turns), log.undecided, log.damaged_count) == (1, 2, 0)
+
+
+def test_what_was_in_force_and_what_was_predicted_is_read() -> None:
+    slo, judged = SloTargets(tpot_s=0.1), CandidatesRecord(route=["LOCAL"], decode=["D1"], ttft_s=[0.5])
+    (turn,) = log_of(receipt("D1", slo=slo, candidates=judged)).turns
+    assert (turn.slo, turn.recorded_ttft_s) == (slo, 0.5)
+
+
+GOOD = line_of(receipt("D1"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        GOOD[: len(GOOD) // 2] + b"\n",
+        b"\xff\xfe\n",
+        b"[" * 100_000 + b"\n",
+        b"{}\n",
+        b"null\n",
+        GOOD.replace(b'"estimated_prompt_tokens":1000', b'"estimated_prompt_tokens":-1'),
+        GOOD.replace(b'"estimated_prompt_tokens":1000', b'"estimated_prompt_tokens":1e400'),
+        GOOD.replace(b'"estimated_prompt_tokens":1000', b'"estimated_prompt_tokens":' + b"9" * 5000),
+        GOOD.replace(b'"ttft_s":0.1', b'"ttft_s":NaN'),
+        GOOD.replace(b'"started_s":0.0', b'"started_s":-1.0'),
+        GOOD.replace(b"2026-01-01T", b"yesterday "),
+        GOOD.replace(b'"session":"s"', b'"session":"' + b"s" * 1000 + b'"'),
+        GOOD + GOOD,
+    ],
+)
+def test_a_damaged_line_is_skipped_and_named(line: bytes) -> None:
+    log = read_log(enumerate([GOOD, line, b"\n", GOOD], start=1))
+    assert (len(log.turns), log.damaged_count) == (2, 1)
+    ((number, why),) = log.damaged
+    assert number == 2
+    assert why
+
+
+def test_of_many_damaged_lines_the_first_are_named() -> None:
+    log = read_log(enumerate([b"{}\n"] * 100, start=1))
+    assert ([number for number, _ in log.damaged], log.damaged_count) == ([*range(1, PLACES_TOLD + 1)], 100)
+
+
+def test_a_receipt_of_a_version_to_come_is_read() -> None:
+    more = msgspec.json.decode(GOOD) | {"colour": "red"}
+    assert len(read_log([(1, msgspec.json.encode(more))]).turns) == 1

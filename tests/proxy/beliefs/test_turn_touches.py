@@ -1,0 +1,107 @@
+"""A turn whose first worker fetched KV from another one's cache: what the books of both say after it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from msgspec.structs import replace
+
+from ppd.proxy.beliefs.beliefs import Beliefs
+from ppd.proxy.beliefs.held import PromptEntry, Residency
+from ppd.proxy.beliefs.turn_touches import TurnTouches
+from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.worker import Load
+from tests.support.decisions import D1, D2, P1
+
+CAPACITY = 3000
+
+
+class Known:
+    """D2 holds session 7, and session 8, which is newer there."""
+
+    def __init__(self) -> None:
+        load = Load(kv_capacity_tokens=CAPACITY)
+        self.views = {view.id: replace(view, load=load) for view in (P1, D1, D2)}
+        self.beliefs = Beliefs(self.views.get)
+        self.ended(7, 1000, D2)
+        self.ended(8, 1000, D2)
+
+    def ended(self, session: int, tokens: int, on: WorkerView) -> None:
+        self.beliefs.ended(session, [Residency(on.id, "i", tokens)], ())
+
+    def held(self, session: int) -> Mapping[str, int]:
+        found = self.beliefs.held(self.views, PromptEntry(session, session), 1 << 20)
+        return {self.views[worker].name: held.tokens for worker, held in found.items()}
+
+    def fetching(self, decode: WorkerView, prefill: WorkerView | None = None) -> TurnTouches:
+        entry = PromptEntry(7, 7)
+        made = TurnTouches(
+            self.beliefs,
+            entry,
+            self.beliefs.held(self.views, entry, 1000),
+            decode=decode.id,
+            prefill=None if prefill is None else prefill.id,
+            prompt_tokens=1100,
+            source=D2.id,
+            reach_tokens=1000,
+        )
+        made.sent()
+        return made
+
+    def evict_on_d2(self) -> None:
+        self.ended(9, 1500, D2)
+
+
+def test_both_hold_it_and_what_was_read_is_the_newest_there() -> None:
+    known = Known()
+    touches = known.fetching(D1)
+    touches.answering()
+    touches.answered(992)
+    touches.close()
+    assert known.held(7) == {"D1": 1100, "D2": 1000}
+    known.evict_on_d2()
+    assert known.held(7) == {"D1": 1100, "D2": 1000}
+    assert known.held(8) == {"D2": 500}
+
+
+def test_what_was_not_there_to_be_read_is_not_believed_for_long() -> None:
+    known = Known()
+    for _ in range(2):
+        touches = known.fetching(D1)
+        touches.answering()
+        touches.answered(0)
+        touches.close()
+    assert known.held(7)["D1"] == 1100
+    assert known.held(7)["D2"] <= 16
+    assert known.beliefs.capacities()[D1.id] == CAPACITY, "it is the source that holds less than it seemed to"
+
+
+def test_a_turn_that_failed_has_read_nothing() -> None:
+    known = Known()
+    known.fetching(D1).close()
+    assert known.held(7) == {"D2": 1000}
+    assert known.beliefs.legs() == []
+
+
+@pytest.mark.parametrize("cached", [992, None, 0])
+def test_p_reads_back_what_the_d_that_will_answer_holds(cached: int | None) -> None:
+    known = Known()
+    touches = known.fetching(D2, P1)
+    touches.prefilled(cached)
+    touches.answering()
+    touches.answered(None)
+    touches.close()
+    assert known.held(7) == {"P1": 1100, "D2": 1100}
+    assert known.beliefs.legs() == []
+
+
+def test_a_worker_that_fetches_from_itself_or_from_one_that_holds_nothing_only_computes() -> None:
+    known = Known()
+    known.ended(7, 1000, D1)
+    for decode in (D2, D1):
+        touches = known.fetching(decode)
+        touches.answering()
+        touches.answered(992)
+    assert known.held(7) == {"D1": 1100, "D2": 1100}
+    assert known.beliefs.legs() == []

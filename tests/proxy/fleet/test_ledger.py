@@ -1,0 +1,153 @@
+"""What all processes do on a worker, in sum, and what engines' reports change of that."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+from typing import Any
+
+import msgspec
+import pytest
+
+from ppd.proxy.fleet.ledger import (
+    REPORT_AGE_S,
+    DecodingSequences,
+    LegWork,
+    Use,
+    believed_decoding,
+    prefill_left_s,
+    shown,
+    summed,
+)
+from ppd.proxy.fleet.registry import Registry
+from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.worker import Announcement, Load, Role, Worker, WorkerId
+
+D = WorkerId("d:1")
+VIEW = WorkerView(worker=Worker(role=Role.DECODE, address=D), name="D1", incarnation="a")
+LEG = LegWork(prefill_tokens=100, prefill_s=2.0, placed_tokens=100, context_tokens=110, reserved_tokens=120)
+
+# What a view shows of a use; the rest is for the process that counts it.
+KEPT = {"answers", "halvings", "sending", "receiving_s"}
+TIMES = {"prefills_since_s", "unseen_prefill_until_s", "sends_free_s", "receives_free_s"}
+
+
+def test_a_view_shows_the_sum_of_all_that_processes_count_and_of_times_the_latest() -> None:
+    """No field is forgotten on its way."""
+    names = Use.__struct_fields__
+    ours, theirs = (Use(*(factor * (1 + at) for at in range(len(names)))) for factor in (10, 1000))
+    view = shown(VIEW, summed(ours, [theirs]))
+    for name in set(names) - KEPT:
+        own, other = getattr(ours, name), getattr(theirs, name)
+        assert getattr(view, name) == (max(own, other) if name in TIMES else own + other), name
+    assert shown(VIEW, ours) == shown(VIEW, summed(ours, []))
+
+
+def test_a_use_reaches_another_process_as_it_is() -> None:
+    use = Use()
+    use.begin(LEG, 1.5)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(use), type=Use) == use
+
+
+def test_what_a_killed_process_did_vanishes() -> None:
+    registry = Registry()
+    registry.apply(Announcement(VIEW.worker), 0.0)
+    idle, theirs = registry.views(), Use()
+    theirs.begin(LEG, 1.5)
+    theirs.begin_sending(9.0)
+    theirs.begin_receiving(9.0, 0.5)
+    registry.used_by(1, D, theirs)
+    view = registry.views()[0]
+    assert (view.decoding, view.prefills, view.queued_prefill_s, view.receives_free_s) == (1, 1, 2.0, 9.0)
+    registry.ended(1)
+    assert registry.views() == idle
+
+
+def test_fractions_that_are_added_and_taken_leave_nothing() -> None:
+    legs = [LegWork(prefill_tokens=1, prefill_s=seconds) for seconds in (0.1, 0.2, 0.3, 1e9)]
+    for order in permutations(legs):
+        use = Use()
+        for leg in legs:
+            use.begin(leg, 1.0)
+        for leg in order:
+            assert use.queued_prefill_s >= 0.0
+            use.computed(leg, 2.0)
+            use.end(leg)
+        assert use == Use()
+
+
+@pytest.mark.parametrize(
+    ("queued_s", "prefills", "now_s", "left_s"),
+    [
+        (0.0, 0, 50.0, 0.0),
+        (2.0, 1, 10.0, 2.0),
+        (2.0, 1, 11.5, 0.5),
+        (2.0, 1, 99.0, 0.0),
+        (6.0, 3, 11.0, 5.0),
+        (6.0, 3, 99.0, 4.0),  # the first is late: the others are still to come
+        (6.0, 3, 5.0, 6.0),  # another process has begun later than our clock says
+    ],
+)
+def test_the_first_prompt_of_a_queue_is_being_computed(
+    queued_s: float, prefills: int, now_s: float, left_s: float
+) -> None:
+    use = Use(queued_prefill_s=queued_s, prefills=prefills, prefills_since_s=10.0)
+    assert prefill_left_s(use, now_s) == prefill_left_s(shown(VIEW, use), now_s) == left_s
+
+
+def view(load: Load, decoding: int = 2, context_tokens: int = 3000, reported_s: float = 100.0) -> WorkerView:
+    return msgspec.structs.replace(
+        VIEW, load=load, decoding=decoding, context_tokens=context_tokens, reported_s=reported_s
+    )
+
+
+OWN = DecodingSequences(2, 3000)
+FULL: dict[str, Any] = {"kv_usage": 0.5, "kv_capacity_tokens": 20_000}
+
+
+@pytest.mark.parametrize(
+    ("load", "believed"),
+    [
+        (Load(), OWN),
+        (Load(running=2, **FULL), OWN),
+        (Load(running=1, **FULL), OWN),  # ours are on their way
+        (Load(running=6, **FULL), DecodingSequences(6, 10_000)),
+        (Load(running=6, kv_usage=0.1, kv_capacity_tokens=20_000), DecodingSequences(6, 3000)),
+        (Load(running=6), DecodingSequences(6, 9000)),  # as long as ours
+    ],
+)
+def test_sequences_of_other_proxies_count_as_the_engine_reports_them(load: Load, believed: DecodingSequences) -> None:
+    assert believed_decoding(view(load), 100.0 + REPORT_AGE_S) == believed
+    assert believed_decoding(view(load), 100.1 + REPORT_AGE_S) == OWN, "the report is old"
+
+
+ABSURD = [
+    {"kv_usage": math.nan},
+    {"kv_usage": math.inf},
+    {"kv_usage": -0.1},
+    {"kv_usage": 1.01},
+    {"running": -1},
+    {"running": 20_001},  # more than there are tokens of KV
+    {"running": 10**300, "kv_capacity_tokens": 0},
+    {"waiting": -1},
+    {"waiting": 10**300},
+    {"kv_capacity_tokens": -1},
+    {"kv_capacity_tokens": 10**30},
+]
+
+
+@pytest.mark.parametrize("absurd", ABSURD)
+def test_where_a_report_cannot_be_the_ledger_alone_decides(absurd: dict[str, Any]) -> None:
+    assert believed_decoding(view(Load(**{"running": 6, **FULL, **absurd})), 100.0) == OWN
+
+
+@pytest.mark.parametrize("absurd", ABSURD)
+def test_a_report_that_cannot_be_leaves_the_last_one(absurd: dict[str, Any]) -> None:
+    registry, good = Registry(), Load(running=6, **FULL)
+    registry.apply(Announcement(VIEW.worker, good), 1.0)
+    registry.apply(Announcement(VIEW.worker, Load(**{"running": 6, **FULL, **absurd})), 2.0)
+    registry.apply(Announcement(VIEW.worker), 3.0)
+    kept = registry.views()[0]
+    assert (kept.load, kept.reported_s, kept.heard_s) == (good, 1.0, 3.0), "and says how old it is"
+    registry.loaded(D, good, 4.0)
+    assert registry.views()[0].reported_s == 4.0

@@ -1,0 +1,140 @@
+"""Which turns teach the laws, and what of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from prometheus_client import generate_latest
+
+from ppd.proxy.assembly import new_state
+from ppd.proxy.config import ProxyConfig
+from ppd.proxy.connectors.leg import Handoff
+from ppd.proxy.laws.corrections import Figure
+from ppd.proxy.laws.prediction import Prediction
+from ppd.proxy.laws.profiles import Profiles
+from ppd.proxy.laws.worker_laws import WorkerLaws
+from ppd.proxy.openai.answer import AnswerObserver
+from ppd.proxy.openai.reply_key import ReplyKey
+from ppd.proxy.openai.request import Endpoint
+from ppd.proxy.peers.channels import Member
+from ppd.proxy.policy import Decision, Route
+from ppd.proxy.routing.attempt import Attempt, OpenAnswer
+from ppd.proxy.routing.foresight import foresee
+from ppd.proxy.routing.learning import Learner
+from ppd.proxy.routing.state import State
+from ppd.proxy.runtime.tasks import Drain
+from tests.support.attempts import running
+from tests.support.decisions import D1, D2, NEXT, P2
+from tests.support.requests import parse
+
+DECIDED_S, FIRST_S, LAST_S = 12.0, 12.4, 14.0
+"""The turn came at 0 and queued for long. TTFT 0.4 s; with 41 tokens TPOT 0.04 s."""
+PREDICTION = Prediction(ttft_s=0.2, tpot_s=0.02, ready_s=0.0, prefill_s=0.1)
+LOCAL = Decision(route=Route.LOCAL, reason="", decode=D2, wanted=Route.LOCAL, prediction=PREDICTION)
+SPLIT = replace(LOCAL, route=Route.SPLIT, decode=D1, prefill=P2)
+HANDOFF = Handoff({}, 1040, 900)
+
+
+def state_of() -> State:
+    return new_state(ProxyConfig(), Member(), lambda: LAST_S, WorkerLaws(Profiles("h100-llama-3.1-8b")))
+
+
+def attempt_of(state: State, decision: Decision) -> Attempt:
+    made = running(decision)
+    made.asked_s = DECIDED_S
+    made.foreseen = foresee(decision, NEXT, state.laws, None)
+    return made
+
+
+def answered(handoff: Handoff | None = None, *, cached: int = 1000) -> OpenAnswer:
+    reply = ReplyKey(parse())
+    observer = AnswerObserver(Endpoint.CHAT, reply)
+    summary = observer.summary
+    summary.prompt_tokens, summary.completion_tokens, summary.cached_tokens = 1040, 41, cached
+    return OpenAnswer("text/event-stream", b"", observer, reply, None, handoff)
+
+
+def complete(state: State, decision: Decision, opened: OpenAnswer, times_s: tuple[float, float] | None) -> None:
+    made = attempt_of(state, decision)
+    match = state.sessions.find(made.request.prompt, DECIDED_S)
+    Learner(state, Drain(), None).completed(match, made, opened, LAST_S, times_s)
+
+
+def is_corrected(state: State) -> set[tuple[str, Figure]]:
+    views = [replace(view, incarnation="i") for view in (P2, D1, D2)]
+    return {(view.name, figure) for view in views for figure, one in state.laws.shown(view).items() if one.turns}
+
+
+@pytest.mark.parametrize(
+    ("decision", "opened", "teaches"),
+    [
+        (LOCAL, answered(), {("D2", Figure.TTFT), ("D2", Figure.TPOT)}),
+        (SPLIT, answered(HANDOFF), {("P2", Figure.TTFT), ("D1", Figure.TPOT)}),
+        (SPLIT, answered(None), set()),
+        (LOCAL, answered(cached=0), {("D2", Figure.TPOT)}),
+        (replace(LOCAL, prediction=None), answered(), set()),
+    ],
+)
+def test_a_whole_answer_teaches_what_went_as_foreseen(
+    decision: Decision, opened: OpenAnswer, teaches: set[tuple[str, Figure]]
+) -> None:
+    state = state_of()
+    complete(state, decision, opened, (FIRST_S, LAST_S))
+    assert is_corrected(state) == teaches
+
+
+def test_ttft_counts_from_the_decision_and_not_from_the_queue() -> None:
+    state = state_of()
+    complete(state, LOCAL, answered(), (FIRST_S, LAST_S))
+    assert [state.laws.shown(D2)[figure].median_error for figure in Figure] == pytest.approx([0.5, 0.5])
+
+
+def test_errors_are_counted_by_route_worker_and_figure() -> None:
+    state = state_of()
+    complete(state, SPLIT, answered(HANDOFF), (FIRST_S, LAST_S))
+    text = generate_latest(state.metrics.registry).decode()
+    for figure, worker in (("ttft", "P2"), ("tpot", "D1")):
+        sample = f'ppd_prediction_error_sum{{figure="{figure}",route="SPLIT",worker="{worker}"}}'
+        (line,) = [line for line in text.splitlines() if line.startswith(sample)]
+        assert float(line.rpartition(" ")[2]) == pytest.approx(0.5)
+
+
+ENDS: dict[str, Callable[[Learner, Any], None]] = {
+    "cancelled": lambda learner, receipt: learner.cancelled(receipt, 1.0, is_answered=True),
+    "broken": lambda learner, receipt: learner.broken(receipt, 1.0),
+    "failed": lambda learner, receipt: learner.failed(receipt, 1.0),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_flood_of_turns_without_a_whole_answer_teaches_nothing(end: str) -> None:
+    state = state_of()
+    for _ in range(300):
+        ENDS[end](Learner(state, Drain(), None), attempt_of(state, LOCAL).receipt)
+    assert is_corrected(state) == set()
+
+
+def test_an_answer_that_is_not_streamed_tells_no_times() -> None:
+    state = state_of()
+    complete(state, LOCAL, answered(), None)
+    assert is_corrected(state) == set()
+
+
+def test_answers_and_returns_make_forecasts() -> None:
+    state = state_of()
+    for _ in range(30):
+        complete(state, LOCAL, answered(), None)
+    assert state.forecasts.output(NEXT.model, None, 1).median == pytest.approx(41, rel=0.2)
+    learner = Learner(state, Drain(), None)
+    match = replace(state.sessions.find(parse().prompt, LAST_S), turn=2, ended_s=LAST_S)
+    before = chance_of_return(state, LAST_S + 3600.0)
+    for _ in range(30):
+        learner.began(match, NEXT.model, LAST_S + 9.0)
+    assert chance_of_return(state, LAST_S + 3610.0) > before
+
+
+def chance_of_return(state: State, now_s: float) -> float:
+    return state.forecasts.chance_of_return(NEXT.model, 1, calls_tool=False, idle_s=1.0, now_s=now_s)

@@ -1,0 +1,1 @@
+"""What tests of the simulation share."""

@@ -1,0 +1,178 @@
+"""Modes that judge each way to serve a turn by what the laws predict of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace as replace_worker
+
+import pytest
+from msgspec.structs import replace
+
+from ppd.proxy.config import Mode
+from ppd.proxy.fleet.view import RecentPrompts, WorkerView
+from ppd.proxy.laws.prediction import EngineLaws
+from ppd.proxy.laws.step_time import EngineProfile
+from ppd.proxy.laws.targets import SloTargets
+from ppd.proxy.policy import Decision, Route, Rules, Turn
+from ppd.proxy.policy.modes import PREDICTING
+from ppd.proxy.policy.ways import RECORDED
+from tests.support.decisions import D1, D2, FIRST, NEXT, P1, P2, R1, held, run, view
+
+NOW_S = 100.0  # of `run`
+LONG = replace(FIRST, prompt_tokens=20_000)
+LATER = replace(NEXT, prompt_tokens=20_100, held_tokens=20_000, held=held(D2, 20_000))
+D3 = view("D", 3)
+
+
+class SameLaws:
+    """All engines have these, but for some."""
+
+    version = "1"
+
+    def __init__(self, *unknown: WorkerView) -> None:
+        self._unknown = {view.id for view in unknown}
+
+    def of(self, view: WorkerView) -> EngineLaws | None:
+        return None if view.id in self._unknown else EngineLaws(costs=EngineProfile())
+
+
+def decided(
+    turn: Turn, *fleet: WorkerView, mode: Mode = Mode.SLO, moves_kv: bool = False, unknown: tuple[WorkerView, ...] = ()
+) -> Decision:
+    return run(turn, fleet, Rules(mode=mode, laws=SameLaws(*unknown), moves_kv=moves_kv))
+
+
+def streaming(view: WorkerView, sequences: int) -> WorkerView:
+    return replace(view, decoding=sequences, context_tokens=sequences * 1000, inflight=sequences)
+
+
+def queueing(view: WorkerView, seconds: float) -> WorkerView:
+    return replace(
+        view, prefills=1, queued_prefill_s=seconds, prefills_since_s=NOW_S, queued_prefill_tokens=8000, inflight=1
+    )
+
+
+def hurried(view: WorkerView) -> WorkerView:
+    """Three prompts come there a second, and none can wait longer than 0.2 s."""
+    return replace(view, recent_prompts=RecentPrompts(NOW_S, 0.1, 3.0, 3.0 / 0.2))
+
+
+BUSY = (streaming(D1, 30), streaming(D2, 30))
+
+
+@pytest.mark.parametrize(
+    ("turn", "fleet", "route", "decodes"),
+    [
+        (LATER, (P1, D1, D2), Route.LOCAL, {"D2"}),  # where it is held
+        (LATER, (P1, D1, queueing(D2, 9.0)), Route.LOCAL, {"D1"}),  # all of it is computed elsewhere sooner
+        (LONG, (P1, *BUSY), Route.SPLIT, {"D1", "D2"}),  # it would stop streams
+        (LONG, (queueing(P1, 20.0), *BUSY), Route.LOCAL, {"D1", "D2"}),  # and yet it cannot wait for so long
+        (LONG, (P1, hurried(D1), hurried(D2)), Route.SPLIT, {"D1", "D2"}),  # and prompts in a hurry
+        (LONG, (P1, hurried(D1), D2), Route.LOCAL, {"D2"}),  # an idle D is as quick, without a transfer
+        (LONG, (queueing(P1, 20.0), *BUSY, R1), Route.REPLICA, {"R1"}),
+        (LATER, (R1,), Route.REPLICA, {"R1"}),
+    ],
+)
+def test_slo_takes_the_way_by_which_the_fewest_turns_miss_their_targets(
+    turn: Turn, fleet: tuple[WorkerView, ...], route: Route, decodes: set[str]
+) -> None:
+    decision = decided(turn, *fleet)
+    assert (decision.route, decision.reason) == (route, "slo")
+    assert decision.decode.name in decodes
+
+
+def test_targets_of_the_turn_decide() -> None:
+    """Streams that may be slow can wait for a prompt; a first token that may be late can wait in P's queue."""
+    fleet = (queueing(P1, 3.0), *BUSY)
+    patient = replace(LONG, slo=SloTargets(ttft_s=30.0, tpot_s=0.02))
+    hasty = replace(LONG, slo=SloTargets(ttft_s=0.5, ttft_factor=1.0, tpot_s=1.0))
+    assert decided(patient, *fleet).route is Route.SPLIT
+    assert decided(hasty, *fleet).route is Route.LOCAL
+
+
+@pytest.mark.parametrize("mode", sorted(PREDICTING))
+def test_the_best_way_is_carried_out_and_told_with_its_terms(mode: Mode) -> None:
+    decision = decided(LATER, P1, P2, D1, D2, D3, R1, mode=mode)
+    best = decision.candidates[0]
+    assert (best.route, best.decode, best.prefill) == (decision.route, decision.decode, decision.prefill)
+    assert best.prediction == decision.prediction
+    assert decision.prediction is not None
+    assert len(decision.candidates) <= RECORDED
+    scores = [one.score for one in decision.candidates]
+    assert scores == sorted(scores)
+    assert all(one.score == pytest.approx(sum(one.terms.values())) for one in decision.candidates)
+
+
+def test_modes_weigh_otherwise() -> None:
+    fleet = (P1, *BUSY)
+    assert decided(LONG, *fleet, mode=Mode.LEAST_TTFT).route is Route.LOCAL
+    assert decided(LONG, *fleet, mode=Mode.SLACK).route is Route.SPLIT
+    light = (P1, streaming(D1, 3), D2)
+    assert decided(LATER, P1, D1, streaming(D2, 3), mode=Mode.LMETRIC).decode.name == "D2"
+    assert decided(LONG, *light, mode=Mode.LMETRIC).decode.name == "D2"
+
+
+def test_kv_is_fetched_where_that_may_be_and_pays() -> None:
+    fleet = (D1, queueing(D2, 9.0))
+    assert decided(LATER, *fleet).source is None
+    decision = decided(LATER, *fleet, moves_kv=True)
+    assert (decision.route, decision.decode.name) == (Route.LOCAL, "D1")
+    assert decision.source is not None
+    assert (decision.source.name, decision.fetched_tokens) == ("D2", 20_000)
+    assert decision.prediction is not None
+    assert decision.prediction.moved_tokens == 20_000
+    idle = decided(LATER, D1, D2, moves_kv=True)
+    assert (idle.decode.name, idle.source) == ("D2", None)
+
+
+@pytest.mark.parametrize("mode", sorted(PREDICTING))
+def test_an_engine_without_a_profile_is_asked_last(mode: Mode) -> None:
+    assert decided(LATER, D1, D2, mode=mode, unknown=(D2,)).decode.name == "D1"
+    alone = decided(LATER, P1, D2, mode=mode, unknown=(D2, P1))
+    assert (alone.decode.name, alone.prediction, alone.candidates) == ("D2", None, ())
+
+
+@pytest.mark.parametrize("mode", sorted(PREDICTING))
+@pytest.mark.parametrize("output_tokens", [1, 100_000])
+@pytest.mark.parametrize("prompt_tokens", [1, 10_000_000])
+def test_no_size_is_too_small_or_too_large(mode: Mode, prompt_tokens: int, output_tokens: int) -> None:
+    turn = replace(FIRST, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
+    decision = decided(turn, P1, *BUSY, R1, mode=mode)
+    assert decision.prediction is not None
+    assert 0 < decision.prediction.ttft_s < float("inf")
+
+
+def test_of_many_workers_few_are_judged_the_holder_among_them() -> None:
+    decodes = [replace(view("D", number), inflight=number) for number in range(1, 60)]
+    holder = decodes[50]
+    turn = replace(LATER, held=held(holder, 20_000), decode=holder.id)
+    prefills = [view("P", number) for number in range(1, 30)]
+    assert decided(turn, *prefills, *decodes).decode.id == holder.id
+    first = decided(LONG, *prefills, *decodes)
+    assert first.decode.name in ("D1", "D2")
+
+
+def test_a_worker_that_has_just_joined_is_taken_for_slow() -> None:
+    old, new = D1, replace(D2, since_s=NOW_S - 1)
+    ruled = Rules(mode=Mode.LEAST_TTFT, laws=SameLaws(), warm_up_s=60.0)
+    sessions = [replace(LONG, session_id=f"{number:016x}") for number in range(40)]
+    assert {run(turn, (old, new), ruled).decode.name for turn in sessions} == {"D1"}
+    ruled = replace(ruled, warm_up_s=0.0)
+    assert {run(turn, (old, new), ruled).decode.name for turn in sessions} == {"D1", "D2"}
+
+
+@pytest.mark.parametrize("mode", [Mode.SESSION_HASH, Mode.FREE_KV])
+def test_sessions_begin_anywhere_and_stay(mode: Mode) -> None:
+    sessions = [replace(FIRST, session_id=f"{number:016x}") for number in range(40)]
+    for fleet in ((P1, D1, D2), (R1, view("R", 2))):
+        first = [run(turn, fleet, Rules(mode=mode)) for turn in sessions]
+        assert len({decision.decode.name for decision in first}) == 2
+        for turn, before in zip(sessions, first, strict=True):
+            again = replace(turn, number=2, held_tokens=90, held=held(before.decode, 90), decode=before.decode.id)
+            after = run(again, fleet, Rules(mode=mode))
+            assert after.decode == before.decode
+            assert after.route is (Route.REPLICA if after.decode.role == "R" else Route.LOCAL)
+
+
+def test_free_kv_begins_where_most_is_free() -> None:
+    full = replace(D1, load=replace_worker(D1.load, kv_usage=0.5, kv_capacity_tokens=1000))
+    assert run(FIRST, (full, D2), Rules(mode=Mode.FREE_KV)).decode.name == "D2"

@@ -160,9 +160,12 @@ async def test_a_probe_that_succeeds_brings_the_worker_back(start_fleet: Any, ca
         fleet.engines["R1"].faults = Faults(refuse=3, refuse_status=500)
         await at_once(12, lambda n: fleet.conversation().say(f"{n} {LONG}"))
         await fleet.until(lambda: states(fleet) == {"R1": "half_open"})
-        found = await openers(fleet, 24)
+        found = Counter[Any]()
+        async with asyncio.timeout(20):
+            while found[200, "R1"] < 5:  # a load report made during one of its turns favours the other for a while
+                found += await openers(fleet, 1)
         assert states(fleet) == {}
-        assert found[200, "R1"] > 4, "it had less placed on it meanwhile, so it may get nearly all"
+        assert {status for status, _ in found} == {200}
 
 
 async def test_failures_with_a_success_between_them_open_nothing(

@@ -37,6 +37,7 @@ from .laws.worker_laws import WorkerLaws
 from .peers.channels import Member
 from .peers.membership import Membership
 from .peers.replication import Operated, Replication
+from .policy.returns import Returns
 from .routing.dispatch import Dispatcher
 from .routing.handoff_release import HandoffRelease
 from .routing.learning import Learner
@@ -103,6 +104,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     """
     member, config = member or Member(), settings.config
     state = new_state(config, member, now, settings.laws)
+    settings.returns = Returns(state.sessions, state.beliefs, state.forecasts)
     drain, keys, tls = Drain(), make_keys(config), worker_tls(config)
     upstream = make_upstream(config, state, tls)
     handoff_release = HandoffRelease(state, upstream)
@@ -111,9 +113,8 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     bodies = BodyReader(config, state.hasher, state.registry.aliases, templates=lambda: state.templates.known)
     dispatcher = make_dispatcher(config, state, upstream, handoff_release, bodies)
     canary = make_canary(config, state, upstream)
-    rules, passed_over, examine = settings.rules(), canary.passed_over, upstream.examine
-    tokenizer, parts = make_tokenizer(config, state), (config, rules, state, dispatcher, learner)
-    router = Router(*parts, passed_over=passed_over, examine=examine, tokenizer=tokenizer)
+    tokenizer, parts = make_tokenizer(config, state), (config, settings.rules(), state, dispatcher, learner)
+    router = Router(*parts, passed_over=canary.passed_over, examine=upstream.examine, tokenizer=tokenizer)
     passthrough = Passthrough(config, state, upstream, bodies)
     body_memory = BodyMemory(body_memory_limit(config), config.head_timeout_s)
     state.metrics.watch(lambda: chain(_gauges(state), body_memory.gauges()))

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from .config import LIVE, Draft, Mode, ProxyConfig, with_changes
 from .decision_table.score import Weights, weight_rules
 from .decision_table.table import DecisionTable, find
@@ -20,6 +22,7 @@ from .laws.targets import target_rules
 from .laws.worker_laws import WorkerLaws
 from .policy import Limits, Rules
 from .policy.modes import PREDICTING
+from .policy.returns import Returns
 from .runtime.watched_files import WATCH_EVERY_S, WatchedFiles
 
 log = logging.getLogger(__name__)
@@ -51,9 +54,10 @@ class Settings:
         self._source = source
         self._in_file = config  # as last read: only keys that change in the file override the admin API's
         self._rules = _rules(config, self.laws)
+        self.returns: Returns | None = None  # what decisions may go by, once it is there
 
     def rules(self) -> Rules:
-        return self._rules
+        return msgspec.structs.replace(self._rules, returns=self.returns)
 
     def change(self, **live: object) -> None:
         """Sets live keys; ConfigError, with nothing changed, if a value is not allowed."""

@@ -24,6 +24,7 @@ from ppd.proxy.fleet.worker import Announcement, Load, Source, Worker, WorkerId
 from ppd.proxy.laws.forecasts import Forecasts, SessionReturned
 from ppd.proxy.laws.targets import USUAL, SloTargets
 from ppd.proxy.policy import Decision, Rules, Turn, decide, has_room
+from ppd.proxy.policy.returns import Returns
 from ppd.proxy.sessions.hasher import Hasher
 from ppd.proxy.sessions.prefix_chain import NO_MARKS, Chain, Marks
 from ppd.proxy.sessions.session import Prompt, marks_of_prompt
@@ -58,6 +59,7 @@ class ProxySetup:
     estimates_factor: float = 1.0  # by which its counts of the tokens that a prompt adds are wrong
     estimates_spread: float = 0.0  # and by up to so much more, or less, in each session
     residency_elsewhere: bool = True  # False: it believes only the session's last worker to hold anything
+    returns: bool = True  # it goes by when sessions are likely to return
     ledger: bool = True  # False: it knows only what engines report, requests and tokens that queue
 
     def __post_init__(self) -> None:
@@ -86,7 +88,6 @@ class PolicyRouting:
         self._timeline = timeline
         self._proxy = proxy
         laws = laws_of(setup, proxy.laws_factor) if proxy.laws else None
-        self._rules = replace(proxy.rules, laws=laws)
         self._arrivals = Arrivals(proxy.qps_window_s, timeline.now_s)
         self._queue: deque[WaitingTurn] = deque()
         self._stranded: list[WaitingTurn] = []  # no worker is there that could take them
@@ -98,6 +99,8 @@ class PolicyRouting:
         self._sessions = SessionTable(ttl_s=3600.0, capacity=1_000_000, beliefs=self._beliefs)
         self._tokens = TokenEstimator()
         self._forecasts = Forecasts()
+        returns = Returns(self._sessions, self._beliefs, self._forecasts) if proxy.returns else None
+        self._rules = replace(proxy.rules, laws=laws, returns=returns)
         self._hasher = Hasher(bytes(16))
         self._heartbeat_s, self._delay_s = setup.heartbeat_s, setup.heartbeat_delay_s
         self._plain: tuple[Fleet, Fleet] | None = None  # a fleet, and the same without its ledger

@@ -37,6 +37,7 @@ SHARED_BYTES = 1024  # about 256 tokens: shorter beginnings are not worth a work
 MARKS = 3  # of one prompt, beside points inside of its head
 MARKS_KEPT = 16_384  # of all prompts; 150 bytes each
 CLEARED_AT_ONCE = 32  # entries of books that are closed: a microsecond each
+ELSEWHERE = 0.9  # of what a worker holds; another one that holds so much can take its place
 OWN = -1  # in place of another process's index
 
 _BITS = 30  # for the tokens of a mark
@@ -194,6 +195,14 @@ class Beliefs:
             book = None if worker is None else self._books.get(worker)
             if book is not None:
                 book.forget(history)
+
+    def book(self, worker: WorkerId) -> CacheBook | None:
+        return self._books.get(worker)
+
+    def is_held_elsewhere(self, key: int, book: CacheBook) -> bool:
+        """Whether other workers hold as much of this history, or nearly."""
+        enough = ELSEWHERE * book.held(key)
+        return any(number != book.number and held >= enough for number, held in self._holders(key))
 
     def capacities(self) -> dict[WorkerId, int]:
         """In tokens, as far as they are believed; 0: unknown."""

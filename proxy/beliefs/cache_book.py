@@ -12,9 +12,9 @@ whole raises that a little, up to what the engine reports.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from math import gcd
 
 from .entries import AHEAD, USED, Entries
 from .entry_places import EntryPlaces
@@ -48,6 +48,7 @@ class CacheBook:
         "_has_missed",
         "_reported",
         "_tokens",
+        "evicted",
         "incarnation",
         "number",
     )
@@ -60,6 +61,7 @@ class CacheBook:
         # By key: turns that were sent and have not used their entry yet, which may be of nothing.
         self._awaited: dict[int, int] = {}
         self._tokens = 0  # of all entries
+        self.evicted = 0  # tokens so far, as is believed
         self._reported = 0  # capacity; 0: unknown, and nothing is ever believed to be evicted
         self._believed = 0  # capacity by the answers; 0: as reported
         self._counts = 0  # of cached tokens: what divides all of them
@@ -99,11 +101,27 @@ class CacheBook:
         if not self._reported or 2 * self._tokens < self.capacity:
             return others
         since = 0
-        for slot in islice(entries.newest_first(), LOOKED_AT):
+        for slot in islice(entries.newest_first(AHEAD, USED), LOOKED_AT):
             if slot == looked_for:
                 return since
             since += entries.own[slot]
         return others
+
+    def room(self) -> float:
+        """Tokens that can be written before anything is evicted."""
+        return max(0, self.capacity - self._tokens) if self.capacity else math.inf
+
+    def oldest(self, most: int) -> Iterator[tuple[int, int]]:
+        """Keys of what no turn uses, in the order in which they will be evicted, and the tokens that goes with each."""
+        entries = self._entries
+        for slot in islice(entries.oldest_first(USED), most):
+            yield entries.keys[slot], entries.own[slot]
+
+    def newest(self, most: int) -> Iterator[int]:
+        """Keys of what no turn uses, and was used last."""
+        entries = self._entries
+        for slot in islice(entries.newest_first(USED), most):
+            yield entries.keys[slot]
 
     def clear(self, most: int) -> bool:
         """Some of what an engine held that is gone; whether that was all."""
@@ -192,7 +210,7 @@ class CacheBook:
         if not self._reported:
             return
         if cached:
-            self._counts, self._counted = gcd(self._counts, cached), min(self._counted + 1, BLOCK_SAMPLES)
+            self._counts, self._counted = math.gcd(self._counts, cached), min(self._counted + 1, BLOCK_SAMPLES)
         block = self._block()
         if held - cached <= max(2 * min(block, USUAL_BLOCK_TOKENS), min(2 * block, held // 2), held // 8):
             self._has_missed = False
@@ -260,6 +278,7 @@ class CacheBook:
                 own = owns[slot]
                 going = own if surplus > 0 else min(own, over)
                 self._tokens -= going
+                self.evicted += going
                 over -= going
                 if going < own:
                     held[slot] -= min(going, held[slot])

@@ -78,9 +78,10 @@ class Entries:
             yield slot
             slot = following
 
-    def newest_first(self) -> Iterator[int]:
+    def newest_first(self, *ends: int) -> Iterator[int]:
+        """Slots of these lists, one list after the other."""
         older = self._older
-        for end in (AHEAD, USED):
+        for end in ends:
             slot = older[end]
             while slot != end:
                 yield slot

@@ -122,6 +122,10 @@ class Forecasts:
         away, end = pauses.away(idle_s, now_s), pauses.away(HORIZON_S, now_s)
         return (away - end) / away if away > end else 0.0
 
+    def return_rate(self, model: str, turn: int, *, calls_tool: bool, idle_s: float, now_s: float) -> float:
+        """Turns a second, of a session whose turn `turn` ended `idle_s` ago."""
+        return self._pauses(model, turn, calls_tool).rate(idle_s, now_s) if idle_s < HORIZON_S else 0.0
+
     def median_left_s(self, model: str, turn: int, *, calls_tool: bool, idle_s: float, now_s: float) -> float:
         """Until half of the sessions like it are back that come back at all."""
         pauses = self._pauses(model, turn, calls_tool)

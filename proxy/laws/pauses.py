@@ -7,6 +7,7 @@ Meier's estimate).
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import msgspec
 
@@ -39,6 +40,7 @@ class Pauses:
         self._never = _PRIOR_TURNS / 2
         self._waited_for: dict[int, int] = {}  # by the slot in which they ended
         self._curve: list[float] = []
+        self._rates: list[float] = []  # at which sessions return in each bin, per second
         self._made_s = math.nan
 
     def ended(self, now_s: float) -> None:
@@ -74,6 +76,11 @@ class Pauses:
         part = min(1.0, place - number)
         return curve[number] + (curve[number + 1] - curve[number]) * part
 
+    def rate(self, idle_s: float, now_s: float) -> float:
+        """Returns a second, of a session that has been away for so long."""
+        self._survival(now_s)
+        return self._rates[self._gaps.bin(idle_s)]
+
     def time_of(self, share: float, now_s: float) -> float:
         """When so small a share is still away."""
         curve = self._survival(now_s)
@@ -101,6 +108,8 @@ class Pauses:
         for hazard in hazards:
             away *= 1.0 - hazard
             curve.append(away)
+        begins = list(map(self._gaps.begin, range(len(counts) + 1)))
+        self._rates = [hazard / (end - begin) for hazard, (begin, end) in zip(hazards, pairwise(begins), strict=True)]
         self._curve, self._made_s = curve, now_s
         return curve
 

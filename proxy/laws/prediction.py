@@ -72,6 +72,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
 
     view: WorkerView
     laws: EngineLaws
+    now_s: float
     sequences: int  # that decode there, or will
     context_tokens: int  # theirs, in sum
     step_s: float  # of a step that only decodes
@@ -97,6 +98,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
             rate=recent.rate,
             patience_s=recent.patience_s,
             laws=laws,
+            now_s=now_s,
             sequences=sequences,
             context_tokens=context,
             step_s=step_s,

@@ -20,6 +20,7 @@ from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
 from ..laws.prediction import Laws, Prediction
 from ..laws.targets import USUAL, SloTargets, TargetRules
+from .returns import Returns
 
 
 class Route(StrEnum):
@@ -77,6 +78,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     x: float = 0.5
     limits: Limits = Limits()
     laws: Laws | None = None  # of the engines; the modes that predict need them
+    returns: Returns | None = None  # of sessions to their workers; None: nothing is known of them
     weights: Weights = Weights(1.0, 1.0)
     moves_kv: bool = False  # whether workers may be told to fetch KV of a prompt from any other one
     worker_limit: int = 0  # legs that one worker takes at once; 0: any number

@@ -163,13 +163,16 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
         """Its next turn is waited for."""
         self._flag(_AWAITED | (_CALLS_TOOL if calls_tool else 0))
 
+    def awaited(self) -> bool | None:
+        """Whether the answer before called a tool; None if its next turn is here already."""
+        flags = self.packed[LEARNT.size - 1]
+        return bool(flags & _CALLS_TOOL) if flags & _AWAITED else None
+
     def came_back(self) -> bool | None:
         """Its next turn is here. Whether the answer before called a tool; None if it has been here already."""
-        flags = self.packed[LEARNT.size - 1]
-        if not flags & _AWAITED:
-            return None
-        self._flag(flags & ~_AWAITED)
-        return bool(flags & _CALLS_TOOL)
+        if (calls_tool := self.awaited()) is not None:
+            self._flag(self.packed[LEARNT.size - 1] & ~_AWAITED)
+        return calls_tool
 
     def _flag(self, flags: int) -> None:
         self.packed = self.packed[: LEARNT.size - 1] + bytes((flags,)) + self.packed[LEARNT.size :]

@@ -178,6 +178,9 @@ class SessionTable:
         decode = None if session is None else session.learnt()[1]
         return None if decode is None else decode.worker
 
+    def of_history(self, history: int) -> Session | None:
+        return self._sessions.get(history)
+
     def lookup_keys(self, session: Session) -> tuple[int | None, list[int]]:
         label = session.label if session.label is not None and self._by_name(session.label) is session else None
         keys = index_keys(session)

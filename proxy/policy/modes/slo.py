@@ -13,7 +13,8 @@ from .predicted import miss
 TTFT_SPREAD, TPOT_SPREAD = 0.35, 0.15  # of the logarithm of predictions' errors
 LEAST_HEADROOM = 0.1  # of the TPOT target: streams that have less count as having this
 USUAL_OUTPUT = 300  # tokens of the answers there
-QUEUE_WEIGHT = 1.0
+RECENT_WEIGHT = 0.3  # of prompts that came lately, where it is known which sessions are likely to return
+EVICTED_WEIGHT = 0.5  # as what is evicted now might have been soon in any case
 WORK_WEIGHT = 0.02  # of what is close in all else, the way that takes less of the fleet
 MOVE_WEIGHT = 0.005
 
@@ -31,7 +32,8 @@ def expected_misses(turn: Turn, way: Way, rules: Rules) -> Terms:
         "tpot": miss(prediction.tpot_s, targets.tpot_s, TPOT_SPREAD),
         "streams": _stalled(computing, prediction.prefill_s, targets.tpot_s),
         "batch": decode.sequences * _crowded(decode, prediction.tpot_s, targets.tpot_s),
-        "queue": QUEUE_WEIGHT * _queued(computing, prediction.prefill_s),
+        "queue": _queued(turn, way, rules),
+        "evicted": EVICTED_WEIGHT * _evicted(turn, way, rules),
         "work": WORK_WEIGHT * (prediction.ttft_s / limit_s + prediction.tpot_s / targets.tpot_s),
         "moved": MOVE_WEIGHT * prediction.transfer_s / limit_s,
     }
@@ -59,11 +61,33 @@ def _crowded(at: Outlook, tpot_s: float, target_s: float) -> float:
     return max(0.0, miss(tpot_s, target_s, TPOT_SPREAD) - miss(before_s, target_s, TPOT_SPREAD))
 
 
-def _queued(at: Outlook, prefill_s: float) -> float:
-    """Prompts to come that this one makes too late, at the rate of late.
+def _queued(turn: Turn, way: Way, rules: Rules) -> float:
+    """Prompts to come that this one makes too late, where it is computed: at the rate of late, and as sessions return.
 
-    One that comes while it is computed waits for the rest of it, and misses its target by as much of its patience.
+    Those that return add little to their prompts, so they bear no more than their target.
     """
-    if prefill_s <= at.patience_s:
-        return at.rate * prefill_s * prefill_s / (2.0 * at.patience_s)
-    return at.rate * (prefill_s - at.patience_s / 2.0)
+    at, prefill_s = way.computing, way.prediction.prefill_s
+    recent = at.rate * _late(prefill_s, at.patience_s)
+    if rules.returns is None:
+        return recent * prefill_s
+    returning = rules.returns.rate(at.view.id, turn.model, at.now_s) * _late(prefill_s, turn.slo.ttft_s)
+    return (returning + RECENT_WEIGHT * recent) * prefill_s
+
+
+def _late(prefill_s: float, patience_s: float) -> float:
+    """Chance that a prompt which comes while another is computed misses its target: it waits for the rest of that."""
+    if prefill_s <= patience_s:
+        return prefill_s / (2.0 * patience_s)
+    return 1.0 - patience_s / (2.0 * prefill_s)
+
+
+def _evicted(turn: Turn, way: Way, rules: Rules) -> float:
+    """Turns that are likely to come back and find their KV evicted for this one's."""
+    returns, now_s = rules.returns, way.decode.now_s
+    if returns is None:
+        return 0.0
+    decode, prefill, prompt = way.decode.view, way.prefill, turn.prompt_tokens
+    lost = returns.lost(decode.id, turn.model, prompt - turn.held_by(decode) + turn.output_tokens, now_s)
+    if prefill is not None:
+        lost += returns.lost(prefill.view.id, turn.model, prompt - turn.held_by(prefill.view), now_s)
+    return lost

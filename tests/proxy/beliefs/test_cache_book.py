@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ppd.proxy.beliefs import cache_book
 from ppd.proxy.beliefs.cache_book import BLOCK_SAMPLES, ENTRIES_KEPT, RECOVERY, CacheBook
-from ppd.proxy.beliefs.entries import Entries
+from ppd.proxy.beliefs.entries import AHEAD, USED, Entries
 from ppd.proxy.beliefs.entry_places import EntryPlaces
 from ppd.proxy.beliefs.held import Mark
 
@@ -253,7 +253,7 @@ def test_the_sum_is_that_of_its_entries_and_fits(steps: list[tuple[str, int, int
             found.found(tokens, 500, 10 * key)
         else:
             getattr(found, step)(key)
-        rooms = [found._entries.own[slot] for slot in found._entries.newest_first()]
+        rooms = [found._entries.own[slot] for slot in found._entries.newest_first(AHEAD, USED)]
         assert found.tokens == sum(rooms) <= found.capacity <= 1000
         assert all(0 <= found.held(name) <= 900 for name in range(6))
 

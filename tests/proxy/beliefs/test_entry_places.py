@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from ppd.proxy.beliefs import cache_book
 from ppd.proxy.beliefs.beliefs import Beliefs
+from ppd.proxy.beliefs.entries import AHEAD, USED
 from ppd.proxy.beliefs.entry_places import EntryPlaces
 from ppd.proxy.beliefs.held import BeliefEvidence, Held, LegOutcome, Mark, PromptEntry, Residency, SentLeg
 from ppd.proxy.fleet.view import WorkerView
@@ -107,7 +108,7 @@ def test_who_holds_a_prompt_is_what_a_walk_through_all_books_finds(
     assert sum(len(list(places.of(key))) for key in places._places) == sum(map(len, books)), "none outlives its entry"
     for book in books:
         entries = book._entries
-        slots = list(entries.newest_first())
+        slots = list(entries.newest_first(AHEAD, USED))
         assert [places.slot(entries.keys[slot], book.number) for slot in slots] == slots
 
 

@@ -9,11 +9,13 @@ from msgspec.structs import replace
 
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.view import RecentPrompts, WorkerView
+from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.laws.prediction import EngineLaws
 from ppd.proxy.laws.step_time import EngineProfile
 from ppd.proxy.laws.targets import SloTargets
 from ppd.proxy.policy import Decision, Route, Rules, Turn
 from ppd.proxy.policy.modes import PREDICTING
+from ppd.proxy.policy.returns import Returns
 from ppd.proxy.policy.ways import RECORDED
 from tests.support.decisions import D1, D2, FIRST, NEXT, P1, P2, R1, held, run, view
 
@@ -35,10 +37,28 @@ class SameLaws:
         return None if view.id in self._unknown else EngineLaws(costs=EngineProfile())
 
 
+class Known(Returns):
+    """Of one worker: turns that come back a second, and that are lost with each token written."""
+
+    def __init__(self, worker: WorkerView, *, rate: float = 0.0, loss: float = 0.0) -> None:
+        self._worker, self._rate, self._loss = worker.id, rate, loss
+
+    def rate(self, worker: WorkerId, model: str, now_s: float) -> float:
+        return self._rate if worker == self._worker else 0.0
+
+    def lost(self, worker: WorkerId, model: str, tokens: int, now_s: float) -> float:
+        return self._loss * tokens if worker == self._worker else 0.0
+
+
 def decided(
-    turn: Turn, *fleet: WorkerView, mode: Mode = Mode.SLO, moves_kv: bool = False, unknown: tuple[WorkerView, ...] = ()
+    turn: Turn,
+    *fleet: WorkerView,
+    mode: Mode = Mode.SLO,
+    moves_kv: bool = False,
+    unknown: tuple[WorkerView, ...] = (),
+    returns: Returns | None = None,
 ) -> Decision:
-    return run(turn, fleet, Rules(mode=mode, laws=SameLaws(*unknown), moves_kv=moves_kv))
+    return run(turn, fleet, Rules(mode=mode, laws=SameLaws(*unknown), moves_kv=moves_kv, returns=returns))
 
 
 def streaming(view: WorkerView, sequences: int) -> WorkerView:
@@ -78,6 +98,19 @@ def test_slo_takes_the_way_by_which_the_fewest_turns_miss_their_targets(
     decision = decided(turn, *fleet)
     assert (decision.route, decision.reason) == (route, "slo")
     assert decision.decode.name in decodes
+
+
+def test_slo_spares_the_turns_that_will_come_back() -> None:
+    """Those that would wait for the prompt, and those whose KV it would evict: on D, and on a P that holds it alone."""
+    fleet = (D1, D2)
+    for spared, other in ((D1, "D2"), (D2, "D1")):
+        assert decided(LONG, *fleet, returns=Known(spared, rate=2.0)).decode.name == other
+        assert decided(LONG, *fleet, returns=Known(spared, loss=1e-4)).decode.name == other
+    decision = decided(LONG, P1, P2, *map(hurried, fleet), returns=Known(P1, loss=1e-4))
+    assert decision.prefill is not None
+    assert decision.prefill.name == "P2"
+    at_home = decided(LATER, *fleet, returns=Known(D2, loss=1e-3))
+    assert at_home.decode.name == "D2", "little is written where the history is"
 
 
 def test_targets_of_the_turn_decide() -> None:

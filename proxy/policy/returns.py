@@ -1,0 +1,100 @@
+"""What workers wait for: turns that are likely to come back, and what it costs them if their KV is evicted.
+
+A session returns, if at all, after pauses like those that were seen (`laws.forecasts`), to the worker that answered it
+last. What is written to a full cache evicts what was used longest ago (`beliefs`), and that costs the turns that would
+have come back to it, unless another worker holds it too.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import msgspec
+
+from ..beliefs.beliefs import Beliefs
+from ..beliefs.cache_book import CacheBook
+from ..fleet.worker import WorkerId
+from ..laws.forecasts import Forecasts
+from ..sessions.table import SessionTable
+
+KEPT_S = 0.5  # for which what is found is used: a session more or less changes little
+NEWEST = 96  # of a worker's sessions are asked for when they return: the longer they stay away, the less they do
+OLDEST = 48  # are asked for what is lost with them
+ANSWERS_KEPT = 4096
+
+
+class _Awaited(msgspec.Struct, frozen=True):
+    """Of one worker and model."""
+
+    made_s: float
+    rate: float  # turns that come back, a second
+    evicted: int  # tokens, before `ends`
+    ends: list[int]  # tokens up to the end of each prefix, in the order in which they are evicted
+    lost: list[float]  # turns lost with all up to there
+
+    def lost_by(self, evicted: int) -> float:
+        """evicted: tokens, all told."""
+        tokens = evicted - self.evicted
+        if tokens <= 0 or not self.ends:
+            return 0.0
+        at = bisect_right(self.ends, tokens)
+        if at == len(self.ends):  # what lies beyond is taken to be alike
+            return self.lost[-1] * tokens / self.ends[-1]
+        begin, before = (self.ends[at - 1], self.lost[at - 1]) if at else (0, 0.0)
+        return before + (self.lost[at] - before) * (tokens - begin) / (self.ends[at] - begin)
+
+
+class Returns:
+    def __init__(self, sessions: SessionTable, beliefs: Beliefs, forecasts: Forecasts) -> None:
+        self._sessions = sessions
+        self._beliefs = beliefs
+        self._forecasts = forecasts
+        self._known: dict[tuple[WorkerId, str], _Awaited] = {}
+
+    def rate(self, worker: WorkerId, model: str, now_s: float) -> float:
+        """Turns of its sessions that are likely to come back to the worker, a second."""
+        book = self._beliefs.book(worker)
+        return 0.0 if book is None else self._awaited(worker, book, model, now_s).rate
+
+    def lost(self, worker: WorkerId, model: str, tokens: int, now_s: float) -> float:
+        """Turns that are likely to come back and find nothing, if so many tokens are written to the worker's cache."""
+        book = self._beliefs.book(worker)
+        if book is None or (over := tokens - book.room()) <= 0:
+            return 0.0
+        awaited = self._awaited(worker, book, model, now_s)
+        return awaited.lost_by(book.evicted + int(over)) - awaited.lost_by(book.evicted)
+
+    def _awaited(self, worker: WorkerId, book: CacheBook, model: str, now_s: float) -> _Awaited:
+        known = self._known.get((worker, model))
+        if known is not None and 0.0 <= now_s - known.made_s < KEPT_S and known.evicted <= book.evicted:
+            return known
+        if len(self._known) >= ANSWERS_KEPT:
+            self._known.clear()
+        known = self._known[worker, model] = self._new(worker, book, model, now_s)
+        return known
+
+    def _new(self, worker: WorkerId, book: CacheBook, model: str, now_s: float) -> _Awaited:
+        forecasts, rate = self._forecasts, 0.0
+        for key in book.newest(NEWEST):
+            session = self._sessions.of_history(key)
+            if session is None or session.decode != worker or (calls_tool := session.awaited()) is None:
+                continue
+            idle_s = now_s - session.seen_s
+            rate += forecasts.return_rate(model, session.turn, calls_tool=calls_tool, idle_s=idle_s, now_s=now_s)
+        end, lost = 0, 0.0
+        ends, losses = list[int](), list[float]()
+        for key, tokens in book.oldest(OLDEST):
+            if tokens:
+                end += tokens
+                lost += self._chance(key, book, model, now_s)
+                ends.append(end)
+                losses.append(lost)
+        return _Awaited(now_s, rate, book.evicted, ends, losses)
+
+    def _chance(self, key: int, book: CacheBook, model: str, now_s: float) -> float:
+        """That a turn comes back which only this worker serves from its cache."""
+        session = self._sessions.of_history(key)
+        if session is None or (calls_tool := session.awaited()) is None or self._beliefs.is_held_elsewhere(key, book):
+            return 0.0
+        idle_s = now_s - session.seen_s
+        return self._forecasts.chance_of_return(model, session.turn, calls_tool=calls_tool, idle_s=idle_s, now_s=now_s)

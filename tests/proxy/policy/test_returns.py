@@ -1,0 +1,133 @@
+"""What workers wait for, and what is lost with what they evict."""
+
+from __future__ import annotations
+
+import pytest
+
+from ppd.proxy.beliefs.beliefs import Beliefs
+from ppd.proxy.beliefs.held import Residency
+from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.worker import Load, Role, Worker, WorkerId
+from ppd.proxy.laws.forecasts import AnswerEnded, Forecasts, SessionReturned
+from ppd.proxy.policy.returns import KEPT_S, OLDEST, Returns
+from ppd.proxy.sessions.session import Session
+from ppd.proxy.sessions.table import SessionTable
+
+MODEL, NOW_S, CAPACITY = "m", 5000.0, 1000
+HERE, THERE = WorkerId("here:8000"), WorkerId("there:8000")
+
+
+class World:
+    """Sessions of 400 tokens, of which nine in ten come back 10 s after their first turn."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        load = Load(0, 0, 0.0, capacity)
+        views = {
+            worker: WorkerView(worker=Worker(role=Role.DECODE, address=worker), name=worker, incarnation="i", load=load)
+            for worker in (HERE, THERE)
+        }
+        self.beliefs = Beliefs(views.get)
+        self.sessions = SessionTable(ttl_s=3600.0, capacity=10_000, beliefs=self.beliefs)
+        self.forecasts = Forecasts()
+        self.returns = Returns(self.sessions, self.beliefs, self.forecasts)
+        for number in range(100):
+            ended_s = NOW_S - 4900.0 + number
+            self.forecasts.take(AnswerEnded(MODEL, 1, 100, None, False, ended_s))
+            if number % 10:
+                self.forecasts.take(SessionReturned(MODEL, 1, False, ended_s, ended_s + 10.0))
+
+    def answered(self, history: int, seen_s: float, worker: WorkerId = HERE, tokens: int = 400) -> Session:
+        session = Session(history, None)
+        session.turn, session.seen_s = 1, seen_s
+        session.learn(100.0, Residency(worker, "i", tokens), None)
+        session.answered(calls_tool=False)
+        self.sessions.adopt(session, None, ())
+        return session
+
+    def rate(self, worker: WorkerId = HERE, now_s: float = NOW_S) -> float:
+        return self.returns.rate(worker, MODEL, now_s)
+
+    def lost(self, tokens: int, now_s: float = NOW_S) -> float:
+        return self.returns.lost(HERE, MODEL, tokens, now_s)
+
+
+def test_sessions_return_to_their_worker_after_pauses_like_those_seen() -> None:
+    world = World()
+    assert world.rate() == 0.0
+    world.answered(1, NOW_S - 10.0)
+    assert world.rate(THERE) == 0.0
+    soon = World()
+    soon.answered(1, NOW_S - 10.0)
+    late = World()
+    late.answered(1, NOW_S - 300.0)
+    assert soon.rate() > 10 * late.rate()
+
+
+def test_of_turns_that_are_here_and_sessions_that_left_none_is_awaited() -> None:
+    world = World()
+    world.answered(1, NOW_S - 9.0).came_back()
+    world.answered(2, NOW_S - 9.0)
+    world.answered(2, NOW_S - 8.9, THERE)
+    dropped = world.answered(3, NOW_S - 9.0)
+    assert world.sessions.drop(dropped.id)
+    assert world.rate() == 0.0
+    assert world.rate(THERE) > 0.0
+
+
+def test_what_is_evicted_costs_those_who_would_have_come_back() -> None:
+    world = World()
+    world.answered(1, NOW_S - 8.0)
+    world.answered(2, NOW_S - 4.0)
+    assert world.lost(200) == 0.0  # there is room for it
+    assert world.lost(600) == pytest.approx(0.9, abs=0.1)  # the first one's
+    assert world.lost(400) == pytest.approx(world.lost(600) / 2)
+    assert world.lost(1000) == pytest.approx(1.8, abs=0.2)
+    assert World().lost(10_000) == 0.0
+
+
+def test_who_stays_away_for_long_is_no_loss() -> None:
+    world = World()
+    world.answered(1, NOW_S - 1000.0)
+    world.answered(2, NOW_S - 4.0)
+    assert world.lost(600) < 0.1
+    assert world.lost(1000) > 0.8
+
+
+def test_what_another_worker_holds_too_is_not_lost() -> None:
+    world = World()
+    world.answered(1, NOW_S - 8.0, THERE)
+    world.answered(1, NOW_S - 7.9)
+    world.answered(2, NOW_S - 4.0)
+    assert world.lost(600) == 0.0
+
+
+def test_what_has_been_evicted_since_is_not_lost_again() -> None:
+    world = World()
+    world.answered(1, NOW_S - 8.0)
+    world.answered(2, NOW_S - 4.0)
+    whole = world.lost(1000)
+    world.answered(3, NOW_S, tokens=600)  # evicts all of the first one's
+    assert world.lost(400) == pytest.approx(whole - 0.9, abs=0.1)
+    assert world.lost(400, NOW_S + KEPT_S) == pytest.approx(whole - 0.9, abs=0.1)
+
+
+def test_beyond_what_was_asked_for_the_rest_is_taken_to_be_alike() -> None:
+    world = World(capacity=400 * OLDEST * 3)
+    for number in range(OLDEST * 3):
+        world.answered(number + 1, NOW_S - 8.0)
+    assert world.lost(400 * OLDEST * 2) == pytest.approx(2 * world.lost(400 * OLDEST))
+
+
+@pytest.mark.parametrize("capacity", [0, 1])
+def test_a_worker_that_is_not_known_or_says_nothing_loses_nothing(capacity: int) -> None:
+    world = World(capacity)
+    assert (world.rate(), world.lost(10**9)) == (0.0, 0.0)
+    world.answered(1, NOW_S - 8.0)
+    assert world.lost(10**9) == 0.0 if not capacity else world.lost(10**9) >= 0.0
+
+
+def test_a_clock_that_goes_back_is_asked_anew() -> None:
+    world = World()
+    world.answered(1, NOW_S - 9.0)
+    assert world.rate(now_s=NOW_S) > 0.0
+    assert world.rate(now_s=NOW_S - 100.0) >= 0.0

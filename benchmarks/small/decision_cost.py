@@ -286,9 +286,9 @@ class DecidedTurns:
         self.registry.loaded(engine.id, Load(engine.inflight, waiting, 0.4, 450_000), self.now_s)
         held = Held(turn.prompt_tokens + turn.output_tokens, BeliefEvidence.OWN_TURNS)
         holders = {worker: held for worker in (prefill, decision.decode.id) if worker is not None}
-        grown = turn.prompt_tokens + turn.output_tokens
-        later = dict(number=turn.number + 1, held_tokens=grown, prompt_tokens=grown + 150, decode=decision.decode.id)
-        self.sessions.append(replace(turn, held={**turn.held, **holders}, **later))
+        held_tokens = turn.prompt_tokens + turn.output_tokens
+        later = replace(turn, number=turn.number + 1, held_tokens=held_tokens, prompt_tokens=held_tokens + 150)
+        self.sessions.append(replace(later, held={**turn.held, **holders}, decode=decision.decode.id))
         if len(self.sessions) > KNOWN * len(self.ids):
             self.sessions.pop(0)
 

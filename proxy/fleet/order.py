@@ -8,7 +8,7 @@ same answers.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
@@ -17,10 +17,9 @@ from typing import Literal
 import msgspec
 
 from .places import LEAST, UNKNOWN
+from .ranking import Rank, Ranking
 from .view import Fleet, Takers, WorkerView, taking_turns
-from .worker import PairingKind, Role, Worker, WorkerId
-
-KV_FULL = 0.95  # at this share of KV blocks in use, a new session would evict or preempt others
+from .worker import PairingKind, Worker, WorkerId
 
 SORTED_FROM = 8  # workers of a role; to look at each of fewer costs less
 MODELS_KEPT = 256  # bounded, as clients may name any model while a worker has not said which it serves
@@ -29,47 +28,27 @@ MOST_CHANGES = 100_000
 
 _INFLIGHT = attrgetter("inflight")
 
-Rank = tuple[float, ...]
-"""The least is the best."""
-
-
-def load_rank(view: WorkerView, factor: float = 1.0) -> Rank:
-    """For a leg that answers. KV in use is as the engine last reported it; what was placed there since counts at once.
-
-    factor: by which the worker counts as less loaded; below 1 during its slow start.
-    """
-    load, requests, queued = view.load, (view.requests + 1) / factor, view.queued_prefill_tokens / factor
-    placed = view.placed_tokens / load.kv_capacity_tokens if load.kv_capacity_tokens else 0.0
-    return (load.kv_usage >= KV_FULL, requests, queued, round(load.kv_usage + placed, 2), view.placed_tokens / factor)
-
-
-def prefill_rank(view: WorkerView) -> Rank:
-    """For a P's leg, of prompts of which it holds nothing."""
-    return (view.queued_prefill_tokens, view.requests)
-
-
-RANKS = (prefill_rank, load_rank, load_rank)
-"""As `Takers`: of P, D and R."""
-
 
 class LoadOrder:
     """The workers of one role that take one model's turns. `views` are in the registry's order."""
 
-    def __init__(self, rank_of: Callable[[WorkerView], Rank], views: list[WorkerView]) -> None:
-        self.rank_of = rank_of
+    def __init__(self, views: list[WorkerView]) -> None:
         self.views = views
         self.position = {view.id: at for at, view in enumerate(views)}
         self.requests = sum(view.requests for view in views)
         self.recent_tokens = sum(view.recent_tokens for view in views)
         self.version = 0  # grows with every change
-        self._ranks = list(map(rank_of, views))
-        self._equals: dict[Rank, set[int]] = {}
-        for at, rank in enumerate(self._ranks):
-            self._equals.setdefault(rank, set()).add(at)
-        self._sorted = sorted(self._equals)
+        self._rankings: dict[Callable[[WorkerView], Rank], Ranking] = {}  # those that were asked for
         self._since_s = sorted((view.since_s, at) for at, view in enumerate(views))
         self._full = {at for at, view in enumerate(views) if view.is_full(math.inf)}  # of the places that are known
         self._kinds = Counter(view.worker.pairing_kind for view in views)
+
+    def by(self, rank_of: Callable[[WorkerView], Rank]) -> Ranking:
+        """rank_of: one of few functions, as what is asked for once is kept from then on."""
+        ranking = self._rankings.get(rank_of)
+        if ranking is None:
+            ranking = self._rankings[rank_of] = Ranking(rank_of, self.views)
+        return ranking
 
     def update(self, view: WorkerView) -> None:
         at = self.position.get(view.id)
@@ -85,37 +64,8 @@ class LoadOrder:
             insort(self._since_s, (view.since_s, at))
         if view.worker is not old.worker:
             self._count_kinds(old.worker.pairing_kind, view.worker.pairing_kind)
-        rank, before = self.rank_of(view), self._ranks[at]
-        if rank == before:
-            return
-        self._ranks[at] = rank
-        equals = self._equals[before]
-        equals.remove(at)
-        if not equals:
-            del self._equals[before]
-            del self._sorted[bisect_left(self._sorted, before)]
-        if rank in self._equals:
-            self._equals[rank].add(at)
-        else:
-            self._equals[rank] = {at}
-            insort(self._sorted, rank)
-
-    def least(self, apart: Collection[int]) -> list[WorkerView]:
-        """All of the least rank, of those that do not stand at the positions `apart`."""
-        for rank in self._sorted:
-            found = [self.views[at] for at in self._equals[rank] if at not in apart]
-            if found:
-                return found
-        return []
-
-    def first(self, count: int, left_out: Collection[int]) -> list[WorkerView]:
-        """The least of all that do not stand at the positions `left_out`; of equals those that come first."""
-        found: list[WorkerView] = []
-        for rank in self._sorted:
-            found += [self.views[at] for at in sorted(self._equals[rank]) if at not in left_out]
-            if len(found) >= count:
-                break
-        return found[:count]
+        for ranking in self._rankings.values():
+            ranking.update(at, view)
 
     def since(self, now_s: float, age_s: float) -> list[int]:
         """Positions of those that joined or recovered less than `age_s` ago."""
@@ -152,7 +102,9 @@ class Ranked(list[WorkerView]):
 
     def __init__(self, order: LoadOrder, left_out: frozenset[int] = frozenset()) -> None:
         views = order.views
-        super().__init__([view for at, view in enumerate(views) if at not in left_out] if left_out else views)
+        super().__init__(views)
+        for at in sorted(left_out, reverse=True):  # few as a rule
+            del self[at]
         self._order = order
         self._version = order.version
         self.left_out = left_out
@@ -172,16 +124,10 @@ class Roster:
 
     def __init__(self, views: Mapping[WorkerId, WorkerView], takers: Takers) -> None:
         *by_role, self._down = takers
-        orders = [self._sorted(views, ids, rank) for ids, rank in zip(by_role, RANKS, strict=True)]
+        orders = [None if len(ids) < SORTED_FROM else LoadOrder(list(map(views.__getitem__, ids))) for ids in by_role]
         self._lists = list(zip(by_role, orders, strict=True))
         self._order_of = {worker: order for order in orders if order is not None for worker in order.position}
         self.heard = 0  # changes
-
-    @staticmethod
-    def _sorted(
-        views: Mapping[WorkerId, WorkerView], ids: Sequence[WorkerId], rank_of: Callable[[WorkerView], Rank]
-    ) -> LoadOrder | None:
-        return None if len(ids) < SORTED_FROM else LoadOrder(rank_of, [views[worker] for worker in ids])
 
     def hear(self, views: Mapping[WorkerId, WorkerView], changes: Sequence[WorkerId]) -> None:
         """changes: of views, in the order in which they came."""
@@ -305,24 +251,28 @@ class RankRule(msgspec.Struct, frozen=True, gc=False):
     """A rank that a decision goes by: that of `sorts_as`, but for those `apart` and those in slow start."""
 
     rank_of: Callable[[WorkerView], Rank]
-    sorts_as: Callable[[WorkerView], Rank]  # one of `RANKS`
+    sorts_as: Callable[[WorkerView], Rank]  # as of `LoadOrder.by`
     now_s: float
     slow_start_s: float
     apart: Collection[WorkerId] = ()
 
+    def set_apart(self, order: LoadOrder, ranked: Ranked) -> set[int]:
+        """Positions of the candidates whose ranks the order does not tell."""
+        return _positions(order, self.apart).union(order.since(self.now_s, self.slow_start_s)) - ranked.left_out
+
 
 def least_ranked(views: Sequence[WorkerView], rule: RankRule) -> list[WorkerView]:
     """All of the least rank."""
-    rank_of, known = rule.rank_of, _order(views)
-    if known is None or known[0].rank_of is not rule.sorts_as:
+    rank_of = rule.rank_of
+    if (known := _order(views)) is None:
         ranks = [rank_of(view) for view in views]
         least = min(ranks, default=())
         return [view for view, rank in zip(views, ranks, strict=True) if rank == least]
     order, ranked = known
-    apart = _positions(order, rule.apart).union(order.since(rule.now_s, rule.slow_start_s))
-    found = order.least(apart | ranked.left_out)
+    apart = rule.set_apart(order, ranked)
+    found = [order.views[at] for at in order.by(rule.sorts_as).least(apart | ranked.left_out)]
     least = rank_of(found[0]) if found else ()
-    for at in apart - ranked.left_out:
+    for at in apart:
         view = order.views[at]
         rank = rank_of(view)
         if not found or rank < least:
@@ -332,12 +282,16 @@ def least_ranked(views: Sequence[WorkerView], rule: RankRule) -> list[WorkerView
     return found
 
 
-def least_loaded(views: Sequence[WorkerView], count: int) -> list[WorkerView]:
-    """The first by load, slow start aside: P as `prefill_rank` says, D and R as `load_rank` does."""
-    if (known := _order(views)) is not None:
-        return known[0].first(count, known[1].left_out)
-    rank_of = prefill_rank if views and views[0].role is Role.PREFILL else load_rank
-    return sorted(views, key=rank_of)[:count]
+def first_ranked(views: Sequence[WorkerView], rule: RankRule, count: int) -> list[WorkerView]:
+    """The first by rank; of equals those that come first."""
+    if (known := _order(views)) is None:
+        return sorted(views, key=rule.rank_of)[:count]
+    order, ranked = known
+    apart = rule.set_apart(order, ranked)
+    found = order.by(rule.sorts_as).first(count, apart | ranked.left_out)
+    found += apart
+    found.sort()
+    return sorted((order.views[at] for at in found), key=rule.rank_of)[:count]
 
 
 def pairing_kinds(views: Sequence[WorkerView]) -> Sequence[PairingKind | Worker] | None:

@@ -148,11 +148,11 @@ def _known(turn: Turn, fleet: Fleet) -> WorkerView | None:
     last = None if turn.decode is None else fleet.views.get(turn.decode)
     if turn.stored_response or not turn.held:
         return last
-    best, most = last, (0, False)
-    for worker in turn.held:
-        view = fleet.views.get(worker)
-        if view is not None and view.role is _DECODE:
-            rank = turn.held_by(view), worker == turn.decode
-            if rank > most:
-                best, most = view, rank
+    best, most = last, 0
+    for worker, held in turn.held.items():
+        tokens = min(held.tokens, turn.prompt_tokens)
+        if tokens > most or (tokens == most and worker == turn.decode):
+            view = fleet.views.get(worker)
+            if view is not None and view.role is _DECODE:
+                best, most = view, tokens
     return best if best is None or holds_most(turn, best) or not (turn.held_tokens and turn.decode) else last

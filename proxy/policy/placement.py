@@ -7,19 +7,10 @@ from hashlib import sha256
 
 import msgspec
 
-from ..beliefs.held import BeliefEvidence
+from ..beliefs.held import BeliefEvidence, Held
 from ..connectors import can_pair
-from ..fleet.order import (
-    KV_FULL,
-    Rank,
-    RankRule,
-    least_ranked,
-    load_rank,
-    mean_recent_tokens,
-    mean_requests,
-    of_workers,
-    prefill_rank,
-)
+from ..fleet.order import RankRule, least_ranked, mean_recent_tokens, mean_requests, of_workers
+from ..fleet.ranking import KV_FULL, Rank, load_rank, prefill_rank
 from ..fleet.view import WorkerView
 from ..fleet.worker import Role, WorkerId
 from .decision import Turn
@@ -74,7 +65,7 @@ def pick_decode(turn: Turn, candidates: Sequence[WorkerView], slow_start: SlowSt
     else:
         rule = slow_start.rule(lambda view: load_rank(view, slow_start(view)), load_rank)
         least = _first(candidates, rule, turn.session_id)
-    holders = [view for view in _holders(turn, candidates) if _is_at_ease(view, candidates, turn.prompt_tokens)]
+    holders = _at_ease(_holders(turn, candidates), candidates, turn.prompt_tokens)
     if least is None or not holders:
         return least
     best = min(holders, key=lambda view: (work_tokens(view), load_rank(view, slow_start(view))))
@@ -101,7 +92,8 @@ def own_worker(turn: Turn, *pools: Sequence[WorkerView]) -> WorkerView | None:
         return next((view for views in pools for view in of_workers(views, stores)), None)
     if not turn.held_tokens:
         return None
-    own = [view for views in pools for view in _holders(turn, views) if holds_session(turn, view)]
+    holders = [worker for worker, held in turn.held.items() if _is_own(held)]  # few, where many hold a shared head
+    own = [view for views in pools for view in of_workers(views, holders) if holds_most(turn, view)] if holders else []
     return max(own, key=lambda view: (turn.held_by(view), view.id == turn.decode), default=None)
 
 
@@ -113,8 +105,11 @@ def _holders(turn: Turn, views: Sequence[WorkerView]) -> list[WorkerView]:
 def holds_session(turn: Turn, view: WorkerView) -> bool:
     """Whether it holds most of what earlier turns of the session cover, as no worker for other sessions does."""
     held = turn.held.get(view.id)
-    is_own = held is not None and held.evidence is not BeliefEvidence.SHARED_PREFIX and not held.is_shared
-    return is_own and holds_most(turn, view)
+    return held is not None and _is_own(held) and holds_most(turn, view)
+
+
+def _is_own(held: Held) -> bool:
+    return held.evidence is not BeliefEvidence.SHARED_PREFIX and not held.is_shared
 
 
 def holds_most(turn: Turn, view: WorkerView) -> bool:
@@ -124,17 +119,23 @@ def holds_most(turn: Turn, view: WorkerView) -> bool:
 
 def is_overloaded(view: WorkerView, views: Sequence[WorkerView]) -> bool:
     """Whether a worker has no room, or more than its share of requests, and more than one of them."""
-    return view.load.kv_usage >= KV_FULL or view.requests > EASE * mean_requests(views) + 1
+    return _has_more(view, EASE * mean_requests(views) + 1)
 
 
-def _is_at_ease(view: WorkerView, views: Sequence[WorkerView], prompt_tokens: int) -> bool:
-    """Whether it may get a session for what it holds.
+def _has_more(view: WorkerView, requests: float) -> bool:
+    return view.load.kv_usage >= KV_FULL or view.requests > requests
 
-    Its load now are its requests, as each slows the others that it decodes. What its turns brought there lately tells
-    how much of its cache they have turned over, also where requests are few.
+
+def _at_ease(holders: Sequence[WorkerView], views: Sequence[WorkerView], prompt_tokens: int) -> list[WorkerView]:
+    """Those that may get a session for what they hold.
+
+    Their load now are their requests, as each slows the others that it decodes. What their turns brought there lately
+    tells how much of their caches they have turned over, also where requests are few.
     """
-    room = EASE * mean_recent_tokens(views) + prompt_tokens
-    return not is_overloaded(view, views) and view.recent_tokens <= room
+    if not holders:
+        return []
+    requests, tokens = EASE * mean_requests(views) + 1, EASE * mean_recent_tokens(views) + prompt_tokens
+    return [view for view in holders if not _has_more(view, requests) and view.recent_tokens <= tokens]
 
 
 def _first(candidates: Sequence[WorkerView], rule: RankRule, session_id: str) -> WorkerView | None:

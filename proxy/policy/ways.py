@@ -7,11 +7,13 @@ prompt's beginning lies elsewhere, and workers can fetch it, each way is also ju
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
+from heapq import nsmallest
 
 import msgspec
 from msgspec.structs import replace
 
+from ..fleet.order import RankRule, first_ranked, of_workers
+from ..fleet.ranking import prefill_work_rank, work_rank
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
 from ..laws.prediction import Outlook, Prediction, TurnSize, idle_ttft_s, on_one, on_two
@@ -25,6 +27,7 @@ ALL = 4  # so few are all judged
 PREFILLS = 2  # that are paired with each D
 FETCH_TOKENS = 256  # fewer are not worth a transfer
 RECORDED = 8  # candidates of one decision
+BY_WORK = RankRule(prefill_work_rank, prefill_work_rank, now_s=0.0, slow_start_s=0.0)  # of P
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -160,24 +163,32 @@ class _Looks:
 def _shortlist(turn: Turn, views: Sequence[WorkerView], candidates: Candidates) -> Sequence[WorkerView]:
     if len(views) <= ALL:
         return views
-    chosen = sorted((view for view in views if turn.held_by(view)), key=turn.held_by, reverse=True)[:HOLDERS]
-    chosen += [view for view in views if view.id in (turn.decode, turn.affinity)]
-    least = sorted(views, key=lambda view: _load(view, candidates))[:LEAST_LOADED]
-    return list({view.id: view for view in (*chosen, *least)}.values())
+    slow_start = candidates.slow_start
+    rule = slow_start.rule(lambda view: work_rank(view, slow_start(view)), work_rank)
+    chosen = _holders(turn, views, HOLDERS)
+    chosen += of_workers(views, [worker for worker in (turn.decode, turn.affinity) if worker is not None])
+    chosen += first_ranked(views, rule, LEAST_LOADED)
+    return list({view.id: view for view in chosen}.values())
 
 
-def _load(view: WorkerView, candidates: Candidates) -> tuple[float, float]:
-    factor = candidates.slow_start(view)
-    return (view.requests + 1) / factor, (view.queued_prefill_tokens + view.recent_tokens) / factor
+def _holders(turn: Turn, views: Sequence[WorkerView], count: int, least: int = 1) -> list[WorkerView]:
+    """Those that hold most of the prompt, and so many tokens at least; of equals those that come first."""
+    if not turn.held:
+        return []
+    found = [
+        (-held, at, view)
+        for at, view in enumerate(of_workers(views, turn.held))
+        if (held := turn.held_by(view)) >= least
+    ]
+    return [view for _, _, view in nsmallest(count, found)]
 
 
 def _prefills(turn: Turn, candidates: Candidates, looks: _Looks, size: TurnSize) -> list[Outlook]:
     """Those that would have computed the prompt first."""
     views = candidates.prefills
     if len(views) > ALL:
-        holders = sorted((view for view in views if turn.held_by(view)), key=turn.held_by, reverse=True)[:HOLDERS]
-        least = sorted(views, key=attrgetter("queued_prefill_s", "queued_prefill_tokens", "requests"))[:LEAST_LOADED]
-        views = list({view.id: view for view in (*holders, *least)}.values())
+        least = first_ranked(views, BY_WORK, LEAST_LOADED)
+        views = list({view.id: view for view in (*_holders(turn, views, HOLDERS), *least)}.values())
     known = [look for look in map(looks.at, views) if look is not None]
     known.sort(key=lambda look: on_one(look, size, turn.held_by(look.view)).ttft_s)
     return known[:PREFILLS]
@@ -185,6 +196,6 @@ def _prefills(turn: Turn, candidates: Candidates, looks: _Looks, size: TurnSize)
 
 def _holder(turn: Turn, candidates: Candidates, looks: _Looks) -> Outlook | None:
     """Who holds most of the prompt."""
-    able = (*candidates.decodes, *candidates.replicas, *candidates.prefills)
-    holder = max((view for view in able if turn.held_by(view) >= FETCH_TOKENS), key=turn.held_by, default=None)
-    return None if holder is None else looks.at(holder)
+    able = (candidates.decodes, candidates.replicas, candidates.prefills)
+    found = [view for views in able for view in _holders(turn, views, 1, FETCH_TOKENS)]
+    return looks.at(max(found, key=turn.held_by)) if found else None

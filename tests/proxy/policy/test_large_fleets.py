@@ -16,10 +16,13 @@ from ppd.proxy.config import Mode
 from ppd.proxy.connectors import can_pair
 from ppd.proxy.errors import AllBusy, NoWorkerError
 from ppd.proxy.fleet.booking import LegBooking
-from ppd.proxy.fleet.order import Ranked, least_loaded, load_rank, prefill_rank
+from ppd.proxy.fleet.order import Ranked, first_ranked
+from ppd.proxy.fleet.ranking import work_rank
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import Fleet, WorkerView, taking_turns
 from ppd.proxy.fleet.worker import Announcement, Load, PairId, Role, Source, Worker, WorkerId
+from ppd.proxy.laws.profiles import Profiles
+from ppd.proxy.laws.worker_laws import WorkerLaws
 from ppd.proxy.policy import Decision, Excluded, Rules, Turn, decide
 from ppd.proxy.policy.candidates import find_candidates
 from ppd.proxy.policy.placement import SlowStart, is_overloaded, own_worker, pick_decode, pick_prefill
@@ -202,8 +205,8 @@ def check_picks(turn: Turn, views: Sequence[WorkerView], start: SlowStart) -> No
     assert pick_decode(turn, views, start) is plain_decode(turn, views, start.now_s)
     assert own_worker(turn, views) is own(turn, views)
     assert [is_overloaded(v, views) for v in views] == [overloaded(v, views) for v in views]
-    rank_of = prefill_rank if views and views[0].role is Role.PREFILL else load_rank
-    assert list(map(rank_of, least_loaded(views, 3))) == sorted(map(rank_of, views))[:3]
+    by_work = start.rule(lambda view: work_rank(view, start(view)), work_rank)
+    assert first_ranked(views, by_work, 3) == sorted(views, key=by_work.rank_of)[:3]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -234,9 +237,12 @@ def test_who_is_picked_is_who_the_rules_pick_among_all(seed: int) -> None:
             one.book(turn, decide(turn, fleet, ruled, qps=1.0, now_s=start, avoid=avoid, blocked=blocked))
 
 
-@pytest.mark.parametrize("mode", [Mode.ALWAYS_SPLIT, Mode.ALWAYS_LOCAL, Mode.REPLICA, Mode.ISL_OR_LOAD])
+@pytest.mark.parametrize(
+    "mode", [Mode.ALWAYS_SPLIT, Mode.ALWAYS_LOCAL, Mode.REPLICA, Mode.ISL_OR_LOAD, Mode.SLO, Mode.LMETRIC]
+)
 def test_a_decision_over_the_order_is_the_one_over_lists(mode: Mode) -> None:
-    ruled = Rules(mode=mode, warm_up_s=WARM_UP_S)
+    laws = WorkerLaws(Profiles("h100-llama-3.1-8b"))
+    ruled = Rules(mode=mode, warm_up_s=WARM_UP_S, laws=laws, moves_kv=True)
     for seed in range(100, 112):
         one = RandomFleet(seed)
         for _ in range(12):
@@ -265,8 +271,9 @@ def test_a_fleet_from_before_a_change_tells_of_then() -> None:
         registry.reserve(view.id, 10)
     after = registry.fleet(MODEL)
     assert isinstance(before.decodes, Ranked), "so many are kept in order"
-    assert [view.requests for view in least_loaded(before.decodes, 20)] == [0] * 20
-    assert least_loaded(after.decodes, 1)[0].id == before.decodes[0].id
+    by_work = SlowStart(0.0, 0.0).rule(work_rank, work_rank)
+    assert [view.requests for view in first_ranked(before.decodes, by_work, 20)] == [0] * 20
+    assert first_ranked(after.decodes, by_work, 1)[0].id == before.decodes[0].id
     assert not is_overloaded(before.decodes[1], before.decodes)
 
 

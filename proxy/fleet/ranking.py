@@ -1,0 +1,84 @@
+"""By how much workers have to do: ranks, and views sorted by one of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Sequence
+from heapq import nsmallest
+
+from .view import WorkerView
+
+KV_FULL = 0.95  # at this share of KV blocks in use, a new session would evict or preempt others
+
+Rank = tuple[float, ...]
+"""The least is the best."""
+
+
+def load_rank(view: WorkerView, factor: float = 1.0) -> Rank:
+    """For a leg that answers. KV in use is as the engine last reported it; what was placed there since counts at once.
+
+    factor: by which the worker counts as less loaded; below 1 during its slow start.
+    """
+    load, requests, queued = view.load, (view.requests + 1) / factor, view.queued_prefill_tokens / factor
+    placed = view.placed_tokens / load.kv_capacity_tokens if load.kv_capacity_tokens else 0.0
+    return (load.kv_usage >= KV_FULL, requests, queued, round(load.kv_usage + placed, 2), view.placed_tokens / factor)
+
+
+def prefill_rank(view: WorkerView) -> Rank:
+    """For a P's leg, of prompts of which it holds nothing."""
+    return (view.queued_prefill_tokens, view.requests)
+
+
+def work_rank(view: WorkerView, factor: float = 1.0) -> Rank:
+    """For a leg that answers: by what it slows down and waits for, and by how much of the cache turns have filled."""
+    return (view.requests + 1) / factor, (view.queued_prefill_tokens + view.recent_tokens) / factor
+
+
+def prefill_work_rank(view: WorkerView) -> Rank:
+    """For a P's leg, where the laws say how long the prompts there take."""
+    return (view.queued_prefill_s, view.queued_prefill_tokens, view.requests)
+
+
+class Ranking:
+    """Views by one rank, as positions in a list of them."""
+
+    def __init__(self, rank_of: Callable[[WorkerView], Rank], views: Sequence[WorkerView]) -> None:
+        self._rank_of = rank_of
+        self._ranks = list(map(rank_of, views))
+        self._equals: dict[Rank, set[int]] = {}
+        for at, rank in enumerate(self._ranks):
+            self._equals.setdefault(rank, set()).add(at)
+        self._sorted = sorted(self._equals)
+
+    def update(self, at: int, view: WorkerView) -> None:
+        rank, before = self._rank_of(view), self._ranks[at]
+        if rank == before:
+            return
+        self._ranks[at] = rank
+        equals = self._equals[before]
+        equals.remove(at)
+        if not equals:
+            del self._equals[before]
+            del self._sorted[bisect_left(self._sorted, before)]
+        if rank in self._equals:
+            self._equals[rank].add(at)
+        else:
+            self._equals[rank] = {at}
+            insort(self._sorted, rank)
+
+    def least(self, left_out: Collection[int]) -> list[int]:
+        """All of the least rank, of the others."""
+        for rank in self._sorted:
+            found = [at for at in self._equals[rank] if at not in left_out]
+            if found:
+                return found
+        return []
+
+    def first(self, count: int, left_out: Collection[int]) -> list[int]:
+        """The least of all others; of equals those that come first."""
+        found: list[int] = []
+        for rank in self._sorted:
+            found += nsmallest(count - len(found), (at for at in self._equals[rank] if at not in left_out))
+            if len(found) >= count:
+                break
+        return found

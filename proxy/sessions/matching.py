@@ -148,9 +148,9 @@ def common(session: Session, chain: Chain, sizes: Mapping[int, int]) -> Common |
 
 def newest_key(session: Session) -> int | None:
     """Up to where its newest prompt goes, as `newest_end` says."""
-    units = session.units
-    if units.count and not units.is_blocks:
-        return units.key(units.in_prompt - 1)
+    key = session.units.newest_key
+    if key is not None:
+        return key
     newest = newest_end(session, is_prompt=True)
     return None if newest is None else newest.key
 
@@ -158,8 +158,9 @@ def newest_key(session: Session) -> int | None:
 def newest_end(session: Session, *, is_prompt: bool) -> PrefixEnd | None:
     """Where its newest prompt ends, or the reply to it."""
     units = session.units
-    if units.count and not units.is_blocks:
-        return PrefixEnd(units.key(units.in_prompt - 1)) if is_prompt else units.reply
+    key = units.newest_key
+    if key is not None:
+        return PrefixEnd(key) if is_prompt else units.reply
     for prefix in session.prefixes():
         if prefix.turn == session.turn and prefix.is_prompt is is_prompt and not prefix.is_stored:
             return prefix.end
@@ -171,7 +172,7 @@ def judge(found: Common, prompt: Prompt, named: Session | None) -> tuple[MatchKi
     session, chain = found.session, prompt.chain
     may_grow = _may_grow(session, prompt, named)
     turn = found.turn
-    if found.is_whole and newest_end(session, is_prompt=True) == chain.end():
+    if found.is_whole and _is_newest(session, chain):
         if may_grow:
             return MatchKind.RETRY, session.turn
         turn = session.turn
@@ -180,6 +181,14 @@ def judge(found: Common, prompt: Prompt, named: Session | None) -> tuple[MatchKi
             return None
         return MatchKind.NEXT, session.turn + 1
     return None if turn == 1 and found.tokens < LEAST_SHARED else (MatchKind.BRANCH, turn)
+
+
+def _is_newest(session: Session, chain: Chain) -> bool:
+    """Whether the prompt is the session's newest one again."""
+    key = session.units.newest_key
+    if key is not None:
+        return key == chain.keys[-1] and not chain.tail
+    return newest_end(session, is_prompt=True) == chain.end()
 
 
 def _may_grow(session: Session, prompt: Prompt, named: Session | None) -> bool:
@@ -243,7 +252,6 @@ def matched(
     found: Common | None = None,
     affinity: WorkerId | None = None,
 ) -> SessionMatch:
-    output_tokens, decode, _ = session.learnt()
     return SessionMatch(
         session_id=session.id if prompt.label is None else hexadecimal(prompt.label),
         turn=turn,
@@ -251,8 +259,8 @@ def matched(
         held_tokens=place[1],
         new_bytes=prompt.chain.size - place[0],
         added=added(prompt.chain, None if source is None else place[0]),
-        decode=decode,
-        output_tokens=output_tokens,
+        decode=session.decode_residency,
+        output_tokens=session.output_tokens,
         history=session.history,
         source=None if source is None else source.history,
         parent=None if source is None else newest_key(source),

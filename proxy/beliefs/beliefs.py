@@ -52,7 +52,7 @@ class Beliefs:
         self._view = view
         self._books: dict[WorkerId, CacheBook] = {}
         self._places = EntryPlaces()  # of the entries of all books
-        self._workers: dict[int, WorkerId] = {}  # by the numbers of their books
+        self._numbered: dict[int, tuple[WorkerId, CacheBook]] = {}  # the books, in the same order
         self._numbers = count(1)
         self._closed: list[CacheBook] = []  # of engines that are gone; their numbers lead to no worker
         self._marks: dict[int, int] = {}  # by key: the history that passed it last, and its tokens; the oldest first
@@ -78,15 +78,15 @@ class Beliefs:
         """
         source, shares = entry.source, BeliefEvidence.SHARED_PREFIX
         own = BeliefEvidence.OWN_TURNS if source == entry.history else shares
-        by_own = {} if source is None else {number: min(tokens, most) for number, tokens in self._holders(source)}
+        by_own = {} if source is None else self._holders(source, most)
         by_mark = self._longest(entry)
         found = dict[WorkerId, Held]()
-        for number in sorted(by_own | by_mark):
+        for number in sorted(by_own | by_mark if by_mark else by_own):
             tokens = by_own.get(number, 0)
-            shared = by_mark.get(number, 0) if tokens < max(1, most) else 0
-            worker = self._workers[number]
+            shared = by_mark.get(number, 0) if by_mark and tokens < max(1, most) else 0
+            worker, book = self._numbered[number]
             view = views.get(worker)
-            if view is None or view.incarnation != self._books[worker].incarnation or (observed and worker in observed):
+            if view is None or view.incarnation != book.incarnation or (observed and worker in observed):
                 continue
             if tokens or shared:
                 found[worker] = Held(shared, shares) if shared > tokens else Held(tokens, own)
@@ -238,14 +238,13 @@ class Beliefs:
         if self.replicated is not None and by == OWN:
             self.replicated.changed(what)
 
-    def _holders(self, key: int) -> Iterator[tuple[int, int]]:
+    def _holders(self, key: int, most: int = _MASK) -> dict[int, int]:
         """By their numbers, the books that have an entry of this key, and how many tokens they hold of it."""
-        workers, books = self._workers, self._books
+        holders, numbered = dict[int, int](), self._numbered
         for number, slot in self._places.of(key):
-            worker = workers.get(number)
-            held = None if worker is None else books[worker].held_at(slot)
-            if held is not None:
-                yield number, held
+            if number in numbered and (held := numbered[number][1].held_at(slot)) is not None:
+                holders[number] = held if held < most else most
+        return holders
 
     def _longest(self, entry: PromptEntry) -> dict[int, int]:
         """What each book holds of the longest of the prompt's marks that it knows, by an entry of the mark or by that
@@ -255,8 +254,7 @@ class Beliefs:
         for mark in reversed(sorted((*points, *entry.marks), key=_TOKENS) if points else entry.marks):
             known = self._marks.get(mark.key)
             if known is not None:
-                of_history = {number: min(held, known & _MASK) for number, held in self._holders(known >> _BITS)}
-                longest = of_history | dict(self._holders(mark.key)) | longest
+                longest = self._holders(known >> _BITS, known & _MASK) | self._holders(mark.key) | longest
         return longest
 
     def _shared(self, book: CacheBook, history: int, marks: Sequence[Mark]) -> list[Mark]:
@@ -277,9 +275,8 @@ class Beliefs:
                 self._close(gone)
             if book is not None:
                 self._close(worker)
-            number = next(self._numbers)
-            self._workers[number] = worker
-            book = self._books[worker] = CacheBook(view.incarnation, self._places, number)
+            book = self._books[worker] = CacheBook(view.incarnation, self._places, next(self._numbers))
+            self._numbered[book.number] = worker, book
             book.report(view.load.kv_capacity_tokens)
             for leg in [leg for legs in self._legs.values() for leg in legs.values() if leg.worker == worker]:
                 book.expect(leg.history, leg.tokens, leg.marks)
@@ -288,7 +285,7 @@ class Beliefs:
 
     def _close(self, worker: WorkerId) -> None:
         book = self._books.pop(worker)
-        del self._workers[book.number]
+        del self._numbered[book.number]
         self._closed.append(book)
 
     def _clear(self) -> None:

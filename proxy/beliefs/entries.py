@@ -54,8 +54,9 @@ class Entries:
 
     def renew(self, slot: int, end: int) -> None:
         """It is the newest of the list from here on."""
-        self._unlink(slot)
-        self._link(slot, end)
+        if self._older[end] != slot:
+            self._unlink(slot)
+            self._link(slot, end)
 
     def remove(self, slot: int) -> None:
         self._places.remove(self.keys[slot], self._number)

@@ -71,8 +71,7 @@ class EntryPlaces:
 
 
 def _unpacked(packed: int) -> list[tuple[int, int]]:
-    places = list[tuple[int, int]]()
-    while packed:
+    places = [(packed & _NUMBER, packed >> _NUMBER_BITS & _SLOT)]
+    while packed := packed >> _PLACE_BITS:
         places.append((packed & _NUMBER, packed >> _NUMBER_BITS & _SLOT))
-        packed >>= _PLACE_BITS
     return places

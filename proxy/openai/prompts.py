@@ -153,7 +153,7 @@ class PromptReader:
             ends.append(size)
         head_marks = head.marks(has_system=before is not None)
         reasons = reply is not None and comes_with_reasoning(reply)
-        marks = Marks(head_marks.tools, head_marks.system, first_user, last_user, last_reply, reasons)
+        marks = head_marks.with_messages(first_user, last_user, last_reply, reasons=reasons)
         self._note_newest(messages, keys, ends, marks)
         if replies == 1 and reply is not None and mask and (text := only_text(reply)):
             self._cuts.note_only_reply(text, head.seed ^ mask, ends[marks.head])

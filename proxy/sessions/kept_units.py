@@ -77,6 +77,7 @@ class KeptUnits:
 
     __slots__ = (
         "_data",
+        "_entries",
         "count",
         "has_reply_alone",
         "head_mask",
@@ -98,10 +99,11 @@ class KeptUnits:
         elif len(data) < _HEAD_BYTES or (len(data) - _HEAD_BYTES) % _UNIT.size:
             raise ValueError("kept units have another layout")
         counts = _HEAD.unpack_from(data, LEARNT.size)
-        self.round_tokens, self.count, self.in_prompt, self.opener, self.opener_cuts, flags = counts[:6]
-        self.head_mask, self.head_tokens = counts[6:]
+        self.round_tokens, self.count, self.in_prompt, self.opener, self.opener_cuts, flags, *of_head = counts
+        self.head_mask, self.head_tokens = of_head
         self.reasoned, self.is_blocks = bool(flags & _REASONED), bool(flags & _BLOCKS)
         self.reply_reasoned, self.has_reply_alone = bool(flags & _REPLY_REASONED), bool(flags & _REPLY_ALONE)
+        self._entries = (len(data) - _HEAD_BYTES) // _UNIT_BYTES
         if not self.opener <= self.in_prompt <= self.count <= self.count + self.opener_cuts <= self._entries:
             raise ValueError("kept units have another layout")
 
@@ -120,6 +122,11 @@ class KeptUnits:
     def turn(self, place: int) -> int:
         turn: int = _TURN.unpack_from(self._data, _HEAD_BYTES + place * _UNIT_BYTES)[0]
         return turn
+
+    @property
+    def newest_key(self) -> int | None:
+        """Where its newest prompt ends, if a unit does there."""
+        return self.key(self.in_prompt - 1) if self.count and not self.is_blocks else None
 
     @property
     def reply(self) -> PrefixEnd | None:
@@ -179,10 +186,6 @@ class KeptUnits:
 
     def slice(self, start: int, end: int) -> bytes:
         return self._data[_HEAD_BYTES + start * _UNIT_BYTES : _HEAD_BYTES + end * _UNIT_BYTES]
-
-    @property
-    def _entries(self) -> int:
-        return max(0, len(self._data) - _HEAD_BYTES) // _UNIT_BYTES
 
 
 _EMPTY = _HEAD.pack(0, 0, 0, 0, 0, 0, 0, 0)

@@ -28,6 +28,7 @@ from ..beliefs.held import Residency
 from ..fleet.worker import WorkerId
 from .kept_units import KeptUnits, Place
 from .prefix_chain import Chain, PrefixEnd
+from .prompt_head import common_head
 from .rendered_replies import Doubt
 from .session import KnownPrefix, Prompt, Session, hexadecimal
 from .text_kinds import added
@@ -94,6 +95,7 @@ class Common(msgspec.Struct, frozen=True, gc=False):
     is_whole: bool  # the session's newest prompt is in it; after another head, if it had one
     turn: int  # that a prompt has which differs from there on
     has_other_head: bool = False  # tools or system differ, so no more than a part of them is held
+    most_tokens: int = 0  # of that part, whichever of the two is first
 
     @property
     def tokens(self) -> int:
@@ -136,21 +138,22 @@ def common(session: Session, chain: Chain, sizes: Mapping[int, int]) -> Common |
         place = units.last_cut(sizes, place[0] if place else 0) or place
         if shared and sizes[units.key(shared - 1)] == chain.size:  # an earlier prompt, from its start to its end
             turn = units.turn(shared - 1)
+    most_tokens = 0
     if has_other_head and place is not None:
-        place = _place_in_head(session, sizes)
+        place, most_tokens = _place_in_head(session, chain)
     for prefix in session.prefixes():
         size = _reach(prefix, chain, sizes)
         if size is not None and (place is None or size >= place[0]):
             place, turn = (size, prefix.tokens), prefix.turn + 1
             is_whole = prefix.turn == session.turn
-    return None if place is None else Common(session, units, shared, place, is_whole, turn, has_other_head)
+    return None if place is None else Common(session, units, shared, place, is_whole, turn, has_other_head, most_tokens)
 
 
 def newest_key(session: Session) -> int | None:
     """Up to where its newest prompt goes, as `newest_end` says."""
-    units = session.units
-    if units.count and not units.is_blocks:
-        return units.key(units.in_prompt - 1)
+    key = session.units.newest_key
+    if key is not None:
+        return key
     newest = newest_end(session, is_prompt=True)
     return None if newest is None else newest.key
 
@@ -158,8 +161,9 @@ def newest_key(session: Session) -> int | None:
 def newest_end(session: Session, *, is_prompt: bool) -> PrefixEnd | None:
     """Where its newest prompt ends, or the reply to it."""
     units = session.units
-    if units.count and not units.is_blocks:
-        return PrefixEnd(units.key(units.in_prompt - 1)) if is_prompt else units.reply
+    key = units.newest_key
+    if key is not None:
+        return PrefixEnd(key) if is_prompt else units.reply
     for prefix in session.prefixes():
         if prefix.turn == session.turn and prefix.is_prompt is is_prompt and not prefix.is_stored:
             return prefix.end
@@ -171,15 +175,23 @@ def judge(found: Common, prompt: Prompt, named: Session | None) -> tuple[MatchKi
     session, chain = found.session, prompt.chain
     may_grow = _may_grow(session, prompt, named)
     turn = found.turn
-    if found.is_whole and newest_end(session, is_prompt=True) == chain.end():
+    if found.is_whole and _is_newest(session, chain):
         if may_grow:
             return MatchKind.RETRY, session.turn
         turn = session.turn
     elif may_grow and (found.is_whole or _has_gone_on(found, chain)):
-        if found.has_other_head and named is not session and found.tokens < LEAST_SHARED:
+        if found.has_other_head and named is not session and found.most_tokens < LEAST_SHARED:
             return None
         return MatchKind.NEXT, session.turn + 1
     return None if turn == 1 and found.tokens < LEAST_SHARED else (MatchKind.BRANCH, turn)
+
+
+def _is_newest(session: Session, chain: Chain) -> bool:
+    """Whether the prompt is the session's newest one again."""
+    key = session.units.newest_key
+    if key is not None:
+        return key == chain.keys[-1] and not chain.tail
+    return newest_end(session, is_prompt=True) == chain.end()
 
 
 def _may_grow(session: Session, prompt: Prompt, named: Session | None) -> bool:
@@ -196,13 +208,20 @@ def _has_gone_on(found: Common, chain: Chain) -> bool:
     return len(chain.keys) - bisect_right(chain.ends, found.place[0]) >= replaced + 2
 
 
-def _place_in_head(session: Session, sizes: Mapping[int, int]) -> Place:
-    """The last place of the session's head that the prompt has too."""
+def _place_in_head(session: Session, chain: Chain) -> tuple[Place, int]:
+    """The last place of the session's head that the prompt surely has too, and the most tokens that may be common.
+
+    That is not the same until the order of the model's template is known.
+    """
     points = session.head_points
-    for key, end in reversed(points):
-        if key in sizes:
-            return sizes[key], session.units.head_tokens * end // points[-1][1]
-    return 0, 0
+    if not points:
+        return (0, 0), 0
+    found, tools_first = common_head(chain, points), chain.marks.tools_first
+    least, most = min(found), max(found)
+    if tools_first is not None:
+        least = most = found.tools_first if tools_first else found.system_first
+    head_tokens, head_size = session.units.head_tokens, points[-1][1]
+    return (least, head_tokens * least // head_size), head_tokens * most // head_size
 
 
 def _reach(prefix: KnownPrefix, chain: Chain, sizes: Mapping[int, int]) -> int | None:
@@ -243,7 +262,6 @@ def matched(
     found: Common | None = None,
     affinity: WorkerId | None = None,
 ) -> SessionMatch:
-    output_tokens, decode, _ = session.learnt()
     return SessionMatch(
         session_id=session.id if prompt.label is None else hexadecimal(prompt.label),
         turn=turn,
@@ -251,8 +269,8 @@ def matched(
         held_tokens=place[1],
         new_bytes=prompt.chain.size - place[0],
         added=added(prompt.chain, None if source is None else place[0]),
-        decode=decode,
-        output_tokens=output_tokens,
+        decode=session.decode_residency,
+        output_tokens=session.output_tokens,
         history=session.history,
         source=None if source is None else source.history,
         parent=None if source is None else newest_key(source),

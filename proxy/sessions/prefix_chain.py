@@ -64,10 +64,14 @@ class Marks(msgspec.Struct, frozen=True, gc=False):
     last_user: int = 0  # the newest one; results of tools are not by the user
     last_reply: int = 0  # the newest message by the assistant, or the last of its items
     reasons: bool = False  # that reply comes with its reasoning, which has no key
+    tools_first: bool | None = None  # by the model's template; None: not known, and here the system's text is
 
     @property
     def head(self) -> int:
         return max(self.tools, self.system)
+
+    def with_messages(self, first_user: int, last_user: int, last_reply: int, *, reasons: bool) -> Marks:
+        return Marks(self.tools, self.system, first_user, last_user, last_reply, reasons, self.tools_first)
 
 
 NO_MARKS = Marks()

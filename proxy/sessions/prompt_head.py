@@ -15,12 +15,14 @@ XOR keeps keys apart, as all its operands are digests of different kinds under a
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from .hasher import NO_UNITS, Hasher, Units
 from .prefix_chain import Chain, Marks, TextOrKind, UnitHash
-from .text_cuts import TextCuts
+from .text_cuts import Cut, TextCuts
 from .text_kinds import newest_texts
 
 
@@ -30,7 +32,7 @@ class Head(msgspec.Struct, frozen=True, gc=False):
     seed: int
     size: int = 0  # bytes of what the seed holds and the template renders
     tools: Units = NO_UNITS
-    tools_first: bool = False
+    tools_first: bool | None = None  # see `Marks`
 
     def chain(self, system: tuple[int, int] | None) -> tuple[list[int], list[int], int]:
         """Keys and ends from the seed to the head's end, and the bytes up to there.
@@ -58,12 +60,61 @@ class Head(msgspec.Struct, frozen=True, gc=False):
         return keys, ends, ends[-1]
 
     def marks(self, *, has_system: bool) -> Marks:
-        tools = len(self.tools.keys)
+        tools, first = len(self.tools.keys), self.tools_first
         if not has_system:
-            return Marks(tools)
-        if self.tools_first and tools:
-            return Marks(tools, tools + 1)
-        return Marks(tools + 1 if tools else 0, 1)
+            return Marks(tools, tools_first=first)
+        if first and tools:
+            return Marks(tools, tools + 1, tools_first=first)
+        return Marks(tools + 1 if tools else 0, 1, tools_first=first)
+
+
+class CommonHead(NamedTuple):
+    """Bytes from the start on that two heads have in common, in each order."""
+
+    tools_first: int
+    system_first: int
+
+
+def common_head(chain: Chain, points: Sequence[Cut]) -> CommonHead:
+    """Of a prompt's head and another one. points: keys inside of the other one and at its end, in either order.
+
+    All keys of the other one after its first part have the key of that in them, by XOR. It is this prompt's own, or
+    what the last key has beside this prompt's other part.
+    """
+    tools, system = _parts(chain)
+    known, seed, end = {key for key, _ in points}, chain.keys[0], points[-1][0]
+    tools_end, system_end = (part[-1][0] if part else seed for part in (tools, system))
+    of_tools, tools_after = _reached(tools, 0, known), _reached(tools, seed ^ system_end, known)
+    of_system, system_after = _reached(system, 0, known), _reached(system, seed ^ tools_end, known)
+    is_before_tools, is_before_text = (end ^ key ^ seed in known for key in (tools_end, system_end))  # something else
+    if tools:
+        same_tools = system_after > 0 or is_before_tools
+    else:
+        same_tools = end == system_end or not (system_end in known or is_before_text)
+    if system:
+        same_system = tools_after > 0 or is_before_text
+    else:
+        same_system = end == tools_end or not (tools_end in known or is_before_tools)
+    of_tools = tools[-1][1] if tools and same_tools else max(of_tools, tools_after)
+    of_system = system[-1][1] if system and same_system else max(of_system, system_after)
+    return CommonHead(of_tools + of_system * same_tools, of_system + of_tools * same_system)
+
+
+def _parts(chain: Chain) -> tuple[list[Cut], list[Cut]]:
+    """The tools, and the system's text with its cuts, as if each were the whole head."""
+    keys, ends, tools, system = chain.keys, chain.ends, chain.marks.tools, chain.marks.system
+    before_tools, before_system = system if system < tools else 0, tools if tools < system else 0
+    change, start = keys[0] ^ keys[before_tools], ends[before_tools]
+    of_tools = [(keys[at] ^ change, ends[at] - start) for at in range(before_tools + 1, tools + 1)]
+    if not system:
+        return of_tools, []
+    change, start, end = keys[0] ^ keys[before_system], ends[before_system], ends[system]
+    cuts = [] if chain.long_texts is None else [cut for cut in chain.long_texts.known if start < cut[1] < end]
+    return of_tools, [(key ^ change, at - start) for key, at in (*cuts, (keys[system], end))]
+
+
+def _reached(part: Sequence[Cut], change: int, known: Collection[int]) -> int:
+    return next((size for key, size in reversed(part) if key ^ change in known), 0)
 
 
 class OpenChain:
@@ -135,7 +186,7 @@ class OpenChain:
 
     def chain(self, head: Marks) -> Chain:
         self._close()
-        marks = Marks(head.tools, head.system, self._first_user, self._last_user, self._last_reply, self._reasons)
+        marks = head.with_messages(self._first_user, self._last_user, self._last_reply, reasons=self._reasons)
         keys, ends, texts = tuple(self._keys), tuple(self._ends), tuple(self._newest)
         return Chain(keys, ends, self._hasher, marks=marks, long_texts=self._cuts or None, texts=texts)
 

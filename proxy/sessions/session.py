@@ -120,6 +120,12 @@ class Session(msgspec.Struct, eq=False, gc=False, array_like=True):
     def output_tokens(self) -> float | None:
         return LEARNT.unpack_from(self.packed)[0] or None
 
+    @property
+    def decode_residency(self) -> Residency | None:
+        if self.decode is None:
+            return None
+        return Residency(self.decode, self.decode_incarnation, LEARNT.unpack_from(self.packed)[1])
+
     def learnt(self) -> tuple[float | None, Residency | None, Residency | None]:
         """Mean length of its answers, and what the decode and the prefill worker held after its last turn."""
         learnt: _Learnt = LEARNT.unpack_from(self.packed)

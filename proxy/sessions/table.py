@@ -17,7 +17,7 @@ its own, as far as that has the same start.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -175,8 +175,7 @@ class SessionTable:
     def holder(self, key: int) -> WorkerId | None:
         """The D of the newest session with this prefix, as a stored response's; None where none is known."""
         session = self._index.get(key)
-        decode = None if session is None else session.learnt()[1]
-        return None if decode is None else decode.worker
+        return None if session is None else session.decode
 
     def of_history(self, history: int) -> Session | None:
         return self._sessions.get(history)
@@ -255,19 +254,22 @@ class SessionTable:
         self, chain: Chain, named: Session | None, sizes: Mapping[int, int], now_s: float
     ) -> Iterable[Session]:
         index, last_reply = self._index, chain.marks.last_reply
-        known: Collection[int] = index.keys() & sizes.keys()
-        if len(known) > 1:
-            known = sorted(known, key=sizes.__getitem__, reverse=True)
+        known = index.keys() & sizes.keys()
+        found = set(map(index.__getitem__, known))
+        if len(found) > 1:
+            longest_first = sorted(known, key=sizes.__getitem__, reverse=True)
             if len(known) > MOST_CANDIDATES:
-                known = [*known[: MOST_CANDIDATES - 1], known[-1]]
-        sessions = [session for key in known if not self._has_expired(session := index[key], now_s)]
+                longest_first = [*longest_first[: MOST_CANDIDATES - 1], longest_first[-1]]
+            sessions = [session for key in longest_first if not self._has_expired(session := index[key], now_s)]
+        else:  # nearly always
+            sessions = [session for session in found if not self._has_expired(session, now_s)]
         if last_reply and (mask := chain.head_mask):  # else it is among them
             after_reply = index.get(chain.keys[last_reply] ^ mask)
             if after_reply is not None and not self._has_expired(after_reply, now_s):
                 sessions.insert(0, after_reply)
-        if named is not None:
+        if named is not None and sessions[:1] != [named]:
             sessions.insert(0, named)
-        return dict.fromkeys(sessions)
+        return dict.fromkeys(sessions) if len(sessions) > 1 else sessions
 
     def _unmatched(self, kind: MatchKind, prompt: Prompt, named: Session | None) -> SessionMatch:
         """No prefix is known. Under a known id the turns count on, but nothing is believed to be held."""

@@ -33,7 +33,7 @@ _SLACK_TOKENS = 32  # engines cache whole blocks
 
 
 class Template(msgspec.Struct, frozen=True, gc=False):
-    tools_first: bool = False  # it renders the tools before the system's text
+    tools_first: bool | None = None  # it renders the tools before the system's text; None: not known
     prints_call_ids: bool = False
 
 
@@ -45,20 +45,21 @@ class Templates(msgspec.Struct, frozen=True):
 
     with_call_ids: tuple[str, ...] = ()  # patterns of models' names; `*` stands for any characters
     tools_first: frozenset[str] = frozenset()  # models
+    system_first: frozenset[str] = frozenset()  # by any evidence, as that order is taken where there is none
 
     def of(self, *names: str) -> Template:
         """names: all by which one model is known."""
-        return _template(self.with_call_ids, self.tools_first, names)
+        return _template(self, names)
 
 
 NO_TEMPLATES = Templates()
 
 
 @lru_cache(256)
-def _template(with_call_ids: tuple[str, ...], tools_first: frozenset[str], names: tuple[str, ...]) -> Template:
-    pattern = _pattern(with_call_ids)
+def _template(known: Templates, names: tuple[str, ...]) -> Template:
+    pattern, tools_first = _pattern(known.with_call_ids), not known.tools_first.isdisjoint(names)
     return Template(
-        not tools_first.isdisjoint(names),
+        None if not tools_first and known.system_first.isdisjoint(names) else tools_first,
         any(pattern.match(name.casefold()) for name in names),
     )
 
@@ -74,20 +75,23 @@ class Claim(msgspec.Struct, frozen=True):
     least: float
     most: float
 
-    def allows(self, tokens: int) -> bool:
+    def allows(self, tokens: int, inexact: float = _INEXACT) -> bool:
         slack = _SLACK_TOKENS
-        return self.least * (1 - _INEXACT) - slack <= tokens <= self.most * (1 + _INEXACT) + slack
+        return self.least * (1 - inexact) - slack <= tokens <= self.most * (1 + inexact) + slack
 
 
 def vote(cached_tokens: int, head_tokens: float, tools_first: Claim, system_first: Claim) -> int:
     """Above 0 for tools first, below 0 for the system's text first; 0: this tells nothing.
 
-    A worker that has all of the head cached got it from elsewhere: another proxy, or before this one started.
+    A worker that has all of the head cached may have got it from elsewhere: another proxy, or before this one started.
+    Then, and where both allow so many but one does not by the estimate itself, this can only confirm the order that is
+    taken if nothing is known.
     """
-    if cached_tokens >= head_tokens * (1 - _INEXACT_WHOLE) - _SLACK_TOKENS:
-        return 0
+    is_whole = cached_tokens >= head_tokens * (1 - _INEXACT_WHOLE) - _SLACK_TOKENS
     for_tools, for_system = tools_first.allows(cached_tokens), system_first.allows(cached_tokens)
-    if for_tools == for_system:
+    if for_system and (is_whole or for_tools):
+        return 0 if tools_first.allows(cached_tokens, 0.0) else -_WEAK
+    if is_whole or for_tools == for_system:
         return 0
     true = tools_first if for_tools else system_first
     weight = _STRONG if true.least > 2 * _SLACK_TOKENS else _WEAK
@@ -203,12 +207,14 @@ class TemplateOrder:
     def _set(self, model: str, score: int) -> bool:
         self._scores[model] = score
         self._scores.move_to_end(model)
-        models = set(self.known.tools_first)
+        before, forgotten = self.known, set[str]()
         if len(self._scores) > MODELS_LIMIT:
-            models.discard(self._scores.popitem(last=False)[0])
+            forgotten.add(self._scores.popitem(last=False)[0])
+        tools_first, system_first = before.tools_first - forgotten, before.system_first - forgotten
         if score >= _DECIDED:
-            models.add(model)
+            tools_first |= {model}
         elif score <= -_DECIDED:
-            models.discard(model)
-        before, self.known = self.known, Templates(self.known.with_call_ids, frozenset(models))
-        return before != self.known
+            tools_first -= {model}
+        system_first = system_first | {model} if score < 0 and model not in tools_first else system_first - {model}
+        self.known = Templates(before.with_call_ids, tools_first, system_first)
+        return before.tools_first != tools_first

@@ -8,6 +8,7 @@ from typing import Any
 from ppd.proxy.config import SessionKey
 from ppd.proxy.openai.request import Endpoint, ReadingRules, Request, parse_request
 from ppd.proxy.sessions.hasher import Hasher
+from ppd.proxy.sessions.templates import NO_TEMPLATES, Templates
 
 HASHER = Hasher(b"a secret of the proxy")
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES, Endpoint.MESSAGES
@@ -21,15 +22,18 @@ def parse_bytes(
     headers: dict[str, str] | None = None,
     tenant: str = "t",
     session_key: SessionKey = SessionKey.PREFIX,
+    templates: Templates = NO_TEMPLATES,
 ) -> Request:
-    rules = ReadingRules(hasher=HASHER, tenant=tenant, session_key=session_key)
+    rules = ReadingRules(hasher=HASHER, tenant=tenant, session_key=session_key, templates=templates)
     return parse_request(endpoint, body, headers or {}, rules)
 
 
-def parse(endpoint: Endpoint = CHAT, prompt: Any = None, **members: Any) -> Request:
+def parse(
+    endpoint: Endpoint = CHAT, prompt: Any = None, *, templates: Templates = NO_TEMPLATES, **members: Any
+) -> Request:
     default = "hi" if endpoint in (COMPLETIONS, RESPONSES) else [USER]
     body = {"model": "m", PROMPT_MEMBER[endpoint]: default if prompt is None else prompt, **members}
-    return parse_bytes(json.dumps(body).encode(), endpoint)
+    return parse_bytes(json.dumps(body).encode(), endpoint, templates=templates)
 
 
 def keys(*messages: dict[str, Any], endpoint: Endpoint = CHAT, **members: Any) -> tuple[int, ...]:

@@ -105,7 +105,7 @@ TOOL_ROUND = (assistant(tool_calls=[call()]), {"role": "tool", "content": "4", "
         (CHAT, [USER, SYSTEM], {}, Marks(first_user=1, last_user=1)),
         (CHAT, [SYSTEM, OTHER, USER], {}, Marks(system=1, first_user=3, last_user=3)),
         (CHAT, [SYSTEM, USER], {"tools": [F, G]}, Marks(3, 1, 4, 4)),
-        (CHAT, [SYSTEM, USER], {"tools": [F, G], "tools_first": True}, Marks(2, 3, 4, 4)),
+        (CHAT, [SYSTEM, USER], {"tools": [F, G], "tools_first": True}, Marks(2, 3, 4, 4, tools_first=True)),
         (CHAT, [USER, *TOOL_ROUND], {"tools": [F]}, Marks(1, 0, 2, 2, 3)),
         (CHAT, [USER, assistant("yo"), USER, assistant("so")], {}, Marks(0, 0, 1, 3, 4)),
         (MESSAGES, [USER], {"system": "be brief"}, Marks(0, 1, 2, 2)),

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ppd.proxy.sessions.table import MatchKind, SessionTable
+from ppd.proxy.sessions.templates import Templates
 from tests.support.attempts import D1, D2, bytes_of, find, request, turn
 from tests.support.requests import assistant, user
 
@@ -52,18 +53,51 @@ def test_an_edit_under_another_head_is_placed_at_its_turn(table: SessionTable) -
     assert match.held_tokens * 2 <= 8000 + 16 + 10
 
 
-@pytest.mark.parametrize("change", ["added", "removed", "replaced"])
+TOOLS = [tool(number) for number in range(6)]
+CHANGED = {  # and how many of the first tools are the same
+    "added": ([*TOOLS, tool(6)], 6),
+    "removed": (TOOLS[:3] + TOOLS[4:], 3),
+    "replaced": ([*TOOLS[:5], tool(9)], 5),
+    "other first": ([tool(9), *TOOLS[1:]], 0),
+    "none left": (None, 0),
+}
+ORDERS = {
+    "not known": Templates(),
+    "tools first": Templates(tools_first=frozenset({"m"})),
+    "system first": Templates(system_first=frozenset({"m"})),
+}
+
+
 @pytest.mark.parametrize("members", [{}, {"prompt_cache_key": "a name"}])
-def test_tools_may_change(table: SessionTable, change: str, members: dict[str, Any]) -> None:
-    tools = [tool(number) for number in range(6)]
-    first = turn(table, SYSTEM, TASK, tools=tools, **members)
-    changed = {"added": [*tools, tool(6)], "removed": tools[:3] + tools[4:], "replaced": [*tools[:5], tool(9)]}[change]
+@pytest.mark.parametrize("now", ORDERS)
+@pytest.mark.parametrize("begun", ORDERS)
+@pytest.mark.parametrize("change", CHANGED)
+def test_tools_may_change(table: SessionTable, change: str, begun: str, now: str, members: dict[str, Any]) -> None:
+    """Also of a session that began before the order of its model's template was known, or was another one."""
+    first = turn(table, SYSTEM, TASK, tools=TOOLS, templates=ORDERS[begun], **members)
+    changed, same = CHANGED[change]
     history = [SYSTEM, TASK, assistant("r" * 200), user("on")]
-    match = find(table, *history, tools=changed, **members)
+    match = find(table, *history, templates=ORDERS[now], **members, **({"tools": changed} if changed else {}))
+    sizes = request(SYSTEM, TASK, tools=TOOLS).prompt.chain.ends
+    of_tools, with_text = sizes[1 + same] - sizes[1], sizes[1 + same]
+    held = {"not known": of_tools, "tools first": of_tools, "system first": with_text}[now] // 2
+    if held == 0 and now == "tools first" and not members:  # else it might hold the system's text
+        assert match.kind is FIRST
+        return
     assert (match.kind, match.turn, match.session_id) == (NEXT, 2, first.session_id)
-    common = {"added": 6, "removed": 3, "replaced": 5}[change]
-    sizes = request(SYSTEM, TASK, tools=tools).prompt.chain.ends
-    assert match.held_tokens == sizes[1 + common] // 2
+    assert match.held_tokens == pytest.approx(held, abs=1)
+
+
+@pytest.mark.parametrize("now", ORDERS)
+@pytest.mark.parametrize("begun", ORDERS)
+def test_the_systems_text_may_change_beside_tools(table: SessionTable, begun: str, now: str) -> None:
+    turn(table, clock(1), TASK, tools=TOOLS, templates=ORDERS[begun])
+    history = [TASK, assistant("r" * 200), user("on")]
+    match = find(table, clock(2), *history, tools=TOOLS, templates=ORDERS[now])
+    sizes = request(clock(1), TASK, tools=TOOLS).prompt.chain.ends
+    tools = sizes[7] - sizes[1] if now == "tools first" else 0
+    assert match.kind is NEXT
+    assert 8000 - 128 <= match.held_tokens * 2 - tools <= 8000 + 16 + 10
 
 
 @pytest.mark.parametrize("system", ["x" + "s" * 8000, "s" * 500 + "x" + "s" * 7500, "other", ""])

@@ -57,10 +57,14 @@ def test_models_whose_templates_print_ids_are_known_by_any_of_their_names(names:
         (900, (4000, 5000), (0, 1000), -1),
         (2500, (4000, 5000), (0, 1000), 0),  # part of it was evicted
         (4900, (4000, 5000), (0, 1000), 0),  # all of the head is there
+        (4700, (0, 500), (4600, 5000), -1),  # but a tool at its end, as expected
         # Another first tool, of 500 tokens, after 1,000 tokens of text.
         (1000, (0, 500), (1000, 1500), -3),
         (0, (0, 500), (1000, 1500), 1),
         (1300, (0, 500), (1000, 1500), -3),
+        # Another tool at the end, after 1,500 tokens of tools and 1,000 of text.
+        (2500, (1500, 2000), (2500, 3000), -1),
+        (1500, (1500, 2000), (2500, 3000), 3),
         # Text and tools of one size: a common beginning of the text looks like the tools.
         (1000, (1000, 2000), (0, 1000), 0),
         # Nothing of this head was seen before.
@@ -78,7 +82,7 @@ HASHER = Hasher(b"a secret of the proxy")
 TEXT, TOOL, MESSAGE = 4000, 2000, 800  # bytes of a system's text, of a tool, and of what follows the head
 
 
-def prompt(system: str, tools: str, *, tools_first: bool = False, text_bytes: int = TEXT) -> Chain:
+def prompt(system: str, tools: str, *, tools_first: bool | None = None, text_bytes: int = TEXT) -> Chain:
     """A prompt with this text of a system and one tool for each letter."""
     key, keys = 0, list[int]()
     for name in tools:
@@ -109,8 +113,8 @@ class Engine:
         return chain.size // 4, known // 4 // 16 * 16
 
 
-def taught(engine: Engine, heads: Iterable[tuple[str, str]], order: TemplateOrder | None = None) -> bool:
-    """Whether it is believed in the end that the tools are first."""
+def taught(engine: Engine, heads: Iterable[tuple[str, str]], order: TemplateOrder | None = None) -> bool | None:
+    """Whether it is believed in the end that the tools are first; None: nothing is known."""
     order = order or TemplateOrder()
     for system, tools in heads:
         chain = prompt(system, tools, tools_first=order.known.of("m").tools_first)
@@ -176,8 +180,9 @@ def test_votes_of_other_processes_are_added_to() -> None:
     assert not order.known.tools_first
     assert taught(Engine(tools_first=True, forgets=True), [("s", f"{at}bc") for at in range(2)], order)
     assert order.scores() == [("m", 3)]
+    assert order.known.of("m").tools_first
     order.adopt("m", -3)
-    assert not order.known.tools_first
+    assert order.known.of("m").tools_first is False and order.known.of("n").tools_first is None
 
 
 class Others:
@@ -258,4 +263,4 @@ def test_what_is_remembered_is_bounded() -> None:
 
 def test_marks_say_where_the_head_ends() -> None:
     assert prompt("s", "abc").marks == Marks(4, 1)
-    assert prompt("s", "abc", tools_first=True).marks == Marks(3, 4)
+    assert prompt("s", "abc", tools_first=True).marks == Marks(3, 4, tools_first=True)

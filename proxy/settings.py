@@ -57,6 +57,8 @@ class Settings:
         self.returns: Returns | None = None  # what decisions may go by, once it is there
 
     def rules(self) -> Rules:
+        if self.returns is None:
+            return self._rules
         return msgspec.structs.replace(self._rules, returns=self.returns)
 
     def change(self, **live: object) -> None:

@@ -202,7 +202,7 @@ class Beliefs:
     def is_held_elsewhere(self, key: int, book: CacheBook) -> bool:
         """Whether other workers hold as much of this history, or nearly."""
         enough = ELSEWHERE * book.held(key)
-        return any(number != book.number and held >= enough for number, held in self._holders(key))
+        return any(number != book.number and held >= enough for number, held in self._holders(key).items())
 
     def capacities(self) -> dict[WorkerId, int]:
         """In tokens, as far as they are believed; 0: unknown."""

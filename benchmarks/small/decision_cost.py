@@ -19,6 +19,7 @@ import gc
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import add
 from random import Random
@@ -293,26 +294,29 @@ class DecidedTurns:
             self.sessions.pop(0)
 
 
-def decision_times_us(turns: DecidedTurns, decisions: int) -> list[float]:
-    """Of the thread's own time, so that other programs do not count."""
+def decision_times_us(turns: DecidedTurns, decisions: int, repeats: int = 1) -> list[float]:
+    """Processor time; of equal decisions the least, as other programs only ever add to it."""
     times_us = list[float]()
     for _ in range(decisions):
-        turn = turns.next_turn()
-        began_ns = time.thread_time_ns()
+        turn, began_ns = turns.next_turn(), time.thread_time_ns()
         fleet = turns.registry.fleet(MODEL)
-        try:
-            decision = decide(turn, fleet, turns.rules, qps=1.0, now_s=turns.now_s)
-        except AllBusy:
+        read_ns, took_ns = time.thread_time_ns() - began_ns, []
+        decision: Decision | None = None
+        for _ in range(repeats):
+            began_ns = time.thread_time_ns()
+            with suppress(AllBusy):
+                decision = decide(turn, fleet, turns.rules, qps=1.0, now_s=turns.now_s)
+            took_ns.append(time.thread_time_ns() - began_ns)
+        times_us.append((read_ns + min(took_ns)) / 1000)
+        if decision is None:
             turns.bookings.popleft().release(turns.now_s)
-            continue
-        finally:
-            times_us.append((time.thread_time_ns() - began_ns) / 1000)
-        turns.carry_out(turn, decision)
+        else:
+            turns.carry_out(turn, decision)
     return times_us
 
 
-def show_fleets(decisions: int) -> None:
-    click.echo(f"us of processor time, mean / p99 of {decisions} decisions\n")
+def show_fleets(decisions: int, repeats: int) -> None:
+    click.echo(f"us of processor time, mean / p99 of {decisions} decisions, each the least of {repeats}\n")
     rows = []
     for mode in TIMED_MODES:
         cells = []
@@ -320,7 +324,10 @@ def show_fleets(decisions: int) -> None:
             turns = DecidedTurns(mode, *workers)
             decision_times_us(turns, LEGS * sum(workers))
             gc.freeze()
-            times_us, limit_us = decision_times_us(turns, decisions), FLEET_LIMITS_US.get(name, FEW_WORKERS_LIMIT_US)
+            times_us, limit_us = (
+                decision_times_us(turns, decisions, repeats),
+                FLEET_LIMITS_US.get(name, FEW_WORKERS_LIMIT_US),
+            )
             mean_us, p99_us = sum(times_us) / len(times_us), percentile(times_us, 0.99)
             missed = ", missed" if mean_us > limit_us or p99_us > 3 * limit_us else ""
             cells.append(f"{mean_us:.0f} / {p99_us:.0f}{missed}")
@@ -331,12 +338,13 @@ def show_fleets(decisions: int) -> None:
 @click.command(help=__doc__)
 @click.option("--fleets", is_flag=True, help="Time `decide` alone, by mode and fleet.")
 @click.option("--decisions", default=10_000, show_default=True, help="With --fleets: in each mode on each fleet.")
+@click.option("--repeats", default=5, show_default=True, help="With --fleets: of each decision.")
 @click.option("--sessions", default=10_000, show_default=True, help="Known before the first timed turn.")
 @click.option("--rounds", default=1000, show_default=True, help="Timed turns of each size.")
 @click.option("--tools", default=0, show_default=True, help="In each body.")
-def main(fleets: bool, decisions: int, sessions: int, rounds: int, tools: int) -> None:
+def main(fleets: bool, decisions: int, repeats: int, sessions: int, rounds: int, tools: int) -> None:
     if fleets:
-        show_fleets(decisions)
+        show_fleets(decisions, repeats)
         return
     rows, steps = asyncio.run(measure(sessions, rounds, tools))
     click.echo(f"us, median / p99 of {rounds} turns, with {sessions} sessions known; decision = parse + to decision\n")

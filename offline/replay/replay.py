@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ppd.proxy.errors import NoWorkerError
 from ppd.proxy.fleet.view import Fleet, WorkerView
 from ppd.proxy.fleet.worker import WorkerId
-from ppd.proxy.laws.prediction import Laws, Outlook, Prediction, TurnSize, idle_ttft_s, on_one, on_two
+from ppd.proxy.laws.prediction import Laws, Outlook, Prediction, TurnSize, idle_ttft_s, on_one, on_two, work_on
 from ppd.proxy.laws.targets import SloTargets
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
 
@@ -147,14 +147,16 @@ def _predicted(turn: Turn, way: Way, laws: Laws, now_s: float) -> Prediction | N
     decode_laws = laws.of(way.decode)
     if decode_laws is None:
         return None
-    size, decode = TurnSize(turn.prompt_tokens, turn.output_tokens), Outlook.of(way.decode, decode_laws, now_s)
+    size = TurnSize(turn.prompt_tokens, turn.output_tokens, turn.held_tokens)
+    decode = Outlook.of(way.decode, decode_laws, size, now_s)
     if way.prefill is None:
-        return on_one(decode, size, turn.held_by(way.decode))
+        return on_one(decode, work_on(decode, size, turn.held_by(way.decode)))
     prefill_laws = laws.of(way.prefill)
     if prefill_laws is None:
         return None
-    missing = turn.prompt_tokens - turn.held_by(way.decode)
-    return on_two(Outlook.of(way.prefill, prefill_laws, now_s), decode, size, turn.held_by(way.prefill), missing)
+    prefill = Outlook.of(way.prefill, prefill_laws, size, now_s)
+    work, missing = work_on(prefill, size, turn.held_by(way.prefill)), turn.prompt_tokens - turn.held_by(way.decode)
+    return on_two(prefill, work, decode, size, missing)
 
 
 def _misses(turn: Turn, way: Way, prediction: Prediction, laws: Laws) -> bool:

@@ -270,8 +270,8 @@ def believed_decoding(view: WorkerView, now_s: float) -> DecodingSequences:
     long as ours. A report that is old, or that cannot be, counts for nothing.
     """
     load, own = view.load, DecodingSequences(view.decoding, view.context_tokens)
-    others = load.running - own.count if load.is_possible and now_s - view.reported_s <= REPORT_AGE_S else 0
-    if others <= 0:
+    others = load.running - own.count
+    if others <= 0 or now_s - view.reported_s > REPORT_AGE_S or not load.is_possible:
         return own
     if load.kv_capacity_tokens:
         context_tokens = max(0, round(load.kv_usage * load.kv_capacity_tokens) - own.context_tokens)

@@ -25,8 +25,12 @@ class RecentPrompts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rate: float = 0.0  # prompts
     urgency: float = 0.0  # prompts, each over the seconds that it could have waited
 
+    def left(self, now_s: float) -> float:
+        """The share that still counts."""
+        return math.exp((self.at_s - now_s) / RECENT_S) if now_s > self.at_s else 1.0
+
     def at(self, now_s: float) -> RecentPrompts:
-        left = math.exp(min(0.0, self.at_s - now_s) / RECENT_S)
+        left = self.left(now_s)
         return RecentPrompts(max(self.at_s, now_s), self.busy * left, self.rate * left, self.urgency * left)
 
     def plus(self, prefill_s: float, patience_s: float, now_s: float) -> RecentPrompts:

@@ -65,14 +65,18 @@ class TurnSize(msgspec.Struct, frozen=True):
 
     prompt: int
     output: int
+    held: int = 0  # of the prompt, that an earlier turn of the session covers
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker as a turn would find it."""
+    """One worker as a turn would find it, and what does not depend on how the turn gets there."""
 
     view: WorkerView
     laws: EngineLaws
     now_s: float
+    idle_s: float  # TTFT, if it had nothing else to do, and all that the session has
+    tpot_s: float  # of the turn, with those that are there
+    usual_tpot_s: float  # of those
     sequences: int  # that decode there, or will
     context_tokens: int  # theirs, in sum
     step_s: float  # of a step that only decodes
@@ -84,35 +88,35 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     receives_s: float
 
     @classmethod
-    def of(cls, view: WorkerView, laws: EngineLaws, now_s: float) -> Outlook:
+    def of(cls, view: WorkerView, laws: EngineLaws, size: TurnSize, now_s: float) -> Outlook:
         costs, decoding = laws.costs, believed_decoding(view, now_s)
         sequences, context = decoding.count, decoding.context_tokens
         step_s = step_time_s(costs, sequences, context, 0, 0)
-        beside_s = step_s - costs.step_s
         wait_s = prefill_left_s(view, now_s)
         if wait_s:
-            wait_s += max(1, view.queued_prefill_tokens // costs.max_batched_tokens) * beside_s
-        recent = view.recent_prompts.at(now_s)
+            wait_s += max(1, view.queued_prefill_tokens // costs.max_batched_tokens) * (step_s - costs.step_s)
+        recent, left = view.recent_prompts, view.recent_prompts.left(now_s)
+        busy = min(MOST_BUSY, recent.busy * left)
+        # Prompts of other turns interrupt those that decode as they did lately.
+        slowed = laws.tpot_factor / (1.0 - busy)
+        one_more_s = step_time_s(costs, sequences + 1, context + size.prompt + size.output // 2, 0, 0)
         return cls(
             view=view,
-            rate=recent.rate,
-            patience_s=recent.patience_s,
             laws=laws,
             now_s=now_s,
+            idle_s=idle_ttft_s(costs, size.prompt, size.held),
+            tpot_s=slowed * one_more_s,
+            usual_tpot_s=slowed * step_s,
+            rate=recent.rate * left,
+            patience_s=recent.patience_s,
             sequences=sequences,
             context_tokens=context,
             step_s=step_s,
             wait_s=wait_s,
-            busy=min(MOST_BUSY, recent.busy),
+            busy=busy,
             sends_s=max(0.0, view.sends_free_s - now_s),
             receives_s=max(0.0, view.receives_free_s - now_s),
         )
-
-    def tpot_s(self, size: TurnSize) -> float:
-        """Of a sequence more, with those that are there; prompts of other turns interrupt it as they did lately."""
-        context = self.context_tokens + size.prompt + size.output // 2
-        step_s = step_time_s(self.laws.costs, self.sequences + 1, context, 0, 0)
-        return self.laws.tpot_factor * step_s / (1.0 - self.busy)
 
 
 def prefill_time_s(costs: EngineProfile, new_tokens: int, cached_tokens: int) -> float:
@@ -128,35 +132,49 @@ def idle_ttft_s(costs: EngineProfile, prompt_tokens: int, cached_tokens: int) ->
     return request_time_s(costs, prompt_tokens, new) + prefill_time_s(costs, new, prompt_tokens - new)
 
 
-def on_one(
-    at: Outlook, size: TurnSize, held_tokens: int, *, source: Outlook | None = None, fetched_tokens: int = 0
-) -> Prediction:
-    """LOCAL or REPLICA. The KV of `fetched_tokens` more of the prompt is first moved there from `source`."""
-    work = _Work.of(at, size, held_tokens, source, fetched_tokens)
+class Work(msgspec.Struct, frozen=True):
+    """A prompt that is computed on one worker."""
+
+    ready_s: float
+    prefill_s: float
+    done_s: float
+    transfer_s: float = 0.0  # of what is fetched before
+    source: Outlook | None = None  # from which that is
+    fetched_tokens: int = 0
+
+
+def work_on(
+    at: Outlook, size: TurnSize, held_tokens: int, source: Outlook | None = None, fetched_tokens: int = 0
+) -> Work:
+    """The KV of `fetched_tokens` more than it holds is first moved there from `source`."""
+    costs, new = at.laws.costs, max(1, size.prompt - held_tokens - fetched_tokens)
+    ready_s, transfer_s = request_time_s(costs, size.prompt, new), 0.0
+    if source is not None:
+        transfer_s = transfer_time_s(source.laws.costs, fetched_tokens)
+        ready_s = max(ready_s, source.sends_s, at.receives_s) + transfer_s
+    prefill_s = prefill_time_s(costs, new, size.prompt - new)
+    steps = -(-new // costs.max_batched_tokens)
+    begins_s = max(ready_s, at.wait_s) + (at.step_s / 2 if at.sequences or at.wait_s else 0.0)
+    done_s = begins_s + prefill_s + steps * (at.step_s - costs.step_s)
+    return Work(ready_s, prefill_s, done_s, transfer_s, source, fetched_tokens)
+
+
+def on_one(at: Outlook, work: Work) -> Prediction:
+    """LOCAL or REPLICA."""
     return Prediction(
         ttft_s=at.laws.ttft_factor * work.done_s,
         ttft_factor=at.laws.ttft_factor,
-        tpot_s=at.tpot_s(size),
+        tpot_s=at.tpot_s,
         tpot_factor=at.laws.tpot_factor,
         ready_s=work.ready_s,
         prefill_s=work.prefill_s,
         transfer_s=work.transfer_s,
-        moved_tokens=fetched_tokens,
+        moved_tokens=work.fetched_tokens,
     )
 
 
-def on_two(
-    prefill: Outlook,
-    decode: Outlook,
-    size: TurnSize,
-    held_tokens: int,
-    missing_tokens: int,
-    *,
-    source: Outlook | None = None,
-    fetched_tokens: int = 0,
-) -> Prediction:
-    """SPLIT. held_tokens: by P; missing_tokens: of the prompt, that D must get."""
-    work = _Work.of(prefill, size, held_tokens, source, fetched_tokens)
+def on_two(prefill: Outlook, work: Work, decode: Outlook, size: TurnSize, missing_tokens: int) -> Prediction:
+    """SPLIT. missing_tokens: of the prompt, that D must get."""
     transfer_s = transfer_time_s(prefill.laws.costs, missing_tokens)
     asked_s = work.done_s + request_time_s(decode.laws.costs, size.prompt, 0)
     arrived_s = max(asked_s, prefill.sends_s, decode.receives_s) + transfer_s
@@ -164,31 +182,10 @@ def on_two(
     return Prediction(
         ttft_s=prefill.laws.ttft_factor * (arrived_s + first_s),
         ttft_factor=prefill.laws.ttft_factor,
-        tpot_s=decode.tpot_s(size),
+        tpot_s=decode.tpot_s,
         tpot_factor=decode.laws.tpot_factor,
         ready_s=work.ready_s,
         prefill_s=work.prefill_s,
         transfer_s=transfer_s + work.transfer_s,
-        moved_tokens=missing_tokens + fetched_tokens,
+        moved_tokens=missing_tokens + work.fetched_tokens,
     )
-
-
-class _Work(msgspec.Struct, frozen=True):
-    """A prompt that is computed on one worker."""
-
-    ready_s: float
-    prefill_s: float
-    transfer_s: float
-    done_s: float
-
-    @classmethod
-    def of(cls, at: Outlook, size: TurnSize, held_tokens: int, source: Outlook | None, fetched_tokens: int) -> _Work:
-        costs, new = at.laws.costs, max(1, size.prompt - held_tokens - fetched_tokens)
-        ready_s, transfer_s = request_time_s(costs, size.prompt, new), 0.0
-        if source is not None:
-            transfer_s = transfer_time_s(source.laws.costs, fetched_tokens)
-            ready_s = max(ready_s, source.sends_s, at.receives_s) + transfer_s
-        prefill_s = prefill_time_s(costs, new, size.prompt - new)
-        steps = -(-new // costs.max_batched_tokens)
-        begins_s = max(ready_s, at.wait_s) + (at.step_s / 2 if at.sequences or at.wait_s else 0.0)
-        return cls(ready_s, prefill_s, transfer_s, begins_s + prefill_s + steps * (at.step_s - costs.step_s))

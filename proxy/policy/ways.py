@@ -6,7 +6,7 @@ prompt's beginning lies elsewhere, and workers can fetch it, each way is also ju
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nsmallest
 
 import msgspec
@@ -16,7 +16,7 @@ from ..fleet.order import RankRule, first_ranked, of_workers
 from ..fleet.ranking import prefill_work_rank, work_rank
 from ..fleet.view import WorkerView
 from ..fleet.worker import WorkerId
-from ..laws.prediction import Outlook, Prediction, TurnSize, idle_ttft_s, on_one, on_two
+from ..laws.prediction import Outlook, Prediction, TurnSize, Work, on_one, on_two, work_on
 from .candidates import Candidates
 from .decision import Candidate, Preference, Route, Rules, Turn
 from .placement import spread
@@ -36,8 +36,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     route: Route
     decode: Outlook  # or R
     prefill: Outlook | None = None
-    source: Outlook | None = None
-    fetched_tokens: int = 0
+    work: Work
     prediction: Prediction
 
     @property
@@ -68,15 +67,11 @@ def best_way(turn: Turn, candidates: Candidates, rules: Rules, score: Score) -> 
 
 
 def ttft_limit_s(turn: Turn, way: Way) -> float:
-    return max(turn.slo.ttft_s, turn.slo.ttft_factor * _idle_s(turn, way))
+    return max(turn.slo.ttft_s, turn.slo.ttft_factor * way.computing.idle_s)
 
 
 def _patience_s(turn: Turn, way: Way) -> float:
-    return ttft_limit_s(turn, way) - _idle_s(turn, way)
-
-
-def _idle_s(turn: Turn, way: Way) -> float:
-    return idle_ttft_s(way.computing.laws.costs, turn.prompt_tokens, turn.held_tokens)
+    return ttft_limit_s(turn, way) - way.computing.idle_s
 
 
 def _candidate(way: Way, score: float, terms: Terms) -> Candidate:
@@ -84,8 +79,8 @@ def _candidate(way: Way, score: float, terms: Terms) -> Candidate:
         route=way.route,
         decode=way.decode.view,
         prefill=None if way.prefill is None else way.prefill.view,
-        source=None if way.source is None else way.source.view,
-        fetched_tokens=way.fetched_tokens,
+        source=None if way.work.source is None else way.work.source.view,
+        fetched_tokens=way.work.fetched_tokens,
         prediction=way.prediction,
         score=score,
         terms=terms,
@@ -94,56 +89,41 @@ def _candidate(way: Way, score: float, terms: Terms) -> Candidate:
 
 def ways(turn: Turn, candidates: Candidates, rules: Rules) -> Iterator[Way]:
     """None whose worker's engine has no profile; if all are such, those with nothing to predict by are left out too."""
-    looks = _Looks(candidates, rules)
-    size = TurnSize(turn.prompt_tokens, turn.output_tokens)
-    source = _holder(turn, candidates, looks) if rules.moves_kv else None
-    decodes = list(map(looks.at, _shortlist(turn, candidates.decodes, candidates)))
-    replicas = list(map(looks.at, _shortlist(turn, candidates.replicas, candidates)))
+    looks = _Looks(turn, candidates, rules)
+    decodes = looks.of(_shortlist(turn, candidates.decodes, candidates))
+    replicas = looks.of(_shortlist(turn, candidates.replicas, candidates))
     for route, answering in ((Route.LOCAL, decodes), (Route.REPLICA, replicas)):
         for at in answering:
-            if at is None:
-                continue
-            held = turn.held_by(at.view)
-            yield Way(route=route, decode=at, prediction=on_one(at, size, held))
-            if source is not None and (fetched := _fetched(turn, at, source, held)):
-                prediction = on_one(at, size, held, source=source, fetched_tokens=fetched)
-                yield Way(route=route, decode=at, source=source, fetched_tokens=fetched, prediction=prediction)
-    for prefill in _prefills(turn, candidates, looks, size):
+            for work in looks.works(at):
+                yield Way(route=route, decode=at, work=work, prediction=on_one(at, work))
+    for prefill in _prefills(turn, candidates, looks):
         for at in decodes:
-            if at is not None and candidates.can_hand_over(prefill.view, at.view):
-                yield from _split(turn, prefill, at, size, source)
+            if candidates.can_hand_over(prefill.view, at.view):
+                yield from _split(turn, prefill, at, looks)
 
 
-def _split(turn: Turn, prefill: Outlook, decode: Outlook, size: TurnSize, source: Outlook | None) -> Iterator[Way]:
-    held, missing = turn.held_by(prefill.view), turn.prompt_tokens - turn.held_by(decode.view)
-    prediction = on_two(prefill, decode, size, held, missing)
-    yield Way(route=Route.SPLIT, decode=decode, prefill=prefill, prediction=prediction)
-    if source is not None and (fetched := _fetched(turn, prefill, source, held)):
-        prediction = on_two(prefill, decode, size, held, missing, source=source, fetched_tokens=fetched)
-        yield Way(
-            route=Route.SPLIT,
-            decode=decode,
-            prefill=prefill,
-            source=source,
-            fetched_tokens=fetched,
-            prediction=prediction,
-        )
-
-
-def _fetched(turn: Turn, at: Outlook, source: Outlook, held: int) -> int:
-    if at.view is source.view:
-        return 0
-    fetched = turn.held_by(source.view) - held
-    return fetched if fetched >= FETCH_TOKENS else 0
+def _split(turn: Turn, prefill: Outlook, decode: Outlook, looks: _Looks) -> Iterator[Way]:
+    missing = turn.prompt_tokens - turn.held_by(decode.view)
+    for work in looks.works(prefill):
+        prediction = on_two(prefill, work, decode, looks.size, missing)
+        yield Way(route=Route.SPLIT, decode=decode, prefill=prefill, work=work, prediction=prediction)
 
 
 class _Looks:
-    """Outlooks, each made once."""
+    """Workers as this turn would find them, and what its prompt takes there: each worked out once."""
 
-    def __init__(self, candidates: Candidates, rules: Rules) -> None:
+    def __init__(self, turn: Turn, candidates: Candidates, rules: Rules) -> None:
+        self.size = TurnSize(turn.prompt_tokens, turn.output_tokens, turn.held_tokens)
+        self._turn = turn
         self._candidates = candidates
         self._laws = rules.laws
         self._known: dict[WorkerId, Outlook | None] = {}
+        self._works: dict[WorkerId, list[Work]] = {}
+        self._source = _holder(turn, candidates, self) if rules.moves_kv else None
+        self._at_source = 0 if self._source is None else turn.held_by(self._source.view)  # tokens
+
+    def of(self, views: Iterable[WorkerView]) -> list[Outlook]:
+        return [look for look in map(self.at, views) if look is not None]
 
     def at(self, view: WorkerView) -> Outlook | None:
         if view.id not in self._known:
@@ -157,7 +137,18 @@ class _Looks:
         slow = self._candidates.slow_start(view)
         if slow < 1.0:
             laws = replace(laws, ttft_factor=laws.ttft_factor / slow)
-        return Outlook.of(view, laws, self._candidates.now_s)
+        return Outlook.of(view, laws, self.size, self._candidates.now_s)
+
+    def works(self, at: Outlook) -> list[Work]:
+        """With what is held there; and also with what could be fetched."""
+        known = self._works.get(at.view.id)
+        if known is not None:
+            return known
+        held = self._turn.held_by(at.view)
+        works = self._works[at.view.id] = [work_on(at, self.size, held)]
+        if self._source is not None and self._at_source - held >= FETCH_TOKENS:
+            works.append(work_on(at, self.size, held, self._source, self._at_source - held))
+        return works
 
 
 def _shortlist(turn: Turn, views: Sequence[WorkerView], candidates: Candidates) -> Sequence[WorkerView]:
@@ -183,14 +174,14 @@ def _holders(turn: Turn, views: Sequence[WorkerView], count: int, least: int = 1
     return [view for _, _, view in nsmallest(count, found)]
 
 
-def _prefills(turn: Turn, candidates: Candidates, looks: _Looks, size: TurnSize) -> list[Outlook]:
+def _prefills(turn: Turn, candidates: Candidates, looks: _Looks) -> list[Outlook]:
     """Those that would have computed the prompt first."""
     views = candidates.prefills
     if len(views) > ALL:
         least = first_ranked(views, BY_WORK, LEAST_LOADED)
         views = list({view.id: view for view in (*_holders(turn, views, HOLDERS), *least)}.values())
-    known = [look for look in map(looks.at, views) if look is not None]
-    known.sort(key=lambda look: on_one(look, size, turn.held_by(look.view)).ttft_s)
+    known = looks.of(views)
+    known.sort(key=lambda look: look.laws.ttft_factor * looks.works(look)[0].done_s)
     return known[:PREFILLS]
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-from ...laws.prediction import idle_ttft_s
 from ..candidates import Candidates
 from ..decision import Preference, Rules, Turn
 from ..ways import Terms, Way, best_way, ttft_limit_s
+
+ROOT_2 = math.sqrt(2.0)
 
 
 def least_ttft(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
@@ -21,12 +22,10 @@ def weights(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
 
 
 def _weighted(turn: Turn, way: Way, rules: Rules) -> Terms:
-    costs, prediction = way.decode.laws.costs, way.prediction
-    idle_s = idle_ttft_s(costs, turn.prompt_tokens, turn.held_tokens)
-    weights = turn.weights or rules.weights
+    at, prediction, weights = way.decode, way.prediction, turn.weights or rules.weights
     return {
-        "ttft": weights.ttft * prediction.ttft_s / idle_s,
-        "tpot": weights.tpot * prediction.tpot_s / costs.step_s,
+        "ttft": weights.ttft * prediction.ttft_s / at.idle_s,
+        "tpot": weights.tpot * prediction.tpot_s / at.laws.costs.step_s,
     }
 
 
@@ -37,7 +36,7 @@ def lmetric(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
 
 def _product(turn: Turn, way: Way, rules: Rules) -> Terms:
     at = way.computing
-    new = turn.prompt_tokens - turn.held_by(at.view) - way.fetched_tokens
+    new = turn.prompt_tokens - turn.held_by(at.view) - way.work.fetched_tokens
     return {"product": (at.view.queued_prefill_tokens + new) * (way.decode.sequences + 1)}
 
 
@@ -64,4 +63,4 @@ def miss(value: float, limit: float, spread: float) -> float:
     """Chance that a figure predicted as `value` is above the limit. spread: of the error's logarithm."""
     if limit <= 0.0:
         return 1.0
-    return 0.5 * math.erfc(math.log(limit / max(value, 1e-9)) / (spread * math.sqrt(2.0)))
+    return 0.5 * math.erfc(math.log(limit / max(value, 1e-9)) / (spread * ROOT_2))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+from typing import NamedTuple
 
+from ...fleet.worker import WorkerId
 from ...laws.prediction import Outlook
 from ..candidates import Candidates
 from ..decision import Preference, Rules, Turn
@@ -20,23 +23,41 @@ MOVE_WEIGHT = 0.005
 
 
 def slo(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
-    return best_way(turn, candidates, rules, expected_misses)
+    return best_way(turn, candidates, rules, partial(expected_misses, {}))
 
 
-def expected_misses(turn: Turn, way: Way, rules: Rules) -> Terms:
+def expected_misses(slowed: dict[WorkerId, Slowed], turn: Turn, way: Way, rules: Rules) -> Terms:
+    """slowed: of the workers of the ways before, on which the turn would decode."""
     prediction, targets = way.prediction, turn.slo
     limit_s = ttft_limit_s(turn, way)
     computing, decode = way.computing, way.decode
+    by_batch = slowed.get(decode.view.id)
+    if by_batch is None:
+        by_batch = slowed[decode.view.id] = Slowed.of(decode, targets.tpot_s)
     return {
         "ttft": miss(prediction.ttft_s, limit_s, TTFT_SPREAD),
-        "tpot": miss(prediction.tpot_s, targets.tpot_s, TPOT_SPREAD),
+        "tpot": by_batch.own,
         "streams": _stalled(computing, prediction.prefill_s, targets.tpot_s),
-        "batch": decode.sequences * _crowded(decode, prediction.tpot_s, targets.tpot_s),
+        "batch": by_batch.others,
         "queue": _queued(turn, way, rules),
         "evicted": EVICTED_WEIGHT * _evicted(turn, way, rules),
         "work": WORK_WEIGHT * (prediction.ttft_s / limit_s + prediction.tpot_s / targets.tpot_s),
         "moved": MOVE_WEIGHT * prediction.transfer_s / limit_s,
     }
+
+
+class Slowed(NamedTuple):
+    """Expected misses of the TPOT target as a turn decodes on a worker, whichever way it comes there."""
+
+    own: float
+    others: float  # more than without it
+
+    @classmethod
+    def of(cls, at: Outlook, target_s: float) -> Slowed:
+        own = miss(at.tpot_s, target_s, TPOT_SPREAD)
+        if not at.sequences:
+            return cls(own, 0.0)
+        return cls(own, at.sequences * max(0.0, own - miss(at.usual_tpot_s, target_s, TPOT_SPREAD)))
 
 
 def _stalled(at: Outlook, stall_s: float, target_s: float) -> float:
@@ -47,18 +68,9 @@ def _stalled(at: Outlook, stall_s: float, target_s: float) -> float:
     """
     if not at.sequences:
         return 0.0
-    tpot_s = at.laws.tpot_factor * at.step_s / (1.0 - at.busy)
-    headroom_s = max(target_s - tpot_s, LEAST_HEADROOM * target_s)
+    headroom_s = max(target_s - at.usual_tpot_s, LEAST_HEADROOM * target_s)
     tokens = stall_s / headroom_s / USUAL_OUTPUT
     return at.sequences * (1.0 - (1.0 + tokens) * math.exp(-tokens))
-
-
-def _crowded(at: Outlook, tpot_s: float, target_s: float) -> float:
-    """What a sequence more adds to each other's chance to miss the TPOT."""
-    if not at.sequences:
-        return 0.0
-    before_s = at.laws.tpot_factor * at.step_s / (1.0 - at.busy)
-    return max(0.0, miss(tpot_s, target_s, TPOT_SPREAD) - miss(before_s, target_s, TPOT_SPREAD))
 
 
 def _queued(turn: Turn, way: Way, rules: Rules) -> float:

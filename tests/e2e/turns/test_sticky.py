@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
+from random import Random
 from typing import Any
 
 import pytest
@@ -34,6 +37,33 @@ async def test_what_is_lost_is_seen_as_such(start_fleet: Any) -> None:
         played = await stickiness.play(fleet.session, fleet.base_url, talks, at_once=20)
         assert played.failures == 0
         assert played.share < ENOUGH
+
+
+async def test_first_turns_claim_heads_that_engines_still_hold(start_fleet: Any) -> None:
+    """Twenty applications with several sessions at once, where each D has room for a few of their heads."""
+    random, small = Random(1), {"num_blocks": 320, "max_model_len": 5120}
+    applications = [min(int(random.expovariate(0.25)), 19) for _ in range(160)]
+    async with start_fleet("P1 D1 D2", mode=Mode.ALWAYS_LOCAL, engine=small) as fleet:
+
+        async def play(some: Iterable[int]) -> list[dict[str, Any]]:
+            receipts = []
+            for number in some:
+                head = {"role": "system", "content": f"{number} {'You help with one matter only. ' * 40}"}
+                chat = fleet.conversation()
+                chat.messages.append(head)
+                for text in ("Begin.", "And then?"):
+                    turn = await chat.say(f"{random.random()} {text}")
+                    assert turn.status == 200, turn.body
+                    receipts.append(await fleet.receipt(turn))
+            return receipts
+
+        parts = await asyncio.gather(*(play(applications[at::4]) for at in range(4)))
+    firsts, others = ([one for part in parts for one in part if (one["turn"] == 1) is first] for first in (True, False))
+    assert sum(not one["cached_tokens"] for one in firsts) > 1.5 * len(set(applications)), "nothing was evicted"
+    for turns in (firsts, others):
+        local = [one for one in turns if one["route"] == "LOCAL"]
+        assert len(local) > len(turns) / 2
+        assert sum(one["cached_tokens"] < one["estimated_cached_tokens"] / 2 for one in local) <= len(local) / 50
 
 
 def test_the_ideal_is_what_an_earlier_prompt_and_its_answer_hold() -> None:

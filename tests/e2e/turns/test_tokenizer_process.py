@@ -18,8 +18,9 @@ from ppd.proxy.bodies.helper_process import HelperProcess
 from ppd.proxy.errors import ConfigError, Overloaded
 from ppd.proxy.telemetry.metrics import Metrics
 from ppd.proxy.tokenizer.folder_names import FolderNames
-from ppd.proxy.tokenizer.prompt_tokenizer import PROMPT_BYTES, PromptTokenizer
+from ppd.proxy.tokenizer.prompt_tokenizer import PROMPT_BYTES, WAITING, PromptTokenizer
 from ppd.proxy.tokenizer.token_worker import Ask, Tokenized
+from tests.proxy.tokenizer.test_prompt_tokenizer import counted
 from tests.proxy.tokenizer.tokenizer_folders import LOOPING, REFUSING, write_tokenizer
 from tests.support.requests import CHAT, parse, user
 
@@ -88,6 +89,33 @@ async def test_a_prompt_of_the_largest_size_is_tokenised(tmp_path: Path) -> None
         assert found.count > lines * (len(line) - 1)
     finally:
         await tokenizer.close()
+
+
+async def test_a_burst_is_counted_as_far_as_it_is_in_time_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    helper, metrics = HelperProcess("ppd.proxy.tokenizer.token_worker", "the tokenizer"), Metrics()
+    folders = FolderNames(str(write_tokenizer(tmp_path)))
+    patient, hasty = (PromptTokenizer(folders, metrics, wait_s, helper=helper) for wait_s in (PLENTY_S, 0.005))
+    try:
+        await patient.open()
+        most = 0
+
+        async def turn(number: int) -> bool:
+            nonlocal most
+            asked = asyncio.create_task(hasty.tokens(parse(CHAT, [user(f"{number} of many. " * 200)])))
+            await asyncio.sleep(0)
+            most = max(most, helper.asked)
+            return await asked is not None
+
+        known = await asyncio.gather(*map(turn, range(256)))
+        assert 0 < most <= WAITING
+        results = counted(metrics)
+        assert results["busy"] > 256 / 2
+        assert (sum(results.values()), results.get("known", 0)) == (256, sum(known))
+        assert results.keys() <= {"known", "late", "busy"}
+        assert await patient.tokens(parse()) is not None, "what was late is done, or left out"
+        assert helper.asked == 0
+    finally:
+        await patient.close()
 
 
 async def test_files_that_cannot_be_read_are_one_error_at_the_start(tmp_path: Path) -> None:

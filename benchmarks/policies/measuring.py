@@ -13,7 +13,10 @@ import msgspec
 import numpy as np
 
 from ppd.offline.experiment.statistics import percentile
-from ppd.offline.goodput import BLOCK_TOKENS, Attainment, Slo, attainment, highest_rate
+from ppd.offline.goodput.highest_rate import highest_rate
+from ppd.offline.goodput.modes import proxy_setup
+from ppd.offline.goodput.slo import BLOCK_TOKENS, Attainment, Slo, attainment
+from ppd.offline.goodput.windows import Bounds, JudgedWindow, TurnPace, bounds
 from ppd.offline.simulation.modelled_hardware import profile_for
 from ppd.offline.simulation.playback import Playback, PlayedTurn
 from ppd.offline.simulation.setup import Setup
@@ -23,9 +26,7 @@ from ppd.proxy.laws.profile_file import ProfileFile, Transfers
 from . import traces
 from .cells import Cell
 from .records import AtRate, CellRecord
-from .subjects import proxy_setup
 from .variants import CellSetting, varied
-from .windows import Bounds, JudgedWindow, Pace, bounds
 
 LEAST_RPS, MOST_RPS = 0.001, 1000.0  # sessions a second, of a search
 AT_RATE_SEEDS = 3
@@ -226,8 +227,8 @@ def _profile(hardware: str, connector: Connector) -> ProfileFile:
 
 
 @lru_cache(maxsize=8)
-def _pace(trace: str, data: Path, step_s: float) -> Pace:
-    return Pace.of(traces.load(trace, data), step_s)
+def _pace(trace: str, data: Path, step_s: float) -> TurnPace:
+    return TurnPace.of(traces.load(trace, data), step_s)
 
 
 @lru_cache(maxsize=4096)

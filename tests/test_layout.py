@@ -39,6 +39,7 @@ ROOMS = {
     "offline": (
         *(
             "cli",
+            "advice",
             "report",
             "bench",
             "calibration",

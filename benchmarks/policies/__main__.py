@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ppd.offline.experiment import files
+from ppd.offline.goodput.modes import NAMES
+from ppd.proxy.config import Mode
 from ppd.proxy.errors import PPDError
 
 from . import campaign as campaigns
@@ -31,11 +33,13 @@ from .figures import goodput_figure
 from .measuring import Connector, Method, Question
 from .records import CellRecord
 from .report import page, shown
-from .subjects import LESSER, NAMES
 
 SEEDS = {0.9: 3, 0.98: 6}
 ALL_TPOTS_MS = (15.0, 25.0, 50.0)
 OUT = Path("benchmarks/results/policies")
+
+# Where they were measured, behind another mode or within one step of the rates that are tried of it.
+LESSER = frozenset({Mode.ALWAYS_SPLIT, Mode.FRACTION, Mode.PREFIX_THRESHOLD, Mode.ISL_BOUNDING, Mode.TABLE})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import msgspec
 
+from ppd.offline.goodput.modes import ORACLE, modes_on
+
 from . import records
 from .cells import Cell
 from .costs import Costs
 from .executors import Executor
 from .measuring import MeasureJob, Method, Question
 from .records import CellRecord
-from .subjects import ORACLE, modes_on
 from .variants import USUAL, why_not
 
 COMMON_SHARE = 0.9  # of the best other mode's goodput: the rate at which all modes are compared

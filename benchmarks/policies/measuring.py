@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -13,19 +13,20 @@ import msgspec
 import numpy as np
 
 from ppd.offline.experiment.statistics import percentile
-from ppd.offline.goodput import BLOCK_TOKENS, Attainment, Slo, attainment, highest_rate
+from ppd.offline.goodput.highest_rate import highest_rate
+from ppd.offline.goodput.modes import proxy_setup
+from ppd.offline.goodput.slo import BLOCK_TOKENS, Attainment, Slo, attainment
+from ppd.offline.goodput.windows import Bounds, JudgedWindow, TurnPace, bounds
 from ppd.offline.simulation.modelled_hardware import profile_for
 from ppd.offline.simulation.playback import Playback, PlayedTurn
-from ppd.offline.simulation.setup import Setup
+from ppd.offline.simulation.setup import Setup, pulled
 from ppd.offline.simulation.simulate import play
-from ppd.proxy.laws.profile_file import ProfileFile, Transfers
+from ppd.proxy.laws.profile_file import ProfileFile
 
 from . import traces
 from .cells import Cell
 from .records import AtRate, CellRecord
-from .subjects import proxy_setup
 from .variants import CellSetting, varied
-from .windows import Bounds, JudgedWindow, Pace, bounds
 
 LEAST_RPS, MOST_RPS = 0.001, 1000.0  # sessions a second, of a search
 AT_RATE_SEEDS = 3
@@ -218,16 +219,12 @@ def _middle_and_tail(values: Sequence[float | None]) -> tuple[float | None, floa
 @lru_cache(maxsize=4)
 def _profile(hardware: str, connector: Connector) -> ProfileFile:
     profile = profile_for(hardware)
-    if connector is Connector.PROFILE:
-        return profile
-    # A handoff takes as long as it was measured to take; only the sender is free for others meanwhile.
-    costs = replace(profile.costs, transfer_s=profile.costs.transfer_s + profile.costs.send_s, send_s=0.0)
-    return msgspec.structs.replace(profile, transfers=Transfers.MISSING, costs=costs)
+    return profile if connector is Connector.PROFILE else pulled(profile)
 
 
 @lru_cache(maxsize=8)
-def _pace(trace: str, data: Path, step_s: float) -> Pace:
-    return Pace.of(traces.load(trace, data), step_s)
+def _pace(trace: str, data: Path, step_s: float) -> TurnPace:
+    return TurnPace.of(traces.load(trace, data), step_s)
 
 
 @lru_cache(maxsize=4096)

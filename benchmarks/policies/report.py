@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from ppd.offline.goodput.modes import NAMES
+from ppd.proxy.config import Mode
+
 from .campaign import COMMON_SHARE, Campaign
 from .cells import PARTS, Cell
 from .records import AtRate, CellRecord
-from .subjects import HASHED, NAMES
 from .summary import Standing, compared, ratios, standings
 
 Found = Mapping[str, Mapping[str, CellRecord]]
-AGAINST = (HASHED, "always_local")
+AGAINST = (Mode.SESSION_HASH.value, Mode.ALWAYS_LOCAL.value)
 
 
 def page(campaign: Campaign, parts: Sequence[str], found: Found, notes: Sequence[str] = ()) -> str:

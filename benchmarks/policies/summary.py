@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from ppd.offline.goodput.modes import ORACLE
+
 from .cells import Cell
 from .records import CellRecord
-from .subjects import ORACLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ COMMANDS = {
     "table": ("ppd.offline.cli.table", "Show, import and score decision tables."),
     "bench": ("ppd.offline.cli.bench", "Play one workload against any OpenAI-compatible endpoint."),
     "replay": ("ppd.offline.cli.replay", "Decide the turns of a receipt log again, by other rules."),
+    "advise": ("ppd.offline.cli.advise", "Advise which fleet and mode serve the traffic of a receipt log best."),
+    "goodput": ("ppd.offline.cli.goodput", "Find the highest rate of sessions that a simulated fleet serves in time."),
     "calibrate": ("ppd.offline.cli.calibrate", "Fit an engine profile to measurements."),
 }
 NEEDED = ("numpy", "pandas", "scipy", "matplotlib")  # what the extra `offline` installs

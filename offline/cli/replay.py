@@ -18,11 +18,10 @@ from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.laws.profile_file import find
 from ppd.proxy.laws.targets import ALLOWED_TARGETS, SloTargets, given_targets
 from ppd.proxy.settings import Settings
-from ppd.proxy.telemetry.receipts import receipt_lines
 
-from ..replay.past_turns import PastLog, read_log
 from ..replay.replay import replay
 from ..replay.summary import STALE, Difference, Summary, summary
+from .receipt_log import opened
 
 CAVEAT = "Each turn is decided by itself, with all others as they went: what a fleet would come to, a simulation tells."
 
@@ -91,26 +90,12 @@ def replayed(path: Path, config: ProxyConfig, targets: SloTargets | None) -> Sum
             "profile: must name an engine profile, as --profile: differences are predicted by it", param="profile"
         )
     settings = Settings(config)
-    try:
-        with path.open("rb") as file:
-            log = read_log(receipt_lines(file))
-    except OSError as exc:
-        raise ConfigError(f"{path}: cannot be read: {exc.strerror}", param="log") from exc
-    _tell_damage(path, log)
-    if not log.turns:
-        raise ConfigError(f"{path}: no line is the receipt of a turn that a worker was asked to answer", param="log")
+    log = opened(path)
     capacity_tokens = find(config.profile).kv_capacity_tokens
     compared = replay(log.turns, settings.rules(), settings.laws, capacity_tokens=capacity_tokens, targets=targets)
     if not compared.count:
         raise ConfigError(f"{path}: the rules found no worker for any turn", param="log")
     return summary(log, compared)
-
-
-def _tell_damage(path: Path, log: PastLog) -> None:
-    for number, why in log.damaged:
-        click.echo(f"{path}: line {number} is skipped: {why}", err=True)
-    if (more := log.damaged_count - len(log.damaged)) > 0:
-        click.echo(f"{path}: {more} more damaged lines are skipped", err=True)
 
 
 def told(found: Summary, config: ProxyConfig) -> Iterator[Text]:

@@ -43,6 +43,7 @@ class _Line(msgspec.Struct, gc=False):
     qps: Time = 0.0
     waited_s: Time = 0.0
     estimated_prompt_tokens: Count = 0
+    estimated_new_tokens: Count = 0
     estimated_cached_tokens: Count = 0
     cached_evidence: Name = ""
     estimated_output_tokens: Count = 0
@@ -52,6 +53,7 @@ class _Line(msgspec.Struct, gc=False):
     outcome: Name = ""
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
+    cached_tokens: Count | None = None
     ttft_s: Time | None = None
     tpot_s: Time | None = None
     ended_s: Time | None = None
@@ -68,6 +70,7 @@ class LegTimes(msgspec.Struct, frozen=True, gc=False):
 
 
 class PastTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    arrived_s: float
     decided_s: float
     model: str
     session: str
@@ -78,6 +81,7 @@ class PastTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     forced: str
     qps: float
     prompt_tokens: int  # estimated, as the decision knew them
+    repeated_tokens: int  # of the prompt, that earlier turns of the session had; estimated
     cached_tokens: int  # believed to be held by the answering worker
     evidence: str
     output_tokens: int
@@ -86,6 +90,7 @@ class PastTurn(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prefill: LegTimes | None
     prompt_counted: int | None  # by the engine, of a completed turn
     completion_counted: int | None
+    cached_counted: int | None
     ttft_s: float | None  # measured from the decision on
     tpot_s: float | None
     recorded_ttft_s: float | None  # that the decision itself predicted
@@ -139,6 +144,7 @@ def _past_turn(receipt: _Line, targets: dict[SloTargets, SloTargets]) -> PastTur
     is_completed = receipt.outcome == "completed"
     intern = sys.intern
     return PastTurn(
+        arrived_s=arrived_s,
         decided_s=decided_s,
         model=intern(receipt.model),
         session=intern(receipt.session),
@@ -149,6 +155,7 @@ def _past_turn(receipt: _Line, targets: dict[SloTargets, SloTargets]) -> PastTur
         forced=intern(receipt.forced),
         qps=receipt.qps,
         prompt_tokens=max(1, receipt.estimated_prompt_tokens),
+        repeated_tokens=max(0, receipt.estimated_prompt_tokens - receipt.estimated_new_tokens),
         cached_tokens=receipt.estimated_cached_tokens,
         evidence=intern(receipt.cached_evidence),
         output_tokens=max(1, receipt.estimated_output_tokens),
@@ -157,6 +164,7 @@ def _past_turn(receipt: _Line, targets: dict[SloTargets, SloTargets]) -> PastTur
         prefill=prefill,
         prompt_counted=receipt.prompt_tokens if is_completed else None,
         completion_counted=receipt.completion_tokens if is_completed else None,
+        cached_counted=receipt.cached_tokens if is_completed else None,
         ttft_s=None if receipt.ttft_s is None else max(0.0, arrived_s + receipt.ttft_s - decided_s),
         tpot_s=receipt.tpot_s,
         recorded_ttft_s=receipt.predicted_ttft_s,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from msgspec.structs import replace as replace_struct
 
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.fleet.worker import Role
@@ -66,6 +68,12 @@ class Setup:
                 )
             ),
         )
+
+
+def pulled(profile: ProfileFile) -> ProfileFile:
+    """As with NIXL: D reads the blocks that it lacks, in the time that a handoff was measured to take; P goes on."""
+    costs = replace(profile.costs, transfer_s=profile.costs.transfer_s + profile.costs.send_s, send_s=0.0)
+    return replace_struct(profile, transfers=Transfers.MISSING, costs=costs)
 
 
 def setup_for(hardware: str) -> Setup:

@@ -9,10 +9,10 @@ import pytest
 
 from benchmarks.policies.cells import Cell
 from benchmarks.policies.measuring import Connector, MeasureJob, Method, Question, Search, computed, measure
-from benchmarks.policies.subjects import OF_PAIRS, nearest_table, proxy_setup
 from benchmarks.policies.traces import load
 from benchmarks.policies.variants import USUAL, VARIANTS, NotYet, varied
 from ppd.offline.experiment.records import Record
+from ppd.offline.goodput.modes import OF_PAIRS, nearest_table, proxy_setup
 from ppd.offline.simulation.playback import PlayedTurn
 from ppd.proxy.config import Mode
 from ppd.proxy.errors import ConfigError

@@ -12,8 +12,8 @@ from benchmarks.policies.figures import goodput_figure, looks
 from benchmarks.policies.measuring import Method
 from benchmarks.policies.records import CellRecord
 from benchmarks.policies.report import page
-from benchmarks.policies.subjects import NAMES
 from benchmarks.policies.summary import compared, ratios
+from ppd.offline.goodput.modes import NAMES
 
 ONE, TWO, NONE = Cell("chats", "1P_3D"), Cell("chats", "2P_2D"), Cell("chats", "4R")
 QUESTION = "25ms@0.9"

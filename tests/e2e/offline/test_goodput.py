@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ppd.offline.goodput import Slo, Trials
+from ppd.offline.goodput.slo import Slo
+from ppd.offline.goodput.trials import Trials
 from ppd.offline.simulation.playback import Playback
 from ppd.offline.simulation.routing import ProxySetup
 from ppd.offline.simulation.setup import Setup

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppd.offline.experiment.records import Record
-from ppd.offline.goodput import Attainment, Slo, Trials, attainment, highest_rate, idle_ttft_s
+from ppd.offline.goodput.highest_rate import highest_rate
+from ppd.offline.goodput.slo import Attainment, Slo, attainment, idle_ttft_s
+from ppd.offline.goodput.trials import Trials
 from ppd.offline.simulation.playback import Playback, PlayedTurn
 from ppd.offline.simulation.routing import ProxySetup
 from ppd.offline.simulation.setup import Setup

@@ -1,16 +1,18 @@
-"""The modes that are compared, by name, and what each may be asked for."""
+"""The modes of a simulated proxy, by name: those of the live one, and an oracle."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from ppd.offline.simulation.routing import ProxySetup
 from ppd.proxy.config import Mode
 from ppd.proxy.decision_table.score import Weights
-from ppd.proxy.decision_table.table import DecisionTable, find
+from ppd.proxy.decision_table.table import DecisionTable, ScoredTable, find
 from ppd.proxy.errors import ConfigError
+from ppd.proxy.laws.targets import USUAL, SloTargets
 from ppd.proxy.policy import Rules
 from ppd.servers.fleet.topology import Topology
+
+from ..simulation.routing import ProxySetup
 
 TABLE = "h100-llama-3.1-8b-{}"
 TABLES = {"1P_3D": 1 / 4, "2P_2D": 1 / 2, "3P_1D": 3 / 4}  # measured fleets, by the share of P
@@ -30,12 +32,8 @@ OF_PAIRS = frozenset(
     }
 )
 OF_REPLICAS = frozenset({Mode.REPLICA})
-ORACLE = "oracle"
-HASHED = "always_local_hash"  # always_local, each session on the D that a hash says
-NAMES = tuple(mode.value for mode in Mode)
-
-# Where they were measured, behind another mode or within one step of the rates that are tried of it.
-LESSER = frozenset({Mode.ALWAYS_SPLIT, Mode.FRACTION, Mode.PREFIX_THRESHOLD, Mode.ISL_BOUNDING, Mode.TABLE})
+ORACLE = "oracle"  # mode `slo` that knows how long each answer will be, which no live proxy can
+NAMES = (*(mode.value for mode in Mode), ORACLE)
 
 
 def modes_on(topology: Topology, names: tuple[str, ...] = NAMES) -> tuple[str, ...]:
@@ -48,15 +46,17 @@ def modes_on(topology: Topology, names: tuple[str, ...] = NAMES) -> tuple[str, .
     return tuple(name for name in names if name not in useless)
 
 
-def proxy_setup(name: str, topology: Topology) -> ProxySetup:
-    """ConfigError for a name that is no mode."""
+def proxy_setup(
+    name: str, topology: Topology, *, targets: SloTargets = USUAL, scored: ScoredTable | None = None
+) -> ProxySetup:
+    """scored: for mode `table`; None: the shipped one that is nearest. ConfigError for a name that is no mode."""
     if name not in NAMES:
         raise ConfigError(f"mode = {name!r}: must be {', '.join(NAMES)}", param="mode")
-    mode = Mode(name)
+    mode = Mode.SLO if name == ORACLE else Mode(name)
     rules = Rules(mode=mode)
     if mode is Mode.TABLE and topology.decodes:
-        rules = Rules(mode=mode, scored=_table(nearest_table(topology)).scored(Weights()))
-    return ProxySetup(rules=rules, oracle=name == ORACLE)
+        rules = Rules(mode=mode, scored=scored or _table(nearest_table(topology)).scored(Weights()))
+    return ProxySetup(rules=rules, slo=targets, oracle=name == ORACLE)
 
 
 def nearest_table(topology: Topology) -> str:

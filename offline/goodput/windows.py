@@ -16,12 +16,13 @@ from itertools import pairwise, takewhile
 import numpy as np
 from numpy.typing import NDArray
 
-from ppd.offline.experiment.records import Record
-from ppd.offline.goodput import Slo, idle_ttft_s
-from ppd.offline.simulation.playback import USUAL_TOKEN_S, Playback, Window
-from ppd.offline.simulation.traced_prompts import TracedPrompts, TurnPrompt
-from ppd.offline.simulation.workers.links import Work
 from ppd.proxy.laws.step_time import EngineProfile
+
+from ..experiment.records import Record
+from ..simulation.playback import USUAL_TOKEN_S, Playback, Window
+from ..simulation.traced_prompts import TracedPrompts, TurnPrompt
+from ..simulation.workers.links import Work
+from .slo import Slo, idle_ttft_s
 
 SPARE = 1.1  # of later turns: some come after the window where a fleet is slower than the usual pace
 
@@ -29,14 +30,14 @@ Times = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class TurnPace:
     """When each turn of each conversation would be sent, in s after its first one."""
 
     usual: tuple[Times, ...]
     soonest: tuple[Times, ...]  # no turn can be sent before
 
     @classmethod
-    def of(cls, prompts: TracedPrompts, step_s: float) -> Pace:
+    def of(cls, prompts: TracedPrompts, step_s: float) -> TurnPace:
         """step_s: of an idle engine."""
         conversations = prompts.conversations
         return cls(
@@ -63,7 +64,7 @@ class Bounds:
     later_by_end: int  # those before the window included
 
 
-def bounds(prompts: TracedPrompts, playback: Playback, pace: Pace) -> Bounds:
+def bounds(prompts: TracedPrompts, playback: Playback, pace: TurnPace) -> Bounds:
     begins_s = playback.warm_up(prompts)
     ends_s = _end(prompts, playback, pace, begins_s)
     first = later = 0
@@ -78,7 +79,7 @@ def _starts(prompts: TracedPrompts, playback: Playback, until_s: float) -> Itera
     return takewhile(lambda one: one[0] <= until_s, known)
 
 
-def _end(prompts: TracedPrompts, playback: Playback, pace: Pace, begins_s: float) -> float:
+def _end(prompts: TracedPrompts, playback: Playback, pace: TurnPace, begins_s: float) -> float:
     """When the last session has begun that is needed, and the last later turn."""
     wanted, sessions, known, ends_s = round(SPARE * playback.later_turns), 0, 0, begins_s
     coming: list[float] = []  # later turns, by when they are sent

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.policies.traces import shaped
-from benchmarks.policies.windows import JudgedWindow, Pace, bounds
-from ppd.offline.goodput import Slo, attainment
+from ppd.offline.goodput.slo import Slo, attainment
+from ppd.offline.goodput.windows import JudgedWindow, TurnPace, bounds
 from ppd.offline.simulation.playback import Playback
 from ppd.offline.simulation.routing import ProxySetup
 from ppd.offline.simulation.setup import Setup
 from ppd.offline.simulation.simulate import play
+from ppd.offline.simulation.traced_prompts import traced_prompts
+from ppd.offline.traces.turns import TracedConversation, TracedTurn
 from ppd.proxy.config import Mode
 from tests.support.decisions import rules
 from tests.support.stepped_engine import profile_of
 
 SETUP = Setup(profile=profile_of())
 PROFILE = SETUP.profile.to_engine()
-PROMPTS = shaped(512, 8000)
-PACE = Pace.of(PROMPTS, PROFILE.step_s)
+FIRST = TracedTurn(new_tokens=8000, output_tokens=128)
+LATER = TracedTurn(new_tokens=512, output_tokens=128, think_s=10.0)
+PROMPTS = traced_prompts([TracedConversation(str(at), None, (FIRST, LATER, LATER, LATER)) for at in range(64)])
+PACE = TurnPace.of(PROMPTS, PROFILE.step_s)
 
 
 def window(rate: float, mode: Mode = Mode.ALWAYS_LOCAL, slo: Slo | None = None) -> JudgedWindow:

@@ -1,0 +1,62 @@
+"""What the commands about a receipt log have in common: it is read, and its damage named on standard error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from ppd.proxy.errors import ConfigError
+from ppd.proxy.telemetry.receipts import receipt_lines
+
+from ..replay.past_turns import PastLog, read_log
+
+
+class _Members(msgspec.Struct):
+    """That a receipt has, and no row of a trace."""
+
+    session: str
+    turn: int
+    legs: list[msgspec.Raw]
+
+
+def opened(path: Path) -> PastLog:
+    """ConfigError where no turn is left."""
+    try:
+        with path.open("rb") as file:
+            log = read_log(receipt_lines(file))
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}", param="log") from exc
+    for number, why in log.damaged:
+        click.echo(f"{path}: line {number} is skipped: {why}", err=True)
+    if (more := log.damaged_count - len(log.damaged)) > 0:
+        click.echo(f"{path}: {more} more damaged lines are skipped", err=True)
+    if not log.turns:
+        raise ConfigError(f"{path}: no line is the receipt of a turn that a worker was asked to answer", param="log")
+    return log
+
+
+def is_receipt_log(path: Path) -> bool:
+    """By the first of its lines that is whole; ConfigError where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            for _, line in receipt_lines(file):
+                try:
+                    msgspec.json.decode(line, type=_Members)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                    if line.isspace() or not _is_json(line):
+                        continue
+                    return False
+                return True
+    except OSError as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc.strerror}", param="log") from exc
+    return False
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True

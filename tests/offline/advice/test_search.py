@@ -1,0 +1,121 @@
+"""Which contenders are tried: on goodputs that are known, and answers that cost nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from ppd.offline.advice.contenders import Contender, first_contenders, neighbours, workers_for
+from ppd.offline.advice.interval import Interval
+from ppd.offline.advice.search import ROUND, Search, Standing
+from ppd.offline.advice.trying import Figures, Job, Outcome
+from ppd.proxy.errors import ConfigError
+from ppd.servers.fleet.topology import Topology
+
+MODES = ("slo", "always_local", "replica")
+AT = Figures(rate=1.0, first_share=1.0, later_share=1.0, ttft_first=None, ttft_later=None, tpot=None, turns=9)
+
+
+class Known:
+    """Answers by a rule, and counts."""
+
+    def __init__(self, goodput: Mapping[Contender, float], usual: float = 1.0) -> None:
+        self.goodput = goodput
+        self.usual = usual
+        self.jobs: list[Job] = []
+
+    def __call__(self, jobs: Sequence[Job]) -> list[Outcome]:
+        assert len(jobs) <= ROUND
+        self.jobs += jobs
+        return [self._outcome(job) for job in jobs]
+
+    def _outcome(self, job: Job) -> Outcome:
+        rate = self.goodput.get(job.contender, self.usual)
+        if job.at is not None:
+            return Outcome(figures=AT, windows=1, cpu_s=0.1)
+        return Outcome(rate=None if job.bar and rate < job.bar else rate, windows=1, cpu_s=0.1)
+
+
+def searched(ask: Known, workers: int = 8, **late: float) -> tuple[Search, list[Standing]]:
+    spent = iter(range(1000))
+    budget = late.get("budget", 1e9)
+    search = Search(ask, MODES, 1.0, lambda share: next(spent) >= share * budget)
+    contenders = first_contenders(workers, MODES)
+    search.pilot(contenders)
+    search.all(contenders)
+    return search, search.refined()
+
+
+def test_all_fleets_with_all_gpus_are_contenders_each_with_the_modes_that_are_rules_of_their_own_there() -> None:
+    found = first_contenders(4, MODES)
+    assert {str(one) for one in found} == {
+        *("4R slo", "1P_3D slo", "2P_2D slo", "3P_1D slo", "4R replica"),
+        *("1P_3D always_local", "2P_2D always_local", "3P_1D always_local"),
+    }
+    assert all(Topology.parse(one.topology).workers == 4 for one in found)
+    assert first_contenders(1, MODES) == [Contender("1R", "slo"), Contender("1R", "replica")]
+    assert len({one.topology for one in first_contenders(64, MODES)}) == 9
+
+
+def test_gpus_are_counted_by_engines() -> None:
+    assert workers_for(9, 2) == 4
+    with pytest.raises(ConfigError, match="gpus = 1: one engine of this profile takes 2"):
+        workers_for(1, 2)
+
+
+def test_neighbours_differ_in_a_worker_or_two_and_are_new() -> None:
+    best, known = Contender("2P_4D", "slo"), [Contender("3P_3D", "slo")]
+    assert [one.topology for one in neighbours([best], MODES, known)] == ["1P_5D", "1P_4D_1R", "2P_3D_1R"]
+    assert [one.topology for one in neighbours([Contender("4R", "slo")], MODES, ())] == ["1P_1D_2R"]
+
+
+@pytest.mark.parametrize("best", [Contender("8R", "replica"), Contender("5P_3D", "always_local")])
+def test_the_best_is_found_wherever_it_stands(best: Contender) -> None:
+    search, standings = searched(Known({best: 3.0, Contender("2P_6D", "slo"): 2.0}))
+    assert [one.contender for one in standings[:2]] == [best, Contender("2P_6D", "slo")]
+    assert standings[1].beside(standings[0]).value == pytest.approx(2 / 3)
+    assert standings[0].at_log is AT
+    assert any(not one.contender.is_disaggregated for one in standings)
+    assert not search.untried
+
+
+def test_a_fleet_between_those_tried_first_is_reached() -> None:
+    best = Contender("10P_54D", "slo")
+    rates = {Contender(f"{p}P_{64 - p}D", "slo"): 2.0 + (1 - abs(p - 10) / 64) for p in range(1, 64)}
+    assert searched(Known(rates), workers=64)[1][0].contender == best
+
+
+def test_most_contenders_cost_one_small_window() -> None:
+    ask = Known({Contender("8R", "slo"): 9.0, Contender("1P_7D", "slo"): 8.0, Contender("2P_6D", "slo"): 8.5})
+    search, _ = searched(ask)
+    assert len(search.below) > 10
+    fine = [job for job in ask.jobs if job.draw]
+    assert {job.draw for job in fine} == {1, 2, 3}
+    assert len(fine) == 3 + 3 + 3
+
+
+def test_a_late_search_ends_with_what_it_has() -> None:
+    search, standings = searched(Known({}), budget=2)
+    assert search.untried
+    assert standings
+    assert search.draws == 1
+    assert {one.contender for one in standings}.isdisjoint(search.untried)
+
+
+def test_the_same_is_asked_whatever_the_number_of_processors() -> None:
+    first, second = Known({Contender("8R", "slo"): 2.0}), Known({Contender("8R", "slo"): 2.0})
+    searched(first)
+    searched(second)
+    assert first.jobs == second.jobs
+
+
+@pytest.mark.parametrize(
+    ("values", "value", "bounds"),
+    [([2.0], 2.0, False), ([2.0, 8.0], 4.0, True), ([0.0, 4.0], 2.0, False), ([3.0, 3.0, 3.0], 3.0, True)],
+)
+def test_an_interval_of_rates(values: list[float], value: float, bounds: bool) -> None:
+    found = Interval.of(values)
+    assert found.value == pytest.approx(value)
+    assert (found.low is not None) is bounds
+    assert found.low is None or found.low <= found.value <= (found.high or 0.0) + 1e-9

@@ -1,0 +1,167 @@
+"""`ppd advise` and `ppd goodput` as programs: what they print, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from ppd.offline.advice.advise import Plan, advise
+from ppd.offline.advice.contenders import Contender
+from ppd.offline.advice.traffic import traffic_of
+from ppd.offline.advice.trying import Conditions, Figures, Job, Outcome, Trying
+from ppd.offline.cli.advise import command, document, told
+from ppd.offline.cli.goodput import command as goodput
+from ppd.offline.goodput.slo import Slo
+from ppd.offline.simulation.modelled_hardware import profile_for
+from ppd.offline.simulation.setup import pulled
+from ppd.proxy.telemetry.receipts import Receipt
+from tests.offline.replay.receipts import line_of, log_of, receipt
+
+AT = Figures(
+    rate=1.0, first_share=0.99, later_share=0.5, ttft_first=(0.1, 0.2), ttft_later=None, tpot=(0.01, 0.02), turns=9
+)
+
+
+def turns() -> list[Receipt]:
+    """12 sessions of two turns, the second beyond what the profile was fitted to."""
+    later = {"estimated_new_tokens": 3000, "prompt_tokens": 4000, "estimated_prompt_tokens": 4000}
+    return [
+        receipt("D1", 10.0 * at + 5.0 * number, session=f"s{at}", turn=number, **(later if number == 2 else {}))
+        for at in range(12)
+        for number in (1, 2)
+    ]
+
+
+def write(folder: Path, receipts: Sequence[Receipt]) -> Path:
+    file = folder / "receipts.jsonl"
+    file.write_bytes(b"".join(map(line_of, receipts)))
+    return file
+
+
+def conditions() -> Conditions:
+    return Conditions(
+        traffic=traffic_of(log_of(*turns()).turns),
+        profile=pulled(profile_for("h100-llama-3.1-8b")),
+        slo=Slo(ttft_s=0.5),
+    )
+
+
+def advised(best: Contender, rate: float = 4.0) -> str:
+    """Where this one serves twice as much as all others."""
+
+    def ask(jobs: Sequence[Job]) -> list[Outcome]:
+        rates = [rate if job.contender == best else rate / 2 for job in jobs]
+        return [
+            Outcome(figures=AT) if job.at else Outcome(rate=one if one >= (job.bar or 0.0) else None, windows=1)
+            for job, one in zip(jobs, rates, strict=True)
+        ]
+
+    known = conditions()
+    plan = Plan(workers=2, modes=("slo", "replica"), rate=1.0, budget_s=60.0, processors=2)
+    found = advise(log_of(*turns()), known, plan, ask, lambda text: None)
+    assert msgspec.json.encode(document(found, known))
+    return "\n".join(part.plain for part in told(found, known))
+
+
+def test_all_replicas_are_one_of_the_answers() -> None:
+    text = advised(Contender("2R", "replica"))
+    assert "Recommended: do not disaggregate: 2R, mode replica. It serves up to 4 " in text
+    assert "4 x the rate asked for" in text
+    assert "Runner-up: 2R slo, -50.0% (-50% to -50%)" in text
+
+
+def test_a_fleet_of_pairs_is_shown_beside_the_best_of_replicas() -> None:
+    text = advised(Contender("1P_1D", "slo"))
+    assert "Recommended: mode slo on 1P_1D" in text
+    assert "99.0%  50.0%" in text
+    assert "100 / 200" in text
+
+
+def test_it_says_what_the_profile_cannot_tell() -> None:
+    text = advised(Contender("2R", "replica"))
+    assert "50% of the turns: contexts beyond the 3,136 tokens up to which it was fitted" in text
+    assert "50% of the turns: more new tokens than the 1,024" in text
+    assert "the log does not say what GPU its engines ran on" in text
+    assert "12 sessions are few" in text
+
+
+def test_targets_that_nobody_meets_are_said_so() -> None:
+    assert "No fleet and mode meets the targets at any rate" in advised(Contender("2R", "replica"), rate=0.0)
+
+
+def test_a_contender_is_tried_by_playing_the_logs_sessions() -> None:
+    trying = Trying(conditions())
+    job = Job(contender=Contender("1R", "replica"), sessions=15, precision=0.5, near=8.0)
+    found = trying(job)
+    assert found.rate is not None
+    assert 1.0 < found.rate < 100.0
+    assert trying(job) == msgspec.structs.replace(found, cpu_s=0.0) if False else trying(job).rate == found.rate
+    assert trying(Job(contender=job.contender, sessions=15, bar=100.0 * found.rate)).rate is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--gpus", "8", "--profile", "none"), "hardware = 'none': must be"),
+        (("--gpus", "8", "--share", "0"), "share = 0.0: must be above 0"),
+        (("--gpus", "8", "--ttft", "nan"), "ttft_s = nan: must be at least 0"),
+        (("--gpus", "8", "--model", "none"), "model = 'none': must be m"),
+        (("--gpus", "1", "--profile", "h100-llama-3.1-70b-tp4"), "gpus = 1: one engine of this profile takes 4"),
+        (("--gpus", "8", "--profile", "h100-qwen3-8b", "--mode", "table"), "table: must be given for mode table"),
+        (("--gpus", "1", "--mode", "always_split"), "mode = always_split: none of them is for 1 workers"),
+        (("--gpus", "8", "--mode", "oracle"), "Invalid value for '--mode'"),
+    ],
+)
+def test_what_cannot_be_used_is_one_clear_error(tmp_path: Path, flags: tuple[str, ...], said: str) -> None:
+    result = CliRunner().invoke(command, [str(write(tmp_path, turns())), *flags])
+    assert result.exit_code in (1, 2)
+    assert said in result.output
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "no line is the receipt of a turn"),
+        (b"{}\n\0\n", "no line is the receipt of a turn"),
+        (line_of(receipt("D1")), "the log has 1 sessions of model 'm'"),
+    ],
+)
+def test_a_log_with_too_little_is_an_error_and_damage_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "receipts.jsonl"
+    file.write_bytes(content)
+    result = CliRunner().invoke(command, [str(file), "--gpus", "8"])
+    assert result.exit_code == 1
+    assert said in result.output
+    assert ("line 2 is skipped" in result.stderr) is (content.startswith(b"{}"))
+
+
+def search(file: Path, *flags: str) -> Result:
+    small = ("--topology", "1R", "--mode", "replica", "--seeds", "2", "--sessions", "10", "--precision", "0.5")
+    return CliRunner().invoke(goodput, [str(file), *small, *flags])
+
+
+def test_goodput_of_a_receipt_log_and_of_a_trace(tmp_path: Path) -> None:
+    text = search(write(tmp_path, turns())).output
+    assert "1R, mode replica, profile h100-llama-3.1-8b" in text
+    assert "goodput: " in text
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}\n' * 3)
+    found = msgspec.json.decode(search(trace, "--json").stdout)
+    assert [one["seed"] for one in found["by_seed"]] == [0, 1]
+    assert all(one["rate"] == pytest.approx(found["goodput"]["value"], rel=0.6) for one in found["by_seed"])
+
+
+def test_goodput_names_what_it_cannot_use(tmp_path: Path) -> None:
+    file = write(tmp_path, turns())
+    assert "topology = 'D'" in search(file, "--topology", "D").output
+    assert "in none of the known formats" in search(_empty(tmp_path)).output
+
+
+def _empty(folder: Path) -> Path:
+    file = folder / "empty.jsonl"
+    file.write_text("{}\n")
+    return file

@@ -1,7 +1,8 @@
 """The ways to serve a turn that are worth judging, each with what the laws predict of it.
 
-Never all pairs: the session's worker, those that hold most of the prompt, and the least loaded of each role. Where the
-prompt's beginning lies elsewhere, and workers can fetch it, each way is also judged with that.
+Never all pairs: the session's worker, those that hold most of the prompt, and the least loaded of each role. Where KV
+may be moved, a D or R that holds the prompt's beginning may also lend itself as P: it computes the rest, and another
+one pulls all of it and answers. Where workers can fetch KV themselves, each way is also judged with that.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from heapq import nsmallest
 import msgspec
 from msgspec.structs import replace
 
+from ..connectors import takes_either_leg
 from ..fleet.order import RankRule, first_ranked, of_workers
 from ..fleet.ranking import prefill_work_rank, work_rank
 from ..fleet.view import WorkerView
-from ..fleet.worker import WorkerId
+from ..fleet.worker import Role, WorkerId
 from ..laws.prediction import Outlook, Prediction, TurnSize, Work, on_one, on_two, work_on
 from .candidates import Candidates
 from .decision import Candidate, Preference, Route, Rules, Turn
@@ -25,6 +27,7 @@ LEAST_LOADED = 2  # of each role are judged
 HOLDERS = 2
 ALL = 4  # so few are all judged
 PREFILLS = 2  # that are paired with each D
+LENDERS = 2  # that are paired with each D and R
 FETCH_TOKENS = 256  # fewer are not worth a transfer
 RECORDED = 8  # candidates of one decision
 BY_WORK = RankRule(prefill_work_rank, prefill_work_rank, now_s=0.0, slow_start_s=0.0)  # of P
@@ -100,6 +103,25 @@ def ways(turn: Turn, candidates: Candidates, rules: Rules) -> Iterator[Way]:
         for at in decodes:
             if candidates.can_hand_over(prefill.view, at.view):
                 yield from _split(turn, prefill, at, looks)
+    if rules.moves_kv:
+        yield from _moves(turn, candidates, looks, (*decodes, *replicas))
+
+
+def _moves(turn: Turn, candidates: Candidates, looks: _Looks, answering: Sequence[Outlook]) -> Iterator[Way]:
+    """SPLIT from a lender, and from a P to an R."""
+    able = [at for at in answering if turn.held_by(at.view) >= FETCH_TOKENS and candidates.can_lend(at.view)]
+    lenders = sorted(able, key=lambda at: turn.held_by(at.view), reverse=True)[:LENDERS]
+    pulling = [at for at in answering if takes_either_leg(at.view.worker)]
+    for lender in lenders:
+        held = turn.held_by(lender.view)
+        for at in pulling:
+            if held - turn.held_by(at.view) >= FETCH_TOKENS and candidates.can_hand_over(lender.view, at.view):
+                yield from _split(turn, lender, at, looks)
+    replicas = [at for at in pulling if at.view.role is Role.REPLICA]
+    for prefill in _prefills(turn, candidates, looks) if replicas else ():
+        for at in replicas:
+            if candidates.can_hand_over(prefill.view, at.view):
+                yield from _split(turn, prefill, at, looks)
 
 
 def _split(turn: Turn, prefill: Outlook, decode: Outlook, looks: _Looks) -> Iterator[Way]:
@@ -119,7 +141,7 @@ class _Looks:
         self._laws = rules.laws
         self._known: dict[WorkerId, Outlook | None] = {}
         self._works: dict[WorkerId, list[Work]] = {}
-        self._source = _holder(turn, candidates, self) if rules.moves_kv else None
+        self._source = _holder(turn, candidates, self) if rules.fetches_kv else None
         self._at_source = 0 if self._source is None else turn.held_by(self._source.view)  # tokens
 
     def of(self, views: Iterable[WorkerView]) -> list[Outlook]:

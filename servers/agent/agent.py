@@ -19,6 +19,7 @@ from typing import Any
 
 import aiohttp
 
+from ppd.proxy.connectors.nixl import Nixl
 from ppd.proxy.discovery.heartbeat import VERSION, Heartbeat
 from ppd.proxy.fleet.worker import NO_EVENTS, EventSource, Load, Role
 from ppd.proxy.health.probe import EngineStatus, probe
@@ -75,9 +76,10 @@ class Identity:
     launch_id: str  # the incarnation, if the engine does not report its start time
 
 
-def is_idle(role: Role, load: Load) -> bool:
-    """Nothing runs or waits. P must also hold no blocks: without requests these are handoffs that D has yet to pull."""
-    return load.running + load.waiting == 0 and (role is not Role.PREFILL or load.kv_usage == 0)
+def is_idle(role: Role, connector: str, load: Load) -> bool:
+    """Nothing runs or waits. Who hands over must also hold no blocks: without requests, others are yet to pull them."""
+    hands_over = role is Role.PREFILL or connector == Nixl.name
+    return load.running + load.waiting == 0 and (not hands_over or load.kv_usage == 0)
 
 
 def heartbeat_of(identity: Identity, status: EngineStatus, phase: AgentPhase) -> Heartbeat:
@@ -186,7 +188,9 @@ class Agent:
         while True:
             await self._announce(AgentPhase.DRAINING)
             status = await self._probe(session)
-            idle_probes = idle_probes + 1 if is_idle(self._identity.role, status.metrics.load) else 0
+            idle_probes = (
+                idle_probes + 1 if is_idle(self._identity.role, self._identity.connector, status.metrics.load) else 0
+            )
             if not status.healthy or idle_probes == 2 or asyncio.get_running_loop().time() >= deadline:
                 break
             await asyncio.sleep(DRAIN_POLL_S)

@@ -65,6 +65,7 @@ def launch_of(options: AgentOptions) -> Launch:
     if options.engine == "sim":
         argv = [sys.executable, "-m", "ppd.servers.sim", "--role", options.role, "--host", options.host]
         argv += ["--port", str(options.port), "--side-channel-port", str(options.side_channel_port)]
+        argv += ["--connector", "none"] if options.connector == "none" else []
         if options.kv_events_port:
             argv += ["--kv-events-endpoint", f"tcp://*:{options.kv_events_port}"]
             argv += (
@@ -82,6 +83,7 @@ def launch_of(options: AgentOptions) -> Launch:
         kv_events_port=options.kv_events_port or None,
         kv_replay_port=options.kv_replay_port or None,
         side_channel_port=options.side_channel_port,
+        connector=options.connector,
         device=options.device,
         gpus=_indices(options.gpus),
         tensor_parallel=options.tensor_parallel,

@@ -15,7 +15,7 @@ from ppd.proxy.fleet.worker import Role
 from ppd.proxy.laws.profile_file import find
 from ppd.proxy.laws.step_time import EngineProfile
 
-from .core.config import EventEncoding, LoadFailurePolicy, ReasoningField, SimConfig, TemplateName
+from .core.config import CONNECTORS, EventEncoding, LoadFailurePolicy, ReasoningField, SimConfig, TemplateName
 from .core.tokens import Tokenizer
 from .launch import running_engine
 
@@ -57,6 +57,13 @@ def _costs(ctx: click.Context, _: click.Parameter, name: str | None) -> EnginePr
     "go before what it says.  [default: a built-in H100 with Llama-3.1-8B]",
 )
 @click.option("--role", type=click.Choice([role.value for role in Role]), default="R", help="P, D or R.")
+@click.option(
+    "--connector",
+    type=click.Choice(CONNECTORS),
+    default=_DEFAULT.connector,
+    show_default=True,
+    help="For KV transfer; none: it takes part in none.",
+)
 @click.option("--host", default=_DEFAULT.host, show_default=True)
 @click.option("--port", default=8000, show_default=True, help="0: a free one.")
 @click.option("--model", default=_DEFAULT.model, show_default=True, help="Name to serve.")

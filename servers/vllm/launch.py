@@ -1,7 +1,8 @@
 """The command line and environment of a vLLM server for each role, on GPUs and on CPUs. Nothing is started here.
 
-P and D have NIXL's pull connector, R has none. D recomputes what it cannot load (`kv_load_failure_policy`), because the
-default answers 500 when P is gone. Prefix caching is always on: LOCAL turns depend on it.
+All have NIXL's pull connector, so that any of them may compute a prompt for another, unless they are told to have none.
+They recompute what they cannot load (`kv_load_failure_policy`), because the default answers 500 when the other is gone.
+Prefix caching is always on: LOCAL turns depend on it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ class EngineSpec:
     served_model_name: str = ""  # what clients ask for; empty: the same as `model`
     host: str = "127.0.0.1"  # where the HTTP server listens
     port: int = 8000
-    side_channel_host: str = ""  # where D reaches NIXL's handshake from other machines; empty: `host`
+    side_channel_host: str = ""  # where other engines reach NIXL's handshake; empty: `host`
     side_channel_port: int = 5600  # vLLM adds the data-parallel rank
+    connector: str = "nixl"  # any other: `extra_args` say which, or it has none
     device: Device = "cuda"
     gpus: tuple[int, ...] = ()  # indices of the GPUs it may use; empty: all
     tensor_parallel: int = 1
@@ -52,9 +54,9 @@ class EngineSpec:
             raise ConfigError(
                 f"tensor_parallel {self.tensor_parallel} needs as many gpus, got {self.gpus}", param="gpus"
             )
-        if self.role is not Role.REPLICA and self.handshake_host in WILDCARDS:
+        if self.connector == "nixl" and self.handshake_host in WILDCARDS:
             raise ConfigError(
-                f"side_channel_host must be given when host is {self.host!r}: D connects to it",
+                f"side_channel_host must be given when host is {self.host!r}: other engines connect to it",
                 param="side_channel_host",
             )
 
@@ -85,8 +87,8 @@ def command(spec: EngineSpec) -> Launch:
     argv += ["--host", spec.host, "--port", str(spec.port)]
     argv += ["--tensor-parallel-size", str(spec.tensor_parallel)]
     argv += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
-    if transfer := kv_transfer_config(spec.role):
-        argv += ["--kv-transfer-config", json.dumps(transfer)]
+    if spec.connector == "nixl":
+        argv += ["--kv-transfer-config", json.dumps(kv_transfer_config(spec.role))]
     if spec.kv_events_port is not None:
         argv += ["--kv-events-config", json.dumps(kv_events_config(spec))]
     if spec.device == "cpu":
@@ -97,13 +99,9 @@ def command(spec: EngineSpec) -> Launch:
 
 
 def kv_transfer_config(role: Role) -> dict[str, str]:
-    match role:
-        case Role.PREFILL:
-            return {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}
-        case Role.DECODE:
-            return {"kv_connector": "NixlConnector", "kv_role": "kv_consumer", "kv_load_failure_policy": "recompute"}
-        case Role.REPLICA:
-            return {}
+    """NIXL's pull does not ask for the role, but for what a request says; `kv_both` is deprecated since vLLM 0.23."""
+    kv_role = "kv_producer" if role is Role.PREFILL else "kv_consumer"
+    return {"kv_connector": "NixlConnector", "kv_role": kv_role, "kv_load_failure_policy": "recompute"}
 
 
 def kv_events_config(spec: EngineSpec) -> dict[str, str | bool]:
@@ -120,7 +118,7 @@ def kv_events_config(spec: EngineSpec) -> dict[str, str | bool]:
 
 def environment(spec: EngineSpec) -> dict[str, str]:
     env: dict[str, str] = {}
-    if spec.role is not Role.REPLICA:
+    if spec.connector == "nixl":
         env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = spec.handshake_host
         env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(spec.side_channel_port)
     if spec.device == "cuda":

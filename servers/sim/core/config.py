@@ -41,11 +41,17 @@ class EventEncoding(StrEnum):
     MAP = "map"  # as by vLLM 0.30 and later
 
 
+CONNECTORS = ("nixl", "none")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
     """Two engines with equal `model` and `seed` give equal answers, as two servers with the same weights do."""
 
-    role: Role = Role.REPLICA  # P and D take part in KV transfer, R ignores kv_transfer_params
+    role: Role = Role.REPLICA
+    connector: str = (
+        "nixl"  # as stock NIXL, it takes either leg whatever the role; none: kv_transfer_params are ignored
+    )
     host: str = "127.0.0.1"
     port: int = 0  # 0: a free one
     model: str = "sim"
@@ -86,6 +92,8 @@ class SimConfig:
         for name in (*counts, "lease_s", "peer_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}", param=name)
+        if self.connector not in CONNECTORS:
+            raise ConfigError(f"connector must be {' or '.join(CONNECTORS)}, got {self.connector}", param="connector")
         if not 0 <= self.reasoning <= 1:
             raise ConfigError(f"reasoning must be between 0 and 1, got {self.reasoning}", param="reasoning")
         if self.time_scale < 0:
@@ -99,7 +107,7 @@ class SimConfig:
 
     @property
     def transfers_kv(self) -> bool:
-        return self.role is not Role.REPLICA
+        return self.connector != "none"
 
     @property
     def names(self) -> tuple[str, ...]:

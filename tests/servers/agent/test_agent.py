@@ -49,18 +49,18 @@ def test_an_engine_that_does_not_tell_its_start_is_known_by_its_launch() -> None
 
 
 @pytest.mark.parametrize(
-    ("role", "load", "idle"),
+    ("role", "connector", "load", "idle"),
     [
-        (Role.DECODE, Load(), True),
-        (Role.DECODE, Load(running=1), False),
-        (Role.REPLICA, Load(waiting=1), False),
-        (Role.DECODE, Load(kv_usage=0.1), True),
-        (Role.PREFILL, Load(), True),
-        (Role.PREFILL, Load(kv_usage=0.1), False),  # a handoff that D has yet to pull
+        (Role.DECODE, "nixl", Load(), True),
+        (Role.DECODE, "none", Load(running=1), False),
+        (Role.REPLICA, "none", Load(waiting=1), False),
+        (Role.DECODE, "p2p_nccl", Load(kv_usage=0.1), True),
+        (Role.PREFILL, "none", Load(kv_usage=0.1), False),  # a handoff that D has yet to pull
+        (Role.REPLICA, "nixl", Load(kv_usage=0.1), False),  # it lent itself, perhaps
     ],
 )
-def test_an_engine_is_idle_when_nobody_needs_it_any_more(role: Role, load: Load, idle: bool) -> None:
-    assert is_idle(role, load) is idle
+def test_an_engine_is_idle_when_nobody_needs_it_any_more(role: Role, connector: str, load: Load, idle: bool) -> None:
+    assert is_idle(role, connector, load) is idle
 
 
 @pytest.mark.parametrize(
@@ -323,8 +323,9 @@ def options(**changes: Any) -> AgentOptions:
     ("changes", "wanted"),
     [
         ({"engine": "sim", "model": "m", "engine_args": ("--seed", "3")}, "--role D --host 127.0.0.1 --port 8200"),
-        ({"engine": "sim", "engine_args": ("--seed", "3")}, "--seed 3"),
+        ({"engine": "sim", "connector": "none", "engine_args": ("--seed", "3")}, "--connector none --seed 3"),
         ({"engine": "vllm", "model": "m", "gpus": "0,1", "tensor_parallel": 2}, "--tensor-parallel-size 2"),
+        ({"engine": "vllm", "model": "m", "role": Role.REPLICA}, "--kv-transfer-config"),
     ],
 )
 def test_the_launched_engine_is_the_one_asked_for(changes: dict[str, Any], wanted: str) -> None:

@@ -124,8 +124,8 @@ async def test_a_small_cache_preempts_and_still_answers_right(lab: Any) -> None:
     assert small.pool.used == 0
 
 
-async def test_a_replica_ignores_kv_transfer_params(lab: Any) -> None:
-    r = await lab.start("R")
+async def test_an_engine_without_a_connector_ignores_kv_transfer_params(lab: Any) -> None:
+    r = await lab.start("R", connector="none")
     answer = await lab.chat(r, FIRST, kv_transfer_params={"do_remote_decode": True})
     assert answer.json["kv_transfer_params"] is None
     assert (await lab.chat(r, FIRST, kv_transfer_params={"do_remote_prefill": True})).status == 200

@@ -55,20 +55,24 @@ def test_a_decode_server_on_gpus_in_full() -> None:
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 @pytest.mark.parametrize(
-    ("role", "transfer"),
-    [
-        (Role.PREFILL, {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}),
-        (
-            Role.DECODE,
-            {"kv_connector": "NixlConnector", "kv_role": "kv_consumer", "kv_load_failure_policy": "recompute"},
-        ),
-        (Role.REPLICA, None),
-    ],
+    ("role", "kv_role"),
+    [(Role.PREFILL, "kv_producer"), (Role.DECODE, "kv_consumer"), (Role.REPLICA, "kv_consumer")],
 )
-def test_the_role_decides_on_kv_transfer(role: Role, transfer: dict[str, str] | None, device: str) -> None:
+def test_every_engine_may_hand_over_and_pull(role: Role, kv_role: str, device: str) -> None:
     launch = command(spec(role=role, device=device))
-    assert document(launch.argv, "--kv-transfer-config") == transfer
-    assert ("VLLM_NIXL_SIDE_CHANNEL_PORT" in launch.env) is (transfer is not None)
+    assert document(launch.argv, "--kv-transfer-config") == {
+        "kv_connector": "NixlConnector",
+        "kv_role": kv_role,
+        "kv_load_failure_policy": "recompute",
+    }
+    assert "VLLM_NIXL_SIDE_CHANNEL_PORT" in launch.env
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_an_engine_of_another_connector_says_its_own(role: Role) -> None:
+    launch = command(spec(role=role, connector="none"))
+    assert document(launch.argv, "--kv-transfer-config") is None
+    assert "VLLM_NIXL_SIDE_CHANNEL_PORT" not in launch.env
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
@@ -137,6 +141,7 @@ def test_kv_events_are_published_under_the_workers_address() -> None:
         ({"gpus": (0,), "tensor_parallel": 2}, "gpus"),
         ({"host": "0.0.0.0"}, "side_channel_host"),
         ({"host": "::", "role": Role.PREFILL}, "side_channel_host"),
+        ({"host": "::", "role": Role.REPLICA}, "side_channel_host"),
     ],
 )
 def test_what_cannot_be_started_is_refused_by_name(changes: dict[str, Any], param: str) -> None:
@@ -145,5 +150,5 @@ def test_what_cannot_be_started_is_refused_by_name(changes: dict[str, Any], para
     assert refused.value.param == param
 
 
-def test_a_replica_may_listen_everywhere() -> None:
-    assert command(spec(role=Role.REPLICA, host="0.0.0.0")).env == {}
+def test_without_a_connector_an_engine_may_listen_everywhere() -> None:
+    assert command(spec(role=Role.REPLICA, host="0.0.0.0", connector="none")).env == {}

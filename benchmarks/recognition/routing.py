@@ -226,7 +226,7 @@ class ProxyRouting:
         """As `Router._turn` of routing/router.py makes it."""
         prompt_tokens = match.held_tokens + self._tokens.estimate(request.model, match.added)
         marks, points = (of(request.prompt, prompt_tokens) for of in (marks_of_prompt, points_of_prompt))
-        entry = PromptEntry(match.history, match.source, marks, match.decode, points)
+        entry = PromptEntry(match.history, match.source, marks, match.decode, points, match.held_tokens)
         turn = Turn(
             model=request.model,
             session_id=match.session_id,

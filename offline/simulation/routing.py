@@ -193,7 +193,8 @@ class PolicyRouting:
         if waiting.estimates_factor != 1.0:
             added_tokens = max(1, round(waiting.estimates_factor * added_tokens))
         prompt_tokens = match.held_tokens + added_tokens
-        entry = PromptEntry(match.history, match.source, marks_of_prompt(prompt, prompt_tokens), match.decode)
+        marks = marks_of_prompt(prompt, prompt_tokens)
+        entry = PromptEntry(match.history, match.source, marks, match.decode, shared=match.held_tokens)
         output_tokens = output_p90 = asked.output_tokens
         if not self._proxy.oracle:
             output_tokens = self._tokens.expected_output(MODEL, match.output_tokens, self._proxy.max_tokens)

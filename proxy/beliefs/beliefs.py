@@ -156,6 +156,8 @@ class Beliefs:
         if book is None:
             return 0
         since = book.used_since(leg.history) if by == OWN and book.held(leg.history) else 0
+        if leg.source is not None:
+            book.pass_on(leg.source, leg.shared)
         book.expect(leg.history, leg.tokens, leg.marks)
         return since
 
@@ -170,6 +172,8 @@ class Beliefs:
             return
         if not end.has_used:
             book.withdraw(leg.history)
+            if leg.source is not None:
+                book.take_back(leg.source, leg.shared)
             return
         book.begun(leg.history)
         shared = self._shared(book, leg.history, leg.marks)

@@ -168,6 +168,23 @@ class CacheBook:
             self._raise(self._reported // RECOVERY)
         self._enter(key, held, max(held, tokens), [mark for mark in shared if self.held(mark.key)])
 
+    def pass_on(self, key: int, tokens: int) -> None:
+        """A newer entry begins with so many tokens of this one, which count there from here on."""
+        entries, slot = self._entries, self._entries.slot(key)
+        own = entries.own[slot]
+        left = min(own, max(0, entries.held[slot] - tokens))
+        self._tokens -= own - left
+        entries.own[slot] = left
+
+    def take_back(self, key: int, tokens: int) -> None:
+        """That newer entry came to nothing."""
+        entries, slot = self._entries, self._entries.slot(key)
+        own = entries.own[slot]
+        whole = min(max(own, entries.held[slot]), own + tokens)
+        self._tokens += whole - own
+        entries.own[slot] = whole
+        self._shrink()
+
     def begun(self, key: int) -> None:
         """A turn that was expected uses its prefix now."""
         awaited = self._awaited.get(key, 0)

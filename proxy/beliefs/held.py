@@ -56,6 +56,8 @@ class SentLeg(msgspec.Struct, frozen=True, array_like=True, gc=False):
     marks: Sequence[Mark] = ()  # shortest first
     points: Sequence[Mark] = ()  # as of its `PromptEntry`
     opens: bool = False  # it opens its session, and what begins like that may come as soon as it is answered
+    source: int | None = None  # the history that it branches from
+    shared: int = 0  # tokens that it begins with of that
 
 
 class LegOutcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -93,3 +95,4 @@ class PromptEntry(msgspec.Struct, frozen=True):
     marks: Sequence[Mark] = ()  # shortest first
     last: Residency | None = None  # after its session's last turn, of the worker that answered it
     points: Sequence[Mark] = ()  # inside of a head that its session has not had before, shortest first
+    shared: int = 0  # tokens that it has in common with `source`

@@ -96,7 +96,8 @@ class TurnTouches:
     def _expect(self, worker: WorkerId) -> None:
         entry, number = self._entry, next(self._beliefs.leg_numbers)
         opens = entry.source is None and worker == self._decode
-        leg = SentLeg(number, worker, entry.history, self._prompt_tokens, entry.marks, entry.points, opens)
+        branch = (None, 0) if entry.source == entry.history else (entry.source, entry.shared)
+        leg = SentLeg(number, worker, entry.history, self._prompt_tokens, entry.marks, entry.points, opens, *branch)
         self._since[worker] = self._beliefs.sent(leg)
         self._awaited[worker] = number
 

@@ -326,7 +326,7 @@ class Router:
             prompt_tokens = counted.tokens.count
         marks, points = (of(prompt, prompt_tokens) for of in (marks_of_prompt, points_of_prompt))
         rules, client = self.rules, context.client
-        entry = PromptEntry(match.history, match.source, marks, match.decode, points)
+        entry = PromptEntry(match.history, match.source, marks, match.decode, points, match.held_tokens)
         forecast = self._state.forecasts.output(
             request.model, match.output_tokens, match.turn, request.max_output_tokens
         )

@@ -18,6 +18,7 @@ LEAST_HEADROOM = 0.1  # of the TPOT target: streams that have less count as havi
 USUAL_OUTPUT = 300  # tokens of the answers there
 RECENT_WEIGHT = 0.3  # of prompts that came lately, where it is known which sessions are likely to return
 EVICTED_WEIGHT = 0.5  # as what is evicted now might have been soon in any case
+GROWTH = 2  # of a session that begins: so many times its first prompt is still to come
 WORK_WEIGHT = 0.02  # of what is close in all else, the way that takes less of the fleet
 MOVE_WEIGHT = 0.005
 
@@ -99,7 +100,10 @@ def _evicted(turn: Turn, way: Way, rules: Rules) -> float:
     if returns is None:
         return 0.0
     decode, prefill, prompt = way.decode.view, way.prefill, turn.prompt_tokens
-    lost = returns.lost(decode.id, turn.model, prompt - turn.held_by(decode) + turn.output_tokens, now_s)
+    written = prompt - turn.held_by(decode) + turn.output_tokens
+    if not turn.held_tokens:
+        written += GROWTH * prompt
+    lost = returns.lost(decode.id, turn.model, written, now_s)
     if prefill is not None:
         lost += returns.lost(prefill.view.id, turn.model, prompt - turn.held_by(prefill.view), now_s)
     return lost

@@ -251,3 +251,39 @@ def test_a_beginning_of_other_sessions_that_is_gone_says_nothing_of_the_capacity
     touches.answering()
     touches.answered(0)
     assert known.beliefs.capacities()[D1.id] == 10_000
+
+
+BRANCH = PromptEntry(8, 7, shared=500)
+
+
+def test_what_a_branch_begins_with_counts_once() -> None:
+    """Else the book takes others for evicted that the engine still holds."""
+    known = Known(capacity=1000)
+    known.turn(9, 250, D1)
+    known.turn(7, 600, D1)
+    touches = known.touches(BRANCH, 620)  # 120 tokens are new
+    assert known.held(PromptEntry(9, 9)) == {"D1": Held(250, OWN)}
+    touches.answering()
+    touches.close()
+    known.turn(8, 640, D1)
+    held = [known.held(PromptEntry(session, session)) for session in (9, 7, 8)]
+    assert held == [{"D1": Held(tokens, OWN)} for tokens in (250, 600, 640)]
+    known.turn(10, 300, D1)  # evicts what was used longest ago: of session 9, and then what 7 alone had
+    held = [known.held(PromptEntry(session, session)) for session in (9, 7, 8, 10)]
+    assert held == [{}, {"D1": Held(560, OWN)}, {"D1": Held(640, OWN)}, {"D1": Held(300, OWN)}]
+
+
+def test_a_branch_that_came_to_nothing_leaves_the_tokens_where_they_were() -> None:
+    known = Known(capacity=1000)
+    known.turn(7, 600, D1)
+    known.touches(BRANCH, 620).close()
+    known.turn(9, 500, D1)
+    assert known.held(PromptEntry(7, 7)) == {"D1": Held(500, OWN)}
+    assert known.held(PromptEntry(8, 8)) == {}
+
+
+def test_a_branch_of_what_is_not_there_takes_nothing() -> None:
+    known = Known(capacity=1000)
+    known.turn(9, 400, D1)
+    known.touches(BRANCH, 620).close()
+    assert known.held(PromptEntry(9, 9)) == {"D1": Held(380, OWN)}

@@ -262,24 +262,23 @@ class RankRule(msgspec.Struct, frozen=True, gc=False):
 
 
 def least_ranked(views: Sequence[WorkerView], rule: RankRule) -> list[WorkerView]:
-    """All of the least rank."""
+    """All of the least rank, in the order of the views."""
     rank_of = rule.rank_of
     if (known := _order(views)) is None:
         ranks = [rank_of(view) for view in views]
         least = min(ranks, default=())
         return [view for view, rank in zip(views, ranks, strict=True) if rank == least]
     order, ranked = known
-    apart = rule.set_apart(order, ranked)
-    found = [order.views[at] for at in order.by(rule.sorts_as).least(apart | ranked.left_out)]
-    least = rank_of(found[0]) if found else ()
+    apart, views_at = rule.set_apart(order, ranked), order.views
+    found = order.by(rule.sorts_as).least(apart | ranked.left_out)
+    least = rank_of(views_at[found[0]]) if found else ()
     for at in apart:
-        view = order.views[at]
-        rank = rank_of(view)
+        rank = rank_of(views_at[at])
         if not found or rank < least:
-            found, least = [view], rank
+            found, least = [at], rank
         elif rank == least:
-            found.append(view)
-    return found
+            found.append(at)
+    return [views_at[at] for at in sorted(found)]
 
 
 def first_ranked(views: Sequence[WorkerView], rule: RankRule, count: int) -> list[WorkerView]:

@@ -17,6 +17,7 @@ from .decision import Turn
 
 EASE = 1.25  # times the mean load of its role: so busy a worker gets no session for what it holds
 MOST = 0.5  # of what a session's earlier turns cover: who holds less is not where the session lives
+MOST_HASHED = 32  # of equal workers, for one decision
 LEAST_FACTOR = 0.1  # where slow start begins: a worker that has just joined counts as ten times as loaded
 
 
@@ -143,7 +144,20 @@ def _first(candidates: Sequence[WorkerView], rule: RankRule, session_id: str) ->
     if len(candidates) < 2:
         return candidates[0] if candidates else None
     equals = least_ranked(candidates, rule)
-    return equals[0] if len(equals) == 1 else min(equals, key=lambda view: spread(view, session_id))
+    return equals[0] if len(equals) == 1 else _of_equals(equals, session_id)
+
+
+def _of_equals(equals: Sequence[WorkerView], session_id: str) -> WorkerView:
+    if len(equals) > MOST_HASHED:
+        # So many of them, from a place that moves little as others come and go.
+        begins = int(session_share(session_id) * len(equals))
+        equals = [*equals[begins:], *equals[:begins]][:MOST_HASHED]
+    return min(equals, key=lambda view: spread(view, session_id))
+
+
+def session_share(session_id: str) -> float:
+    """A fixed number in [0, 1) for each session; session ids are hex digests."""
+    return int(session_id[:8], 16) / 2**32
 
 
 def spread(view: WorkerView, session_id: str) -> bytes:

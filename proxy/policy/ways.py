@@ -7,7 +7,7 @@ one pulls all of it and answers. Where workers can fetch KV themselves, each way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import nsmallest
 
 import msgspec
@@ -33,12 +33,12 @@ RECORDED = 8  # candidates of one decision
 BY_WORK = RankRule(prefill_work_rank, prefill_work_rank, now_s=0.0, slow_start_s=0.0)  # of P
 
 
-class Way(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Way(msgspec.Struct, frozen=True, gc=False):
     """One of them."""
 
     route: Route
     decode: Outlook  # or R
-    prefill: Outlook | None = None
+    prefill: Outlook | None
     work: Work
     prediction: Prediction
 
@@ -70,7 +70,8 @@ def best_way(turn: Turn, candidates: Candidates, rules: Rules, score: Score) -> 
 
 
 def ttft_limit_s(turn: Turn, way: Way) -> float:
-    return max(turn.slo.ttft_s, turn.slo.ttft_factor * way.computing.idle_s)
+    targets, scaled_s = turn.slo, turn.slo.ttft_factor * way.computing.idle_s
+    return targets.ttft_s if targets.ttft_s > scaled_s else scaled_s
 
 
 def _patience_s(turn: Turn, way: Way) -> float:
@@ -90,21 +91,24 @@ def _candidate(way: Way, score: float, terms: Terms) -> Candidate:
     )
 
 
-def ways(turn: Turn, candidates: Candidates, rules: Rules) -> Iterator[Way]:
+def ways(turn: Turn, candidates: Candidates, rules: Rules) -> list[Way]:
     """None whose worker's engine has no profile; if all are such, those with nothing to predict by are left out too."""
     looks = _Looks(turn, candidates, rules)
     decodes = looks.of(_shortlist(turn, candidates.decodes, candidates))
     replicas = looks.of(_shortlist(turn, candidates.replicas, candidates))
-    for route, answering in ((Route.LOCAL, decodes), (Route.REPLICA, replicas)):
-        for at in answering:
-            for work in looks.works(at):
-                yield Way(route=route, decode=at, work=work, prediction=on_one(at, work))
+    found = [
+        Way(route, at, None, work, on_one(at, work))
+        for route, answering in ((Route.LOCAL, decodes), (Route.REPLICA, replicas))
+        for at in answering
+        for work in looks.works(at)
+    ]
     for prefill in _prefills(turn, candidates, looks):
         for at in decodes:
             if candidates.can_hand_over(prefill.view, at.view):
-                yield from _split(turn, prefill, at, looks)
+                found += _split(turn, prefill, at, looks)
     if rules.moves_kv:
-        yield from _moves(turn, candidates, looks, (*decodes, *replicas))
+        found += _moves(turn, candidates, looks, (*decodes, *replicas))
+    return found
 
 
 def _moves(turn: Turn, candidates: Candidates, looks: _Looks, answering: Sequence[Outlook]) -> Iterator[Way]:
@@ -124,11 +128,12 @@ def _moves(turn: Turn, candidates: Candidates, looks: _Looks, answering: Sequenc
                 yield from _split(turn, prefill, at, looks)
 
 
-def _split(turn: Turn, prefill: Outlook, decode: Outlook, looks: _Looks) -> Iterator[Way]:
-    missing = turn.prompt_tokens - turn.held_by(decode.view)
-    for work in looks.works(prefill):
-        prediction = on_two(prefill, work, decode, looks.size, missing)
-        yield Way(route=Route.SPLIT, decode=decode, prefill=prefill, work=work, prediction=prediction)
+def _split(turn: Turn, prefill: Outlook, decode: Outlook, looks: _Looks) -> list[Way]:
+    size, missing = looks.size, turn.prompt_tokens - turn.held_by(decode.view)
+    return [
+        Way(Route.SPLIT, decode, prefill, work, on_two(prefill, work, decode, size, missing))
+        for work in looks.works(prefill)
+    ]
 
 
 class _Looks:
@@ -148,9 +153,10 @@ class _Looks:
         return [look for look in map(self.at, views) if look is not None]
 
     def at(self, view: WorkerView) -> Outlook | None:
-        if view.id not in self._known:
-            self._known[view.id] = self._new(view)
-        return self._known[view.id]
+        worker = view.id
+        if worker not in self._known:
+            self._known[worker] = self._new(view)
+        return self._known[worker]
 
     def _new(self, view: WorkerView) -> Outlook | None:
         laws = None if self._laws is None else self._laws.of(view)
@@ -163,11 +169,11 @@ class _Looks:
 
     def works(self, at: Outlook) -> list[Work]:
         """With what is held there; and also with what could be fetched."""
-        known = self._works.get(at.view.id)
-        if known is not None:
+        worker = at.view.id
+        if (known := self._works.get(worker)) is not None:
             return known
         held = self._turn.held_by(at.view)
-        works = self._works[at.view.id] = [work_on(at, self.size, held)]
+        works = self._works[worker] = [work_on(at, self.size, held)]
         if self._source is not None and self._at_source - held >= FETCH_TOKENS:
             works.append(work_on(at, self.size, held, self._source, self._at_source - held))
         return works

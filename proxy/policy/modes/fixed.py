@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..candidates import Candidates
 from ..decision import Preference, Route, Rules, Turn
-from ..placement import holds_most
+from ..placement import holds_most, session_share
 
 FIRST_TURN = Preference(Route.SPLIT, "first_turn")
 
@@ -32,8 +32,3 @@ def fraction(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
     if session_share(turn.session_id) < (rules.x if own is None else own):
         return Preference(Route.LOCAL, "fraction_local")
     return Preference(Route.SPLIT, "fraction_split")
-
-
-def session_share(session_id: str) -> float:
-    """A fixed number in [0, 1) for each session; session ids are hex digests."""
-    return int(session_id[:8], 16) / 2**32

@@ -63,4 +63,4 @@ def miss(value: float, limit: float, spread: float) -> float:
     """Chance that a figure predicted as `value` is above the limit. spread: of the error's logarithm."""
     if limit <= 0.0:
         return 1.0
-    return 0.5 * math.erfc(math.log(limit / max(value, 1e-9)) / (spread * ROOT_2))
+    return 0.5 * math.erfc(math.log(limit / value if value > 1e-9 else limit / 1e-9) / (spread * ROOT_2))

@@ -13,7 +13,7 @@ from ppd.proxy.errors import AllDown, NotFound, NoWorkerError
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Load, WorkerId
 from ppd.proxy.policy import Excluded, Route, Rules, Turn, has_room
-from ppd.proxy.policy.modes.fixed import session_share
+from ppd.proxy.policy.placement import session_share
 from tests.support.decisions import (
     D1,
     D2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace as replace_worker
@@ -10,6 +11,7 @@ from hashlib import sha256
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from ppd.proxy.beliefs.held import BeliefEvidence, Held
 from ppd.proxy.config import Mode
@@ -25,7 +27,7 @@ from ppd.proxy.laws.profiles import Profiles
 from ppd.proxy.laws.worker_laws import WorkerLaws
 from ppd.proxy.policy import Decision, Excluded, Rules, Turn, decide
 from ppd.proxy.policy.candidates import find_candidates
-from ppd.proxy.policy.placement import SlowStart, is_overloaded, own_worker, pick_decode, pick_prefill
+from ppd.proxy.policy.placement import MOST_HASHED, SlowStart, is_overloaded, own_worker, pick_decode, pick_prefill
 from tests.support.decisions import FIRST
 
 MODEL = "m"
@@ -275,6 +277,26 @@ def test_a_fleet_from_before_a_change_tells_of_then() -> None:
     assert [view.requests for view in first_ranked(before.decodes, by_work, 20)] == [0] * 20
     assert first_ranked(after.decodes, by_work, 1)[0].id == before.decodes[0].id
     assert not is_overloaded(before.decodes[1], before.decodes)
+
+
+def test_sessions_spread_over_many_equal_workers_and_return() -> None:
+    registry, ruled = Registry(), Rules(mode=Mode.ALWAYS_LOCAL)
+    for number in range(5 * MOST_HASHED):
+        worker = Worker(role=Role.DECODE, address=f"d{number}:1", models=(MODEL,), source=Source.AGENT)
+        registry.apply(Announcement(worker), 0.0)
+    random = Random(1)
+    firsts = [replace(FIRST, session_id=f"{random.getrandbits(64):016x}") for _ in range(10 * MOST_HASHED)]
+
+    def chosen() -> list[WorkerId]:
+        fleet = registry.fleet(MODEL)
+        return [decide(turn, fleet, ruled, qps=1.0, now_s=0.0).decode.id for turn in firsts]
+
+    before = chosen()
+    assert max(Counter(before).values()) < 12, "two on average"
+    assert len(set(before)) > 3 * MOST_HASHED
+    registry.remove(WorkerId("d100:1"))
+    stayed = [worker for worker, after in zip(before, chosen(), strict=True) if worker == after]
+    assert len(stayed) > 0.9 * len(firsts)
 
 
 def test_engines_that_are_replaced_one_by_one_hand_over_to_their_like() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from ppd.proxy.openai.stream_relay import StreamRelay
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine
 
-from .test_real_clients import PROGRAMS, run
+from .test_real_clients import PACKAGE, PROGRAMS, run
 
 FOLDER = Path(__file__).parents[2] / "data" / "clients"
 ASKED = {
@@ -121,7 +120,7 @@ async def record(program: Path) -> list[dict[str, Any]]:
 
 
 def write(program: Path, recorded: Sequence[dict[str, Any]]) -> None:
-    package = re.findall(r'"([\w\-\[\],]+==[\d.]+)"', program.read_text())[0]
+    package = PACKAGE.findall(program.read_text())[0]
     lines = [json.dumps({"client": package, **kept}, ensure_ascii=False) for kept in recorded]
     path = FOLDER / f"{program.stem.removesuffix('_client')}.jsonl"
     path.write_text("\n".join(lines) + "\n")
@@ -129,7 +128,7 @@ def write(program: Path, recorded: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    for program in sorted(PROGRAMS.glob("*_client.py")):
+    for program in sorted(PROGRAMS.glob("*_client.*")):
         if len(sys.argv) < 2 or program.stem.removesuffix("_client") in sys.argv[1:]:
             write(program, asyncio.run(record(program)))
 

@@ -1,34 +1,43 @@
-"""Client libraries as people install them, at pinned versions, each in an environment of its own made by uv.
+"""Client libraries as people install them, at pinned versions, each in an environment of its own made by uv or npm.
 
-A client is a program beside this test, whose head names its packages (PEP 723). uv installs them once per machine.
+A client is a program beside this test, whose head names its packages (PEP 723, or a line of what npm installs). They
+are installed once per machine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uv
 
+from ppd.servers.vllm.cpu_install import cache_root
 from tests.support.credentials import client, key_of, write_keys
 
 PROGRAMS = Path(__file__).with_name("programs")
 INSTALLED_S = 540.0
 WORDS = ["And then? Please say it in a few more words.", "And after that, what was the end of it?"]
 OPENING = [{"role": "user", "content": "A first message that is long enough to fill a few blocks of KV. " * 3}]
+PACKAGE = re.compile(r'"([\w\-\[\],@/]+(?:==|@)[\d.]+)"')
 LIMITED = {"requests_per_minute": 1}
 
 
 async def run(program: str, asked: dict[str, Any]) -> Any:
     """What the program prints, as JSON; its own words if it fails."""
-    interpreter = ("--no-project", "--python", sys.executable)
-    command = (uv.find_uv_bin(), "run", "--quiet", *interpreter, "--script", str(PROGRAMS / program))
     process = await asyncio.create_subprocess_exec(
-        *command, json.dumps(asked), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *await asyncio.to_thread(command, PROGRAMS / program),
+        json.dumps(asked),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
     )
     try:
         out, err = await asyncio.wait_for(process.communicate(), INSTALLED_S)
@@ -38,6 +47,24 @@ async def run(program: str, asked: dict[str, Any]) -> Any:
             await process.wait()
     assert process.returncode == 0, err.decode()
     return json.loads(out.splitlines()[-1])
+
+
+def command(program: Path) -> Sequence[str]:
+    """Installs what the program needs, if that is npm's."""
+    if program.suffix == ".py":
+        return uv.find_uv_bin(), "run", "--quiet", "--no-project", "--python", sys.executable, "--script", str(program)
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        pytest.skip("needs node and npm")
+    text = program.read_text()
+    packages = PACKAGE.findall(text.splitlines()[0])
+    folder = cache_root(os.environ) / "npm" / "-".join([program.stem, *packages]).replace("/", "-")
+    if not (folder / "package.json").is_file():  # which npm writes at last
+        folder.mkdir(parents=True, exist_ok=True)
+        install = (npm, "install", "--silent", "--prefix", str(folder), *packages)
+        subprocess.run(install, check=True, timeout=INSTALLED_S)
+    (folder / program.name).write_text(text)  # it finds its packages beside itself
+    return node, str(folder / program.name)
 
 
 @pytest.mark.parametrize(

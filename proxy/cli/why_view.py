@@ -48,10 +48,21 @@ REASONS: Final[Mapping[str, str]] = {
     "prefill_busy": "every P has much to do",
     "prefill_idle": "a P has little to do",
     "slo": "the fewest expected misses of targets",
+    "least_miss": "no way is predicted to meet the targets; this one has the fewest expected misses",
     "weights": "the least weighted sum of predicted TTFT and TPOT",
     "least_ttft": "the earliest predicted first token",
     "lmetric": "the least product of new tokens and batch",
     "slack": "the least TPOT among the ways that keep the TTFT target",
+}
+# Why a way was not judged.
+RULES: Final[Mapping[str, str]] = {
+    "full": "it has as many turns as it should have",
+    "failed": "it failed this turn, or others just before",
+    "down": "its probe fails",
+    "draining": "it gets no new turns",
+    "other_model": "it serves other models",
+    "no_profile": "nothing is predicted of it",
+    "cannot_pair": "P cannot hand over to D",
 }
 _CELL_EVIDENCE: Final[Mapping[str, str]] = {
     "inside": "a measured cell stands for this turn",
@@ -215,7 +226,8 @@ def _figure(column: Sequence[float | None], number: int) -> str:
 
 def _last(found: CandidatesRecord, number: int, terms: Sequence[str]) -> str:
     if number < len(found.excluded) and found.excluded[number]:
-        return f"excluded: {found.excluded[number]}"
+        rule = found.excluded[number]
+        return f"excluded: {rule}{f': {RULES[rule]}' if rule in RULES else ''}"
     return ", ".join(f"{name} {term}" for name, term in zip(found.terms, terms, strict=True) if term not in ("0", "-"))
 
 

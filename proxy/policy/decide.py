@@ -25,11 +25,15 @@ from ..errors import AllBusy
 from ..fleet.order import of_workers
 from ..fleet.view import Fleet, WorkerView
 from ..fleet.worker import Role
+from ..laws.prediction import idle_ttft_s
 from .candidates import Candidates, Excluded, find_candidates
 from .decision import Candidate, Decision, Preference, Route, Rules, Turn
+from .excluded import with_excluded
 from .modes import PLACING, PREDICTING, STRATEGIES
 from .modes.table import by_table
 from .placement import holds_most, holds_session, is_overloaded, own_worker, pick_decode, pick_prefill
+
+LEAST_MISS = "least_miss"  # reason of a way that misses a target as all others do, and the least
 
 
 def decide(
@@ -51,7 +55,28 @@ def decide(
     preference = _preference(turn, candidates, rules)
     decision = _carry_out(turn, preference, candidates)
     held = turn.held.get(decision.decode.id)
-    return replace(decision, verdict=preference.verdict, qps=qps, held=held)
+    if not preference.ways:
+        return replace(decision, verdict=preference.verdict, qps=qps, held=held)
+    misses = rules.mode is Mode.SLO and all(_misses(turn, rules, way) for way in preference.ways)
+    return replace(
+        decision,
+        reason=LEAST_MISS if misses else decision.reason,
+        qps=qps,
+        held=held,
+        candidates=with_excluded(turn, fleet, rules, candidates, preference.ways),
+    )
+
+
+def _misses(turn: Turn, rules: Rules, way: Candidate) -> bool:
+    """Whether a target is out of reach, as predicted."""
+    predicted, targets = way.prediction, turn.slo
+    if predicted is None or rules.laws is None or predicted.tpot_s > targets.tpot_s:
+        return True
+    if predicted.ttft_s <= targets.ttft_s:
+        return False
+    laws = rules.laws.of(way.prefill or way.decode)
+    idle_s = 0.0 if laws is None else idle_ttft_s(laws.costs, turn.prompt_tokens, turn.held_tokens)
+    return predicted.ttft_s > targets.ttft_factor * idle_s
 
 
 def _preference(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:

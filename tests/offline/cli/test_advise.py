@@ -95,12 +95,11 @@ def test_targets_that_nobody_meets_are_said_so() -> None:
 
 def test_a_contender_is_tried_by_playing_the_logs_sessions() -> None:
     trying = Trying(conditions())
-    job = Job(contender=Contender("1R", "replica"), sessions=15, precision=0.5, near=8.0)
+    job = Job(contender=Contender("1R", "replica"), sessions=10, precision=0.9, near=10.0)
     found = trying(job)
     assert found.rate is not None
     assert 1.0 < found.rate < 100.0
-    assert trying(job) == msgspec.structs.replace(found, cpu_s=0.0) if False else trying(job).rate == found.rate
-    assert trying(Job(contender=job.contender, sessions=15, bar=100.0 * found.rate)).rate is None
+    assert trying(Job(contender=job.contender, sessions=10, bar=100.0 * found.rate)).rate is None
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,8 @@ def test_slo_takes_the_way_by_which_the_fewest_turns_miss_their_targets(
     turn: Turn, fleet: tuple[WorkerView, ...], route: Route, decodes: set[str]
 ) -> None:
     decision = decided(turn, *fleet)
-    assert (decision.route, decision.reason) == (route, "slo")
+    assert decision.route is route
+    assert decision.reason in ("slo", "least_miss")
     assert decision.decode.name in decodes
 
 

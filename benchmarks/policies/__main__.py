@@ -46,8 +46,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _arguments(arguments)
     try:
         campaign, parts = _campaign(args)
-        for name, why in campaign.left_out().items():
-            print(f"left out: {name}: {why}")
         for part in [name for name in PARTS if name not in parts]:
             print(f"left out: part {part}, {len(PARTS[part])} cells (--parts {part})")
         if lesser := [name for name in NAMES if name not in campaign.modes]:
@@ -95,8 +93,7 @@ def _line(campaign: Campaign, outcome: CellRecord) -> str:
 def _write(campaign: Campaign, parts: Sequence[str]) -> None:
     found = campaign.found(campaign.cells)
     missing = [cell.name for cell in campaign.cells if cell.name not in found]
-    notes = [f"Left out: {name}: {why}." for name, why in campaign.left_out().items()]
-    notes += [f"Not measured: {len(missing)} of {len(campaign.cells)} cells."] if missing else []
+    notes = [f"Not measured: {len(missing)} of {len(campaign.cells)} cells."] if missing else []
     files.write_whole(campaign.folder / "policies.md", page(campaign, parts, found, notes).encode())
     for part in parts:
         here: list[Cell] = [cell for cell in PARTS[part] if cell.name in found]

@@ -21,7 +21,6 @@ from .costs import Costs
 from .executors import Executor
 from .measuring import MeasureJob, Method, Question
 from .records import CellRecord
-from .variants import USUAL, why_not
 
 COMMON_SHARE = 0.9  # of the best other mode's goodput: the rate at which all modes are compared
 
@@ -42,31 +41,17 @@ class Campaign:
     def modes_in(self, cell: Cell) -> tuple[str, ...]:
         return modes_on(cell.topology, self.modes)
 
-    def left_out(self) -> dict[str, str]:
-        """Variants that cannot be measured, and why."""
-        found = {}
-        for cell in self.cells:
-            if cell.variant not in found:
-                usual = self.method.setting(replace(cell, variant=USUAL), self.modes[0], rate=1.0, seed=0)
-                if why := why_not(cell.variant, usual):
-                    found[cell.variant] = why
-        return found
-
-    def measurable(self) -> tuple[Cell, ...]:
-        left_out = self.left_out()
-        return tuple(cell for cell in self.cells if cell.variant not in left_out)
-
     def found(self, cells: Iterable[Cell]) -> dict[str, dict[str, CellRecord]]:
         return records.load_all(self.folder, [cell.name for cell in cells], self.method.name)
 
     def seconds_left(self, places: int) -> float:
         """By the costs of what is measured already."""
-        known = self.found(self.measurable())
+        known = self.found(self.cells)
         by_name = {cell.name: cell for cell in self.cells}
         measured = ((by_name[name], one) for name, found in known.items() for one in found.values())
         costs = Costs(measured, sum(question.seeds for question in self.method.questions))
         each_s = []
-        for cell in self.measurable():
+        for cell in self.cells:
             open_modes = [mode for mode in self.modes_in(cell) if not self._is_done(known.get(cell.name, {}), mode)]
             each_s.append(costs.of(cell) * len(open_modes))
         return max(sum(each_s) / places, max(each_s, default=0.0))  # a cell's jobs follow one another
@@ -153,4 +138,4 @@ def _joined(found: Mapping[str, CellRecord], new: CellRecord) -> CellRecord:
 
 def _longest_first(campaign: Campaign) -> Sequence[Cell]:
     costs = Costs(())
-    return sorted(campaign.measurable(), key=lambda cell: -costs.of(cell) * len(campaign.modes_in(cell)))
+    return sorted(campaign.cells, key=lambda cell: -costs.of(cell) * len(campaign.modes_in(cell)))

@@ -19,6 +19,7 @@ TROUBLE = (
     *("kv-0.5", "kv-0.35", "events-0.1s", "events-1s", "events-10s", "worker-lost"),
     *("laws-x2", "laws-x0.5", "estimates-0.7", "estimates-1.3", "queues"),
 )
+ABLATIONS = ("no-ledger", "no-elsewhere", "no-returns", "moves-kv", "fetches-kv")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,6 +48,7 @@ PARTS: Mapping[str, tuple[Cell, ...]] = {
     "sizes": _cells(("weka-64k", "mooncake"), (*BY_SIZE, *SCARCE)),
     "shapes": _cells(SHAPES, FLEETS),
     "links": _cells(("weka-64k", "mooncake"), FLEETS, LINKS),
+    "ablations": _cells(("weka-32k", "mooncake"), FLEETS, ABLATIONS),  # what of it makes the subject better
     "trouble": _cells(("weka-64k", "mooncake"), FLEETS, TROUBLE),
     "moves": _cells(("weka-64k", "mooncake"), FLEETS, ("moves-kv", "fetches-kv")),
 }

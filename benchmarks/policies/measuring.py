@@ -77,7 +77,9 @@ class Method:
     def setting(self, cell: Cell, mode: str, *, rate: float, seed: int) -> CellSetting:
         profile = _profile(self.hardware, self.connector)
         playback = Playback(rate=rate, seed=seed, sessions=self.sessions, later_turns=self.later_turns)
-        return varied(cell.variant, CellSetting(Setup(profile=profile), proxy_setup(mode, cell.topology), playback))
+        return varied(
+            cell.variant, CellSetting(cell.topology, Setup(profile=profile), proxy_setup(mode, cell.topology), playback)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
-from ppd.offline.simulation.playback import Playback
+from ppd.offline.simulation.playback import Loss, Playback
 from ppd.offline.simulation.routing import ProxySetup
 from ppd.offline.simulation.setup import Setup
 from ppd.proxy.errors import ConfigError
+from ppd.servers.fleet.topology import Topology
 
 USUAL = "usual"
 
 
 @dataclass(frozen=True, slots=True)
 class CellSetting:
-    """All that a run needs beside trace, fleet and mode."""
+    """All that a run needs beside trace and mode."""
 
+    topology: Topology
     setup: Setup
     proxy: ProxySetup
     playback: Playback
-
-
-class NotYet(Exception):
-    """The simulator cannot do this."""
 
 
 Variant = Callable[[CellSetting], CellSetting]
@@ -50,7 +48,7 @@ def _with_profile(setting: CellSetting, **changes: Any) -> CellSetting:
 
 
 def _proxy(**changes: Any) -> Variant:
-    return lambda setting: replace(setting, proxy=_changed(setting.proxy, changes))
+    return lambda setting: replace(setting, proxy=replace(setting.proxy, **changes))
 
 
 def _rules(**changes: Any) -> Variant:
@@ -61,15 +59,10 @@ def _rules(**changes: Any) -> Variant:
     return changed
 
 
-def _setup(**changes: Any) -> Variant:
-    return lambda setting: replace(setting, setup=_changed(setting.setup, changes))
-
-
-def _changed(of: Any, changes: Mapping[str, Any]) -> Any:
-    known = {field.name for field in fields(of)}
-    if missing := changes.keys() - known:
-        raise NotYet(f"{type(of).__name__} has no {', '.join(sorted(missing))}")
-    return replace(of, **changes)
+def _worker_lost(setting: CellSetting) -> CellSetting:
+    """A minute into the window, for a minute."""
+    lost = Loss(at_s=60.0, worker="D1" if setting.topology.decodes else "R1", back_after_s=60.0)
+    return replace(setting, playback=replace(setting.playback, losses=(lost,)))
 
 
 VARIANTS: Mapping[str, Variant] = {
@@ -78,28 +71,22 @@ VARIANTS: Mapping[str, Variant] = {
     "kv-0.5": _capacity(200_000),
     "kv-0.35": _capacity(140_000),
     **{f"events-{delay_s:g}s": _proxy(kv_events_delay_s=delay_s) for delay_s in (0.1, 1.0, 10.0)},
-    "worker-lost": _setup(lost_worker_s=30.0),
+    "worker-lost": _worker_lost,
     "laws-x2": _proxy(laws_factor=2.0),
     "laws-x0.5": _proxy(laws_factor=0.5),
     "estimates-0.7": _proxy(estimates_factor=0.7),
     "estimates-1.3": _proxy(estimates_factor=1.3),
     "queues": _proxy(queues=True),
+    "no-ledger": _proxy(ledger=False),
+    "no-elsewhere": _proxy(residency_elsewhere=False),
+    "no-returns": _proxy(returns=False),
     "moves-kv": _rules(moves_kv=True),
     "fetches-kv": _rules(fetches_kv=True),  # as no stock engine does without proof of the prefix
 }
 
 
 def varied(name: str, setting: CellSetting) -> CellSetting:
-    """ConfigError for a name that is none of these; NotYet where the simulator lacks what it needs."""
+    """ConfigError for a name that is none of these."""
     if name not in VARIANTS:
         raise ConfigError(f"variant = {name!r}: must be {', '.join(VARIANTS)}", param="variant")
     return VARIANTS[name](setting)
-
-
-def why_not(name: str, setting: CellSetting) -> str:
-    """Why this variant cannot be measured; empty where it can."""
-    try:
-        varied(name, setting)
-    except NotYet as exc:
-        return str(exc)
-    return ""

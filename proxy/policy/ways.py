@@ -7,7 +7,7 @@ one pulls all of it and answers. Where workers can fetch KV themselves, each way
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import nsmallest
 
 import msgspec

@@ -115,12 +115,6 @@ def test_what_is_left_costs_what_was_measured(tmp_path: Path) -> None:
     assert one.seconds_left(64) == pytest.approx(200.0)
 
 
-def test_what_the_simulator_cannot_do_is_left_out_and_named(tmp_path: Path) -> None:
-    lost = Cell("chats", "1P_1D", "worker-lost")
-    one = campaign(tmp_path, PAIRS, lost)
-    assert set(one.measurable()) == {PAIRS, lost} - {cell for cell in (lost,) if cell.variant in one.left_out()}
-
-
 def test_the_parts_hold_the_cells_of_the_targets() -> None:
     assert len(PARTS["traces"]) == 18
     assert len(set(cells_of(tuple(PARTS)))) == len(list(cells_of(tuple(PARTS))))

@@ -18,8 +18,8 @@ from ..laws.forecasts import Forecasts
 from ..sessions.table import SessionTable
 
 KEPT_S = 0.5  # for which what is found is used: a session more or less changes little
-NEWEST = 96  # of a worker's sessions are asked for when they return: the longer they stay away, the less they do
-OLDEST = 48  # are asked for what is lost with them
+NEWEST = 64  # of a worker's sessions are asked for when they return: the longer they stay away, the less they do
+OLDEST = 32  # are asked for what is lost with them
 ANSWERS_KEPT = 4096
 
 

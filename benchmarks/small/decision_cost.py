@@ -4,7 +4,7 @@
 
 The router, the dispatcher and all state are real; the worker's answer comes from memory, and the mode is `table`. A
 conversation's earlier turn is played first and not timed, so that its last one is found among `--sessions` others.
-`--tools` adds so many tools of 600 bytes, and a system's text, to each body, and `--mode` is another one than `table`.
+`--tools` adds so many tools of 600 bytes, and a system's text, to each body.
 
     python -m benchmarks.small.decision_cost --fleets
 
@@ -283,8 +283,10 @@ class DecidedTurns:
         self.bookings[-(1 + len(self.bookings) // 2)].computed(self.now_s)
         engine = self.registry.view(self.random.choice(self.ids))
         assert engine is not None, "none ever leaves"
-        waiting = 5 if self.random.random() < 0.1 else 0
-        self.registry.loaded(engine.id, Load(engine.inflight, waiting, 0.4, 450_000), self.now_s)
+        keeps_queue = self.random.random() < 0.1  # twice without a change: it has as many legs as it should have
+        load = Load(1, 9, 0.4, 450_000) if keeps_queue else Load(engine.inflight, 0, 0.4, 450_000)
+        for _ in range(2 if keeps_queue else 1):
+            self.registry.loaded(engine.id, load, self.now_s)
         held = Held(turn.prompt_tokens + turn.output_tokens, BeliefEvidence.OWN_TURNS)
         holders = {worker: held for worker in (prefill, decision.decode.id) if worker is not None}
         held_tokens = turn.prompt_tokens + turn.output_tokens

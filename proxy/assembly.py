@@ -177,7 +177,7 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float], law
     beliefs, ttl_s, limit = Beliefs(registry.engine), config.session_ttl_s, config.session_limit
     return State(
         registry=registry,
-        sessions=SessionTable(ttl_s=ttl_s, capacity=limit, serial=member.serial, beliefs=beliefs),
+        sessions=SessionTable(ttl_s=ttl_s, capacity=limit, serials=member.serials, beliefs=beliefs),
         beliefs=beliefs,
         tokens=TokenEstimator(),
         templates=TemplateOrder(config.templates_with_call_ids, config.processes),

@@ -79,7 +79,7 @@ def _heads(args: argparse.Namespace) -> Sequence[str]:
 
 def _variants(args: argparse.Namespace) -> Iterator[tuple[str, EventSetup | None]]:
     """Each routing, and the proxy's with what is to be known by events; the clairvoyant's first."""
-    wanted = [one for name in args.routings for one in _in_processes(name, args.processes)]
+    wanted = [one for name in args.routings for one in _in_processes(name, args.processes, args.same_ties)]
     for routing in dict.fromkeys((*([] if args.alone else ["clairvoyant"]), *wanted)):
         is_ppd = routing.startswith("ppd")
         if not is_ppd or "off" in args.events:
@@ -89,8 +89,9 @@ def _variants(args: argparse.Namespace) -> Iterator[tuple[str, EventSetup | None
                 yield routing, EventSetup(delay_s=delay_s, reports=Reports(args.event_reports))
 
 
-def _in_processes(routing: str, counts: Sequence[int]) -> list[str]:
-    return [routing if count == 1 or routing != "ppd" else f"{routing} x {count}" for count in counts]
+def _in_processes(routing: str, counts: Sequence[int], same_ties: bool) -> list[str]:
+    ties = ", same ties" if same_ties else ""
+    return [routing if count == 1 or routing != "ppd" else f"{routing} x {count}{ties}" for count in counts]
 
 
 def play_forms(args: argparse.Namespace) -> None:
@@ -139,6 +140,7 @@ def main() -> None:
         one.add_argument("--routings", nargs="+", default=["ppd"], choices=ROUTINGS)
         one.add_argument("--alone", action="store_true", help="no clairvoyant beside it, which takes as long")
         one.add_argument("--processes", nargs="+", type=int, default=[1], choices=range(1, MOST_PROCESSES + 1))
+        one.add_argument("--same-ties", action="store_true", help="several processes break ties as one does")
         one.add_argument("--keys", type=int, default=1, help="runs that differ by chance, of each row")
         one.add_argument("--seed", type=int, default=0)
         one.add_argument("--events", nargs="+", default=["off"], choices=("off", "on"), help="whether engines tell")

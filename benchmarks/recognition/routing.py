@@ -7,7 +7,7 @@ report. `_turn` and `_learn` are the wiring that follows `routing/router.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,9 +35,25 @@ from .templates import Message
 HEARTBEAT_S = 10.0  # as the agents' default
 
 
-def member(key: int, index: int = 0) -> Member:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberedMember(Member):
+    """Of processes that number all their sessions in one order."""
+
+    numbers: Iterator[int]
+
+    @property
+    def serials(self) -> Iterator[int]:
+        return self.numbers
+
+
+def member(key: int, index: int = 0, numbers: Iterator[int] | None = None) -> Member:
     """key: of the hashes by which sessions are numbered, and ties between workers broken."""
-    return Member(index=index, secret=key.to_bytes(16, "big"))
+    secret = key.to_bytes(16, "big")
+    return (
+        Member(index=index, secret=secret)
+        if numbers is None
+        else NumberedMember(index=index, secret=secret, numbers=numbers)
+    )
 
 
 ALONE = member(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import count as numbered_from
 from itertools import cycle
 from random import Random
 
@@ -71,8 +72,12 @@ def _turns(workers: Sequence[TimedWorker], role: Role) -> Iterator[TimedWorker]:
 class Processes:
     """Several processes of one proxy. Each request reaches any of them, and each answer the one that asked."""
 
-    def __init__(self, count: int, time: VirtualTime, workers: Sequence[TimedWorker], key: int = 0) -> None:
-        self.processes = [ProxyRouting(time, workers, member=member(key, index)) for index in range(count)]
+    def __init__(
+        self, count: int, time: VirtualTime, workers: Sequence[TimedWorker], key: int = 0, *, same_ties: bool = False
+    ) -> None:
+        """same_ties: sessions have the numbers that one process gives them, so that ties are broken as it does."""
+        numbers = numbered_from(1) if same_ties else None
+        self.processes = [ProxyRouting(time, workers, member=member(key, index, numbers)) for index in range(count)]
         self._random = Random(f"{count} {key}")
         channels = [VirtualChannels(time, index, one) for index, one in enumerate(self.processes)]
         for one, own in zip(self.processes, channels, strict=True):
@@ -139,8 +144,10 @@ class VirtualChannels:
             self._time.after(PEERS_DELAY_S, other.drain)
 
 
-def _processes(count: int, time: VirtualTime, workers: Sequence[TimedWorker], stack: ExitStack, key: int) -> Routing:
-    return Processes(count, time, workers, key)
+def _processes(
+    count: int, same_ties: bool, time: VirtualTime, workers: Sequence[TimedWorker], stack: ExitStack, key: int
+) -> Routing:
+    return Processes(count, time, workers, key, same_ties=same_ties)
 
 
 def _peer(name: str, time: VirtualTime, workers: Sequence[TimedWorker], stack: ExitStack, key: int) -> Routing:
@@ -149,7 +156,8 @@ def _peer(name: str, time: VirtualTime, workers: Sequence[TimedWorker], stack: E
 
 ROUTINGS: Mapping[str, Callable[[VirtualTime, Sequence[TimedWorker], ExitStack, int], Routing]] = {
     "ppd": lambda time, workers, stack, key: ProxyRouting(time, workers, member=member(key)),
-    **{f"ppd x {count}": partial(_processes, count) for count in range(2, MOST_PROCESSES + 1)},
+    **{f"ppd x {count}": partial(_processes, count, False) for count in range(2, MOST_PROCESSES + 1)},
+    **{f"ppd x {count}, same ties": partial(_processes, count, True) for count in range(2, MOST_PROCESSES + 1)},
     "clairvoyant": lambda time, workers, stack, key: Clairvoyant(workers),
     "round robin": lambda time, workers, stack, key: RoundRobin(workers),
     **{name: partial(_peer, name) for name in PEERS},

@@ -15,8 +15,9 @@ import mmap
 import secrets
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 
 import msgspec
 
@@ -96,9 +97,9 @@ class Member:
         return self.index == 0
 
     @property
-    def serial(self) -> int:
-        """Where the numbers of its sessions begin."""
-        return self.index * SERIALS
+    def serials(self) -> Iterator[int]:
+        """By which its sessions are numbered."""
+        return count(self.index * SERIALS + 1)
 
 
 class Channels:

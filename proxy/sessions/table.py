@@ -17,7 +17,8 @@ its own, as far as that has the same start.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 
 from msgspec.structs import replace
 
@@ -72,8 +73,10 @@ _SPREAD = 0x9E3779B97F4A7C15  # odd, so that successive ids differ in all bits
 class SessionTable:
     """All sessions; `now_s` must never decrease. `find` changes nothing but a session's time of last use."""
 
-    def __init__(self, *, ttl_s: float, capacity: int, serial: int = 0, beliefs: Beliefs | None = None) -> None:
-        """serial: where this process's session numbers begin; other processes' begin elsewhere."""
+    def __init__(
+        self, *, ttl_s: float, capacity: int, serials: Iterator[int] | None = None, beliefs: Beliefs | None = None
+    ) -> None:
+        """serials: by which sessions that their clients do not name are numbered; no other process has any of them."""
         if ttl_s <= 0 or capacity < 1:
             raise ConfigError(f"sessions need a ttl_s above 0 and a capacity of at least 1, not {ttl_s} and {capacity}")
         self._ttl_s = ttl_s
@@ -83,7 +86,7 @@ class SessionTable:
             int, Session
         ] = {}  # the newest history of each label, where it is not the one of that number
         self._index: dict[int, Session] = {}  # by prefix key, the newest session that has it
-        self._serial = serial
+        self._serials = serials or count(1)
         self.rendered = RenderedReplies()
         self._beliefs = beliefs or Beliefs(lambda worker: None)
         self.replicated: Replicated[Session, int | None, set[int]] | None = None  # `changed` takes what `adopt` takes
@@ -349,8 +352,7 @@ class SessionTable:
         if prompt.label is not None and prompt.label not in self._sessions:
             return prompt.label
         while True:  # else a number that no client can foretell
-            self._serial += 1
-            history = (prompt.chain.keys[-1] ^ (self._serial * _SPREAD)) & ((1 << KEY_BITS) - 1)
+            history = (prompt.chain.keys[-1] ^ (next(self._serials) * _SPREAD)) & ((1 << KEY_BITS) - 1)
             if history not in self._sessions:
                 return history
 

@@ -169,6 +169,19 @@ def test_figures_of_one_turn(values: dict[str, object], figure: str, expected: f
     assert found == (None if expected is None else pytest.approx(expected))
 
 
+@pytest.mark.parametrize("key", [1, 2])
+def test_several_processes_that_break_ties_alike_decide_as_one_does(key: int) -> None:
+    sessions = [grows(f"{seed}") for seed in range(8)]
+    one, three = (
+        play(sessions, "2P_2D", at_once=4, routing=routing, key=key)[1] for routing in ("ppd", "ppd x 3, same ties")
+    )
+    assert {turn.decode for turn in one} == {"D1", "D2"}
+    placed = [
+        [(turn.session, turn.route, turn.decode, turn.claimed, turn.computed) for turn in run] for run in (one, three)
+    ]
+    assert placed[0] == placed[1]
+
+
 def test_a_session_of_the_trace_is_asked_in_the_words_of_its_blocks() -> None:
     words = Text(4, "a trace")
     assert words([5]) == words([5]) != words([6])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
+from itertools import count, takewhile
 from operator import eq
 
 import msgspec
@@ -34,7 +34,7 @@ class Talk(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.table = SessionTable(ttl_s=1000.0, capacity=100)
-        self.sibling = SessionTable(ttl_s=1000.0, capacity=100, serial=1 << 40)
+        self.sibling = SessionTable(ttl_s=1000.0, capacity=100, serials=count(1 << 40))
         self.asked: dict[int, tuple[str, str]] = {}  # the newest prompt and reply of each history
         self.running: list[tuple[SessionMatch, str, str]] = []
 

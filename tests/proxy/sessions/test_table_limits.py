@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
-from itertools import pairwise, permutations
+from itertools import count, pairwise, permutations
 
 import pytest
 from hypothesis import strategies as st
@@ -78,7 +78,7 @@ def test_a_session_is_forgotten_after_its_time_without_use() -> None:
 
 
 def test_a_session_adopted_late_goes_when_its_own_time_is_over() -> None:
-    table, other = SessionTable(ttl_s=10.0, capacity=5), SessionTable(ttl_s=10.0, capacity=5, serial=1 << 40)
+    table, other = SessionTable(ttl_s=10.0, capacity=5), SessionTable(ttl_s=10.0, capacity=5, serials=count(1 << 40))
     turn(other, "b", now_s=91.0)
     turn(table, "a", now_s=100.0)
     (theirs,) = other.all()
@@ -100,7 +100,7 @@ def test_a_session_adopted_late_goes_when_its_own_time_is_over() -> None:
     ],
 )
 def test_a_session_in_the_layout_of_another_version_is_not_adopted(changes: dict[str, bytes]) -> None:
-    table, other = SessionTable(ttl_s=10.0, capacity=5), SessionTable(ttl_s=10.0, capacity=5, serial=1 << 40)
+    table, other = SessionTable(ttl_s=10.0, capacity=5), SessionTable(ttl_s=10.0, capacity=5, serials=count(1 << 40))
     turn(table, "a")
     turn(other, "b", now_s=1.0)
     (theirs,) = other.all()
@@ -134,7 +134,7 @@ def test_a_session_without_units_is_found_by_its_ends() -> None:
 
 
 def test_of_states_that_come_in_any_order_the_newest_stays() -> None:
-    table, other = SessionTable(ttl_s=100.0, capacity=5), SessionTable(ttl_s=100.0, capacity=5, serial=1 << 40)
+    table, other = SessionTable(ttl_s=100.0, capacity=5), SessionTable(ttl_s=100.0, capacity=5, serials=count(1 << 40))
     states = []
     for number, history in enumerate(("a", "axb", "axbxc"), start=1):
         turn(other, history, now_s=float(number))

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from .contenders import Contender, neighbours
 from .interval import Interval
-from .trying import Figures, Job, Outcome
+from .trying import Figures, Job, TryOutcome
 
 ROUND = 8  # jobs
 COARSE_SESSIONS, COARSE_STEP = 100, 0.1
@@ -26,7 +26,7 @@ DRAWS = 3  # of the log's sessions, with which each of the best is refined
 
 
 class Ask(Protocol):
-    def __call__(self, jobs: Sequence[Job]) -> list[Outcome]: ...
+    def __call__(self, jobs: Sequence[Job]) -> list[TryOutcome]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Search:
     windows: int = 0
     cpu_s: float = 0.0
 
-    def tried(self, jobs: Sequence[Job]) -> list[Outcome]:
+    def tried(self, jobs: Sequence[Job]) -> list[TryOutcome]:
         found = self.ask(jobs)
         self.windows += sum(one.windows for one in found)
         self.cpu_s += sum(one.cpu_s for one in found)

@@ -201,7 +201,8 @@ def session(number: int, at_s: float, address: str) -> Session:
         KnownPrefix.at(PrefixEnd(key, number, 1), 1, 100, is_prompt=True),
         KnownPrefix.at(PrefixEnd(key ^ 1, number, 2), 1, 120),
     ]
-    found.learn(20.0, Residency(address, "i", 120), None, prefixes)  # type: ignore[arg-type]
+    found.learn(20.0, Residency(address, "i", 120), None)  # type: ignore[arg-type]
+    found.keep_prefixes(prefixes)
     return found
 
 

@@ -84,8 +84,9 @@ def command(
     except PPDError as exc:
         raise click.ClickException(exc.message) from exc
     console = Console(highlight=False, markup=False)
-    for part in () if wants_json else _traffic_told(conditions, plan):
-        console.print(part, soft_wrap=True)
+    if not wants_json:
+        for part in _traffic_told(conditions, plan):
+            console.print(part, soft_wrap=True)
     found = _advised(past, conditions, plan)
     if wants_json:
         click.echo(msgspec.json.encode(document(found, conditions)))
@@ -160,6 +161,8 @@ def told(found: Advice, conditions: Conditions) -> Iterator[Text]:
         yield Text(f"not tried, for want of time (--budget): {', '.join(map(str, found.untried))}")
     yield Text("\nWhat neither the profile nor the log can tell", "bold")
     for fit in found.fits:
+        if fit.is_stale:  # a caveat says so
+            continue
         yield Text(
             f"- measured {fit.figure} of {fit.turns} turns beside the profile's prediction: median {fit.median:+.0%}, "
             f"of the sizes {fit.absolute:.0%}"

@@ -141,8 +141,8 @@ class Search:
             finalists = sorted(rates, key=lambda one: -rates[one][0])
         jobs = [Job(contender=one, sessions=FINE_SESSIONS, at=self.near) for one in finalists]
         figures = self.tried(jobs)
-        found = [Standing(one, tuple(rates[one]), at.figures) for one, at in zip(finalists, figures, strict=True)]
-        return sorted(found, key=lambda one: -one.goodput.value)
+        standings = [Standing(one, tuple(rates[one]), at.figures) for one, at in zip(finalists, figures, strict=True)]
+        return sorted(standings, key=lambda one: -one.goodput.value)
 
     def others(self, finalists: Sequence[Standing]) -> Iterator[tuple[Contender, float]]:
         """What was not refined, the best first, by its coarse goodput."""

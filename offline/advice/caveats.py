@@ -44,6 +44,10 @@ class ProfileFit:
     median: float
     absolute: float
 
+    @property
+    def is_stale(self) -> bool:
+        return self.absolute > STALE
+
 
 def fits(turns: Sequence[PastTurn], profile: ProfileFile) -> list[ProfileFit]:
     compared = replay(
@@ -77,7 +81,7 @@ def _of_profile(traffic: Traffic, profile: ProfileFile, found: Sequence[ProfileF
     if profile.status is Status.MODELLED:
         yield Caveat(f"{profile.name} was computed from data sheets; nothing was measured")
     for one in found:
-        if one.absolute > STALE:
+        if one.is_stale:
             yield Caveat(
                 f"measured {one.figure} is {one.median:+.0%} beside the predicted one (median of {one.turns} turns): "
                 "the profile is of other engines, or they had more to do than its laws can tell"

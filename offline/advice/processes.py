@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from os import _exit
 
-from .trying import Conditions, Job, Outcome, Trying
+from .trying import Conditions, Job, Trying, TryOutcome
 
 
 class TryingProcesses:
@@ -21,7 +21,7 @@ class TryingProcesses:
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(processes, context, _begin, (conditions,))
 
-    def __call__(self, jobs: Sequence[Job]) -> list[Outcome]:
+    def __call__(self, jobs: Sequence[Job]) -> list[TryOutcome]:
         return [*self._pool.map(_try, jobs)]
 
     def close(self) -> None:
@@ -48,5 +48,5 @@ def _end_with_parent() -> None:
     _exit(1)
 
 
-def _try(job: Job) -> Outcome:
+def _try(job: Job) -> TryOutcome:
     return _trying[0](job)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from .contenders import Contender, neighbours
 from .interval import Interval
-from .trying import Figures, Job, Outcome
+from .trying import Figures, Job, TryOutcome
 
 ROUND = 8  # jobs
 COARSE_SESSIONS, COARSE_STEP = 100, 0.1
@@ -26,7 +26,7 @@ DRAWS = 3  # of the log's sessions, with which each of the best is refined
 
 
 class Ask(Protocol):
-    def __call__(self, jobs: Sequence[Job]) -> list[Outcome]: ...
+    def __call__(self, jobs: Sequence[Job]) -> list[TryOutcome]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Search:
     windows: int = 0
     cpu_s: float = 0.0
 
-    def tried(self, jobs: Sequence[Job]) -> list[Outcome]:
+    def tried(self, jobs: Sequence[Job]) -> list[TryOutcome]:
         found = self.ask(jobs)
         self.windows += sum(one.windows for one in found)
         self.cpu_s += sum(one.cpu_s for one in found)
@@ -141,8 +141,8 @@ class Search:
             finalists = sorted(rates, key=lambda one: -rates[one][0])
         jobs = [Job(contender=one, sessions=FINE_SESSIONS, at=self.near) for one in finalists]
         figures = self.tried(jobs)
-        found = [Standing(one, tuple(rates[one]), at.figures) for one, at in zip(finalists, figures, strict=True)]
-        return sorted(found, key=lambda one: -one.goodput.value)
+        standings = [Standing(one, tuple(rates[one]), at.figures) for one, at in zip(finalists, figures, strict=True)]
+        return sorted(standings, key=lambda one: -one.goodput.value)
 
     def others(self, finalists: Sequence[Standing]) -> Iterator[tuple[Contender, float]]:
         """What was not refined, the best first, by its coarse goodput."""

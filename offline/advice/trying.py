@@ -34,10 +34,6 @@ class Conditions:
     most_pause_s: float = 60.0
     seed: int = 0
 
-    @property
-    def later_a_session(self) -> float:
-        return self.traffic.later_turns / len(self.traffic.sessions)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -66,7 +62,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TryOutcome:
     rate: float | None = None  # None: below the bar
     figures: Figures | None = None
     windows: int = 0
@@ -80,7 +76,7 @@ class Trying:
         self._conditions = conditions
         self._prompts: dict[int, TracedPrompts] = {}
 
-    def __call__(self, job: Job) -> Outcome:
+    def __call__(self, job: Job) -> TryOutcome:
         began_s, trials = time.process_time(), self._trials(job)
         rate, figures = None, None
         if job.at is not None:
@@ -91,7 +87,7 @@ class Trying:
                 self._conditions.slo, least=LEAST_RPS, most=MOST_RPS, precision=job.precision, near=near
             )
             rate = found.rate
-        return Outcome(rate=rate, figures=figures, windows=trials.played, cpu_s=time.process_time() - began_s)
+        return TryOutcome(rate=rate, figures=figures, windows=trials.played, cpu_s=time.process_time() - began_s)
 
     def _trials(self, job: Job) -> Trials:
         conditions, contender = self._conditions, job.contender
@@ -101,9 +97,10 @@ class Trying:
             targets=conditions.slo.targets,
             scored=conditions.scored,
         )
-        later = min(job.sessions, int(job.sessions * conditions.later_a_session))
+        prompts = self._drawn(job.draw)
+        later = min(job.sessions, job.sessions * prompts.later_turns // len(prompts.conversations))
         playback = Playback(rate=None, seed=1000 * conditions.seed + job.draw, sessions=job.sessions, later_turns=later)
-        return Trials(self._drawn(job.draw), contender.topology, Setup(profile=conditions.profile), proxy, playback)
+        return Trials(prompts, contender.topology, Setup(profile=conditions.profile), proxy, playback)
 
     def _drawn(self, draw: int) -> TracedPrompts:
         if draw not in self._prompts:

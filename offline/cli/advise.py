@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ from ..advice.interval import Interval
 from ..advice.processes import TryingProcesses
 from ..advice.search import Standing
 from ..advice.traffic import traffic_of
-from ..advice.trying import Conditions, Figures
+from ..advice.trying import LEAST_RPS, MOST_RPS, Conditions, Figures
+from ..replay.past_turns import PastLog
 from .receipt_log import opened
 from .slo_flags import SloFlags, slo_flags, target_text
 
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
 MODES = click.Choice([mode.value for mode in Mode])
+RATES = click.FloatRange(LEAST_RPS, MOST_RPS)
 OTHERS = 6  # that were tried coarsely, are shown
 
 
@@ -43,7 +46,7 @@ OTHERS = 6  # that were tried coarsely, are shown
     help="Only these; may be given several times.",
 )
 @click.option("--model", help="Of several in the log; default: the one with most turns.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), help="Sessions a second; default: as in the log.")
+@click.option("--rate", type=RATES, help="Sessions a second; default: as in the log.")
 @click.option(
     "--budget",
     type=click.FloatRange(0),
@@ -68,23 +71,13 @@ def command(
 
     By simulation: the highest rate of sessions at which first turns and later turns each meet the targets.
     """
-    flags = SloFlags(**given)
     try:
-        flags.check_table(modes)
         past = opened(log)
-        traffic = traffic_of(past.turns, model)
-        conditions = Conditions(
-            traffic=traffic,
-            profile=flags.engines(),
-            slo=flags.slo,
-            scored=flags.scored(),
-            most_pause_s=flags.longest_pause,
-            seed=flags.seed,
-        )
+        conditions = _conditions(past, SloFlags(**given), modes, model)
         plan = Plan(
             workers=workers_for(gpus, conditions.profile.gpu_count),
-            modes=modes_of(modes, has_table=flags.has_table),
-            rate=rate or traffic.rate,
+            modes=modes_of(modes, has_table=SloFlags(**given).has_table),
+            rate=rate or conditions.traffic.rate,
             budget_s=60.0 * budget,
             processors=processes or os.cpu_count() or 1,
         )
@@ -94,20 +87,39 @@ def command(
     if not wants_json:
         for part in _traffic_told(conditions, plan):
             console.print(part, soft_wrap=True)
-    pool = TryingProcesses(conditions, plan.processors)
-    try:
-        found = advise(past, conditions, plan, pool, lambda text: click.echo(text, err=True))
-    except KeyboardInterrupt:
-        raise click.exceptions.Exit(INTERRUPTED) from None
-    except PPDError as exc:
-        raise click.ClickException(exc.message) from exc
-    finally:
-        pool.close()
+    found = _advised(past, conditions, plan)
     if wants_json:
         click.echo(msgspec.json.encode(document(found, conditions)))
         return
     for part in told(found, conditions):
         console.print(part, soft_wrap=True)
+
+
+def _conditions(past: PastLog, flags: SloFlags, modes: Sequence[str], model: str | None) -> Conditions:
+    flags.check_table(modes)
+    return Conditions(
+        traffic=traffic_of(past.turns, model),
+        profile=flags.engines(),
+        slo=flags.slo,
+        scored=flags.scored(),
+        most_pause_s=flags.longest_pause,
+        seed=flags.seed,
+    )
+
+
+def _advised(past: PastLog, conditions: Conditions, plan: Plan) -> Advice:
+    """Progress is told on standard error."""
+    pool = TryingProcesses(conditions, plan.processors)
+    try:
+        return advise(past, conditions, plan, pool, lambda text: click.echo(text, err=True))
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    except PPDError as exc:
+        raise click.ClickException(exc.message) from exc
+    except BrokenProcessPool as exc:
+        raise click.ClickException("a process that simulates has died: is there memory for --processes?") from exc
+    finally:
+        pool.close()
 
 
 # -- for a terminal
@@ -149,6 +161,8 @@ def told(found: Advice, conditions: Conditions) -> Iterator[Text]:
         yield Text(f"not tried, for want of time (--budget): {', '.join(map(str, found.untried))}")
     yield Text("\nWhat neither the profile nor the log can tell", "bold")
     for fit in found.fits:
+        if fit.is_stale:  # a caveat says so
+            continue
         yield Text(
             f"- measured {fit.figure} of {fit.turns} turns beside the profile's prediction: median {fit.median:+.0%}, "
             f"of the sizes {fit.absolute:.0%}"

@@ -80,7 +80,7 @@ def command(
         prompts = _prompts(source, most_tokens or profile.kv_capacity_tokens, flags.longest_pause)
         later = min(sessions, sessions * prompts.later_turns // len(prompts.conversations))
         proxy = proxy_setup(mode, fleet, targets=flags.slo.targets, scored=flags.scored())
-        found = []
+        found = list[Found]()
         for seed in range(flags.seed, flags.seed + seeds):
             playback = Playback(rate=None, seed=seed, sessions=sessions, later_turns=later)
             trials = Trials(prompts, topology, Setup(profile=profile), proxy, playback)

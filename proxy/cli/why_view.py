@@ -60,7 +60,6 @@ RULES: Final[Mapping[str, str]] = {
     "failed": "it failed this turn, or others just before",
     "down": "its probe fails",
     "draining": "it gets no new turns",
-    "other_model": "it serves other models",
     "no_profile": "nothing is predicted of it",
     "cannot_pair": "P cannot hand over to D",
 }

@@ -9,7 +9,7 @@ import pytest
 from ppd.offline.advice.contenders import Contender, first_contenders, neighbours, workers_for
 from ppd.offline.advice.interval import Interval
 from ppd.offline.advice.search import ROUND, Search, Standing
-from ppd.offline.advice.trying import Figures, Job, Outcome
+from ppd.offline.advice.trying import Figures, Job, TryOutcome
 from ppd.proxy.errors import ConfigError
 from ppd.servers.fleet.topology import Topology
 
@@ -25,16 +25,16 @@ class Known:
         self.usual = usual
         self.jobs: list[Job] = []
 
-    def __call__(self, jobs: Sequence[Job]) -> list[Outcome]:
+    def __call__(self, jobs: Sequence[Job]) -> list[TryOutcome]:
         assert len(jobs) <= ROUND
         self.jobs += jobs
         return [self._outcome(job) for job in jobs]
 
-    def _outcome(self, job: Job) -> Outcome:
+    def _outcome(self, job: Job) -> TryOutcome:
         rate = self.goodput.get(job.contender, self.usual)
         if job.at is not None:
-            return Outcome(figures=AT, windows=1, cpu_s=0.1)
-        return Outcome(rate=None if job.bar and rate < job.bar else rate, windows=1, cpu_s=0.1)
+            return TryOutcome(figures=AT, windows=1, cpu_s=0.1)
+        return TryOutcome(rate=None if job.bar and rate < job.bar else rate, windows=1, cpu_s=0.1)
 
 
 def searched(ask: Known, workers: int = 8, **late: float) -> tuple[Search, list[Standing]]:

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from ppd.offline.advice.advise import Plan, advise
 from ppd.offline.advice.contenders import Contender
 from ppd.offline.advice.traffic import traffic_of
-from ppd.offline.advice.trying import Conditions, Figures, Job, Outcome, Trying
+from ppd.offline.advice.trying import Conditions, Figures, Job, Trying, TryOutcome
 from ppd.offline.cli.advise import command, document, told
 from ppd.offline.cli.goodput import command as goodput
 from ppd.offline.goodput.slo import Slo
@@ -53,10 +53,10 @@ def conditions() -> Conditions:
 def advised(best: Contender, rate: float = 4.0) -> str:
     """Where this one serves twice as much as all others."""
 
-    def ask(jobs: Sequence[Job]) -> list[Outcome]:
+    def ask(jobs: Sequence[Job]) -> list[TryOutcome]:
         rates = [rate if job.contender == best else rate / 2 for job in jobs]
         return [
-            Outcome(figures=AT) if job.at else Outcome(rate=one if one >= (job.bar or 0.0) else None, windows=1)
+            TryOutcome(figures=AT) if job.at else TryOutcome(rate=one if one >= (job.bar or 0.0) else None, windows=1)
             for job, one in zip(jobs, rates, strict=True)
         ]
 

@@ -164,6 +164,7 @@ def _rules(config: ProxyConfig, laws: Laws) -> Rules:
         worker_limit=config.max_worker_inflight,
         warm_up_s=config.warm_up_s,
         laws=laws,
+        moves_kv=config.moves_kv,
         targets=target_rules(config),
         weighing=weight_rules(config),
         weights=Weights(config.w_ttft, config.w_tpot),

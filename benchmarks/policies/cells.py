@@ -48,6 +48,7 @@ PARTS: Mapping[str, tuple[Cell, ...]] = {
     "shapes": _cells(SHAPES, FLEETS),
     "links": _cells(("weka-64k", "mooncake"), FLEETS, LINKS),
     "trouble": _cells(("weka-64k", "mooncake"), FLEETS, TROUBLE),
+    "moves": _cells(("weka-64k", "mooncake"), FLEETS, ("moves-kv", "fetches-kv")),
 }
 USUAL_PARTS = ("traces",)  # of a run that ends within an hour on two cores
 

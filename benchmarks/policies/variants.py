@@ -53,6 +53,14 @@ def _proxy(**changes: Any) -> Variant:
     return lambda setting: replace(setting, proxy=_changed(setting.proxy, changes))
 
 
+def _rules(**changes: Any) -> Variant:
+    def changed(setting: CellSetting) -> CellSetting:
+        rules = msgspec.structs.replace(setting.proxy.rules, **changes)
+        return replace(setting, proxy=replace(setting.proxy, rules=rules))
+
+    return changed
+
+
 def _setup(**changes: Any) -> Variant:
     return lambda setting: replace(setting, setup=_changed(setting.setup, changes))
 
@@ -76,6 +84,8 @@ VARIANTS: Mapping[str, Variant] = {
     "estimates-0.7": _proxy(estimates_factor=0.7),
     "estimates-1.3": _proxy(estimates_factor=1.3),
     "queues": _proxy(queues=True),
+    "moves-kv": _rules(moves_kv=True),
+    "fetches-kv": _rules(fetches_kv=True),  # as no stock engine does without proof of the prefix
 }
 
 

@@ -74,8 +74,9 @@ class Attempt:
         self._waiting = waiting
         self._decode = decode = decision.decode.id
         self._prefill = prefill = None if decision.prefill is None else decision.prefill.id
-        self._booking = LegBooking(books.registry, decode, prefill, decision.estimates(turn))
         source, computing = decision.source, decision.prefill or decision.decode
+        estimates = decision.estimates(turn)
+        self._booking = LegBooking(books.registry, decode, prefill, estimates, None if source is None else source.id)
         # Of the prompt's start, what the worker that computes it is to have before it does.
         self.reach_tokens = 0 if source is None else turn.held_by(computing) + decision.fetched_tokens
         self._foreseen = None if books.laws is None else foresee(decision, turn, books.laws, None)

@@ -208,6 +208,12 @@ class ProxyConfig:
         "none of their own; by it turns' times are predicted (docs/laws.md); empty: none",
         live=True,
     )
+    moves_kv: bool = key(
+        False,
+        "whether modes that predict may have a D or R lend itself as P: it computes a prompt whose beginning it holds, "
+        "and another one pulls the KV and answers; for engines whose connector is nixl, R too",
+        live=True,
+    )
     qps_window_s: Seconds = key(30.0, "window over which the arrival rate is measured")
 
     connect_timeout_s: Seconds = key(3.0, "to connect to a worker", group="Legs")

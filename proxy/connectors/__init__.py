@@ -16,7 +16,7 @@ from .nixl import Nixl
 from .none import NoConnector
 from .p2p_nccl import P2pNccl
 
-__all__ = ["CONNECTORS", "Connector", "can_pair", "plain_leg"]
+__all__ = ["CONNECTORS", "Connector", "can_pair", "plain_leg", "takes_either_leg"]
 
 
 class Connector(Protocol):
@@ -37,6 +37,10 @@ class Connector(Protocol):
     def shares_request_id(self) -> bool:
         """Whether both legs carry one id: the decode leg's `leg_id` is then the prefill leg's X-Request-Id."""
 
+    @property
+    def takes_either_leg(self) -> bool:
+        """Whether an engine with it can take the prefill leg and the decode leg, whatever its role."""
+
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest: ...
 
     def handoff(self, answer: bytes, pair: Pair) -> Handoff | NoHandoff:
@@ -50,6 +54,11 @@ class Connector(Protocol):
 CONNECTORS: MappingProxyType[str, Connector] = MappingProxyType(
     {connector.name: connector for connector in (Nixl(), P2pNccl(), NoConnector())}
 )
+
+
+def takes_either_leg(worker: Worker) -> bool:
+    connector = CONNECTORS.get(worker.connector)
+    return connector is not None and connector.takes_either_leg
 
 
 def can_pair(prefill: Worker | PairingKind, decode: Worker | PairingKind) -> bool:

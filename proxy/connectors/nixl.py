@@ -54,6 +54,7 @@ class Nixl:
     needs_handoff = True
     coordinates = frozenset[str]()
     shares_request_id = False
+    takes_either_leg = True
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
         body = prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version))

@@ -13,6 +13,7 @@ class NoConnector:
     needs_handoff = False
     coordinates = frozenset[str]()
     shares_request_id = False
+    takes_either_leg = False  # an R may have no part in the store
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
         kept = prefill_fields(endpoint, fields, engine_version(pair.prefill.engine_version))

@@ -33,6 +33,7 @@ class P2pNccl:
     needs_handoff = False
     coordinates = frozenset({"zmq_address"})
     shares_request_id = True
+    takes_either_leg = False
 
     def prefill_leg(self, endpoint: Endpoint, fields: Fields, pair: Pair, leg_id: str) -> LegRequest:
         engine = engine_version(pair.prefill.engine_version) or _OLDEST

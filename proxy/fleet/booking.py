@@ -15,34 +15,45 @@ from .worker import WorkerId
 
 
 class LegBooking:
-    """The legs of one attempt: on D or R the one that answers, and for a SPLIT the one on P before it.
+    """The legs of one attempt: on D or R the one that answers, and for a SPLIT the one on P, or a lender, before it.
 
     Each call states what has happened. `free_prefill`, `computed` and `release` may come at any time, and twice. What
     was booked on a worker that has left since is gone with it, and is not taken from what it does when it is back.
     """
 
     __slots__ = (
-        *("_answering", "_computes_here", "_decode", "_decode_use", "_estimates", "_holds_decode", "_holds_prefill"),
-        *("_moved_s", "_prefill", "_prefill_use", "_prefilling", "_registry", "_transfer_s"),
+        *("_answering", "_computes_here", "_decode", "_decode_use", "_estimates", "_fetch", "_handover"),
+        *("_holds_decode", "_holds_prefill", "_prefill", "_prefill_use", "_prefilling", "_registry", "_source"),
     )
 
-    def __init__(self, registry: Registry, decode: WorkerId, prefill: WorkerId | None, estimates: LegEstimates) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        decode: WorkerId,
+        prefill: WorkerId | None,
+        estimates: LegEstimates,
+        source: WorkerId | None = None,
+    ) -> None:
+        """source: from which the worker that computes the prompt first fetches KV."""
         self._registry = registry
         self._decode = decode
         self._prefill = prefill
+        self._source = source
         self._estimates = estimates
         self._holds_decode = self._holds_prefill = self._computes_here = False
         self._decode_use: Use | None = None  # None: the worker has left
         self._prefill_use: Use | None = None
-        self._moved_s: float | None = None  # when the links should have moved the KV; None: they need not, or have
+        self._fetch: _Move | None = None  # None: nothing is moved so, or it has been
+        self._handover: _Move | None = None
 
     def reserve(self, now_s: float) -> None:
         """Both workers at the decision, or a burst of turns would all find the same workers idle."""
         estimates, prefill_s = self._estimates, _seconds(self._estimates.prefill_s)
         new, output = _tokens(estimates.new_tokens), _tokens(estimates.output_tokens)
         prompt, is_split = _tokens(estimates.prompt_tokens), self._prefill is not None
+        fetched = _tokens(estimates.fetched_tokens)
         self._answering = LegWork(
-            prefill_tokens=0 if is_split else new,  # what D pulls it does not compute
+            prefill_tokens=0 if is_split else max(1, new - fetched),  # what D pulls it does not compute
             prefill_s=0.0 if is_split else prefill_s,
             placed_tokens=new,
             context_tokens=prompt + output // 2 or 1,
@@ -51,27 +62,38 @@ class LegBooking:
             patience_s=estimates.patience_s,
             shows_first_token=estimates.shows_first_token,
         )
+        if self._source is not None and (fetch_s := _seconds(estimates.fetch_s)):
+            ends = self._source, self._prefill or self._decode
+            self._fetch = _Move.begun(self._registry, ends, 0.0, fetch_s, now_s)
         if self._prefill is not None:
-            self._prefilling = LegWork(
-                prefill_tokens=prompt,
-                prefill_s=prefill_s,
-                reserved_tokens=_tokens(estimates.new_on_prefill_tokens),
-                ready_s=_seconds(estimates.ready_s),
-                patience_s=estimates.patience_s,
-            )
-            if transfer_s := _seconds(estimates.transfer_s):
-                self._begin_transfer(self._prefill, prefill_s, transfer_s, now_s)
-            self._prefill_use = self._registry.begin(self._prefill, self._prefilling, now_s)
-            self._holds_prefill = True
+            self._reserve_prefill(self._prefill, fetched, now_s)
         self._decode_use = self._registry.begin(self._decode, self._answering, now_s)
         self._computes_here = not is_split
         self._holds_decode = True
+
+    def _reserve_prefill(self, prefill: WorkerId, fetched: int, now_s: float) -> None:
+        estimates, prefill_s = self._estimates, _seconds(self._estimates.prefill_s)
+        new = _tokens(estimates.new_on_prefill_tokens)
+        self._prefilling = LegWork(
+            prefill_tokens=max(1, new - fetched),
+            prefill_s=prefill_s,
+            placed_tokens=new if estimates.is_lent else 0,
+            reserved_tokens=new,
+            ready_s=_seconds(estimates.ready_s),
+            patience_s=estimates.patience_s,
+        )
+        if transfer_s := _seconds(estimates.transfer_s):
+            computed_s = prefill_s + self._left_s(prefill, now_s)
+            self._handover = _Move.begun(self._registry, (prefill, self._decode), computed_s, transfer_s, now_s)
+        self._prefill_use = self._registry.begin(prefill, self._prefilling, now_s)
+        self._holds_prefill = True
 
     def free_prefill(self, now_s: float) -> None:
         """P has ended its leg, well or not."""
         if self._holds_prefill:
             assert self._prefill is not None, "only a P is held so"
             self._holds_prefill = False
+            self._end_fetch(now_s)
             self._registry.computed(self._prefill, self._prefill_use, self._prefilling, now_s)
             self._registry.end(self._prefill, self._prefill_use, self._prefilling)
 
@@ -79,9 +101,11 @@ class LegBooking:
         """The answering worker computes nothing more of the prompt, and has its KV: it answers, or has failed."""
         if self._computes_here:
             self._computes_here = False
+            self._end_fetch(now_s)
             self._registry.computed(self._decode, self._decode_use, self._answering, now_s)
-        if self._moved_s is not None:
-            self._end_transfer(self._moved_s, now_s)
+        if self._handover is not None:
+            self._handover.end(self._registry, now_s)
+            self._handover = None
 
     @property
     def holds_prefill(self) -> bool:
@@ -94,27 +118,54 @@ class LegBooking:
             self._holds_decode = False
             self._registry.end(self._decode, self._decode_use, self._answering)
 
-    def _begin_transfer(self, prefill: WorkerId, prefill_s: float, transfer_s: float, now_s: float) -> None:
-        """Takes both links. P's is in use from when P should be done; D's may serve others until then."""
-        sends, receives = self._registry.use(prefill), self._registry.use(self._decode)
-        if sends is None or receives is None:  # one has left meanwhile
-            return
-        by_all, to_all = self._registry.total_use(prefill), self._registry.total_use(self._decode)
-        computed_s = now_s + prefill_left_s(by_all, now_s) + prefill_s
-        self._moved_s = max(computed_s, by_all.sends_free_s, to_all.receives_free_s) + transfer_s
-        self._transfer_s = transfer_s
-        sends.begin_sending(self._moved_s)
-        receives.begin_receiving(max(now_s, to_all.receives_free_s) + transfer_s, transfer_s)
+    def _left_s(self, worker: WorkerId, now_s: float) -> float:
+        """Until prompts of other turns are computed there."""
+        return 0.0 if self._registry.use(worker) is None else prefill_left_s(self._registry.total_use(worker), now_s)
 
-    def _end_transfer(self, moved_s: float, now_s: float) -> None:
+    def _end_fetch(self, now_s: float) -> None:
+        if self._fetch is not None:
+            self._fetch.end(self._registry, now_s)
+            self._fetch = None
+
+
+class _Move:
+    """KV on its way from one worker to another, which takes the link of each."""
+
+    __slots__ = ("_done_s", "_from", "_receives", "_sends", "_to", "_transfer_s")
+
+    def __init__(
+        self, ends: tuple[WorkerId, WorkerId], uses: tuple[Use, Use], transfer_s: float, done_s: float
+    ) -> None:
+        self._from, self._to = ends
+        self._sends, self._receives = uses
+        self._transfer_s = transfer_s
+        self._done_s = done_s
+
+    @classmethod
+    def begun(
+        cls, registry: Registry, ends: tuple[WorkerId, WorkerId], after_s: float, transfer_s: float, now_s: float
+    ) -> _Move | None:
+        """ends: the sender and the receiver; None where one of them has left.
+
+        The sender's link is in use from `after_s` on, when it has computed what it sends; the receiver's may serve
+        others until then.
+        """
+        sends, receives = map(registry.use, ends)
+        if sends is None or receives is None:
+            return None
+        by_all, to_all = map(registry.total_use, ends)
+        done_s = max(now_s + after_s, by_all.sends_free_s, to_all.receives_free_s) + transfer_s
+        sends.begin_sending(done_s)
+        receives.begin_receiving(max(now_s, to_all.receives_free_s) + transfer_s, transfer_s)
+        return cls(ends, (sends, receives), transfer_s, done_s)
+
+    def end(self, registry: Registry, now_s: float) -> None:
         """The KV is there, or will not be moved."""
-        sends, receives, transfer_s = self._prefill_use, self._decode_use, self._transfer_s
-        assert self._prefill is not None and sends is not None and receives is not None, "the links were taken"
-        self._moved_s = None
-        sends.end_sending(min(transfer_s, max(0.0, moved_s - now_s)), now_s)
-        self._registry.use_changed(self._prefill, sends)
-        receives.end_receiving(transfer_s, now_s)
-        self._registry.use_changed(self._decode, receives)
+        transfer_s = self._transfer_s
+        self._sends.end_sending(min(transfer_s, max(0.0, self._done_s - now_s)), now_s)
+        registry.use_changed(self._from, self._sends)
+        self._receives.end_receiving(transfer_s, now_s)
+        registry.use_changed(self._to, self._receives)
 
 
 def _tokens(estimate: int) -> int:

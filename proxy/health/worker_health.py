@@ -46,12 +46,17 @@ class WorkerHealth:
     def began(self, decision: Decision, *, moved: bool) -> None:
         """The answer has begun: P has prefilled, and a half-open D has passed its probe; `moved`: D has P's KV.
 
-        D's failures in a row end only with a complete answer, or a D that breaks every stream would never be avoided.
+        The failures in a row of a D or R end only with a complete answer, or one that breaks every stream would never
+        be avoided; so those of a lender do not end here either.
         """
-        decode = decision.decode.id
-        for key in keys_of(decision):
-            if key != decode and (moved or not isinstance(key, tuple)):
-                self.succeeded(key)
+        decode, prefill = decision.decode.id, decision.prefill
+        if prefill is not None:
+            if decision.lender is None:
+                self.succeeded(prefill.id)
+            else:
+                self.close_half_open(prefill.id)
+            if moved:
+                self.succeeded((prefill.id, decode))
         self.close_half_open(decode)
 
     def close_half_open(self, worker: WorkerId) -> None:

@@ -27,6 +27,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     prefill_s: float  # of engine time, for the tokens that are computed: on P, or on the worker that answers
     ready_s: float = 0.0  # until the engine that computes the prompt may begin with it, if it has nothing else to do
     transfer_s: float = 0.0  # for the KV that is moved, links being idle
+    fetch_s: float = 0.0  # of that, for what is fetched before the prompt is computed
     moved_tokens: int = 0
     ttft_factor: float = 0.0  # that is in `ttft_s`; 0: that of the engine that computes the prompt
     tpot_factor: float = 0.0
@@ -139,6 +140,7 @@ def on_one(
         ready_s=work.ready_s,
         prefill_s=work.prefill_s,
         transfer_s=work.transfer_s,
+        fetch_s=work.transfer_s,
         moved_tokens=fetched_tokens,
     )
 
@@ -167,6 +169,7 @@ def on_two(
         ready_s=work.ready_s,
         prefill_s=work.prefill_s,
         transfer_s=transfer_s + work.transfer_s,
+        fetch_s=work.transfer_s,
         moved_tokens=missing_tokens + fetched_tokens,
     )
 

@@ -8,7 +8,7 @@ from itertools import chain
 
 import msgspec
 
-from ..connectors import can_pair
+from ..connectors import can_pair, takes_either_leg
 from ..errors import AllBusy, AllDown, NoWorkerError
 from ..fleet.order import full_workers, pairing_kinds, without
 from ..fleet.view import Fleet, WorkerView, check_model
@@ -34,6 +34,7 @@ class Candidates(msgspec.Struct, frozen=True):
     qps: float
     now_s: float
     slow_start: SlowStart
+    worker_limit: float = math.inf  # legs at once
 
     def prefills_for(self, decode: WorkerView) -> Sequence[WorkerView]:
         kinds = None if self._bars_pairs() else pairing_kinds(self.prefills)
@@ -66,6 +67,11 @@ class Candidates(msgspec.Struct, frozen=True):
         if self.excluded and (prefill.id, decode.id) in self.excluded:
             return False
         return can_pair(prefill.worker, decode.worker)
+
+    def can_lend(self, view: WorkerView) -> bool:
+        """Whether this D or R may compute a prompt for another one."""
+        may = view.id not in self.excluded and not view.is_full(self.worker_limit)
+        return may and takes_either_leg(view.worker)
 
 
 def has_room(fleet: Fleet, rules: Rules, blocked: Excluded = ()) -> bool:
@@ -117,7 +123,7 @@ def find_candidates(
         # By no turns of its own: where it would go in any case.
         known = pick_decode(turn, decodes, slow_start)
     excluded = frozenset((*avoid, *blocked)) if avoid else blocked
-    return Candidates(prefills, decodes, replicas, full, excluded, known, qps, now_s, slow_start)
+    return Candidates(prefills, decodes, replicas, full, excluded, known, qps, now_s, slow_start, limit)
 
 
 def _narrowed(

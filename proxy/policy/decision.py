@@ -17,7 +17,7 @@ from ..decision_table.score import Verdict, WeightRules, Weights
 from ..decision_table.table import ScoredTable
 from ..fleet.ledger import LegEstimates
 from ..fleet.view import WorkerView
-from ..fleet.worker import WorkerId
+from ..fleet.worker import Role, WorkerId
 from ..laws.prediction import Laws, Prediction
 from ..laws.targets import USUAL, SloTargets, TargetRules
 
@@ -78,7 +78,8 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
     laws: Laws | None = None  # of the engines; the modes that predict need them
     weights: Weights = Weights(1.0, 1.0)
-    moves_kv: bool = False  # whether workers may be told to fetch KV of a prompt from any other one
+    moves_kv: bool = False  # whether a D or R may lend itself as P, and an R pull KV
+    fetches_kv: bool = False  # whether who computes a prompt may first fetch KV from any other one; simulated ones can
     worker_limit: int = 0  # legs that one worker takes at once; 0: any number
     warm_up_s: float = 0.0  # over which a new worker's share of traffic grows
     targets: TargetRules = TargetRules()  # from which routing makes `Turn.slo`
@@ -132,16 +133,25 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     def cached_tokens(self) -> int:
         return 0 if self.held is None else self.held.tokens
 
+    @property
+    def lender(self) -> WorkerView | None:
+        """The D or R that lends itself as P."""
+        return None if self.prefill is None or self.prefill.role is Role.PREFILL else self.prefill
+
     def estimates(self, turn: Turn, *, shows_first_token: bool = True) -> LegEstimates:
         """What its legs will take of its workers."""
         prediction, prompt_tokens = self.prediction, turn.prompt_tokens
+        new_on_prefill = 0 if self.prefill is None else prompt_tokens - turn.held_by(self.prefill)
         return LegEstimates(
             prompt_tokens=prompt_tokens,
             new_tokens=max(1, prompt_tokens - self.cached_tokens),
             output_tokens=turn.output_tokens,
-            new_on_prefill_tokens=0 if self.prefill is None else prompt_tokens - turn.held_by(self.prefill),
+            new_on_prefill_tokens=new_on_prefill,
+            fetched_tokens=self.fetched_tokens,
+            is_lent=self.lender is not None,
             prefill_s=0.0 if prediction is None else prediction.prefill_s,
-            transfer_s=0.0 if prediction is None else prediction.transfer_s,
+            fetch_s=0.0 if prediction is None else prediction.fetch_s,
+            transfer_s=0.0 if prediction is None else prediction.transfer_s - prediction.fetch_s,
             ready_s=0.0 if prediction is None else prediction.ready_s,
             patience_s=self.patience_s,
             shows_first_token=shows_first_token,

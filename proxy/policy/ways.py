@@ -1,7 +1,8 @@
 """The ways to serve a turn that are worth judging, each with what the laws predict of it.
 
-Never all pairs: the session's worker, those that hold most of the prompt, and the least loaded of each role. Where the
-prompt's beginning lies elsewhere, and workers can fetch it, each way is also judged with that.
+Never all pairs: the session's worker, those that hold most of the prompt, and the least loaded of each role. Where KV
+may be moved, a D or R that holds the prompt's beginning may also lend itself as P: it computes the rest, and another
+one pulls all of it and answers. Where workers can fetch KV themselves, each way is also judged with that.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from operator import attrgetter
 import msgspec
 from msgspec.structs import replace
 
+from ..connectors import takes_either_leg
 from ..fleet.view import WorkerView
-from ..fleet.worker import WorkerId
+from ..fleet.worker import Role, WorkerId
 from ..laws.prediction import Outlook, Prediction, TurnSize, idle_ttft_s, on_one, on_two
 from .candidates import Candidates
 from .decision import Candidate, Preference, Route, Rules, Turn
@@ -23,6 +25,7 @@ LEAST_LOADED = 2  # of each role are judged
 HOLDERS = 2
 ALL = 4  # so few are all judged
 PREFILLS = 2  # that are paired with each D
+LENDERS = 2  # that are paired with each D and R
 FETCH_TOKENS = 256  # fewer are not worth a transfer
 RECORDED = 8  # candidates of one decision
 
@@ -93,7 +96,7 @@ def ways(turn: Turn, candidates: Candidates, rules: Rules) -> Iterator[Way]:
     """None whose worker's engine has no profile; if all are such, those with nothing to predict by are left out too."""
     looks = _Looks(candidates, rules)
     size = TurnSize(turn.prompt_tokens, turn.output_tokens)
-    source = _holder(turn, candidates, looks) if rules.moves_kv else None
+    source = _holder(turn, candidates, looks) if rules.fetches_kv else None
     decodes = list(map(looks.at, _shortlist(turn, candidates.decodes, candidates)))
     replicas = list(map(looks.at, _shortlist(turn, candidates.replicas, candidates)))
     for route, answering in ((Route.LOCAL, decodes), (Route.REPLICA, replicas)):
@@ -109,6 +112,27 @@ def ways(turn: Turn, candidates: Candidates, rules: Rules) -> Iterator[Way]:
         for at in decodes:
             if at is not None and candidates.can_hand_over(prefill.view, at.view):
                 yield from _split(turn, prefill, at, size, source)
+    if rules.moves_kv:
+        yield from _moves(turn, candidates, looks, size, [at for at in (*decodes, *replicas) if at is not None])
+
+
+def _moves(
+    turn: Turn, candidates: Candidates, looks: _Looks, size: TurnSize, answering: Sequence[Outlook]
+) -> Iterator[Way]:
+    """SPLIT from a lender, and from a P to an R."""
+    able = [at for at in answering if turn.held_by(at.view) >= FETCH_TOKENS and candidates.can_lend(at.view)]
+    lenders = sorted(able, key=lambda at: turn.held_by(at.view), reverse=True)[:LENDERS]
+    for lender in lenders:
+        held = turn.held_by(lender.view)
+        for at in answering:
+            gains = held - turn.held_by(at.view) >= FETCH_TOKENS
+            if gains and takes_either_leg(at.view.worker) and candidates.can_hand_over(lender.view, at.view):
+                yield from _split(turn, lender, at, size, None)
+    pulling = [at for at in answering if at.view.role is Role.REPLICA and takes_either_leg(at.view.worker)]
+    for prefill in _prefills(turn, candidates, looks, size) if pulling else ():
+        for at in pulling:
+            if candidates.can_hand_over(prefill.view, at.view):
+                yield from _split(turn, prefill, at, size, None)
 
 
 def _split(turn: Turn, prefill: Outlook, decode: Outlook, size: TurnSize, source: Outlook | None) -> Iterator[Way]:

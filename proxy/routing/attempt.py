@@ -190,6 +190,7 @@ class FailedAttempts:
     is_moved: bool = False  # by the death of a worker that had been sent the turn
     is_afresh: bool = False  # it needs no budget if D computes alone what P was to compute once more
     computed_by: WorkerId | None = None  # the P whose handoff was too old: the prompt is in its cache
+    is_lent: bool = False  # one of them was: a turn is lent once, as the lender itself could answer it
     keys: dict[Key, LegError] = field(default_factory=dict)  # not to be asked again
     refusals: list[LegError] = field(default_factory=list)  # of workers that were overloaded
 
@@ -215,12 +216,15 @@ class FailedAttempts:
         """Books the failure. True where its row of the failure table and the limit allow another attempt."""
         without_frames(exc)
         leg, decision = attempt.failed_leg, attempt.decision
+        self.is_lent |= decision.lender is not None
         gets = row.client_gets(stream=attempt.request.stream)
         computed_by, self.computed_by = self.computed_by, None
         self.is_afresh = gets is ClientGets.AFRESH and decision.prefill is not None
         if self.is_afresh and decision.prefill is not None:
             self.last, self.owes_retry = exc, True
             self.handing_over += 1
+            if decision.lender is not None:
+                return True
             if computed_by is None:
                 self.computed_by = decision.prefill.id
             else:

@@ -31,11 +31,11 @@ def foresee(decision: Decision, turn: Turn, laws: WorkerLaws, scored: ScoredTabl
     """None where neither the laws nor the table say anything."""
     by_table = _by_table(decision, scored)
     computing = decision.prefill or decision.decode
-    new_tokens = max(1, turn.prompt_tokens - turn.held_by(computing))
+    new_tokens = max(1, turn.prompt_tokens - turn.held_by(computing) - decision.fetched_tokens)
     by_profile: tuple[Measured, ...] = ()
     is_guess = False
     prediction = decision.prediction
-    if prediction is not None and decision.source is None:  # else no KV was moved, as the decision has it
+    if prediction is not None:
         of_prompt, of_decode = laws.of(computing), laws.of(decision.decode)
         if of_prompt is not None and of_decode is not None:
             context = turn.prompt_tokens + turn.output_tokens

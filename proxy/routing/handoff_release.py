@@ -132,14 +132,17 @@ class HandoffRelease:
             self._registry.release(decode.id)
 
     def _taker(self, attempt: Attempt) -> WorkerView | None:
-        """The turn's own D unless that was tried, else the least loaded D that can pair with this P."""
-        prefill, own = attempt.decision.prefill, attempt.decision.decode.id
+        """The turn's own D unless that was tried, else the least loaded one that can pair with this P or lender.
+
+        An R is asked only where the turn's own is one: others may have no connector, whatever was said of them.
+        """
+        prefill, own = attempt.decision.prefill, attempt.decision.decode
         able = [
             view
             for view in self._registry.views()
-            if view.role is Role.DECODE and view.takes_turns(attempt.request.model)
-            if prefill is not None and can_pair(prefill.worker, view.worker)
+            if view.role in (Role.DECODE, own.role) and view.takes_turns(attempt.request.model)
+            if prefill is not None and can_pair(prefill.worker, view.worker) and view.id != prefill.id
         ]
         if attempt.call is not None:
-            able = [view for view in able if view.id != own]
-        return min(able, key=lambda view: (view.id != own, view.requests), default=None)
+            able = [view for view in able if view.id != own.id]
+        return min(able, key=lambda view: (view.id != own.id, view.requests), default=None)

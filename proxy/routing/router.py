@@ -251,6 +251,8 @@ class Router:
         fleet = self._state.registry.fleet(turn.model)
         avoid: Excluded = ()
         if failed is not None:
+            if failed.is_lent:
+                rules = replace(rules, moves_kv=False)
             avoid = failed.avoid(fleet.views.values(), job.receipt.legs, self._state.health.breakers.busy(now_s))
         blocked = self._passed_over(now_s)
         return decide(turn, fleet, rules, qps=qps, now_s=now_s, avoid=avoid, blocked=blocked)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -12,8 +12,9 @@ import aiohttp
 
 from ppd.proxy.assembly import Proxy
 from ppd.proxy.config import Mode
+from ppd.proxy.fleet.ledger import LegWork
 from ppd.proxy.fleet.view import WorkerView
-from ppd.proxy.fleet.worker import Role
+from ppd.proxy.fleet.worker import Role, WorkerId
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.engine.engine import SimEngine
 from ppd.servers.sim.launch import running_engine
@@ -99,6 +100,17 @@ class Fleet(ProxyClient):
         pinned = any(engine.pinned for engine in self.engines.values())
         running = any(list(engine.scheduler.sequences) for engine in self.engines.values())
         return not (busy or pinned or running or self.proxy.state.ledger.outstanding(self.proxy.state.now()))
+
+
+@contextmanager
+def crowded(proxy: Proxy, worker_id: WorkerId) -> Iterator[None]:
+    """The proxy's books say that one stream more would be too slow there."""
+    registry, work = proxy.state.registry, LegWork(context_tokens=1_800_000)
+    use = registry.begin(worker_id, work, 0.0)
+    try:
+        yield
+    finally:
+        registry.end(worker_id, use, work)
 
 
 def event_options(engine: SimEngine) -> str:

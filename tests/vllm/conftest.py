@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,15 @@ from ppd.proxy.health.probe import probe
 from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
-from ppd.servers.vllm.launch import TINY_ARGS, TINY_NAME, EngineSpec, command
+from ppd.servers.vllm.launch import TINY_ARGS, TINY_NAME, EngineSpec, command, kv_transfer_config
 from ppd.servers.vllm.tiny_model import ensure_model
 from tests.support.fleet import proxy_before
 from tests.support.proxy import ProxyClient
 
 START_S = 600.0  # three engines side by side on a loaded machine
+READS_BACK = json.dumps(
+    kv_transfer_config(Role.PREFILL) | {"kv_connector_extra_config": {"bidirectional_kv_xfer": True}}
+)
 
 
 DESTRUCTIVE = ("test_abandoned", "test_canary", "test_expired", "test_killed")
@@ -180,7 +183,10 @@ async def fleet(
     async with AsyncExitStack() as stack:
         engines, urls, specs = {}, {}, {}
         for role in Role:
-            spec = specs[role] = tiny_spec(role)
+            spec = tiny_spec(role)
+            if role is Role.PREFILL:
+                spec = replace(spec, extra_args=(*spec.extra_args, "--kv-transfer-config", READS_BACK))
+            specs[role] = spec
             urls[role] = f"http://{spec.address}"
             process = EngineProcess(command(spec), logs / f"{role}.log", name=role)
             engines[role] = await stack.enter_async_context(process)

@@ -14,6 +14,7 @@ from ppd.proxy.beliefs.held import Residency
 from ppd.proxy.config import Mode
 from ppd.proxy.sessions.prefix_chain import PrefixEnd
 from ppd.proxy.sessions.session import KnownPrefix, Session, index_keys
+from tests.support.fleet import crowded
 from tests.support.processes import ProxyGroup, proxy_group
 from tests.support.proxy import ProxyClient
 
@@ -244,3 +245,24 @@ async def test_a_newcomer_learns_20000_sessions_while_turns_go_on() -> None:
         assert sorted(newest[0]) == sorted(newest[-1]), "what was used last is what goes last"
         receipt = await newcomer.receipt(await chats[0].at(newcomer, "more"))
         assert receipt["kind"] == "next"
+
+
+HISTORY = "A long history that is dear to compute again. " * 300
+
+
+async def test_a_session_that_moves_by_one_process_is_at_home_there_for_the_others() -> None:
+    settings: dict[str, Any] = {"mode": Mode.SLO, "profile": "h100-llama-3.1-8b", "moves_kv": True}
+    async with proxy_group("D1 D2", 2, **settings) as group:
+        first, other = group.proxies.values()
+        chat, views = group.chat(), first.proxy.state.registry.views()
+        home = (await chat.at(first, HISTORY)).headers["X-PPD-Decode"]
+        at = next(view.id for view in views if view.name == home)
+        await group.until(group.idle)
+        with crowded(first.proxy, at):
+            await group.until(lambda: any(view.context_tokens > 10**6 for view in other.proxy.state.registry.views()))
+            moved = await chat.at(other, "And then?")
+        assert (moved.route, moved.headers["X-PPD-Prefill"]) == ("SPLIT", home)
+        await group.until(group.idle)
+        again = await chat.at(first, "And then?")
+        assert (again.route, again.headers["X-PPD-Decode"]) == ("LOCAL", moved.headers["X-PPD-Decode"])
+        await group.until(group.idle)

@@ -15,7 +15,7 @@ from ppd.proxy.fleet.ledger import LegEstimates, prefill_left_s
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
 
-P, D = WorkerId("p:1"), WorkerId("d:1")
+P, D, R = WorkerId("p:1"), WorkerId("d:1"), WorkerId("r:1")
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ NOTHING = [(0, 0, 0), (0, 0, 0)]
 def test_a_split_holds_p_until_it_has_prefilled_and_d_until_the_end(registry: Registry) -> None:
     booking = booked(registry)
     booking.reserve(1.0)
-    assert held(registry) == [(1, 100, 0), (1, 0, 40)]
+    assert held(registry) == [(1, 90, 0), (1, 0, 40)]
     assert decoded(registry) == [(0, 0, 90), (1, 110, 60)], "with half of the answer, and with all of it"
     assert prefilled(registry) == [(1, 2.0, 1.0), (0, 0.0, 0.0)]
     booking.free_prefill(3.0)
@@ -144,7 +144,7 @@ def test_a_turn_on_workers_that_have_left_books_nothing(registry: Registry) -> N
         ({"prefill_s": 1e300}, 0.0, 110, 1.5),
         ({"transfer_s": math.nan}, 2.0, 110, 0.0),
         ({"transfer_s": -1.0}, 2.0, 110, 0.0),
-        ({"prompt_tokens": -5}, 0.0, 10, 3.5),
+        ({"prompt_tokens": -5}, 2.0, 10, 3.5),
         ({"output_tokens": 10**30}, 2.0, 100 + (1 << 39), 3.5),
     ],
 )
@@ -200,6 +200,43 @@ def test_transfers_behind_each_other_wait_for_the_link(registry: Registry) -> No
     assert links(registry) == (3.5, 3.5)
     bookings[2].computed(9.0)
     assert links(registry) == (3.5, 3.5), "a past time"
+
+
+@pytest.mark.parametrize("prefill", [P, None])
+@pytest.mark.parametrize("end", ["free_prefill", "computed", "release"])
+def test_a_fetch_takes_links_until_its_prompt_is_computed_and_no_place_in_a_queue(
+    registry: Registry, prefill: WorkerId | None, end: str
+) -> None:
+    registry.add_static(Worker(role=Role.REPLICA, address=R), 0.0)
+    changes = {"fetched_tokens": 30, "fetch_s": 0.25, "transfer_s": 0.0}
+    booking = LegBooking(registry, D, prefill, replace(ESTIMATES, **changes), source=R)
+    booking.reserve(1.0)
+    computing, source = registry.view(prefill or D), registry.view(R)
+    assert computing is not None
+    assert source is not None
+    assert computing.queued_prefill_tokens == (60 if prefill else 10)
+    assert (source.sends_free_s, computing.receives_free_s) == (1.25, 1.25)
+    assert source.inflight == 0
+    getattr(booking, end)(1.1)
+    source, is_over = registry.view(R), end == "release" or (end == "free_prefill") == (prefill is not None)
+    assert source is not None
+    assert source.sends_free_s == (1.1 if is_over else 1.25)
+    booking.release(2.0)
+    assert (decoded(registry)[:2], prefilled(registry)[:2]) == (NOTHING, NOTHING)
+
+
+def test_a_lender_gets_kv_that_it_keeps(registry: Registry) -> None:
+    registry.add_static(Worker(role=Role.DECODE, address=R), 0.0)
+    booking = LegBooking(registry, D, R, replace(ESTIMATES, is_lent=True))
+    booking.reserve(1.0)
+    lender = registry.view(R)
+    assert lender is not None
+    assert (lender.inflight, lender.queued_prefill_tokens, lender.placed_tokens, lender.decoding) == (1, 90, 90, 0)
+    assert (lender.reserved_tokens, lender.prefills, lender.sends_free_s) == (90, 1, 3.5)
+    booking.release(2.0)
+    lender = registry.view(R)
+    assert lender is not None
+    assert (lender.inflight, lender.queued_prefill_tokens, lender.reserved_tokens, lender.prefills) == (0, 0, 0, 0)
 
 
 # -- the handoffs that P keeps

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ppd.proxy.errors import LegError
 from ppd.proxy.failures import ROWS, Cause, Failure, HealthEffect, Leg, Phase
@@ -95,6 +96,23 @@ def test_a_failure_counts_as_its_row_says_and_against_nobody_else(bench: Bench, 
         if not opened:
             counted = effect in (HealthEffect.COUNTED, HealthEffect.PAIR)
             assert bench.failures_left(key) == (FAILURES - 1 if counted else FAILURES)
+
+
+@pytest.mark.parametrize("lends", [True, False])
+def test_a_prefill_ends_the_failures_in_a_row_of_a_p_and_not_those_of_a_lender(bench: Bench, lends: bool) -> None:
+    """One that breaks every stream would never be avoided."""
+    bench.registry.add_static(Worker(role=Role.DECODE, address="d2:1"), bench.clock())
+    made = bench.decision(Leg.PREFILL)
+    lender = bench.registry.views()[-1]
+    made = replace(made, prefill=lender) if lends else made
+    first = lender.id if lends else bench.p
+    bench.breakers.failed(first, bench.clock(), began_s=bench.clock())
+    bench.health.began(made, moved=True)
+    assert bench.failures_left(first) == (FAILURES - 1 if lends else FAILURES)
+    assert bench.health.moved_s((first, bench.d)) == bench.clock()
+    bench.clock.advance(OPEN_S)
+    bench.health.began(made, moved=True)
+    assert bench.breakers.states(bench.clock()) == {}
 
 
 @pytest.mark.parametrize(("retry_after_s", "passed_over_s"), [(7.0, 7.0), (0.0, OVERLOAD_S)])

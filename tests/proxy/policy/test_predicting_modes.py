@@ -36,9 +36,9 @@ class SameLaws:
 
 
 def decided(
-    turn: Turn, *fleet: WorkerView, mode: Mode = Mode.SLO, moves_kv: bool = False, unknown: tuple[WorkerView, ...] = ()
+    turn: Turn, *fleet: WorkerView, mode: Mode = Mode.SLO, unknown: tuple[WorkerView, ...] = (), **rules: bool
 ) -> Decision:
-    return run(turn, fleet, Rules(mode=mode, laws=SameLaws(*unknown), moves_kv=moves_kv))
+    return run(turn, fleet, Rules(mode=mode, laws=SameLaws(*unknown), **rules))  # type: ignore[arg-type]
 
 
 def streaming(view: WorkerView, sequences: int) -> WorkerView:
@@ -114,14 +114,87 @@ def test_modes_weigh_otherwise() -> None:
 def test_kv_is_fetched_where_that_may_be_and_pays() -> None:
     fleet = (D1, queueing(D2, 9.0))
     assert decided(LATER, *fleet).source is None
-    decision = decided(LATER, *fleet, moves_kv=True)
+    decision = decided(LATER, *fleet, fetches_kv=True)
     assert (decision.route, decision.decode.name) == (Route.LOCAL, "D1")
     assert decision.source is not None
     assert (decision.source.name, decision.fetched_tokens) == ("D2", 20_000)
     assert decision.prediction is not None
     assert decision.prediction.moved_tokens == 20_000
-    idle = decided(LATER, D1, D2, moves_kv=True)
+    idle = decided(LATER, D1, D2, fetches_kv=True)
     assert (idle.decode.name, idle.source) == ("D2", None)
+
+
+def lent(decision: Decision) -> tuple[str, str] | None:
+    """Who lends itself to whom."""
+    return None if decision.lender is None else (decision.lender.name, decision.decode.name)
+
+
+def crowded(view: WorkerView) -> WorkerView:
+    """One stream more there would be too slow."""
+    return replace(view, decoding=100, context_tokens=1_500_000, inflight=100)
+
+
+R2 = view("R", 2)
+ON_R1 = replace(LATER, held=held(R1, 20_000), decode=R1.id)
+LIKE_NO_OTHER = replace(D2, worker=replace_worker(D2.worker, connector="p2p_nccl"))
+
+
+@pytest.mark.parametrize(
+    ("turn", "fleet", "expected"),
+    [
+        (LATER, (D1, crowded(D2)), ("D2", "D1")),  # the session moves, and its streams there need not wait
+        (LATER, (P1, D1, crowded(D2)), ("D2", "D1")),  # P holds nothing
+        (replace(LATER, held={**held(D2, 20_000), **held(P1, 20_000)}), (P1, D1, crowded(D2)), None),  # P hands over
+        (ON_R1, (crowded(R1), R2), ("R1", "R2")),
+        (ON_R1, (crowded(R1), D1), ("R1", "D1")),
+        (LATER, (R1, crowded(D2)), ("D2", "R1")),
+        (LATER, (D1, D2), None),  # it does not pay
+        (LATER, (D1, queueing(D2, 9.0)), None),  # the holder would compute too late
+        (replace(LATER, held=held(D2, 200)), (D1, crowded(D2)), None),  # as good as nothing
+        (LATER, (D1, replace(crowded(D2), places=100)), None),  # it is full
+        (replace(LATER, single_engine="n"), (D1, crowded(D2)), None),
+        (LATER, (D1, crowded(LIKE_NO_OTHER)), None),
+        (LATER, (replace(D1, worker=LIKE_NO_OTHER.worker, name="D1"), crowded(LIKE_NO_OTHER)), None),
+        (LATER, (replace(D1, draining=True), crowded(D2)), None),
+    ],
+)
+def test_who_holds_the_history_lends_itself_where_that_may_be_and_pays(
+    turn: Turn, fleet: tuple[WorkerView, ...], expected: tuple[str, str] | None
+) -> None:
+    assert lent(decided(turn, *fleet)) is None
+    decision = decided(turn, *fleet, moves_kv=True)
+    assert lent(decision) == expected
+    if expected:
+        assert decision.route is Route.SPLIT
+        assert decision.prediction is not None
+        assert decision.prediction.moved_tokens == 20_100
+        estimates = decision.estimates(turn)
+        assert (estimates.is_lent, estimates.new_on_prefill_tokens) == (True, 100)
+
+
+def test_who_failed_other_turns_lends_nothing() -> None:
+    fleet = (D1, crowded(D2))
+    rules = Rules(mode=Mode.SLO, laws=SameLaws(), moves_kv=True)
+    assert lent(run(LATER, fleet, rules)) == ("D2", "D1")
+    for failed in (((D2.id, D1.id),), (D2.id,), (D2.id, D1.id)):
+        assert lent(run(LATER, fleet, rules, blocked=failed)) is None
+
+
+def test_a_p_hands_over_to_an_r_where_kv_may_be_moved() -> None:
+    fleet = (P1, crowded(R1))
+    assert decided(LONG, *fleet).route is Route.REPLICA
+    decision = decided(LONG, *fleet, moves_kv=True)
+    assert (decision.route, decision.prefill, decision.lender) == (Route.SPLIT, fleet[0], None)
+
+
+def test_of_many_holders_few_are_judged_as_lenders() -> None:
+    decodes = [replace(crowded(view("D", number)), inflight=number) for number in range(1, 60)]
+    turn = replace(LATER, held={one.id: held(one, 20_000)[one.id] for one in decodes[20:]}, decode=decodes[40].id)
+    free = [view("D", 70), view("D", 71)]
+    decision = decided(turn, *decodes, *free, moves_kv=True)
+    lenders = {one.prefill.name for one in decision.candidates if one.prefill is not None}
+    assert len(lenders) <= 2
+    assert lenders
 
 
 @pytest.mark.parametrize("mode", sorted(PREDICTING))

@@ -30,11 +30,17 @@ PAIR_TIMEOUT = (Leg.DECODE, Phase.HEADERS, Cause.TIMEOUT)
 
 
 def fail(
-    failed: FailedAttempts, failure: Failure, *, stream: bool = True, status: int = 503, retry_after_s: float = 0.0
+    failed: FailedAttempts,
+    failure: Failure,
+    *,
+    stream: bool = True,
+    status: int = 503,
+    retry_after_s: float = 0.0,
+    prefill: WorkerView | None = None,
 ) -> bool:
     leg, phase, cause = failure
     begun = (Leg.PREFILL, Leg.DECODE) if leg is Leg.DECODE else (leg,)
-    attempt = running(decision(leg), *begun, stream=stream)
+    attempt = running(decision(leg, prefill), *begun, stream=stream)
     exc = LegError("", worker="", phase=phase, cause=cause, status=status, retry_after_s=retry_after_s)
     may = failed.may_try_again(attempt, exc, ROWS[failure])
     assert failed.last is exc
@@ -106,6 +112,18 @@ def test_a_handoff_that_is_too_old_is_made_again_by_the_p_that_has_the_prompt_an
         assert fail(failed, TOO_OLD)
         left_out.append(set(failed.avoid(VIEWS, (), ())))
     assert left_out == [{P2.id}, {P1.id}, {P1.id, P2.id}], "in the end D computes alone"
+
+
+@pytest.mark.parametrize("failure", [TOO_OLD, P_RESET, D_RESET, PAIR_TIMEOUT])
+def test_a_turn_is_lent_once_and_no_p_is_left_out_for_it(failure: Failure) -> None:
+    failed = FailedAttempts(3)
+    assert fail(failed, failure, prefill=D2)
+    assert failed.is_lent
+    assert not {P1.id, P2.id} & set(failed.avoid(VIEWS, (), ()))
+    assert (D2.id in failed.avoid(VIEWS, (), ())) is (failure == P_RESET), "it may answer, unless it failed itself"
+    failed = FailedAttempts(3)
+    fail(failed, failure)
+    assert not failed.is_lent
 
 
 def test_a_p_that_has_the_prompt_and_fails_is_not_the_only_one_any_longer() -> None:

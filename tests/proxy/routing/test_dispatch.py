@@ -46,7 +46,12 @@ def split(proxy: Proxy, connector: str, prefill: str = "p:1") -> Attempt:
 
     p, d = joined(Role.PREFILL, prefill), joined(Role.DECODE, "d:1")
     made = running(decision(Leg.DECODE, p, d))
-    made.booking = LegBooking(proxy.state.registry, d.id, p.id, LegEstimates(prompt_tokens=PROMPT_TOKENS, new_tokens=1))
+    made.booking = LegBooking(
+        proxy.state.registry,
+        d.id,
+        p.id,
+        LegEstimates(prompt_tokens=PROMPT_TOKENS, new_tokens=1, new_on_prefill_tokens=PROMPT_TOKENS),
+    )
     return made
 
 

@@ -42,7 +42,14 @@ def seen(decision: Decision, known: WorkerLaws | None = None, **turn: Any) -> Fo
 
 
 @pytest.mark.parametrize(
-    ("decision", "workers", "new"), [(LOCAL, ("d2:80", "d2:80"), 40), (SPLIT, ("p1:80", "d1:80"), 1040)]
+    ("decision", "workers", "new"),
+    [
+        (LOCAL, ("d2:80", "d2:80"), 40),
+        (SPLIT, ("p1:80", "d1:80"), 1040),
+        (replace(SPLIT, prefill=D2), ("d2:80", "d1:80"), 40),  # which lends itself
+        (replace(LOCAL, decode=D1, source=D2, fetched_tokens=1000), ("d1:80", "d1:80"), 40),
+        (replace(SPLIT, source=D2, fetched_tokens=1000), ("p1:80", "d1:80"), 40),
+    ],
 )
 def test_ttft_is_that_of_the_engine_that_computes_the_prompt(
     decision: Decision, workers: tuple[str, str], new: int
@@ -70,7 +77,6 @@ def test_the_correction_in_a_prediction_is_taken_out_again(says: bool) -> None:
     "decision",
     [
         replace(LOCAL, prediction=None),
-        replace(LOCAL, source=D1, fetched_tokens=100),
         replace(LOCAL, prediction=None, verdict=INSIDE),
     ],
 )

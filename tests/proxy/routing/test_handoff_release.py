@@ -308,6 +308,19 @@ async def test_a_handoff_that_is_too_old_is_left_to_its_lease(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lender", "own", "other", "taken"),
+    [("D1", "D2", "D3", True), ("D1", "D2", "R1", False), ("D1", "R1", "R2", True), ("R1", "R2", "D1", True)],
+)
+async def test_what_a_lender_pins_is_released_by_another(
+    lab: Lab, lender: str, own: str, other: str, taken: bool
+) -> None:
+    """An R that no turn has proved to pull is not asked, nor ever the lender itself."""
+    first, second, _ = [await lab.decode(name) for name in (lender, own, other)]
+    assert await released(lab, lab.running(second, first)) == (not taken)
+    assert [len(lab.asked[name]) for name in (lender, own, other)] == [0, 0, int(taken)]
+
+
+@pytest.mark.parametrize(
     "other", [{"draining": True}, {"connector": "p2p_nccl"}, {"status": 500}], ids=["draining", "unlike", "failing"]
 )
 async def test_a_handoff_that_no_d_takes_waits_for_its_lease(lab: Lab, other: dict[str, Any]) -> None:

@@ -51,7 +51,6 @@ def test_an_engine_that_does_not_tell_its_start_is_known_by_its_launch() -> None
 @pytest.mark.parametrize(
     ("role", "connector", "load", "idle"),
     [
-        (Role.DECODE, "nixl", Load(), True),
         (Role.DECODE, "none", Load(running=1), False),
         (Role.REPLICA, "none", Load(waiting=1), False),
         (Role.DECODE, "p2p_nccl", Load(kv_usage=0.1), True),

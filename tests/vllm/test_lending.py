@@ -1,0 +1,113 @@
+"""A session that moves between real engines: one lends itself as P to the other, whatever their roles are called."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace as replace_costs
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from ppd.proxy.config import Mode
+from ppd.proxy.connectors import CONNECTORS
+from ppd.proxy.connectors.leg import Handoff, Pair
+from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.laws import profile_file
+from ppd.servers.vllm.launch import TINY_NAME
+from tests.support.fleet import crowded, proxy_before
+from tests.support.proxy import ProxyClient
+from tests.vllm.test_conversations import BLOCK, THREE, salted
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ENGINES = (Role.DECODE, Role.REPLICA)
+LONG = f"{THREE[0]} " * 12
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> str:
+    """The profile of an engine that computes prompts slowly, and is quick in all else."""
+    shipped = profile_file.find("h100-llama-3.1-8b")
+    costs = replace_costs(shipped.costs, prefill_token_s=0.01, transfer_s=0.0, send_s=0.0)
+    path = tmp_path / "slow.json"
+    path.write_bytes(profile_file.encode(replace(shipped, name="slow", costs=costs, fit=None)))
+    return str(path)
+
+
+@pytest.mark.parametrize("called", [Role.DECODE, Role.REPLICA])
+async def test_a_session_moves_with_its_kv_and_says_what_one_engine_would(fleet: Any, slow: str, called: Role) -> None:
+    addresses = [(called, fleet.specs[role].address) for role in ENGINES]
+    engines = {fleet.specs[role].address: role for role in ENGINES}
+    async with proxy_before(addresses, limit_s=60, mode=Mode.SLO, profile=slow, moves_kv=True) as running:
+        client = ProxyClient(*running, TINY_NAME)
+        chat, body = client.conversation(), salted(max_tokens=48)
+        first = await chat.say(LONG, **body)
+        at = {view.name: view.id for view in client.proxy.state.registry.views()}
+        home = at[first.headers["X-PPD-Decode"]]
+        other = next(address for address in engines if address != home)
+        lent, pulled = [await fleet.counters(engines[address]) for address in (home, other)]
+        with crowded(client.proxy, home):
+            second = await chat.say(THREE[1], **body)
+        lent_after, pulled_after = [await fleet.counters(engines[address]) for address in (home, other)]
+        third = await chat.say(THREE[2], **body)
+        third_after = await fleet.counters(engines[other])
+    assert (second.route, at[second.headers["X-PPD-Prefill"]], at[second.headers["X-PPD-Decode"]]) == (
+        *("SPLIT", home),
+        other,
+    )
+    prompt = second.body["usage"]["prompt_tokens"]
+    assert prompt - BLOCK <= pulled_after["external_kv_transfer"] - pulled.get("external_kv_transfer", 0.0) <= prompt
+    hits = lent_after["local_cache_hit"] - lent.get("local_cache_hit", 0.0)
+    held = first.body["usage"]["prompt_tokens"] + first.body["usage"]["completion_tokens"]
+    assert held - 2 * BLOCK <= hits <= held, "the lender computed only what was new"
+    assert (third.route, at[third.headers["X-PPD-Decode"]]) == ("LOCAL" if called is Role.DECODE else "REPLICA", other)
+    assert third_after["local_cache_hit"] - pulled_after.get("local_cache_hit", 0.0) >= prompt - BLOCK
+    for number, turn in enumerate((first, second, third)):
+        messages = chat.messages[: 2 * number + 1]
+        assert turn.text == await fleet.straight(Role.PREFILL, messages, **salted(max_tokens=48))
+
+
+async def test_p_reads_history_back_from_d_where_it_is_asked_for_by_tokens(fleet: Any) -> None:
+    """READBACK on the wire, as docs/protocols.md says: the engine's own tokens prove what is asked of D."""
+    body = {"model": TINY_NAME, "temperature": 0, "max_tokens": 48, **salted()}
+    nixl, to_p = CONNECTORS["nixl"], {"max_tokens": 1, "ignore_eos": True}
+    engines = Pair(*(Worker(role=role, address=fleet.specs[role].address) for role in (Role.DECODE, Role.PREFILL)))
+
+    async def ask(role: Role, path: str, **changes: Any) -> tuple[bytes, dict[str, float]]:
+        """The answer, and what the engine counted meanwhile."""
+        before = await fleet.counters(role)
+        async with fleet.session.post(f"{fleet.urls[role]}{path}", json={**body, **changes}) as response:
+            answer = await response.read()
+            assert response.status == 200, answer
+        after = await fleet.counters(role)
+        return answer, {name: value - before.get(name, 0.0) for name, value in after.items()}
+
+    messages = [{"role": "user", "content": LONG}]
+    first = json.loads((await ask(Role.DECODE, "/v1/chat/completions", messages=messages))[0])
+    messages.append({"role": "assistant", "content": first["choices"][0]["message"]["content"]})
+    messages.append({"role": "user", "content": THREE[1]})
+    tokens = json.loads((await ask(Role.PREFILL, "/tokenize", messages=messages))[0])["tokens"]
+    held = first["usage"]["prompt_tokens"] // BLOCK * BLOCK
+    history = {"prompt": tokens[:held], "kv_transfer_params": {"do_remote_decode": True}, **to_p}
+    answer, on_d = await ask(Role.DECODE, "/v1/completions", **history)
+    assert on_d["local_cache_hit"] >= held - BLOCK, "D computes next to nothing"
+    handle = nixl.handoff(answer, engines)
+    assert isinstance(handle, Handoff)
+    turned = {**encodable(handle), "do_remote_decode": True, "do_remote_prefill": False}
+    answer, on_p = await ask(Role.PREFILL, "/v1/chat/completions", messages=messages, kv_transfer_params=turned, **to_p)
+    assert (on_p["external_kv_transfer"], on_p["local_compute"]) == (held, len(tokens) - held)
+    handoff = nixl.handoff(answer, engines)
+    assert isinstance(handoff, Handoff)
+    pulled = encodable(handoff)
+    answer, on_d = await ask(Role.DECODE, "/v1/chat/completions", messages=messages, kv_transfer_params=pulled)
+    assert on_d["external_kv_transfer"] + on_d["local_cache_hit"] >= len(tokens) - 1
+    text = json.loads(answer)["choices"][0]["message"]["content"]
+    assert text == await fleet.straight(Role.REPLICA, messages, **salted(max_tokens=48))
+
+
+def encodable(handoff: Handoff) -> dict[str, Any]:
+    params: dict[str, Any] = json.loads(msgspec.json.encode(handoff.params))
+    return params

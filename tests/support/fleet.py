@@ -105,13 +105,12 @@ class Fleet(ProxyClient):
 @contextmanager
 def crowded(proxy: Proxy, worker_id: WorkerId) -> Iterator[None]:
     """The proxy's books say that one stream more would be too slow there."""
-    registry, work = proxy.state.registry, LegWork(context_tokens=200_000)
-    used = [registry.begin(worker_id, work, 0.0) for _ in range(9)]
+    registry, work = proxy.state.registry, LegWork(context_tokens=1_800_000)
+    use = registry.begin(worker_id, work, 0.0)
     try:
         yield
     finally:
-        for use in used:
-            registry.end(worker_id, use, work)
+        registry.end(worker_id, use, work)
 
 
 def event_options(engine: SimEngine) -> str:

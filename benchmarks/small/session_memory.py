@@ -102,11 +102,10 @@ def bytes_per_session(sessions: int, turns: int, workers: int) -> tuple[float, l
     finally:
         tracemalloc.stop()
     assert len(proxy.table) == sessions, "every conversation is one session"
+    numbers = range(sessions - min(sessions, 2000), sessions)
+    last = [conversation(number, turns + 1, hasher)[-1:] for number in numbers]
     gc.freeze()  # so that no collection walks through the table while a turn is timed
-    times_s = [
-        proxy.play(conversation(number, turns + 1, hasher)[-1:], number, float(sessions))
-        for number in range(sessions - min(sessions, 2000), sessions)
-    ]
+    times_s = [proxy.play(requests, number, float(sessions)) for number, requests in zip(numbers, last, strict=True)]
     gc.unfreeze()
     return (after - before) / sessions, times_s
 

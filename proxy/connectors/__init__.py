@@ -9,14 +9,14 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Protocol
 
-from ..fleet.worker import PairingKind, Worker
+from ..fleet.worker import PairingKind, Role, Worker
 from ..openai.request import Endpoint, Fields
 from .leg import Handoff, LegRequest, NoHandoff, Pair, plain_leg
 from .nixl import Nixl
 from .none import NoConnector
 from .p2p_nccl import P2pNccl
 
-__all__ = ["CONNECTORS", "Connector", "can_pair", "plain_leg", "takes_either_leg"]
+__all__ = ["CONNECTORS", "Connector", "can_pair", "plain_leg", "takes_either_leg", "usual_connector"]
 
 
 class Connector(Protocol):
@@ -54,6 +54,11 @@ class Connector(Protocol):
 CONNECTORS: MappingProxyType[str, Connector] = MappingProxyType(
     {connector.name: connector for connector in (Nixl(), P2pNccl(), NoConnector())}
 )
+
+
+def usual_connector(role: str) -> str:
+    """Of an engine that names none: an R is one that stands alone."""
+    return "none" if role == Role.REPLICA else "nixl"
 
 
 def takes_either_leg(worker: Worker) -> bool:

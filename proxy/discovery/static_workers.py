@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from ..config import ProxyConfig, all_of, refused
-from ..connectors import CONNECTORS
+from ..connectors import CONNECTORS, usual_connector
 from ..errors import ConfigError, FormatError
 from ..fleet.worker import UNHEARD, EventSource, Role, Source, Worker
 from .heartbeat import check_address, check_coordinates, check_events
@@ -51,7 +51,7 @@ def parse_worker(text: str) -> Worker:
     try:
         check_address(address, "workers")
         options = dict(part.split("=", 1) for part in rest)
-        connector, model = options.pop("connector", "nixl"), options.pop("model", "")
+        connector, model = options.pop("connector", usual_connector(role)), options.pop("model", "")
         version, tls = options.pop("engine_version", ""), options.pop("tls", "false")
         profile = options.pop("profile", "")
         ranks = int(options.pop("ranks", "1"))

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import click
 import zmq.auth
 
-from ppd.proxy.connectors import CONNECTORS
+from ppd.proxy.connectors import CONNECTORS, usual_connector
 from ppd.proxy.discovery.heartbeat import check_address
 from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.fleet.worker import NO_EVENTS, EventSource, Role
@@ -168,7 +168,7 @@ def address_of(url: str) -> str:
 @click.option("--tensor-parallel", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--python", default=sys.executable, show_default="this one", help="the interpreter that has vLLM")
 @click.option("--advertise", default="", help="host:port at which proxies reach the engine; default: its own")
-@click.option("--connector", type=click.Choice(list(CONNECTORS)), default="nixl", show_default=True)
+@click.option("--connector", type=click.Choice(list(CONNECTORS)), default=None, show_default="nixl, of an R none")
 @click.option("--coordinate", "coordinates", multiple=True, help="NAME=VALUE that the connector needs; repeatable")
 @click.option("--x", type=click.FloatRange(0, 1), help="of a D: share of its sessions kept LOCAL, in mode fraction")
 @click.option("--profile", default="", help="name of the engine's profile, as proxies know it; default: theirs")
@@ -181,9 +181,9 @@ def address_of(url: str) -> str:
 @click.option("--curve-server-key", type=click.Path(path_type=Path), help="the proxy's public certificate")
 @click.option("--log", "log_path", type=click.Path(path_type=Path), default=Path("ppd-engine.log"), show_default=True)
 @click.argument("engine_args", nargs=-1, type=click.UNPROCESSED)
-def command(role: str, **flags: Any) -> None:
+def command(role: str, connector: str | None, **flags: Any) -> None:
     """Announce one engine to the proxy. ENGINE_ARGS after -- go to the engine that is launched."""
-    options = AgentOptions(role=Role(role), **flags)
+    options = AgentOptions(role=Role(role), connector=connector or usual_connector(role), **flags)
     logging.basicConfig(level="INFO", format="%(asctime)s %(levelname)s %(message)s")
     try:
         for proxy in options.proxies:

@@ -62,7 +62,8 @@ class Fleet(ProxyClient):
     async def add(self, name: str, *, options: str = "", **changes: Any) -> SimEngine:
         """One more engine, known to the proxy as a static worker and found healthy."""
         engine = await self.start(name, **changes)
-        await self.join(name, engine, engine.address, event_options(engine) + options)
+        takes_part = ",connector=nixl" if name[0] == "R" and "connector=" not in options else ""
+        await self.join(name, engine, engine.address, event_options(engine) + takes_part + options)
         return engine
 
     async def start(self, name: str, **changes: Any) -> SimEngine:

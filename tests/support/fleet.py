@@ -35,6 +35,10 @@ def has_work(view: WorkerView) -> bool:
     return any((view.inflight, view.decoding, view.context_tokens, view.reserved_tokens, *queued))
 
 
+CONNECTOR = {"P": "", "D": "", "R": ",connector=nixl"}
+"""What says that a static worker has NIXL, as all engines of tests have."""
+
+
 @dataclass
 class Fleet(ProxyClient):
     """A proxy in this event loop, and simulated engines by name (P1, D1, ...). The proxy ends before the engines."""
@@ -62,8 +66,7 @@ class Fleet(ProxyClient):
     async def add(self, name: str, *, options: str = "", **changes: Any) -> SimEngine:
         """One more engine, known to the proxy as a static worker and found healthy."""
         engine = await self.start(name, **changes)
-        takes_part = ",connector=nixl" if name[0] == "R" and "connector=" not in options else ""
-        await self.join(name, engine, engine.address, event_options(engine) + takes_part + options)
+        await self.join(name, engine, engine.address, event_options(engine) + options)
         return engine
 
     async def start(self, name: str, **changes: Any) -> SimEngine:
@@ -74,7 +77,9 @@ class Fleet(ProxyClient):
     async def join(self, name: str, engine: SimEngine, address: str, options: str = "") -> None:
         """address: where the proxy reaches it."""
         self.engines[name] = engine
-        status, _ = await self.admin("POST", "/workers", {"worker": f"{name[0]}={address}{options}"})
+        connector = "" if "connector=" in options else CONNECTOR[name[0]]
+        worker = f"{name[0]}={address}{connector}{options}"
+        status, _ = await self.admin("POST", "/workers", {"worker": worker})
         assert status == 201
         await self.until(lambda: self._state_at(address) == "up")
 
@@ -124,7 +129,7 @@ def event_options(engine: SimEngine) -> str:
 
 def static_workers(addresses: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     """The proxy's setting `workers`. addresses: each with its worker's name or role."""
-    return tuple(f"{name[0]}={address}" for name, address in addresses)
+    return tuple(f"{name[0]}={address}{CONNECTOR[name[0]]}" for name, address in addresses)
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from ppd.proxy.beliefs.held import BeliefEvidence, Held
 from ppd.proxy.fleet.view import NO_PROMPTS, Fleet, RecentPrompts, Takers, WorkerView, taking_turns
 from ppd.proxy.fleet.worker import Role, Worker, WorkerId
-from ppd.proxy.laws.prediction import EngineLaws, Laws, idle_ttft_s, prefill_time_s
+from ppd.proxy.laws.prediction import EngineLaws, Laws, idle_ttft_s, prefill_steps, prefill_time_s
 
 from .past_turns import LegTimes, PastTurn, workers_of
 
@@ -70,7 +70,8 @@ class PastWorker:
             self.cached_tokens -= self.cache.popitem(last=False)[1]
 
     def computes(self, now_s: float, tokens: int, took_s: float, patience_s: float) -> None:
-        self.recent_prompts = self.recent_prompts.plus(took_s, patience_s, now_s)
+        steps_s = 0.0 if self.laws is None else prefill_steps(self.laws.costs, tokens) * self.laws.costs.step_s
+        self.recent_prompts = self.recent_prompts.plus(max(0.0, took_s - steps_s), patience_s, now_s)
         if not self.prefills:
             self.since_s = now_s
         self.prefills += 1

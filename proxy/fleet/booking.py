@@ -55,6 +55,7 @@ class LegBooking:
         self._answering = LegWork(
             prefill_tokens=0 if is_split else max(1, new - fetched),  # what D pulls it does not compute
             prefill_s=0.0 if is_split else prefill_s,
+            beside_s=0.0 if is_split else _seconds(estimates.beside_s),
             placed_tokens=new,
             context_tokens=prompt + output // 2 or 1,
             reserved_tokens=new + output,
@@ -77,6 +78,7 @@ class LegBooking:
         self._prefilling = LegWork(
             prefill_tokens=max(1, new - fetched),
             prefill_s=prefill_s,
+            beside_s=_seconds(estimates.beside_s),
             placed_tokens=new if estimates.is_lent else 0,
             reserved_tokens=new,
             ready_s=_seconds(estimates.ready_s),

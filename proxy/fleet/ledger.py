@@ -27,6 +27,7 @@ class LegEstimates(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     output_tokens: int = 0
     new_on_prefill_tokens: int = 0  # of the prompt, that P does not hold yet
     prefill_s: float = 0.0  # of engine time: on P, or on the worker that answers
+    beside_s: float = 0.0  # of that, what it delays those that decode there
     fetched_tokens: int = 0  # of the prompt, by the worker that computes it, from one that has no part in it else
     fetch_s: float = 0.0  # for these
     transfer_s: float = 0.0  # for the KV that P hands over
@@ -41,6 +42,7 @@ class LegWork(msgspec.Struct, frozen=True, gc=False):
 
     prefill_tokens: int = 0  # of the prompt, that are computed there
     prefill_s: float = 0.0
+    beside_s: float = 0.0  # of that, what it delays those that decode there
     placed_tokens: int = 0  # of KV that it brings to a D or R
     context_tokens: int = 0  # of the sequence that decodes there, half of its answer included; 0: none does
     reserved_tokens: int = 0  # of KV that it needs in the end, beside what the worker held before
@@ -80,7 +82,7 @@ class Use(msgspec.Struct, array_like=True, gc=False):
             self.context_tokens += leg.context_tokens
         if leg.prefill_tokens:
             self.queued_prefill_tokens += leg.prefill_tokens
-            self.recent_prompts = self.recent_prompts.plus(leg.prefill_s, leg.patience_s, now_s)
+            self.recent_prompts = self.recent_prompts.plus(leg.beside_s, leg.patience_s, now_s)
             if not leg.shows_first_token:
                 self.unseen_prefill_until_s = max(now_s, self.unseen_prefill_until_s) + leg.prefill_s
                 return

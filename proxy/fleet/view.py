@@ -21,7 +21,7 @@ class RecentPrompts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Prompts that a worker was given, each counting ever less. The rates are per second of the time lately."""
 
     at_s: float = 0.0  # the time of these figures
-    busy: float = 0.0  # share of the engine's time that they took
+    busy: float = 0.0  # share of the time of those that decode there that they took
     rate: float = 0.0  # prompts
     urgency: float = 0.0  # prompts, each over the seconds that it could have waited
 
@@ -33,12 +33,12 @@ class RecentPrompts(msgspec.Struct, frozen=True, array_like=True, gc=False):
         left = self.left(now_s)
         return RecentPrompts(max(self.at_s, now_s), self.busy * left, self.rate * left, self.urgency * left)
 
-    def plus(self, prefill_s: float, patience_s: float, now_s: float) -> RecentPrompts:
+    def plus(self, beside_s: float, patience_s: float, now_s: float) -> RecentPrompts:
         """patience_s: how long it could have waited."""
         before = self.at(now_s)
         return RecentPrompts(
             before.at_s,
-            before.busy + prefill_s / RECENT_S,
+            before.busy + beside_s / RECENT_S,
             before.rate + 1.0 / RECENT_S,
             before.urgency + 1.0 / (RECENT_S * max(patience_s, LEAST_PATIENCE_S)),
         )

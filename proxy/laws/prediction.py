@@ -25,6 +25,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     ttft_s: float
     tpot_s: float
     prefill_s: float  # of engine time, for the tokens that are computed: on P, or on the worker that answers
+    beside_s: float = 0.0  # of that, what it delays those that decode there; its steps are theirs too
     ready_s: float = 0.0  # until the engine that computes the prompt may begin with it, if it has nothing else to do
     transfer_s: float = 0.0  # for the KV that is moved, links being idle
     fetch_s: float = 0.0  # of that, for what is fetched before the prompt is computed
@@ -120,11 +121,18 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def prefill_steps(costs: EngineProfile, new_tokens: int) -> int:
+    return -(-new_tokens // costs.max_batched_tokens)
+
+
 def prefill_time_s(costs: EngineProfile, new_tokens: int, cached_tokens: int) -> float:
     """Engine time for a prompt that is computed alone."""
-    steps = -(-new_tokens // costs.max_batched_tokens)
     pairs = new_tokens * cached_tokens + new_tokens * (new_tokens + 1) // 2
-    return costs.step_s * steps + costs.prefill_token_s * new_tokens + costs.attention_pair_s * pairs
+    return (
+        costs.step_s * prefill_steps(costs, new_tokens)
+        + costs.prefill_token_s * new_tokens
+        + costs.attention_pair_s * pairs
+    )
 
 
 def idle_ttft_s(costs: EngineProfile, prompt_tokens: int, cached_tokens: int) -> float:
@@ -138,6 +146,7 @@ class Work(msgspec.Struct, frozen=True):
 
     ready_s: float
     prefill_s: float
+    beside_s: float
     done_s: float
     transfer_s: float = 0.0  # of what is fetched before
     source: Outlook | None = None  # from which that is
@@ -154,10 +163,10 @@ def work_on(
         transfer_s = transfer_time_s(source.laws.costs, fetched_tokens)
         ready_s = max(ready_s, source.sends_s, at.receives_s) + transfer_s
     prefill_s = prefill_time_s(costs, new, size.prompt - new)
-    steps = -(-new // costs.max_batched_tokens)
+    steps = prefill_steps(costs, new)
     begins_s = max(ready_s, at.wait_s) + (at.step_s / 2 if at.sequences or at.wait_s else 0.0)
     done_s = begins_s + prefill_s + steps * (at.step_s - costs.step_s)
-    return Work(ready_s, prefill_s, done_s, transfer_s, source, fetched_tokens)
+    return Work(ready_s, prefill_s, prefill_s - steps * costs.step_s, done_s, transfer_s, source, fetched_tokens)
 
 
 def on_one(at: Outlook, work: Work) -> Prediction:
@@ -169,6 +178,7 @@ def on_one(at: Outlook, work: Work) -> Prediction:
         tpot_factor=at.laws.tpot_factor,
         ready_s=work.ready_s,
         prefill_s=work.prefill_s,
+        beside_s=work.beside_s,
         transfer_s=work.transfer_s,
         fetch_s=work.transfer_s,
         moved_tokens=work.fetched_tokens,
@@ -188,6 +198,7 @@ def on_two(prefill: Outlook, work: Work, decode: Outlook, size: TurnSize, missin
         tpot_factor=decode.laws.tpot_factor,
         ready_s=work.ready_s,
         prefill_s=work.prefill_s,
+        beside_s=work.beside_s,
         transfer_s=transfer_s + work.transfer_s,
         fetch_s=work.transfer_s,
         moved_tokens=missing_tokens + work.fetched_tokens,

@@ -152,6 +152,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
             fetched_tokens=self.fetched_tokens,
             is_lent=self.lender is not None,
             prefill_s=0.0 if prediction is None else prediction.prefill_s,
+            beside_s=0.0 if prediction is None else prediction.beside_s,
             fetch_s=0.0 if prediction is None else prediction.fetch_s,
             transfer_s=0.0 if prediction is None else prediction.transfer_s - prediction.fetch_s,
             ready_s=0.0 if prediction is None else prediction.ready_s,

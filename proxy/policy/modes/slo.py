@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import NamedTuple
 
@@ -14,8 +13,9 @@ from ..ways import Terms, Way, best_way, ttft_limit_s
 from .predicted import miss
 
 TTFT_SPREAD, TPOT_SPREAD = 0.35, 0.15  # of the logarithm of predictions' errors
-LEAST_HEADROOM = 0.1  # of the TPOT target: streams that have less count as having this
-USUAL_OUTPUT = 300  # tokens of the answers there
+STREAM_LENGTHS = (0.73, 1.68, 3.23)
+"""Of answers that run, over the usual one: if lengths are exponential, those follow a gamma distribution of shape 2, as
+long ones are there for longer. The middles of its thirds."""
 RECENT_WEIGHT = 0.3  # of prompts that came lately, where it is known which sessions are likely to return
 EVICTED_WEIGHT = 0.5  # as what is evicted now might have been soon in any case
 GROWTH = 2  # of a session that begins: so many times its first prompt is still to come
@@ -38,7 +38,7 @@ def expected_misses(slowed: dict[WorkerId, Slowed], turn: Turn, way: Way, rules:
     return {
         "ttft": miss(prediction.ttft_s, limit_s, TTFT_SPREAD),
         "tpot": by_batch.own,
-        "streams": _stalled(computing, prediction.prefill_s, targets.tpot_s),
+        "streams": _stalled(computing, prediction.beside_s, turn),
         "batch": by_batch.others,
         "queue": _queued(turn, way, rules),
         "evicted": EVICTED_WEIGHT * _evicted(turn, way, rules),
@@ -61,17 +61,13 @@ class Slowed(NamedTuple):
         return cls(own, at.sequences * max(0.0, own - miss(at.usual_tpot_s, target_s, TPOT_SPREAD)))
 
 
-def _stalled(at: Outlook, stall_s: float, target_s: float) -> float:
-    """Streams that miss their TPOT as a prompt stands in their way once.
-
-    One with n tokens can bear n times its headroom. Lengths of answers are taken as exponential, so those of running
-    streams follow a gamma distribution of shape 2, as long ones are there for longer.
-    """
+def _stalled(at: Outlook, beside_s: float, turn: Turn) -> float:
+    """Streams that miss their TPOT as a prompt delays them once: the shorter an answer, the more by each delay."""
     if not at.sequences:
         return 0.0
-    headroom_s = max(target_s - at.usual_tpot_s, LEAST_HEADROOM * target_s)
-    tokens = stall_s / headroom_s / USUAL_OUTPUT
-    return at.sequences * (1.0 - (1.0 + tokens) * math.exp(-tokens))
+    tpot_s, target_s, usual = at.usual_tpot_s, turn.slo.tpot_s, max(1, turn.output_tokens)
+    later = [miss(tpot_s + beside_s / (length * usual), target_s, TPOT_SPREAD) for length in STREAM_LENGTHS]
+    return at.sequences * max(0.0, sum(later) / len(later) - miss(tpot_s, target_s, TPOT_SPREAD))
 
 
 def _queued(turn: Turn, way: Way, rules: Rules) -> float:

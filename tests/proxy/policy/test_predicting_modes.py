@@ -22,6 +22,7 @@ from tests.support.decisions import D1, D2, FIRST, NEXT, P1, P2, R1, held, run, 
 NOW_S = 100.0  # of `run`
 LONG = replace(FIRST, prompt_tokens=20_000)
 LATER = replace(NEXT, prompt_tokens=20_100, held_tokens=20_000, held=held(D2, 20_000))
+TALK = replace(LONG, output_tokens=500)  # as those that run: each token is delayed less
 D3 = view("D", 3)
 
 
@@ -80,7 +81,7 @@ BUSY = (streaming(D1, 30), streaming(D2, 30))
         (LATER, (P1, D1, D2), Route.LOCAL, {"D2"}),  # where it is held
         (LATER, (P1, D1, queueing(D2, 9.0)), Route.LOCAL, {"D1"}),  # all of it is computed elsewhere sooner
         (LONG, (P1, *BUSY), Route.SPLIT, {"D1", "D2"}),  # it would stop streams
-        (LONG, (queueing(P1, 20.0), *BUSY), Route.LOCAL, {"D1", "D2"}),  # and yet it cannot wait for so long
+        (TALK, (queueing(P1, 20.0), *BUSY), Route.LOCAL, {"D1", "D2"}),  # and yet it cannot wait for so long
         (LONG, (P1, hurried(D1), hurried(D2)), Route.SPLIT, {"D1", "D2"}),  # and prompts in a hurry
         (LONG, (P1, hurried(D1), D2), Route.LOCAL, {"D2"}),  # an idle D is as quick, without a transfer
         (LONG, (queueing(P1, 20.0), *BUSY, R1), Route.REPLICA, {"R1"}),
@@ -210,7 +211,7 @@ def test_who_failed_other_turns_lends_nothing() -> None:
 
 
 def test_a_p_hands_over_to_an_r_where_kv_may_be_moved() -> None:
-    fleet = (P1, crowded(R1))
+    fleet = (P1, streaming(R1, 30))
     assert decided(LONG, *fleet).route is Route.REPLICA
     decision = decided(LONG, *fleet, moves_kv=True)
     assert (decision.route, decision.prefill, decision.lender) == (Route.SPLIT, fleet[0], None)

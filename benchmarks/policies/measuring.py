@@ -160,15 +160,7 @@ class Search:
         profile = setting.setup.profile.to_engine()
         prompts = traces.load(self._cell.trace, self._method.data)
         limits = _bounds(self._cell.trace, self._method.data, setting.playback, profile.step_s)
-        window = JudgedWindow(
-            setting.playback,
-            limits.begins_s,
-            limits.ends_s,
-            slo=slo,
-            profile=profile,
-            first=limits.first,
-            later_by_end=limits.later_by_end,
-        )
+        window = JudgedWindow.within(limits, setting.playback, profile, slo)
         play(prompts, setting.playback, self._cell.fleet, setting.setup, setting.proxy, window)
         return window
 

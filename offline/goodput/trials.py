@@ -66,15 +66,7 @@ class Trials:
         if self._pace is None:
             self._pace = TurnPace.of(self.prompts, profile.step_s)
         limits = bounds(self.prompts, playback, self._pace)
-        window = JudgedWindow(
-            playback,
-            limits.begins_s,
-            limits.ends_s,
-            slo=slo,
-            profile=profile,
-            first=limits.first,
-            later_by_end=limits.later_by_end,
-        )
+        window = JudgedWindow.within(limits, playback, profile, slo)
         play(self.prompts, playback, self.topology, self.setup, self.proxy, window)
         if window.verdict is None:
             self._whole[rate] = window

@@ -108,6 +108,12 @@ class JudgedWindow(Window):
     _missed: list[int] = field(default_factory=lambda: [0, 0])
     _later_before: int = 0  # sent before the window
 
+    @classmethod
+    def within(cls, limits: Bounds, playback: Playback, profile: EngineProfile, slo: Slo | None) -> JudgedWindow:
+        first, later_by_end = limits.first, limits.later_by_end
+        times = limits.begins_s, limits.ends_s
+        return cls(playback, *times, slo=slo, profile=profile, first=first, later_by_end=later_by_end)
+
     def sent(self, turn: int, now_s: float) -> None:
         # In the class's own words: a dataclass with slots is made anew, which zero-argument super() cannot follow.
         Window.sent(self, turn, now_s)

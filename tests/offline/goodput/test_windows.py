@@ -26,16 +26,7 @@ PACE = TurnPace.of(PROMPTS, PROFILE.step_s)
 
 def window(rate: float, mode: Mode = Mode.ALWAYS_LOCAL, slo: Slo | None = None) -> JudgedWindow:
     playback = Playback(rate=rate, sessions=20, later_turns=20, grace_s=20.0)
-    found = bounds(PROMPTS, playback, PACE)
-    judged = JudgedWindow(
-        playback,
-        found.begins_s,
-        found.ends_s,
-        slo=slo,
-        profile=PROFILE,
-        first=found.first,
-        later_by_end=found.later_by_end,
-    )
+    judged = JudgedWindow.within(bounds(PROMPTS, playback, PACE), playback, PROFILE, slo)
     play(PROMPTS, playback, "1P_1D", SETUP, ProxySetup(rules=rules(mode)), judged)
     return judged
 

@@ -171,6 +171,7 @@ def _rules(config: ProxyConfig, laws: Laws) -> Rules:
         warm_up_s=config.warm_up_s,
         laws=laws,
         moves_kv=config.moves_kv,
+        explore_share=config.explore_share,
         targets=target_rules(config),
         weighing=weight_rules(config),
         weights=Weights(config.w_ttft, config.w_tpot),

@@ -48,6 +48,7 @@ REASONS: Final[Mapping[str, str]] = {
     "prefill_busy": "every P has much to do",
     "prefill_idle": "a P has little to do",
     "slo": "the fewest expected misses of targets",
+    "explored": "nearly as good as the best way, over a worker that would else be avoided",
     "least_miss": "no way is predicted to meet the targets; this one has the fewest expected misses",
     "weights": "the least weighted sum of predicted TTFT and TPOT",
     "least_ttft": "the earliest predicted first token",

@@ -214,6 +214,12 @@ class ProxyConfig:
         "and another one pulls the KV and answers; for engines whose connector is nixl, R too",
         live=True,
     )
+    explore_share: Share = key(
+        0.0,
+        "share of turns in mode `slo` that go to another worker than the best, where that is expected to cost at most "
+        "0.05 misses: so the laws hear of workers that they would avoid",
+        live=True,
+    )
     qps_window_s: Seconds = key(30.0, "window over which the arrival rate is measured")
 
     connect_timeout_s: Seconds = key(3.0, "to connect to a worker", group="Legs")

@@ -82,6 +82,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     weights: Weights = Weights(1.0, 1.0)
     moves_kv: bool = False  # whether a D or R may lend itself as P, and an R pull KV
     fetches_kv: bool = False  # whether who computes a prompt may first fetch KV from any other one; simulated ones can
+    explore_share: float = 0.0  # of turns in mode `slo`, that may go where it is not best
     worker_limit: int = 0  # legs that one worker takes at once; 0: any number
     warm_up_s: float = 0.0  # over which a new worker's share of traffic grows
     targets: TargetRules = TargetRules()  # from which routing makes `Turn.slo`

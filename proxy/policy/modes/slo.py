@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from hashlib import sha256
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from ...fleet.worker import WorkerId
 from ...laws.prediction import Outlook
@@ -19,12 +22,31 @@ long ones are there for longer. The middles of its thirds."""
 RECENT_WEIGHT = 0.3  # of prompts that came lately, where it is known which sessions are likely to return
 EVICTED_WEIGHT = 0.5  # as what is evicted now might have been soon in any case
 GROWTH = 2  # of a session that begins: so many times its first prompt is still to come
+EXPLORED_COST = 0.05  # expected misses, at most
 WORK_WEIGHT = 0.02  # of what is close in all else, the way that takes less of the fleet
 MOVE_WEIGHT = 0.005
 
 
 def slo(turn: Turn, candidates: Candidates, rules: Rules) -> Preference:
-    return best_way(turn, candidates, rules, partial(expected_misses, {}))
+    preference = best_way(turn, candidates, rules, partial(expected_misses, {}))
+    if rules.explore_share and _draw(turn) < rules.explore_share:
+        return _explored(preference)
+    return preference
+
+
+def _draw(turn: Turn) -> float:
+    """At random below 1, and the same for a turn whenever it is decided."""
+    return int.from_bytes(sha256(f"{turn.session_id} {turn.number}".encode()).digest()[:8]) / 2**64
+
+
+def _explored(preference: Preference) -> Preference:
+    """The best way over another worker that answers, where it is nearly as good."""
+    ways = preference.ways
+    other = next((way for way in ways if way.decode is not ways[0].decode), None)
+    if other is None or other.score > ways[0].score + EXPLORED_COST:
+        return preference
+    rest = [way for way in ways if way is not other]
+    return replace(preference, route=other.route, reason="explored", ways=[other, *rest])
 
 
 def expected_misses(slowed: dict[WorkerId, Slowed], turn: Turn, way: Way, rules: Rules) -> Terms:

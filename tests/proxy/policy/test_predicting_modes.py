@@ -110,6 +110,21 @@ def test_slo_spares_the_turns_that_will_come_back() -> None:
     assert at_home.decode.name == "D2", "little is written where the history is"
 
 
+def test_slo_explores_as_many_turns_as_it_may_where_that_is_nearly_as_good() -> None:
+    fleet = (D1, streaming(D2, 1))
+    turns = [replace(TALK, session_id=f"{number:016x}") for number in range(400)]
+    assert {decided(turn, *fleet).decode.name for turn in turns} == {"D1"}
+    decisions = [decided(turn, *fleet, explore_share=0.25) for turn in turns]
+    explored = [one for one in decisions if one.reason == "explored"]
+    assert 60 <= len(explored) <= 140
+    assert all(one is d for one, d in zip(explored, (d for d in decisions if d.decode.name == "D2"), strict=True))
+    assert all(one.candidates[0].decode is one.decode for one in explored)
+    assert decisions == [decided(turn, *fleet, explore_share=0.25) for turn in turns]
+    bad = (D1, streaming(D2, 200))
+    assert {decided(turn, *bad, explore_share=1.0).decode.name for turn in turns[:20]} == {"D1"}
+    assert decided(LONG, D1, explore_share=1.0).reason == "slo"
+
+
 def test_targets_of_the_turn_decide() -> None:
     """Streams that may be slow can wait for a prompt; a first token that may be late can wait in P's queue."""
     fleet = (queueing(P1, 3.0), *BUSY)

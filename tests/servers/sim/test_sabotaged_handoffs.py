@@ -118,7 +118,7 @@ async def test_a_load_that_fails_on_order(lab: Any, policy: LoadFailurePolicy, s
 
 @pytest.mark.parametrize("is_on_p", [True, False])
 async def test_a_wedged_transfer_never_arrives_and_health_stays_green(lab: Any, is_on_p: bool) -> None:
-    p, other, d = await lab.start("P"), await lab.start("P"), await lab.start("D", peer_timeout_s=0.01)
+    p, other, d = await lab.start("P"), await lab.start("P"), await lab.start("D", peer_timeout_s=0.2)
     if is_on_p:
         p.faults = Faults(wedge=["*"])
     else:

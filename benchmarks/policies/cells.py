@@ -19,7 +19,7 @@ TROUBLE = (
     *("kv-0.5", "kv-0.35", "events-0.1s", "events-1s", "events-10s", "worker-lost"),
     *("laws-x2", "laws-x0.5", "estimates-0.7", "estimates-1.3", "queues"),
 )
-ABLATIONS = ("no-ledger", "no-elsewhere", "no-returns", "moves-kv", "fetches-kv")
+ABLATIONS = ("no-ledger", "no-elsewhere", "no-returns")
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -237,8 +237,8 @@ async def test_a_newcomer_learns_20000_sessions_while_turns_go_on() -> None:
         await asyncio.gather(*talking)
         print("slowest turn", slowest)
         await group.until(lambda: newcomer.proxy.membership._has_state)  # of old sessions it is told while it serves
-        for one in group.proxies.values():  # what the last turns taught may still be on its way to any of them
-            one.proxy.membership.catch_up()
+        for member in group.proxies.values():  # what the last turns taught may still be on its way to any of them
+            member.proxy.membership.catch_up()
         tables = [one.proxy.state.sessions for one in group.proxies.values()]
         assert len({len(table) for table in tables}) == 1
         assert len({frozenset((key, s.history) for key, s in table._index.items()) for table in tables}) == 1

@@ -38,7 +38,9 @@ async def running_engine(
     `now` is the clock of leases and latencies, in seconds. `kill` ends this process, if the engine is alone in it.
     """
     async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(aiohttp.ClientSession())
+        # Shorter than the peers keep it, or a read would now and then meet the connection's end.
+        connector = aiohttp.TCPConnector(keepalive_timeout=_KEEP_ALIVE_S / 2)
+        session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
         peers = Peers(session, model=config.model, block_size=config.block_size, timeout_s=config.peer_timeout_s)
         events = None
         if config.kv_events_endpoint:

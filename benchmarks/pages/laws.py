@@ -15,7 +15,7 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ppd.offline.experiment.cells import MeasuredCell
+from ppd.offline.experiment.cells import ROUTES, MeasuredCell
 from ppd.offline.report.figures.style import style
 from ppd.offline.tables.published_cells import read_cells
 from ppd.proxy.config import Mode
@@ -100,7 +100,7 @@ def _draw_ttft(axes: Axes, cells: Sequence[MeasuredCell]) -> None:
     for label, scene, route, colour, line in curves:
         times_ms = [1000 * predicted(scene, route, HELD_TOKENS, new).ttft_s for new in NEW]
         axes.plot(NEW, times_ms, color=COLOURS[colour], linestyle=line, label=label)
-    for x, colour, marker, route in ((0.0, "red", "s", "SPLIT"), (1.0, "blue", "o", "LOCAL")):
+    for x, colour, marker in ((0.0, "red", "s"), (1.0, "blue", "o")):
         found = published_ttft_s(cells, x)
         axes.plot(
             list(found),
@@ -109,7 +109,7 @@ def _draw_ttft(axes: Axes, cells: Sequence[MeasuredCell]) -> None:
             marker=marker,
             linestyle="none",
             markersize=5,
-            label=f"{route}, published",
+            label=f"{ROUTES[x]}, published",
         )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final
 
 import numpy as np
@@ -22,7 +22,7 @@ from ppd.proxy.decision_table.table import DecisionTable, find
 from ppd.proxy.policy import Limits, Rules
 
 from . import scenes
-from .pictures import COLOURS, png, tokens
+from .pictures import COLOURS, legend, png, tokens
 from .scenes import Destination, Scene
 
 TABLE = "h100-llama-3.1-8b-2P_2D"
@@ -78,7 +78,7 @@ def _oracle() -> list[Panel]:
 
 PANELS: Final[Mapping[str, Callable[[], list[Panel]]]] = {
     **{
-        mode.value: (lambda mode=mode, panels=panels: panels(mode))  # type: ignore[misc]  # bound as it is now
+        mode.value: partial(panels, mode)
         for panels, modes in (
             (_table, (Mode.TABLE,)),
             (_fixed, (Mode.ALWAYS_LOCAL, Mode.ALWAYS_SPLIT, Mode.PREFIX_THRESHOLD, Mode.CONDITIONAL)),
@@ -121,7 +121,7 @@ def map_figure(name: str) -> bytes:
         figure.supxlabel("tokens of the prompt that its D holds", fontsize=10)
         seen = sorted({int(value) for pair in found for part in pair for value in part.flat})
         entries = [Patch(color=INKS(value), label=NAMES[Destination(value)]) for value in seen]
-        figure.legend(handles=entries, loc="outside upper center", ncols=len(entries), frameon=False)
+        legend(figure, entries)
         return png(figure)
 
 

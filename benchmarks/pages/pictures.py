@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 DPI: Final = 100
@@ -19,6 +20,11 @@ COLOURS: Final[Mapping[str, str]] = {  # of Okabe and Ito
     "pink": "#CC79A7",
     "black": "#000000",
 }
+
+
+def legend(figure: Figure, entries: Sequence[Artist]) -> None:
+    """In one row above the panels."""
+    figure.legend(handles=list(entries), loc="outside upper center", ncols=len(entries), frameon=False)
 
 
 def png(figure: Figure) -> bytes:

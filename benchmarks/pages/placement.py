@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from heapq import heappop, heappush
 from random import Random
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -26,14 +26,18 @@ from ppd.proxy.laws.profile_file import find
 from ppd.proxy.policy import Route, Rules, Turn, decide
 
 from . import scenes
-from .pictures import COLOURS, png
+from .pictures import COLOURS, legend, png
 
 PLACING: Final = (Mode.REPLICA.value, Mode.SESSION_HASH.value, Mode.FREE_KV.value)
 SESSIONS = 2000
 GAP_S, REPORTS_S = 1.0, 5.0
 SHORT, LONG, LONG_SHARE = 2000, 60_000, 0.1
 ANSWERS_S = 20.0, 60.0
-LINES: Final = dict(zip(PLACING, (("blue", "-"), ("red", "--"), ("green", "-.")), strict=True))
+Look = tuple[str, Literal["-", "--", "-."]]
+"""Colour and line."""
+
+LOOKS: Final[tuple[Look, ...]] = (("blue", "-"), ("red", "--"), ("green", "-."))
+LINES: Final = dict(zip(PLACING, LOOKS, strict=True))
 
 
 class Running(msgspec.Struct, order=True):
@@ -120,18 +124,18 @@ def placement_figure(name: str) -> bytes:
         grid[0].set_ylabel("at most so, % of the time")
         figure.supxlabel("on the R that has most, over the mean of the four", fontsize=10)
         entries = [_line(LINES[other], label=other, is_own=other == name) for other in PLACING]
-        figure.legend(handles=entries, loc="outside upper center", ncols=len(entries), frameon=False)
+        legend(figure, entries)
         return png(figure)
 
 
-def _draw(axes: Axes, values: NDArray[np.float64], look: tuple[str, str], *, is_own: bool) -> None:
+def _draw(axes: Axes, values: NDArray[np.float64], look: Look, *, is_own: bool) -> None:
     line = _line(look, is_own=is_own)
     line.set_data(np.sort(values), 100 * np.arange(1, len(values) + 1) / len(values))
     axes.add_line(line)
     axes.set_ylim(0, 101)
 
 
-def _line(look: tuple[str, str], *, is_own: bool, label: str = "") -> Line2D:
+def _line(look: Look, *, is_own: bool, label: str = "") -> Line2D:
     colour, stroke = look
     return Line2D([], [], color=COLOURS[colour], linestyle=stroke, linewidth=2.6 if is_own else 1.1, label=label)
 

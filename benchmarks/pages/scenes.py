@@ -56,7 +56,7 @@ BOTH = (STREAMS, STREAMS)
 IDLE = Scene(title="all idle")
 BUSY_D = Scene(title=f"each D: {STREAMS} streams of {STREAM_TOKENS // 1024}k", streams=BOTH)
 BUSY_P = Scene(title="P: 64k tokens queued", queued=(8, 0))
-BUSY_BOTH = Scene(title="each D as before;\nP: 64k tokens queued", streams=BOTH, queued=(8, 0))
+BUSY_BOTH = Scene(title=f"{BUSY_D.title};\n{BUSY_P.title}", streams=BOTH, queued=(8, 0))
 BUSY_OWN_D = Scene(
     title=f"its D: {STREAMS} streams, 16k queued;\nP holds all that it holds",
     streams=(STREAMS, 0),

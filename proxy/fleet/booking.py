@@ -63,9 +63,9 @@ class LegBooking:
             patience_s=estimates.patience_s,
             shows_first_token=estimates.shows_first_token,
         )
-        if self._source is not None and (fetch_s := _seconds(estimates.fetch_s)):
+        if self._source is not None and (link_s := _seconds(estimates.fetch_link_s)):
             ends = self._source, self._prefill or self._decode
-            self._fetch = _Move.begun(self._registry, ends, 0.0, fetch_s, now_s)
+            self._fetch = _Move.begun(self._registry, ends, 0.0, link_s, now_s)
         if self._prefill is not None:
             self._reserve_prefill(self._prefill, fetched, now_s)
         self._decode_use = self._registry.begin(self._decode, self._answering, now_s)
@@ -84,9 +84,9 @@ class LegBooking:
             ready_s=_seconds(estimates.ready_s),
             patience_s=estimates.patience_s,
         )
-        if transfer_s := _seconds(estimates.transfer_s):
+        if link_s := _seconds(estimates.link_s):
             computed_s = prefill_s + self._left_s(prefill, now_s)
-            self._handover = _Move.begun(self._registry, (prefill, self._decode), computed_s, transfer_s, now_s)
+            self._handover = _Move.begun(self._registry, (prefill, self._decode), computed_s, link_s, now_s)
         self._prefill_use = self._registry.begin(prefill, self._prefilling, now_s)
         self._holds_prefill = True
 

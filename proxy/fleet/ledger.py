@@ -29,8 +29,8 @@ class LegEstimates(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prefill_s: float = 0.0  # of engine time: on P, or on the worker that answers
     beside_s: float = 0.0  # of that, what it delays those that decode there
     fetched_tokens: int = 0  # of the prompt, by the worker that computes it, from one that has no part in it else
-    fetch_s: float = 0.0  # for these
-    transfer_s: float = 0.0  # for the KV that P hands over
+    fetch_link_s: float = 0.0  # that these keep the links of both workers from others
+    link_s: float = 0.0  # the same for the KV that P hands over
     is_lent: bool = False  # its first leg is on a D or R
     ready_s: float = 0.0  # until the engine that computes the prompt may begin with it
     patience_s: float = math.inf  # that its first token could be later than on an idle engine

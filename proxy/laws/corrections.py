@@ -23,6 +23,8 @@ _STEP_OF_LIKES = 0.25  # the same for what they have in common, which one slow w
 _GAIN = 0.05  # of a turn, once there were 1 / _GAIN
 _MOST_TURNS = 100.0  # that count
 _PRIOR_TURNS = 4.0  # that what is known without any turn of its own is worth
+_PRIOR_TURNS_OFF = 20.0  # the same for how far turns lie from it
+_MOST_OFF = 1.0
 _HALF_LIFE_S = 1800.0
 _MOVE = 0.2  # in a second, after the first turns: all turns of a proxy that stood still look slow at once
 _FIRST_TURNS = 5.0
@@ -37,6 +39,12 @@ LIKES_KEPT = 256
 class Figure(StrEnum):
     TTFT = "ttft"
     TPOT = "tpot"
+
+
+USUAL_SPREAD = 0.35
+"""Of TTFT's logarithm of measured over predicted time, before any turn has shown it."""
+LEAST_SPREAD = 0.1
+_MEAN_OFF = math.sqrt(2.0 / math.pi)  # the mean distance from the middle, over the standard deviation
 
 
 class Measured(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -74,10 +82,13 @@ class Learnt(msgspec.Struct, array_like=True, gc=False):
     seen_s: float = 0.0
     second_s: float = -math.inf  # since when `moved` counts
     moved: float = 0.0
+    off: float = 0.0  # how far a turn lies from it, in the mean
 
     def learn(self, log_ratio: float, now_s: float, step: float) -> None:
         self.turns = self.turns_left(now_s)
         gain = max(_GAIN, 1.0 / (self.turns + 1.0))
+        off = abs(log_ratio - self.log)
+        self.off += gain * (min(off, _MOST_OFF) - self.off)
         move = gain * max(-step, min(step, log_ratio - self.log))
         if not 0.0 <= now_s - self.second_s < 1.0:
             self.second_s, self.moved = now_s, 0.0
@@ -94,6 +105,10 @@ class Learnt(msgspec.Struct, array_like=True, gc=False):
     def shrunk(self, prior: float, now_s: float) -> float:
         turns = self.turns_left(now_s)
         return (turns * self.log + _PRIOR_TURNS * prior) / (turns + _PRIOR_TURNS)
+
+    def off_shrunk(self, prior: float, now_s: float) -> float:
+        turns = self.turns_left(now_s)
+        return (turns * self.off + _PRIOR_TURNS_OFF * prior) / (turns + _PRIOR_TURNS_OFF)
 
 
 class Corrections:
@@ -128,6 +143,17 @@ class Corrections:
         if known is None or known[0] != incarnation:
             return math.exp(prior)
         return math.exp(known[1].shrunk(prior, now_s))
+
+    def ttft_spread(self, worker: str, incarnation: str, likes: str, now_s: float) -> float:
+        """Standard deviation of the logarithm of measured over predicted TTFT, as of a normal distribution."""
+        common = self._of_likes.get((likes, Figure.TTFT))
+        off = USUAL_SPREAD * _MEAN_OFF
+        if common is not None:
+            off = common.off_shrunk(off, now_s)
+        known = self._of_workers.get((worker, Figure.TTFT))
+        if known is not None and known[0] == incarnation:
+            off = known[1].off_shrunk(off, now_s)
+        return max(LEAST_SPREAD, off / _MEAN_OFF)
 
     def count(self, worker: str, incarnation: str, figure: Figure, now_s: float) -> float:
         """Turns that still count for it."""

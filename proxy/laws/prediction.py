@@ -1,8 +1,8 @@
 """What one turn will take on given workers, by the laws of their engines and what is under way there.
 
 The laws are those of `step_time`. A prompt waits for those that were there before it, since engines compute prompts in
-order of arrival; it is computed in chunks, and each chunk's step decodes one token of every running sequence too. A
-sequence decodes with those that are there now, in the time that prompts leave.
+order of arrival; it is computed in chunks, several short prompts in one step, and each step decodes one token of every
+running sequence too. A sequence decodes with those that are there now, in the time that prompts leave.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import msgspec
 
 from ..fleet.ledger import believed_decoding, prefill_left_s
 from ..fleet.view import WorkerView
+from .corrections import USUAL_SPREAD
 from .profile_file import FittedRange
-from .step_time import EngineProfile, request_time_s, step_time_s, transfer_time_s
+from .step_time import EngineProfile, link_time_s, request_time_s, step_time_s, transfer_time_s
 
 MOST_BUSY = 0.9  # share of time that prompts may take from decoding; beyond, it says nothing but too much
 
@@ -28,7 +29,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     beside_s: float = 0.0  # of that, what it delays those that decode there; its steps are theirs too
     ready_s: float = 0.0  # until the engine that computes the prompt may begin with it, if it has nothing else to do
     transfer_s: float = 0.0  # for the KV that is moved, links being idle
-    fetch_s: float = 0.0  # of that, for what is fetched before the prompt is computed
+    link_s: float = 0.0  # of that, how long the handoff keeps the links of both from others
+    fetch_link_s: float = 0.0  # the same for what is fetched before the prompt is computed
     moved_tokens: int = 0
     ttft_factor: float = 0.0  # that is in `ttft_s`; 0: that of the engine that computes the prompt
     tpot_factor: float = 0.0
@@ -42,6 +44,7 @@ class EngineLaws(msgspec.Struct, frozen=True, kw_only=True):
     fitted: FittedRange | None = None  # None: the profile states no range
     ttft_factor: float = 1.0
     tpot_factor: float = 1.0
+    ttft_spread: float = USUAL_SPREAD  # see `Corrections`
 
     def is_guess(self, context_tokens: int, new_tokens: int) -> bool:
         """Whether a turn lies beyond what the profile was fitted to. context_tokens: of its prompt and answer."""
@@ -82,7 +85,7 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
     sequences: int  # that decode there, or will
     context_tokens: int  # theirs, in sum
     step_s: float  # of a step that only decodes
-    wait_s: float  # until all prompts that are there now are computed
+    wait_s: float  # until all prompts that are there now are computed, of which several may share a step
     busy: float  # share of its time that prompts have taken lately
     rate: float  # prompts a second lately
     patience_s: float  # how long each could have waited
@@ -96,7 +99,9 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
         step_s = step_time_s(costs, sequences, context, 0, 0)
         wait_s = prefill_left_s(view, now_s)
         if wait_s:
-            wait_s += max(1, view.queued_prefill_tokens // costs.max_batched_tokens) * (step_s - costs.step_s)
+            steps = max(1, prefill_steps(costs, view.queued_prefill_tokens))
+            wait_s = max(0.0, wait_s - (_steps_alone(costs, view) - steps) * costs.step_s)  # prompts share steps
+            wait_s += steps * (step_s - costs.step_s)
         recent, left = view.recent_prompts, view.recent_prompts.left(now_s)
         busy = min(MOST_BUSY, recent.busy * left)
         # Prompts of other turns interrupt those that decode as they did lately.
@@ -125,6 +130,12 @@ def prefill_steps(costs: EngineProfile, new_tokens: int) -> int:
     return -(-new_tokens // costs.max_batched_tokens)
 
 
+def _steps_alone(costs: EngineProfile, view: WorkerView) -> int:
+    """Of the prompts that queue there, if each were computed alone and they were equally long; at least one."""
+    prompts = max(1, view.prefills)
+    return max(1, prompts * prefill_steps(costs, view.queued_prefill_tokens // prompts))
+
+
 def prefill_time_s(costs: EngineProfile, new_tokens: int, cached_tokens: int) -> float:
     """Engine time for a prompt that is computed alone."""
     pairs = new_tokens * cached_tokens + new_tokens * (new_tokens + 1) // 2
@@ -149,6 +160,7 @@ class Work(msgspec.Struct, frozen=True):
     beside_s: float
     done_s: float
     transfer_s: float = 0.0  # of what is fetched before
+    link_s: float = 0.0
     source: Outlook | None = None  # from which that is
     fetched_tokens: int = 0
 
@@ -158,15 +170,17 @@ def work_on(
 ) -> Work:
     """The KV of `fetched_tokens` more than it holds is first moved there from `source`."""
     costs, new = at.laws.costs, max(1, size.prompt - held_tokens - fetched_tokens)
-    ready_s, transfer_s = request_time_s(costs, size.prompt, new), 0.0
+    ready_s, transfer_s, link_s = request_time_s(costs, size.prompt, new), 0.0, 0.0
     if source is not None:
         transfer_s = transfer_time_s(source.laws.costs, fetched_tokens)
+        link_s = link_time_s(source.laws.costs, fetched_tokens)
         ready_s = max(ready_s, source.sends_s, at.receives_s) + transfer_s
     prefill_s = prefill_time_s(costs, new, size.prompt - new)
     steps = prefill_steps(costs, new)
     begins_s = max(ready_s, at.wait_s) + (at.step_s / 2 if at.sequences or at.wait_s else 0.0)
     done_s = begins_s + prefill_s + steps * (at.step_s - costs.step_s)
-    return Work(ready_s, prefill_s, prefill_s - steps * costs.step_s, done_s, transfer_s, source, fetched_tokens)
+    beside_s = prefill_s - steps * costs.step_s
+    return Work(ready_s, prefill_s, beside_s, done_s, transfer_s, link_s, source, fetched_tokens)
 
 
 def on_one(at: Outlook, work: Work) -> Prediction:
@@ -180,7 +194,7 @@ def on_one(at: Outlook, work: Work) -> Prediction:
         prefill_s=work.prefill_s,
         beside_s=work.beside_s,
         transfer_s=work.transfer_s,
-        fetch_s=work.transfer_s,
+        fetch_link_s=work.link_s,
         moved_tokens=work.fetched_tokens,
     )
 
@@ -200,6 +214,7 @@ def on_two(prefill: Outlook, work: Work, decode: Outlook, size: TurnSize, missin
         prefill_s=work.prefill_s,
         beside_s=work.beside_s,
         transfer_s=transfer_s + work.transfer_s,
-        fetch_s=work.transfer_s,
+        link_s=link_time_s(prefill.laws.costs, missing_tokens),
+        fetch_link_s=work.link_s,
         moved_tokens=missing_tokens + work.fetched_tokens,
     )

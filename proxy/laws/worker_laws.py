@@ -119,6 +119,7 @@ class WorkerLaws:
                 fitted=profile.fit.range if profile.fit is not None else None,
                 ttft_factor=self._corrections.factor(*engine, likes, Figure.TTFT, self._now_s),
                 tpot_factor=self._corrections.factor(*engine, likes, Figure.TPOT, self._now_s),
+                ttft_spread=self._corrections.ttft_spread(*engine, likes, self._now_s),
             )
         if len(self._known) >= WORKERS_KEPT:
             self._known.clear()

@@ -15,7 +15,9 @@ from ..decision import Preference, Rules, Turn
 from ..ways import Terms, Way, best_way, ttft_limit_s
 from .predicted import miss
 
-TTFT_SPREAD, TPOT_SPREAD = 0.35, 0.15  # of the logarithm of predictions' errors
+TPOT_SPREAD = 0.15
+"""Of the logarithm of predictions' errors, wider than most are: streams count before they are at their limit, so load
+spreads over workers in time."""
 STREAM_LENGTHS = (0.73, 1.68, 3.23)
 """Of answers that run, over the usual one: if lengths are exponential, those follow a gamma distribution of shape 2, as
 long ones are there for longer. The middles of its thirds."""
@@ -58,7 +60,7 @@ def expected_misses(slowed: dict[WorkerId, Slowed], turn: Turn, way: Way, rules:
     if by_batch is None:
         by_batch = slowed[decode.view.id] = Slowed.of(decode, targets.tpot_s)
     return {
-        "ttft": miss(prediction.ttft_s, limit_s, TTFT_SPREAD),
+        "ttft": miss(prediction.ttft_s, limit_s, computing.laws.ttft_spread),
         "tpot": by_batch.own,
         "streams": _stalled(computing, prediction.beside_s, turn),
         "batch": by_batch.others,

@@ -27,7 +27,7 @@ def registry() -> Registry:
 
 
 ESTIMATES = LegEstimates(
-    prompt_tokens=100, new_tokens=40, output_tokens=20, new_on_prefill_tokens=90, prefill_s=2.0, transfer_s=0.5
+    prompt_tokens=100, new_tokens=40, output_tokens=20, new_on_prefill_tokens=90, prefill_s=2.0, link_s=0.5
 )
 
 
@@ -142,8 +142,8 @@ def test_a_turn_on_workers_that_have_left_books_nothing(registry: Registry) -> N
         ({"prefill_s": math.inf}, 0.0, 110, 1.5),
         ({"prefill_s": -1.0}, 0.0, 110, 1.5),
         ({"prefill_s": 1e300}, 0.0, 110, 1.5),
-        ({"transfer_s": math.nan}, 2.0, 110, 0.0),
-        ({"transfer_s": -1.0}, 2.0, 110, 0.0),
+        ({"link_s": math.nan}, 2.0, 110, 0.0),
+        ({"link_s": -1.0}, 2.0, 110, 0.0),
         ({"prompt_tokens": -5}, 2.0, 10, 3.5),
         ({"output_tokens": 10**30}, 2.0, 100 + (1 << 39), 3.5),
     ],
@@ -190,7 +190,7 @@ def test_a_link_is_taken_from_when_p_should_be_done_until_d_answers(registry: Re
 
 def test_transfers_behind_each_other_wait_for_the_link(registry: Registry) -> None:
     """As where P has computed little, and has much to send."""
-    bookings = [booked(registry, prefill_s=0.0, transfer_s=1.0) for _ in range(3)]
+    bookings = [booked(registry, prefill_s=0.0, link_s=1.0) for _ in range(3)]
     for booking in bookings:
         booking.reserve(1.0)
     assert links(registry) == (4.0, 4.0)
@@ -208,7 +208,7 @@ def test_a_fetch_takes_links_until_its_prompt_is_computed_and_no_place_in_a_queu
     registry: Registry, prefill: WorkerId | None, end: str
 ) -> None:
     registry.add_static(Worker(role=Role.REPLICA, address=R), 0.0)
-    changes = {"fetched_tokens": 30, "fetch_s": 0.25, "transfer_s": 0.0}
+    changes = {"fetched_tokens": 30, "fetch_link_s": 0.25, "link_s": 0.0}
     booking = LegBooking(registry, D, prefill, replace(ESTIMATES, **changes), source=R)
     booking.reserve(1.0)
     computing, source = registry.view(prefill or D), registry.view(R)

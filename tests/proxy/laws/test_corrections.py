@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ppd.proxy.laws.corrections import LIKES_KEPT, WORKERS_KEPT, Corrections, Figure, Measured
+from ppd.proxy.laws.corrections import (
+    LEAST_SPREAD,
+    LIKES_KEPT,
+    USUAL_SPREAD,
+    WORKERS_KEPT,
+    Corrections,
+    Figure,
+    Measured,
+)
 
 LIKES = "h100/D/m"
 PLAIN_S = 0.1
@@ -60,6 +68,29 @@ def test_one_turn_says_little_and_the_first_ones_say_more_each() -> None:
     factors = [factor(taught(2.0, turns), turns) for turns in (1, 3, 10, 30)]
     assert factors == sorted(factors)
     assert (factors[0] < 1.2, factors[-1] > 1.6) == (True, True)
+
+
+def spread(corrections: Corrections, now_s: float, worker: str = "d1", incarnation: str = "i") -> float:
+    return corrections.ttft_spread(worker, incarnation, LIKES, now_s)
+
+
+@pytest.mark.parametrize("off", [0.0, 0.2, 0.5])
+def test_how_far_turns_lie_from_a_law_is_learnt(off: float) -> None:
+    draw, corrections = random.Random(5), Corrections()
+    for number in range(500):
+        corrections.learn(measured(2.0 * math.exp(draw.gauss(0, off))), number)
+    assert spread(corrections, 500) == pytest.approx(max(off, LEAST_SPREAD), rel=0.2)
+    assert spread(corrections, 500, "d2") == pytest.approx(max(off, LEAST_SPREAD), rel=0.3), "as of its likes"
+    assert spread(corrections, 500, incarnation="j") == spread(corrections, 500, "d2")
+    assert spread(corrections, 500 + 20 * 3600) == pytest.approx(USUAL_SPREAD, rel=0.01), "long ago"
+
+
+def test_without_turns_and_with_absurd_ones_a_spread_stays_in_bounds() -> None:
+    assert spread(Corrections(), 0.0) == pytest.approx(USUAL_SPREAD)
+    draw, corrections = random.Random(5), Corrections()
+    for number in range(500):
+        corrections.learn(measured(draw.choice([1e-4, 1e4])), number)
+    assert spread(corrections, 500) < 1.3
 
 
 NONSENSE = [math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-9, 1e9]

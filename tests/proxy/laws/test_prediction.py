@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.ledger import LegEstimates
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.fleet.view import WorkerView
-from ppd.proxy.laws.prediction import EngineLaws, Outlook, TurnSize, on_one, work_on
-from ppd.proxy.laws.step_time import EngineProfile
-from tests.support.decisions import D1
+from ppd.proxy.laws.prediction import EngineLaws, Outlook, Prediction, TurnSize, on_one, on_two, work_on
+from ppd.proxy.laws.step_time import EngineProfile, step_time_s
+from ppd.proxy.policy import Decision, Route
+from tests.support.decisions import D1, FIRST, P1
 
 COSTS = EngineProfile(attention_pair_s=0.0)
 SHORT = TurnSize(150, 50, 125)
@@ -45,3 +47,41 @@ def test_many_short_prompts_hardly_slow_those_that_decode() -> None:
         booking.reserve(now_s)
         booking.release(now_s)
     assert outlook(registry.views()[0], now_s=now_s).tpot_s == pytest.approx(1.033 * idle_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "new_tokens", "steps"), [(1, 20, 1), (5, 20, 1), (2, 8192, 2), (3, 3000, 2), (2, 9000, 3)]
+)
+def test_prompts_that_queue_share_the_steps_that_they_fit_in(prompts: int, new_tokens: int, steps: int) -> None:
+    registry, size = Registry(), TurnSize(new_tokens, 50)
+    registry.add_static(D1.worker, 0.0)
+    work = work_on(outlook(size=size), size, 0)
+    for _ in range(prompts):
+        tokens = {"prompt_tokens": new_tokens, "new_tokens": new_tokens}
+        LegBooking(registry, D1.id, None, LegEstimates(**tokens, prefill_s=work.prefill_s)).reserve(NOW_S)
+    waited_s = outlook(registry.views()[0], size).wait_s
+    sequences_s = step_time_s(COSTS, prompts, prompts * new_tokens, 0, 0) - COSTS.step_s  # which decode meanwhile
+    computed_s = steps * COSTS.step_s + prompts * new_tokens * COSTS.prefill_token_s
+    assert waited_s == pytest.approx(computed_s + steps * sequences_s)
+
+
+def test_a_handoff_keeps_links_from_others_while_its_kv_moves_and_not_while_it_is_set_up() -> None:
+    """So of many short prompts none waits for the transfers of the others."""
+    registry, size, laws = Registry(), TurnSize(100, 50), EngineLaws(costs=COSTS)
+    for view in (P1, D1):
+        registry.add_static(view.worker, 0.0)
+
+    def split() -> Prediction:
+        prefill, decode = (Outlook.of(view, laws, size, NOW_S) for view in registry.views())
+        return on_two(prefill, work_on(prefill, size, 0), decode, size, 100)
+
+    alone = split()
+    moved_s = 100 * COSTS.kv_bytes_per_token / COSTS.transfer_bytes_per_s
+    assert (alone.transfer_s, alone.link_s) == pytest.approx((COSTS.transfer_s + moved_s, moved_s))
+    for _ in range(50):
+        made = Decision(route=Route.SPLIT, reason="", decode=D1, prefill=P1, wanted=Route.SPLIT, prediction=alone)
+        turn = replace(FIRST, prompt_tokens=100)
+        booking = LegBooking(registry, D1.id, P1.id, made.estimates(turn))
+        booking.reserve(NOW_S)
+        booking.free_prefill(NOW_S)
+    assert split().ttft_s == pytest.approx(alone.ttft_s, abs=0.06), "50 transfers of 30 ms are set up at once"

@@ -10,6 +10,7 @@ from ppd.proxy.laws.step_time import (
     HOST_TOKEN_S,
     EngineProfile,
     attention_pairs,
+    link_time_s,
     request_time_s,
     step_time_s,
     transfer_time_s,
@@ -101,6 +102,8 @@ def test_a_connector_costs_host_work_only_where_there_is_one() -> None:
 def test_nothing_to_transfer_takes_no_time() -> None:
     assert transfer_time_s(H100, 0) == 0
     assert transfer_time_s(H100, 1) > H100.transfer_s
+    assert link_time_s(H100, 0) == 0
+    assert link_time_s(replace(H100, send_s=0.5), 1000) == pytest.approx(0.5 + 1000 * H100.kv_bytes_per_token / 16e9)
 
 
 @pytest.mark.parametrize(

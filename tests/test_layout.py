@@ -54,7 +54,7 @@ ROOMS = {
         *("traces", "experiment"),
     ),
     "offline/report": ("write", "sections", "paper", "figures", "analysis", "page"),
-    "benchmarks": ("small", "policies", "recognition", "overhead", "interference", "network", "soak"),
+    "benchmarks": ("small", "policies", "recognition", "eviction", "overhead", "interference", "network", "soak"),
 }
 
 # Public class names that mean two things in one package. Only to be shortened.

@@ -1,4 +1,7 @@
-"""What the proxy says that an engine holds, beside what the engine finds, where sessions evict each other."""
+"""What the proxy says that an engine holds, beside what the engine finds, where sessions evict each other.
+
+And the texts, what is moved, and what is computed there, in four modes.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from benchmarks.eviction.conversations import AskedTurn, Shape, asked_turns
+from benchmarks.eviction.engine_counts import EngineCounts, engine_counts
+from benchmarks.eviction.engines import COUNTS_EVICTIONS
+from benchmarks.eviction.play import Player
+from benchmarks.eviction.report import ModeRecord, needed_tokens
 from ppd.proxy.beliefs.held import BeliefEvidence
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Role, WorkerId
@@ -22,7 +30,7 @@ from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.launch import TINY_ARGS, TINY_NAME, EngineSpec, command
 from tests.support.fleet import proxy_before
-from tests.support.proxy import Chat, ProxyClient
+from tests.support.proxy import ADMIN_KEY, Chat, ProxyClient
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -35,6 +43,8 @@ QUIET_S = 0.05  # vLLM publishes from a thread of its own, which may be later th
 LINE = "Now {} more friends agreed to join us in the {} bus. Does this change our mode of transportation, and how? "
 OWN_TURNS, KV_EVENTS = BeliefEvidence.OWN_TURNS, BeliefEvidence.KV_EVENTS
 serial = itertools.count()
+SHAPE = Shape(conversations=6, turns=4, first_tokens=(250, 400), later_tokens=(40, 160), answer_tokens=24)
+KV_BYTES = 3072  # of a token of the tiny model
 
 
 @dataclass
@@ -136,7 +146,10 @@ async def engine(
 ) -> AsyncIterator[TightEngine]:
     events, replay = free_ports(2)
     spec = replace(
-        tiny_spec(Role.REPLICA), kv_events_port=events, kv_replay_port=replay, extra_args=(*TINY_ARGS, *FEW_BLOCKS)
+        tiny_spec(Role.REPLICA),
+        kv_events_port=events,
+        kv_replay_port=replay,
+        extra_args=(*TINY_ARGS, *FEW_BLOCKS, *COUNTS_EVICTIONS),
     )
     logs = tmp_path_factory.mktemp("tight")
     async with AsyncExitStack() as stack:
@@ -189,6 +202,52 @@ async def test_events_tell_what_an_engine_keeps_whoever_uses_it(engine: TightEng
         check_claims(found, KV_EVENTS, BLOCK)
         await some.check_texts()
         assert await some.metric('ppd_kv_event_gaps_total{result="open"}') == 0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def asked(fleet: Any) -> tuple[AskedTurn, ...]:
+    """With the texts of an engine that has room for all, and computes each prompt from its first token on."""
+
+    async def straight(messages: list[dict[str, str]]) -> str:
+        text: str = await fleet.straight(Role.REPLICA, messages, max_tokens=SHAPE.answer_tokens, cache_salt=salt())
+        return text
+
+    return await asked_turns(SHAPE, 0, straight)
+
+
+def salt() -> str:
+    return f"evicting-{next(serial)}"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def in_modes(fleet: Any, engine: TightEngine, asked: tuple[AskedTurn, ...]) -> dict[Mode, ModeRecord]:
+    """The same conversations in four modes, with the tight engine as the only D."""
+    urls = {"P1": fleet.urls[Role.PREFILL], "D1": f"http://{engine.spec.address}"}
+    workers = [(Role.PREFILL, fleet.specs[Role.PREFILL].address), (Role.DECODE, engine.worker(OWN_TURNS))]
+    found = {}
+    for mode in (Mode.TABLE, Mode.ALWAYS_LOCAL, Mode.ALWAYS_SPLIT, Mode.SLO):
+        settings = {"mode": mode, "profile": "h100-llama-3.1-8b", "probe_interval_s": 0.5}
+        async with proxy_before(workers, limit_s=60, **settings) as (_, base_url, session):
+            player = Player(session, base_url, TINY_NAME, SHAPE.answer_tokens, salt(), ADMIN_KEY)
+            before = {name: await engine_counts(session, url) for name, url in urls.items()}
+            turns = await player.play(asked, at_once=2)
+            counts = {name: (await engine_counts(session, url)).since(before[name]) for name, url in urls.items()}
+            found[mode] = ModeRecord(mode=mode, seconds=0.0, turns=turns, engines=counts)
+    return found
+
+
+@pytest.mark.parametrize("mode", [Mode.TABLE, Mode.ALWAYS_LOCAL, Mode.ALWAYS_SPLIT, Mode.SLO])
+async def test_texts_are_right_and_all_tokens_accounted_for_where_engines_evict(
+    in_modes: dict[Mode, ModeRecord], mode: Mode
+) -> None:
+    record = in_modes[mode]
+    on_d = record.engines["D1"]
+    print(mode, dict(record.routes), record.engines, record.claimed_tokens, record.refuted)
+    assert (record.failed, record.wrong) == (0, 0)
+    assert needed_tokens(record.turns, SHAPE.answer_tokens) > 2 * BLOCK * BLOCKS
+    assert on_d.evicted_blocks > BLOCKS
+    assert on_d.prompts == record.prompt_tokens
+    assert record.refuted <= len(record.turns) // 10, record.turns
 
 
 def is_another(some: Sessions, old: str) -> bool:

@@ -1,0 +1,175 @@
+"""Which mode finds what on real engines that evict each other's conversations, and are the texts right?
+
+    python -m benchmarks.eviction --out DIR                   # 1 P and 2 D, vLLM on CPU; some minutes on two cores
+
+Plays the same conversations once in each mode, through `ppd serve` before vLLM engines with NIXL and the tiny model,
+whose KV has room for a part of the conversations only. Before each mode the engines' caches are emptied and a new proxy
+is started. Every turn's prompt has the right history, whatever was answered, and every text is compared with that of
+one engine alone that computes each prompt from its first token on. All is greedy. What is hit, moved, computed and
+evicted is by the engines' own counters. For mode `slo` a profile is measured first, on that engine.
+
+The table goes to DIR/eviction-DATE.md, records to DIR/eviction-DATE.json, logs to DIR/logs. The exit status is 1 if a
+text was wrong or a turn failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime
+import itertools
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import aiohttp
+
+from ppd.offline.experiment.files import write_whole
+from ppd.proxy.config import Mode
+from ppd.proxy.errors import PPDError
+from ppd.proxy.fleet.worker import Role
+from ppd.proxy.laws import profile_file
+from ppd.proxy.laws.profile_file import ProfileFile
+from ppd.servers.fleet.topology import Topology
+from ppd.servers.vllm.cpu_install import VERSION
+from ppd.servers.vllm.launch import TINY_NAME
+
+from ..overhead.records import this_machine
+from .conversations import AskedTurn, Message, Shape, asked_turns
+from .engine_counts import EngineCounts, engine_counts
+from .engines import ADMIN_KEY, CacheSize, engines, forget, proxy
+from .play import Player
+from .profile import measured
+from .report import EvictionRun, ModeRecord, about, encode, needed_tokens, table
+
+MODES = (Mode.TABLE, Mode.ALWAYS_LOCAL, Mode.ALWAYS_SPLIT, Mode.SLO)
+# Nothing but the conversations' turns reaches the engines.
+PROXY_FLAGS = {"warm-up-s": 0, "canary-interval-s": 0, "probe-interval-s": 0.5}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    shape: Shape
+    seed: int
+    at_once: int
+    size: CacheSize
+    topology: Topology
+    modes: tuple[Mode, ...]
+    out: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """From one engine alone, with room for all."""
+
+    turns: tuple[AskedTurn, ...]
+    alone: list[ModeRecord]
+    profile: ProfileFile
+
+
+async def alone(plan: Plan, session: aiohttp.ClientSession) -> Known:
+    async with engines({"R1": Role.REPLICA}, CacheSize(), plan.out / "logs" / "alone") as urls:
+        player = Player(session, urls["R1"], TINY_NAME, plan.shape.answer_tokens, "profile")
+        profile = await measured(player, plan.size.tokens)
+
+        serial = itertools.count()
+
+        async def from_nothing(messages: list[Message]) -> str:
+            return await replace(player, salt=f"right-{next(serial)}").text(messages)
+
+        print("asking one engine alone for the right texts", flush=True)
+        turns = await asked_turns(plan.shape, plan.seed, from_nothing)
+        again = [
+            await _played(name, replace(player, salt=name), turns, at_once, urls)
+            for name, at_once in (("one at a time, cached", 1), (f"{plan.at_once} at once, cached", plan.at_once))
+        ]
+        return Known(turns, again, profile)
+
+
+async def _played(
+    mode: str, player: Player, turns: Sequence[AskedTurn], at_once: int, urls: Mapping[str, str]
+) -> ModeRecord:
+    async def counts() -> dict[str, EngineCounts]:
+        return {name: await engine_counts(player.session, url) for name, url in urls.items()}
+
+    before, begun_s = await counts(), time.perf_counter()
+    played = await player.play(turns, at_once)
+    seconds, after = time.perf_counter() - begun_s, await counts()
+    found = {name: after[name].since(before[name]) for name in urls}
+    return ModeRecord(mode=mode, seconds=round(seconds, 3), turns=played, engines=found)
+
+
+async def in_modes(
+    plan: Plan, session: aiohttp.ClientSession, turns: Sequence[AskedTurn], slo_flags: Mapping[str, str]
+) -> list[ModeRecord]:
+    named = {f"{role}{n + 1}": role for role, count in plan.topology.by_role.items() for n in range(count)}
+    found = []
+    async with engines(named, plan.size, plan.out / "logs") as urls:
+        for mode in plan.modes:
+            print(f"playing in mode {mode}", flush=True)
+            await forget(session, list(urls.values()))
+            flags = PROXY_FLAGS | {"mode": mode} | (dict(slo_flags) if mode is Mode.SLO else {})
+            async with proxy(urls, flags, plan.out / "logs" / f"proxy-{mode}.log") as base_url:
+                player = Player(session, base_url, TINY_NAME, plan.shape.answer_tokens, mode, ADMIN_KEY)
+                found.append(await _played(mode, player, turns, plan.at_once, urls))
+    return found
+
+
+async def measure(plan: Plan) -> EvictionRun:
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=600)
+    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        known = await alone(plan, session)
+        path = plan.out / "logs" / "profile.json"
+        write_whole(path, profile_file.encode(known.profile))
+        # Three times what a step takes when nothing else runs here: the engines share the cores.
+        slo_flags = {"slo-tpot-s": f"{max(0.025, 3 * known.profile.costs.step_s):.3f}", "profile": str(path)}
+        found = await in_modes(plan, session, known.turns, slo_flags)
+    return EvictionRun(
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        command=f"python -m benchmarks.eviction {shlex.join(sys.argv[1:])}".rstrip(),
+        machine=this_machine(),
+        vllm=VERSION,
+        blocks=plan.size.blocks,
+        conversations=plan.shape.conversations,
+        turns_each=plan.shape.turns,
+        needed_tokens=needed_tokens(known.alone[0].turns, plan.shape.answer_tokens),
+        capacity_tokens=plan.size.tokens * plan.topology.decodes,
+        at_once=plan.at_once,
+        seed=plan.seed,
+        alone=known.alone,
+        modes=found,
+        slo_flags={**slo_flags, "profile": known.profile.name},
+        profile=known.profile,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.eviction", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--conversations", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--at-once", type=int, default=3)
+    parser.add_argument("--blocks", type=int, default=84, help="of 32 tokens, of each engine")
+    parser.add_argument("--topology", type=Topology.parse, default=Topology.parse("1P_2D"))
+    parser.add_argument("--modes", type=Mode, nargs="+", choices=list(Mode), default=MODES)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    shape = Shape(args.conversations, args.turns)
+    plan = Plan(shape, args.seed, args.at_once, CacheSize(args.blocks), args.topology, tuple(args.modes), args.out)
+    try:
+        run = asyncio.run(measure(plan))
+    except PPDError as exc:
+        raise SystemExit(str(exc)) from exc
+    page = f"{about(run)}\n\n{table(run.modes)}"
+    write_whole(args.out / f"eviction-{run.date}.md", page.encode())
+    write_whole(args.out / f"eviction-{run.date}.json", encode(run))
+    print(page)
+    raise SystemExit(any(record.wrong or record.failed for record in (*run.alone, *run.modes)))
+
+
+if __name__ == "__main__":
+    main()

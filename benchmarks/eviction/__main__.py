@@ -2,11 +2,11 @@
 
     python -m benchmarks.eviction --out DIR                   # 1 P and 2 D, vLLM on CPU; some minutes on two cores
 
-Plays the same conversations once in each mode, through `ppd serve` before vLLM engines with NIXL and the tiny model,
-whose KV has room for a part of the conversations only. Before each mode the engines' caches are emptied and a new proxy
-is started. Every turn's prompt has the right history, whatever was answered, and every text is compared with that of
-one engine alone that computes each prompt from its first token on. All is greedy. What is hit, moved, computed and
-evicted is by the engines' own counters. For mode `slo` a profile is measured first, on that engine.
+Plays the same conversations in each mode, in several rounds of all modes, through `ppd serve` before vLLM engines with
+NIXL and the tiny model, whose KV has room for a part of the conversations only. Before each mode the engines' caches
+are emptied and a new proxy is started. Every turn's prompt has the right history, whatever was answered, and every text
+is compared with that of one engine alone that computes each prompt from its first token on. All is greedy. What is hit,
+moved, computed and evicted is by the engines' own counters. For mode `slo` a profile is measured first, on that engine.
 
 The table goes to DIR/eviction-DATE.md, records to DIR/eviction-DATE.json, logs to DIR/logs. The exit status is 1 if a
 text was wrong or a turn failed.
@@ -20,12 +20,12 @@ import datetime
 import itertools
 import shlex
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
+import msgspec
 
 from ppd.offline.experiment.files import write_whole
 from ppd.proxy.config import Mode
@@ -39,11 +39,11 @@ from ppd.servers.vllm.launch import TINY_NAME
 
 from ..overhead.records import this_machine
 from .conversations import AskedTurn, Message, Shape, asked_turns
-from .engine_counts import EngineCounts, engine_counts
 from .engines import ADMIN_KEY, CacheSize, engines, forget, proxy
+from .modes import ModeRecord, play_mode
 from .play import Player
 from .profile import measured
-from .report import EvictionRun, ModeRecord, about, encode, needed_tokens, table
+from .report import EvictionRun, about, encode, needed_tokens, table
 
 MODES = (Mode.TABLE, Mode.ALWAYS_LOCAL, Mode.ALWAYS_SPLIT, Mode.SLO)
 # Nothing but the conversations' turns reaches the engines.
@@ -58,6 +58,7 @@ class Plan:
     size: CacheSize
     topology: Topology
     modes: tuple[Mode, ...]
+    rounds: int
     out: Path
 
 
@@ -83,23 +84,10 @@ async def alone(plan: Plan, session: aiohttp.ClientSession) -> Known:
         print("asking one engine alone for the right texts", flush=True)
         turns = await asked_turns(plan.shape, plan.seed, from_nothing)
         again = [
-            await _played(name, replace(player, salt=name), turns, at_once, urls)
+            await play_mode(name, replace(player, salt=name), turns, at_once, urls)
             for name, at_once in (("one at a time, cached", 1), (f"{plan.at_once} at once, cached", plan.at_once))
         ]
         return Known(turns, again, profile)
-
-
-async def _played(
-    mode: str, player: Player, turns: Sequence[AskedTurn], at_once: int, urls: Mapping[str, str]
-) -> ModeRecord:
-    async def counts() -> dict[str, EngineCounts]:
-        return {name: await engine_counts(player.session, url) for name, url in urls.items()}
-
-    before, begun_s = await counts(), time.perf_counter()
-    played = await player.play(turns, at_once)
-    seconds, after = time.perf_counter() - begun_s, await counts()
-    found = {name: after[name].since(before[name]) for name in urls}
-    return ModeRecord(mode=mode, seconds=round(seconds, 3), turns=played, engines=found)
 
 
 async def in_modes(
@@ -108,13 +96,15 @@ async def in_modes(
     named = {f"{role}{n + 1}": role for role, count in plan.topology.by_role.items() for n in range(count)}
     found = []
     async with engines(named, plan.size, plan.out / "logs") as urls:
-        for mode in plan.modes:
-            print(f"playing in mode {mode}", flush=True)
+        for number, mode in itertools.product(range(plan.rounds), plan.modes):
+            print(f"playing in mode {mode}, round {number + 1} of {plan.rounds}", flush=True)
             await forget(session, list(urls.values()))
             flags = PROXY_FLAGS | {"mode": mode} | (dict(slo_flags) if mode is Mode.SLO else {})
-            async with proxy(urls, flags, plan.out / "logs" / f"proxy-{mode}.log") as base_url:
-                player = Player(session, base_url, TINY_NAME, plan.shape.answer_tokens, mode, ADMIN_KEY)
-                found.append(await _played(mode, player, turns, plan.at_once, urls))
+            async with proxy(urls, flags, plan.out / "logs" / f"proxy-{mode}-{number}.log") as base_url:
+                salt = f"{mode}-{number}"
+                player = Player(session, base_url, TINY_NAME, plan.shape.answer_tokens, salt, ADMIN_KEY)
+                record = await play_mode(mode, player, turns, plan.at_once, urls)
+                found.append(msgspec.structs.replace(record, round=number))
     return found
 
 
@@ -136,8 +126,8 @@ async def measure(plan: Plan) -> EvictionRun:
         blocks=plan.size.blocks,
         conversations=plan.shape.conversations,
         turns_each=plan.shape.turns,
-        needed_tokens=needed_tokens(known.alone[0].turns, plan.shape.answer_tokens),
-        capacity_tokens=plan.size.tokens * plan.topology.decodes,
+        needed_tokens=needed_tokens(known.alone[0].turns),
+        capacity_tokens=plan.size.tokens * (plan.topology.decodes + plan.topology.replicas),
         at_once=plan.at_once,
         seed=plan.seed,
         alone=known.alone,
@@ -150,16 +140,19 @@ async def measure(plan: Plan) -> EvictionRun:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.eviction", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--conversations", type=int, default=10)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--conversations", type=int, default=12)
+    parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--at-once", type=int, default=3)
-    parser.add_argument("--blocks", type=int, default=84, help="of 32 tokens, of each engine")
+    parser.add_argument("--blocks", type=int, default=128, help="of 32 tokens, of each engine")
     parser.add_argument("--topology", type=Topology.parse, default=Topology.parse("1P_2D"))
     parser.add_argument("--modes", type=Mode, nargs="+", choices=list(Mode), default=MODES)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    shape = Shape(args.conversations, args.turns)
-    plan = Plan(shape, args.seed, args.at_once, CacheSize(args.blocks), args.topology, tuple(args.modes), args.out)
+    shape = Shape(args.conversations, args.turns, (300, 500), (100, 300), 32)
+    plan = Plan(
+        shape, args.seed, args.at_once, CacheSize(args.blocks), args.topology, tuple(args.modes), args.rounds, args.out
+    )
     try:
         run = asyncio.run(measure(plan))
     except PPDError as exc:

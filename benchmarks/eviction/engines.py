@@ -95,7 +95,8 @@ async def proxy(urls: Mapping[str, str], flags: Mapping[str, object], log: Path)
     [port] = free_ports(1)
     argv = [sys.executable, "-m", "ppd.servers", "serve", "--port", str(port), "--heartbeat-port", "0"]
     for name, url in urls.items():
-        argv += ["--workers", f"{name[0]}={url.removeprefix('http://')}"]
+        connector = ",connector=nixl" if name.startswith("R") else ""
+        argv += ["--workers", f"{name[0]}={url.removeprefix('http://')}{connector}"]
     argv += [item for flag, value in flags.items() for item in (f"--{flag}", str(value))]
     base_url = f"http://{HOST}:{port}"
     async with (

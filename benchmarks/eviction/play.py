@@ -26,6 +26,7 @@ class PlayedTurn(msgspec.Struct, frozen=True, kw_only=True):
     is_right: bool
     ttft_s: float | None = None
     prompt_tokens: int = 0
+    answer_tokens: int = 0
     cached_tokens: int = 0
     route: str = ""  # this and what follows: only through a proxy
     decode: str = ""
@@ -118,6 +119,7 @@ class Player:
             is_right=answer.is_done and answer.text == turn.right,
             ttft_s=answer.first_s,
             prompt_tokens=answer.usage.get("prompt_tokens", 0),
+            answer_tokens=answer.usage.get("completion_tokens", 0),
             cached_tokens=(answer.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
             route=headers.get("X-PPD-Route", ""),
             decode=headers.get("X-PPD-Decode", ""),

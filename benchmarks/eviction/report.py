@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from functools import reduce
 
 import msgspec
 
@@ -12,7 +10,7 @@ from ppd.offline.experiment.statistics import percentile
 from ppd.proxy.laws.profile_file import ProfileFile
 
 from ..overhead.records import Machine
-from .engine_counts import EngineCounts
+from .modes import ANSWERING, ModeRecord, together
 from .play import PlayedTurn
 
 VERSION = 1
@@ -25,51 +23,13 @@ _HEAD = (
     "refuted",
     "hits on P",
     "computed on P, on D",
+    "of what is new",
     "moved, MB",
     "evicted on P, on D",
     "TTFT p50, p99, ms",
     "failed",
     "wrong texts",
 )
-
-
-class ModeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One mode: its turns, and what each engine counted meanwhile."""
-
-    mode: str
-    seconds: float
-    turns: list[PlayedTurn]
-    engines: dict[str, EngineCounts]
-
-    def of(self, role: str) -> EngineCounts:
-        """All engines of that role together."""
-        counts = (counts for name, counts in self.engines.items() if name.startswith(role))
-        return reduce(EngineCounts.__add__, counts, EngineCounts())
-
-    @property
-    def routes(self) -> Counter[str]:
-        return Counter(turn.route for turn in self.turns)
-
-    @property
-    def failed(self) -> int:
-        return sum(turn.status != 200 for turn in self.turns)
-
-    @property
-    def wrong(self) -> int:
-        """Answers with status 200 that were not the right text to the end."""
-        return sum(turn.status == 200 and not turn.is_right for turn in self.turns)
-
-    @property
-    def refuted(self) -> int:
-        return sum(turn.is_refuted for turn in self.turns)
-
-    @property
-    def claimed_tokens(self) -> int:
-        return sum(turn.claimed_tokens for turn in self.turns)
-
-    @property
-    def prompt_tokens(self) -> int:
-        return sum(turn.prompt_tokens for turn in self.turns)
 
 
 class EvictionRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,11 +41,11 @@ class EvictionRun(msgspec.Struct, frozen=True, kw_only=True):
     conversations: int
     turns_each: int
     needed_tokens: int  # by the conversations' last turns, with their answers
-    capacity_tokens: int  # of all D
+    capacity_tokens: int  # of all D and R
     at_once: int
     seed: int
     alone: list[ModeRecord]  # the same turns on one engine with room for all: what numerics alone can do
-    modes: list[ModeRecord]
+    modes: list[ModeRecord]  # each round's
     slo_flags: dict[str, str]
     profile: ProfileFile
     version: int = VERSION
@@ -96,32 +56,37 @@ def encode(run: EvictionRun) -> bytes:
     return msgspec.json.encode(run).replace(b'{"conversation"', b'\n{"conversation"') + b"\n"
 
 
-def needed_tokens(turns: Sequence[PlayedTurn], answer_tokens: int) -> int:
+def needed_tokens(turns: Sequence[PlayedTurn]) -> int:
     """What caches would have to hold at the end for no conversation to lack anything."""
     longest: dict[int, int] = {}
     for turn in turns:
-        longest[turn.conversation] = max(longest.get(turn.conversation, 0), turn.prompt_tokens + answer_tokens)
+        longest[turn.conversation] = max(longest.get(turn.conversation, 0), turn.prompt_tokens + turn.answer_tokens)
     return sum(longest.values())
 
 
-def table(modes: Sequence[ModeRecord]) -> str:
-    rows = [_HEAD, ("---", *["---:"] * (len(_HEAD) - 1)), *map(_row, modes)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+def table(rounds: Sequence[ModeRecord]) -> str:
+    modes = dict.fromkeys(record.mode for record in rounds)
+    rows = [_row([record for record in rounds if record.mode == mode]) for mode in modes]
+    lines = [_HEAD, ("---", *["---:"] * (len(_HEAD) - 1)), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
-def _row(record: ModeRecord) -> tuple[str, ...]:
-    on_p, on_d, routes = record.of("P"), record.of("D"), record.routes
+def _row(rounds: Sequence[ModeRecord]) -> tuple[str, ...]:
+    record = together(rounds)
+    shares = sorted(one.hit_share for one in rounds)
+    on_p, on_d, routes = record.of("P"), record.of(*ANSWERING), record.routes
     first_s = [turn.ttft_s for turn in record.turns if turn.ttft_s is not None]
     ttft = ", ".join(f"{percentile(first_s, share) * 1e3:.0f}" for share in (0.5, 0.99)) if first_s else "none"
     return (
         f"`{record.mode}`",
         str(len(record.turns)),
         f"{routes['LOCAL']} / {routes['SPLIT']}",
-        _share(on_d.hit, on_d.prompts),
+        f"{record.hit_share:.3f}" + (f" ({shares[0]:.3f} to {shares[-1]:.3f})" if len(shares) > 1 else ""),
         _share(record.claimed_tokens, record.prompt_tokens),
         str(record.refuted),
         _share(on_p.hit, on_p.prompts),
         f"{on_p.computed:,}, {on_d.computed:,}",
+        f"{(on_p.computed + on_d.computed) / max(1, record.new_tokens):.2f}",
         f"{on_d.moved_bytes / 1e6:.1f}",
         f"{on_p.evicted_blocks:,}, {on_d.evicted_blocks:,}",
         ttft,
@@ -137,13 +102,14 @@ def _share(part: int, whole: int) -> str:
 def about(run: EvictionRun) -> str:
     machine = run.machine
     times = run.needed_tokens / run.capacity_tokens
-    decodes = sum(name.startswith("D") for name in run.modes[0].engines) if run.modes else 0
+    answering = sum(name.startswith(ANSWERING) for name in run.modes[0].engines) if run.modes else 0
     alone = ", ".join(f"{record.wrong} of {len(record.turns)} ({record.mode})" for record in run.alone)
+    rounds = f"{len({record.round for record in run.modes})} rounds"
     slo = ", ".join(f"{name} {value}" for name, value in run.slo_flags.items() if name != "profile")
     return (
         f"{run.date}: vLLM {run.vllm} on {machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, Linux "
         f"{machine.kernel}, Python {machine.python}. {run.conversations} conversations of {run.turns_each} turns, "
-        f"{run.at_once} at once, seed {run.seed}: {run.needed_tokens:,} tokens of KV, {times:.1f} times what the "
-        f"{decodes} D hold together. One engine with room for all, asked for the same: wrong texts {alone}. "
+        f"{run.at_once} at once, seed {run.seed}, {rounds}: {run.needed_tokens:,} tokens of KV, {times:.1f} times what "
+        f"the {answering} D hold together. One engine with room for all, asked for the same: wrong texts {alone}. "
         f"`slo`: {slo}, and a profile that this run measured ({run.profile.note})"
     )

@@ -19,10 +19,10 @@ import pytest
 import pytest_asyncio
 
 from benchmarks.eviction.conversations import AskedTurn, Shape, asked_turns
-from benchmarks.eviction.engine_counts import EngineCounts, engine_counts
 from benchmarks.eviction.engines import COUNTS_EVICTIONS
+from benchmarks.eviction.modes import ModeRecord, play_mode
 from benchmarks.eviction.play import Player
-from benchmarks.eviction.report import ModeRecord, needed_tokens
+from benchmarks.eviction.report import needed_tokens
 from ppd.proxy.beliefs.held import BeliefEvidence
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Role, WorkerId
@@ -43,8 +43,9 @@ QUIET_S = 0.05  # vLLM publishes from a thread of its own, which may be later th
 LINE = "Now {} more friends agreed to join us in the {} bus. Does this change our mode of transportation, and how? "
 OWN_TURNS, KV_EVENTS = BeliefEvidence.OWN_TURNS, BeliefEvidence.KV_EVENTS
 serial = itertools.count()
-SHAPE = Shape(conversations=6, turns=4, first_tokens=(250, 400), later_tokens=(40, 160), answer_tokens=24)
+SHAPE = Shape(conversations=8, turns=4, first_tokens=(250, 400), later_tokens=(60, 160), answer_tokens=24)
 KV_BYTES = 3072  # of a token of the tiny model
+MODES = (Mode.TABLE, Mode.ALWAYS_LOCAL, Mode.ALWAYS_SPLIT, Mode.SLO)
 
 
 @dataclass
@@ -225,29 +226,51 @@ async def in_modes(fleet: Any, engine: TightEngine, asked: tuple[AskedTurn, ...]
     urls = {"P1": fleet.urls[Role.PREFILL], "D1": f"http://{engine.spec.address}"}
     workers = [(Role.PREFILL, fleet.specs[Role.PREFILL].address), (Role.DECODE, engine.worker(OWN_TURNS))]
     found = {}
-    for mode in (Mode.TABLE, Mode.ALWAYS_LOCAL, Mode.ALWAYS_SPLIT, Mode.SLO):
+    for mode in MODES:
         settings = {"mode": mode, "profile": "h100-llama-3.1-8b", "probe_interval_s": 0.5}
         async with proxy_before(workers, limit_s=60, **settings) as (_, base_url, session):
             player = Player(session, base_url, TINY_NAME, SHAPE.answer_tokens, salt(), ADMIN_KEY)
-            before = {name: await engine_counts(session, url) for name, url in urls.items()}
-            turns = await player.play(asked, at_once=2)
-            counts = {name: (await engine_counts(session, url)).since(before[name]) for name, url in urls.items()}
-            found[mode] = ModeRecord(mode=mode, seconds=0.0, turns=turns, engines=counts)
+            found[mode] = await play_mode(mode, player, asked, 2, urls)
     return found
 
 
-@pytest.mark.parametrize("mode", [Mode.TABLE, Mode.ALWAYS_LOCAL, Mode.ALWAYS_SPLIT, Mode.SLO])
-async def test_texts_are_right_and_all_tokens_accounted_for_where_engines_evict(
+@pytest.mark.parametrize("mode", MODES)
+async def test_texts_are_right_and_beliefs_hold_where_conversations_evict_each_other(
     in_modes: dict[Mode, ModeRecord], mode: Mode
 ) -> None:
     record = in_modes[mode]
-    on_d = record.engines["D1"]
-    print(mode, dict(record.routes), record.engines, record.claimed_tokens, record.refuted)
-    assert (record.failed, record.wrong) == (0, 0)
-    assert needed_tokens(record.turns, SHAPE.answer_tokens) > 2 * BLOCK * BLOCKS
+    on_d, turns = record.engines["D1"], len(record.turns)
+    assert [turn for turn in record.turns if not turn.is_right] == []
+    assert needed_tokens(record.turns) > 2 * BLOCK * BLOCKS
     assert on_d.evicted_blocks > BLOCKS
+    assert on_d.pulled + on_d.computed > 1.2 * record.new_tokens, "what was evicted had to come again"
+    assert record.refuted <= turns // 10, record.turns
+    # Whole blocks are cached, and the book knows of those that have 16 tokens. A turn in twenty may find all evicted.
+    assert on_d.hit / 2 < record.claimed_tokens < on_d.hit + 2 * BLOCK * turns + LONGEST * turns // 20
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_engines_count_each_prompt_once_and_move_what_splits_need(
+    in_modes: dict[Mode, ModeRecord], mode: Mode
+) -> None:
+    record = in_modes[mode]
+    on_p, on_d = record.engines["P1"], record.engines["D1"]
+    split = [turn for turn in record.turns if turn.route == "SPLIT"]
     assert on_d.prompts == record.prompt_tokens
-    assert record.refuted <= len(record.turns) // 10, record.turns
+    assert on_p.prompts == sum(turn.prompt_tokens for turn in split)
+    moved = on_d.moved_bytes / KV_BYTES
+    assert on_d.pulled <= moved <= on_d.pulled + BLOCK * len(split), "whole blocks are moved"
+    alone = sum(turn.prompt_tokens - turn.cached_tokens for turn in record.turns if turn.route == "LOCAL")
+    assert alone <= on_d.computed <= alone + BLOCK * len(split)
+
+
+async def test_local_turns_spare_what_splits_move(in_modes: dict[Mode, ModeRecord]) -> None:
+    local, split = in_modes[Mode.ALWAYS_LOCAL], in_modes[Mode.ALWAYS_SPLIT]
+    assert split.routes == {"SPLIT": len(split.turns)}
+    assert local.routes["LOCAL"] >= len(local.turns) // 3
+    assert local.engines["D1"].moved_bytes < split.engines["D1"].moved_bytes
+    assert local.engines["P1"].computed < split.engines["P1"].computed
+    assert local.engines["D1"].computed > split.engines["D1"].computed
 
 
 def is_another(some: Sessions, old: str) -> bool:

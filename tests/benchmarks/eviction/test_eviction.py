@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from benchmarks.eviction.conversations import AskedTurn, Shape, asked_turns, scripts, visits
 from benchmarks.eviction.engine_counts import EngineCounts, engine_counts, parse
+from benchmarks.eviction.modes import ModeRecord, together
 from benchmarks.eviction.play import PlayedTurn, Player
-from benchmarks.eviction.report import ModeRecord, needed_tokens, table
+from benchmarks.eviction.report import needed_tokens, table
 from ppd.proxy.config import Mode
 from tests.support.fleet import Fleet
 from tests.support.proxy import ADMIN_KEY
@@ -69,7 +71,15 @@ def test_a_claim_is_refuted_where_the_engine_had_less_than_half(
 
 def test_what_conversations_need_is_their_last_prompts_and_answers() -> None:
     turns = [played(conversation=number, prompt_tokens=tokens) for number, tokens in ((0, 50), (1, 70), (0, 90))]
-    assert needed_tokens(turns, answer_tokens=10) == 100 + 80
+    assert needed_tokens(turns) == 100 + 80
+
+
+def test_what_is_new_is_what_neither_the_turn_before_had_nor_its_answer() -> None:
+    first, second = played(prompt_tokens=50), played(number=1, prompt_tokens=90)
+    one = record(first, second, played(conversation=1, prompt_tokens=7))
+    assert one.new_tokens == 50 + 30 + 7
+    rounds = together([one, msgspec.structs.replace(one, round=1)])
+    assert (rounds.new_tokens, rounds.prompt_tokens) == (2 * 87, 2 * 147)
 
 
 def test_wrong_and_failed_answers_are_told_apart_in_the_table() -> None:
@@ -111,7 +121,7 @@ def wrong(turn: AskedTurn) -> AskedTurn:
 
 
 def played(**changes: object) -> PlayedTurn:
-    usual = {"conversation": 0, "number": 0, "status": 200, "is_right": True, "prompt_tokens": 100}
+    usual = {"conversation": 0, "number": 0, "status": 200, "is_right": True, "prompt_tokens": 100, "answer_tokens": 10}
     return PlayedTurn(**{**usual, **changes})  # type: ignore[arg-type]
 
 

@@ -16,6 +16,8 @@ from ppd.proxy.errors import PPDError
 
 from .conversations import AskedTurn, Message
 
+_ROUNDING = 64  # tokens; engines keep whole blocks of 32
+
 
 class PlayedTurn(msgspec.Struct, frozen=True, kw_only=True):
     """cached_tokens: as the engine that answered says, which counts what it pulled too."""
@@ -36,7 +38,8 @@ class PlayedTurn(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_refuted(self) -> bool:
         """The engine had less than half of what it was believed to hold. Of a SPLIT it does not say."""
-        return self.route in ("LOCAL", "REPLICA") and 2 * self.cached_tokens < self.claimed_tokens
+        missing = self.claimed_tokens - self.cached_tokens
+        return self.route in ("LOCAL", "REPLICA") and missing > max(self.cached_tokens, _ROUNDING)
 
 
 @dataclass(slots=True)

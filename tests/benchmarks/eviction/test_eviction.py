@@ -56,8 +56,8 @@ def test_counters_are_read_by_source_and_over_ranks() -> None:
     [
         ("LOCAL", 640, 320, False),
         ("LOCAL", 640, 319, True),
-        ("REPLICA", 64, 0, True),
-        ("LOCAL", 0, 0, False),
+        ("REPLICA", 65, 0, True),
+        ("LOCAL", 64, 0, False),  # parts of blocks
         ("SPLIT", 640, 0, False),  # its cached tokens are those that it pulled
     ],
 )

@@ -27,7 +27,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from ppd.offline.experiment.files import write_whole
+from ppd.offline.experiment.files import load, write_whole
 from ppd.proxy.config import Mode
 from ppd.proxy.errors import PPDError
 from ppd.proxy.fleet.worker import Role
@@ -43,7 +43,7 @@ from .engines import ADMIN_KEY, CacheSize, engines, forget, proxy
 from .modes import ModeRecord, play_mode
 from .play import Player
 from .profile import measured
-from .report import EvictionRun, about, encode, needed_tokens, table
+from .report import EvictionRun, decode, encode, needed_tokens, page
 
 MODES = (Mode.TABLE, Mode.ALWAYS_LOCAL, Mode.ALWAYS_SPLIT, Mode.SLO)
 # Nothing but the conversations' turns reaches the engines.
@@ -139,7 +139,9 @@ async def measure(plan: Plan) -> EvictionRun:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.eviction", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True)
+    to = parser.add_mutually_exclusive_group(required=True)
+    to.add_argument("--out", type=Path, metavar="DIR")
+    to.add_argument("--report", type=Path, metavar="FILE", help="of records: prints the table again, and plays nothing")
     parser.add_argument("--conversations", type=int, default=12)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--at-once", type=int, default=3)
@@ -154,13 +156,13 @@ def main() -> None:
         shape, args.seed, args.at_once, CacheSize(args.blocks), args.topology, tuple(args.modes), args.rounds, args.out
     )
     try:
-        run = asyncio.run(measure(plan))
+        run = load(args.report, decode) if args.report else asyncio.run(measure(plan))
+        if not args.report:
+            write_whole(args.out / f"eviction-{run.date}.md", page(run).encode())
+            write_whole(args.out / f"eviction-{run.date}.json", encode(run))
     except PPDError as exc:
         raise SystemExit(str(exc)) from exc
-    page = f"{about(run)}\n\n{table(run.modes)}"
-    write_whole(args.out / f"eviction-{run.date}.md", page.encode())
-    write_whole(args.out / f"eviction-{run.date}.json", encode(run))
-    print(page)
+    print(page(run))
     raise SystemExit(any(record.wrong or record.failed for record in (*run.alone, *run.modes)))
 
 

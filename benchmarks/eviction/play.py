@@ -19,7 +19,7 @@ from .conversations import AskedTurn, Message
 _ROUNDING = 64  # tokens; engines keep whole blocks of 32
 
 
-class PlayedTurn(msgspec.Struct, frozen=True, kw_only=True):
+class PlayedTurn(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """cached_tokens: as the engine that answered says, which counts what it pulled too."""
 
     conversation: int
@@ -120,7 +120,7 @@ class Player:
             number=turn.number,
             status=answer.status,
             is_right=answer.is_done and answer.text == turn.right,
-            ttft_s=answer.first_s,
+            ttft_s=None if answer.first_s is None else round(answer.first_s, 5),
             prompt_tokens=answer.usage.get("prompt_tokens", 0),
             answer_tokens=answer.usage.get("completion_tokens", 0),
             cached_tokens=(answer.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,

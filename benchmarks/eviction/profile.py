@@ -47,6 +47,10 @@ async def measured(player: Player, kv_tokens: int) -> ProfileFile:
         kv_bytes_per_token=_KV_BYTES,
         max_batched_tokens=2048,
     )
+    return profile_of(costs, kv_tokens)
+
+
+def profile_of(costs: EngineProfile, kv_tokens: int) -> ProfileFile:
     return ProfileFile(
         name="tiny-on-this-cpu",
         status=Status.MEASURED,

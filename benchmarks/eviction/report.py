@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from ppd.offline.experiment.statistics import percentile
+from ppd.proxy.errors import FormatError
 from ppd.proxy.laws.profile_file import ProfileFile
 
 from ..overhead.records import Machine
@@ -53,7 +54,17 @@ class EvictionRun(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode(run: EvictionRun) -> bytes:
     """One turn a line, so that two files can be compared line by line."""
-    return msgspec.json.encode(run).replace(b'{"conversation"', b'\n{"conversation"') + b"\n"
+    return msgspec.json.encode(run).replace(b"],[", b"],\n[") + b"\n"
+
+
+def decode(data: bytes) -> EvictionRun:
+    try:
+        run = msgspec.json.decode(data, type=EvictionRun)
+    except msgspec.DecodeError as exc:
+        raise FormatError(f"records of modes on engines that evict: {exc}") from exc
+    if run.version != VERSION:
+        raise FormatError(f"records of modes on engines that evict: version {run.version}, known is {VERSION}")
+    return run
 
 
 def needed_tokens(turns: Sequence[PlayedTurn]) -> int:
@@ -99,6 +110,10 @@ def _share(part: int, whole: int) -> str:
     return f"{part / whole:.3f}" if whole else "none"
 
 
+def page(run: EvictionRun) -> str:
+    return f"{about(run)}\n\n{table(run.modes)}"
+
+
 def about(run: EvictionRun) -> str:
     machine = run.machine
     times = run.needed_tokens / run.capacity_tokens
@@ -110,6 +125,6 @@ def about(run: EvictionRun) -> str:
         f"{run.date}: vLLM {run.vllm} on {machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB, Linux "
         f"{machine.kernel}, Python {machine.python}. {run.conversations} conversations of {run.turns_each} turns, "
         f"{run.at_once} at once, seed {run.seed}, {rounds}: {run.needed_tokens:,} tokens of KV, {times:.1f} times what "
-        f"the {answering} D hold together. One engine with room for all, asked for the same: wrong texts {alone}. "
-        f"`slo`: {slo}, and a profile that this run measured ({run.profile.note})"
+        f"the engines that answer ({answering}) hold together. One engine with room for all, asked for the same: wrong "
+        f"texts {alone}. `slo`: {slo}, and a profile that this run measured ({run.profile.note})"
     )

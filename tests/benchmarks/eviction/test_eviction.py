@@ -12,8 +12,12 @@ from benchmarks.eviction.conversations import AskedTurn, Shape, asked_turns, scr
 from benchmarks.eviction.engine_counts import EngineCounts, engine_counts, parse
 from benchmarks.eviction.modes import ModeRecord, together
 from benchmarks.eviction.play import PlayedTurn, Player
-from benchmarks.eviction.report import needed_tokens, table
+from benchmarks.eviction.profile import profile_of
+from benchmarks.eviction.report import EvictionRun, decode, encode, needed_tokens, page, table
+from benchmarks.overhead.records import Machine
 from ppd.proxy.config import Mode
+from ppd.proxy.errors import FormatError
+from ppd.proxy.laws.step_time import EngineProfile
 from tests.support.fleet import Fleet
 from tests.support.proxy import ADMIN_KEY
 
@@ -85,6 +89,33 @@ def test_what_is_new_is_what_neither_the_turn_before_had_nor_its_answer() -> Non
 def test_wrong_and_failed_answers_are_told_apart_in_the_table() -> None:
     row = table([record(played(), played(is_right=False), played(status=503, is_right=False))]).splitlines()[-1]
     assert row.endswith("| 1 | 1 |")
+
+
+def test_records_say_after_a_round_trip_what_they_said_before() -> None:
+    rounds = [record(played(), played(number=1)), msgspec.structs.replace(record(played()), round=1)]
+    run = EvictionRun(
+        date="2026-01-01",
+        command="python -m benchmarks.eviction",
+        machine=Machine("a CPU", 2, 24, "6.1", "3.11"),
+        vllm="0.32.0",
+        blocks=64,
+        conversations=1,
+        turns_each=2,
+        needed_tokens=220,
+        capacity_tokens=100,
+        at_once=1,
+        seed=0,
+        alone=[record(played(is_right=False))],
+        modes=rounds,
+        slo_flags={"slo-tpot-s": "0.025", "profile": "here"},
+        profile=profile_of(EngineProfile(), 2016),
+    )
+    data = encode(run)
+    assert decode(data) == run
+    assert "2 rounds: 220 tokens of KV, 2.2 times what the engines that answer (1) hold together" in page(run)
+    assert "wrong texts 1 of 1 (table)" in page(run)
+    with pytest.raises(FormatError, match="version 2, known is 1"):
+        decode(data.replace(b'"version":1}\n', b'"version":2}\n'))
 
 
 async def test_turns_through_a_proxy_get_the_right_texts_and_one_altered_text_is_found() -> None:

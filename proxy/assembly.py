@@ -111,10 +111,10 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
     bodies = BodyReader(config, state.hasher, state.registry.aliases, templates=lambda: state.templates.known)
-    dispatcher = make_dispatcher(config, state, upstream, handoff_release, bodies)
+    dispatcher = Dispatcher(config, upstream, handoff_release, state, bodies)
     canary = make_canary(config, state, upstream)
     tokenizer, parts = make_tokenizer(config, state), (config, settings.rules(), state, dispatcher, learner)
-    router = Router(*parts, passed_over=canary.passed_over, examine=upstream.examine, tokenizer=tokenizer)
+    router = Router(*parts, passed_over=canary.passed_over, tokenizer=tokenizer)
     passthrough = Passthrough(config, state, upstream, bodies)
     body_memory = BodyMemory(body_memory_limit(config), config.head_timeout_s)
     state.metrics.watch(lambda: chain(_gauges(state), body_memory.gauges()))
@@ -212,22 +212,6 @@ def new_state(config: ProxyConfig, member: Member, now: Callable[[], float], law
 
 def body_memory_limit(config: ProxyConfig) -> int:
     return config.body_memory_bytes or default_limit(config.processes, usable_bytes(), config.body_limit_bytes)
-
-
-def make_dispatcher(
-    config: ProxyConfig, state: State, upstream: Upstream, handoff_release: HandoffRelease, bodies: BodyReader
-) -> Dispatcher:
-    return Dispatcher(
-        config,
-        upstream,
-        handoff_release,
-        ledger=state.ledger,
-        admission=state.admission,
-        metrics=state.metrics,
-        bodies=bodies,
-        session_id=state.engine_caches.session_id,
-        now=state.now,
-    )
 
 
 def make_tokenizer(config: ProxyConfig, state: State) -> PromptTokenizer | None:

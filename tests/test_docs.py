@@ -6,7 +6,12 @@ import re
 from enum import StrEnum
 from pathlib import Path
 
+import pytest
+
+from benchmarks.pages.__main__ import DOCS, LAWS, figure_path, page_path
+from benchmarks.pages.goodput import with_goodput
 from ppd.offline.cli.main import COMMANDS
+from ppd.offline.goodput.modes import NAMES
 from ppd.proxy.config.reference import with_tables
 from ppd.proxy.failures import ClientGets, HandoffEffect, HealthEffect, OtherLeg, ResidencyEffect, as_markdown
 
@@ -33,6 +38,34 @@ def test_every_command_is_in_the_readme() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), ROOT / "tables" / "README.md"]:
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
-            assert (document.parent / target).exists(), f"{document.name}: {target}"
+    for document in [ROOT / "README.md", *DOCS.rglob("*.md"), ROOT / "tables" / "README.md"]:
+        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", document.read_text()):
+            path = document.parent / target if target else document
+            assert path.exists(), f"{document.name}: {target}"
+            assert not anchor or anchor in anchors(path.read_text()), f"{document.name}: {target}#{anchor}"
+
+
+def anchors(page: str) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_mode_has_a_page_with_its_figure(name: str) -> None:
+    assert f"](modes/{name}.md)" in (DOCS / "modes.md").read_text()
+    page, figure = page_path(name).read_text(), figure_path(name)
+    assert f"\n![{name}]({figure.relative_to(DOCS / 'modes')})\n" in page
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert with_goodput(page, name) == page, f"run: python -m benchmarks.pages {name}"
+
+
+def test_no_page_and_no_figure_is_left_of_a_mode_that_is_gone() -> None:
+    kept = {path for name in NAMES for path in (page_path(name), figure_path(name))}
+    assert {path for path in (DOCS / "modes").rglob("*.*") if path.is_file()} == kept
+
+
+def test_the_page_on_the_laws_has_its_figure() -> None:
+    figure = figure_path(LAWS)
+    assert f"]({figure.relative_to(DOCS)})" in (DOCS / "laws.md").read_text()
+    assert figure.read_bytes().startswith(b"\x89PNG")

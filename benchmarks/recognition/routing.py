@@ -13,7 +13,7 @@ from typing import Protocol
 
 from ppd.proxy.assembly import new_state
 from ppd.proxy.beliefs.held import Held, PromptEntry
-from ppd.proxy.beliefs.turn_touches import TurnTouches
+from ppd.proxy.beliefs.turn_touches import TurnCaches, TurnTouches
 from ppd.proxy.config import Mode, ProxyConfig
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.registry import WorkerChange
@@ -150,9 +150,7 @@ class ProxyRouting:
         decision = decide(turn, self._registry.fleet(MODEL), self._rules, qps=1.0, now_s=now_s)
         decode, prefill = decision.decode.id, decision.prefill.id if decision.prefill is not None else None
         booking = LegBooking(self._registry, decode, prefill, decision.estimates(turn))
-        touches = TurnTouches(
-            self._beliefs, entry, turn.held, decode=decode, prefill=prefill, prompt_tokens=turn.prompt_tokens
-        )
+        touches = TurnTouches(self._beliefs, entry, turn.held, turn.prompt_tokens, TurnCaches(decode, prefill))
         booking.reserve(now_s)
         touches.sent()
         belief = Belief(

@@ -183,17 +183,7 @@ def bench(tools: int) -> TurnBench:
     for worker in settings.static_workers:
         state.registry.add_static(worker, state.now())
         state.registry.probed(worker.id, worker, None, state.now())
-    dispatcher = WatchedDispatcher(
-        settings.config,
-        upstream,
-        HandoffRelease(state, upstream),
-        ledger=state.ledger,
-        admission=state.admission,
-        metrics=state.metrics,
-        bodies=proxy.bodies,
-        session_id=state.engine_caches.session_id,
-        now=state.now,
-    )
+    dispatcher = WatchedDispatcher(settings.config, upstream, HandoffRelease(state, upstream), state, proxy.bodies)
     dispatcher.watch = watch
     canary = make_canary(settings.config, state, upstream)
     router = Router(
@@ -203,6 +193,5 @@ def bench(tools: int) -> TurnBench:
         dispatcher,
         Learner(state, Drain(), None),
         passed_over=canary.passed_over,
-        examine=proxy.upstream.examine,
     )
     return TurnBench(proxy, router, tools, watch)

@@ -10,10 +10,9 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
-from ppd.proxy.cli.table_view import columns
+from ppd.proxy.cli.table_view import columns, show
 from ppd.proxy.config import Mode
 from ppd.proxy.errors import PPDError
 
@@ -83,16 +82,13 @@ def command(
         )
     except PPDError as exc:
         raise click.ClickException(exc.message) from exc
-    console = Console(highlight=False, markup=False)
     if not wants_json:
-        for part in _traffic_told(conditions, plan):
-            console.print(part, soft_wrap=True)
+        show(_traffic_told(conditions, plan))
     found = _advised(past, conditions, plan)
     if wants_json:
         click.echo(msgspec.json.encode(document(found, conditions)))
         return
-    for part in told(found, conditions):
-        console.print(part, soft_wrap=True)
+    show(told(found, conditions))
 
 
 def _conditions(past: PastLog, flags: SloFlags, modes: Sequence[str], model: str | None) -> Conditions:

@@ -9,10 +9,9 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
-from ppd.proxy.cli.table_view import columns
+from ppd.proxy.cli.table_view import columns, show
 from ppd.proxy.config import Mode
 from ppd.proxy.errors import PPDError
 from ppd.servers.fleet.topology import Topology
@@ -93,9 +92,7 @@ def command(
             msgspec.json.encode({"goodput": goodput, "by_seed": found, "profile": profile.name, "slo": flags.slo})
         )
         return
-    console = Console(highlight=False, markup=False)
-    for part in _told(f"{topology}, mode {mode}, profile {profile.name}", flags, goodput, found):
-        console.print(part, soft_wrap=True)
+    show(_told(f"{topology}, mode {mode}, profile {profile.name}", flags, goodput, found))
 
 
 def _prompts(source: Path, most_tokens: int, most_pause_s: float) -> TracedPrompts:

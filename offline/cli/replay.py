@@ -9,10 +9,9 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
-from ppd.proxy.cli.table_view import columns
+from ppd.proxy.cli.table_view import columns, show
 from ppd.proxy.config import Mode, ProxyConfig, build
 from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.laws.profile_file import find
@@ -69,9 +68,7 @@ def command(log: Path, config_path: Path | None, slo: str | None, wants_json: bo
     if wants_json:
         click.echo(msgspec.json.encode(found))
         return
-    console = Console(highlight=False, markup=False)
-    for part in told(found, config):
-        console.print(part, soft_wrap=True)
+    show(told(found, config))
 
 
 def targets_of(text: str | None) -> SloTargets | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ppd.proxy.beliefs.beliefs import Beliefs
 from ppd.proxy.beliefs.held import PromptEntry
-from ppd.proxy.beliefs.turn_touches import TurnTouches
+from ppd.proxy.beliefs.turn_touches import TurnCaches, TurnTouches
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.registry import Registry
 from ppd.proxy.laws.forecasts import AnswerEnded, Forecasts
@@ -82,16 +82,8 @@ class Attempt:
         self._foreseen = None if books.laws is None else foresee(decision, turn, books.laws, None)
         self._cached_on_prefill: int | None = None
         self._asked_s = self._first_s = books.timeline.now_s
-        self._touches = TurnTouches(
-            books.beliefs,
-            entry,
-            turn.held,
-            decode=decode,
-            prefill=prefill,
-            prompt_tokens=turn.prompt_tokens,
-            source=None if source is None else source.id,
-            reach_tokens=self.reach_tokens,
-        )
+        caches = TurnCaches(decode, prefill, None if source is None else source.id, self.reach_tokens)
+        self._touches = TurnTouches(books.beliefs, entry, turn.held, turn.prompt_tokens, caches)
 
     def begin(self) -> None:
         self._booking.reserve(self._books.timeline.now_s)

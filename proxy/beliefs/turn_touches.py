@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 from msgspec.structs import replace
 
 from ..fleet.worker import WorkerId
@@ -13,6 +14,15 @@ from .held import BeliefEvidence, CacheFound, Held, LegOutcome, PromptEntry, Sen
 _MOST_TOKENS = 1 << 40  # above any context; an engine may report any integer
 
 
+class TurnCaches(msgspec.Struct, frozen=True):
+    """The workers whose caches a turn uses."""
+
+    decode: WorkerId  # or R
+    prefill: WorkerId | None = None
+    source: WorkerId | None = None  # from which whoever computes the prompt fetches its start
+    reach_tokens: int = 0  # of the prompt, that it then has
+
+
 class TurnTouches:
     """Touches the prompt's entries, and compares what answers say with what was believed at the decision.
 
@@ -20,18 +30,16 @@ class TurnTouches:
     """
 
     __slots__ = (
-        *(
-            "_awaited",
-            "_beliefs",
-            "_decode",
-            "_entry",
-            "_reach_tokens",
-            "_held",
-            "_prefill",
-            "_prompt_tokens",
-            "_since",
-            "_source",
-        ),
+        "_awaited",
+        "_beliefs",
+        "_decode",
+        "_entry",
+        "_held",
+        "_prefill",
+        "_prompt_tokens",
+        "_reach_tokens",
+        "_since",
+        "_source",
     )
 
     def __init__(
@@ -39,23 +47,19 @@ class TurnTouches:
         beliefs: Beliefs,
         entry: PromptEntry,
         held: Mapping[WorkerId, Held],
-        *,
-        decode: WorkerId,
-        prefill: WorkerId | None,
         prompt_tokens: int,
-        source: WorkerId | None = None,
-        reach_tokens: int = 0,
+        caches: TurnCaches,
     ) -> None:
-        """held: as the decision saw it; prompt_tokens: an estimate; reach_tokens: of its start, read at `source`."""
+        """held: as the decision saw it; prompt_tokens: an estimate."""
         self._beliefs = beliefs
         self._entry = entry
         self._held = held
-        self._decode = decode
-        self._prefill = prefill
+        self._decode = caches.decode
+        self._prefill = caches.prefill
         self._prompt_tokens = prompt_tokens
-        # The worker whose cache is read, and what is believed to be read there.
-        self._source = None if source is None or source not in held or source == (prefill or decode) else source
-        self._reach_tokens = 0 if self._source is None else min(reach_tokens, held[self._source].tokens)
+        computing, source = caches.prefill or caches.decode, caches.source
+        self._source = None if source not in held or source == computing else source
+        self._reach_tokens = 0 if self._source is None else min(caches.reach_tokens, held[self._source].tokens)
         self._since: dict[WorkerId, int] = {}  # tokens that each worker had used since it used the prefix
         self._awaited: dict[WorkerId, int] = {}  # the legs on those that have not used it yet
 

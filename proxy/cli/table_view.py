@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rich.console import Console
 from rich.text import Text
 
 from ..config import Lookup
@@ -129,6 +130,13 @@ def columns(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> Text
         ]
         text.append(("\n" if number else "") + "  ".join(cells).rstrip(), "bold" if number == 0 else "")
     return text
+
+
+def show(parts: Iterable[Text]) -> None:
+    """On the terminal; its width crops nothing."""
+    console = Console(highlight=False, markup=False)
+    for part in parts:
+        console.print(part, soft_wrap=True)
 
 
 def _figures(verdict: Verdict) -> tuple[str, str, str, str]:

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 from msgspec.structs import replace
 
-from .view import NO_PROMPTS, RecentPrompts, WorkerView
-from .worker import WorkerId
+from .view import NO_PROMPTS, Others, RecentPrompts, WorkerView
+from .worker import Load, WorkerId
 
 LONGEST_S = 3600.0  # an estimate above it, or none at all as NaN, counts as 0: it would hide all others
 MOST_TOKENS = 1 << 40
@@ -269,17 +269,25 @@ class DecodingSequences(msgspec.Struct, frozen=True, gc=False):
 
 
 def believed_decoding(view: WorkerView, now_s: float) -> DecodingSequences:
-    """Of this proxy and of others: the larger of our count and the engine's.
+    """Of this proxy and of others. A report that is old counts for nothing."""
+    others = view.others
+    if not others.running or now_s - view.reported_s > REPORT_AGE_S:
+        return DecodingSequences(view.decoding, view.context_tokens)
+    return DecodingSequences(view.decoding + others.running, view.context_tokens + others.context_tokens)
 
-    The KV that the engine has in use, beside that of our sequences, is the others'; without its capacity theirs are as
-    long as ours. A report that is old, or that cannot be, counts for nothing.
+
+def others(view: WorkerView, load: Load) -> Others:
+    """By a report that comes now. What of ours is on its way there, or has just left, makes them a little off.
+
+    The KV that the engine has in use, beside that of our sequences, is theirs; without its capacity theirs are as long
+    as ours.
     """
-    load, own = view.load, DecodingSequences(view.decoding, view.context_tokens)
-    others = load.running - own.count
-    if others <= 0 or now_s - view.reported_s > REPORT_AGE_S or not load.is_possible:
-        return own
-    if load.kv_capacity_tokens:
-        context_tokens = max(0, round(load.kv_usage * load.kv_capacity_tokens) - own.context_tokens)
+    requests = max(0, load.running + load.waiting - view.inflight)
+    running = min(load.running, requests)
+    if not running:
+        context_tokens = 0
+    elif load.kv_capacity_tokens:
+        context_tokens = max(0, round(load.kv_usage * load.kv_capacity_tokens) - view.context_tokens)
     else:
-        context_tokens = others * own.context_tokens // max(1, own.count)
-    return DecodingSequences(load.running, own.context_tokens + context_tokens)
+        context_tokens = running * view.context_tokens // max(1, view.decoding)
+    return Others(requests, running, context_tokens)

@@ -13,7 +13,7 @@ from enum import Enum, auto
 from msgspec.structs import replace
 
 from ..runtime.replicated import Replicated
-from .ledger import LegWork, Use, Uses, shown
+from .ledger import LegWork, Use, Uses, others, shown
 from .order import Rosters
 from .places import learned
 from .view import Fleet, WorkerView
@@ -213,9 +213,8 @@ class Registry:
             self.use_changed(worker_id, used, legs=True)
 
     def use_changed(self, worker_id: WorkerId, used: Use, *, legs: bool = False) -> None:
-        if (
-            self._uses.own.get(worker_id) is used
-        ):  # else the worker has left meanwhile; should it be back, it counts anew
+        # Else the worker has left meanwhile; should it be back, it counts anew.
+        if self._uses.own.get(worker_id) is used:
             self._use_changed(worker_id, legs=legs)
 
     def reserve(self, worker_id: WorkerId, prefill_tokens: int, placed_tokens: int = 0) -> None:
@@ -366,7 +365,12 @@ class Registry:
         if self._uses.own[worker_id].placed_tokens:
             self._uses.own[worker_id].placed_tokens = 0
             self._use_changed(worker_id)
-        told: dict[str, object] = {"load": load, "reports": view.reports + 1, "reported_s": now_s}
+        told: dict[str, object] = {
+            "load": load,
+            "others": others(view, load),
+            "reports": view.reports + 1,
+            "reported_s": now_s,
+        }
         if view.role is not Role.PREFILL:  # what that queues is prompts to compute, which wait nowhere better
             told["places"] = learned(view.places, view.inflight, view.load, load)
         return told

@@ -58,6 +58,14 @@ NO_PROMPTS = RecentPrompts()
 LEAST_PATIENCE_S = 0.01
 
 
+class Others(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What an engine had beside the turns of this proxy when it last reported: what other proxies sent there."""
+
+    requests: int = 0
+    running: int = 0  # of these
+    context_tokens: int = 0  # of those that run, in sum
+
+
 class WorkerView(msgspec.Struct, frozen=True):
     """One worker at one moment. A struct, as copies of it are made at every step of a turn."""
 
@@ -65,6 +73,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     name: str  # "D2": what clients and metrics see in place of the address
     incarnation: str
     load: Load = Load()
+    others: Others = Others()
     reports: int = 0  # of its load, so far
     inflight: int = 0  # legs of this proxy that run there now
     queued_prefill_tokens: int = 0  # prompt tokens that this proxy's legs still have to compute there
@@ -104,8 +113,8 @@ class WorkerView(msgspec.Struct, frozen=True):
 
     @property
     def requests(self) -> int:
-        """Requests on the engine: the larger of its own count and ours, as other proxies may use it too."""
-        return max(self.inflight, self.load.running + self.load.waiting)
+        """Requests on the engine, as other proxies may use it too."""
+        return self.inflight + self.others.requests
 
     def is_full(self, limit: float) -> bool:
         """Whether it has as many legs as it should have, or as `limit` allows."""

@@ -7,12 +7,10 @@ has come. When it raises, all its legs are closed, and another attempt may follo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import msgspec
 
 from ..admission.auth import SESSION
-from ..admission.gate import Admission
 from ..bodies.body_reader import BodyReader
 from ..bodies.body_worker import ReadAnswer
 from ..bodies.received import ReceivedBody
@@ -22,7 +20,7 @@ from ..connectors import CONNECTORS, Connector, plain_leg
 from ..connectors.leg import REQUEST_ID, Handoff, LegRequest, NoHandoff, Pair
 from ..errors import LegError, refusal
 from ..failures import Cause, Leg, Phase
-from ..fleet.booking import Ledger, LegBooking
+from ..fleet.booking import LegBooking
 from ..fleet.view import WorkerView
 from ..fleet.worker import Worker
 from ..openai.answer import AnswerObserver, AnswerSummary
@@ -31,13 +29,13 @@ from ..openai.edits import Redaction, edited_body
 from ..openai.reply_key import ReplyKey
 from ..openai.request import CHOOSING, Endpoint, Fields
 from ..openai.stream_relay import Edits, StreamRelay
-from ..telemetry.metrics import Metrics
 from ..telemetry.receipts import LegRecord
 from ..upstream.call import Answer, Call, Expiry, Timeouts
 from ..upstream.client import Upstream
 from ..upstream.relayed_headers import RelayedHeaders
 from .attempt import ABORTED, Attempt, OpenAnswer
 from .handoff_release import HandoffRelease
+from .state import State
 
 SESSION_MEMBER = "session_id"
 OPENING_LIMIT_BYTES = 8 * 1024 * 1024  # of a stream before its first event; a single event of 4 MiB is in pieces
@@ -51,21 +49,15 @@ class Dispatcher:
         config: ProxyConfig,
         upstream: Upstream,
         handoff_release: HandoffRelease,
-        *,
-        ledger: Ledger,
-        admission: Admission,
-        metrics: Metrics,
+        state: State,
         bodies: BodyReader,
-        session_id: Callable[[Worker, int], str | None],
-        now: Callable[[], float],
     ) -> None:
-        """session_id(worker, history): what a leg names as its session, if its worker's events are to tell of it."""
-        self._ledger = ledger
-        self._admission = admission
-        self._metrics = metrics
-        self._now = now
+        self._ledger = state.ledger
+        self._admission = state.admission
+        self._metrics = state.metrics
+        self._now = state.now
         self._bodies = bodies
-        self._session_id = session_id
+        self._session_id = state.engine_caches.session_id
         self._shows_own_key = bool(config.worker_api_key or config.keys_file)
         self._header_rules = RelayedHeaders(config.relay_headers)
         self._upstream = upstream
@@ -92,6 +84,10 @@ class Dispatcher:
             if not attempt.is_left:  # else `HandoffRelease` closes it
                 attempt.close()
             raise
+
+    async def examine(self, exc: LegError, worker: Worker) -> LegError:
+        """A leg's failure, once it is known whether its worker is dead."""
+        return await self._upstream.examine(exc, worker)
 
     def _fields(self, attempt: Attempt, worker: Worker) -> Fields:
         """The request's members. A name of the session in them would count before the one in the head."""

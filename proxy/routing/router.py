@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import msgspec
 from msgspec.structs import replace
@@ -16,12 +16,12 @@ from msgspec.structs import replace
 from ..admission.gate import Permit
 from ..admission.queue import Ticket, effective_priority
 from ..beliefs.held import PromptEntry
-from ..beliefs.turn_touches import TurnTouches
+from ..beliefs.turn_touches import TurnCaches, TurnTouches
 from ..config import ProxyConfig
 from ..errors import TOO_MANY, AllBusy, AllDown, LegError, NoWorkerError, Overloaded, PPDError, Refused
 from ..failures import Cause, FailureRule, HandoffEffect
 from ..fleet.booking import LegBooking
-from ..fleet.worker import Worker, WorkerId
+from ..fleet.worker import WorkerId
 from ..health.poisoned_prompts import life_of
 from ..health.worker_health import Key, blamed_view
 from ..openai.request import Request
@@ -64,12 +64,10 @@ class Router:
         learner: Learner,
         *,
         passed_over: Callable[[float], Excluded],
-        examine: Callable[[LegError, Worker], Awaitable[LegError]],
         tokenizer: PromptTokenizer | None = None,
     ) -> None:
         """passed_over(now_s): workers and pairs that get no turn while there are others.
 
-        examine(a leg's failure, its worker): the failure, once it is known whether the worker is dead.
         tokenizer: None: prompts' tokens are estimated.
         """
         self.rules = rules
@@ -78,7 +76,6 @@ class Router:
         self._dispatcher = dispatcher
         self._learner = learner
         self._passed_over = passed_over
-        self._examine = examine
         self._tokenizer = tokenizer
         self._now = state.now
 
@@ -177,7 +174,7 @@ class Router:
             return await self._dispatcher.open(attempt)
         except LegError as exc:
             view = blamed_view(attempt.failed_leg, attempt.decision)
-            found = await self._examine(exc, view.worker)
+            found = await self._dispatcher.examine(exc, view.worker)
             if found is exc:
                 raise
             attempt.receipt.legs[-1].fail(found)
@@ -262,7 +259,7 @@ class Router:
         laws = self._state.laws
         decode, prefill = decision.decode.id, None if decision.prefill is None else decision.prefill.id
         prompt = job.receipt.estimated_prompt_tokens
-        beliefs, held = self._state.beliefs, turn.held
+        beliefs = self._state.beliefs
         estimates = decision.estimates(turn, shows_first_token=job.request.stream)
         return Attempt(
             request=job.request,
@@ -271,7 +268,7 @@ class Router:
             receipt=job.receipt,
             client=job.context.client,
             booking=LegBooking(self._state.registry, decode, prefill, estimates),
-            touches=TurnTouches(beliefs, job.entry, held, decode=decode, prefill=prefill, prompt_tokens=prompt),
+            touches=TurnTouches(beliefs, job.entry, turn.held, prompt, TurnCaches(decode, prefill)),
             charged_tokens=job.turn.prompt_tokens + job.turn.output_tokens,
             headers=job.context.headers,
             started_s=job.started_s,

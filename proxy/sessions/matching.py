@@ -21,6 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import NamedTuple
 
 import msgspec
 
@@ -251,30 +252,36 @@ def is_same(before: Residency | None, now: Residency | None) -> bool:
     return before is not None and now is not None and before.worker == now.worker
 
 
+class KnownPart(NamedTuple):
+    """Of a prompt."""
+
+    session: Session | None = None  # that the known prefix is of
+    place: Place = (0, 0)  # up to which it is known
+    common: Common | None = None
+    doubt: Doubt | None = None
+    affinity: WorkerId | None = None
+
+
 def matched(
     kind: MatchKind,
     session: Session,
     turn: int,
     prompt: Prompt,
-    place: Place,
-    source: Session | None = None,
-    doubt: Doubt | None = None,
-    found: Common | None = None,
-    affinity: WorkerId | None = None,
+    known: KnownPart,
 ) -> SessionMatch:
     return SessionMatch(
         session_id=session.id if prompt.label is None else hexadecimal(prompt.label),
         turn=turn,
         kind=kind,
-        held_tokens=place[1],
-        new_bytes=prompt.chain.size - place[0],
-        added=added(prompt.chain, None if source is None else place[0]),
+        held_tokens=known.place[1],
+        new_bytes=prompt.chain.size - known.place[0],
+        added=added(prompt.chain, None if known.session is None else known.place[0]),
         decode=session.decode_residency,
         output_tokens=session.output_tokens,
         history=session.history,
-        source=None if source is None else source.history,
-        parent=None if source is None else newest_key(source),
-        affinity=affinity,
-        doubt=doubt,
-        common=found,
+        source=None if known.session is None else known.session.history,
+        parent=None if known.session is None else newest_key(known.session),
+        affinity=known.affinity,
+        doubt=known.doubt,
+        common=known.common,
     )

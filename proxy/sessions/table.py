@@ -30,6 +30,7 @@ from .hasher import KEY_BITS
 from .kept_units import NO_UNITS_KEPT, EndedTurn, KeptUnits, pack
 from .matching import (
     Common,
+    KnownPart,
     MatchKind,
     SessionMatch,
     TurnOutcome,
@@ -227,7 +228,7 @@ class SessionTable:
             session = Session(self._new_history(prompt), prompt.label)
             # At the first turn any worker that shares the prefix will do, and the policy balances them.
             session.learn(*(found.session.learnt() if turn > 1 else (found.session.output_tokens, None, None)))
-        return matched(kind, session, turn, prompt, place, found.session, doubt, found)
+        return matched(kind, session, turn, prompt, KnownPart(found.session, place, found, doubt))
 
     def _most_in_common(
         self, prompt: Prompt, named: Session | None, sizes: Mapping[int, int], now_s: float
@@ -280,7 +281,7 @@ class SessionTable:
         if named is not None:
             new.learn(named.output_tokens, None, None)
         affinity = named.decode if named is not None else None
-        return matched(kind, new, named.turn + 1 if named else 1, prompt, (0, 0), affinity=affinity)
+        return matched(kind, new, named.turn + 1 if named else 1, prompt, KnownPart(affinity=affinity))
 
     def _match_by_count(self, prompt: Prompt, session: Session | None, now_s: float) -> SessionMatch:
         """The paper's rule: the opener is the session, each request with it a turn, and all of its history is held."""
@@ -294,9 +295,9 @@ class SessionTable:
         # The new turn adds what lies beyond the known prefix; without one, the last message.
         covered = found.place[0] if found is not None else chain.ends[-2] if len(chain.ends) > 1 else 0
         if newest_end(session, is_prompt=True) == chain.end() and found is not None:
-            return matched(MatchKind.RETRY, session, session.turn, prompt, found.place, session)
+            return matched(MatchKind.RETRY, session, session.turn, prompt, KnownPart(session, found.place))
         place = covered, held_tokens(session)
-        return matched(MatchKind.NEXT, session, session.turn + 1, prompt, place, session)
+        return matched(MatchKind.NEXT, session, session.turn + 1, prompt, KnownPart(session, place))
 
     # -- keeping
 

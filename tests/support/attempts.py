@@ -7,7 +7,7 @@ from typing import Any
 from ppd.proxy.admission.keys import Client
 from ppd.proxy.beliefs.beliefs import Beliefs
 from ppd.proxy.beliefs.held import PromptEntry, Residency
-from ppd.proxy.beliefs.turn_touches import TurnTouches
+from ppd.proxy.beliefs.turn_touches import TurnCaches, TurnTouches
 from ppd.proxy.failures import Leg
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.ledger import LegEstimates
@@ -53,9 +53,7 @@ def running(made: Decision, *begun: Leg, stream: bool = True) -> Attempt:
         receipt=receipt,
         client=Client(name="", tenant=""),
         booking=LegBooking(registry, decode, prefill, LegEstimates(prompt_tokens=0, new_tokens=0)),
-        touches=TurnTouches(
-            Beliefs(registry.engine), PromptEntry(0), {}, decode=decode, prefill=prefill, prompt_tokens=0
-        ),
+        touches=TurnTouches(Beliefs(registry.engine), PromptEntry(0), {}, 0, TurnCaches(decode, prefill)),
         charged_tokens=0,
         headers={},
         started_s=0.0,

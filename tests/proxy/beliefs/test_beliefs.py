@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ppd.proxy.beliefs import beliefs as room
 from ppd.proxy.beliefs.beliefs import Beliefs, marks_of
 from ppd.proxy.beliefs.held import BeliefEvidence, Found, Held, Mark, PromptEntry, Residency
-from ppd.proxy.beliefs.turn_touches import TurnTouches
+from ppd.proxy.beliefs.turn_touches import TurnCaches, TurnTouches
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Load, WorkerId
 from tests.support.decisions import D1, D2, P1, view
@@ -39,14 +39,8 @@ class Known:
         return {self.views[worker].name: held for worker, held in found.items()}
 
     def touches(self, entry: PromptEntry, tokens: int, *, prefill: bool = False, most: int = 10**6) -> TurnTouches:
-        made = TurnTouches(
-            self.beliefs,
-            entry,
-            self.beliefs.held(self.views, entry, most),
-            decode=D1.id,
-            prefill=P1.id if prefill else None,
-            prompt_tokens=tokens,
-        )
+        caches = TurnCaches(D1.id, P1.id if prefill else None)
+        made = TurnTouches(self.beliefs, entry, self.beliefs.held(self.views, entry, most), tokens, caches)
         made.sent()
         return made
 

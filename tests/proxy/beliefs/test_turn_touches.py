@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ppd.proxy.beliefs.beliefs import Beliefs
 from ppd.proxy.beliefs.held import PromptEntry, Residency
-from ppd.proxy.beliefs.turn_touches import TurnTouches
+from ppd.proxy.beliefs.turn_touches import TurnCaches, TurnTouches
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Load
 from tests.support.decisions import D1, D2, P1
@@ -36,16 +36,8 @@ class Known:
 
     def fetching(self, decode: WorkerView, prefill: WorkerView | None = None) -> TurnTouches:
         entry = PromptEntry(7, 7)
-        made = TurnTouches(
-            self.beliefs,
-            entry,
-            self.beliefs.held(self.views, entry, 1000),
-            decode=decode.id,
-            prefill=None if prefill is None else prefill.id,
-            prompt_tokens=1100,
-            source=D2.id,
-            reach_tokens=1000,
-        )
+        caches = TurnCaches(decode.id, None if prefill is None else prefill.id, D2.id, reach_tokens=1000)
+        made = TurnTouches(self.beliefs, entry, self.beliefs.held(self.views, entry, 1000), 1100, caches)
         made.sent()
         return made
 

@@ -15,6 +15,7 @@ from ppd.proxy.fleet.ledger import (
     LegWork,
     Use,
     believed_decoding,
+    others,
     prefill_left_s,
     shown,
     summed,
@@ -103,10 +104,10 @@ def test_the_first_prompt_of_a_queue_is_being_computed(
     assert prefill_left_s(use, now_s) == prefill_left_s(shown(VIEW, use), now_s) == left_s
 
 
-def view(load: Load, decoding: int = 2, context_tokens: int = 3000, reported_s: float = 100.0) -> WorkerView:
-    return msgspec.structs.replace(
-        VIEW, load=load, decoding=decoding, context_tokens=context_tokens, reported_s=reported_s
-    )
+def reported(load: Load) -> WorkerView:
+    """After its engine's report, which two turns of this proxy are in."""
+    before = msgspec.structs.replace(VIEW, inflight=2, decoding=2, context_tokens=3000)
+    return msgspec.structs.replace(before, load=load, others=others(before, load), reported_s=100.0)
 
 
 OWN = DecodingSequences(2, 3000)
@@ -125,8 +126,22 @@ FULL: dict[str, Any] = {"kv_usage": 0.5, "kv_capacity_tokens": 20_000}
     ],
 )
 def test_sequences_of_other_proxies_count_as_the_engine_reports_them(load: Load, believed: DecodingSequences) -> None:
-    assert believed_decoding(view(load), 100.0 + REPORT_AGE_S) == believed
-    assert believed_decoding(view(load), 100.1 + REPORT_AGE_S) == OWN, "the report is old"
+    assert believed_decoding(reported(load), 100.0 + REPORT_AGE_S) == believed
+    assert believed_decoding(reported(load), 100.1 + REPORT_AGE_S) == OWN, "the report is old"
+
+
+def test_turns_that_end_after_a_report_count_no_longer() -> None:
+    view = reported(Load(running=3, waiting=1, **FULL))
+    assert (view.requests, believed_decoding(view, 100.0).count) == (4, 4)
+    left = msgspec.structs.replace(view, inflight=0, decoding=0, context_tokens=0)
+    assert left.requests == 2
+    assert believed_decoding(left, 100.0) == DecodingSequences(2, 7000), "what others have there"
+
+
+def test_prompts_that_this_proxy_sent_to_a_p_are_nobody_elses() -> None:
+    before = msgspec.structs.replace(VIEW, inflight=3)
+    view = msgspec.structs.replace(before, others=others(before, Load(running=2, waiting=1, **FULL)), reported_s=100.0)
+    assert (view.requests, believed_decoding(view, 100.0)) == (3, DecodingSequences(0, 0))
 
 
 ABSURD = [
@@ -142,11 +157,6 @@ ABSURD = [
     {"kv_capacity_tokens": -1},
     {"kv_capacity_tokens": 10**30},
 ]
-
-
-@pytest.mark.parametrize("absurd", ABSURD)
-def test_where_a_report_cannot_be_the_ledger_alone_decides(absurd: dict[str, Any]) -> None:
-    assert believed_decoding(view(Load(**{"running": 6, **FULL, **absurd})), 100.0) == OWN
 
 
 @pytest.mark.parametrize("absurd", ABSURD)

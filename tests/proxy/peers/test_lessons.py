@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ppd.proxy.assembly import new_state
 from ppd.proxy.beliefs.held import CacheFound, Held, LegOutcome, Mark, PromptEntry, Residency, SentLeg
-from ppd.proxy.beliefs.turn_touches import TurnTouches
+from ppd.proxy.beliefs.turn_touches import TurnCaches, TurnTouches
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.fleet.worker import Load, WorkerId
 from ppd.proxy.laws.corrections import Figure, Measured
@@ -75,7 +75,7 @@ def touches(state: State, history: int, tokens: int, source: int | None = None) 
     entry = PromptEntry(history, source, (MARK,))
     views = state.registry.fleet("m").views
     held = state.beliefs.held(views, entry, tokens)
-    return TurnTouches(state.beliefs, entry, held, decode=R1, prefill=None, prompt_tokens=tokens)
+    return TurnTouches(state.beliefs, entry, held, tokens, TurnCaches(R1))
 
 
 def holds(state: State, history: int) -> int:
@@ -85,7 +85,7 @@ def holds(state: State, history: int) -> int:
 
 def opens(state: State) -> None:
     entry = PromptEntry(7, points=(POINT,))
-    TurnTouches(state.beliefs, entry, {}, decode=R1, prefill=None, prompt_tokens=900).answering()
+    TurnTouches(state.beliefs, entry, {}, 900, TurnCaches(R1)).answering()
 
 
 def begins_alike(state: State) -> int:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ppd.proxy.beliefs.held import BeliefEvidence
 from ppd.proxy.config import Mode, Uncovered
 from ppd.proxy.errors import AllDown, NotFound, NoWorkerError
-from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.view import Others, WorkerView
 from ppd.proxy.fleet.worker import Load, WorkerId
 from ppd.proxy.policy import Excluded, Route, Rules, Turn, has_room
 from ppd.proxy.policy.placement import session_share
@@ -134,7 +134,7 @@ def test_a_split_follow_up_returns_to_the_worker_that_lacks_only_the_new_blocks(
     ("fleet", "chosen"),
     [
         ((P1, replace(D1, inflight=2), replace(D2, inflight=1)), "D2"),
-        ((P1, replace(D1, load=Load(running=3)), replace(D2, inflight=2)), "D2"),
+        ((P1, replace(D1, others=Others(requests=3)), replace(D2, inflight=2)), "D2"),
         ((P1, replace(D1, load=Load(kv_usage=0.5)), replace(D2, load=Load(kv_usage=0.2))), "D2"),
         ((P1, replace(D1, load=Load(kv_usage=0.97)), replace(D2, inflight=5)), "D2"),
         ((P1, replace(D1, draining=True), replace(D2, inflight=5)), "D2"),

@@ -13,7 +13,7 @@ from ppd.proxy.config import Mode
 from ppd.proxy.fleet.booking import LegBooking
 from ppd.proxy.fleet.ledger import LegEstimates
 from ppd.proxy.fleet.registry import Registry
-from ppd.proxy.fleet.view import WorkerView
+from ppd.proxy.fleet.view import Others, WorkerView
 from ppd.proxy.fleet.worker import Announcement, Load, Role, Source, Worker, WorkerId
 from ppd.proxy.policy import Route, Turn, decide
 from ppd.proxy.policy.placement import own_worker
@@ -38,7 +38,7 @@ def shared(*holders: WorkerView, tokens: int = 8000) -> Mapping[WorkerId, Held]:
         ((D1, replace(D2, inflight=3)), (D2,), {"D1"}),  # above 1.25 times the mean by more than one
         ((replace(D1, inflight=8), replace(D2, inflight=9)), (D2,), {"D2"}),
         ((replace(D1, inflight=8), replace(D2, inflight=17)), (D2,), {"D1"}),
-        ((D1, replace(D2, load=Load(running=14))), (D2,), {"D1"}),
+        ((D1, replace(D2, others=Others(requests=14))), (D2,), {"D1"}),
         ((D1, replace(D2, load=Load(kv_usage=0.97))), (D2,), {"D1"}),
         ((D1, replace(D2, recent_tokens=25_000)), (D2,), {"D2"}),
         ((D1, replace(D2, recent_tokens=30_000)), (D2,), {"D1", "D2"}),

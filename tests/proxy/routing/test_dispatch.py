@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ppd.proxy.assembly import Proxy, assemble, make_dispatcher
+from ppd.proxy.assembly import Proxy, assemble
 from ppd.proxy.config import ProxyConfig
 from ppd.proxy.errors import NoWorkerError
 from ppd.proxy.failures import Leg
@@ -33,7 +33,7 @@ async def proxy() -> AsyncIterator[Proxy]:
 
 
 def dispatcher(proxy: Proxy) -> Dispatcher:
-    return make_dispatcher(proxy.settings.config, proxy.state, proxy.upstream, proxy.handoff_release, proxy.bodies)
+    return Dispatcher(proxy.settings.config, proxy.upstream, proxy.handoff_release, proxy.state, proxy.bodies)
 
 
 def split(proxy: Proxy, connector: str, prefill: str = "p:1") -> Attempt:

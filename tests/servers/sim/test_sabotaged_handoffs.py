@@ -178,6 +178,7 @@ async def test_deafness_ends_by_itself(lab: Any) -> None:
     r = await lab.start()
     r.faults = Faults(deaf_s=0.01)
     await until_answered(lab, r)
+    assert (await lab.chat(r, HI)).status == 200
 
 
 async def test_deafness_is_not_cut_short_by_an_earlier_one(lab: Any) -> None:

@@ -1,0 +1,127 @@
+"""`ppd agent`'s options: the engine that it launches or attaches, and how proxies reach it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppd.proxy.errors import ConfigError
+from ppd.proxy.fleet.worker import EventSource, Role
+from ppd.servers.cli.agent import AgentOptions, address_of, curve_keys, identity_of, launch_of
+
+
+def options(**changes: Any) -> AgentOptions:
+    defaults: dict[str, Any] = {
+        "role": Role.DECODE,
+        "proxies": ("127.0.0.1:30001",),
+        "attach": "",
+        "engine": "sim",
+        "model": "",
+        "host": "127.0.0.1",
+        "port": 8200,
+        "side_channel_host": "",
+        "side_channel_port": 5600,
+        "kv_events_port": 0,
+        "kv_replay_port": 0,
+        "device": "cuda",
+        "gpus": "",
+        "tensor_parallel": 1,
+        "python": "py",
+        "advertise": "",
+        "connector": "nixl",
+        "coordinates": (),
+        "x": None,
+        "profile": "",
+        "interval": 10.0,
+        "drain_timeout": 60.0,
+        "api_key": "",
+        "curve_key": None,
+        "curve_server_key": None,
+        "log_path": Path("x.log"),
+        "engine_args": (),
+    }
+    return AgentOptions(**(defaults | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"engine": "sim", "model": "m", "engine_args": ("--seed", "3")}, "--role D --host 127.0.0.1 --port 8200"),
+        ({"engine": "sim", "connector": "none", "engine_args": ("--seed", "3")}, "--connector none --seed 3"),
+        ({"engine": "vllm", "model": "m", "gpus": "0,1", "tensor_parallel": 2}, "--tensor-parallel-size 2"),
+        ({"engine": "vllm", "model": "m", "role": Role.REPLICA}, "--kv-transfer-config"),
+    ],
+)
+def test_the_launched_engine_is_the_one_asked_for(changes: dict[str, Any], wanted: str) -> None:
+    assert wanted in " ".join(launch_of(options(**changes)).argv)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"engine": "vllm"}, "model"), ({"engine": "vllm", "model": "m", "gpus": "a"}, "gpus")],
+)
+def test_what_cannot_be_launched_is_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        launch_of(options(**changes))
+
+
+def test_an_identity_may_advertise_another_address_and_coordinates() -> None:
+    made = identity_of(options(advertise="10.0.0.9:80", coordinates=("zmq_address=10.0.0.9:21001",)), "127.0.0.1:1")
+    assert (made.address, made.coordinates) == ("10.0.0.9:80", {"zmq_address": "10.0.0.9:21001"})
+    assert identity_of(options(profile="h100"), "127.0.0.1:1").profile == "h100"
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        identity_of(options(coordinates=("zmq_address",)), "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("ports", "source"),
+    [
+        ((0, 0), EventSource()),
+        ((0, 5558), EventSource()),
+        ((5557, 0), EventSource("tcp://10.0.0.9:5557")),
+        ((5557, 5558), EventSource("tcp://10.0.0.9:5557", "tcp://10.0.0.9:5558")),
+    ],
+)
+def test_an_identity_says_where_kv_events_are_published(ports: tuple[int, int], source: EventSource) -> None:
+    asked = options(advertise="10.0.0.9:80", kv_events_port=ports[0], kv_replay_port=ports[1])
+    assert identity_of(asked, "127.0.0.1:1").kv_events == source
+
+
+def test_an_engine_that_listens_everywhere_must_say_where_it_is_reached() -> None:
+    with pytest.raises(ConfigError, match="advertise"):
+        identity_of(options(host="0.0.0.0"), "0.0.0.0:8200")
+    assert identity_of(options(host="0.0.0.0", advertise="10.0.0.9:80"), "0.0.0.0:8200").address == "10.0.0.9:80"
+
+
+@pytest.mark.parametrize(
+    ("changes", "host"),
+    [
+        ({}, "127.0.0.1"),
+        ({"host": "0.0.0.0", "advertise": "10.0.0.9:80"}, "10.0.0.9"),
+        ({"advertise": "10.0.0.9:80", "side_channel_host": "10.1.0.9"}, "10.1.0.9"),
+    ],
+)
+def test_other_engines_reach_nixl_where_proxies_reach_http_unless_told(changes: dict[str, Any], host: str) -> None:
+    launch = launch_of(options(engine="vllm", model="m", **changes))
+    assert launch.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == host
+
+
+@pytest.mark.parametrize(("url", "address"), [("http://a:1", "a:1"), ("a:1", "a:1"), ("http://a:1/", "a:1")])
+def test_an_engine_is_attached_by_its_url(url: str, address: str) -> None:
+    assert address_of(url) == address
+
+
+@pytest.mark.parametrize("url", ["a", "http://a", "http://:1", ""])
+def test_a_url_without_host_or_port_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="attach"):
+        address_of(url)
+
+
+def test_curve_keys_come_as_a_pair(tmp_path: Path) -> None:
+    assert curve_keys(None, None) is None
+    with pytest.raises(ConfigError, match="together"):
+        curve_keys(tmp_path / "a", None)
+    with pytest.raises(ConfigError, match="certificates"):
+        curve_keys(tmp_path / "a", tmp_path / "b")

@@ -33,6 +33,7 @@ from ppd.proxy.errors import PPDError
 from ppd.proxy.fleet.worker import Role
 from ppd.proxy.laws import profile_file
 from ppd.proxy.laws.profile_file import ProfileFile
+from ppd.proxy.policy.modes import PREDICTING
 from ppd.servers.fleet.topology import Topology
 from ppd.servers.vllm.cpu_install import VERSION
 from ppd.servers.vllm.launch import TINY_NAME
@@ -91,7 +92,7 @@ async def alone(plan: Plan, session: aiohttp.ClientSession) -> Known:
 
 
 async def in_modes(
-    plan: Plan, session: aiohttp.ClientSession, turns: Sequence[AskedTurn], slo_flags: Mapping[str, str]
+    plan: Plan, session: aiohttp.ClientSession, turns: Sequence[AskedTurn], predicting_flags: Mapping[str, str]
 ) -> list[ModeRecord]:
     named = {f"{role}{n + 1}": role for role, count in plan.topology.by_role.items() for n in range(count)}
     found = []
@@ -99,7 +100,7 @@ async def in_modes(
         for number, mode in itertools.product(range(plan.rounds), plan.modes):
             print(f"playing in mode {mode}, round {number + 1} of {plan.rounds}", flush=True)
             await forget(session, list(urls.values()))
-            flags = PROXY_FLAGS | {"mode": mode} | (dict(slo_flags) if mode is Mode.SLO else {})
+            flags = PROXY_FLAGS | {"mode": mode} | (dict(predicting_flags) if mode in PREDICTING else {})
             async with proxy(urls, flags, plan.out / "logs" / f"proxy-{mode}-{number}.log") as base_url:
                 salt = f"{mode}-{number}"
                 player = Player(session, base_url, TINY_NAME, plan.shape.answer_tokens, salt, ADMIN_KEY)

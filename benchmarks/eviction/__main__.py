@@ -138,32 +138,47 @@ async def measure(plan: Plan) -> EvictionRun:
     )
 
 
+def at_least_1(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+def plan_of(args: argparse.Namespace) -> Plan:
+    return Plan(
+        shape=Shape(args.conversations, args.turns, (300, 500), (100, 300), 32),
+        seed=args.seed,
+        at_once=args.at_once,
+        size=CacheSize(args.blocks),
+        topology=Topology.parse(args.topology),
+        modes=tuple(args.modes),
+        rounds=args.rounds,
+        out=args.out,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.eviction", description=(__doc__ or "").split("\n")[0])
     to = parser.add_mutually_exclusive_group(required=True)
     to.add_argument("--out", type=Path, metavar="DIR")
     to.add_argument("--report", type=Path, metavar="FILE", help="of records: prints the table again, and plays nothing")
-    parser.add_argument("--conversations", type=int, default=12)
-    parser.add_argument("--turns", type=int, default=6)
-    parser.add_argument("--at-once", type=int, default=3)
-    parser.add_argument("--blocks", type=int, default=128, help="of 32 tokens, of each engine")
-    parser.add_argument("--topology", type=Topology.parse, default=Topology.parse("1P_2D"))
+    parser.add_argument("--conversations", type=at_least_1, default=12)
+    parser.add_argument("--turns", type=at_least_1, default=6)
+    parser.add_argument("--at-once", type=at_least_1, default=3)
+    parser.add_argument("--blocks", type=at_least_1, default=128, help="of 32 tokens, of each engine")
+    parser.add_argument("--topology", default="1P_2D", help="such as 1P_1D, or 2R")
     parser.add_argument("--modes", type=Mode, nargs="+", choices=list(Mode), default=MODES)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=at_least_1, default=5)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    shape = Shape(args.conversations, args.turns, (300, 500), (100, 300), 32)
-    plan = Plan(
-        shape, args.seed, args.at_once, CacheSize(args.blocks), args.topology, tuple(args.modes), args.rounds, args.out
-    )
     try:
-        run = load(args.report, decode) if args.report else asyncio.run(measure(plan))
+        run = load(args.report, decode) if args.report else asyncio.run(measure(plan_of(args)))
         if not args.report:
             write_whole(args.out / f"eviction-{run.date}.md", page(run).encode())
             write_whole(args.out / f"eviction-{run.date}.json", encode(run))
     except PPDError as exc:
         raise SystemExit(str(exc)) from exc
-    print(page(run))
+    print(page(run), end="")
     raise SystemExit(any(record.wrong or record.failed for record in (*run.alone, *run.modes)))
 
 

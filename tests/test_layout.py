@@ -54,7 +54,17 @@ ROOMS = {
         *("traces", "experiment"),
     ),
     "offline/report": ("write", "sections", "paper", "figures", "analysis", "page"),
-    "benchmarks": ("pages", "small", "policies", "recognition", "overhead", "interference", "network", "soak"),
+    "benchmarks": (
+        "pages",
+        "small",
+        "policies",
+        "recognition",
+        "eviction",
+        "overhead",
+        "interference",
+        "network",
+        "soak",
+    ),
 }
 
 # Public class names that mean two things in one package. Only to be shortened.

@@ -1,4 +1,7 @@
-"""What the proxy says that an engine holds, beside what the engine finds, where sessions evict each other."""
+"""What the proxy says that an engine holds, beside what the engine finds, where sessions evict each other.
+
+And the texts, what is moved, and what is computed there, in four modes.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from benchmarks.eviction.conversations import AskedTurn, Shape, asked_turns
+from benchmarks.eviction.engines import COUNTS_EVICTIONS
+from benchmarks.eviction.modes import ModeRecord, play_mode
+from benchmarks.eviction.play import Player
+from benchmarks.eviction.report import needed_tokens
 from ppd.proxy.beliefs.held import BeliefEvidence
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Role, WorkerId
@@ -22,7 +30,7 @@ from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.launch import TINY_ARGS, TINY_NAME, EngineSpec, command
 from tests.support.fleet import proxy_before
-from tests.support.proxy import Chat, ProxyClient
+from tests.support.proxy import ADMIN_KEY, Chat, ProxyClient
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -35,6 +43,9 @@ QUIET_S = 0.05  # vLLM publishes from a thread of its own, which may be later th
 LINE = "Now {} more friends agreed to join us in the {} bus. Does this change our mode of transportation, and how? "
 OWN_TURNS, KV_EVENTS = BeliefEvidence.OWN_TURNS, BeliefEvidence.KV_EVENTS
 serial = itertools.count()
+SHAPE = Shape(conversations=8, turns=4, first_tokens=(250, 400), later_tokens=(60, 160), answer_tokens=24)
+KV_BYTES = 3072  # of a token of the tiny model
+MODES = (Mode.TABLE, Mode.ALWAYS_LOCAL, Mode.ALWAYS_SPLIT, Mode.SLO)
 
 
 @dataclass
@@ -136,7 +147,10 @@ async def engine(
 ) -> AsyncIterator[TightEngine]:
     events, replay = free_ports(2)
     spec = replace(
-        tiny_spec(Role.REPLICA), kv_events_port=events, kv_replay_port=replay, extra_args=(*TINY_ARGS, *FEW_BLOCKS)
+        tiny_spec(Role.REPLICA),
+        kv_events_port=events,
+        kv_replay_port=replay,
+        extra_args=(*TINY_ARGS, *FEW_BLOCKS, *COUNTS_EVICTIONS),
     )
     logs = tmp_path_factory.mktemp("tight")
     async with AsyncExitStack() as stack:
@@ -189,6 +203,74 @@ async def test_events_tell_what_an_engine_keeps_whoever_uses_it(engine: TightEng
         check_claims(found, KV_EVENTS, BLOCK)
         await some.check_texts()
         assert await some.metric('ppd_kv_event_gaps_total{result="open"}') == 0
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def asked(fleet: Any) -> tuple[AskedTurn, ...]:
+    """With the texts of an engine that has room for all, and computes each prompt from its first token on."""
+
+    async def straight(messages: list[dict[str, str]]) -> str:
+        text: str = await fleet.straight(Role.REPLICA, messages, max_tokens=SHAPE.answer_tokens, cache_salt=salt())
+        return text
+
+    return await asked_turns(SHAPE, 0, straight)
+
+
+def salt() -> str:
+    return f"evicting-{next(serial)}"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def in_modes(fleet: Any, engine: TightEngine, asked: tuple[AskedTurn, ...]) -> dict[Mode, ModeRecord]:
+    """The same conversations in four modes, with the tight engine as the only D."""
+    urls = {"P1": fleet.urls[Role.PREFILL], "D1": f"http://{engine.spec.address}"}
+    workers = [(Role.PREFILL, fleet.specs[Role.PREFILL].address), (Role.DECODE, engine.worker(OWN_TURNS))]
+    found = {}
+    for mode in MODES:
+        settings = {"mode": mode, "profile": "h100-llama-3.1-8b", "probe_interval_s": 0.5}
+        async with proxy_before(workers, limit_s=60, **settings) as (_, base_url, session):
+            player = Player(session, base_url, TINY_NAME, SHAPE.answer_tokens, salt(), ADMIN_KEY)
+            found[mode] = await play_mode(mode, player, asked, 2, urls)
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_texts_are_right_and_beliefs_hold_where_conversations_evict_each_other(
+    in_modes: dict[Mode, ModeRecord], mode: Mode
+) -> None:
+    record = in_modes[mode]
+    on_d, turns = record.engines["D1"], len(record.turns)
+    assert [turn for turn in record.turns if not turn.is_right] == []
+    assert needed_tokens(record.turns) > 2 * BLOCK * BLOCKS
+    assert on_d.evicted_blocks > BLOCKS
+    assert on_d.pulled + on_d.computed > 1.2 * record.new_tokens, "what was evicted had to come again"
+    assert record.refuted <= turns // 10, record.turns
+    # Whole blocks are cached, and the book knows of those that have 16 tokens. A turn in twenty may find all evicted.
+    assert on_d.hit / 2 < record.claimed_tokens < on_d.hit + 2 * BLOCK * turns + LONGEST * turns // 20
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_engines_count_each_prompt_once_and_move_what_splits_need(
+    in_modes: dict[Mode, ModeRecord], mode: Mode
+) -> None:
+    record = in_modes[mode]
+    on_p, on_d = record.engines["P1"], record.engines["D1"]
+    split = [turn for turn in record.turns if turn.route == "SPLIT"]
+    assert on_d.prompts == record.prompt_tokens
+    assert on_p.prompts == sum(turn.prompt_tokens for turn in split)
+    moved = on_d.moved_bytes / KV_BYTES
+    assert on_d.pulled <= moved <= on_d.pulled + BLOCK * len(split), "whole blocks are moved"
+    alone = sum(turn.prompt_tokens - turn.cached_tokens for turn in record.turns if turn.route == "LOCAL")
+    assert alone <= on_d.computed <= alone + BLOCK * len(split)
+
+
+async def test_local_turns_spare_what_splits_move(in_modes: dict[Mode, ModeRecord]) -> None:
+    local, split = in_modes[Mode.ALWAYS_LOCAL], in_modes[Mode.ALWAYS_SPLIT]
+    assert split.routes == {"SPLIT": len(split.turns)}
+    assert local.routes["LOCAL"] >= len(local.turns) // 3
+    assert local.engines["D1"].moved_bytes < split.engines["D1"].moved_bytes
+    assert local.engines["P1"].computed < split.engines["P1"].computed
+    assert local.engines["D1"].computed > split.engines["D1"].computed
 
 
 def is_another(some: Sessions, old: str) -> bool:

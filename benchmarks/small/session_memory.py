@@ -5,7 +5,7 @@
 Every session has an id of its own from the client, a D and a P that hold its prefix, in whose books it has entries, and
 `--turns` finished turns: the most that an idle chat session keeps. Prints one JSON line per number of turns. Times are
 the processor's, of the turn that comes next, taken after memory is counted, when nothing traces it. `find` is the
-session and what each worker holds of it (`SessionTable.find`, `Beliefs.held`).
+session (`SessionTable.find`), `held` what each worker holds of the prompt (its marks, and `Beliefs.held`).
 """
 
 from __future__ import annotations
@@ -62,15 +62,16 @@ class Proxy:
         self.beliefs = Beliefs(self.views.get)
         self.table = SessionTable(ttl_s=1e9, capacity=sessions, beliefs=self.beliefs)
 
-    def play(self, requests: list[Request], number: int, now_s: float) -> float:
+    def play(self, requests: list[Request], number: int, now_s: float) -> tuple[float, float]:
         """Finishes the requests in order; returns the seconds that it took to find the last one, and who holds it."""
-        took_s = 0.0
+        started_s = found_s = ended_s = 0.0
         for turn, request in enumerate(requests):
             started_s = time.thread_time()
             place = self.table.find(request.prompt, now_s)
+            found_s = time.thread_time()
             marks = marks_of_prompt(request.prompt, place.held_tokens + place.new_bytes // 4)
             self.beliefs.held(self.views, PromptEntry(place.history, place.source, marks), place.held_tokens)
-            took_s = time.thread_time() - started_s
+            ended_s = time.thread_time()
             reply = ReplyKey(request)
             reply.add_text(reply_to(turn))
             prompt, completion = 1000 * (turn + 1), 300 + turn
@@ -82,15 +83,15 @@ class Proxy:
                 prefill=self.residency(number + 1, prompt),
             )
             self.table.finish(place, request.prompt, outcome, now_s)
-        return took_s
+        return found_s - started_s, ended_s - found_s
 
     def residency(self, number: int, tokens: int) -> Residency:
         worker, incarnation = self.workers[number % len(self.workers)]
         return Residency(worker, incarnation, tokens)
 
 
-def bytes_per_session(sessions: int, turns: int, workers: int) -> tuple[float, list[float]]:
-    """Bytes per idle session in a table of this many, and the seconds that lookups in it take."""
+def bytes_per_session(sessions: int, turns: int, workers: int) -> tuple[float, list[tuple[float, float]]]:
+    """Bytes per idle session in a table of this many, and the seconds that each `find` and `held` in it takes."""
     hasher = Hasher(bytes(32))
     tracemalloc.start()
     try:
@@ -126,19 +127,11 @@ def main() -> None:
     args = parser.parse_args()
     for turns in args.turns:
         size, times_s = bytes_per_session(args.sessions, turns, args.workers)
-        cuts = quantiles(times_s, n=100)
-        print(
-            json.dumps(
-                {
-                    "sessions": args.sessions,
-                    "turns": turns,
-                    "workers": args.workers,
-                    "bytes_per_session": round(size),
-                    "find_p50_us": round(cuts[49] * 1e6, 1),
-                    "find_p99_us": round(cuts[98] * 1e6, 1),
-                }
-            )
-        )
+        found = {"sessions": args.sessions, "turns": turns, "workers": args.workers, "bytes_per_session": round(size)}
+        for name, column in zip(("find", "held"), zip(*times_s, strict=True), strict=True):
+            cuts = quantiles(column, n=100)
+            found |= {f"{name}_p50_us": round(cuts[49] * 1e6, 1), f"{name}_p99_us": round(cuts[98] * 1e6, 1)}
+        print(json.dumps(found))
 
 
 if __name__ == "__main__":

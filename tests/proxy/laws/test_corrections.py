@@ -112,6 +112,14 @@ def test_all_turns_of_a_proxy_that_stood_still_change_little() -> None:
     assert factor(corrections, 130.0) < 1.3
 
 
+def test_all_turns_of_a_proxy_that_stood_still_hardly_say_that_a_law_is_off() -> None:
+    corrections = taught(1.0, 100)
+    before = spread(corrections, 130.0)
+    for _ in range(1000):
+        corrections.learn(measured(100.0), 130.0)
+    assert before < spread(corrections, 130.0) < before + 0.3
+
+
 def test_a_clock_that_stands_still_or_jumps_back_does_no_harm() -> None:
     draw, corrections = random.Random(5), Corrections()
     for _ in range(500):
@@ -176,3 +184,12 @@ def test_another_process_takes_all_of_it() -> None:
     assert factor(theirs, 60) == factor(ours, 60)
     ours.learn(measured(1.0), 61)
     assert factor(theirs, 61) != factor(ours, 61)
+
+
+@pytest.mark.parametrize("absurd", [math.nan, math.inf, -math.inf, -2.0, 1e9])
+@pytest.mark.parametrize("name", ["log", "turns", "off"])
+def test_what_another_process_cannot_have_learnt_is_not_taken(name: str, absurd: float) -> None:
+    """It would stay: what is not finite is not moved by any turn."""
+    corrections = Corrections()
+    corrections.adopt([replace(row, learnt=replace(row.learnt, **{name: absurd})) for row in taught(2.5, 60).rows()])
+    assert (factor(corrections, 60.0), spread(corrections, 60.0)) == (1.0, pytest.approx(USUAL_SPREAD))

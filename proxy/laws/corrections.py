@@ -26,9 +26,7 @@ _PRIOR_TURNS = 4.0  # that what is known without any turn of its own is worth
 _PRIOR_TURNS_OFF = 20.0  # the same for how far turns lie from it
 _MOST_OFF = 1.0
 _HALF_LIFE_S = 1800.0
-_MOVE = (
-    0.2  # in a second, after the first turns, also of `off`: all turns of a proxy that stood still look slow at once
-)
+_MOVE = 0.2  # in a second, after the first turns, also of `off`: after a standstill all turns look slow at once
 _FIRST_TURNS = 5.0
 _LEAST_S = 1e-6  # a shorter time was not measured
 _MOST_S = 86_400.0

@@ -125,6 +125,13 @@ def test_slo_explores_as_many_turns_as_it_may_where_that_is_nearly_as_good() -> 
     assert decided(LONG, D1, explore_share=1.0).reason == "slo"
 
 
+def test_what_was_explored_is_not_said_to_miss_the_least() -> None:
+    hopeless = replace(TALK, slo=SloTargets(ttft_s=1e-4, ttft_factor=1e-4, tpot_s=1e-4))
+    best, explored = (decided(hopeless, D1, D2, explore_share=share) for share in (0.0, 1.0))
+    assert (best.reason, explored.reason) == ("least_miss", "explored")
+    assert explored.decode is not best.decode
+
+
 def test_targets_of_the_turn_decide() -> None:
     """Streams that may be slow can wait for a prompt; a first token that may be late can wait in P's queue."""
     fleet = (queueing(P1, 3.0), *BUSY)

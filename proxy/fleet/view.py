@@ -40,7 +40,7 @@ class RecentPrompts(msgspec.Struct, frozen=True, array_like=True, gc=False):
             before.at_s,
             before.busy + beside_s / RECENT_S,
             before.rate + 1.0 / RECENT_S,
-            before.urgency + 1.0 / (RECENT_S * max(patience_s, LEAST_PATIENCE_S)),
+            before.urgency + 1.0 / (RECENT_S * max(LEAST_PATIENCE_S, patience_s)),
         )
 
     def joined(self, other: RecentPrompts) -> RecentPrompts:

@@ -286,6 +286,7 @@ def test_branches_that_came_to_nothing_do_not_add_the_head_that_sessions_share()
     for touches in branches:
         touches.close()
     assert book.tokens == before
+    assert not known.beliefs._passed
 
 
 def test_what_a_branch_took_is_not_given_to_another_engine() -> None:

@@ -123,6 +123,7 @@ FULL: dict[str, Any] = {"kv_usage": 0.5, "kv_capacity_tokens": 20_000}
         (Load(running=6, **FULL), DecodingSequences(6, 10_000)),
         (Load(running=6, kv_usage=0.1, kv_capacity_tokens=20_000), DecodingSequences(6, 3000)),
         (Load(running=6), DecodingSequences(6, 9000)),  # as long as ours
+        (Load(running=3, waiting=5, **FULL), DecodingSequences(5, 10_000)),  # what waits decodes nothing
     ],
 )
 def test_sequences_of_other_proxies_count_as_the_engine_reports_them(load: Load, believed: DecodingSequences) -> None:
@@ -206,7 +207,7 @@ def test_a_clock_that_went_back_forgets_no_prompt(now_s: float) -> None:
     assert NO_PROMPTS.plus(3.0, 0.5, 100.0).at(now_s) == NO_PROMPTS.plus(3.0, 0.5, 100.0)
 
 
-@pytest.mark.parametrize("patience_s", [0.0, -1.0, math.inf])
+@pytest.mark.parametrize("patience_s", [0.0, -1.0, math.inf, math.nan])
 def test_patience_is_bounded(patience_s: float) -> None:
     recent = NO_PROMPTS.plus(1.0, patience_s, 1.0)
     assert recent.patience_s == (math.inf if patience_s == math.inf else LEAST_PATIENCE_S)

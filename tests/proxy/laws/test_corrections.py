@@ -85,6 +85,17 @@ def test_how_far_turns_lie_from_a_law_is_learnt(off: float) -> None:
     assert spread(corrections, 500 + 20 * 3600) == pytest.approx(USUAL_SPREAD, rel=0.01), "long ago"
 
 
+def test_a_worker_whose_turns_lie_far_off_says_little_of_its_likes() -> None:
+    """Nor do its TPOTs say anything of its TTFTs."""
+    draw, corrections = random.Random(5), Corrections()
+    for number in range(2000):
+        far = number % 8 == 0
+        corrections.learn(measured(math.exp(draw.gauss(0, 0.6 if far else 0.1)), f"d{number % 8}"), number)
+        corrections.learn(measured(1.0, f"d{number % 8}", figure=Figure.TPOT), number)
+    assert spread(corrections, 2000, "d0") == pytest.approx(0.6, rel=0.3)
+    assert spread(corrections, 2000, "d1") < 0.2
+
+
 def test_without_turns_and_with_absurd_ones_a_spread_stays_in_bounds() -> None:
     assert spread(Corrections(), 0.0) == pytest.approx(USUAL_SPREAD)
     draw, corrections = random.Random(5), Corrections()

@@ -59,8 +59,8 @@ def test_prompts_that_queue_share_the_steps_that_they_fit_in(prompts: int, new_t
     registry.add_static(D1.worker, 0.0)
     work = work_on(outlook(size=size), size, 0)
     for _ in range(prompts):
-        tokens = {"prompt_tokens": new_tokens, "new_tokens": new_tokens}
-        LegBooking(registry, D1.id, None, LegEstimates(**tokens, prefill_s=work.prefill_s)).reserve(NOW_S)
+        estimates = LegEstimates(prompt_tokens=new_tokens, new_tokens=new_tokens, prefill_s=work.prefill_s)
+        LegBooking(registry, D1.id, None, estimates).reserve(NOW_S)
     waited_s = outlook(registry.views()[0], size).wait_s
     sequences_s = step_time_s(COSTS, prompts, prompts * new_tokens, 0, 0) - COSTS.step_s  # which decode meanwhile
     computed_s = steps * COSTS.step_s + prompts * new_tokens * COSTS.prefill_token_s

@@ -57,6 +57,7 @@ class Beliefs:
         self._closed: list[CacheBook] = []  # of engines that are gone; their numbers lead to no worker
         self._marks: dict[int, int] = {}  # by key: the history that passed it last, and its tokens; the oldest first
         self._legs: dict[int, dict[int, SentLeg]] = {OWN: {}}  # by process and number: turns that have used nothing yet
+        self._passed: dict[tuple[int, int], tuple[int, int]] = {}  # by the same: a book's number, see `pass_on`
         self.leg_numbers: Iterator[int] = count(1)
         self.replicated: Replicated[BookNews] | None = None
 
@@ -156,8 +157,8 @@ class Beliefs:
         if book is None:
             return 0
         since = book.used_since(leg.history) if by == OWN and book.held(leg.history) else 0
-        if leg.source is not None:
-            book.pass_on(leg.source, leg.shared)
+        if leg.source is not None and (passed := book.pass_on(leg.source, leg.shared)):
+            self._passed[by, leg.number] = book.number, passed
         book.expect(leg.history, leg.tokens, leg.marks)
         return since
 
@@ -167,13 +168,14 @@ class Beliefs:
         if leg is None:
             return
         self._tell(end, by)
+        number, passed = self._passed.pop((by, end.number), (0, 0))
         book = self._book(leg.worker)
         if book is None:
             return
         if not end.has_used:
             book.withdraw(leg.history)
-            if leg.source is not None:
-                book.take_back(leg.source, leg.shared)
+            if leg.source is not None and number == book.number:
+                book.take_back(leg.source, passed)
             return
         book.begun(leg.history)
         shared = self._shared(book, leg.history, leg.marks)

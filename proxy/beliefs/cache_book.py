@@ -112,7 +112,7 @@ class CacheBook:
         return max(0, self.capacity - self._tokens) if self.capacity else math.inf
 
     def oldest(self, most: int) -> Iterator[tuple[int, int]]:
-        """Keys of what no turn uses, in the order in which they will be evicted, and the tokens that goes with each."""
+        """Keys of what no turn uses, in the order in which they will be evicted, and the tokens that go with each."""
         entries = self._entries
         for slot in islice(entries.oldest_first(USED), most):
             yield entries.keys[slot], entries.own[slot]
@@ -168,19 +168,23 @@ class CacheBook:
             self._raise(self._reported // RECOVERY)
         self._enter(key, held, max(held, tokens), [mark for mark in shared if self.held(mark.key)])
 
-    def pass_on(self, key: int, tokens: int) -> None:
-        """A newer entry begins with so many tokens of this one, which count there from here on."""
+    def pass_on(self, key: int, tokens: int) -> int:
+        """A newer entry begins with so many tokens of this one, which count there from here on.
+
+        What `take_back` takes: those that counted here, as its beginning may count elsewhere.
+        """
         entries, slot = self._entries, self._entries.slot(key)
         own = entries.own[slot]
-        left = min(own, max(0, entries.held[slot] - tokens))
-        self._tokens -= own - left
-        entries.own[slot] = left
+        passed = min(own, max(0, tokens - max(0, entries.held[slot] - own)))
+        self._tokens -= passed
+        entries.own[slot] = own - passed
+        return passed
 
-    def take_back(self, key: int, tokens: int) -> None:
+    def take_back(self, key: int, passed: int) -> None:
         """That newer entry came to nothing."""
         entries, slot = self._entries, self._entries.slot(key)
         own = entries.own[slot]
-        whole = min(max(own, entries.held[slot]), own + tokens)
+        whole = min(max(own, entries.held[slot]), own + passed)
         self._tokens += whole - own
         entries.own[slot] = whole
         self._shrink()

@@ -276,7 +276,7 @@ def believed_decoding(view: WorkerView, now_s: float) -> DecodingSequences:
     return DecodingSequences(view.decoding + others.running, view.context_tokens + others.context_tokens)
 
 
-def others(view: WorkerView, load: Load) -> Others:
+def of_other_proxies(view: WorkerView, load: Load) -> Others:
     """By a report that comes now. What of ours is on its way there, or has just left, makes them a little off.
 
     The KV that the engine has in use, beside that of our sequences, is theirs; without its capacity theirs are as long

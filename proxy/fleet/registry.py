@@ -13,10 +13,10 @@ from enum import Enum, auto
 from msgspec.structs import replace
 
 from ..runtime.replicated import Replicated
-from .ledger import LegWork, Use, Uses, others, shown
+from .ledger import REPORT_AGE_S, LegWork, Use, Uses, of_other_proxies, shown
 from .order import Rosters
 from .places import learned
-from .view import Fleet, WorkerView
+from .view import NO_OTHERS, Fleet, WorkerView
 from .worker import NO_EVENTS, Announcement, Load, Role, Source, Worker, WorkerId, settled
 from .worker_names import WorkerNames
 
@@ -360,14 +360,17 @@ class Registry:
     def _learned(self, worker_id: WorkerId, load: Load | None, now_s: float) -> dict[str, object]:
         """What changes as the engine reports its load: its places follow from it. What cannot be is no report."""
         view = self.view(worker_id)
-        if view is None or load is None or not load.is_possible:
+        if view is None:
             return {}
+        if load is None or not load.is_possible:
+            is_old = view.others != NO_OTHERS and now_s - view.reported_s > REPORT_AGE_S
+            return {"others": NO_OTHERS} if is_old else {}
         if self._uses.own[worker_id].placed_tokens:
             self._uses.own[worker_id].placed_tokens = 0
             self._use_changed(worker_id)
         told: dict[str, object] = {
             "load": load,
-            "others": others(view, load),
+            "others": of_other_proxies(view, load),
             "reports": view.reports + 1,
             "reported_s": now_s,
         }

@@ -40,7 +40,7 @@ class RecentPrompts(msgspec.Struct, frozen=True, array_like=True, gc=False):
             before.at_s,
             before.busy + beside_s / RECENT_S,
             before.rate + 1.0 / RECENT_S,
-            before.urgency + 1.0 / (RECENT_S * max(patience_s, LEAST_PATIENCE_S)),
+            before.urgency + 1.0 / (RECENT_S * max(LEAST_PATIENCE_S, patience_s)),
         )
 
     def joined(self, other: RecentPrompts) -> RecentPrompts:
@@ -66,6 +66,9 @@ class Others(msgspec.Struct, frozen=True, array_like=True, gc=False):
     context_tokens: int = 0  # of those that run, in sum
 
 
+NO_OTHERS = Others()
+
+
 class WorkerView(msgspec.Struct, frozen=True):
     """One worker at one moment. A struct, as copies of it are made at every step of a turn."""
 
@@ -73,7 +76,7 @@ class WorkerView(msgspec.Struct, frozen=True):
     name: str  # "D2": what clients and metrics see in place of the address
     incarnation: str
     load: Load = Load()
-    others: Others = Others()
+    others: Others = NO_OTHERS
     reports: int = 0  # of its load, so far
     inflight: int = 0  # legs of this proxy that run there now
     queued_prefill_tokens: int = 0  # prompt tokens that this proxy's legs still have to compute there

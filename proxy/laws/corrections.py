@@ -26,7 +26,7 @@ _PRIOR_TURNS = 4.0  # that what is known without any turn of its own is worth
 _PRIOR_TURNS_OFF = 20.0  # the same for how far turns lie from it
 _MOST_OFF = 1.0
 _HALF_LIFE_S = 1800.0
-_MOVE = 0.2  # in a second, after the first turns: all turns of a proxy that stood still look slow at once
+_MOVE = 0.2  # in a second, after the first turns, also of `off`: after a standstill all turns look slow at once
 _FIRST_TURNS = 5.0
 _LEAST_S = 1e-6  # a shorter time was not measured
 _MOST_S = 86_400.0
@@ -80,22 +80,32 @@ class Learnt(msgspec.Struct, array_like=True, gc=False):
     log: float = 0.0
     turns: float = 0.0
     seen_s: float = 0.0
-    second_s: float = -math.inf  # since when `moved` counts
+    second_s: float = -math.inf  # since when `moved` and `off_moved` count
     moved: float = 0.0
     off: float = 0.0  # how far a turn lies from it, in the mean
+    off_moved: float = 0.0
+
+    @property
+    def is_possible(self) -> bool:
+        """False of what no turns teach; NaN is none of it."""
+        is_bounded = -MOST <= self.log <= MOST and 0.0 <= self.off <= _MOST_OFF
+        return is_bounded and 0.0 <= self.turns <= _MOST_TURNS and math.isfinite(self.seen_s)
 
     def learn(self, log_ratio: float, now_s: float, step: float) -> None:
         self.turns = self.turns_left(now_s)
         gain = max(_GAIN, 1.0 / (self.turns + 1.0))
-        off = abs(log_ratio - self.log)
-        self.off += gain * (min(off, _MOST_OFF) - self.off)
-        move = gain * max(-step, min(step, log_ratio - self.log))
+        off_by = log_ratio - self.log
+        move = gain * max(-step, min(step, off_by))
+        off_move = gain * (min(abs(off_by), _MOST_OFF) - self.off)
         if not 0.0 <= now_s - self.second_s < 1.0:
-            self.second_s, self.moved = now_s, 0.0
+            self.second_s, self.moved, self.off_moved = now_s, 0.0, 0.0
         if self.turns >= _FIRST_TURNS:
             move = max(-_MOVE - self.moved, min(_MOVE - self.moved, move))
+            off_move = max(-_MOVE - self.off_moved, min(_MOVE - self.off_moved, off_move))
         self.moved += move
+        self.off_moved += off_move
         self.log = max(-MOST, min(MOST, self.log + move))
+        self.off += off_move
         self.turns, self.seen_s = min(_MOST_TURNS, self.turns + 1.0), now_s
 
     def turns_left(self, now_s: float) -> float:
@@ -170,7 +180,7 @@ class Corrections:
     def adopt(self, rows: Iterable[CorrectionRow]) -> None:
         """What another process has learned; what this one has is in it."""
         for row in rows:
-            if not all(map(math.isfinite, (row.learnt.log, row.learnt.turns, row.learnt.seen_s))):
+            if not row.learnt.is_possible:
                 continue
             if row.incarnation is None:
                 _keep(self._of_likes, (row.of, row.figure), row.learnt, LIKES_KEPT)

@@ -30,6 +30,7 @@ from .candidates import Candidates, Excluded, find_candidates
 from .decision import Candidate, Decision, Preference, Route, Rules, Turn
 from .excluded import with_excluded
 from .modes import PLACING, PREDICTING, STRATEGIES
+from .modes.slo import EXPLORED
 from .modes.table import by_table
 from .placement import holds_most, holds_session, is_overloaded, own_worker, pick_decode, pick_prefill
 
@@ -57,7 +58,8 @@ def decide(
     held = turn.held.get(decision.decode.id)
     if not preference.ways:
         return replace(decision, verdict=preference.verdict, qps=qps, held=held)
-    misses = rules.mode is Mode.SLO and all(_misses(turn, rules, way) for way in preference.ways)
+    is_best = rules.mode is Mode.SLO and decision.reason != EXPLORED
+    misses = is_best and all(_misses(turn, rules, way) for way in preference.ways)
     return replace(
         decision,
         reason=LEAST_MISS if misses else decision.reason,

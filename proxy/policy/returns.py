@@ -27,6 +27,7 @@ class _Awaited(msgspec.Struct, frozen=True):
     """Of one worker and model."""
 
     made_s: float
+    book: int  # its number: that of another engine is another one
     rate: float  # turns that come back, a second
     evicted: int  # tokens, before `ends`
     ends: list[int]  # tokens up to the end of each prefix, in the order in which they are evicted
@@ -66,7 +67,7 @@ class Returns:
 
     def _awaited(self, worker: WorkerId, book: CacheBook, model: str, now_s: float) -> _Awaited:
         known = self._known.get((worker, model))
-        if known is not None and 0.0 <= now_s - known.made_s < KEPT_S and known.evicted <= book.evicted:
+        if known is not None and known.book == book.number and 0.0 <= now_s - known.made_s < KEPT_S:
             return known
         if len(self._known) >= ANSWERS_KEPT:
             self._known.clear()
@@ -89,7 +90,7 @@ class Returns:
                 lost += self._chance(key, book, model, now_s)
                 ends.append(end)
                 losses.append(lost)
-        return _Awaited(now_s, rate, book.evicted, ends, losses)
+        return _Awaited(now_s, book.number, rate, book.evicted, ends, losses)
 
     def _chance(self, key: int, book: CacheBook, model: str, now_s: float) -> float:
         """That a turn comes back which only this worker serves from its cache."""

@@ -24,6 +24,7 @@ long ones are there for longer. The middles of its thirds."""
 RECENT_WEIGHT = 0.3  # of prompts that came lately, where it is known which sessions are likely to return
 EVICTED_WEIGHT = 0.5  # as what is evicted now might have been soon in any case
 GROWTH = 2  # of a session that begins: so many times its first prompt is still to come
+EXPLORED = "explored"  # reason of a way that is not the best
 EXPLORED_COST = 0.05  # expected misses, at most
 WORK_WEIGHT = 0.02  # of what is close in all else, the way that takes less of the fleet
 MOVE_WEIGHT = 0.005
@@ -48,7 +49,7 @@ def _explored(preference: Preference) -> Preference:
     if other is None or other.score > ways[0].score + EXPLORED_COST:
         return preference
     rest = [way for way in ways if way is not other]
-    return replace(preference, route=other.route, reason="explored", ways=[other, *rest])
+    return replace(preference, route=other.route, reason=EXPLORED, ways=[other, *rest])
 
 
 def expected_misses(slowed: dict[WorkerId, Slowed], turn: Turn, way: Way, rules: Rules) -> Terms:

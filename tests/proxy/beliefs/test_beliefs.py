@@ -276,6 +276,33 @@ def test_a_branch_that_came_to_nothing_leaves_the_tokens_where_they_were() -> No
     assert known.held(PromptEntry(8, 8)) == {}
 
 
+def test_branches_that_came_to_nothing_do_not_add_the_head_that_sessions_share() -> None:
+    known = Known(capacity=50_000)
+    for session in (9, 7):
+        known.turn(session, 6000, D1, marks=(HEAD,))
+    book = known.beliefs.book(D1.id)
+    assert book is not None
+    before, branches = book.tokens, [known.touches(PromptEntry(8, 7, shared=5000), 6200) for _ in range(2)]
+    for touches in branches:
+        touches.close()
+    assert book.tokens == before
+    assert not known.beliefs._passed
+
+
+def test_what_a_branch_took_is_not_given_to_another_engine() -> None:
+    known = Known(capacity=50_000)
+    known.turn(7, 6000, D1)
+    touches = known.touches(PromptEntry(8, 7, shared=5000), 6200)
+    known.change(D1, incarnation="j")
+    for session in (9, 7):
+        known.beliefs.ended(session, [Residency(D1.id, "j", 6000)], (HEAD,))
+    book = known.beliefs.book(D1.id)
+    assert book is not None
+    before = book.tokens
+    touches.close()
+    assert book.tokens == before - 6200, "what the branch was to take"
+
+
 def test_a_branch_of_what_is_not_there_takes_nothing() -> None:
     known = Known(capacity=1000)
     known.turn(9, 400, D1)

@@ -278,3 +278,10 @@ def test_counts_that_are_alike_by_chance_hide_no_miss() -> None:
         found.found(60_000, 2000, 2000)
     found.found(60_000, 2000, 0)
     assert found.capacity == 60_000
+
+
+def test_a_branch_of_a_session_whose_next_turn_is_under_way_leaves_it_its_room() -> None:
+    found = book(4000, a=500)
+    found.expect(ord("a"), 1500)
+    found.pass_on(ord("a"), 400)
+    assert found.tokens == 1100

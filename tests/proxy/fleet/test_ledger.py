@@ -15,7 +15,7 @@ from ppd.proxy.fleet.ledger import (
     LegWork,
     Use,
     believed_decoding,
-    others,
+    of_other_proxies,
     prefill_left_s,
     shown,
     summed,
@@ -107,7 +107,7 @@ def test_the_first_prompt_of_a_queue_is_being_computed(
 def reported(load: Load) -> WorkerView:
     """After its engine's report, which two turns of this proxy are in."""
     before = msgspec.structs.replace(VIEW, inflight=2, decoding=2, context_tokens=3000)
-    return msgspec.structs.replace(before, load=load, others=others(before, load), reported_s=100.0)
+    return msgspec.structs.replace(before, load=load, others=of_other_proxies(before, load), reported_s=100.0)
 
 
 OWN = DecodingSequences(2, 3000)
@@ -123,6 +123,7 @@ FULL: dict[str, Any] = {"kv_usage": 0.5, "kv_capacity_tokens": 20_000}
         (Load(running=6, **FULL), DecodingSequences(6, 10_000)),
         (Load(running=6, kv_usage=0.1, kv_capacity_tokens=20_000), DecodingSequences(6, 3000)),
         (Load(running=6), DecodingSequences(6, 9000)),  # as long as ours
+        (Load(running=3, waiting=5, **FULL), DecodingSequences(5, 10_000)),  # what waits decodes nothing
     ],
 )
 def test_sequences_of_other_proxies_count_as_the_engine_reports_them(load: Load, believed: DecodingSequences) -> None:
@@ -140,8 +141,23 @@ def test_turns_that_end_after_a_report_count_no_longer() -> None:
 
 def test_prompts_that_this_proxy_sent_to_a_p_are_nobody_elses() -> None:
     before = msgspec.structs.replace(VIEW, inflight=3)
-    view = msgspec.structs.replace(before, others=others(before, Load(running=2, waiting=1, **FULL)), reported_s=100.0)
+    view = msgspec.structs.replace(
+        before, others=of_other_proxies(before, Load(running=2, waiting=1, **FULL)), reported_s=100.0
+    )
     assert (view.requests, believed_decoding(view, 100.0)) == (3, DecodingSequences(0, 0))
+
+
+def test_what_others_had_long_ago_is_forgotten_as_the_engine_reports_no_more() -> None:
+    """Else a worker whose metrics fail once in a burst of another proxy's would be shunned for ever."""
+    registry, silent = Registry(), Announcement(VIEW.worker)
+    registry.apply(Announcement(VIEW.worker, Load(running=40, waiting=10, **FULL)), 0.0)
+    registry.apply(silent, REPORT_AGE_S)
+    assert registry.views()[0].requests == 50
+    registry.apply(silent, REPORT_AGE_S + 0.1)
+    assert registry.views()[0].requests == 0
+    registry.apply(Announcement(VIEW.worker, Load(running=40)), 60.0)
+    registry.apply(Announcement(VIEW.worker, Load(running=-1)), 61.0 + REPORT_AGE_S)
+    assert registry.views()[0].requests == 0, "nor does one that cannot be tell of any"
 
 
 ABSURD = [
@@ -191,7 +207,7 @@ def test_a_clock_that_went_back_forgets_no_prompt(now_s: float) -> None:
     assert NO_PROMPTS.plus(3.0, 0.5, 100.0).at(now_s) == NO_PROMPTS.plus(3.0, 0.5, 100.0)
 
 
-@pytest.mark.parametrize("patience_s", [0.0, -1.0, math.inf])
+@pytest.mark.parametrize("patience_s", [0.0, -1.0, math.inf, math.nan])
 def test_patience_is_bounded(patience_s: float) -> None:
     recent = NO_PROMPTS.plus(1.0, patience_s, 1.0)
     assert recent.patience_s == (math.inf if patience_s == math.inf else LEAST_PATIENCE_S)

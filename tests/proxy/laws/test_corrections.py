@@ -85,6 +85,17 @@ def test_how_far_turns_lie_from_a_law_is_learnt(off: float) -> None:
     assert spread(corrections, 500 + 20 * 3600) == pytest.approx(USUAL_SPREAD, rel=0.01), "long ago"
 
 
+def test_a_worker_whose_turns_lie_far_off_says_little_of_its_likes() -> None:
+    """Nor do its TPOTs say anything of its TTFTs."""
+    draw, corrections = random.Random(5), Corrections()
+    for number in range(2000):
+        far = number % 8 == 0
+        corrections.learn(measured(math.exp(draw.gauss(0, 0.6 if far else 0.1)), f"d{number % 8}"), number)
+        corrections.learn(measured(1.0, f"d{number % 8}", figure=Figure.TPOT), number)
+    assert spread(corrections, 2000, "d0") == pytest.approx(0.6, rel=0.3)
+    assert spread(corrections, 2000, "d1") < 0.2
+
+
 def test_without_turns_and_with_absurd_ones_a_spread_stays_in_bounds() -> None:
     assert spread(Corrections(), 0.0) == pytest.approx(USUAL_SPREAD)
     draw, corrections = random.Random(5), Corrections()
@@ -110,6 +121,14 @@ def test_all_turns_of_a_proxy_that_stood_still_change_little() -> None:
     for _ in range(1000):
         corrections.learn(measured(100.0), 130.0)
     assert factor(corrections, 130.0) < 1.3
+
+
+def test_all_turns_of_a_proxy_that_stood_still_hardly_say_that_a_law_is_off() -> None:
+    corrections = taught(1.0, 100)
+    before = spread(corrections, 130.0)
+    for _ in range(1000):
+        corrections.learn(measured(100.0), 130.0)
+    assert before < spread(corrections, 130.0) < before + 0.3
 
 
 def test_a_clock_that_stands_still_or_jumps_back_does_no_harm() -> None:
@@ -176,3 +195,13 @@ def test_another_process_takes_all_of_it() -> None:
     assert factor(theirs, 60) == factor(ours, 60)
     ours.learn(measured(1.0), 61)
     assert factor(theirs, 61) != factor(ours, 61)
+
+
+@pytest.mark.parametrize("absurd", [math.nan, math.inf, -math.inf, -2.0, 1e9])
+@pytest.mark.parametrize("name", ["log", "turns", "off"])
+def test_what_another_process_cannot_have_learnt_is_not_taken(name: str, absurd: float) -> None:
+    """It would stay: what is not finite is not moved by any turn."""
+    corrections = Corrections()
+    corrections.adopt([replace(row, learnt=replace(row.learnt, **{name: absurd})) for row in taught(2.5, 60).rows()])
+    assert factor(corrections, 60.0) == 1.0
+    assert spread(corrections, 60.0) == pytest.approx(USUAL_SPREAD)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as replace_costs
+
 import pytest
 from msgspec.structs import replace
 
@@ -57,8 +59,8 @@ def test_prompts_that_queue_share_the_steps_that_they_fit_in(prompts: int, new_t
     registry.add_static(D1.worker, 0.0)
     work = work_on(outlook(size=size), size, 0)
     for _ in range(prompts):
-        tokens = {"prompt_tokens": new_tokens, "new_tokens": new_tokens}
-        LegBooking(registry, D1.id, None, LegEstimates(**tokens, prefill_s=work.prefill_s)).reserve(NOW_S)
+        estimates = LegEstimates(prompt_tokens=new_tokens, new_tokens=new_tokens, prefill_s=work.prefill_s)
+        LegBooking(registry, D1.id, None, estimates).reserve(NOW_S)
     waited_s = outlook(registry.views()[0], size).wait_s
     sequences_s = step_time_s(COSTS, prompts, prompts * new_tokens, 0, 0) - COSTS.step_s  # which decode meanwhile
     computed_s = steps * COSTS.step_s + prompts * new_tokens * COSTS.prefill_token_s
@@ -85,3 +87,34 @@ def test_a_handoff_keeps_links_from_others_while_its_kv_moves_and_not_while_it_i
         booking.reserve(NOW_S)
         booking.free_prefill(NOW_S)
     assert split().ttft_s == pytest.approx(alone.ttft_s, abs=0.06), "50 transfers of 30 ms are set up at once"
+
+
+@pytest.mark.parametrize(
+    "queue",
+    [
+        {
+            "unseen_prefill_until_s": NOW_S + 0.5
+        },  # answers that come as a whole: when their prompts are computed is not seen
+        {"prefills": 11, "queued_prefill_s": 0.02, "prefills_since_s": NOW_S},  # of ten nothing was predicted
+    ],
+)
+def test_prompts_whose_times_are_not_known_leave_a_wait_that_can_be(queue: dict[str, float]) -> None:
+    size = TurnSize(2200, 50)
+    waits = [outlook(replace(D1, queued_prefill_tokens=tokens, **queue), size).wait_s for tokens in (0, 220, 20_000)]
+    assert min(waits) >= 0.0
+    if "prefills" not in queue:
+        assert waits == pytest.approx([0.5] * 3)
+
+
+def test_what_is_fetched_keeps_links_from_others_while_it_moves_and_apart_from_the_handoff() -> None:
+    """By the costs of the engine that sends it."""
+    slow = EngineLaws(costs=replace_costs(COSTS, transfer_bytes_per_s=COSTS.transfer_bytes_per_s / 10))
+    size, source = TurnSize(1000, 50), Outlook.of(D1, slow, TurnSize(1000, 50), NOW_S)
+    at, decode = outlook(P1, size), outlook(size=size)
+    fetching, moved_s = work_on(at, size, 100, source, 400), COSTS.kv_bytes_per_token / COSTS.transfer_bytes_per_s
+    alone, split = on_one(at, fetching), on_two(at, fetching, decode, size, 700)
+    assert (alone.link_s, alone.fetch_link_s) == pytest.approx((0.0, 4000 * moved_s))
+    assert (split.link_s, split.fetch_link_s) == pytest.approx((700 * moved_s, 4000 * moved_s))
+    made = Decision(route=Route.SPLIT, reason="", decode=D1, prefill=P1, wanted=Route.SPLIT, prediction=split)
+    estimates = made.estimates(FIRST)
+    assert (estimates.link_s, estimates.fetch_link_s) == (split.link_s, split.fetch_link_s)

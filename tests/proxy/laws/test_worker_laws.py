@@ -14,7 +14,7 @@ from ppd.proxy.errors import ConfigError, ConfigErrors
 from ppd.proxy.fleet.view import WorkerView
 from ppd.proxy.fleet.worker import Source
 from ppd.proxy.laws.accuracy import TURNS, Basis
-from ppd.proxy.laws.corrections import WORKERS_KEPT, Figure, Measured
+from ppd.proxy.laws.corrections import USUAL_SPREAD, WORKERS_KEPT, Figure, Measured
 from ppd.proxy.laws.profile_file import FittedRange, encode, find
 from ppd.proxy.laws.profiles import REFUSED_KEPT, Profiles
 from ppd.proxy.laws.worker_laws import AGED_S, LawsLessons, LawsReset, TableTime, TurnTimes, WorkerLaws, likes_of
@@ -165,6 +165,13 @@ def test_what_turns_measure_corrects_the_laws_of_their_worker_and_of_its_likes()
     assert factors(laws, D2) == pytest.approx((2.0, 2.0), rel=0.2)
     assert factors(laws, P1) == (1.0, 1.0)
     assert laws.version != version
+
+
+def test_turns_that_are_as_predicted_narrow_the_spread_of_ttfts() -> None:
+    before, after = WorkerLaws(Profiles(SHIPPED)).of(D1), taught(1.0).of(D1)
+    assert before is not None
+    assert after is not None
+    assert after.ttft_spread < before.ttft_spread == pytest.approx(USUAL_SPREAD)
 
 
 def test_a_guess_teaches_nothing_but_is_counted() -> None:

@@ -15,6 +15,8 @@ from ppd.proxy.laws.step_time import EngineProfile
 from ppd.proxy.laws.targets import SloTargets
 from ppd.proxy.policy import Decision, Route, Rules, Turn
 from ppd.proxy.policy.modes import PREDICTING
+from ppd.proxy.policy.modes.predicted import miss
+from ppd.proxy.policy.modes.slo import EVICTED_WEIGHT
 from ppd.proxy.policy.returns import Returns
 from ppd.proxy.policy.ways import RECORDED
 from tests.support.decisions import D1, D2, FIRST, NEXT, P1, P2, R1, held, run, view
@@ -123,6 +125,44 @@ def test_slo_explores_as_many_turns_as_it_may_where_that_is_nearly_as_good() -> 
     bad = (D1, streaming(D2, 200))
     assert {decided(turn, *bad, explore_share=1.0).decode.name for turn in turns[:20]} == {"D1"}
     assert decided(LONG, D1, explore_share=1.0).reason == "slo"
+
+
+class Trusted(SameLaws):
+    """TTFTs of one worker are as predicted."""
+
+    def __init__(self, worker: WorkerView) -> None:
+        super().__init__()
+        self._worker = worker.id
+
+    def of(self, view: WorkerView) -> EngineLaws | None:
+        return EngineLaws(costs=EngineProfile(), ttft_spread=0.1 if view.id == self._worker else 1.0)
+
+
+@pytest.mark.parametrize("trusted", [P1, D1])
+def test_slo_trusts_a_ttft_as_far_as_turns_on_the_worker_that_computes_have_shown(trusted: WorkerView) -> None:
+    turn = replace(LONG, slo=SloTargets(ttft_s=2.0, ttft_factor=1.0))
+    decision = run(turn, (P1, D1), Rules(mode=Mode.SLO, laws=Trusted(trusted)))
+    assert len(decision.candidates) == 2
+    for way in decision.candidates:
+        assert way.prediction is not None
+        spread = 0.1 if (way.prefill or way.decode).id == trusted.id else 1.0
+        assert way.terms["ttft"] == pytest.approx(miss(way.prediction.ttft_s, 2.0, spread))
+
+
+def test_slo_has_a_session_that_begins_find_room_to_grow() -> None:
+    loss = 1e-6
+    begins, later = (decided(turn, D1, returns=Known(D1, loss=loss)) for turn in (LONG, LATER))
+    written = 3 * LONG.prompt_tokens + LONG.output_tokens, LATER.prompt_tokens + LATER.output_tokens
+    assert [one.candidates[0].terms["evicted"] for one in (begins, later)] == pytest.approx(
+        [EVICTED_WEIGHT * loss * tokens for tokens in written]
+    )
+
+
+def test_what_was_explored_is_not_said_to_miss_the_least() -> None:
+    hopeless = replace(TALK, slo=SloTargets(ttft_s=1e-4, ttft_factor=1e-4, tpot_s=1e-4))
+    best, explored = (decided(hopeless, D1, D2, explore_share=share) for share in (0.0, 1.0))
+    assert (best.reason, explored.reason) == ("least_miss", "explored")
+    assert explored.decode is not best.decode
 
 
 def test_targets_of_the_turn_decide() -> None:

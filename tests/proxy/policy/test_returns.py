@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from ppd.proxy.beliefs.beliefs import Beliefs
 from ppd.proxy.beliefs.held import Residency
@@ -26,6 +27,7 @@ class World:
             worker: WorkerView(worker=Worker(role=Role.DECODE, address=worker), name=worker, incarnation="i", load=load)
             for worker in (HERE, THERE)
         }
+        self.views = views
         self.beliefs = Beliefs(views.get)
         self.sessions = SessionTable(ttl_s=3600.0, capacity=10_000, beliefs=self.beliefs)
         self.forecasts = Forecasts()
@@ -43,6 +45,9 @@ class World:
         session.answered(calls_tool=False)
         self.sessions.adopt(session, None, ())
         return session
+
+    def restart(self, worker: WorkerId) -> None:
+        self.views[worker] = replace(self.views[worker], incarnation="j")
 
     def rate(self, worker: WorkerId = HERE, now_s: float = NOW_S) -> float:
         return self.returns.rate(worker, MODEL, now_s)
@@ -131,3 +136,12 @@ def test_a_clock_that_goes_back_is_asked_anew() -> None:
     world.answered(1, NOW_S - 9.0)
     assert world.rate(now_s=NOW_S) > 0.0
     assert world.rate(now_s=NOW_S - 100.0) >= 0.0
+
+
+def test_of_an_engine_that_restarted_nothing_is_awaited() -> None:
+    world = World()
+    world.answered(1, NOW_S - 9.0)
+    assert world.rate() > 0.0
+    world.restart(HERE)
+    world.beliefs.touch(2, Residency(HERE, "j", 10))
+    assert world.rate() == 0.0

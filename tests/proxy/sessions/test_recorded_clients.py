@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +21,8 @@ PIECES: dict[str, Callable[..., None]] = {
     "call": ReplyKey.add_tool_call,
     "reasoning": ReplyKey.add_reasoning,
 }
+PRODUCTS = ("claude_code", "codex")
+MACHINES = re.compile(r"/(?:tmp|root|home|work|Users)\b")
 REWRITES = ("smolagents",)  # it repeats a reply's calls as text, so that only the prompt before them is known
 FOLDER = Path(__file__).parents[2] / "data" / "clients"
 
@@ -52,3 +55,16 @@ def test_each_next_request_of_a_client_is_found_with_its_whole_prefix(recorded: 
         now_s += 1.0
         sessions.finish(match, request.prompt, outcome, now_s)
         held = prompt if line["client"].startswith(REWRITES) else prompt + completion
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_a_product_names_its_conversation_in_each_request(product: str) -> None:
+    lines = [json.loads(line) for line in (FOLDER / f"{product}.jsonl").read_text().splitlines()]
+    names = {parse_bytes(json.dumps(line["body"]).encode(), Endpoint(line["endpoint"])).explicit_id for line in lines}
+    assert len(names) == 1
+    assert names != {None}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_a_recording_of_a_product_tells_nothing_of_its_machine(product: str) -> None:
+    assert not MACHINES.search((FOLDER / f"{product}.jsonl").read_text())

@@ -42,7 +42,9 @@ ASKED = {
     ],
     "errors": {},
 }
-PRODUCTS = {"claude_code": "Grep", "codex": "view_image"}  # and the tool that each is told to call, which harms nothing
+# And the tool that each is told to call. It harms nothing, and has no number with a fraction, which Claude Code would
+# show in another form, as 5 for 5.0.
+PRODUCTS = {"claude_code": "Read", "codex": "view_image"}
 ENGINE = SimConfig(stores_responses=True, max_model_len=2**18, num_blocks=2**14)  # tokens are characters
 
 

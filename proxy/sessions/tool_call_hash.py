@@ -5,8 +5,10 @@ id in its hash, as its place is known from what was hashed before it, and a resu
 names. Where the template prints ids (`templates`) they are hashed as they are.
 
 A client that echoes a call often parses its arguments and writes them anew, so whitespace between JSON tokens and the
-way a string escapes a character do not count. The order of members and the form of numbers do: SDKs keep both, and to
-ignore them, whole arguments would have to be held. Arguments that are not JSON are hashed by the same rules.
+way a string escapes a character do not count. The order of members and the form of numbers do: nearly all clients keep
+both, and to ignore them, whole arguments would have to be held. A client in JavaScript, as Claude Code, shows 5.0 as 5:
+then the KV of the reply serves only up to there, and the prompt before it is what is known to be held. Arguments that
+are not JSON are hashed by the same rules.
 """
 
 from __future__ import annotations

@@ -118,8 +118,9 @@ def _block_delta(reply: Reply, delta: dict[str, Any]) -> bytes:
 
 
 def _usage(reply: Reply) -> dict[str, Any]:
+    """As in Anthropic's API and vLLM, the two counts of input add up to the prompt."""
     return {
-        "input_tokens": reply.prompt_tokens,
+        "input_tokens": reply.prompt_tokens - reply.cached_tokens,
         "output_tokens": reply.completion_tokens,
         "cache_read_input_tokens": reply.cached_tokens,
     }

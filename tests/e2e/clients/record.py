@@ -3,7 +3,8 @@
     python -m tests.e2e.clients.record            # every program; or the names of some
 
 Each program beside this file talks to a simulated engine through a relay that keeps bodies and answers. All texts are
-made up: the words below, and the engine's own. One file a program, in tests/data/clients.
+made up: the words below, and the engine's own. Products bring prompts, which are disguised. One file a program, in
+tests/data/clients.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from ppd.proxy.openai.answer import AnswerObserver, AnswerSummary
@@ -25,6 +27,7 @@ from ppd.proxy.openai.stream_relay import StreamRelay
 from ppd.servers.sim.core.config import SimConfig
 from ppd.servers.sim.launch import running_engine
 
+from .disguise import Disguise
 from .test_real_clients import PACKAGE, PROGRAMS, run
 
 FOLDER = Path(__file__).parents[2] / "data" / "clients"
@@ -39,18 +42,27 @@ ASKED = {
     ],
     "errors": {},
 }
+# And the tool that each is told to call. It harms nothing, and has no number with a fraction, which Claude Code would
+# show in another form, as 5 for 5.0.
+PRODUCTS = {"claude_code": "Read", "codex": "view_image"}
+ENGINE = SimConfig(stores_responses=True, max_model_len=2**18, num_blocks=2**14)  # tokens are characters
 
 
 class Relay:
-    def __init__(self, address: str) -> None:
+    """called: the tool that the first answer calls, and no other answer any; empty: the engine chooses."""
+
+    def __init__(self, address: str, called: str) -> None:
         self.kept: list[dict[str, Any]] = []
         self._address = address
+        self._called = called
 
     async def __call__(self, request: web.Request) -> web.Response:
         body = await request.read()
         sent = json.loads(body) if body else {}
         if sent.get("stream") and request.path == Endpoint.CHAT:  # as the proxy asks for usage itself
             sent["stream_options"] = {"include_usage": True}
+        if self._called and sent:
+            sent["tool_choice"] = self._choice(Endpoint(request.path))
         async with (
             aiohttp.ClientSession() as session,
             session.request(request.method, f"http://{self._address}{request.path}", json=sent or None) as response,
@@ -68,6 +80,12 @@ class Relay:
                 }
             )
         return web.Response(status=response.status, body=answer, content_type=response.content_type)
+
+    def _choice(self, endpoint: Endpoint) -> Any:
+        is_messages = endpoint is Endpoint.MESSAGES
+        if self.kept:
+            return {"type": "none"} if is_messages else "none"
+        return {"type": "tool" if is_messages else "function", "name": self._called}
 
 
 class Reply:
@@ -105,8 +123,8 @@ def read_answer(endpoint: Endpoint, answer: bytes, content_type: str) -> tuple[R
 
 
 async def record(program: Path) -> list[dict[str, Any]]:
-    async with running_engine(SimConfig(stores_responses=True)) as engine:
-        relay, app = Relay(engine.address), web.Application(client_max_size=2**26)
+    async with running_engine(ENGINE) as engine:
+        relay, app = Relay(engine.address, PRODUCTS.get(name_of(program), "")), web.Application(client_max_size=2**26)
         app.router.add_route("*", "/{path:.*}", relay)
         runner = web.AppRunner(app)
         await runner.setup()
@@ -116,21 +134,41 @@ async def record(program: Path) -> list[dict[str, Any]]:
             await run(program.name, {**ASKED, "url": f"http://127.0.0.1:{runner.addresses[0][1]}"})
         finally:
             await runner.cleanup()
-    return relay.kept
+    return disguised(relay.kept) if name_of(program) in PRODUCTS else relay.kept
+
+
+def disguised(recorded: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    disguise = Disguise()
+    return [
+        {
+            **kept,
+            "body": disguise.value(kept["body"]),
+            "reply": [*map(disguise.reply, kept["reply"])],
+            "response_id": disguise.id(kept["response_id"]),
+        }
+        for kept in recorded
+    ]
+
+
+def name_of(program: Path) -> str:
+    return program.stem.removesuffix("_client")
 
 
 def write(program: Path, recorded: Sequence[dict[str, Any]]) -> None:
     package = PACKAGE.findall(program.read_text())[0]
     lines = [json.dumps({"client": package, **kept}, ensure_ascii=False) for kept in recorded]
-    path = FOLDER / f"{program.stem.removesuffix('_client')}.jsonl"
+    path = FOLDER / f"{name_of(program)}.jsonl"
     path.write_text("\n".join(lines) + "\n")
     print(f"{path}: {len(lines)} requests")
 
 
 def main() -> None:
     for program in sorted(PROGRAMS.glob("*_client.*")):
-        if len(sys.argv) < 2 or program.stem.removesuffix("_client") in sys.argv[1:]:
-            write(program, asyncio.run(record(program)))
+        if len(sys.argv) < 2 or name_of(program) in sys.argv[1:]:
+            try:
+                write(program, asyncio.run(record(program)))
+            except pytest.skip.Exception as skipped:
+                print(f"{program.name}: {skipped}")
 
 
 if __name__ == "__main__":

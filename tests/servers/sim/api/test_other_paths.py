@@ -36,6 +36,20 @@ async def test_a_count_of_tokens_is_the_prompts(lab: Any) -> None:
     assert (refused.status, refused.json["type"]) == (404, "error")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_tokens_of_a_message_are_those_read_from_the_cache_and_the_others(lab: Any, stream: bool) -> None:
+    r = await lab.start()
+    body = {"messages": HI, "system": "Be kind.", "max_tokens": 3, "stream": stream}
+    counted = (await lab.post(r, "/v1/messages/count_tokens", body)).json["input_tokens"]
+    cached = []
+    for _ in range(2):
+        answer = await lab.post(r, "/v1/messages", body)
+        usage = (answer.chunks[-2] if stream else answer.json)["usage"]
+        cached.append(usage["cache_read_input_tokens"])
+        assert usage["input_tokens"] + cached[-1] == counted
+    assert cached == [0, counted // 16 * 16]
+
+
 async def test_coheres_embeddings_are_those_of_openais_form(lab: Any) -> None:
     r = await lab.start()
     theirs = (await lab.post(r, "/v2/embed", {"texts": ["some text"], "embedding_types": ["float"]})).json

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from .view import NO_PROMPTS, Others, RecentPrompts, WorkerView
-from .worker import Load, WorkerId
+from .worker import Load, Role, WorkerId
 
 LONGEST_S = 3600.0  # an estimate above it, or none at all as NaN, counts as 0: it would hide all others
 MOST_TOKENS = 1 << 40
@@ -283,7 +283,7 @@ def of_other_proxies(view: WorkerView, load: Load) -> Others:
     as ours.
     """
     requests = max(0, load.running + load.waiting - view.inflight)
-    running = min(load.running, requests)
+    running = 0 if view.role is Role.PREFILL else min(load.running, requests)  # what runs on a P are prompts
     if not running:
         context_tokens = 0
     elif load.kv_capacity_tokens:

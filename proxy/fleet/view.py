@@ -62,7 +62,7 @@ class Others(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What an engine had beside the turns of this proxy when it last reported: what other proxies sent there."""
 
     requests: int = 0
-    running: int = 0  # of these
+    running: int = 0  # of these, that decode
     context_tokens: int = 0  # of those that run, in sum
 
 

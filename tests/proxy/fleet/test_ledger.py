@@ -147,6 +147,12 @@ def test_prompts_that_this_proxy_sent_to_a_p_are_nobody_elses() -> None:
     assert (view.requests, believed_decoding(view, 100.0)) == (3, DecodingSequences(0, 0))
 
 
+def test_prompts_that_other_proxies_sent_to_a_p_are_requests_and_no_streams() -> None:
+    p = msgspec.structs.replace(VIEW, worker=Worker(role=Role.PREFILL, address=D))
+    view = msgspec.structs.replace(p, others=of_other_proxies(p, Load(running=2, waiting=1, **FULL)), reported_s=100.0)
+    assert (view.requests, believed_decoding(view, 100.0)) == (3, DecodingSequences(0, 0))
+
+
 def test_what_others_had_long_ago_is_forgotten_as_the_engine_reports_no_more() -> None:
     """Else a worker whose metrics fail once in a burst of another proxy's would be shunned for ever."""
     registry, silent = Registry(), Announcement(VIEW.worker)

@@ -161,8 +161,8 @@ def told(found: Advice, conditions: Conditions) -> Iterator[Text]:
         if fit.is_stale:  # a caveat says so
             continue
         yield Text(
-            f"- measured {fit.figure} of {fit.turns} turns beside the profile's prediction: median {fit.median:+.0%}, "
-            f"of the sizes {fit.absolute:.0%}"
+            f"- measured {fit.figure} of {fit.turns} turns against the profile's prediction: "
+            f"median error {fit.median:+.0%}, median absolute error {fit.absolute:.0%}"
         )
     for caveat in found.caveats:
         yield Text(f"- {caveat}")

@@ -132,7 +132,7 @@ class HardwareChoice:
 
 
 def profile_for(hardware: str, folder: Path = BUNDLED, *, key: str = "hardware") -> ProfileFile:
-    """By name or path: read where there is a file, else computed. ConfigError lists the names; key: who asked for it."""
+    """By name or path: read where there is a file, else computed. ConfigError names the key that asked."""
     data = Hardware.load()
     if hardware in bundled(folder) or Path(hardware).is_file():
         return find(hardware, folder)

@@ -118,7 +118,7 @@ def test_a_contender_is_tried_by_playing_the_logs_sessions() -> None:
         (("--gpus", "8", "--profile", "h100-qwen3-8b", "--mode", "table"), "table: must be given for mode table"),
         (
             ("--gpus", "1", "--mode", "always_split"),
-            "mode = always_split: on one worker it must be one of session_hash, ",
+            "mode = always_split: on one worker it must be one of ",
         ),
         (("--gpus", "8", "--mode", "oracle"), "Invalid value for '--mode'"),
     ],

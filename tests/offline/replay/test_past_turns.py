@@ -61,6 +61,9 @@ GOOD = line_of(receipt("D1"))
         GOOD.replace(b'"ttft_s":0.1', b'"ttft_s":NaN'),
         GOOD.replace(b'"started_s":0.0', b'"started_s":-1.0'),
         GOOD.replace(b"2026-01-01T", b"yesterday "),
+        GOOD.replace(b"2026-01-01T", b"0001-01-01T"),
+        GOOD.replace(b"+00:00", b""),
+        GOOD.replace(b'"route":"LOCAL"', b'"route":"SIDEWAYS"'),
         GOOD.replace(b'"session":"s"', b'"session":"' + b"s" * 1000 + b'"'),
         GOOD + GOOD,
     ],
@@ -81,3 +84,8 @@ def test_of_many_damaged_lines_the_first_are_named() -> None:
 def test_a_receipt_of_a_version_to_come_is_read() -> None:
     more = msgspec.json.decode(GOOD) | {"colour": "red"}
     assert len(read_log([(1, msgspec.json.encode(more))]).turns) == 1
+
+
+def test_no_models_name_can_steer_a_terminal() -> None:
+    (turn,) = log_of(receipt("D1", model="\x1b[2Jm")).turns
+    assert turn.model == "\ufffd[2Jm"

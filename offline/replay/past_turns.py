@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from ppd.proxy.cli.receipt_damage import Damage
 from ppd.proxy.cli.why_view import printable
 from ppd.proxy.laws.targets import USUAL, SloTargets
 
@@ -101,34 +102,26 @@ class PastLog(msgspec.Struct, kw_only=True):
     """In the order of decisions."""
 
     turns: list[PastTurn]
+    damage: Damage
     undecided: int = 0  # receipts of turns that reached no worker
-    damaged: list[tuple[int, str]] = []  # the first few lines, and why
-    damaged_count: int = 0
 
 
-PLACES_TOLD = 5
 _LINE = msgspec.json.Decoder(_Line)
 
 
 def read_log(lines: Iterable[tuple[int, bytes]]) -> PastLog:
     """lines: with their numbers."""
-    log = PastLog(turns=[], damaged=[])
+    log = PastLog(turns=[], damage=Damage())
     targets = dict[SloTargets, SloTargets]()
     for number, line in lines:
         if line.isspace():
             continue
-        try:
-            receipt = _LINE.decode(line)
-            turn = _past_turn(receipt, targets)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as exc:
-            log.damaged_count += 1
-            if len(log.damaged) < PLACES_TOLD:
-                log.damaged.append((number, str(exc)[:200]))
-            continue
-        if turn is None:
-            log.undecided += 1
-        else:
-            log.turns.append(turn)
+        with log.damage.of_line(number):
+            turn = _past_turn(_LINE.decode(line), targets)
+            if turn is None:
+                log.undecided += 1
+            else:
+                log.turns.append(turn)
     log.turns.sort(key=lambda turn: turn.decided_s)
     return log
 

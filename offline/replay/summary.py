@@ -89,7 +89,7 @@ def summary(log: PastLog, compared: Compared) -> Summary:
         undecided=log.undecided,
         refused=compared.refused,
         unpredicted=compared.unpredicted,
-        damaged=log.damaged_count,
+        damaged=log.damage.count,
     )
 
 

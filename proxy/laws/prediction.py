@@ -172,8 +172,8 @@ def work_on(
     costs, new = at.laws.costs, max(1, size.prompt - held_tokens - fetched_tokens)
     ready_s, transfer_s, link_s = request_time_s(costs, size.prompt, new), 0.0, 0.0
     if source is not None:
-        transfer_s = transfer_time_s(source.laws.costs, fetched_tokens)
         link_s = link_time_s(source.laws.costs, fetched_tokens)
+        transfer_s = transfer_time_s(source.laws.costs, fetched_tokens)
         ready_s = max(ready_s, source.sends_s, at.receives_s) + transfer_s
     prefill_s = prefill_time_s(costs, new, size.prompt - new)
     steps = prefill_steps(costs, new)
@@ -201,7 +201,8 @@ def on_one(at: Outlook, work: Work) -> Prediction:
 
 def on_two(prefill: Outlook, work: Work, decode: Outlook, size: TurnSize, missing_tokens: int) -> Prediction:
     """SPLIT. missing_tokens: of the prompt, that D must get."""
-    transfer_s = transfer_time_s(prefill.laws.costs, missing_tokens)
+    link_s = link_time_s(prefill.laws.costs, missing_tokens)
+    transfer_s = prefill.laws.costs.transfer_s + link_s if missing_tokens else 0.0
     asked_s = work.done_s + request_time_s(decode.laws.costs, size.prompt, 0)
     arrived_s = max(asked_s, prefill.sends_s, decode.receives_s) + transfer_s
     first_s = decode.step_s * (1.5 if decode.sequences else 1.0)
@@ -214,7 +215,7 @@ def on_two(prefill: Outlook, work: Work, decode: Outlook, size: TurnSize, missin
         prefill_s=work.prefill_s,
         beside_s=work.beside_s,
         transfer_s=transfer_s + work.transfer_s,
-        link_s=link_time_s(prefill.laws.costs, missing_tokens),
+        link_s=link_s,
         fetch_link_s=work.link_s,
         moved_tokens=missing_tokens + work.fetched_tokens,
     )

@@ -97,10 +97,13 @@ def request_time_s(profile: EngineProfile, prompt_tokens: int, new_tokens: int, 
 
 def transfer_time_s(profile: EngineProfile, tokens: int) -> float:
     """Duration of moving the KV of `tokens` tokens between two idle engines; 0 for no tokens."""
-    return profile.transfer_s + link_time_s(profile, tokens) if tokens else 0.0
+    if tokens == 0:
+        return 0.0
+    return profile.transfer_s + link_time_s(profile, tokens)
 
 
 def link_time_s(profile: EngineProfile, tokens: int) -> float:
     """Of that, how long the engines' links can move nothing else."""
-    bytes_s = tokens * profile.kv_bytes_per_token / profile.transfer_bytes_per_s
-    return profile.send_s + bytes_s if tokens else 0.0
+    if tokens == 0:
+        return 0.0
+    return profile.send_s + tokens * profile.kv_bytes_per_token / profile.transfer_bytes_per_s

@@ -8,7 +8,6 @@ from statistics import median
 
 from ppd.proxy.config import Mode
 from ppd.proxy.laws.profile_file import ProfileFile, Status
-from ppd.proxy.laws.targets import SloTargets
 from ppd.proxy.policy import Rules
 
 from ..replay.past_turns import PastLog, PastTurn
@@ -55,7 +54,6 @@ def fits(turns: Sequence[PastTurn], profile: ProfileFile) -> list[ProfileFit]:
         Rules(mode=Mode.ALWAYS_LOCAL),
         laws_of(Setup(profile=profile)),
         capacity_tokens=profile.kv_capacity_tokens,
-        targets=SloTargets(),
     )
     return [
         ProfileFit(figure, len(errors), median(errors), median(map(abs, errors)))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from ppd.proxy.config import Mode
 from ppd.proxy.errors import ConfigError
 from ppd.servers.fleet.topology import Topology
 
 from ..goodput.modes import modes_on
 
+ALL_MODES = tuple(mode.value for mode in Mode)
 PARTS = (1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)  # of the workers, that are P in the first fleets
 
 
@@ -37,7 +39,8 @@ def first_contenders(workers: int, modes: Collection[str]) -> list[Contender]:
     fleets = [f"{workers}R", *(_pairs(workers, prefills) for prefills in _first_prefills(workers))]
     found = [Contender(fleet, mode) for mode in modes for fleet in fleets if mode in _modes_on(fleet, modes)]
     if not found:
-        raise ConfigError(f"mode = {', '.join(modes)}: none of them is for {workers} workers", param="mode")
+        allowed = ", ".join(modes_on(Topology.parse(fleets[0]), ALL_MODES))
+        raise ConfigError(f"mode = {', '.join(modes)}: on one worker it must be one of {allowed}", param="mode")
     return found
 
 

@@ -156,7 +156,7 @@ def traffic_of(turns: Iterable[PastTurn], model: str | None = None) -> Traffic:
     if len(sessions) < LEAST_SESSIONS:
         raise ConfigError(
             f"the log has {len(sessions)} sessions of model {model!r} from their first turn on: at least "
-            f"{LEAST_SESSIONS} are needed, and some hundreds to trust an advice",
+            f"{LEAST_SESSIONS} are needed, and some hundreds to trust what they tell",
             param="log",
         )
     return Traffic(
@@ -216,4 +216,4 @@ def _shared_tokens(first: PastTurn) -> int:
         return 0
     found = first.cached_tokens if first.cached_counted is None else first.cached_counted
     prompt = first.prompt_tokens if first.prompt_counted is None else first.prompt_counted
-    return min(found, prompt - 1) // SHARED_STEP_TOKENS * SHARED_STEP_TOKENS
+    return max(0, min(found, prompt - 1)) // SHARED_STEP_TOKENS * SHARED_STEP_TOKENS

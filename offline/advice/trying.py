@@ -21,6 +21,7 @@ from .contenders import Contender
 from .traffic import Traffic
 
 LEAST_RPS, MOST_RPS = 1e-3, 1e3  # sessions a second, of a search
+MOST_WORKERS = 1024  # of a fleet that is played
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import click
 import msgspec
 from rich.text import Text
 
+from ppd.proxy.cli import NumberRange
 from ppd.proxy.cli.table_view import columns, show
 from ppd.proxy.config import Mode
 from ppd.proxy.errors import PPDError
@@ -22,20 +23,20 @@ from ..advice.interval import Interval
 from ..advice.processes import TryingProcesses
 from ..advice.search import Standing
 from ..advice.traffic import traffic_of
-from ..advice.trying import LEAST_RPS, MOST_RPS, Conditions, Figures
+from ..advice.trying import LEAST_RPS, MOST_RPS, MOST_WORKERS, Conditions, Figures
 from ..replay.past_turns import PastLog
 from .receipt_log import opened
 from .slo_flags import SloFlags, slo_flags, target_text
 
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
 MODES = click.Choice([mode.value for mode in Mode])
-RATES = click.FloatRange(LEAST_RPS, MOST_RPS)
+RATES = NumberRange(LEAST_RPS, MOST_RPS)
 OTHERS = 6  # that were tried coarsely, are shown
 
 
 @click.command("advise")
 @click.argument("log", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="LOG")
-@click.option("--gpus", type=click.IntRange(1, 1024), required=True, help="At most so many.")
+@click.option("--gpus", type=click.IntRange(1, MOST_WORKERS), required=True, help="At most so many.")
 @slo_flags
 @click.option(
     "--mode",
@@ -48,7 +49,7 @@ OTHERS = 6  # that were tried coarsely, are shown
 @click.option("--rate", type=RATES, help="Sessions a second; default: as in the log.")
 @click.option(
     "--budget",
-    type=click.FloatRange(0),
+    type=NumberRange(0),
     default=10.0,
     show_default=True,
     help="Minutes, after which nothing more is begun.",
@@ -160,8 +161,8 @@ def told(found: Advice, conditions: Conditions) -> Iterator[Text]:
         if fit.is_stale:  # a caveat says so
             continue
         yield Text(
-            f"- measured {fit.figure} of {fit.turns} turns beside the profile's prediction: median {fit.median:+.0%}, "
-            f"of the sizes {fit.absolute:.0%}"
+            f"- measured {fit.figure} of {fit.turns} turns against the profile's prediction: "
+            f"median error {fit.median:+.0%}, median absolute error {fit.absolute:.0%}"
         )
     for caveat in found.caveats:
         yield Text(f"- {caveat}")

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
+from ppd.proxy.cli import NumberRange
 from ppd.proxy.errors import ConfigError, PPDError
 
 from ..bench.results import BenchResult, save
@@ -134,8 +135,8 @@ def _tokens(_: click.Context, __: click.Parameter, text: str) -> tuple[int, int]
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
-_POSITIVE = click.FloatRange(min=0, min_open=True)
-_SECONDS = click.FloatRange(min=0)
+_POSITIVE = NumberRange(min=0, min_open=True)
+_SECONDS = NumberRange(min=0)
 _COUNT = click.IntRange(min=1)
 _ENDPOINTS = click.Choice([api.value for api in Api])
 _HOW = "chat sends text; completions sends token ids, in exact numbers.  [default: chat for text, else completions]"

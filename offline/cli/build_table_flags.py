@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from ppd.proxy.cli import NumberRange
 from ppd.proxy.laws.profile_file import Transfers
 
 from ..load.target import Api
@@ -102,9 +103,7 @@ _OPTIONS = (
     click.option("--only", multiple=True, metavar="GLOB", help="Cells such as '2P_2D-x1/*/q4'; repeatable."),
     click.option("--seeds", type=click.IntRange(1), help="Runs a cell, at least; default: as the grid says."),
     click.option("--max-seeds", type=click.IntRange(1), help="Runs a cell, at most; default: as the grid says."),
-    click.option(
-        "--precision", type=click.FloatRange(0, 1), help="Relative half width at which a cell gets no more seeds."
-    ),
+    click.option("--precision", type=NumberRange(0, 1), help="Relative half width at which a cell gets no more seeds."),
     click.option("--list", "listing", is_flag=True, help="Show the runs and the time they take; measure nothing."),
     click.option("--resume", is_flag=True, help="Go on with DIR: what is there is kept, failed runs are done again."),
     click.option("--keep-failed", is_flag=True, help="With --resume: failed runs are not done again."),
@@ -119,7 +118,7 @@ _OPTIONS = (
     click.option("--api", type=click.Choice(APIS), default=APIS[0], show_default=True, help="How prompts are sent."),
     click.option("--tokenizer", type=click.Path(path_type=Path), metavar="DIR", help="Default: the engines' own."),
     click.option(
-        "--request-timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds for an answer."
+        "--request-timeout", type=NumberRange(1), default=600.0, show_default=True, help="Seconds for an answer."
     ),
     click.option("--admin-key-file", type=click.Path(dir_okay=False, path_type=Path), help="Default: PPD_ADMIN_KEY."),
     click.option("--gpu", default="", help="The target's GPUs, which no endpoint reports; for the table."),
@@ -127,7 +126,7 @@ _OPTIONS = (
     click.option("--note", default="", help="Kept with every run, and in the table."),
     click.option(
         "--health-limit",
-        type=click.FloatRange(1),
+        type=NumberRange(1),
         default=300.0,
         show_default=True,
         help="Seconds in which a fleet must recover.",

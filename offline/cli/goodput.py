@@ -11,14 +11,15 @@ import click
 import msgspec
 from rich.text import Text
 
+from ppd.proxy.cli import NumberRange
 from ppd.proxy.cli.table_view import columns, show
 from ppd.proxy.config import Mode
-from ppd.proxy.errors import PPDError
+from ppd.proxy.errors import ConfigError, FormatError, PPDError
 from ppd.servers.fleet.topology import Topology
 
 from ..advice.interval import Interval
 from ..advice.traffic import traffic_of
-from ..advice.trying import LEAST_RPS, MOST_RPS
+from ..advice.trying import LEAST_RPS, MOST_RPS, MOST_WORKERS
 from ..goodput.modes import NAMES, proxy_setup
 from ..goodput.slo import Attainment
 from ..goodput.trials import Trials
@@ -50,7 +51,7 @@ class Found:
 @click.option(
     "--sessions", type=click.IntRange(1), default=300, show_default=True, help="Of a window, and later turns."
 )
-@click.option("--precision", type=click.FloatRange(0.001, 1), default=0.02, show_default=True, help="Of the rate.")
+@click.option("--precision", type=NumberRange(0.001, 1), default=0.02, show_default=True, help="Of the rate.")
 @click.option(
     "--most-tokens", type=click.IntRange(1), help="A session ends before a longer context; default: as engines hold."
 )
@@ -73,7 +74,7 @@ def command(
     """
     flags = SloFlags(**given)
     try:
-        fleet, profile = Topology.parse(topology), flags.engines()
+        fleet, profile = _fleet(topology), flags.engines()
         if fleet.decodes:
             flags.check_table([mode])
         prompts = _prompts(source, most_tokens or profile.kv_capacity_tokens, flags.longest_pause)
@@ -95,8 +96,21 @@ def command(
     show(_told(f"{topology}, mode {mode}, profile {profile.name}", flags, goodput, found))
 
 
+def _fleet(topology: str) -> Topology:
+    fleet = Topology.parse(topology)
+    if fleet.workers > MOST_WORKERS:
+        raise ConfigError(f"topology = {topology!r}: must be of at most {MOST_WORKERS} workers", param="topology")
+    return fleet
+
+
 def _prompts(source: Path, most_tokens: int, most_pause_s: float) -> TracedPrompts:
-    conversations = traffic_of(opened(source).turns).drawn(0) if is_receipt_log(source) else read(source)
+    if is_receipt_log(source):
+        conversations = traffic_of(opened(source).turns).drawn(0)
+    else:
+        try:
+            conversations = read(source)
+        except FormatError as exc:
+            raise FormatError(f"{exc.message}, nor a receipt log") from exc
     return traced_prompts(conversations, most_tokens=most_tokens, most_pause_s=most_pause_s)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
 import msgspec
 
 from ppd.proxy.errors import ConfigError
@@ -28,10 +27,7 @@ def opened(path: Path) -> PastLog:
             log = read_log(receipt_lines(file))
     except OSError as exc:
         raise ConfigError(f"{path}: cannot be read: {exc.strerror}", param="log") from exc
-    for number, why in log.damaged:
-        click.echo(f"{path}: line {number} is skipped: {why}", err=True)
-    if (more := log.damaged_count - len(log.damaged)) > 0:
-        click.echo(f"{path}: {more} more damaged lines are skipped", err=True)
+    log.damage.tell(path)
     if not log.turns:
         raise ConfigError(f"{path}: no line is the receipt of a turn that a worker was asked to answer", param="log")
     return log

@@ -15,7 +15,7 @@ from ppd.proxy.cli.table_view import columns, show
 from ppd.proxy.config import Mode, ProxyConfig, build
 from ppd.proxy.errors import ConfigError, PPDError
 from ppd.proxy.laws.profile_file import find
-from ppd.proxy.laws.targets import ALLOWED_TARGETS, SloTargets, given_targets
+from ppd.proxy.laws.targets import ALLOWED_TARGETS, GivenTargets, given_targets
 from ppd.proxy.settings import Settings
 
 from ..replay.replay import replay
@@ -71,16 +71,16 @@ def command(log: Path, config_path: Path | None, slo: str | None, wants_json: bo
     show(told(found, config))
 
 
-def targets_of(text: str | None) -> SloTargets | None:
+def targets_of(text: str | None) -> GivenTargets | None:
     if text is None:
         return None
     try:
-        return given_targets(text).over(SloTargets())
+        return given_targets(text)
     except ValueError:
         raise ConfigError(f"--slo: must be {ALLOWED_TARGETS}", param="slo") from None
 
 
-def replayed(path: Path, config: ProxyConfig, targets: SloTargets | None) -> Summary:
+def replayed(path: Path, config: ProxyConfig, targets: GivenTargets | None) -> Summary:
     """Damaged lines are named on standard error."""
     if not config.profile:
         raise ConfigError(
@@ -121,13 +121,16 @@ def told(found: Summary, config: ProxyConfig) -> Iterator[Text]:
     yield Text("")
     for name, count, middle, absolute in found.errors:
         stale = f": more than {STALE:.0%}, so the differences say little" if absolute > STALE else ""
-        yield Text(f"{name} against predicted, {count} turns: median {middle:+.0%}, of the sizes {absolute:.0%}{stale}")
+        yield Text(
+            f"{name} against predicted, {count} turns: median error {middle:+.0%}, "
+            f"median absolute error {absolute:.0%}{stale}"
+        )
     yield Text(f"\n{CAVEAT}", "dim")
 
 
 def _row(name: str, difference: Difference, scale: float) -> tuple[str, str, str, str, str]:
-    before, after, low, high = (
-        f"{value * scale:.2f}" for value in (difference.before, difference.after, difference.low, difference.high)
-    )
-    note = "" if difference.is_clear else " (none that is clear)"
-    return name, before, after, f"{difference.change * scale:+.2f}{note}", f"{low} to {high}"
+    before, after = (f"{value * scale:.2f}" for value in (difference.before, difference.after))
+    note = "" if difference.is_clear else " (not clear)"
+    low, high = difference.low, difference.high
+    interval = "too few sessions" if low is None or high is None else f"{low * scale:+.2f} to {high * scale:+.2f}"
+    return name, before, after, f"{difference.change * scale:+.2f}{note}", interval

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ppd.proxy.cli import NumberRange
 from ppd.proxy.config import Mode
 from ppd.proxy.decision_table.score import Weights
 from ppd.proxy.decision_table.table import DecisionTable, ScoredTable, find
@@ -24,7 +25,7 @@ PROFILE = "h100-llama-3.1-8b"
 
 Command = Callable[..., Any]
 _option = partial(click.option, show_default=True)
-_PAUSE = click.FloatRange(0, 86_400)
+_PAUSE = NumberRange(0, 86_400)
 _SEED = click.IntRange(0, 1_000_000)
 _FLAGS = (
     _option("--profile", default=PROFILE, help="Of the engines: a name, a path, or GPU-MODEL."),
@@ -63,7 +64,7 @@ class SloFlags:
 
     def engines(self) -> ProfileFile:
         """Handoffs are as with NIXL."""
-        return pulled(profile_for(self.profile))
+        return pulled(profile_for(self.profile, key="profile"))
 
     def scored(self) -> ScoredTable | None:
         return None if self.table is None else DecisionTable.load(find(self.table)).scored(Weights())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ppd.proxy.errors import ConfigError
 from ppd.proxy.laws.step_time import EngineProfile, attention_pairs, request_time_s, step_time_s
-from ppd.proxy.laws.targets import SloTargets
+from ppd.proxy.laws.targets import MOST, SloTargets
 
 from ..experiment.records import Record
 from ..simulation.playback import PlayedTurn
@@ -23,9 +23,13 @@ class Slo(SloTargets, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
             raise ConfigError(f"share = {self.share}: must be above 0 and at most 1", param="share")
-        for name in ("ttft_s", "ttft_factor", "tpot_s"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"{name} = {getattr(self, name)}: must be at least 0", param=name)
+        if not 0 < self.tpot_s <= MOST["tpot"]:
+            raise ConfigError(f"tpot = {self.tpot_s}: must be a number above 0, at most {MOST['tpot']:g}", param="tpot")
+        for name, value in (("ttft", self.ttft_s), ("ttft_factor", self.ttft_factor)):
+            if not 0 <= value <= MOST[name]:
+                raise ConfigError(f"{name} = {value}: must be a number from 0 to {MOST[name]:g}", param=name)
+        if not self.ttft_s and not self.ttft_factor:
+            raise ConfigError("ttft, ttft_factor: one of them must be above 0", param="ttft")
 
     @property
     def targets(self) -> SloTargets:

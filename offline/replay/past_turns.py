@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+from ppd.proxy.cli.receipt_damage import Damage
+from ppd.proxy.cli.why_view import printable
 from ppd.proxy.laws.targets import USUAL, SloTargets
 
 Count = Annotated[int, Meta(ge=0, le=10**9)]
@@ -29,13 +31,13 @@ class _Leg(msgspec.Struct, gc=False):
 class _Line(msgspec.Struct, gc=False):
     """The part of a receipt that is read."""
 
-    at: datetime
+    at: Annotated[datetime, Meta(tz=True)]
     model: Name
     session: Name
     turn: Count
     kind: Name
     stream: bool = True
-    route: Name = ""
+    route: Literal["", "LOCAL", "SPLIT", "REPLICA"] = ""
     reason: Name = ""
     forced: Name = ""
     decode: Name = ""
@@ -100,34 +102,26 @@ class PastLog(msgspec.Struct, kw_only=True):
     """In the order of decisions."""
 
     turns: list[PastTurn]
+    damage: Damage
     undecided: int = 0  # receipts of turns that reached no worker
-    damaged: list[tuple[int, str]] = []  # the first few lines, and why
-    damaged_count: int = 0
 
 
-PLACES_TOLD = 5
 _LINE = msgspec.json.Decoder(_Line)
 
 
 def read_log(lines: Iterable[tuple[int, bytes]]) -> PastLog:
     """lines: with their numbers."""
-    log = PastLog(turns=[], damaged=[])
+    log = PastLog(turns=[], damage=Damage())
     targets = dict[SloTargets, SloTargets]()
     for number, line in lines:
         if line.isspace():
             continue
-        try:
-            receipt = _LINE.decode(line)
-            turn = _past_turn(receipt, targets)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError, ValueError) as exc:
-            log.damaged_count += 1
-            if len(log.damaged) < PLACES_TOLD:
-                log.damaged.append((number, str(exc)[:200]))
-            continue
-        if turn is None:
-            log.undecided += 1
-        else:
-            log.turns.append(turn)
+        with log.damage.of_line(number):
+            turn = _past_turn(_LINE.decode(line), targets)
+            if turn is None:
+                log.undecided += 1
+            else:
+                log.turns.append(turn)
     log.turns.sort(key=lambda turn: turn.decided_s)
     return log
 
@@ -135,6 +129,8 @@ def read_log(lines: Iterable[tuple[int, bytes]]) -> PastLog:
 def _past_turn(receipt: _Line, targets: dict[SloTargets, SloTargets]) -> PastTurn | None:
     """None of a turn that no worker was asked to answer."""
     arrived_s, ended_s = receipt.at.timestamp(), receipt.ended_s
+    if arrived_s < 0.0:
+        raise ValueError("Expected a time from 1970 on - at `$.at`")
     legs = [_times(leg, arrived_s, ended_s) for leg in receipt.legs]
     answering = next((leg for leg in reversed(legs) if leg.worker == receipt.decode), None)
     prefill = next((leg for leg in reversed(legs) if receipt.prefill and leg.worker == receipt.prefill), None)
@@ -146,7 +142,7 @@ def _past_turn(receipt: _Line, targets: dict[SloTargets, SloTargets]) -> PastTur
     return PastTurn(
         arrived_s=arrived_s,
         decided_s=decided_s,
-        model=intern(receipt.model),
+        model=intern(printable(receipt.model)),
         session=intern(receipt.session),
         number=receipt.turn,
         kind=intern(receipt.kind),

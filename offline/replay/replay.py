@@ -14,7 +14,7 @@ from ppd.proxy.errors import NoWorkerError
 from ppd.proxy.fleet.view import Fleet, WorkerView
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.laws.prediction import Laws, Outlook, Prediction, TurnSize, idle_ttft_s, on_one, on_two, work_on
-from ppd.proxy.laws.targets import SloTargets
+from ppd.proxy.laws.targets import GivenTargets
 from ppd.proxy.policy import Decision, Route, Rules, Turn, decide
 
 from .past_fleet import PastFleet
@@ -49,9 +49,9 @@ class _Session:
 
 
 def replay(
-    turns: Sequence[PastTurn], rules: Rules, laws: Laws, *, capacity_tokens: int, targets: SloTargets | None = None
+    turns: Sequence[PastTurn], rules: Rules, laws: Laws, *, capacity_tokens: int, targets: GivenTargets | None = None
 ) -> Compared:
-    """turns: in order of their decisions. targets: in place of their own."""
+    """turns: in order of their decisions. targets: those given, in place of their own."""
     fleet, compared, sessions = PastFleet(turns, laws, capacity_tokens), Compared(), dict[str, _Session]()
     for past in turns:
         now_s = past.decided_s
@@ -80,7 +80,7 @@ def _held(turn: Turn, address: str) -> int:
     return 0 if held is None else min(held.tokens, turn.prompt_tokens)
 
 
-def _turn(past: PastTurn, session: _Session, fleet: PastFleet, targets: SloTargets | None) -> Turn:
+def _turn(past: PastTurn, session: _Session, fleet: PastFleet, targets: GivenTargets | None) -> Turn:
     goes_on = past.kind in ("next", "retry", "branch")
     held_tokens = min(session.tokens, past.prompt_tokens) if goes_on else 0
     if past.kind == "branch":  # where it parts from its session, only the receipt knows
@@ -98,7 +98,7 @@ def _turn(past: PastTurn, session: _Session, fleet: PastFleet, targets: SloTarge
         single_engine="replayed" if past.reason == "single_engine" else None,
         stored_response=past.reason == "stored_response",
         forced=Route(past.forced) if past.forced in [*Route] else None,
-        slo=targets or past.slo,
+        slo=past.slo if targets is None else targets.over(past.slo),
     )
 
 

@@ -15,6 +15,7 @@ DRAWS = 1000
 LARGE = 20_000  # sessions, from which on fewer draws do
 LARGE_DRAWS = 200
 SEED = 17
+LEAST_SESSIONS = 10  # fewer give no interval: too few draws differ
 STALE = 0.3  # median error of the laws, from which on predicted differences say little
 
 Numbers = NDArray[np.float64]
@@ -22,12 +23,15 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of a mean, under the rules in force and under the others; the interval holds 95 % of the draws."""
+    """Of a mean, under the rules in force and under the others; the interval holds 95 % of the draws.
+
+    low, high: None of fewer than LEAST_SESSIONS.
+    """
 
     before: float
     after: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     @property
     def change(self) -> float:
@@ -35,7 +39,7 @@ class Difference:
 
     @property
     def is_clear(self) -> bool:
-        return self.low > 0.0 or self.high < 0.0
+        return self.low is not None and self.high is not None and (self.low > 0.0 or self.high < 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def summary(log: PastLog, compared: Compared) -> Summary:
         undecided=log.undecided,
         refused=compared.refused,
         unpredicted=compared.unpredicted,
-        damaged=log.damaged_count,
+        damaged=log.damage.count,
     )
 
 
@@ -101,6 +105,8 @@ def _differences(sessions: NDArray[np.intp]) -> Callable[[Numbers, Numbers], Dif
     draws = DRAWS if count < LARGE else LARGE_DRAWS
 
     def difference(before: Numbers, after: Numbers) -> Difference:
+        if count < LEAST_SESSIONS:
+            return Difference(float(before.mean()), float(after.mean()), None, None)
         random = np.random.default_rng(SEED)
         sums = np.bincount(sessions, weights=after - before, minlength=count)
         means = np.empty(draws)

@@ -131,15 +131,15 @@ class HardwareChoice:
     network: Interconnect | None
 
 
-def profile_for(hardware: str, folder: Path = BUNDLED) -> ProfileFile:
-    """By name or path: read where there is a file, else computed. ConfigError lists the names."""
+def profile_for(hardware: str, folder: Path = BUNDLED, *, key: str = "hardware") -> ProfileFile:
+    """By name or path: read where there is a file, else computed. ConfigError names the key that asked."""
     data = Hardware.load()
     if hardware in bundled(folder) or Path(hardware).is_file():
         return find(hardware, folder)
     for choice in choices(data):
         if choice.name == hardware:
             return modelled(choice, data, find(data.base.profile, folder))
-    raise ConfigError(f"hardware = {hardware!r}: must be {_allowed(data, folder)}", param="hardware")
+    raise ConfigError(f"{key} = {hardware!r}: must be {_allowed(data, folder)}", param=key)
 
 
 def choices(data: Hardware) -> Iterator[HardwareChoice]:

@@ -13,7 +13,7 @@ from rich.text import Text
 from ..config import Lookup
 from ..decision_table.score import Weights
 from ..decision_table.table import DecisionTable, TableQuery, bundled, find
-from . import CommandGroup
+from . import CommandGroup, NumberRange
 from .table_view import (
     LEGEND,
     MUTED,
@@ -82,7 +82,7 @@ def show(names: tuple[str, ...], w_ttft: float, w_tpot: float, scores: bool) -> 
 @click.option("--cached", "cached_tokens", type=click.IntRange(1), required=True, help="Tokens that D holds.")
 @click.option("--output", "output_tokens", type=click.IntRange(1), required=True, help="Tokens of the answer.")
 @click.option(
-    "--qps", type=click.FloatRange(0, min_open=True), required=True, help="Rate, in the unit that the table counts."
+    "--qps", type=NumberRange(0, min_open=True), required=True, help="Rate, in the unit that the table counts."
 )
 @_weight("ttft")
 @_weight("tpot")

@@ -17,11 +17,11 @@ from ..errors import PPDError
 from ..telemetry.receipts import Receipt, receipt_lines
 from .doctor.command import proxy_origin
 from .doctor.gather import ProxyClient, Said
+from .receipt_damage import Damage
 from .why_view import printable, told
 
 NEWEST = 1000  # receipts that are asked for where no id is the one given
 NAMED = 10  # of several that match
-PLACES_TOLD = 5  # of damaged lines
 
 T = TypeVar("T")
 
@@ -113,24 +113,19 @@ def _cannot_tell(proxy: ProxyClient, said: Said) -> click.ClickException:
 
 def in_log(path: Path, request_id: str) -> Receipt:
     """Of an id that several turns had, the newest."""
-    wanted, found, damaged = request_id.encode(), dict[str, Receipt](), list[int]()
+    wanted, found, damage = request_id.encode(), dict[str, Receipt](), Damage()
     try:
         with path.open("rb") as file:
             for number, line in receipt_lines(file):
                 if wanted not in line:  # a receipt's id has no characters that JSON escapes
                     continue
-                try:
+                with damage.of_line(number):
                     receipt = _RECEIPT.decode(line)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    damaged.append(number)
-                    continue
-                if receipt.id.startswith(request_id):
-                    found[receipt.id] = receipt
+                    if receipt.id.startswith(request_id):
+                        found[receipt.id] = receipt
     except OSError as exc:
         raise click.ClickException(f"{path}: cannot be read: {exc.strerror}") from exc
-    if damaged:
-        places = ", ".join(map(str, damaged[:PLACES_TOLD])) + (", ..." if len(damaged) > PLACES_TOLD else "")
-        click.echo(f"{path}: {len(damaged)} damaged lines with this id were skipped: {places}", err=True)
+    damage.tell(path)
     return the_one([*found.values()], request_id, str(path))
 
 

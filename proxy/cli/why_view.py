@@ -271,7 +271,7 @@ def _outcome(receipt: Receipt) -> Table:
 
 
 def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+    return "-" if value is None else f"{value:.4f}" if abs(value) < 1e6 else f"{value:.4g}"
 
 
 def _share(value: float | None) -> str:

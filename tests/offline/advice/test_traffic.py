@@ -89,3 +89,9 @@ def test_of_several_models_one_is_played() -> None:
         traffic_of(log.turns, "none")
     with pytest.raises(ConfigError, match="the log has 1 sessions of model 'rare'"):
         traffic_of(log.turns, "rare")
+
+
+def test_a_prompt_that_the_engine_counted_as_empty_is_played_as_one_token() -> None:
+    found = traffic(turn("s", 1, 1000, 0, 0.0, prompt_tokens=0), turn("s", 2, 1300, 1050, 5.0, prompt_tokens=0))
+    assert found.sessions[0].shared_tokens == 0
+    assert [one.prompt_tokens for one in prompts_of(found)] == [1, 1]

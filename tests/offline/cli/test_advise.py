@@ -105,13 +105,21 @@ def test_a_contender_is_tried_by_playing_the_logs_sessions() -> None:
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--gpus", "8", "--profile", "none"), "hardware = 'none': must be"),
+        (("--gpus", "8", "--profile", "none"), "profile = 'none': must be"),
         (("--gpus", "8", "--share", "0"), "share = 0.0: must be above 0"),
-        (("--gpus", "8", "--ttft", "nan"), "ttft_s = nan: must be at least 0"),
+        (("--gpus", "8", "--ttft", "nan"), "ttft = nan: must be a number from 0 to 3600"),
+        (("--gpus", "8", "--tpot", "0"), "tpot = 0.0: must be a number above 0, at most 60"),
+        (("--gpus", "8", "--ttft", "0", "--ttft-factor", "0"), "ttft, ttft_factor: one of them must be above 0"),
+        (("--gpus", "8", "--rate", "nan"), "Invalid value for '--rate': nan is not a number"),
+        (("--gpus", "8", "--budget", "nan"), "Invalid value for '--budget': nan is not a number"),
+        (("--gpus", "8", "--longest-pause", "nan"), "Invalid value for '--longest-pause': nan is not a number"),
         (("--gpus", "8", "--model", "none"), "model = 'none': must be m"),
         (("--gpus", "1", "--profile", "h100-llama-3.1-70b-tp4"), "gpus = 1: one engine of this profile takes 4"),
         (("--gpus", "8", "--profile", "h100-qwen3-8b", "--mode", "table"), "table: must be given for mode table"),
-        (("--gpus", "1", "--mode", "always_split"), "mode = always_split: none of them is for 1 workers"),
+        (
+            ("--gpus", "1", "--mode", "always_split"),
+            "mode = always_split: on one worker it must be one of ",
+        ),
         (("--gpus", "8", "--mode", "oracle"), "Invalid value for '--mode'"),
     ],
 )
@@ -157,7 +165,9 @@ def test_goodput_of_a_receipt_log_and_of_a_trace(tmp_path: Path) -> None:
 def test_goodput_names_what_it_cannot_use(tmp_path: Path) -> None:
     file = write(tmp_path, turns())
     assert "topology = 'D'" in search(file, "--topology", "D").output
+    assert "topology = '2000R': must be of at most 1024 workers" in search(file, "--topology", "2000R").output
     assert "in none of the known formats" in search(_empty(tmp_path)).output
+    assert ", nor a receipt log" in search(_empty(tmp_path)).output
 
 
 def _empty(folder: Path) -> Path:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from ppd.offline.replay.past_turns import PLACES_TOLD, read_log
+from ppd.offline.replay.past_turns import read_log
+from ppd.proxy.cli.receipt_damage import LINES_TOLD
 from ppd.proxy.failures import Leg
 from ppd.proxy.laws.targets import SloTargets
 
@@ -35,7 +36,7 @@ def test_a_turn_that_reached_no_worker_is_counted() -> None:
     lost = receipt("P1 D1")
     lost.legs = lost.legs[:1]
     log = log_of(refused, lost, receipt("D1"))
-    assert (len(log.turns), log.undecided, log.damaged_count) == (1, 2, 0)
+    assert (len(log.turns), log.undecided, log.damage.count) == (1, 2, 0)
 
 
 def test_what_was_in_force_and_what_was_predicted_is_read() -> None:
@@ -61,23 +62,31 @@ GOOD = line_of(receipt("D1"))
         GOOD.replace(b'"ttft_s":0.1', b'"ttft_s":NaN'),
         GOOD.replace(b'"started_s":0.0', b'"started_s":-1.0'),
         GOOD.replace(b"2026-01-01T", b"yesterday "),
+        GOOD.replace(b"2026-01-01T", b"0001-01-01T"),
+        GOOD.replace(b"+00:00", b""),
+        GOOD.replace(b'"route":"LOCAL"', b'"route":"SIDEWAYS"'),
         GOOD.replace(b'"session":"s"', b'"session":"' + b"s" * 1000 + b'"'),
         GOOD + GOOD,
     ],
 )
 def test_a_damaged_line_is_skipped_and_named(line: bytes) -> None:
     log = read_log(enumerate([GOOD, line, b"\n", GOOD], start=1))
-    assert (len(log.turns), log.damaged_count) == (2, 1)
-    ((number, why),) = log.damaged
+    assert (len(log.turns), log.damage.count) == (2, 1)
+    ((number, why),) = log.damage.first
     assert number == 2
     assert why
 
 
 def test_of_many_damaged_lines_the_first_are_named() -> None:
     log = read_log(enumerate([b"{}\n"] * 100, start=1))
-    assert ([number for number, _ in log.damaged], log.damaged_count) == ([*range(1, PLACES_TOLD + 1)], 100)
+    assert ([number for number, _ in log.damage.first], log.damage.count) == ([*range(1, LINES_TOLD + 1)], 100)
 
 
 def test_a_receipt_of_a_version_to_come_is_read() -> None:
     more = msgspec.json.decode(GOOD) | {"colour": "red"}
     assert len(read_log([(1, msgspec.json.encode(more))]).turns) == 1
+
+
+def test_no_models_name_can_steer_a_terminal() -> None:
+    (turn,) = log_of(receipt("D1", model="\x1b[2Jm")).turns
+    assert turn.model == "\ufffd[2Jm"

@@ -12,7 +12,7 @@ from ppd.offline.replay.summary import summary
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import WorkerId
 from ppd.proxy.laws.profiles import Profiles
-from ppd.proxy.laws.targets import SloTargets
+from ppd.proxy.laws.targets import GivenTargets, SloTargets
 from ppd.proxy.laws.worker_laws import WorkerLaws
 from ppd.proxy.telemetry.receipts import Receipt
 from tests.support.decisions import rules
@@ -86,8 +86,15 @@ def test_the_same_rules_change_nothing() -> None:
     compared = again(*CHAT, mode=Mode.ALWAYS_LOCAL)
     assert (compared.count, compared.changes) == (4, {})
     found = summary(log_of(*CHAT), compared)
-    assert (found.ttft_s.change, found.ttft_s.low, found.ttft_s.high) == (0.0, 0.0, 0.0)
+    assert found.ttft_s.change == 0.0
     assert not found.ttft_s.is_clear
+
+
+def test_of_few_sessions_there_is_no_interval() -> None:
+    """Of one, all draws are alike."""
+    found = summary(log_of(*CHAT), again(*CHAT, mode=Mode.ALWAYS_SPLIT))
+    assert found.ttft_s.change > 0.0
+    assert (found.ttft_s.low, found.ttft_s.high, found.ttft_s.is_clear) == (None, None, False)
 
 
 def test_other_rules_change_what_they_say() -> None:
@@ -118,8 +125,13 @@ def test_what_the_receipt_says_of_the_worker_that_answered_counts_first() -> Non
 
 @pytest.mark.parametrize("tpot_s", [1e-4, 1.0])
 def test_targets_may_be_others_than_the_receipts(tpot_s: float) -> None:
-    compared = again(*CHAT, targets=SloTargets(tpot_s=tpot_s, ttft_s=60.0))
+    compared = again(*CHAT, targets=GivenTargets(tpot=tpot_s, ttft=60.0))
     assert [*compared.missed[0]] == [tpot_s < 1.0] * 4
+
+
+def test_a_target_that_is_not_given_is_the_receipts_own() -> None:
+    strict = [receipt("D1", slo=SloTargets(tpot_s=1e-4))]
+    assert [*again(*strict, targets=GivenTargets(ttft=60.0)).missed[0]] == [1]
 
 
 def test_workers_without_a_profile_and_turns_without_a_worker_are_counted() -> None:
@@ -145,6 +157,8 @@ def test_the_interval_holds_the_difference_and_sessions_are_drawn_whole() -> Non
             for way in ("P1 D1" if turn == 1 or number % 2 else "D1",)
         ]
         found = summary(log_of(*logged), again(*logged, mode=Mode.ALWAYS_LOCAL))
+        assert found.ttft_s.low is not None
+        assert found.ttft_s.high is not None
         assert found.ttft_s.low <= found.ttft_s.change <= found.ttft_s.high
         return found.ttft_s.high - found.ttft_s.low
 

@@ -16,6 +16,7 @@ from ..fleet.worker import Role, WorkerId
 from .decision import Turn
 
 EASE = 1.25  # times the mean load of its role: so busy a worker gets no session for what it holds
+FEW = 2  # requests above that are still few: where there are hardly any, sessions of one prefix may meet
 MOST = 0.5  # of what a session's earlier turns cover: who holds less is not where the session lives
 MOST_HASHED = 32  # of equal workers, for one decision
 LEAST_FACTOR = 0.1  # where slow start begins: a worker that has just joined counts as ten times as loaded
@@ -135,7 +136,7 @@ def _at_ease(holders: Sequence[WorkerView], views: Sequence[WorkerView], prompt_
     """
     if not holders:
         return []
-    requests, tokens = EASE * mean_requests(views) + 1, EASE * mean_recent_tokens(views) + prompt_tokens
+    requests, tokens = EASE * mean_requests(views) + FEW, EASE * mean_recent_tokens(views) + prompt_tokens
     return [view for view in holders if not _has_more(view, requests) and view.recent_tokens <= tokens]
 
 

@@ -59,8 +59,8 @@ def mean(values: list[int]) -> float:
     return sum(values) / len(values)
 
 
-def overloaded(view: WorkerView, views: Sequence[WorkerView]) -> bool:
-    return view.load.kv_usage >= 0.95 or view.requests > 1.25 * mean([each.requests for each in views]) + 1
+def overloaded(view: WorkerView, views: Sequence[WorkerView], few: int = 1) -> bool:
+    return view.load.kv_usage >= 0.95 or view.requests > 1.25 * mean([each.requests for each in views]) + few
 
 
 def own(turn: Turn, views: Sequence[WorkerView]) -> WorkerView | None:
@@ -91,7 +91,7 @@ def plain_decode(turn: Turn, views: Sequence[WorkerView], now_s: float) -> Worke
     else:
         least = first(views, lambda view: rank(view, slow_start(view, now_s)), turn.session_id)
     room = 1.25 * mean([each.recent_tokens for each in views]) + turn.prompt_tokens if views else 0.0
-    holders = [v for v in views if turn.held_by(v) and not overloaded(v, views) and v.recent_tokens <= room]
+    holders = [v for v in views if turn.held_by(v) and not overloaded(v, views, 2) and v.recent_tokens <= room]
     if least is None or not holders:
         return least
     best = min(holders, key=lambda view: (work(view), rank(view, slow_start(view, now_s))))

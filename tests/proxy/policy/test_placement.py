@@ -34,17 +34,18 @@ def shared(*holders: WorkerView, tokens: int = 8000) -> Mapping[WorkerId, Held]:
         ((D1, D2), (), {"D1", "D2"}),
         ((D1, D2), (D2,), {"D2"}),
         ((D1, D2, view("D", 3)), (D2, D1), {"D1", "D2"}),
-        ((D1, replace(D2, inflight=2)), (D2,), {"D2"}),
-        ((D1, replace(D2, inflight=3)), (D2,), {"D1"}),  # above 1.25 times the mean by more than one
-        ((replace(D1, inflight=8), replace(D2, inflight=9)), (D2,), {"D2"}),
-        ((replace(D1, inflight=8), replace(D2, inflight=17)), (D2,), {"D1"}),
+        ((D1, replace(D2, inflight=5)), (D2,), {"D2"}),
+        ((D1, replace(D2, inflight=6)), (D2,), {"D1"}),  # above 1.25 times the mean by more than two
+        ((replace(D1, inflight=8), replace(D2, inflight=18)), (D2,), {"D2"}),
+        ((replace(D1, inflight=8), replace(D2, inflight=19)), (D2,), {"D1"}),
         ((D1, replace(D2, others=Others(requests=14))), (D2,), {"D1"}),
         ((D1, replace(D2, load=Load(kv_usage=0.97))), (D2,), {"D1"}),
         ((D1, replace(D2, recent_tokens=25_000)), (D2,), {"D2"}),
         ((D1, replace(D2, recent_tokens=30_000)), (D2,), {"D1", "D2"}),
         ((D1, replace(D2, queued_prefill_tokens=9000)), (D2,), {"D1"}),  # it would have more to compute
         ((R1, R2, R3, R4), (R3,), {"R3"}),
-        ((R1, R2, replace(R3, inflight=2), R4), (R3,), {"R1", "R2", "R4"}),
+        ((R1, R2, replace(R3, inflight=2), R4), (R3,), {"R3"}),
+        ((R1, R2, replace(R3, inflight=3), R4), (R3,), {"R1", "R2", "R4"}),
     ],
 )
 def test_a_first_turn_goes_to_who_holds_its_beginning_unless_others_are_idler(

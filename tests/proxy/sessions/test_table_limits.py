@@ -296,7 +296,7 @@ TestTalk = Talk.TestCase
 
 def test_an_idle_session_takes_at_most_1200_bytes() -> None:
     """Ten turns, a name, and two workers that hold its prefix; benchmarks/small/session_memory.py measures the same."""
-    count, turns = 250, 10
+    count, turns = 100, 10
     workers = [(WorkerId(f"10.0.0.{number}:8000"), f"incarnation {number}") for number in range(8)]
     table = SessionTable(ttl_s=60.0, capacity=count)
     tracemalloc.start()

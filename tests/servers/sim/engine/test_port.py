@@ -19,6 +19,7 @@ def clients_of(port: int, count: int) -> list[socket.socket]:
     return made
 
 
+@pytest.mark.e2e  # looks through all objects that there are
 @pytest.mark.parametrize("rounds", [2, 3])
 @pytest.mark.parametrize("way", ["sever", "end"])
 async def test_a_client_that_is_just_being_accepted_is_dropped_too(way: str, rounds: int) -> None:

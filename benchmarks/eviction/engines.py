@@ -45,6 +45,21 @@ class CacheSize:
         return ("--max-model-len", str(self.tokens), "--num-gpu-blocks-override", str(self.blocks))
 
 
+def tiny_engine(role: Role, model: Path, python: Path, *extra_args: str) -> EngineSpec:
+    """On free ports of this machine."""
+    port, side_channel_port = free_ports(2)
+    return EngineSpec(
+        role=role,
+        model=str(model),
+        served_model_name=TINY_NAME,
+        port=port,
+        side_channel_port=side_channel_port,
+        device="cpu",
+        extra_args=(*TINY_ARGS, *extra_args),
+        python=str(python),
+    )
+
+
 @asynccontextmanager
 async def engines(roles: Mapping[str, Role], size: CacheSize, logs: Path) -> AsyncIterator[dict[str, str]]:
     """Base URLs by name, once all answer."""
@@ -53,17 +68,7 @@ async def engines(roles: Mapping[str, Role], size: CacheSize, logs: Path) -> Asy
     async with AsyncExitStack() as stack:
         processes, urls = {}, {}
         for name, role in roles.items():
-            port, side_channel_port = free_ports(2)
-            spec = EngineSpec(
-                role=role,
-                model=str(model),
-                served_model_name=TINY_NAME,
-                port=port,
-                side_channel_port=side_channel_port,
-                device="cpu",
-                extra_args=(*TINY_ARGS, *size.args, *COUNTS_EVICTIONS),
-                python=str(environment.python),
-            )
+            spec = tiny_engine(role, model, environment.python, *size.args, *COUNTS_EVICTIONS)
             usual = command(spec)
             program = replace(usual, env=usual.env | {"VLLM_SERVER_DEV_MODE": "1"})  # for /reset_prefix_cache
             processes[name] = await stack.enter_async_context(EngineProcess(program, logs / f"{name}.log", name=name))

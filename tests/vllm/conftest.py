@@ -7,20 +7,19 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from benchmarks.eviction.engines import tiny_engine
 from benchmarks.network.fault_link import FaultLink
 from ppd.proxy.config import Mode
 from ppd.proxy.fleet.worker import Load, Role
 from ppd.proxy.health.probe import probe
-from ppd.servers.fleet.ports import free_ports
 from ppd.servers.fleet.process import EngineProcess
 from ppd.servers.vllm.cpu_install import ensure, unsupported_reason
-from ppd.servers.vllm.launch import TINY_ARGS, TINY_NAME, EngineSpec, command, kv_transfer_config
+from ppd.servers.vllm.launch import TINY_NAME, EngineSpec, command, kv_transfer_config
 from ppd.servers.vllm.tiny_model import ensure_model
 from tests.support.fleet import proxy_before
 from tests.support.proxy import ProxyClient
@@ -172,7 +171,7 @@ def tiny_spec() -> Callable[[Role], EngineSpec]:
         pytest.skip(f"real vLLM is not tested here: {reason}")
     environment = ensure(print)
     model = ensure_model(environment)
-    return lambda role: engine_spec(role, model, environment.python)
+    return lambda role: tiny_engine(role, model, environment.python)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -194,17 +193,3 @@ async def fleet(
         addresses = [(role, spec.address) for role, spec in specs.items()]
         async with proxy_before(addresses, limit_s=60, mode=Mode.ALWAYS_LOCAL) as running:
             yield VllmFleet(*running, TINY_NAME, engines, urls, specs, stack)
-
-
-def engine_spec(role: Role, model: Path, python: Path) -> EngineSpec:
-    port, side_channel_port = free_ports(2)
-    return EngineSpec(
-        role=role,
-        model=str(model),
-        served_model_name=TINY_NAME,
-        port=port,
-        side_channel_port=side_channel_port,
-        device="cpu",
-        extra_args=TINY_ARGS,
-        python=str(python),
-    )

@@ -189,23 +189,24 @@ async def at_body(upstream: Upstream, call: Call, _: asyncio.Event) -> None:
         answer.close()
 
 
-async def at_stream(upstream: Upstream, call: Call, _: asyncio.Event) -> None:
-    answer = await opened(upstream, call)
+async def at_stream(upstream: Upstream, call: Call, _: asyncio.Event) -> bytes:
+    answer, read = await opened(upstream, call), b""
     answer.reached_the_client()
     try:
-        while await answer.chunk():
-            pass
+        while chunk := await answer.chunk():
+            read += chunk
+        return read
     finally:
         answer.close()
 
 
-async def between_two_reads(upstream: Upstream, call: Call, hung_up: asyncio.Event) -> None:
+async def between_two_reads(upstream: Upstream, call: Call, hung_up: asyncio.Event) -> bytes:
     answer = await opened(upstream, call)
     answer.reached_the_client()
-    await answer.chunk()
+    read = await answer.chunk()
     await hung_up.wait()
     try:
-        await answer.chunk()
+        return read + await answer.chunk()
     finally:
         answer.close()
 
@@ -244,7 +245,7 @@ async def test_hanging_up_ends_every_wait_for_an_answer(
 
 @pytest.mark.parametrize("reads", [at_stream, between_two_reads])
 async def test_hanging_up_ends_no_stream_that_runs(
-    upstream: Upstream, reads: Callable[[Upstream, Call, asyncio.Event], Awaitable[None]]
+    upstream: Upstream, reads: Callable[[Upstream, Call, asyncio.Event], Awaitable[bytes]]
 ) -> None:
     is_hung_up = asyncio.Event()
 
@@ -259,7 +260,7 @@ async def test_hanging_up_ends_no_stream_that_runs(
         upstream.hang_up(target.id)
         is_hung_up.set()
         async with asyncio.timeout(10):
-            await reading
+            assert await reading == b"hihi", "both chunks"
 
 
 async def test_only_what_may_arrive_late_is_ended_on_a_worker_that_lives(upstream: Upstream) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from .admission.rate_limits import RateLimits
 from .beliefs.beliefs import Beliefs
 from .bodies.body_memory import BodyMemory, default_limit, usable_bytes
 from .bodies.body_reader import BodyReader
-from .config import AccessFormat, ProxyConfig, convert
+from .config import AccessFormat, DataPlane, ProxyConfig, convert
 from .discovery.heartbeat_listener import HeartbeatListener
 from .discovery.senders import HostAddresses
 from .errors import ConfigError
@@ -37,6 +38,7 @@ from .laws.worker_laws import WorkerLaws
 from .peers.channels import Member
 from .peers.membership import Membership
 from .peers.replication import Operated, Replication
+from .plane import IS_BUILT, Poller
 from .policy.returns import Returns
 from .routing.dispatch import Dispatcher
 from .routing.handoff_release import HandoffRelease
@@ -65,6 +67,8 @@ from .tokenizer.folder_names import FolderNames
 from .tokenizer.prompt_tokenizer import PromptTokenizer
 from .upstream.client import Upstream
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxy:
@@ -89,6 +93,7 @@ class Proxy:
     event_subscriber: EventSubscriber
     keys: KeyRing | None  # None: clients need no key
     tls: Tls  # towards workers
+    poller: Poller | None
     drain: Drain
     loop_watch: LoopWatch
     receipt_log: ReceiptLog | None
@@ -106,7 +111,8 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     state = new_state(config, member, now, settings.laws)
     settings.returns = Returns(state.sessions, state.beliefs, state.forecasts)
     drain, keys, tls = Drain(), make_keys(config), worker_tls(config)
-    upstream = make_upstream(config, state, tls)
+    poller = make_poller(config)
+    upstream = make_upstream(config, state, tls, poller)
     handoff_release = HandoffRelease(state, upstream)
     receipt_log = open_log(config.receipt_log, state.metrics) if config.receipt_log else None
     learner = Learner(state, drain, receipt_log.write if receipt_log else None)
@@ -140,6 +146,7 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
         event_subscriber=make_event_subscriber(config, state),
         keys=keys,
         tls=tls,
+        poller=poller,
         drain=drain,
         loop_watch=LoopWatch(member.pulse.beat, state.metrics.loop_lag.observe),
         receipt_log=receipt_log,
@@ -149,14 +156,25 @@ def assemble(settings: Settings, now: Callable[[], float] = time.monotonic, memb
     )
 
 
-def make_upstream(config: ProxyConfig, state: State, tls: Tls) -> Upstream:
+def make_poller(config: ProxyConfig) -> Poller | None:
+    """None: the event loop reads and writes all sockets itself."""
+    if config.data_plane is not DataPlane.NATIVE:
+        return None
+    if not IS_BUILT:
+        log.warning("data_plane = native is not built here (that takes Linux and a C compiler): direct serves instead")
+        return None
+    return Poller()
+
+
+def make_upstream(config: ProxyConfig, state: State, tls: Tls, poller: Poller | None) -> Upstream:
     def may_resend() -> bool:
         """Whether the retry budget allows a request to be sent again to the worker that closed its connection."""
         may = state.retries.take()
         state.metrics.retries.labels("resent" if may else "no_budget").inc()
         return may
 
-    return Upstream(keepalive_s=config.keepalive_s, tls=tls, key=config.worker_api_key, may_resend=may_resend)
+    key = config.worker_api_key
+    return Upstream(keepalive_s=config.keepalive_s, tls=tls, key=key, may_resend=may_resend, poller=poller)
 
 
 def make_operated(settings: Settings, router: Router) -> Operated:

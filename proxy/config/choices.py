@@ -51,6 +51,7 @@ class Lookup(StrEnum):
 class DataPlane(StrEnum):
     """What serves turns over HTTP/1.1; over HTTP/2 it is always the ASGI application."""
 
+    NATIVE = "native"  # the connection itself, on compiled sockets
     DIRECT = "direct"  # the connection itself
     ASGI = "asgi"  # the ASGI application, in Quart
 

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from ..config import ProxyConfig
 from ..errors import Overloaded
+from ..plane import Poller
 from ..runtime.process_limits import open_files_limit, share_of_clients
 from ..runtime.tls import Tls
 from . import response
@@ -46,10 +47,13 @@ class Connections:
         config: ProxyConfig,
         tls: Tls | None,
         now: Callable[[], float],
+        poller: Poller | None = None,
     ) -> None:
+        """poller: serves connections without TLS; None: the event loop does."""
         self._http1 = http1
         self._hypercorn = hypercorn
         self._tls = tls
+        self._poller = None if tls else poller
         self._now = now
         self._patience = Patience(config.head_timeout_s, config.idle_connection_s)
         self._limit = config.connections_per_address
@@ -170,6 +174,9 @@ class Connections:
         self._count += 1
         self._by_address[key] += 1
         connection = ClientConnection(self._http1, self, key)
+        if self._poller is not None:
+            self._poller.adopt(accepted, connection)
+            return
         task = self._start(self._connect(lambda: connection, accepted))
         arriving = self._arriving[connection] = _Arriving(key, task, is_tls=self._tls is not None)
         self._idle.add(arriving)

@@ -58,8 +58,8 @@ async def _serve(proxy: Proxy, listening: socket.socket, stop: asyncio.Event) ->
         await proxy.tokenizer.open()
     app = create_app(proxy)
     edge = Edge(app, config, proxy.drain, proxy.body_memory, proxy.access_log)
-    http1 = Http1Server(edge, proxy.turns if config.data_plane is DataPlane.DIRECT else None, config)
-    connections = Connections(http1, HypercornServer(edge, config), config, tls, proxy.state.now)
+    http1 = Http1Server(edge, None if config.data_plane is DataPlane.ASGI else proxy.turns, config)
+    connections = Connections(http1, HypercornServer(edge, config), config, tls, proxy.state.now, proxy.poller)
     if proxy.membership.peers:
         connections.share_bursts()
     proxy.state.metrics.watch(connections.gauges)

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from ..errors import LegError, Overloaded
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker, WorkerId
+from ..plane import Poller
 from ..runtime.loop_watch import uptime_s
 from ..runtime.tls import Tls
 from .call import CONNECT, GONE, STREAM, TOO_OLD, UNASKABLE, Answer, Call, Timeouts
@@ -46,6 +47,7 @@ class Upstream:
         key: str = "",
         may_resend: Callable[[], bool] = lambda: True,
         uptime: Callable[[], float] = uptime_s,
+        poller: Poller | None = None,
     ) -> None:
         """key: sent to each trusted worker as `Authorization`; empty: the requests bring their own.
 
@@ -57,6 +59,7 @@ class Upstream:
         self._tls = tls
         self._authorization = {"authorization": f"Bearer {key}"} if key else {}
         self._may_resend = may_resend
+        self._poller = poller
         self._pools: dict[Origin, Pool] = {}
         self._calls: defaultdict[WorkerId, set[Call]] = defaultdict(set)
         self._examining: dict[WorkerId, asyncio.Task[bool]] = {}
@@ -254,7 +257,8 @@ class Upstream:
         if len(self._pools) > POOLS_KEPT:  # some belong to workers that are gone
             kept = self._pools.items()
             self._pools = {origin: pool for origin, pool in kept if pool.is_used or origin[0] in self._calls}
-        pool = self._pools[origin] = Pool(origin, keepalive_s=self._keepalive_s, tls=self._tls if origin[1] else None)
+        tls = self._tls if origin[1] else None
+        pool = self._pools[origin] = Pool(origin, keepalive_s=self._keepalive_s, tls=tls, poller=self._poller)
         return pool
 
 

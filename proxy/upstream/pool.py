@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ..errors import Overloaded
+from ..plane import Poller
 from ..runtime.tls import Tls
 from .call import GONE, LATE, UNREACHABLE, Call
 from .connection import WorkerConnection
@@ -28,11 +29,13 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 class Pool:
     """The idle connections to one origin. The last one used is taken first, so that surplus ones age and are closed."""
 
-    def __init__(self, origin: Origin, *, keepalive_s: float, tls: Tls | None) -> None:
+    def __init__(self, origin: Origin, *, keepalive_s: float, tls: Tls | None, poller: Poller | None = None) -> None:
+        """poller: serves connections without TLS; None: the event loop does."""
         self._host, _, port = origin[0].rpartition(":")
         self._host = self._host.strip("[]")
         self._port = int(port)
         self._tls = tls
+        self._poller = None if tls else poller
         self._keepalive_s = keepalive_s
         self.has_answered = False  # its worker has, since `count_answers`; set by the connections
         self.answers = 0  # see `count_answers`
@@ -111,6 +114,9 @@ class Pool:
             made = _socket(family)
             try:
                 await self._loop.sock_connect(made, address)
+                if self._poller is not None:
+                    self._poller.adopt(made, connection := WorkerConnection(self, self._loop))
+                    return connection
                 _, connection = await self._loop.create_connection(
                     lambda: WorkerConnection(self, self._loop),
                     sock=made,

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol, cast
 
-import httptools
-
 from ..errors import RequestError
+from ..plane import NotHttp, RequestParser
 from .limits import ConnectionLimits
 from .request_head import OLD, VERSIONS, RequestHead, head_too_large, not_supported, origin_form, without_offer
 
@@ -72,13 +71,11 @@ class ClientConnection(asyncio.Protocol):
         self._host = host
         self._address = address
         self._transport: asyncio.Transport | None = None
-        self._parser: httptools.HttpRequestParser | None = None
+        self._parser: RequestParser | None = None
         self._current: Exchange | None = None  # is being answered
         self._incoming: Exchange | None = None  # its request is being read
         self._ahead: list[Exchange] = []  # wait for the answers before them
         self._held = b""  # unparsed bytes behind those, or the first ones, which may become HTTP/2's preface
-        self._target = b""
-        self._headers: list[tuple[bytes, bytes]] = []
         self._offer = b""  # the head of a request that offered an upgrade, rewritten without the offer
         self._body_left_bytes = 0  # still to come of the current body, if its length is known
         self._unclear_bytes = 0  # read since the last complete head or part of a body
@@ -201,9 +198,7 @@ class ClientConnection(asyncio.Protocol):
         self._unclear_bytes += len(data)
         try:
             self._feed(data)
-        except httptools.HttpParserCallbackError:
-            raise  # a bug of ours: asyncio logs it, and closes the connection
-        except httptools.HttpParserError:
+        except NotHttp:
             self._refuse(RequestError("the request is not HTTP/1.1"))
             return
         if self._unclear_bytes > self._server.head_limit_bytes:
@@ -214,15 +209,12 @@ class ClientConnection(asyncio.Protocol):
     def _feed(self, data: bytes) -> None:
         while True:
             if self._parser is None:
-                self._parser = httptools.HttpRequestParser(self)
-            try:
-                self._parser.feed_data(data)
-            except httptools.HttpParserUpgrade as exc:
-                offer, self._offer = self._offer, b""
-                if offer:  # without one, `on_headers_complete` has refused the request already
-                    self._parser, data = None, offer + data[exc.args[0] :]
-                    continue
-            return
+                self._parser = RequestParser(self)
+            parsed = self._parser.feed(data)
+            offer, self._offer = self._offer, b""
+            if not offer:
+                return
+            self._parser, data = None, offer + data[parsed:]
 
     def _refuse(self, error: RequestError) -> None:
         """Reads no more requests. The error goes to the request whose body is being read, else to a new exchange."""
@@ -321,44 +313,32 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self.limits.heard()  # not at the first byte: an empty line after a body is no request
-        self._target, self._headers = b"", []
         self._is_in_head = True
 
-    def on_url(self, url: bytes) -> None:
-        self._target += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_head:  # else a trailer, which is ignored
-            self._headers.append((name.lower(), value.rstrip(b" \t")))
-
-    def on_headers_complete(self) -> None:
+    def on_head(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: list[tuple[bytes, bytes]],
+        fields: dict[str, str],
+        version: str,
+        keeps_alive: bool,
+        offers_upgrade: bool,
+    ) -> None:
         self._is_in_head = False
         if self._ignores_input:
             return
-        parser = self._parser
-        assert parser is not None, "it calls this"
-        version = parser.get_http_version()
-        if version not in VERSIONS or parser.get_method() == b"CONNECT":
+        if version not in VERSIONS or method == b"CONNECT":
             self._refuse(not_supported(version))
             return
-        if parser.should_upgrade():
-            self._offer = without_offer(parser.get_method(), self._target, version, self._headers)
+        if offers_upgrade:
+            self._offer = without_offer(method, target, version, headers)
             return
-        target, headers = self._target, self._headers
         if not target.startswith(b"/"):
-            target, headers = origin_form(target, headers)
-        head = RequestHead(
-            parser.get_method(),
-            target,
-            headers,
-            {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(headers)},
-            version,
-            version == OLD,
-            parser.should_keep_alive(),
-            self._unclear_bytes,
-        )
-        self._unclear_bytes, self._headers = 0, []
-        self._body_left_bytes = 0 if "transfer-encoding" in head.fields else int(head.fields.get("content-length", "0"))
+            target, headers, fields = origin_form(target, headers, fields)
+        head = RequestHead(method, target, headers, fields, version, version == OLD, keeps_alive, self._unclear_bytes)
+        self._unclear_bytes = 0
+        self._body_left_bytes = 0 if "transfer-encoding" in fields else int(fields.get("content-length", "0"))
         self._incoming = self._server.exchange(self, head)
         self._queue(self._incoming)
 

@@ -50,18 +50,21 @@ def without_offer(method: bytes, target: bytes, version: str, headers: Iterable[
     return b"\r\n".join((*lines, b"", b""))
 
 
-def origin_form(target: bytes, headers: list[tuple[bytes, bytes]]) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+def origin_form(
+    target: bytes, headers: list[tuple[bytes, bytes]], fields: dict[str, str]
+) -> tuple[bytes, list[tuple[bytes, bytes]], dict[str, str]]:
     """Path and query of a target that is a whole URL, and the headers with its host (RFC 9112, 3.2.2).
 
     A target that is no URL of HTTP is returned as it is; so are the headers if Host is not there exactly once.
     """
     url = _ORIGIN.match(target)
     if url is None:
-        return target, headers
+        return target, headers, fields
     rest = target[url.end() :]
     if [name for name, _ in headers].count(b"host") == 1:
         headers = [(name, url[1] if name == b"host" else value) for name, value in headers]
-    return (rest if rest.startswith(b"/") else b"/" + rest), headers
+        fields = {**fields, "host": url[1].decode("latin-1")}
+    return (rest if rest.startswith(b"/") else b"/" + rest), headers, fields
 
 
 def size_of(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:

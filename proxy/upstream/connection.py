@@ -13,12 +13,10 @@ import termios
 from collections.abc import Iterable
 from typing import Protocol, cast
 
-import httptools
+from ..plane import AnswerParser, NotHttp
 
 HEAD_LIMIT_BYTES = 256 * 1024
 SERVER_ERROR = 500
-_CONTINUE = 200  # lower statuses are informational: the real answer follows
-_BODILESS = (204, 304)
 
 
 class AnswerReceiver(Protocol):
@@ -39,18 +37,10 @@ class WorkerConnection(asyncio.Protocol):
         self.loop = loop
         self._owner = owner
         self._transport: asyncio.Transport | None = None
-        self._headers: dict[bytes, bytes] = {}  # of the answer that is being parsed
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser = AnswerParser()
         self._listener: AnswerReceiver | None = None
-        self._status = 0
-        self._parts: list[bytes] = []
-        self._is_whole = False
-        self._lasts_until_closed = False
-        self._can_be_kept = False
-        self._is_good = False  # the answer under way is no error of a server
         self._has_head = False
         self._head_bytes = 0
-        self._is_odd = False  # bytes came that belong to no request
         self.free_s = 0.0  # when it was last freed, by the loop's clock
 
     @property
@@ -107,32 +97,30 @@ class WorkerConnection(asyncio.Protocol):
         if listener is None:  # no request is open
             self.abort()
             return
+        parser = self._parser
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserCallbackError:
-            raise  # a bug of ours: asyncio logs it, and closes the connection
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            if not self._is_whole:
-                self._fail(is_malformed=True)
-                return
-            self._is_odd = True  # the bytes after the answer are not HTTP
-        if not self._has_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_LIMIT_BYTES:
-                self._fail(is_malformed=True)
-                return
-        parts, is_whole = self._parts, self._is_whole
-        if not parts and not is_whole:
+            body = parser.feed(data)
+        except NotHttp:
+            self._take_head(listener)
+            self._fail(is_malformed=True)
             return
-        if self._is_good:
+        if not self._has_head:
+            self._take_head(listener)
+            self._head_bytes += len(data)
+            if not self._has_head and self._head_bytes > HEAD_LIMIT_BYTES:
+                self._fail(is_malformed=True)
+                return
+        is_whole = parser.is_whole
+        if not body and not is_whole:
+            return
+        if parser.status < SERVER_ERROR:
             self._owner.has_answered = True
-        self._parts = []
         if is_whole:
             self._free()
-        listener.body_came(parts[0] if len(parts) == 1 else b"".join(parts), is_last=is_whole)
+        listener.body_came(body, is_last=is_whole)
 
     def eof_received(self) -> None:
-        if self._lasts_until_closed and self._listener is not None:
+        if self._parser.lasts_until_closed and self._listener is not None:
             listener, self._listener = self._listener, None
             listener.body_came(b"", is_last=True)
 
@@ -148,54 +136,28 @@ class WorkerConnection(asyncio.Protocol):
         if listener is not None:
             listener.broken(is_malformed=is_malformed)
 
+    def _take_head(self, listener: AnswerReceiver) -> None:
+        """Tells the listener of the answer's head, once it has come."""
+        parser = self._parser
+        if parser.status and not self._has_head:
+            self._has_head = True
+            if parser.status < SERVER_ERROR:
+                self._owner.has_answered = True
+            headers, parser.headers = parser.headers, {}
+            listener.head(parser.status, headers)
+
     def _free(self) -> None:
         """Called before the listener learns of the end, as the code it wakes may want this connection."""
+        parser = self._parser
         self._listener = None
-        self._is_whole = self._has_head = False
+        self._has_head = False
         self._head_bytes = 0
         # Bytes after the answer, or unsent bytes of the request, would corrupt the next exchange.
-        if self._is_odd or not self._can_be_kept or self._transport is None or self.has_unsent:
+        if parser.is_followed or not parser.can_be_kept or self._transport is None or self.has_unsent:
             self.abort()
             return
+        parser.next()
         self._owner.free(self)
-
-    # -- called by the parser
-
-    def on_message_begin(self) -> None:
-        self._headers = {}  # drops trailers of the answer before
-        if self._is_whole:  # no request is open for this one
-            self._is_odd = True
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.lower()] = value.rstrip(b" \t")
-
-    def on_headers_complete(self) -> None:
-        headers, self._headers = self._headers, {}
-        if self._is_odd:
-            return
-        status = self._parser.get_status_code()
-        if status < _CONTINUE:
-            return
-        self._status, self._has_head = status, True
-        self._is_good = status < SERVER_ERROR
-        if self._is_good:
-            self._owner.has_answered = True
-        is_sized = b"content-length" in headers or b"transfer-encoding" in headers or status in _BODILESS
-        self._lasts_until_closed = not is_sized
-        if self._listener is not None:
-            self._listener.head(status, headers)
-
-    def on_body(self, data: bytes) -> None:
-        if self._has_head and not self._is_odd:  # a body of an informational answer is ignored
-            self._parts.append(data)
-
-    def on_message_complete(self) -> None:
-        if self._is_odd:
-            return
-        # It is called for informational answers too, with `_status` still 0.
-        self._is_whole = self._status != 0
-        self._status = 0
-        self._can_be_kept = self._parser.should_keep_alive() and not self._lasts_until_closed
 
 
 class Owner(Protocol):

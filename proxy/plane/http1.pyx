@@ -1,0 +1,354 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+"""HTTP/1.1 parsed by llhttp: requests as one call for a head and one for each part of a body, answers as values.
+
+`llhttp/` holds release 9.4.3 as its authors publish it. Nothing lenient is switched on.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport uint8_t, uint16_t
+from libc.string cimport memcpy
+
+cdef extern from "llhttp/llhttp.h":
+    ctypedef struct llhttp_t:
+        void *data
+        uint8_t method
+        uint8_t http_major
+        uint8_t http_minor
+        uint8_t upgrade
+        uint16_t status_code
+    ctypedef int (*llhttp_cb)(llhttp_t *) noexcept
+    ctypedef int (*llhttp_data_cb)(llhttp_t *, const char *at, size_t size) noexcept
+    ctypedef struct llhttp_settings_t:
+        llhttp_cb on_message_begin
+        llhttp_data_cb on_url
+        llhttp_data_cb on_header_field
+        llhttp_data_cb on_header_value
+        llhttp_cb on_headers_complete
+        llhttp_data_cb on_body
+        llhttp_cb on_message_complete
+    ctypedef enum llhttp_type_t:
+        HTTP_REQUEST
+        HTTP_RESPONSE
+    ctypedef enum llhttp_errno_t:
+        HPE_OK
+        HPE_PAUSED_UPGRADE
+        HPE_USER
+    void llhttp_settings_init(llhttp_settings_t *)
+    void llhttp_init(llhttp_t *, llhttp_type_t, const llhttp_settings_t *)
+    llhttp_errno_t llhttp_execute(llhttp_t *, const char *data, size_t size)
+    int llhttp_should_keep_alive(const llhttp_t *)
+    void llhttp_resume_after_upgrade(llhttp_t *)
+    const char *llhttp_get_error_pos(const llhttp_t *)
+    const char *llhttp_method_name(int method)
+
+cdef enum:
+    SUCCESSFUL = 200  # lower statuses are informational: the real answer follows
+
+
+class NotHttp(ValueError):
+    """The bytes are not HTTP/1.1."""
+
+
+cdef class Parser:
+    """What requests and answers have in common: header lines, which may come in pieces."""
+
+    cdef llhttp_t _state
+    cdef bytes _name
+    cdef bytes _value
+    cdef object _failure  # raised in a callback, where llhttp cannot pass it on
+    cdef bint _is_at_work
+
+    cdef int _execute(self, const char *data, Py_ssize_t size) except -1:
+        """What llhttp says of these bytes."""
+        cdef int said
+        if self._is_at_work:
+            raise RuntimeError("called while it parses")
+        self._is_at_work = True
+        said = llhttp_execute(&self._state, data, size)
+        self._is_at_work = False
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        return said
+
+    cdef int _line(self) except -1:
+        """A header line is complete."""
+        return 0
+
+
+cdef int header_field(llhttp_t *state, const char *at, size_t size) noexcept:
+    cdef Parser parser = <Parser>state.data
+    try:
+        if parser._value is not None:
+            parser._line()
+            parser._name = parser._value = None
+        parser._name = lowered(at, size) if parser._name is None else parser._name + lowered(at, size)
+    except BaseException as exc:
+        parser._failure = exc
+        return HPE_USER
+    return 0
+
+
+cdef int header_value(llhttp_t *state, const char *at, size_t size) noexcept:
+    cdef Parser parser = <Parser>state.data
+    try:
+        parser._value = at[:size] if parser._value is None else parser._value + at[:size]
+    except BaseException as exc:
+        parser._failure = exc
+        return HPE_USER
+    return 0
+
+
+cdef bytes lowered(const char *at, size_t size):
+    cdef bytes made = PyBytes_FromStringAndSize(NULL, size)
+    cdef char *to = PyBytes_AS_STRING(made)
+    cdef size_t place
+    for place in range(size):
+        to[place] = at[place] | 32 if c"A" <= at[place] <= c"Z" else at[place]
+    return made
+
+
+cdef bytes stripped(bytes value):
+    """Without spaces and tabs at its end; llhttp has skipped those before it."""
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(value)
+    cdef char *at = PyBytes_AS_STRING(value)
+    while size and (at[size - 1] == c" " or at[size - 1] == c"\t"):
+        size -= 1
+    return value if size == PyBytes_GET_SIZE(value) else at[:size]
+
+
+# -- requests
+
+
+cdef llhttp_settings_t of_requests
+
+
+cdef class RequestParser(Parser):
+    """Tells `connection` of requests, as they come:
+
+    `on_message_begin()`, `on_head(method, target, headers, fields, version, keeps_alive, offers_upgrade)`,
+    `on_body(data)` for each part, `on_message_complete()`. headers: pairs of bytes, names in lower case. fields: the same
+    as text; of a repeated one the first.
+    """
+
+    cdef object _connection
+    cdef bytes _target
+    cdef list _headers
+    cdef dict _fields
+    cdef bint _is_in_head
+
+    def __init__(self, connection):
+        llhttp_init(&self._state, HTTP_REQUEST, &of_requests)
+        self._state.data = <void *>self
+        self._connection = connection
+        self._target, self._headers, self._fields = b"", [], {}
+
+    def feed(self, bytes data not None):
+        """How many bytes were parsed: all, or those up to the end of a head that offers an upgrade.
+
+        NotHttp where they are not HTTP/1.1. Whatever `connection` raises is raised here.
+        """
+        cdef const char *start = PyBytes_AS_STRING(data)
+        cdef int said = self._execute(start, PyBytes_GET_SIZE(data))
+        if said == HPE_PAUSED_UPGRADE:
+            llhttp_resume_after_upgrade(&self._state)
+            return llhttp_get_error_pos(&self._state) - start
+        if said != HPE_OK:
+            raise NotHttp
+        return PyBytes_GET_SIZE(data)
+
+    cdef int _line(self) except -1:
+        cdef bytes value
+        if self._is_in_head:  # else it is a trailer, which is ignored
+            value = stripped(self._value)
+            self._headers.append((self._name, value))
+            name = self._name.decode("latin-1")
+            if name not in self._fields:
+                self._fields[name] = value.decode("latin-1")
+        return 0
+
+
+cdef int request_begins(llhttp_t *state) noexcept:
+    cdef RequestParser parser = <RequestParser>state.data
+    try:
+        parser._target, parser._headers, parser._fields = b"", [], {}
+        parser._name = parser._value = None
+        parser._is_in_head = True
+        parser._connection.on_message_begin()
+    except BaseException as exc:
+        parser._failure = exc
+        return HPE_USER
+    return 0
+
+
+cdef int request_target(llhttp_t *state, const char *at, size_t size) noexcept:
+    cdef RequestParser parser = <RequestParser>state.data
+    try:
+        parser._target = at[:size] if not parser._target else parser._target + at[:size]
+    except BaseException as exc:
+        parser._failure = exc
+        return HPE_USER
+    return 0
+
+
+cdef int request_head(llhttp_t *state) noexcept:
+    cdef RequestParser parser = <RequestParser>state.data
+    cdef bytes method = llhttp_method_name(state.method)
+    try:
+        if parser._value is not None:
+            parser._line()
+            parser._name = parser._value = None
+        parser._is_in_head = False
+        headers, fields, parser._headers, parser._fields = parser._headers, parser._fields, [], {}
+        version = "1.1" if state.http_major == 1 and state.http_minor == 1 else f"{state.http_major}.{state.http_minor}"
+        keeps_alive, offers = bool(llhttp_should_keep_alive(state)), bool(state.upgrade)
+        parser._connection.on_head(method, parser._target, headers, fields, version, keeps_alive, offers)
+    except BaseException as exc:
+        parser._failure = exc
+        return HPE_USER
+    return state.upgrade  # 1: there is no body
+
+
+cdef int request_body(llhttp_t *state, const char *at, size_t size) noexcept:
+    cdef RequestParser parser = <RequestParser>state.data
+    try:
+        parser._connection.on_body(at[:size])
+    except BaseException as exc:
+        parser._failure = exc
+        return HPE_USER
+    return 0
+
+
+cdef int request_whole(llhttp_t *state) noexcept:
+    cdef RequestParser parser = <RequestParser>state.data
+    try:
+        parser._connection.on_message_complete()
+    except BaseException as exc:
+        parser._failure = exc
+        return HPE_USER
+    return 0
+
+
+# -- answers
+
+
+cdef llhttp_settings_t of_answers
+
+
+cdef class AnswerParser(Parser):
+    """One answer after another. Informational ones are skipped, and so are trailers.
+
+    status: 0 until the answer's head has come. headers: names in lower case; of a repeated one the last. is_whole: it
+    has come to its end. is_followed: so have bytes behind it. can_be_kept: the connection can serve another request.
+    lasts_until_closed: nothing else ends it.
+    """
+
+    cdef readonly int status
+    cdef public dict headers
+    cdef readonly bint is_whole, is_followed, can_be_kept, lasts_until_closed
+    cdef const char *_first  # a part of the body in what is parsed; further ones are copied
+    cdef size_t _first_size
+    cdef bytearray _parts
+    cdef bint _is_sized
+
+    def __init__(self):
+        llhttp_init(&self._state, HTTP_RESPONSE, &of_answers)
+        self._state.data = <void *>self
+        self.next()
+
+    def next(self):
+        """The bytes that follow are of the next answer."""
+        self.status, self.headers = 0, {}
+        self.is_whole = self.is_followed = self.can_be_kept = self.lasts_until_closed = self._is_sized = False
+
+    def feed(self, bytes data not None):
+        """The part of the answer's body that is in `data`. NotHttp where it is no HTTP, unless that is behind its end."""
+        cdef bytes found
+        cdef int said
+        self._first, self._first_size = NULL, 0
+        said = self._execute(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        if said != HPE_OK:
+            if not self.is_whole:
+                raise NotHttp
+            self.is_followed = True
+        if self._first_size == 0:
+            return b""
+        if self._parts is None:
+            return PyBytes_FromStringAndSize(self._first, self._first_size)
+        found, self._parts = bytes(self._parts), None
+        return found
+
+    cdef int _line(self) except -1:
+        if not self.status:
+            self.headers[self._name] = stripped(self._value)
+            if self._name == b"content-length" or self._name == b"transfer-encoding":
+                self._is_sized = True
+        return 0
+
+
+cdef int answer_begins(llhttp_t *state) noexcept:
+    cdef AnswerParser parser = <AnswerParser>state.data
+    parser._name = parser._value = None
+    if parser.is_whole:  # no request is open for this one
+        parser.is_followed = True
+    elif not parser.status:
+        parser.headers = {}
+        parser._is_sized = False
+    return 0
+
+
+cdef int answer_head(llhttp_t *state) noexcept:
+    cdef AnswerParser parser = <AnswerParser>state.data
+    try:
+        if parser._value is not None and not parser.is_followed:
+            parser._line()
+        parser._name = parser._value = None
+    except BaseException as exc:
+        parser._failure = exc
+        return HPE_USER
+    if not parser.is_followed and state.status_code >= SUCCESSFUL:
+        parser.status = state.status_code
+        parser.lasts_until_closed = not (parser._is_sized or state.status_code == 204 or state.status_code == 304)
+    return state.upgrade
+
+
+cdef int answer_body(llhttp_t *state, const char *at, size_t size) noexcept:
+    cdef AnswerParser parser = <AnswerParser>state.data
+    if not parser.status or parser.is_whole:  # of an informational answer, or behind the end
+        return 0
+    if parser._first_size == 0:
+        parser._first, parser._first_size = at, size
+        return 0
+    try:
+        if parser._parts is None:
+            parser._parts = bytearray(parser._first[: parser._first_size])
+        parser._parts += at[:size]
+    except BaseException as exc:
+        parser._failure = exc
+        return HPE_USER
+    return 0
+
+
+cdef int answer_whole(llhttp_t *state) noexcept:
+    cdef AnswerParser parser = <AnswerParser>state.data
+    if not parser.is_whole and parser.status:  # else it was an informational one
+        parser.is_whole = True
+        parser.can_be_kept = llhttp_should_keep_alive(state) and not parser.lasts_until_closed
+    return 0
+
+
+llhttp_settings_init(&of_requests)
+of_requests.on_message_begin = request_begins
+of_requests.on_url = request_target
+of_requests.on_header_field = header_field
+of_requests.on_header_value = header_value
+of_requests.on_headers_complete = request_head
+of_requests.on_body = request_body
+of_requests.on_message_complete = request_whole
+llhttp_settings_init(&of_answers)
+of_answers.on_message_begin = answer_begins
+of_answers.on_header_field = header_field
+of_answers.on_header_value = header_value
+of_answers.on_headers_complete = answer_head
+of_answers.on_body = answer_body
+of_answers.on_message_complete = answer_whole

@@ -1,0 +1,124 @@
+"""The parsers of `http1` for machines without it, by httptools: the same calls, the same values, more time."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import httptools
+
+_SUCCESSFUL = 200
+_BODILESS = (204, 304)
+
+
+class NotHttp(ValueError):
+    """The bytes are not HTTP/1.1."""
+
+
+class Connection(Protocol):
+    def on_message_begin(self) -> None: ...
+
+    def on_head(
+        self,
+        method: bytes,
+        target: bytes,
+        headers: list[tuple[bytes, bytes]],
+        fields: dict[str, str],
+        version: str,
+        keeps_alive: bool,
+        offers_upgrade: bool,
+    ) -> None: ...
+
+    def on_body(self, data: bytes) -> None: ...
+
+    def on_message_complete(self) -> None: ...
+
+
+class RequestParser:
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._parser = httptools.HttpRequestParser(self)
+        self._target = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._is_in_head = False
+        self._failure: BaseException | None = None
+        self.on_body = connection.on_body
+        self.on_message_complete = connection.on_message_complete
+
+    def feed(self, data: bytes) -> int:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as exc:
+            return int(exc.args[0])
+        except httptools.HttpParserCallbackError as exc:
+            raise exc.__context__ or exc from None
+        except httptools.HttpParserError:
+            raise NotHttp from None
+        return len(data)
+
+    def on_message_begin(self) -> None:
+        self._target, self._headers, self._is_in_head = b"", [], True
+        self._connection.on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_head:  # else it is a trailer, which is ignored
+            self._headers.append((name.lower(), value.rstrip(b" \t")))
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        headers, self._headers, parser = self._headers, [], self._parser
+        fields = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(headers)}
+        version, offers, keeps = parser.get_http_version(), parser.should_upgrade(), parser.should_keep_alive()
+        self._connection.on_head(parser.get_method(), self._target, headers, fields, version, keeps, offers)
+
+
+class AnswerParser:
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._parts: list[bytes] = []
+        self.next()
+
+    def next(self) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.is_whole = self.is_followed = self.can_be_kept = self.lasts_until_closed = False
+
+    def feed(self, data: bytes) -> bytes:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError as exc:
+            raise exc.__context__ or exc from None
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+            if not self.is_whole:
+                raise NotHttp from None
+            self.is_followed = True
+        parts, self._parts = self._parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def on_message_begin(self) -> None:
+        if self.is_whole:  # no request is open for this one
+            self.is_followed = True
+        elif not self.status:
+            self.headers = {}
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.status:
+            self.headers[name.lower()] = value.rstrip(b" \t")
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if not self.is_followed and status >= _SUCCESSFUL:
+            self.status = status
+            is_sized = b"content-length" in self.headers or b"transfer-encoding" in self.headers
+            self.lasts_until_closed = not (is_sized or status in _BODILESS)
+
+    def on_body(self, data: bytes) -> None:
+        if self.status and not self.is_whole:  # else it is of an informational answer, or behind the end
+            self._parts.append(data)
+
+    def on_message_complete(self) -> None:
+        if not self.is_whole and self.status:  # else it was an informational one
+            self.is_whole = True
+            self.can_be_kept = self._parser.should_keep_alive() and not self.lasts_until_closed

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from ..errors import RequestError
+from ..plane import IS_BUILT, bones
 
 Fields = dict[str, msgspec.Raw]
 Part = bytes | memoryview
@@ -194,6 +195,10 @@ def check_depth(body: bytes, limit: int = DEPTH_LIMIT) -> None:
 
     Exact for JSON. Text that is not JSON may pass, as the decoder refuses it.
     """
+    if IS_BUILT:
+        if bones(body)[0] > limit:
+            raise _too_deep(limit)
+        return
     if len(body) > _LONG and not _opens_more_than(body, limit):
         return
     skeleton = _skeleton(body)
@@ -208,7 +213,11 @@ def check_depth(body: bytes, limit: int = DEPTH_LIMIT) -> None:
             return
         nest = nest.replace(b"[]", b"")  # removes the innermost level
     if limit - layers + 1 in accumulate(memoryview(nest.translate(_STEPS)).cast("b")):
-        raise RequestError(f"the body is nested deeper than {limit} levels (json_depth_limit)")
+        raise _too_deep(limit)
+
+
+def _too_deep(limit: int) -> RequestError:
+    return RequestError(f"the body is nested deeper than {limit} levels (json_depth_limit)")
 
 
 def _skeleton(body: bytes) -> bytes:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ..errors import RequestError
+from ..plane import IS_BUILT, bones
 
 UNITS_LIMIT = 20_000
 LIST_LIMIT = 1024  # prompts in one request: vLLM's own default (VLLM_MAX_COMPLETION_PROMPTS)
@@ -31,10 +32,7 @@ def check_units(members: Iterable[msgspec.Raw], limit: int) -> None:
     several = list(members)
     if sum(memoryview(member).nbytes for member in several) <= limit:  # nearly every body passes here
         return
-    texts = [bytes(member) for member in several]
-    if sum(text.count(b",") + text.count(b"[") for text in texts) <= limit:  # those inside of strings included
-        return
-    units = sum(_elements(structure(text)) for text in texts)
+    units = sum(map(_elements, several))
     if units > limit:
         raise RequestError(
             f"the request has {units} units (messages, parts, items, tool calls, tools); at most {limit} are allowed"
@@ -93,6 +91,9 @@ def structure(data: bytes) -> bytes:
     return b"".join(bones.replace(b'""', b"").split(b'"')[::2])
 
 
-def _elements(bones: bytes) -> int:
+def _elements(member: msgspec.Raw) -> int:
     """Of all lists; an empty list counts as one."""
-    return bones.count(b",") - bones.count(b",:") + bones.count(b"[")
+    if IS_BUILT:
+        return bones(member)[1]
+    found = structure(bytes(member))
+    return found.count(b",") - found.count(b",:") + found.count(b"[")

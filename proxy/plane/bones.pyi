@@ -1,0 +1,3 @@
+from typing_extensions import Buffer
+
+def bones(data: Buffer) -> tuple[int, int]: ...

@@ -92,6 +92,11 @@ class ClientConnection(asyncio.Protocol):
 
     # -- for the exchange that answers
 
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """None once nothing can be written any more."""
+        return None if self._is_ended else self._transport
+
     def write(self, data: bytes) -> None:
         if self._transport is not None and not self._is_ended:
             self._transport.write(data)

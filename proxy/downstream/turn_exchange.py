@@ -229,6 +229,10 @@ class TurnExchange:
 
     # -- writing
 
+    @property
+    def chunked(self) -> asyncio.Transport | None:
+        return self._connection.transport if self._is_chunked else None
+
     def send(self, data: bytes, *, is_last: bool = False) -> None:
         if self._state is not _STREAMING:
             return

@@ -107,10 +107,10 @@ class AnswerObserver:
         self.summary.events += 1
         self._read(self._event, data)
 
-    def observe_text(self, text: str) -> None:
-        """For an event that is known to hold only this text, of the first choice (see `PlainEvents`)."""
+    def observe_text(self, text: str, events: int = 1) -> None:
+        """For events that are known to hold only this text, of the first choice (see `PlainEvents`)."""
         summary = self.summary
-        summary.events += 1
+        summary.events += events
         if text:
             summary.first_token_seen = True
             if self._sink is not None:

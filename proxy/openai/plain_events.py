@@ -35,6 +35,11 @@ class PlainEvents:
         self._behind = b""
 
     @property
+    def pattern(self) -> tuple[bytes, bytes] | None:
+        """What stands before and behind the text of each plain event, once that is known."""
+        return (self._before, self._behind) if self._before else None
+
+    @property
     def is_learning(self) -> bool:
         return self._attempts > 0
 

@@ -47,6 +47,15 @@ class StreamRelay:
         """
         return self._may_pass and self._observes_text(chunk)
 
+    @property
+    def plain(self) -> tuple[bytes, bytes] | None:
+        """How the next event is known to be plain, see `PlainEvents.pattern`; None where none may pass unseen."""
+        return self._plain.pattern if self._may_pass else None
+
+    def passed(self, text: str, events: int) -> None:
+        """So many plain events with this text have gone to the client."""
+        self._observer.observe_text(text, events)
+
     def feed(self, chunk: bytes) -> bytes:
         if self.passes(chunk):
             return chunk

@@ -1,12 +1,13 @@
-"""Compiled code over bytes: sockets with one epoll for all, HTTP/1.1 parsed by llhttp, JSON's bones, hashes of texts."""
+"""Compiled code over bytes: sockets, HTTP/1.1, streams of text, and what JSON and its texts are known by."""
 
 from __future__ import annotations
 
 try:
     from .bones import bones
     from .http1 import AnswerParser, NotHttp, RequestParser
-    from .poller import Poller
+    from .poller import Poller, SocketTransport
     from .text_hash import IS_FAST, TextHash
+    from .text_lane import TextLane
 except ImportError:  # installed without a C compiler, or not on Linux
     from .uncompiled import AnswerParser, NotHttp, RequestParser  # type: ignore[assignment]
 
@@ -14,4 +15,15 @@ except ImportError:  # installed without a C compiler, or not on Linux
 else:
     IS_BUILT = True
 
-__all__ = ["IS_BUILT", "IS_FAST", "AnswerParser", "NotHttp", "Poller", "RequestParser", "TextHash", "bones"]
+__all__ = [
+    "IS_BUILT",
+    "IS_FAST",
+    "AnswerParser",
+    "NotHttp",
+    "Poller",
+    "RequestParser",
+    "SocketTransport",
+    "TextHash",
+    "TextLane",
+    "bones",
+]

@@ -5,41 +5,7 @@
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport uint8_t, uint16_t
-from libc.string cimport memcpy
-
-cdef extern from "llhttp/llhttp.h":
-    ctypedef struct llhttp_t:
-        void *data
-        uint8_t method
-        uint8_t http_major
-        uint8_t http_minor
-        uint8_t upgrade
-        uint16_t status_code
-    ctypedef int (*llhttp_cb)(llhttp_t *) noexcept
-    ctypedef int (*llhttp_data_cb)(llhttp_t *, const char *at, size_t size) noexcept
-    ctypedef struct llhttp_settings_t:
-        llhttp_cb on_message_begin
-        llhttp_data_cb on_url
-        llhttp_data_cb on_header_field
-        llhttp_data_cb on_header_value
-        llhttp_cb on_headers_complete
-        llhttp_data_cb on_body
-        llhttp_cb on_message_complete
-    ctypedef enum llhttp_type_t:
-        HTTP_REQUEST
-        HTTP_RESPONSE
-    ctypedef enum llhttp_errno_t:
-        HPE_OK
-        HPE_PAUSED_UPGRADE
-        HPE_USER
-    void llhttp_settings_init(llhttp_settings_t *)
-    void llhttp_init(llhttp_t *, llhttp_type_t, const llhttp_settings_t *)
-    llhttp_errno_t llhttp_execute(llhttp_t *, const char *data, size_t size)
-    int llhttp_should_keep_alive(const llhttp_t *)
-    void llhttp_resume_after_upgrade(llhttp_t *)
-    const char *llhttp_get_error_pos(const llhttp_t *)
-    const char *llhttp_method_name(int method)
+from libc.stdlib cimport realloc
 
 cdef enum:
     SUCCESSFUL = 200  # lower statuses are informational: the real answer follows
@@ -51,12 +17,6 @@ class NotHttp(ValueError):
 
 cdef class Parser:
     """What requests and answers have in common: header lines, which may come in pieces."""
-
-    cdef llhttp_t _state
-    cdef bytes _name
-    cdef bytes _value
-    cdef object _failure  # raised in a callback, where llhttp cannot pass it on
-    cdef bint _is_at_work
 
     cdef int _execute(self, const char *data, Py_ssize_t size) except -1:
         """What llhttp says of these bytes."""
@@ -130,12 +90,6 @@ cdef class RequestParser(Parser):
     `on_body(data)` for each part, `on_message_complete()`. headers: pairs of bytes, names in lower case. fields: the same
     as text; of a repeated one the first.
     """
-
-    cdef object _connection
-    cdef bytes _target
-    cdef list _headers
-    cdef dict _fields
-    cdef bint _is_in_head
 
     def __init__(self, connection):
         llhttp_init(&self._state, HTTP_REQUEST, &of_requests)
@@ -233,6 +187,8 @@ cdef int request_whole(llhttp_t *state) noexcept:
 
 
 cdef llhttp_settings_t of_answers
+cdef Span *spans = NULL  # shared by all parsers: what is parsed is looked at before anything else is
+cdef Py_ssize_t room = 0
 
 
 cdef class AnswerParser(Parser):
@@ -242,14 +198,6 @@ cdef class AnswerParser(Parser):
     has come to its end. is_followed: so have bytes behind it. can_be_kept: the connection can serve another request.
     lasts_until_closed: nothing else ends it.
     """
-
-    cdef readonly int status
-    cdef public dict headers
-    cdef readonly bint is_whole, is_followed, can_be_kept, lasts_until_closed
-    cdef const char *_first  # a part of the body in what is parsed; further ones are copied
-    cdef size_t _first_size
-    cdef bytearray _parts
-    cdef bint _is_sized
 
     def __init__(self):
         llhttp_init(&self._state, HTTP_RESPONSE, &of_answers)
@@ -263,26 +211,48 @@ cdef class AnswerParser(Parser):
 
     def feed(self, bytes data not None):
         """The part of the answer's body that is in `data`. NotHttp where it is no HTTP, unless that is behind its end."""
-        cdef bytes found
+        self.parse(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        return self.body()
+
+    cdef int parse(self, const char *data, Py_ssize_t size) except -1:
+        """As `feed`; `spans` then says where the parts of the body lie, until anything else is parsed."""
         cdef int said
-        self._first, self._first_size = NULL, 0
-        said = self._execute(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+        self.count = 0
+        said = self._execute(data, size)
         if said != HPE_OK:
             if not self.is_whole:
                 raise NotHttp
             self.is_followed = True
-        if self._first_size == 0:
+        return 0
+
+    cdef bytes body(self):
+        """The parts that the last `parse` found, joined."""
+        cdef Py_ssize_t at
+        if self.count == 0:
             return b""
-        if self._parts is None:
-            return PyBytes_FromStringAndSize(self._first, self._first_size)
-        found, self._parts = bytes(self._parts), None
-        return found
+        if self.count == 1:
+            return spans[0].at[: spans[0].size]
+        return b"".join([spans[at].at[: spans[at].size] for at in range(self.count)])
 
     cdef int _line(self) except -1:
         if not self.status:
             self.headers[self._name] = stripped(self._value)
             if self._name == b"content-length" or self._name == b"transfer-encoding":
                 self._is_sized = True
+        return 0
+
+
+    cdef int _found(self, const char *at, size_t size) except -1:
+        global spans, room
+        cdef Span *more
+        if self.count == room:
+            more = <Span *>realloc(spans, (room or 8) * 2 * sizeof(Span))
+            if more == NULL:
+                raise MemoryError
+            spans, room = more, (room or 8) * 2
+        spans[self.count].at, spans[self.count].size = at, size
+        self.count += 1
+        self.spans = spans
         return 0
 
 
@@ -316,13 +286,8 @@ cdef int answer_body(llhttp_t *state, const char *at, size_t size) noexcept:
     cdef AnswerParser parser = <AnswerParser>state.data
     if not parser.status or parser.is_whole:  # of an informational answer, or behind the end
         return 0
-    if parser._first_size == 0:
-        parser._first, parser._first_size = at, size
-        return 0
     try:
-        if parser._parts is None:
-            parser._parts = bytearray(parser._first[: parser._first_size])
-        parser._parts += at[:size]
+        parser._found(at, size)
     except BaseException as exc:
         parser._failure = exc
         return HPE_USER

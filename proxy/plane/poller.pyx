@@ -69,11 +69,6 @@ cdef enum:
 cdef class Poller:
     """All sockets of one event loop. It belongs to the loop that runs when the first socket is adopted."""
 
-    cdef object _loop
-    cdef int _epoll
-    cdef list _transports  # by file descriptor
-    cdef char *_buffer     # what was read last, until it is copied
-
     def __cinit__(self):
         self._epoll = -1
         self._transports = []
@@ -150,19 +145,16 @@ cdef class Poller:
                 transport._read()
 
 
+cdef class Receiver:
+    """Takes what a socket receives before its protocol does."""
+
+    cdef bint take(self, char *data, Py_ssize_t size) except -1:
+        """Whether that is done; else the protocol gets the bytes. It may write into them."""
+        return False
+
+
 cdef class SocketTransport:
     """One connected socket: a transport as asyncio's protocols know it."""
-
-    cdef Poller _poller
-    cdef object _socket
-    cdef object _protocol
-    cdef object _unsent       # a deque of bytes; None while all has been sent
-    cdef Py_ssize_t _skipped  # bytes of the first of them that have been sent
-    cdef Py_ssize_t _unsent_bytes
-    cdef unsigned int _watched
-    cdef int _fd              # -1: closed
-    cdef bint _reads, _is_at_end, _is_closing, _is_full, _ends, _is_ended
-    cdef object __weakref__
 
     # -- what protocols call
 
@@ -294,6 +286,21 @@ cdef class SocketTransport:
                 sent = 0
         return self._keep(data, sent)
 
+    cdef int send_piece(self, const char *data, Py_ssize_t size) except -1:
+        """As `write`, of bytes that are the caller's."""
+        cdef Py_ssize_t sent = 0
+        if self._is_closing or self._ends:
+            return 0
+        if not self._unsent_bytes:
+            sent = send(self._fd, data, size, MSG_NOSIGNAL)
+            if sent == size:
+                return 0
+            if sent < 0:
+                if errno != EAGAIN and errno != EINTR:
+                    return self._fail(errno)
+                sent = 0
+        return self._keep(data[sent:size], 0)
+
     cdef int _keep(self, data, Py_ssize_t sent) except -1:
         """Keeps what is behind the first `sent` bytes: bytes as they are, of any other buffer a copy."""
         if not PyBytes_CheckExact(data):
@@ -349,9 +356,9 @@ cdef class SocketTransport:
     cdef int _read(self) except -1:
         cdef Py_ssize_t size = recv(self._fd, self._poller._buffer, READ_BYTES, 0)
         if size > 0:
-            data = PyBytes_FromStringAndSize(self._poller._buffer, size)
             try:
-                self._protocol.data_received(data)
+                if self.receiver is None or not self.receiver.take(self._poller._buffer, size):
+                    self._protocol.data_received(PyBytes_FromStringAndSize(self._poller._buffer, size))
             except Exception as exc:
                 self._report(exc)
                 self._lose(exc)
@@ -396,7 +403,7 @@ cdef class SocketTransport:
         if fd < 0:
             return 0
         self._is_closing, self._reads, self._fd = True, False, -1
-        self._unsent, self._unsent_bytes, self._watched = None, 0, 0
+        self._unsent, self._unsent_bytes, self._watched, self.receiver = None, 0, 0, None
         self._poller._transports[fd] = None
         self._socket.close()  # epoll forgets it with that
         self._poller._loop.call_soon(self._tell_lost, exc)

@@ -69,6 +69,14 @@ class Streaming:
         assert isinstance(self._opened.first, bytes), "the start of a stream"
         return self._opened.first
 
+    @property
+    def plain(self) -> tuple[bytes, bytes] | None:
+        """How events are known that may be passed on by others, who then tell by `passed`; None: none may."""
+        return None if self._first_token_s is None else self._relay.plain
+
+    def passed(self, text: str, events: int) -> None:
+        self._relay.passed(text, events)
+
     def feed(self, data: bytes) -> bytes:
         """The client's bytes for this piece. Learns from it first: the client may send its next turn at once."""
         if self._first_token_s is not None and self._relay.passes(data):

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from ..errors import LegError
 from ..failures import Cause, Phase
 from ..fleet.worker import Worker
+from ..plane import TextLane
 from .connection import WorkerConnection
 from .relayed_headers import RelayedHeaders
 
@@ -237,6 +238,9 @@ class Answer:
             sink.take(self._taken(), is_last=self._is_whole)
         if self._failure is not None and not self._is_whole:
             sink.fail(self._call.error(*self._failure))
+
+    def text_lane(self, client: asyncio.Transport) -> TextLane | None:
+        return None if self._connection is None else self._connection.text_lane(client)
 
     @property
     def is_paused(self) -> bool:

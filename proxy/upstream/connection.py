@@ -13,7 +13,7 @@ import termios
 from collections.abc import Iterable
 from typing import Protocol, cast
 
-from ..plane import AnswerParser, NotHttp
+from ..plane import IS_BUILT, AnswerParser, NotHttp, SocketTransport, TextLane
 
 HEAD_LIMIT_BYTES = 256 * 1024
 SERVER_ERROR = 500
@@ -93,31 +93,15 @@ class WorkerConnection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        listener = self._listener
-        if listener is None:  # no request is open
+        if self._listener is None:  # no request is open
             self.abort()
             return
-        parser = self._parser
         try:
-            body = parser.feed(data)
+            body = self._parser.feed(data)
         except NotHttp:
-            self._take_head(listener)
-            self._fail(is_malformed=True)
+            self.unparsable()
             return
-        if not self._has_head:
-            self._take_head(listener)
-            self._head_bytes += len(data)
-            if not self._has_head and self._head_bytes > HEAD_LIMIT_BYTES:
-                self._fail(is_malformed=True)
-                return
-        is_whole = parser.is_whole
-        if not body and not is_whole:
-            return
-        if parser.status < SERVER_ERROR:
-            self._owner.has_answered = True
-        if is_whole:
-            self._free()
-        listener.body_came(body, is_last=is_whole)
+        self.parsed(body, len(data))
 
     def eof_received(self) -> None:
         if self._parser.lasts_until_closed and self._listener is not None:
@@ -129,6 +113,44 @@ class WorkerConnection(asyncio.Protocol):
         self._owner.lost(self)
         self._fail(is_malformed=False)
         del self._parser  # breaks a reference cycle, so that both are freed at once
+
+    # -- called with what the parser found
+
+    def text_lane(self, client: asyncio.Transport) -> TextLane | None:
+        """What can pass plain events of this answer on; None where one of the sockets is not of the compiled plane."""
+        transport = self._transport
+        if not IS_BUILT or not isinstance(transport, SocketTransport) or not isinstance(client, SocketTransport):
+            return None
+        return TextLane(transport, self._parser, self, client)
+
+    def answers(self) -> None:
+        self._owner.has_answered = True
+
+    def unparsable(self) -> None:
+        if self._listener is not None:
+            self._take_head(self._listener)
+            self._fail(is_malformed=True)
+
+    def parsed(self, body: bytes, size: int) -> None:
+        """body: what is of it in the `size` bytes that came."""
+        parser, listener = self._parser, self._listener
+        if listener is None:
+            self.abort()
+            return
+        if not self._has_head:
+            self._take_head(listener)
+            self._head_bytes += size
+            if not self._has_head and self._head_bytes > HEAD_LIMIT_BYTES:
+                self._fail(is_malformed=True)
+                return
+        is_whole = parser.is_whole
+        if not body and not is_whole:
+            return
+        if parser.status < SERVER_ERROR:
+            self._owner.has_answered = True
+        if is_whole:
+            self._free()
+        listener.body_came(body, is_last=is_whole)
 
     def _fail(self, *, is_malformed: bool) -> None:
         listener = self._listener

@@ -80,6 +80,7 @@ class Client:
     is_ended: bool = False
     has_failed: bool = False
     splice: Splice | None = None
+    chunked: asyncio.Transport | None = None
 
     def send(self, data: bytes, *, is_last: bool = False) -> None:
         self.got.append(data)

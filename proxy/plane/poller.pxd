@@ -1,0 +1,37 @@
+cdef class Poller:
+    cdef object _loop
+    cdef int _epoll
+    cdef list _transports  # by file descriptor
+    cdef char *_buffer     # what was read last, until it is copied
+
+    cdef int _open(self) except -1
+
+
+cdef class Receiver:
+    cdef bint take(self, char *data, Py_ssize_t size) except -1
+
+
+cdef class SocketTransport:
+    cdef Receiver receiver    # None: the protocol gets what is received
+    cdef Poller _poller
+    cdef object _socket
+    cdef object _protocol
+    cdef object _unsent       # a deque of bytes; None while all has been sent
+    cdef Py_ssize_t _skipped  # bytes of the first of them that have been sent
+    cdef Py_ssize_t _unsent_bytes
+    cdef unsigned int _watched
+    cdef int _fd              # -1: closed
+    cdef bint _reads, _is_at_end, _is_closing, _is_full, _ends, _is_ended
+    cdef object __weakref__
+
+    cdef int send_piece(self, const char *data, Py_ssize_t size) except -1
+    cdef int _send(self, data) except -1
+    cdef int _keep(self, data, Py_ssize_t sent) except -1
+    cdef int _flush(self) except -1
+    cdef int _shut(self) except -1
+    cdef int _read(self) except -1
+    cdef int _watch(self) except -1
+    cdef int _fail(self, int error) except -1
+    cdef int _lose(self, exc) except -1
+    cdef object _tell(self, str name)
+    cdef int _report(self, exc) except -1

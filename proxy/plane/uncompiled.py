@@ -36,13 +36,11 @@ class Connection(Protocol):
 class RequestParser:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.on_body, self.on_message_complete = connection.on_body, connection.on_message_complete
         self._parser = httptools.HttpRequestParser(self)
         self._target = b""
         self._headers: list[tuple[bytes, bytes]] = []
         self._is_in_head = False
-        self._failure: BaseException | None = None
-        self.on_body = connection.on_body
-        self.on_message_complete = connection.on_message_complete
 
     def feed(self, data: bytes) -> int:
         try:

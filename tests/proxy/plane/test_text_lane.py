@@ -1,0 +1,432 @@
+"""Plain events past Python: the client gets the bytes, and the proxy learns the text, that it does without the lane."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ppd.proxy.downstream import response
+from ppd.proxy.downstream.stream_splice import Splice
+from ppd.proxy.errors import LegError
+from ppd.proxy.fleet.worker import Role, Worker
+from ppd.proxy.openai.answer import AnswerObserver
+from ppd.proxy.openai.edits import Edits
+from ppd.proxy.openai.request import Endpoint
+from ppd.proxy.openai.stream_relay import StreamRelay
+from ppd.proxy.plane import Poller
+from ppd.proxy.routing.stream import Streaming
+from ppd.proxy.upstream.call import Answer, Call, Timeouts
+from ppd.proxy.upstream.connection import WorkerConnection
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+PATIENT = Timeouts(connect_s=60.0, first_s=60.0, idle_s=60.0)
+DONE, END = b"data: [DONE]\n\n", b"0\r\n\r\n"
+ROUNDS = 4  # of the event loop, until what was sent over loopback has gone through
+
+
+def event(text: str, **rest: object) -> bytes:
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
+    whole = {"id": "c", "object": "chat.completion.chunk", "model": "m", "choices": [choice], **rest}
+    return b"data: " + json.dumps(whole, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n\n"
+
+
+def chunks(*events: bytes) -> bytes:
+    return b"".join(map(response.chunk, events))
+
+
+class Owner:
+    """Counts what a pool is told."""
+
+    has_answered = False
+    frees = losses = 0
+
+    def free(self, connection: WorkerConnection) -> None:
+        self.frees += 1
+
+    def lost(self, connection: WorkerConnection) -> None:
+        self.losses += 1
+
+
+class Text:
+    """The sink of an answer."""
+
+    def __init__(self) -> None:
+        self.said = ""
+
+    def add_text(self, text: str) -> None:
+        self.said += text
+
+    def add_tool_call(self, index: int, id: str | None, name: str | None, arguments: str) -> None: ...
+
+    def add_reasoning(self) -> None: ...
+
+
+class Stream:
+    """A `Streaming` of which only what is relayed and observed counts."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.sink = Text()
+        self.observer = AnswerObserver(Endpoint.CHAT, self.sink)
+        self.relay = StreamRelay(Endpoint.CHAT, Edits(False, None), self.observer)
+        self.long_ways = 0
+        self.is_abandoned = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.observer.summary.ended
+
+    @property
+    def plain(self) -> tuple[bytes, bytes] | None:
+        return self.relay.plain
+
+    def passed(self, text: str, events: int) -> None:
+        self.relay.passed(text, events)
+
+    def begin(self) -> bytes:
+        return b": it begins\n\n"
+
+    def feed(self, data: bytes) -> bytes:
+        self.long_ways += 1
+        return self.relay.feed(data)
+
+    def end(self) -> bytes:
+        return self.relay.finish()
+
+    def fail(self, error: LegError) -> bytes:
+        return self.relay.finish()
+
+    def abandon(self) -> None:
+        self.is_abandoned = True
+        self.answer.close()
+
+
+class Client(asyncio.Protocol):
+    """The client's side, on a socket: `takes_chunks` opens the lane."""
+
+    splice: Splice
+    transport: asyncio.Transport
+
+    def __init__(self, *, takes_chunks: bool) -> None:
+        self._takes_chunks = takes_chunks
+        self.is_ended = False
+        self.pauses = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    @property
+    def chunked(self) -> asyncio.Transport | None:
+        return self.transport if self._takes_chunks else None
+
+    def pause_writing(self) -> None:
+        self.pauses += 1
+        self.splice.pause()
+
+    def resume_writing(self) -> None:
+        self.splice.resume()
+
+    def send(self, data: bytes, *, is_last: bool = False) -> None:
+        out = response.chunk(data) if data else b""
+        self.transport.write(out + response.END if is_last else out)
+        self.is_ended = is_last
+
+    def fail(self) -> None:
+        raise AssertionError("a stream failed")
+
+
+@dataclass
+class Played:
+    body: bytes  # what the client got of the answer, out of its chunks
+    said: str
+    events: int
+    is_ended: bool
+    long_ways: int  # pieces that the lane did not take
+    frees: int
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        near, _ = server.accept()
+    far.setblocking(False)
+    return near, far
+
+
+def dechunked(data: bytes) -> bytes:
+    body = b""
+    while data:
+        line, _, data = data.partition(b"\r\n")
+        size = int(line, 16)
+        body, data = body + data[:size], data[size + 2 :]
+        if not size:
+            assert not data
+    return body
+
+
+async def settle() -> None:
+    for _ in range(ROUNDS):
+        await asyncio.sleep(0)
+
+
+class Rig:
+    """A worker, the proxy between, and a client."""
+
+    def __init__(self, *, lane: bool) -> None:
+        self.poller = Poller()
+        near, self.worker = pair()
+        to_client, self.client_end = pair()
+        self.owner = Owner()
+        self.connection = WorkerConnection(self.owner, asyncio.get_running_loop())
+        self.poller.adopt(near, self.connection)
+        self.client = Client(takes_chunks=lane)
+        self.poller.adopt(to_client, self.client)
+        call = Call(Worker(role=Role.DECODE, address="127.0.0.1:1"))
+        self.answer = Answer(self.connection, PATIENT, call, lambda _: None)
+        self.connection.send(self.answer, b"POST / HTTP/1.1\r\n\r\n", ())
+        self.stream = Stream(self.answer)
+        self.splice = Splice(cast(Streaming, self.stream), self.client, asyncio.get_running_loop(), 60.0)
+        self.client.splice = self.splice
+        self.got = b""
+
+    async def begin(self) -> None:
+        await self.says(HEAD)
+        assert self.answer.status == 200
+        self.splice.start()
+
+    async def says(self, *pieces: bytes) -> None:
+        for piece in pieces:
+            sent = 0
+            while sent < len(piece):
+                try:
+                    sent += self.worker.send(piece[sent:])
+                except BlockingIOError:
+                    self.read()
+                await settle()
+
+    def read(self) -> None:
+        try:
+            while data := self.client_end.recv(1 << 20):
+                self.got += data
+        except BlockingIOError:
+            pass
+
+    async def end(self) -> None:
+        self.splice.abandon()
+        self.worker.close()
+        self.client_end.close()
+        self.poller.close()
+        await settle()
+
+
+async def played(pieces: Iterable[bytes], *, lane: bool) -> Played:
+    rig = Rig(lane=lane)
+    await rig.begin()
+    await rig.says(*pieces)
+    while not rig.client.is_ended and rig.client.transport.get_write_buffer_size():
+        rig.read()
+        await settle()
+    rig.read()
+    summary = rig.stream.observer.summary
+    is_ended = rig.client.is_ended
+    await rig.end()
+    return Played(
+        dechunked(rig.got),
+        rig.stream.sink.said,
+        summary.events,
+        is_ended,
+        rig.stream.long_ways,
+        rig.owner.frees,
+    )
+
+
+async def same(*pieces: bytes) -> Played:
+    """What the lane makes of these reads, which is what is made without it."""
+    with_lane, without = await played(pieces, lane=True), await played(pieces, lane=False)
+    assert with_lane.body == without.body
+    for name in ("said", "events", "is_ended", "frees"):
+        assert getattr(with_lane, name) == getattr(without, name), name
+    return with_lane
+
+
+FIRST = chunks(event("first"))
+LAST = chunks(DONE) + END
+
+
+async def test_plain_events_take_the_short_way() -> None:
+    texts = ["a", " b", "", "déjà vu", "日本", "x" * 300]
+    found = await same(FIRST, *(chunks(event(text)) for text in texts), LAST)
+    assert found.said == "first" + "".join(texts) and found.events == 1 + len(texts) and found.is_ended
+    assert found.long_ways == 2, "the event that the pattern is learnt from, and the end"
+
+
+async def test_several_events_in_one_read() -> None:
+    texts = [f"word {at} " for at in range(40)]
+    found = await same(FIRST, *(chunks(*map(event, texts[at : at + 8])) for at in range(0, 40, 8)), LAST)
+    assert found.said == "first" + "".join(texts)
+    assert found.long_ways <= 3
+
+
+ODD = {
+    "two events in one chunk": chunks(event("a") + event("b")),
+    "half an event in a chunk": chunks(event("abc")[:20], event("abc")[20:]),
+    "an escape": chunks(event('say "no"')),
+    "a raw line end": chunks(event("ab").replace(b"ab", b"a\nb")),
+    "a control character": chunks(event("ab").replace(b"ab", b"a\x01b")),
+    "no UTF-8": chunks(event("ab").replace(b"ab", b"\xff\xfe")),
+    "a lone surrogate": chunks(event("\ud800")),
+    "an overlong form": chunks(event("ab").replace(b"ab", b"\xc0\x80")),
+    "another id": chunks(event("a").replace(b'"c"', b'"d"')),
+    "usage": chunks(event("a", usage={"prompt_tokens": 3, "completion_tokens": 1})),
+    "a comment": chunks(b": still there\n\n"),
+    "an extension": b"%x;a=b\r\n%b\r\n" % (len(event("a")), event("a")),
+    "an extension between two": chunks(event("a")) + b"%x;a=b\r\n%b\r\n" % (len(event("b")), event("b")),
+    "zeros before the size": b"000%x\r\n%b\r\n" % (len(event("a")), event("a")),
+    "zeros between two": chunks(event("a")) + b"00%x\r\n%b\r\n" % (len(event("b")), event("b")),
+    "capitals in the size": b"%X\r\n%b\r\n" % (len(event("a" * 100)), event("a" * 100)),
+    "a long text": chunks(event("a" * 5000)),
+    "a plain one and the next one's size": chunks(event("a")) + b"%x\r\n" % len(event("b")),
+    "a plain one and the end": chunks(event("a"), DONE),
+    "an error": chunks(b'data: {"error": {"message": "m", "code": 500}}\n\n'),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+async def test_everything_else_takes_the_long_way(name: str) -> None:
+    odd = ODD[name]
+    behind = event("b") + b"\r\n" if name.endswith("next one's size") else b""
+    found = await same(FIRST, chunks(event("x")), odd, behind, chunks(event("y")), chunks(event("z")), LAST)
+    assert found.body.startswith(b": it begins")
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 50, 170, 171, 172])
+async def test_in_any_pieces(step: int) -> None:
+    wire = FIRST + chunks(*map(event, ["a", "é", "日本", "", "b c"]), event('"'), event("d"), event("e")) + LAST
+    found = await same(*(wire[at : at + step] for at in range(0, len(wire), step)))
+    assert found.said == 'firstaé日本b c"de' and found.is_ended
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: %d\r\n\r\n", b"Connection: close\r\n\r\n"])
+async def test_an_answer_without_chunks(framing: bytes) -> None:
+    body = event("a") + event("b") + DONE
+    head = HEAD.replace(b"Transfer-Encoding: chunked\r\n\r\n", framing % len(body) if b"%" in framing else framing)
+    for lane in (True, False):
+        rig = Rig(lane=lane)
+        await rig.says(head)
+        rig.splice.start()
+        await rig.says(event("a"), event("b"), DONE)
+        rig.read()
+        assert rig.stream.sink.said == "ab" and rig.stream.is_over
+        await rig.end()
+
+
+async def test_a_worker_that_ends_in_the_middle_is_told_of_with_all_that_was_passed_on() -> None:
+    found = await same(FIRST, chunks(event("a")), chunks(event("b")), END)
+    assert found.said == "firstab" and found.events == 3 and b"error" in found.body and found.is_ended
+
+
+async def test_bytes_that_are_no_chunk_break_the_stream() -> None:
+    found = await same(FIRST, chunks(event("a")), b"no size\r\n")
+    assert found.said == "firsta" and found.is_ended and found.frees == 0
+
+
+async def test_long_answers_are_learnt_whole() -> None:
+    texts = [f"{at} " * 20 for at in range(300)]
+    found = await same(FIRST, *(chunks(event(text)) for text in texts), LAST)
+    assert found.said == "first" + "".join(texts) and found.events == 301
+    assert found.long_ways < 30, "those that would have it keep more than 2 KiB of text"
+
+
+async def test_a_client_that_does_not_read_stops_the_worker_and_loses_nothing() -> None:
+    rig = Rig(lane=True)
+    await rig.begin()
+    await rig.says(FIRST)
+    piece, said = chunks(event("a" * 900)), "first"
+    rig.worker.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+    while not rig.client.pauses:
+        await rig.says(piece)
+        said += "a" * 900
+    assert rig.answer.is_paused
+    while rig.answer.is_paused:
+        rig.read()
+        await settle()
+    await rig.says(LAST)
+    while not rig.client.is_ended or rig.client.transport.get_write_buffer_size():
+        rig.read()
+        await settle()
+    rig.read()
+    assert rig.stream.sink.said == said
+    assert dechunked(rig.got).count(b'"content"') == rig.stream.observer.summary.events
+    await rig.end()
+
+
+async def test_what_follows_an_abandoned_stream_reaches_nobody() -> None:
+    rig = Rig(lane=True)
+    await rig.begin()
+    await rig.says(FIRST, chunks(event("a")))
+    rig.splice.abandon()
+    assert rig.stream.sink.said == "firsta" and rig.stream.is_abandoned
+    rig.read()
+    got = rig.got
+    rig.got = b""
+    with contextlib.suppress(OSError):  # its connection was dropped
+        await rig.says(chunks(event("b")))
+    rig.read()
+    assert got and rig.got == b"" and rig.stream.sink.said == "firsta"
+    await rig.end()
+
+
+async def test_the_next_answer_on_the_connection_is_not_the_streams() -> None:
+    rig = Rig(lane=True)
+    await rig.begin()
+    await rig.says(FIRST, chunks(event("a")), LAST)
+    assert rig.owner.frees == 1
+    call = Call(Worker(role=Role.DECODE, address="127.0.0.1:1"))
+    other = Answer(rig.connection, PATIENT, call, lambda _: None)
+    rig.connection.send(other, b"POST / HTTP/1.1\r\n\r\n", ())
+    rig.read()
+    rig.got = b""
+    await rig.says(HEAD + chunks(event("b")))
+    rig.read()
+    assert rig.got == b"" and rig.stream.sink.said == "firsta" and await other.chunk() == event("b")
+    await rig.end()
+
+
+async def test_the_pool_hears_that_its_worker_answers() -> None:
+    rig = Rig(lane=True)
+    await rig.begin()
+    await rig.says(FIRST)
+    rig.owner.has_answered = False
+    await rig.says(chunks(event("a")))
+    assert rig.owner.has_answered and rig.stream.long_ways == 1
+    await rig.end()
+
+
+TEXTS = st.text(max_size=6) | st.sampled_from(["a", "é", '"', "\\", "\n", "日本"])
+
+
+@given(st.lists(TEXTS, max_size=12), st.data())
+@settings(max_examples=40)
+def test_any_texts_in_any_chunks_and_reads(texts: list[str], data: st.DataObject) -> None:
+    wire = b"".join(map(event, ["first", *texts])) + DONE
+    parts = [*map(event, ["first", *texts]), DONE] if data.draw(st.booleans()) else cut(wire, data)
+    asyncio.run(_same(cut(chunks(*parts) + END, data)))
+
+
+def cut(wire: bytes, data: st.DataObject) -> list[bytes]:
+    places = [0, *sorted(data.draw(st.sets(st.integers(1, len(wire) - 1), max_size=8))), len(wire)]
+    return [wire[start:end] for start, end in pairwise(places)]
+
+
+async def _same(pieces: list[bytes]) -> None:
+    await same(*pieces)
